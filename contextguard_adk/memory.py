@@ -1,0 +1,106 @@
+"""What the guard remembers in process between two callbacks; all of it bounded.
+
+Nothing here is needed for correctness: a process that starts anew loses at most one
+summary, and pays for it again.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from google.genai import types
+
+MAX_REMEMBERED = 1_024
+"""Model calls, sessions or models remembered at once; the oldest go first."""
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class BoundedDict(Generic[K, V]):
+    """A dict that forgets its oldest entry when it is full."""
+
+    def __init__(self, max_count: int = MAX_REMEMBERED) -> None:
+        self._items: OrderedDict[K, V] = OrderedDict()
+        self._max_count = max_count
+
+    def get(self, key: K) -> V | None:
+        """Returns the value of a key, or None."""
+        return self._items.get(key)
+
+    def put(self, key: K, value: V) -> None:
+        """Sets a value and makes it the newest."""
+        self._items[key] = value
+        self._items.move_to_end(key)
+        while len(self._items) > self._max_count:
+            self._items.popitem(last=False)
+
+    def pop(self, key: K) -> V | None:
+        """Removes a key and returns its value, or None."""
+        return self._items.pop(key, None)
+
+    def pop_where(self, is_wanted: Callable[[K], bool]) -> list[tuple[K, V]]:
+        """Removes and returns every entry whose key is wanted."""
+        keys = [key for key in self._items if is_wanted(key)]
+        return [(key, self._items.pop(key)) for key in keys]
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+
+@dataclass
+class CallInFlight:
+    """A model call between `before_model` and its answer.
+
+    Attributes:
+        heuristic_tokens: Of the request that was sent.
+        estimated_tokens: What it was expected to take.
+        window_tokens: The context window that it was measured against.
+        original_contents: The contents before the guard changed them.
+        sent_contents: The contents that the guard sent.
+        is_answered: Whether an answer with content or usage came.
+    """
+
+    heuristic_tokens: int
+    estimated_tokens: int
+    window_tokens: int
+    original_contents: Sequence[types.Content] = ()
+    sent_contents: Sequence[types.Content] = ()
+    is_answered: bool = False
+
+
+CallKey = tuple[str, str, str, str]
+"""Session, invocation, agent, branch."""
+
+SessionKey = tuple[str, str, str]
+"""Session, agent, scope."""
+
+
+@dataclass
+class Memory:
+    """All that one plugin instance remembers.
+
+    Attributes:
+        calls: Model calls in flight.
+        unsaved: Paid summaries whose state write has not been seen yet, each with the
+            mark of the summary that it replaced.
+        compacted: Where the last model call was compacted.
+        dropped: Where a compaction gained nothing, and the estimate at that time.
+        reported: Where a fixed part that is too large was reported.
+        pressed: Where the last request was under pressure.
+        failures: Summariser failures in a row, by model name; negative while the
+            summariser is spared.
+    """
+
+    calls: BoundedDict[CallKey, CallInFlight] = field(default_factory=BoundedDict)
+    unsaved: BoundedDict[SessionKey, tuple[str, dict[str, str | int | None]]] = field(
+        default_factory=BoundedDict
+    )
+    compacted: BoundedDict[SessionKey, bool] = field(default_factory=BoundedDict)
+    dropped: BoundedDict[SessionKey, int] = field(default_factory=BoundedDict)
+    reported: BoundedDict[SessionKey, bool] = field(default_factory=BoundedDict)
+    pressed: BoundedDict[SessionKey, bool] = field(default_factory=BoundedDict)
+    failures: BoundedDict[str, int] = field(default_factory=BoundedDict)

@@ -1,0 +1,96 @@
+"""Keeps one agent's summary in session state, and a paid one until it is there."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from contextguard_adk.coverage import decode_covered, encode_covered
+from contextguard_adk.history_view import HistoryView, StoredSummary
+from contextguard_adk.ledger import dump_ledger, load_ledger
+from contextguard_adk.memory import Memory, SessionKey
+from contextguard_adk.state import GuardState, SummaryMark
+
+logger = logging.getLogger("contextguard_adk.summary_store")
+
+
+class SummaryStore:
+    """Reads and writes the stored summary of one agent in one scope.
+
+    Args:
+        state: The agent's values in session state.
+        memory: What the plugin remembers in process.
+        key: Session, agent and scope.
+    """
+
+    def __init__(self, state: GuardState, memory: Memory, key: SessionKey) -> None:
+        self._state = state
+        self._memory = memory
+        self._key = key
+
+    def load(
+        self, make_view: Callable[[StoredSummary], HistoryView]
+    ) -> StoredSummary | None:
+        """Reads the stored summary, where it was made for this very history.
+
+        Args:
+            make_view: Gives the current history, to see whether a summary whose
+                state was lost still stands for it.
+        """
+        self._restore_unsaved(make_view)
+        state = self._state
+        mark = state.read_mark()
+        text, covered = state.read_text("summary"), state.read_text("covered")
+        _, agent, scope = self._key
+        if mark is None or mark.scope != scope or not covered:
+            return None
+        if not isinstance(state.read("summary"), str):
+            return None  # "" says that messages were dropped; this is lost or broken.
+        try:
+            fingerprints = decode_covered(covered)
+        except ValueError as error:
+            logger.warning("The summary of agent %r is ignored: %s.", agent, error)
+            return None
+        ledger = load_ledger(state.read_text("ledger"))
+        return StoredSummary(text, tuple(ledger), fingerprints, mark)
+
+    def save(self, stored: StoredSummary, tokens: int) -> None:
+        """Stores a summary and starts the calibration anew.
+
+        Args:
+            stored: The summary.
+            tokens: The estimate of the request before the compaction.
+        """
+        values: dict[str, str | int | None] = {
+            "summary": stored.text,
+            "ledger": dump_ledger(stored.ledger),
+            "covered": encode_covered(stored.covered),
+            "mark": stored.mark.to_json(),
+            "summarized_at": tokens,
+            "real_tokens": None,
+            "last_heuristic": None,
+        }
+        self._write(values, self._state.read_text("mark"))
+
+    def _write(self, values: dict[str, str | int | None], replaced_mark: str) -> None:
+        for name, value in values.items():
+            self._state.write(name, value)
+        self._memory.unsaved.put(self._key, (replaced_mark, values))
+
+    def _restore_unsaved(
+        self, make_view: Callable[[StoredSummary], HistoryView]
+    ) -> None:
+        """Writes a paid summary again whose state was lost with a failed call."""
+        unsaved = self._memory.unsaved.pop(self._key)
+        if unsaved is None:
+            return
+        replaced_mark, values = unsaved
+        if self._state.read_text("mark") != replaced_mark:
+            return  # It was saved, or another process has saved a newer one since.
+        covered = decode_covered(str(values["covered"]))
+        mark = SummaryMark.from_json(str(values["mark"]))
+        view = make_view(StoredSummary("", (), covered, mark))
+        is_whole = len(view.covered) == covered.content_count
+        if not is_whole or view.was_rewound_since(mark.invocation):
+            return  # The summary knows too much: it was shown the request as well.
+        self._write(values, replaced_mark)
