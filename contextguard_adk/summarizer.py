@@ -1,0 +1,255 @@
+"""Asks a model for a summary, and writes one mechanically where that fails."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from google.adk.models.base_llm import BaseLlm
+from google.adk.models.llm_request import LlmRequest
+from google.genai import types
+
+from contextguard_adk.density import estimate_text_density
+from contextguard_adk.errors import SummaryError
+from contextguard_adk.overflow import parse_overflow
+from contextguard_adk.prompts import (
+    SUMMARY_INSTRUCTION,
+    summary_instruction,
+    summary_prompt,
+)
+from contextguard_adk.tokens import DEFAULT_CORRECTION, text_bytes
+from contextguard_adk.transcript import (
+    Entry,
+    TokenCounter,
+    fit_entries,
+    shorten_to_tokens,
+    split_entries,
+)
+from contextguard_adk.windows import LitellmRegistry, summarizer_input_tokens
+
+logger = logging.getLogger("contextguard_adk.summarizer")
+
+MAX_ROLLING_CALLS = 3
+"""Into how many calls a transcript is split before its payloads are shortened."""
+
+LIVE_REQUEST_RATIO = 0.15
+PREVIOUS_SUMMARY_RATIO = 0.4
+"""What the live request and the previous summary may take of the input at most."""
+
+THINKING_HEADROOM_TOKENS = 4_096
+THINKING_HEADROOM_RATIO = 0.08
+"""Extra output for models that cannot stop thinking: thoughts count as output."""
+
+OVERFLOW_RETRY_RATIO = 0.6
+"""How much of the input is tried again after the provider found it too long."""
+
+
+@dataclass(frozen=True)
+class SummaryModel:
+    """A model that writes summaries, and how to call it.
+
+    Attributes:
+        llm: The model.
+        window_tokens: Its context window.
+        timeout_seconds: How long one call may take.
+        config: Settings of the agent's request that the call shares:
+            `http_options`, `labels` and `safety_settings`.
+        instruction: The system instruction; `{max_words}` is replaced in it.
+    """
+
+    llm: BaseLlm
+    window_tokens: int
+    timeout_seconds: float = 60.0
+    config: types.GenerateContentConfig = field(
+        default_factory=types.GenerateContentConfig
+    )
+    instruction: str = SUMMARY_INSTRUCTION
+
+
+@dataclass(frozen=True)
+class SummaryTask:
+    """What is to be summarised.
+
+    Attributes:
+        entries: The transcript.
+        previous_summary: The summary so far; it is merged into the new one.
+        live_request: What the user wants now.
+        todos: The rendered todo list.
+        budget_tokens: What the summary may take.
+        correction: Real tokens per estimated token of the agent's model; None while
+            unknown.
+    """
+
+    entries: Sequence[Entry]
+    previous_summary: str = ""
+    live_request: str = ""
+    todos: str = ""
+    budget_tokens: int = 1_000
+    correction: float | None = None
+
+
+def token_counter(correction: float | None) -> TokenCounter:
+    """Counts tokens of texts: bytes / 4, weighted by what is known of the tokenizer.
+
+    Args:
+        correction: Real tokens per estimated token; None takes the text's density
+            alone.
+    """
+
+    def count(text: str) -> int:
+        factor = max(correction or 0.0, estimate_text_density(text))
+        return math.ceil(text_bytes(text) / 4 * factor)
+
+    return count
+
+
+async def summarize(task: SummaryTask, model: SummaryModel) -> str:
+    """Asks a model for a summary, in up to three rolling calls.
+
+    Each call stays within 80 % of the model's window; every call after the first
+    merges the summary so far. Beyond three calls tool results are shortened.
+
+    Returns:
+        The summary, at most `task.budget_tokens` long.
+
+    Raises:
+        SummaryError: The model failed, timed out, or wrote nothing.
+    """
+    input_tokens = summarizer_input_tokens(model.window_tokens)
+    try:
+        return await _summarize_within(task, model, input_tokens)
+    except SummaryError as error:
+        if error.__cause__ is None or parse_overflow(error.__cause__) is None:
+            raise
+    logger.info("The summariser found its input too long; trying again with less.")
+    return await _summarize_within(
+        task, model, int(input_tokens * OVERFLOW_RETRY_RATIO)
+    )
+
+
+async def _summarize_within(
+    task: SummaryTask, model: SummaryModel, input_tokens: int
+) -> str:
+    count = token_counter(task.correction or DEFAULT_CORRECTION)
+    live_request = shorten_to_tokens(
+        task.live_request, LIVE_REQUEST_RATIO * input_tokens, count
+    )
+    summary = shorten_to_tokens(
+        task.previous_summary, PREVIOUS_SUMMARY_RATIO * input_tokens, count
+    )
+    instruction = summary_instruction(task.budget_tokens, model.instruction)
+    around = summary_prompt("", "", live_request, task.todos)
+    fixed = count(instruction) + count(around) + max(count(summary), task.budget_tokens)
+    room = max(input_tokens - fixed, input_tokens // 4)
+    for part in _split_transcript(task.entries, room, count):
+        transcript = "\n".join(entry.text for entry in part)
+        prompt = summary_prompt(transcript, summary, live_request, task.todos)
+        answer = await _ask(model, instruction, prompt, task.budget_tokens)
+        summary = shorten_to_tokens(
+            answer, task.budget_tokens, token_counter(task.correction)
+        )
+    return summary
+
+
+def _split_transcript(
+    entries: Sequence[Entry], room_tokens: int, count: TokenCounter
+) -> list[list[Entry]]:
+    """Splits a transcript into at most three parts, shortening it where it must."""
+    parts = split_entries(entries, room_tokens, count)
+    for slack in (0.95, 0.8, 0.6):
+        if len(parts) <= MAX_ROLLING_CALLS:
+            return parts
+        budget = int(MAX_ROLLING_CALLS * room_tokens * slack)
+        parts = split_entries(fit_entries(entries, budget, count), room_tokens, count)
+    return parts[-MAX_ROLLING_CALLS:]
+
+
+async def _ask(
+    model: SummaryModel, instruction: str, prompt: str, budget_tokens: int
+) -> str:
+    """Makes one model call; the one place where its failures are caught."""
+    request = LlmRequest(
+        model=model.llm.model,
+        contents=[types.Content(role="user", parts=[types.Part(text=prompt)])],
+        config=_summary_config(model, instruction, budget_tokens),
+    )
+    answer = ""
+    try:
+        async with asyncio.timeout(model.timeout_seconds):
+            async for response in model.llm.generate_content_async(
+                request, stream=False
+            ):
+                if response.partial:
+                    continue
+                if response.error_code and not response.content:
+                    raise SummaryError(f"error {response.error_code}")
+                answer += _answer_text(response.content)
+    except TimeoutError as error:
+        raise SummaryError(f"no answer in {model.timeout_seconds} s") from error
+    except SummaryError:
+        raise
+    except Exception as error:  # A provider's client may raise anything.
+        raise SummaryError(f"the call failed: {type(error).__name__}") from error
+    if not answer.strip():
+        raise SummaryError("the answer holds no text")
+    return answer.strip()
+
+
+def _answer_text(content: types.Content | None) -> str:
+    parts = content.parts if content else None
+    return "".join(
+        part.text for part in parts or () if part and part.text and not part.thought
+    )
+
+
+def _summary_config(
+    model: SummaryModel, instruction: str, budget_tokens: int
+) -> types.GenerateContentConfig:
+    thinking, headroom_tokens = _thinking_settings(model)
+    return types.GenerateContentConfig(
+        system_instruction=instruction,
+        max_output_tokens=budget_tokens + headroom_tokens,
+        thinking_config=thinking,
+        http_options=model.config.http_options,
+        labels=model.config.labels,
+        safety_settings=model.config.safety_settings,
+    )
+
+
+def _thinking_settings(model: SummaryModel) -> tuple[types.ThinkingConfig | None, int]:
+    """Turns thinking off where the model allows it, or leaves room for it."""
+    name = model.llm.model
+    if re.search(r"gemini-2\.5-flash", name):
+        return types.ThinkingConfig(thinking_budget=0), 0
+    if not LitellmRegistry().supports_reasoning(name):
+        return None, 0
+    headroom = min(
+        THINKING_HEADROOM_TOKENS, int(THINKING_HEADROOM_RATIO * model.window_tokens)
+    )
+    return None, headroom
+
+
+def write_mechanical_summary(
+    entries: Sequence[Entry],
+    previous_summary: str,
+    budget_tokens: int,
+    count: TokenCounter,
+) -> str:
+    """Writes a summary without a model: what was said before, then excerpts.
+
+    Args:
+        entries: The transcript to cover.
+        previous_summary: What it begins with, whole.
+        budget_tokens: What the excerpts may take.
+        count: Tokens of a text.
+
+    Returns:
+        The previous summary and an excerpt of each message, head and tail; of the
+        newest where not all fit.
+    """
+    lines = [entry.text for entry in fit_entries(entries, budget_tokens, count)]
+    return "\n".join([previous_summary, *lines] if previous_summary else lines)
