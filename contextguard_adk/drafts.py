@@ -1,0 +1,188 @@
+"""Drafts of what a compaction would store, whole or shortened until it fits."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from google.genai import types
+
+from contextguard_adk.coverage import fingerprint
+from contextguard_adk.history import content_text
+from contextguard_adk.history_view import HistoryView, StoredSummary
+from contextguard_adk.ledger import extend_ledger
+from contextguard_adk.state import SummaryMark
+from contextguard_adk.summarizer import token_counter
+from contextguard_adk.tokens import DEFAULT_CORRECTION
+from contextguard_adk.transcript import shorten_to_tokens
+from contextguard_adk.truncation import Truncation
+
+LIVE_REQUEST_RATIO = 0.30
+"""The live request is quoted whole while it takes at most this much of the window."""
+
+MIN_QUOTED_CHARS = 240
+"""Cutting the live request further would save nothing but what it says."""
+
+SQUEEZE_STEPS = (
+    # Of the summary, of the live request, of the ledger.
+    (1.0, 1.0, 0.5),
+    (1.0, 1.0, 0.0),
+    (0.5, 1.0, 0.0),
+    (0.25, 1.0, 0.0),
+    (0.25, 0.5, 0.0),
+    (0.25, 0.25, 0.0),
+    (0.25, 0.1, 0.0),
+    (0.25, 0.02, 0.0),
+)
+"""How much is kept, step by step, where a compacted request is still too large."""
+
+
+TruncatedUpto = tuple[Truncation, int]
+"""How tool results are shortened, and the index of the newest such content."""
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """Makes stored summaries of one history.
+
+    Attributes:
+        view: The history.
+        window_tokens: The agent's context window.
+        ledger_tokens: What the excerpts of the user's messages may take.
+        correction: Real tokens per heuristic token; None while unknown.
+        scope: Where the summary is valid.
+    """
+
+    view: HistoryView
+    window_tokens: int
+    ledger_tokens: int
+    correction: float | None
+    scope: str
+
+    def write(
+        self,
+        text: str,
+        covered: frozenset[int],
+        model_covered: Collection[int],
+        model_chars: int,
+        truncation: TruncatedUpto | None = None,
+    ) -> StoredSummary:
+        """Puts a summary's text together with what the guard keeps beside it.
+
+        Args:
+            text: The summary.
+            covered: Indexes of the contents that it stands for.
+            model_covered: Those of them that a model has summarised.
+            model_chars: Length of the leading part of `text` that a model wrote.
+            truncation: How tool results are shortened, and up to which content.
+        """
+        request, has_continuation = self._quoted_request(covered)
+        mark = SummaryMark(
+            scope=self.scope,
+            invocation=self.view.invocation_id,
+            request=fingerprint(request).hex() if request is not None else "",
+            request_chars=self._quoted_chars,
+            has_continuation=has_continuation,
+            model_summary_chars=model_chars,
+            model_covered_count=_leading_count(covered, model_covered),
+        )
+        if truncation is not None:
+            settings, upto = truncation
+            mark = replace(
+                mark,
+                truncation=settings.to_json(),
+                truncated_upto=self.view.name_place(upto),
+            )
+        return StoredSummary(
+            # Databases refuse, or cut at, what is no text; the length stays the same.
+            text=text.replace("\0", "\ufffd").encode("utf-8", "replace").decode(),
+            ledger=self._ledger(covered),
+            covered=self.view.cover(covered),
+            mark=mark,
+        )
+
+    def shorten(self, whole: StoredSummary) -> Iterator[StoredSummary]:
+        """Yields ever shorter versions; the user's request is touched last."""
+        count = token_counter(self.correction or DEFAULT_CORRECTION)
+        tokens = count(whole.text)
+        whole_chars = whole.mark.request_chars
+        if whole_chars < 0:
+            whole_chars = len(self.live_text)
+        for summary_ratio, request_ratio, ledger_ratio in SQUEEZE_STEPS:
+            text = shorten_to_tokens(whole.text, summary_ratio * tokens, count)
+            kept = int(len(whole.ledger) * ledger_ratio)
+            mark = replace(
+                whole.mark,
+                model_summary_chars=min(whole.mark.model_summary_chars, len(text)),
+            )
+            if request_ratio < 1:
+                chars = max(MIN_QUOTED_CHARS, int(whole_chars * request_ratio))
+                mark = replace(mark, request_chars=chars)
+            ledger = whole.ledger[len(whole.ledger) - kept :]
+            yield replace(whole, text=text, ledger=ledger, mark=mark)
+
+    @cached_property
+    def live_text(self) -> str:
+        """What the user wants now; "" where that is unknown."""
+        live = self.view.live_index
+        if live is not None:
+            return content_text(self.view.contents[live])
+        return "" if self._may_stand_changed else content_text(self.view.user_content)
+
+    def _ledger(self, covered: Collection[int]) -> tuple[str, ...]:
+        """The user's covered messages; those of the stored summary come first."""
+        view = self.view
+        known = view.stored.ledger if view.stored else ()
+        new = [
+            content_text(view.contents[index])
+            for index in view.user_messages
+            if index in covered and index not in view.covered
+        ]
+        factor = max(1.0, self.correction or DEFAULT_CORRECTION)
+        return tuple(extend_ledger(known, new, int(self.ledger_tokens * 4 / factor)))
+
+    def _quoted_request(
+        self, covered: Collection[int]
+    ) -> tuple[types.Content | None, bool]:
+        """The message that the continuation quotes, and whether there is one."""
+        live = self.view.live_index
+        if live is not None:
+            return self.view.contents[live], live in covered
+        user_content = self.view.user_content
+        if content_text(user_content) and not self._may_stand_changed:
+            return user_content, True
+        return None, True
+
+    @cached_property
+    def _may_stand_changed(self) -> bool:
+        """Whether the live request may stand in the request in other words.
+
+        A plugin that masks secrets changes the user's text; the original must then
+        not come back through the continuation.
+        """
+        view = self.view
+        history = set(view.history)
+        foreign = (c for i, c in enumerate(view.contents) if i not in history)
+        return any(
+            content.role == "user" and content_text(content) for content in foreign
+        )
+
+    @cached_property
+    def _quoted_chars(self) -> int:
+        """How many characters of the live request to quote; -1 for all."""
+        count = token_counter(self.correction or DEFAULT_CORRECTION)
+        most = int(self.window_tokens * LIVE_REQUEST_RATIO)
+        if count(self.live_text) <= most:
+            return -1
+        return len(shorten_to_tokens(self.live_text, most, count))
+
+
+def _leading_count(covered: Collection[int], model_covered: Collection[int]) -> int:
+    """How many covered contents, from the oldest on, a model has summarised."""
+    count = 0
+    for index in sorted(covered):
+        if index not in model_covered:
+            break
+        count += 1
+    return count

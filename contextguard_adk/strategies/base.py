@@ -1,0 +1,80 @@
+"""What every strategy shares: its settings and its one method."""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from typing import TypeVar
+
+from google.adk.models.base_llm import BaseLlm
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+
+from contextguard_adk.compaction import Compaction, CompactionContext
+
+T = TypeVar("T")
+
+
+def import_subclass(path: object, base: type[T]) -> type[T]:
+    """Imports a class that a settings file names by its dotted path.
+
+    Raises:
+        ValueError: There is no such class, or it is no subclass of `base`.
+    """
+    module, _, attribute = str(path).rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"{path!r} cannot be imported: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise ValueError(f"{path!r} is no subclass of {base.__name__}")
+    return found
+
+
+class Strategy(BaseModel, ABC):
+    """Decides when an agent's history is compacted, and what of it.
+
+    A strategy is a value: frozen settings and one method. One instance may serve
+    many agents and sessions at once, so it keeps no state of its own. Subclass it
+    for a strategy of your own.
+
+    Attributes:
+        context_window: The model's context window in tokens, at least 1,000; also
+            accepted as `max_tokens`. None asks the model registry.
+        summarizer: The model that writes summaries: a `BaseLlm`, or a name that
+            ADK's `LLMRegistry` knows. None takes the agent's own model.
+        summarizer_context_window: The summariser's context window in tokens. None
+            takes the agent's for the agent's own model, else asks the registry.
+        max_compaction_attempts: How many summaries one compaction may pay for, 1 to
+            10. More than one is used only while the result is still too large.
+        summary_timeout_seconds: How long one summary call may take; 60 by default.
+    """
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        arbitrary_types_allowed=True,
+        populate_by_name=True,
+    )
+
+    context_window: int | None = Field(
+        default=None,
+        ge=1_000,
+        validation_alias=AliasChoices("context_window", "max_tokens"),
+    )
+    summarizer: BaseLlm | str | None = None
+    summarizer_context_window: int | None = Field(default=None, ge=1_000)
+    max_compaction_attempts: int = Field(default=3, ge=1, le=10)
+    summary_timeout_seconds: float = Field(default=60.0, gt=0)
+
+    @abstractmethod
+    async def compact(self, context: CompactionContext) -> Compaction | None:
+        """Compacts the history of one model call where it has to.
+
+        Called before every model call of a guarded agent.
+
+        Args:
+            context: What is known about the call.
+
+        Returns:
+            The compaction to apply, or None to leave the request as it is.
+        """

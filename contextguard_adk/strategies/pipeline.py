@@ -1,0 +1,148 @@
+"""Runs reducers in order, cheapest first, until the request is small enough."""
+
+from __future__ import annotations
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from contextguard_adk.compaction import Compaction, CompactionContext
+from contextguard_adk.strategies.base import Strategy, import_subclass
+from contextguard_adk.strategies.reducers import (
+    MessageWindow,
+    Reducer,
+    SummaryCompaction,
+    TokenWindow,
+    ToolOutputTruncation,
+)
+from contextguard_adk.strategies.reduction import Reduction, StrategyResult, Yielding
+from contextguard_adk.strategies.threshold import summarize_everything
+
+DEFAULT_TARGET_RATIO = 0.50
+
+EARLY_GAIN_RATIO = 0.05
+"""Of the window: what a run before the threshold must gain to be worth a new prefix."""
+
+PASSES = (
+    Yielding(),
+    Yielding(lengths=True),
+    Yielding(lengths=True, triggers=True),
+    Yielding(lengths=True, triggers=True, minima=True),
+    Yielding(lengths=True, triggers=True, minima=True, preserved=True),
+)
+"""What gives way, pass by pass, while the request would not fit otherwise."""
+
+
+class Pipeline(Strategy):
+    """Drops, shortens and only then summarises.
+
+    Runs when tokens reach the threshold, or `compression_threshold` of the window
+    where that is set. The reducers run in order: window, tool output, summary,
+    then `reducers`; each is measured before the next one runs, and the pipeline
+    stops at the target, `target_token_ratio` of the window. What was decided stays
+    in place on later calls. A request that would still not fit does not go out
+    because of a preference: lengths, triggers, minima and what is preserved give way
+    in that order, and last the whole history is summarised.
+
+    Attributes:
+        window: Drops old messages; None leaves them to the other reducers.
+        tool_output: Shortens tool results; None leaves them whole.
+        summary: Summarises; None does so only where nothing else helps.
+        reducers: Reducers of your own, run after those.
+        compression_threshold: Of the context window, more than 0 and at most 1;
+            None runs at the threshold.
+    """
+
+    window: MessageWindow | TokenWindow | None = Field(default_factory=MessageWindow)
+    tool_output: ToolOutputTruncation | None = Field(
+        default_factory=ToolOutputTruncation
+    )
+    summary: SummaryCompaction | None = Field(default_factory=SummaryCompaction)
+    reducers: tuple[Reducer, ...] = ()
+    compression_threshold: float | None = Field(default=None, gt=0, le=1)
+
+    @field_validator("window", "tool_output", "summary", mode="before")
+    @classmethod
+    def _read_switch(cls, value: object, info: ValidationInfo) -> object:
+        """Takes False for None, which TOML cannot write, and tells windows apart."""
+        if value is False:
+            return None
+        if value is True:
+            raise ValueError("a table of settings, or false, is expected")
+        if info.field_name == "window" and isinstance(value, dict):
+            kind = TokenWindow if "budget_tokens" in value else MessageWindow
+            return kind.model_validate(value)
+        return value
+
+    @field_validator("reducers", mode="before")
+    @classmethod
+    def _read_reducers(cls, value: object) -> object:
+        """Takes a table with the dotted path of a class for a reducer."""
+        if not isinstance(value, list | tuple):
+            return value
+        return tuple(
+            _build_reducer(item)
+            if isinstance(item, dict) and "reducer" in item
+            else item
+            for item in value
+        )
+
+    async def compact(self, context: CompactionContext) -> Compaction | None:
+        """Runs the reducers, when the threshold is reached."""
+        if not (context.is_due or self._is_early(context)):
+            return None
+        ratio = (
+            self.summary.target_token_ratio if self.summary else DEFAULT_TARGET_RATIO
+        )
+        target = min(
+            int(ratio * context.budgets.window_tokens), context.limit_tokens - 1
+        )
+        reduction = Reduction(context, target)
+        for yielding in PASSES:
+            reduction.yielding = yielding
+            await self._run(reduction)
+            if reduction.tokens <= context.limit_tokens:
+                break
+        else:
+            return await self._finish(reduction)
+        compaction = reduction.compaction
+        gained_tokens = context.tokens - reduction.tokens
+        least_tokens = int(EARLY_GAIN_RATIO * context.budgets.window_tokens)
+        if compaction is None or not (
+            context.is_due or reduction.attempts or gained_tokens >= least_tokens
+        ):
+            return None
+        return compaction.after(reduction.attempts)
+
+    async def _finish(self, reduction: Reduction) -> Compaction | None:
+        """Makes the request fit where no reducer could: the full summary."""
+        context = reduction.context
+        compaction, attempts = reduction.compaction, reduction.attempts
+        if compaction is not None and attempts:
+            compaction = context.squeeze(compaction).after(attempts)
+            if context.fits(compaction):
+                return compaction
+        rest = max(1, self.max_compaction_attempts - attempts)
+        everything = await summarize_everything(context, rest)
+        if everything is not None:
+            return everything.after(attempts + everything.attempts)
+        return compaction.after(attempts) if compaction else None
+
+    async def _run(self, reduction: Reduction) -> None:
+        steps = (self.window, self.tool_output, self.summary, *self.reducers)
+        for reducer in steps:
+            if reducer is None:
+                continue
+            result = await reducer.reduce(reduction)
+            if result is StrategyResult.TARGET_REACHED:
+                return
+
+    def _is_early(self, context: CompactionContext) -> bool:
+        early = self.compression_threshold
+        if early is None:
+            return False
+        return context.tokens >= early * context.budgets.window_tokens
+
+
+def _build_reducer(table: dict[str, object]) -> Reducer:
+    kind = import_subclass(table["reducer"], Reducer)  # type: ignore[type-abstract]
+    settings = {name: value for name, value in table.items() if name != "reducer"}
+    return kind.model_validate(settings)

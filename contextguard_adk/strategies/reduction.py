@@ -1,0 +1,209 @@
+"""What a pipeline has decided so far, and what its reducers may do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from google.genai import types
+
+from contextguard_adk.assembly import find_fingerprint
+from contextguard_adk.compaction import Compaction, CompactionContext
+from contextguard_adk.drafts import TruncatedUpto
+from contextguard_adk.history import (
+    has_function_call,
+    has_function_response,
+    keep_pairs_whole,
+)
+from contextguard_adk.history_view import HistoryView
+from contextguard_adk.state import SummaryMark
+from contextguard_adk.tokens import estimate_contents_tokens
+from contextguard_adk.truncation import Truncation, truncate_content
+
+
+class StrategyResult(Enum):
+    """What one reducer of a pipeline has achieved."""
+
+    NO_CHANGE = "no_change"
+    """Nothing to do: the request is as it was."""
+
+    APPLIED = "applied"
+    """The request is smaller, but not yet as small as it should be."""
+
+    TARGET_REACHED = "target_reached"
+    """The request is small enough; later reducers do not run."""
+
+
+@dataclass(frozen=True)
+class Yielding:
+    """Which preferences have to give way, because the request would not fit.
+
+    Attributes:
+        lengths: Lengths below which nothing is shortened.
+        triggers: Thresholds at which a reducer starts.
+        minima: Numbers of messages below which it does nothing.
+        preserved: What it would rather leave alone.
+    """
+
+    lengths: bool = False
+    triggers: bool = False
+    minima: bool = False
+    preserved: bool = False
+
+
+class Reduction:
+    """The working state of one pipeline run.
+
+    Args:
+        context: What is known about the model call.
+        target_tokens: Where the pipeline may stop.
+
+    Attributes:
+        yielding: Which preferences give way in this pass.
+        compaction: What has been decided so far; None while nothing has.
+        attempts: How many summaries were paid for.
+    """
+
+    def __init__(self, context: CompactionContext, target_tokens: int) -> None:
+        self.context = context
+        self.target_tokens = target_tokens
+        self.yielding = Yielding()
+        self.compaction: Compaction | None = None
+        self.attempts = 0
+        view = context.view
+        stored = view.stored
+        self._text = stored.text if stored else ""
+        self._model_chars = stored.mark.model_summary_chars if stored else 0
+        self._model_covered = view.model_covered
+        self._covered = view.covered
+        self._truncation: TruncatedUpto | None = None
+        if stored and stored.mark.truncation:
+            self._truncation = _read_truncation(view, stored.mark)
+
+    @property
+    def tokens(self) -> int:
+        """The estimate of the request as it stands now."""
+        return self.compaction.tokens if self.compaction else self.context.tokens
+
+    @property
+    def kept(self) -> list[int]:
+        """Indexes of the history that stands in the request, oldest first."""
+        return [i for i in self.context.view.history if i not in self._covered]
+
+    @property
+    def protected(self) -> frozenset[int]:
+        """What no reducer removes: the live request and calls that are open."""
+        view = self.context.view
+        live = () if view.live_index is None else (view.live_index,)
+        return view.pinned_calls | frozenset(live)
+
+    @property
+    def truncation(self) -> TruncatedUpto | None:
+        """How tool results in the request are shortened, and up to which content."""
+        return self._truncation
+
+    def measure(self, indexes: Iterable[int]) -> int:
+        """Heuristic tokens of some contents, shortened as they stand."""
+        return estimate_contents_tokens(self._as_sent(index) for index in indexes)
+
+    def _as_sent(self, index: int) -> types.Content:
+        content = self.context.view.contents[index]
+        if self._truncation is None or index > self._truncation[1]:
+            return content
+        return truncate_content(content, self._truncation[0])
+
+    def expect_beside_summary(self, keep_count: int) -> int:
+        """Estimates what would stand beside a summary of all but the newest.
+
+        Args:
+            keep_count: How many of the newest contents stay.
+        """
+        covered = self.context.older_than(keep_count)
+        return self._render("", covered, covered, 0).tokens
+
+    def drop(self, indexes: Collection[int]) -> StrategyResult:
+        """Takes contents out of the request, calls and results together.
+
+        They are not summarised; a later summary starts from the originals.
+        """
+        view = self.context.view
+        wanted = self._covered | (frozenset(indexes) - self.protected)
+        covered = keep_pairs_whole(wanted, view.pairs)
+        if covered <= self._covered:
+            return StrategyResult.NO_CHANGE
+        self._covered = covered
+        self._text = self._text[: self._model_chars]
+        return self._apply()
+
+    def truncate(self, truncation: Truncation, upto: int) -> StrategyResult:
+        """Shortens every tool result up to and including content `upto`."""
+        self._truncation = (truncation, upto)
+        return self._apply()
+
+    async def summarize(self, keep_count: int) -> StrategyResult:
+        """Has all but the newest `keep_count` contents summarised.
+
+        A summariser that has failed is not asked again in the same run.
+        """
+        covered = self.context.older_than(keep_count)
+        if self.context.failures or not covered - self._model_covered:
+            return StrategyResult.NO_CHANGE
+        compaction = await self.context.summarize(covered)
+        self.attempts += 1
+        stored = compaction.stored
+        self._text, self._covered = stored.text, compaction.covered
+        self._model_chars = stored.mark.model_summary_chars
+        if not stored.is_mechanical:
+            self._model_covered = compaction.covered
+        return self._apply()
+
+    def _apply(self) -> StrategyResult:
+        """Renders what was decided, and tells what it achieved."""
+        before = self.tokens
+        self.compaction = self._render(
+            self._text, self._covered, self._model_covered, self._model_chars
+        )
+        if self.tokens <= self.target_tokens:
+            return StrategyResult.TARGET_REACHED
+        changed = self.tokens < before
+        return StrategyResult.APPLIED if changed else StrategyResult.NO_CHANGE
+
+    def _render(
+        self,
+        text: str,
+        covered: frozenset[int],
+        model_covered: Collection[int],
+        model_chars: int,
+    ) -> Compaction:
+        stored = self.context.drafts.write(
+            text, covered, model_covered, model_chars, self._truncation
+        )
+        return self.context.render(stored, covered)
+
+    def last_tool_result(self, before: int | None = None) -> int | None:
+        """The index of the newest tool result in the request, older than `before`."""
+        contents = self.context.view.contents
+        for index in reversed(self.kept):
+            if before is not None and index >= before:
+                continue
+            if has_function_response(contents[index]):
+                return index
+        return None
+
+    def is_instruction(self, index: int) -> bool:
+        """Tells whether a history content is an instruction, not a message."""
+        content = self.context.view.contents[index]
+        is_tool = has_function_call(content) or has_function_response(content)
+        return content.role not in ("user", "model") and not is_tool
+
+
+def _read_truncation(view: HistoryView, mark: SummaryMark) -> TruncatedUpto | None:
+    """What an earlier run decided, while it still concerns the request."""
+    upto = find_fingerprint(view, mark.truncated_upto)
+    if upto < 0 or upto in view.covered:
+        return None
+    try:
+        return Truncation.from_json(mark.truncation), upto
+    except (ValueError, RecursionError):
+        return None

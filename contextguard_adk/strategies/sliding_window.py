@@ -1,0 +1,88 @@
+"""Summarises the older history and keeps the newest contents word for word."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from contextguard_adk.compaction import Compaction, CompactionContext
+from contextguard_adk.strategies.base import Strategy
+from contextguard_adk.strategies.threshold import summarize_everything
+
+MIN_KEPT_CONTENTS = 3
+KEPT_RATIO = 0.30
+
+KEPT_TOKENS_RATIO = 0.10
+"""Of the window; what is kept after tokens ran out should not take more."""
+
+
+class SlidingWindow(Strategy):
+    """Summarises older history when it grows beyond a number of contents.
+
+    Fires when more than `max_turns` contents are not covered by a summary, or when
+    tokens reach the threshold. It keeps the newest 30 % of them, at least 3, at a
+    cut that separates no tool call from its result. While the result would not
+    fit, or what is kept would fill the window again soon, the number kept is halved
+    down to 3; where even that does not fit, everything is summarised.
+
+    Attributes:
+        max_turns: How many contents (messages, tool calls, tool results) may stand
+            beside the summary, at least 4.
+    """
+
+    max_turns: int = Field(default=20, ge=4)
+
+    async def compact(self, context: CompactionContext) -> Compaction | None:
+        """Compacts the older contents, when there are too many or too large ones."""
+        if not context.is_due and not self._has_too_many_contents(context):
+            return None
+        compaction: Compaction | None = None
+        attempts = 0
+        keep = max(MIN_KEPT_CONTENTS, int(len(context.view.uncovered) * KEPT_RATIO))
+        while attempts < self.max_compaction_attempts:
+            keep, covered = _choose(context, keep)
+            if not covered - context.view.model_covered:
+                break
+            if context.is_due and context.expect(covered) > context.limit_tokens:
+                break
+            compaction = await context.summarize(covered)
+            attempts += 1
+            if context.fits(compaction):
+                return compaction.after(attempts)
+            if keep <= MIN_KEPT_CONTENTS:
+                break
+            keep = max(MIN_KEPT_CONTENTS, keep // 2)
+        if not context.is_due:
+            return context.squeeze(compaction).after(attempts) if compaction else None
+        rest = max(1, self.max_compaction_attempts - attempts)
+        everything = await summarize_everything(context, rest)
+        return everything.after(attempts + everything.attempts) if everything else None
+
+    def _has_too_many_contents(self, context: CompactionContext) -> bool:
+        view = context.view
+        if len(view.contents) <= self.max_turns:
+            return False
+        return len(view.uncovered) > self.max_turns
+
+
+def _choose(context: CompactionContext, keep: int) -> tuple[int, frozenset[int]]:
+    """Halves what is kept until a full-length summary of the rest would fit.
+
+    A summary is paid for only where the result is expected to fit.
+    """
+    covered = context.older_than(keep)
+    while keep > MIN_KEPT_CONTENTS and _is_too_much(context, covered):
+        keep = max(MIN_KEPT_CONTENTS, keep // 2)
+        covered = context.older_than(keep)
+    return keep, covered
+
+
+def _is_too_much(context: CompactionContext, covered: frozenset[int]) -> bool:
+    """Tells whether what would stay is too large, or large enough to fire again."""
+    if context.expect(covered) > context.limit_tokens:
+        return True
+    if not context.is_due:
+        return False
+    view = context.view
+    kept = [view.contents[index] for index in view.history if index not in covered]
+    kept_tokens = context.measure(kept) - context.measure([])
+    return kept_tokens > KEPT_TOKENS_RATIO * context.budgets.window_tokens
