@@ -1,0 +1,46 @@
+"""Keeps every Google ADK agent inside its model's context window."""
+
+from contextguard_adk.compaction import Budgets, Compaction, CompactionContext
+from contextguard_adk.errors import ConfigError, ContextGuardError, SummaryError
+from contextguard_adk.plugin import ContextGuardPlugin
+from contextguard_adk.state import request_compaction
+from contextguard_adk.strategies import (
+    MessageWindow,
+    Pipeline,
+    Reducer,
+    Reduction,
+    SlidingWindow,
+    Strategy,
+    StrategyResult,
+    SummaryCompaction,
+    Threshold,
+    TokenWindow,
+    ToolOutputTruncation,
+)
+from contextguard_adk.telemetry import CompactionRecord, PressureRecord
+from contextguard_adk.windows import ModelRegistry
+
+__all__ = [
+    "Budgets",
+    "Compaction",
+    "CompactionContext",
+    "CompactionRecord",
+    "ConfigError",
+    "ContextGuardError",
+    "ContextGuardPlugin",
+    "MessageWindow",
+    "ModelRegistry",
+    "Pipeline",
+    "PressureRecord",
+    "Reducer",
+    "Reduction",
+    "SlidingWindow",
+    "Strategy",
+    "StrategyResult",
+    "SummaryCompaction",
+    "SummaryError",
+    "Threshold",
+    "TokenWindow",
+    "ToolOutputTruncation",
+    "request_compaction",
+]

@@ -1,0 +1,397 @@
+"""What happens around one model call: measure, compact where due, remember."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from google.adk.models.base_llm import BaseLlm
+from google.adk.models.llm_request import LlmRequest
+from google.genai import types
+
+from contextguard_adk.assembly import render_request
+from contextguard_adk.compaction import (
+    Budgets,
+    Compaction,
+    CompactionContext,
+    Reason,
+)
+from contextguard_adk.history_view import HistoryView, StoredSummary
+from contextguard_adk.memory import CallInFlight, Memory, SessionKey
+from contextguard_adk.overflow import MIN_LIMIT_TOKENS
+from contextguard_adk.state import GuardState
+from contextguard_adk.strategies.base import Strategy
+from contextguard_adk.summarizer import SummaryModel
+from contextguard_adk.summarizers import Summarizers
+from contextguard_adk.summary_store import SummaryStore
+from contextguard_adk.telemetry import (
+    CompactionRecord,
+    Observers,
+    PressureRecord,
+    log_compaction,
+    log_pressure,
+    notify,
+)
+from contextguard_adk.todos import load_todos, render_todos
+from contextguard_adk.tokens import (
+    DEFAULT_CORRECTION,
+    correction_factor,
+    estimate_config_tokens,
+    estimate_contents_tokens,
+    estimate_prompt_tokens,
+    text_bytes,
+)
+from contextguard_adk.usage import call_key, name_session
+from contextguard_adk.windows import (
+    ModelRegistry,
+    resolve_context_window,
+    summary_budget_tokens,
+    threshold_tokens,
+)
+
+if TYPE_CHECKING:
+    from google.adk.agents.callback_context import CallbackContext
+    from google.adk.agents.invocation_context import InvocationContext
+
+logger = logging.getLogger("contextguard_adk.guard")
+
+
+class ModelCall:
+    """One model call of one guarded agent.
+
+    Args:
+        context: ADK's callback context.
+        invocation: Its invocation context.
+        request: The request, as the plugin sees it.
+        strategy: The agent's strategy.
+        memory: What the plugin remembers in process.
+        registry: Where context windows are looked up; None is the default.
+        is_namespaced: Which form of state keys to write.
+        observers: Who is told what happened.
+    """
+
+    def __init__(
+        self,
+        context: CallbackContext,
+        invocation: InvocationContext,
+        request: LlmRequest,
+        strategy: Strategy,
+        memory: Memory,
+        registry: ModelRegistry | None,
+        is_namespaced: bool,
+        observers: Observers | None = None,
+    ) -> None:
+        self.agent = context.agent_name
+        self.request = request
+        self.strategy = strategy
+        self.state = GuardState(context.state, self.agent, is_namespaced)
+        self._context = context
+        self._invocation = invocation
+        self._memory = memory
+        self._registry = registry
+        self._is_namespaced = is_namespaced
+        self.scope = _scope(invocation)
+        self.session_key: SessionKey = (
+            name_session(invocation),
+            self.agent,
+            self.scope,
+        )
+        self._observers = observers or Observers()
+        self._store = SummaryStore(self.state, memory, self.session_key)
+        self._summarizers = Summarizers(memory, registry)
+
+    async def guard(self, is_observing: bool = False) -> None:
+        """Changes the request so that it fits, and remembers what is sent."""
+        original = self.request.contents
+        stored = None if is_observing else self._store.load(self._view)
+        view = self._view(stored)
+        contents: Sequence[types.Content] = original
+        if stored is not None:
+            contents = render_request(view, stored, view.covered)
+        context = self._measure(view, contents)
+        tokens = context.tokens
+        if is_observing:
+            self._report(context)
+        else:
+            compaction = await self._compact(context, contents)
+            if compaction is not None:
+                contents, tokens = compaction.contents, compaction.tokens
+            await self._watch_pressure(context, tokens)
+            if contents is not original:
+                self.request.contents = list(contents)
+        heuristic = context.config_heuristic_tokens + estimate_contents_tokens(contents)
+        self._memory.calls.put(
+            call_key(self._context, self._invocation),
+            CallInFlight(
+                heuristic_tokens=heuristic,
+                estimated_tokens=tokens,
+                window_tokens=context.budgets.window_tokens,
+                original_contents=tuple(original),
+                sent_contents=tuple(contents),
+            ),
+        )
+
+    def _view(self, stored: StoredSummary | None) -> HistoryView:
+        run_config = self._invocation.run_config
+        transient = getattr(run_config, "model_input_context", None) or ()
+        return HistoryView(
+            self.request.contents,
+            events=self._invocation.session.events,
+            transient=transient,
+            user_content=self._context.user_content,
+            invocation_id=self._context.invocation_id,
+            stored=stored,
+        )
+
+    def _measure(
+        self, view: HistoryView, contents: Sequence[types.Content]
+    ) -> CompactionContext:
+        """Estimates the request as it stands, and gathers what a strategy reads."""
+        config_tokens = estimate_config_tokens(self.request.config)
+        heuristic = config_tokens + estimate_contents_tokens(contents)
+        real = self.state.read_count("real_tokens")
+        last = self.state.read_count("last_heuristic")
+        reason: Reason = "tokens"
+        if self.state.is_compaction_requested():
+            reason = "requested"
+        correction = self._learned_correction()
+        tokens = estimate_prompt_tokens(
+            heuristic, real, last, contents, default=correction or DEFAULT_CORRECTION
+        )
+        if real and last:
+            correction = correction_factor(real, last)
+        return CompactionContext(
+            agent=self.agent,
+            reason=reason,
+            tokens=tokens,
+            config_heuristic_tokens=config_tokens,
+            correction=correction,
+            budgets=self._budgets(),
+            view=view,
+            scope=self.scope,
+            load_summary_model=self._summary_model,
+            load_todos=self._todos,
+        )
+
+    def examine_rejected(self, ratio: float) -> CompactionContext:
+        """Gathers what a strategy reads after the provider said "too long".
+
+        Args:
+            ratio: How much of the usual threshold the next request may take.
+        """
+        stored = self._store.load(self._view)
+        view = self._view(stored)
+        context = self._measure(view, self.request.contents)
+        budgets = context.budgets
+        threshold = int(budgets.threshold_tokens * ratio)
+        return replace(
+            context,
+            reason="overflow",
+            budgets=replace(budgets, threshold_tokens=threshold),
+        )
+
+    async def _compact(
+        self, context: CompactionContext, contents: Sequence[types.Content]
+    ) -> Compaction | None:
+        """Lets the strategy compact, and takes its result where that is smaller."""
+        just_compacted = self._memory.compacted.pop(self.session_key)
+        must_wait = just_compacted or self._has_gained_nothing(context)
+        is_overfull = context.tokens >= context.budgets.overfull_tokens
+        if must_wait and context.reason == "tokens" and not is_overfull:
+            return None
+        if self._is_futile(context):
+            return None
+        started = time.monotonic()
+        compaction = await self.strategy.compact(context)
+        if compaction is not None or context.failures:
+            has_failed = bool(context.failures)
+            self._summarizers.note(self.strategy, self._agent_model(), has_failed)
+        if context.reason == "requested":
+            self.state.clear_compaction_request()
+        if compaction is None:
+            return None
+        self._memory.compacted.put(self.session_key, True)
+        before = context.measure(contents)
+        if compaction.tokens >= before:
+            self._memory.dropped.put(self.session_key, context.tokens)
+            logger.info(
+                "Compaction for agent %r dropped: %d tokens would become %d.",
+                self.agent,
+                before,
+                compaction.tokens,
+            )
+            return None
+        await self.accept(context, compaction, time.monotonic() - started)
+        return compaction
+
+    async def accept(
+        self,
+        context: CompactionContext,
+        compaction: Compaction,
+        duration_seconds: float = 0.0,
+    ) -> None:
+        """Stores a compaction and says so."""
+        self._store.save(compaction.stored, context.tokens)
+        self._memory.dropped.pop(self.session_key)
+        self.request.cache_metadata = None  # It describes a prefix that is gone.
+        stored = compaction.stored
+        record = CompactionRecord(
+            agent=self.agent,
+            session_id=self._invocation.session.id,
+            strategy=type(self.strategy).__name__,
+            reason=context.reason if context.is_due else "turns",
+            tokens_before=context.tokens,
+            tokens_after=compaction.tokens,
+            contents_before=len(context.view.contents),
+            contents_after=len(compaction.contents),
+            summary_tokens=text_bytes(stored.text) // 4,
+            duration_seconds=duration_seconds,
+            attempts=compaction.attempts,
+            is_mechanical=stored.is_mechanical,
+        )
+        log_compaction(record, context.budgets.threshold_tokens)
+        await notify(self._observers.on_compaction, record)
+
+    async def _watch_pressure(self, context: CompactionContext, tokens: int) -> None:
+        """Reports once when what is sent still fills much of the window.
+
+        Only where compaction had its turn: on the way up to the threshold there is
+        nothing to worry about.
+        """
+        window, warn_at = (
+            context.budgets.window_tokens,
+            self._observers.warning_threshold,
+        )
+        pressure = tokens / window
+        was_high = self._memory.pressed.get(self.session_key)
+        if pressure < warn_at:
+            if was_high:
+                self._memory.pressed.pop(self.session_key)
+            return
+        if was_high or not context.is_due:
+            return
+        self._memory.pressed.put(self.session_key, True)
+        record = PressureRecord(
+            agent=self.agent,
+            session_id=self._invocation.session.id,
+            tokens=tokens,
+            window_tokens=window,
+            pressure_before=context.tokens / window,
+            pressure=pressure,
+            warning_threshold=warn_at,
+        )
+        log_pressure(record)
+        await notify(self._observers.on_pressure, record)
+
+    def _is_futile(self, context: CompactionContext) -> bool:
+        """Tells whether a compaction would be paid for without gaining anything."""
+        if not context.is_due or context.reason != "tokens":
+            return False
+        budgets, view = context.budgets, context.view
+        if context.fixed_tokens >= budgets.threshold_tokens:
+            self._warn_fixed_part(context)
+            is_hopeless = context.fixed_tokens >= budgets.overfull_tokens
+            if is_hopeless or context.tokens < budgets.overfull_tokens:
+                return True
+        if context.tokens >= budgets.overfull_tokens:
+            return False
+        # The live request would be quoted again.
+        new = context.measure(
+            [view.contents[i] for i in view.uncovered if i != view.live_index]
+        )
+        new -= context.measure([])
+        return new < budgets.summary_tokens // 2
+
+    def _has_gained_nothing(self, context: CompactionContext) -> bool:
+        """Tells whether a compaction was dropped and little has come since."""
+        dropped_at = self._memory.dropped.get(self.session_key)
+        if dropped_at is None:
+            return False
+        return context.tokens - dropped_at < context.budgets.summary_tokens // 2
+
+    def _warn_fixed_part(self, context: CompactionContext) -> None:
+        """Says once for a session that its history is not the problem."""
+        if self._memory.reported.get(self.session_key):
+            return
+        self._memory.reported.put(self.session_key, True)
+        logger.warning(
+            "System instruction, tools and other context of agent %r take %d of %d "
+            "tokens alone, the threshold is %d: compaction cannot help. Use a larger "
+            "window or less instruction.",
+            self.agent,
+            context.fixed_tokens,
+            context.budgets.window_tokens,
+            context.budgets.threshold_tokens,
+        )
+
+    def _report(self, context: CompactionContext) -> None:
+        """Says what a guard that only observes would have done."""
+        if context.is_due:
+            logger.info(
+                "Observing agent %r: %d tokens have reached the threshold of %d; a "
+                "compaction would be due.",
+                self.agent,
+                context.tokens,
+                context.budgets.threshold_tokens,
+            )
+
+    def _budgets(self) -> Budgets:
+        window = self.window_tokens()
+        reserved = self.request.config.max_output_tokens or 0
+        return Budgets(
+            window_tokens=window,
+            threshold_tokens=threshold_tokens(window, reserved),
+            summary_tokens=summary_budget_tokens(window),
+        )
+
+    def window_tokens(self) -> int:
+        """The agent's context window, never wider than a provider has said."""
+        window = resolve_context_window(
+            self._model_name(),
+            configured=self.strategy.context_window,
+            registry=self._registry,
+            agent=self.agent,
+        ).tokens
+        learned = self.state.read_count("learned_window") or 0
+        return min(window, learned) if learned >= MIN_LIMIT_TOKENS else window
+
+    def _learned_correction(self) -> float | None:
+        """What a rejection has taught about the tokenizer of a silent provider."""
+        percent = self.state.read_count("learned_correction")
+        return percent / 100 if percent else None
+
+    def _model_name(self) -> str:
+        if self.request.model:
+            return self.request.model
+        llm = self._agent_model()
+        return llm.model if llm else ""
+
+    def _agent_model(self) -> BaseLlm | None:
+        model = getattr(self._invocation.agent, "canonical_model", None)
+        return model if isinstance(model, BaseLlm) else None
+
+    def _summary_model(self) -> SummaryModel | None:
+        return self._summarizers.choose(
+            self.strategy, self._agent_model(), self.window_tokens(), self.request
+        )
+
+    def _todos(self) -> str:
+        todos = load_todos(self._context.state, self.agent, self._is_namespaced)
+        return render_todos(todos, has_todos_tool="todos" in self.request.tools_dict)
+
+
+def _scope(invocation: InvocationContext) -> str:
+    """A digest of session, branch and isolation scope; of the invocation as well
+    where the agent sees nothing else."""
+    scope = [
+        invocation.session.id,
+        invocation.branch or "",
+        getattr(invocation, "isolation_scope", None) or "",
+    ]
+    if getattr(invocation.agent, "include_contents", "default") == "none":
+        scope.append(invocation.invocation_id)
+    return hashlib.blake2b("\0".join(scope).encode(), digest_size=8).hexdigest()

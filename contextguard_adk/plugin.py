@@ -1,0 +1,336 @@
+"""The ADK plugin: callbacks in, one boundary around everything that is ours."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Self
+
+from google.adk.agents.callback_context import CallbackContext
+from google.adk.agents.invocation_context import InvocationContext
+from google.adk.models.llm_request import LlmRequest
+from google.adk.models.llm_response import LlmResponse
+from google.adk.plugins.base_plugin import BasePlugin
+
+from contextguard_adk.config import (
+    PluginSettings,
+    StateKeys,
+    load_settings,
+    settings_from_environment,
+)
+from contextguard_adk.guard import ModelCall
+from contextguard_adk.last_resort import cut_request
+from contextguard_adk.memory import Memory
+from contextguard_adk.overflow import parse_overflow
+from contextguard_adk.recovery import (
+    Recovery,
+    measure_sent,
+    resolve_model,
+    restore_contents,
+)
+from contextguard_adk.state import declares_state_schema
+from contextguard_adk.strategies import Strategy, Threshold
+from contextguard_adk.telemetry import (
+    CompactionRecord,
+    Listener,
+    Observers,
+    PressureRecord,
+)
+from contextguard_adk.usage import (
+    call_key,
+    finish_calls,
+    name_session,
+    record_usage,
+)
+from contextguard_adk.windows import (
+    ModelRegistry,
+    resolve_context_window,
+    threshold_tokens,
+)
+
+logger = logging.getLogger("contextguard_adk.plugin")
+
+GUARD_ALL = Threshold()
+"""The strategy of every agent where nothing else is said."""
+
+
+class ContextGuardPlugin(BasePlugin):
+    """Keeps every guarded agent's requests inside its model's context window.
+
+    Each request is measured before it is sent. When the window is nearly full, the
+    agent's strategy replaces history by a summary, which stays in place on later
+    calls. Without arguments every LLM agent is guarded with `Threshold()`. Register
+    it last, so that it sees what the model will see.
+
+    Args:
+        agents: A strategy per agent name; None exempts an agent.
+        default: The strategy of agents that are not named; None guards only the
+            named ones.
+        observe: Measures and reports, but changes no request and stores no summary.
+        registry: Where context windows of models are looked up; None reads the
+            table that litellm ships.
+        state_keys: Which form of session-state keys to write. "plain" is
+            `__context_guard_summary_{agent}`, "namespaced" is
+            `context_guard:summary:{agent}`; "auto" takes the latter where anything
+            in the app declares a `state_schema`.
+        warning_threshold: Of the context window, more than 0 and at most 1; a request
+            that is still above it after compaction is reported.
+        on_pressure: A function, sync or async, told of such a request.
+        on_compaction: A function, sync or async, told of every compaction.
+        name: The plugin's name; ADK passes one under `--extra_plugins`.
+
+    Where none of `agents`, `default`, `observe`, `state_keys` and
+    `warning_threshold` is given, the file that the environment variable
+    `CONTEXTGUARD_CONFIG` names is read.
+
+    Raises:
+        TypeError: A strategy is not a `Strategy`.
+        ValueError: Another argument is not accepted.
+        ConfigError: The file is wrong.
+    """
+
+    def __init__(
+        self,
+        *,
+        agents: Mapping[str, Strategy | None] | None = None,
+        default: Strategy | None = GUARD_ALL,
+        observe: bool = False,
+        registry: ModelRegistry | None = None,
+        state_keys: StateKeys = "auto",
+        warning_threshold: float = 0.70,
+        on_pressure: Listener[PressureRecord] | None = None,
+        on_compaction: Listener[CompactionRecord] | None = None,
+        name: str = "context_guard",
+    ) -> None:
+        super().__init__(name=name)
+        for agent, strategy in (*(agents or {}).items(), ("default", default)):
+            if strategy is not None and not isinstance(strategy, Strategy):
+                raise TypeError(
+                    f"The strategy for {agent!r} must be a Strategy or None, not "
+                    f"{type(strategy).__name__}: {strategy!r}"
+                )
+        settings = PluginSettings(
+            agents=agents or {},
+            default=default,
+            observe=observe,
+            state_keys=state_keys,
+            warning_threshold=warning_threshold,
+        )
+        if settings == PluginSettings() and default is GUARD_ALL:
+            settings = settings_from_environment() or settings
+        self._registry = registry
+        self._memory = Memory()
+        self._on_pressure = on_pressure
+        self._on_compaction = on_compaction
+        self._apply(settings)
+
+    def _apply(self, settings: PluginSettings) -> None:
+        self._settings = settings
+        self._is_namespaced = settings.state_keys == "namespaced"
+        self._observers = Observers(
+            settings.warning_threshold, self._on_pressure, self._on_compaction
+        )
+
+    @classmethod
+    def from_file(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        registry: ModelRegistry | None = None,
+        on_pressure: Listener[PressureRecord] | None = None,
+        on_compaction: Listener[CompactionRecord] | None = None,
+        name: str = "context_guard",
+    ) -> Self:
+        """Makes a guard with the settings of a TOML or YAML file.
+
+        Args:
+            path: The file; its name ends in `.toml`, `.yaml` or `.yml`.
+            registry: As for the class.
+            on_pressure: As for the class.
+            on_compaction: As for the class.
+            name: As for the class.
+
+        Raises:
+            ConfigError: The file cannot be read, or a setting in it is wrong.
+        """
+        settings = load_settings(path)
+        plugin = cls(
+            default=None,
+            registry=registry,
+            on_pressure=on_pressure,
+            on_compaction=on_compaction,
+            name=name,
+        )
+        plugin._apply(settings)
+        return plugin
+
+    async def before_run_callback(
+        self, *, invocation_context: InvocationContext
+    ) -> None:
+        """Decides which form of state keys this app needs."""
+        invocation_id = invocation_context.invocation_id
+        session = name_session(invocation_context)
+        # ADK 2.0 does not tell when a run ends.
+        finish_calls(
+            lambda key: key[0] == session and key[1] != invocation_id, self._memory
+        )
+        if self._settings.state_keys == "auto" and not self._is_namespaced:
+            # An AgentTool's child run shares this instance, and its state delta
+            # goes back to the parent, so the decision is never taken back.
+            # ADK shows no plugin the workflow at the root; it may declare one.
+            root = getattr(invocation_context.agent, "root_agent", None)
+            try:
+                self._is_namespaced = root is None or declares_state_schema(root)
+            except Exception as error:  # noqa: BLE001 - a turn must not end here.
+                _log_failure("The guard could not look for a state schema", error)
+                self._is_namespaced = True  # Such keys pass in any case.
+
+    async def before_model_callback(
+        self, *, callback_context: CallbackContext, llm_request: LlmRequest
+    ) -> None:
+        """Compacts the request where it has to; otherwise leaves it as it came."""
+        try:
+            strategy = self._strategy_for(callback_context, llm_request)
+        except Exception as error:  # noqa: BLE001 - a turn must not end here.
+            _log_failure("The guard could not tell whether a request is its own", error)
+            return
+        if strategy is None:
+            return
+        try:
+            call = self._model_call(callback_context, llm_request, strategy)
+            await call.guard(self._settings.observe)
+        except Exception as error:  # noqa: BLE001 - a turn must not end here.
+            agent = callback_context.agent_name
+            _log_failure(
+                f"The guard failed for agent {agent!r}, whose history is cut to fit",
+                error,
+            )
+            if not self._settings.observe:
+                self._cut_to_fit(callback_context, llm_request, strategy)
+
+    async def after_model_callback(
+        self, *, callback_context: CallbackContext, llm_response: LlmResponse
+    ) -> None:
+        """Stores the prompt tokens that the provider counted."""
+        try:
+            record_usage(
+                callback_context,
+                callback_context.get_invocation_context(),
+                llm_response,
+                self._memory,
+                self._is_namespaced,
+            )
+        except Exception as error:  # noqa: BLE001 - a turn must not end here.
+            _log_failure("The guard could not store the provider's token count", error)
+
+    async def on_model_error_callback(
+        self,
+        *,
+        callback_context: CallbackContext,
+        llm_request: LlmRequest,
+        error: Exception,
+    ) -> LlmResponse | None:
+        """Sends a request that the provider found too long again, smaller."""
+        try:
+            overflow = parse_overflow(error)
+            strategy = self._strategy_for(callback_context, llm_request)
+            if strategy is None or self._settings.observe:
+                return None
+            invocation = callback_context.get_invocation_context()
+            sent = self._memory.calls.pop(call_key(callback_context, invocation))
+            llm = await resolve_model(invocation)
+            if overflow is None or llm is None:
+                return None
+            sent = sent or measure_sent(llm_request)
+            whole = llm_request.model_copy(
+                update={"contents": restore_contents(sent, llm_request.contents)}
+            )
+            call = self._model_call(callback_context, whole, strategy)
+            recovery = Recovery(call, sent, llm_request, llm)
+            # In a task of its own: an error in there would else have the rejection
+            # as its context, and be taken for another one.
+            answer = await asyncio.create_task(recovery.run(overflow))
+            if answer is not None:
+                self._memory.calls.put(call_key(callback_context, invocation), sent)
+            return answer
+        except Exception as failure:  # noqa: BLE001 - the caller gets the error.
+            agent = callback_context.agent_name
+            _log_failure(f"The recovery failed for agent {agent!r}", failure)
+            return None
+
+    async def after_run_callback(
+        self, *, invocation_context: InvocationContext
+    ) -> None:
+        """Forgets the model calls of a finished run."""
+        invocation_id = invocation_context.invocation_id
+        finish_calls(lambda key: key[1] == invocation_id, self._memory)
+
+    def _strategy_for(
+        self, context: CallbackContext, request: LlmRequest
+    ) -> Strategy | None:
+        """The strategy to apply; None where the request is not ours to change."""
+        strategy = self._strategy_of(context.agent_name)
+        if strategy is None:
+            return None
+        return strategy if self._is_ours(context, request) else None
+
+    def _strategy_of(self, agent: str) -> Strategy | None:
+        return self._settings.agents.get(agent, self._settings.default)
+
+    def _model_call(
+        self, context: CallbackContext, request: LlmRequest, strategy: Strategy
+    ) -> ModelCall:
+        return ModelCall(
+            context,
+            context.get_invocation_context(),
+            request,
+            strategy,
+            self._memory,
+            self._registry,
+            self._is_namespaced,
+            self._observers,
+        )
+
+    def _cut_to_fit(
+        self, context: CallbackContext, request: LlmRequest, strategy: Strategy
+    ) -> None:
+        """The last resort: a mechanical reduction that needs nothing else."""
+        try:
+            # What is remembered of an earlier call does not describe this one.
+            invocation = context.get_invocation_context()
+            self._memory.calls.pop(call_key(context, invocation))
+            window = resolve_context_window(
+                request.model or "",
+                configured=strategy.context_window,
+                registry=self._registry,
+            ).tokens
+            cut_request(request, threshold_tokens(window))
+        except Exception as error:  # noqa: BLE001 - a turn must not end here.
+            _log_failure("The request goes out as it came", error)
+
+    def _is_ours(self, context: CallbackContext, request: LlmRequest) -> bool:
+        """Tells whether the request carries a history that is ours to change."""
+        invocation = context.get_invocation_context()
+        if invocation.live_request_queue is not None:
+            return False  # The live connection holds the history.
+        if getattr(request, "previous_interaction_id", None):
+            return False  # The provider holds it.
+        guards = [
+            plugin
+            for plugin in invocation.plugin_manager.plugins
+            if isinstance(plugin, ContextGuardPlugin)
+            and plugin._strategy_of(context.agent_name) is not None
+        ]
+        return not guards or guards[0] is self
+
+
+def _log_failure(what: str, error: Exception) -> None:
+    """Logs a failure of ours, without its text: that may quote messages."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "?"
+    logger.error("%s: %s in %s.", what, type(error).__name__, place)
+    logger.debug("%s:", what, exc_info=error)

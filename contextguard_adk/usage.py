@@ -1,0 +1,97 @@
+"""Reads what the provider counted, and notices when it counted something odd."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from google.adk.models.llm_response import LlmResponse
+
+from contextguard_adk.memory import CallKey, Memory
+from contextguard_adk.state import GuardState
+
+if TYPE_CHECKING:
+    from google.adk.agents.callback_context import CallbackContext
+    from google.adk.agents.invocation_context import InvocationContext
+
+logger = logging.getLogger("contextguard_adk.usage")
+
+TRUNCATION_RATIO = 0.5
+"""A count this far below bytes / 4 means that the server cut the prompt."""
+
+MIN_TRUNCATED_TOKENS = 2_000
+"""Requests smaller than this are not suspected."""
+
+
+def name_session(invocation: InvocationContext) -> str:
+    """Names a session; its id alone does not, every user may have one of that id."""
+    session = invocation.session
+    return "\0".join((session.app_name, session.user_id, session.id))
+
+
+def call_key(context: CallbackContext, invocation: InvocationContext) -> CallKey:
+    """Identifies the model call that a callback speaks of."""
+    return (
+        name_session(invocation),
+        context.invocation_id,
+        context.agent_name,
+        invocation.branch or "",
+    )
+
+
+def record_usage(
+    context: CallbackContext,
+    invocation: InvocationContext,
+    response: LlmResponse,
+    memory: Memory,
+    is_namespaced: bool,
+) -> None:
+    """Stores the prompt tokens that the provider counted, with their heuristic.
+
+    Partial chunks and answers without usage leave the stored pair alone: a
+    correction is only ever taken from two numbers of the same call.
+    """
+    call = memory.calls.get(call_key(context, invocation))
+    if call is None:
+        return
+    usage = response.usage_metadata
+    real = usage.prompt_token_count if usage else None
+    if real or (response.content and response.content.parts):
+        call.is_answered = True
+    if not response.partial:
+        # A recovery needs them no more, and not every ADK tells when a run ends.
+        call.original_contents = call.sent_contents = ()
+    if response.partial or not real:
+        return
+    if MIN_TRUNCATED_TOKENS < call.heuristic_tokens * TRUNCATION_RATIO > real:
+        _warn_truncation(context.agent_name, call.window_tokens)
+    state = GuardState(context.state, context.agent_name, is_namespaced)
+    state.write("real_tokens", real)
+    state.write("last_heuristic", call.heuristic_tokens)
+
+
+def finish_calls(is_finished: Callable[[CallKey], bool], memory: Memory) -> None:
+    """Forgets the model calls of finished runs; reports those that came to nothing."""
+    for key, call in memory.calls.pop_where(is_finished):
+        if not call.is_answered and call.estimated_tokens >= call.window_tokens:
+            logger.warning(
+                "The model of agent %r answered nothing, not even usage, to a request "
+                "of about %d tokens; its window is %d. Some servers do so instead of "
+                "rejecting what is too long.",
+                key[2],
+                call.estimated_tokens,
+                call.window_tokens,
+            )
+
+
+@functools.lru_cache(maxsize=256)
+def _warn_truncation(agent: str, window_tokens: int) -> None:
+    logger.warning(
+        "The provider counted far fewer prompt tokens for agent %r than were sent: it "
+        "seems to truncate silently. Its real window may be smaller than the %d tokens "
+        "assumed; set `context_window`.",
+        agent,
+        window_tokens,
+    )
