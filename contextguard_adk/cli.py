@@ -1,0 +1,166 @@
+"""The command line: `contextguard demo`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+MIN_WINDOW_TOKENS = 1_000
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+
+class _UsageError(Exception):
+    """A wrong command line; its text is one line for the user."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports a wrong command line in one line, without the usage before it."""
+
+    def error(self, message: str) -> NoReturn:
+        raise _UsageError(f"{self.prog}: error: {message}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line.
+
+    Args:
+        argv: The arguments; None takes those of the process.
+
+    Returns:
+        The exit code: 0 for success, 1 for a bad outcome, 2 for wrong arguments and
+        130 after Ctrl-C.
+    """
+    try:
+        arguments = _build_parser().parse_args(argv)
+        return int(arguments.run(arguments))
+    except SystemExit as end:  # How argparse ends after --help and --version.
+        return int(end.code or 0)
+    except _UsageError as error:
+        print(error, file=sys.stderr)
+        return EXIT_USAGE
+    except KeyboardInterrupt:
+        print("contextguard: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read the output is gone; Python must not flush to it at exit.
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        return EXIT_FAILED
+
+
+def _build_parser() -> _Parser:
+    parser = _Parser(
+        prog="contextguard",
+        description="Keeps Google ADK agents inside their model's context window.",
+    )
+    parser.add_argument(
+        "--version", action="version", version=f"contextguard {_find_version()}"
+    )
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    _add_demo(commands)
+    return parser
+
+
+def _add_demo(commands: argparse._SubParsersAction[_Parser]) -> None:
+    demo = commands.add_parser(
+        "demo",
+        help="do the same work without and with the guard, and compare",
+        description=(
+            "An agent works through a source tree, first without the guard, then with "
+            "it. Offline by default: the model is simulated and refuses what exceeds "
+            "its window."
+        ),
+        epilog=(
+            "Exit code: 0 if no request of the guarded run was refused, 1 otherwise, 2 "
+            "for wrong arguments, 130 after Ctrl-C."
+        ),
+    )
+    demo.add_argument(
+        "path",
+        metavar="PATH",
+        type=_parse_folder,
+        nargs="?",
+        help="the folder to work through (default: the installed google-adk package)",
+    )
+    demo.add_argument(
+        "--window",
+        metavar="TOKENS",
+        type=_parse_window,
+        help="context window (default: 32000; with --model, that of the model)",
+    )
+    demo.add_argument(
+        "--steps",
+        metavar="N",
+        type=_parse_steps,
+        default=150,
+        help="model calls of each run (default: %(default)s)",
+    )
+    demo.add_argument(
+        "--strategy",
+        choices=["threshold", "sliding-window"],
+        default="threshold",
+        help="how the guard compacts (default: %(default)s)",
+    )
+    demo.add_argument(
+        "--model",
+        metavar="NAME",
+        help="a real model, such as openai/gpt-4o-mini or gemini-2.5-flash; both runs "
+        "are billed",
+    )
+    demo.set_defaults(run=_run_demo)
+
+
+def _run_demo(arguments: argparse.Namespace) -> int:
+    from contextguard_adk.demo import DemoError, DemoSettings, run_demo
+
+    settings = DemoSettings(
+        root=arguments.path,
+        model=arguments.model,
+        window_tokens=arguments.window,
+        max_steps=arguments.steps,
+        strategy=arguments.strategy,
+    )
+    try:
+        return run_demo(settings)
+    except DemoError as error:
+        raise _UsageError(f"contextguard demo: error: {error}") from error
+
+
+def _parse_folder(text: str) -> Path:
+    folder = Path(text)
+    if not folder.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a folder")
+    return folder
+
+
+def _parse_window(text: str) -> int:
+    return _parse_count(text, MIN_WINDOW_TOKENS, "tokens")
+
+
+def _parse_steps(text: str) -> int:
+    return _parse_count(text, 1, "steps")
+
+
+def _parse_count(text: str, minimum: int, unit: str) -> int:
+    try:
+        count = int(text.replace(",", "").replace("_", ""))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
+    if count < minimum:
+        raise argparse.ArgumentTypeError(f"at least {minimum:,} {unit}, not {count:,}")
+    return count
+
+
+def _find_version() -> str:
+    try:
+        return importlib.metadata.version("contextguard-adk")
+    except importlib.metadata.PackageNotFoundError:
+        return "(not installed)"
