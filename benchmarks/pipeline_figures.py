@@ -1,0 +1,260 @@
+"""Measures what the pipeline promises, on long conversations and a strict provider.
+
+    python benchmarks/pipeline_figures.py [--json FILE]
+
+No key and no network is needed: a simulated provider counts by BPE and refuses what
+exceeds its window. Four figures: how well estimates follow the provider's counts, how
+many overflow errors remain, how much a compaction removes, and whether sessions that
+stay below the threshold are left without warnings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import random
+import statistics
+import sys
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from google.adk.agents import LlmAgent
+from google.adk.agents.callback_context import CallbackContext
+from google.adk.agents.run_config import RunConfig
+from google.adk.apps import App
+from google.adk.models.llm_request import LlmRequest
+from google.adk.plugins.base_plugin import BasePlugin
+from google.adk.runners import Runner
+from google.adk.sessions import InMemorySessionService
+from google.genai import types
+
+from contextguard_adk import (
+    CompactionRecord,
+    ContextGuardPlugin,
+    Pipeline,
+    PressureRecord,
+    Strategy,
+    Threshold,
+)
+from contextguard_adk.testing import Reply, SimulatedLlm, call
+from contextguard_adk.usage import call_key
+
+WINDOW_TOKENS = 16_000
+TURNS = 20
+KINDS = ("prose", "log", "json")
+SHORT_WORDS = 40
+
+WORDS = [
+    "the",
+    "billing",
+    "service",
+    "waits",
+    "for",
+    "a",
+    "payment",
+    "gateway",
+    "because",
+    "nightly",
+    "imports",
+    "were",
+    "moved",
+    "behind",
+    "our",
+    "staging",
+    "cluster",
+    "and",
+    "the",
+    "search",
+    "index",
+    "still",
+    "disagrees",
+    "with",
+    "what",
+    "the",
+    "data",
+    "warehouse",
+    "reported",
+    "in",
+    "two",
+    "of",
+    "five",
+    "regions",
+    "since",
+    "Tuesday",
+    "evening",
+]
+
+
+def write_text(kind: str, words: int, rng: random.Random) -> str:
+    """Writes prose, log lines or rows."""
+    if kind == "prose":
+        return " ".join(rng.choices(WORDS, k=words)) + "."
+    if kind == "log":
+        return "\n".join(
+            f"2026-02-{rng.randrange(1, 29):02} ERROR worker[{rng.randrange(64)}] "
+            f"GET /orders/{rng.randrange(10**6)} {rng.choice(WORDS)}"
+            for _ in range(words // 6)
+        )
+    rows = [
+        {"id": rng.getrandbits(32), "state": rng.choice(WORDS)}
+        for _ in range(words // 6)
+    ]
+    return json.dumps(rows)
+
+
+@dataclass
+class Measured:
+    """What one session showed."""
+
+    llm: SimulatedLlm
+    compactions: list[CompactionRecord] = field(default_factory=list)
+    warnings: list[PressureRecord] = field(default_factory=list)
+    estimates: list[int] = field(default_factory=list)
+    failed_turns: int = 0
+
+    def pairs(self) -> list[tuple[int, int]]:
+        """Each estimate with what the provider counted for that very request."""
+        counted = [r.prompt_tokens for r in self.llm.requests if not r.is_summary]
+        return list(zip(self.estimates, counted, strict=False))
+
+
+class EstimateTap(BasePlugin):
+    """Notes what the guard expects each request to take; register it after the guard.
+
+    Args:
+        guard: The guard.
+        seen: Where to note it.
+    """
+
+    def __init__(self, guard: ContextGuardPlugin, seen: list[int]) -> None:
+        super().__init__(name="tap")
+        self._guard = guard
+        self._seen = seen
+
+    async def before_model_callback(
+        self, *, callback_context: CallbackContext, llm_request: LlmRequest
+    ) -> None:
+        """Notes the estimate; changes nothing."""
+        invocation = callback_context.get_invocation_context()
+        sent = self._guard._memory.calls.get(call_key(callback_context, invocation))
+        self._seen.append(sent.estimated_tokens if sent else 0)
+
+
+async def play(seed: int, kind: str, strategy: Strategy | None, words: int) -> Measured:
+    """Plays one session of turns with a tool each."""
+    rng = random.Random(f"{seed}-{kind}")
+
+    def script(request: LlmRequest) -> Reply:
+        parts = request.contents[-1].parts or []
+        if any(part.function_response for part in parts):
+            return "Noted: " + write_text("prose", 30, random.Random(len(str(request))))
+        return call("look_up", topic=kind)
+
+    llm = SimulatedLlm(context_window=WINDOW_TOKENS, script=script)
+    measured = Measured(llm)
+
+    def look_up(topic: str) -> dict[str, str]:
+        """Looks a topic up."""
+        return {"result": write_text(topic, rng.randrange(words, 2 * words), rng)}
+
+    plugins: list[BasePlugin] = []
+    if strategy is not None:
+        guard = ContextGuardPlugin(
+            default=strategy,
+            on_compaction=measured.compactions.append,
+            on_pressure=measured.warnings.append,
+        )
+        plugins += [guard, EstimateTap(guard, measured.estimates)]
+    agent = LlmAgent(name="agent", model=llm, instruction="You help.", tools=[look_up])
+    sessions = InMemorySessionService()
+    runner = Runner(
+        app=App(name="app", root_agent=agent, plugins=plugins),
+        session_service=sessions,
+    )
+    await sessions.create_session(app_name="app", user_id="user", session_id="s")
+    for number in range(TURNS):
+        text = f"Question {number}: {write_text('prose', 30, rng)}"
+        message = types.Content(role="user", parts=[types.Part(text=text)])
+        try:
+            async for _ in runner.run_async(
+                user_id="user",
+                session_id="s",
+                new_message=message,
+                run_config=RunConfig(),
+            ):
+                pass
+        except Exception:  # noqa: BLE001 - what the user would see as an error.
+            measured.failed_turns += 1
+    return measured
+
+
+async def measure() -> dict[str, float]:
+    """Plays all sessions and computes the figures."""
+    strategies: dict[str, Strategy | None] = {
+        "no guard": None,
+        "Pipeline": Pipeline(context_window=WINDOW_TOKENS),
+        "Threshold": Threshold(context_window=WINDOW_TOKENS),
+    }
+    played = {
+        name: [await play(seed, kind, s, 500) for seed in range(1) for kind in KINDS]
+        for name, s in strategies.items()
+    }
+    short = [
+        await play(seed, kind, strategies["Pipeline"], SHORT_WORDS)
+        for seed in range(1)
+        for kind in KINDS
+    ]
+    guarded = played["Pipeline"]
+    pairs = [pair for session in (*guarded, *short) for pair in session.pairs()]
+    removed = [
+        1 - record.tokens_after / record.tokens_before
+        for session in guarded
+        for record in session.compactions
+    ]
+    errors = {n: sum(s.failed_turns for s in found) for n, found in played.items()}
+    estimates, counted = zip(*pairs, strict=True)
+    return {
+        "requests measured": len(pairs),
+        "correlation of estimate and real tokens": statistics.correlation(
+            estimates, counted
+        ),
+        "failed turns without a guard": errors["no guard"],
+        "failed turns with Pipeline": errors["Pipeline"],
+        "overflow errors less": 1 - errors["Pipeline"] / max(1, errors["no guard"]),
+        "compactions": len(removed),
+        "tokens removed per compaction (median)": statistics.median(removed),
+        "tokens removed per compaction (least)": min(removed),
+        "summary calls, Pipeline": sum(s.llm.summaries for s in guarded),
+        "summary calls, Threshold": sum(s.llm.summaries for s in played["Threshold"]),
+        "sessions below the threshold": len(short),
+        "their compactions": sum(len(s.compactions) for s in short),
+        "their warnings": sum(len(s.warnings) for s in short),
+        "warnings in long sessions": sum(len(s.warnings) for s in guarded),
+    }
+
+
+def main() -> None:
+    """Prints the table, and writes it as JSON where asked."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, help="where to write the figures")
+    arguments = parser.parse_args()
+    os.environ.setdefault("ADK_TELEMETRY_SCHEMA_VERSION_OPT_IN", "1")
+    os.environ.setdefault("ADK_CAPTURE_MESSAGE_CONTENT_IN_SPANS", "false")
+    logging.disable(logging.CRITICAL)
+    warnings.simplefilter("ignore")
+    figures = asyncio.run(measure())
+    for name, value in figures.items():
+        digits = 3 if isinstance(value, float) else 0
+        print(f"{name:44} {value:10.{digits}f}")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(figures, indent=2) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""Stands in for the three agents' models, without a key and without a network.
+
+The user's words decide who works: "find", "search" and "research" go to the
+researcher, "write" and "draft" to the writer.
+"""
+
+from functools import partial
+
+from google.adk.models.llm_request import LlmRequest
+from google.genai import types
+
+from contextguard_adk.testing import Reply, SimulatedLlm, call
+
+WINDOW_TOKENS = 8_000
+
+WORDS = {
+    "writer": ("write", "draft"),
+    "researcher": ("find", "search"),
+}
+
+
+def offline_model(agent: str) -> SimulatedLlm:
+    """Returns the model of one agent."""
+    return SimulatedLlm(
+        context_window=WINDOW_TOKENS, script=partial(play, agent), keep_requests=0
+    )
+
+
+def play(agent: str, request: LlmRequest) -> Reply:
+    """Answers from a tool's result, hands over to who is in charge, or calls a tool."""
+    for part in request.contents[-1].parts or []:
+        if part.function_response and agent != "coordinator":
+            return answer(agent)
+    words = find_user_words(request.contents)
+    in_charge = next((name for name in WORDS if has_word(words, name)), agent)
+    if in_charge != agent:
+        return call("transfer_to_agent", agent_name=in_charge)
+    if agent == "researcher":
+        return call("search_papers", topic=words.split("`")[0][:40])
+    if agent == "writer":
+        return call("get_style_guide")
+    return 'Ask me to find something out ("find …") or to write it up ("write …").'
+
+
+def answer(agent: str) -> str:
+    """What an agent says when its tool has answered."""
+    if agent == "researcher":
+        return "Twenty papers agree: the effect is real, and 7 to 29 percent strong."
+    sentence = "The effect is real, it was measured often, and it is worth knowing. "
+    return "Here is the text.\n\n" + sentence * 30
+
+
+def find_user_words(contents: list[types.Content]) -> str:
+    """Returns what the user said last; ADK retells what other agents said."""
+    for content in reversed(contents):
+        text = " ".join(part.text or "" for part in content.parts or []).strip()
+        if content.role == "user" and text and not text.startswith("For context:"):
+            return text.lower()
+    return ""
+
+
+def has_word(words: str, agent: str) -> bool:
+    """Tells whether the user's words are for an agent."""
+    return any(word in words for word in WORDS[agent])

@@ -1,0 +1,36 @@
+"""Stands in for a model, so that the sample runs without a key and without a network.
+
+It refuses every request beyond its window, as a provider would.
+"""
+
+from typing import Any
+
+from google.adk.models.llm_request import LlmRequest
+
+from contextguard_adk.testing import Reply, SimulatedLlm, call
+
+WINDOW_TOKENS = 8_000
+NAMESPACES = ("staging", "monitoring", "production")
+
+
+def offline_model() -> SimulatedLlm:
+    """Returns a model that inspects the cluster, whatever it is asked."""
+    return SimulatedLlm(context_window=WINDOW_TOKENS, script=operate, keep_requests=0)
+
+
+def operate(request: LlmRequest) -> Reply:
+    """Calls the tool, then answers from its result."""
+    parts = request.contents[-1].parts or []
+    for part in parts:
+        if part.function_response:
+            return report(part.function_response.response or {})
+    words = " ".join(part.text or "" for part in parts)
+    named = [name for name in NAMESPACES if name in words]
+    return call("get_pods", namespace=named[0] if named else "production")
+
+
+def report(result: dict[str, Any]) -> str:
+    """Says which pods are down."""
+    rows = str(result.get("pods")).splitlines()
+    down = [row.split()[0] for row in rows if "CrashLoop" in row]
+    return f"{len(down)} pods are down: {', '.join(down)}. All others are running."
