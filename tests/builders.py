@@ -1,0 +1,537 @@
+"""Builders that make histories readable, and a real Runner around an offline model."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from google.adk.agents import LlmAgent
+from google.adk.agents.callback_context import CallbackContext
+from google.adk.agents.run_config import RunConfig
+from google.adk.apps import App
+from google.adk.events.event import Event
+from google.adk.models.llm_request import LlmRequest
+from google.adk.plugins.base_plugin import BasePlugin
+from google.adk.runners import Runner
+from google.adk.sessions import BaseSessionService, InMemorySessionService, Session
+from google.adk.sessions.base_session_service import ListSessionsResponse
+from google.adk.tools.base_tool import BaseTool
+from google.genai import types
+from hypothesis import strategies as st
+
+from contextguard_adk import ContextGuardPlugin
+from contextguard_adk.strategies import Strategy
+from contextguard_adk.testing import (
+    RecordedRequest,
+    Reply,
+    SimulatedLlm,
+    SimulatedProviderError,
+)
+
+
+def user(*texts: str) -> types.Content:
+    """A message of the user."""
+    return types.Content(role="user", parts=[types.Part(text=t) for t in texts])
+
+
+def model(*texts: str) -> types.Content:
+    """An answer of the model."""
+    return types.Content(role="model", parts=[types.Part(text=t) for t in texts])
+
+
+def call_part(name: str, call_id: str | None = None, **args: Any) -> types.Part:
+    """A part in which the model asks for a tool."""
+    return types.Part(
+        function_call=types.FunctionCall(name=name, args=args, id=call_id)
+    )
+
+
+def response_part(
+    name: str, result: Any = "ok", call_id: str | None = None
+) -> types.Part:
+    """A part with a tool's result."""
+    payload = result if isinstance(result, dict) else {"result": result}
+    return types.Part(
+        function_response=types.FunctionResponse(
+            name=name, response=payload, id=call_id
+        )
+    )
+
+
+def call(name: str, call_id: str | None = None, **args: Any) -> types.Content:
+    """A content in which the model asks for one tool."""
+    return types.Content(role="model", parts=[call_part(name, call_id, **args)])
+
+
+def response(
+    name: str, result: Any = "ok", call_id: str | None = None
+) -> types.Content:
+    """A content with one tool's result."""
+    return types.Content(role="user", parts=[response_part(name, result, call_id)])
+
+
+def calls(*parts: types.Part) -> types.Content:
+    """A content with several parallel calls."""
+    return types.Content(role="model", parts=list(parts))
+
+
+def responses(*parts: types.Part) -> types.Content:
+    """A content with several results."""
+    return types.Content(role="user", parts=list(parts))
+
+
+def event(content: types.Content, author: str = "") -> Event:
+    """An event with this content; the author follows from its role."""
+    return Event(
+        author=author or ("user" if content.role == "user" else "agent"),
+        content=content,
+    )
+
+
+class Chat:
+    """One session with a real Runner; remembers what the user said last.
+
+    Args:
+        agent: The root agent.
+        plugins: The app's plugins.
+        is_streaming: Whether to run with SSE streaming.
+        session_service: Where the session is kept; in memory by default.
+    """
+
+    def __init__(
+        self,
+        agent: Any,
+        plugins: Sequence[BasePlugin] = (),
+        *,
+        is_streaming: bool = False,
+        session_service: BaseSessionService | None = None,
+        session_id: str = "session",
+        run_config: RunConfig | None = None,
+        **app_settings: Any,
+    ) -> None:
+        self.app = App(
+            name="app", root_agent=agent, plugins=list(plugins), **app_settings
+        )
+        self.sessions = session_service or InMemorySessionService()
+        self.runner = Runner(app=self.app, session_service=self.sessions)
+        self.session_id = session_id
+        self.run_config = run_config or RunConfig.model_validate(
+            {"streaming_mode": "sse" if is_streaming else None, "max_llm_calls": 0}
+        )
+
+    async def say(
+        self,
+        message: str | types.Content,
+        state_delta: dict[str, Any] | None = None,
+    ) -> list[Event]:
+        """Sends a message and returns the events of the turn."""
+        if await self._session() is None:
+            await self.sessions.create_session(
+                app_name="app", user_id="user", session_id=self.session_id
+            )
+        content = user(message) if isinstance(message, str) else message
+        return [
+            event
+            async for event in self.runner.run_async(
+                user_id="user",
+                session_id=self.session_id,
+                new_message=content,
+                run_config=self.run_config,
+                state_delta=state_delta,
+            )
+        ]
+
+    async def _session(self) -> Any:
+        return await self.sessions.get_session(
+            app_name="app", user_id="user", session_id=self.session_id
+        )
+
+    async def state(self) -> dict[str, Any]:
+        """The session's state."""
+        return dict((await self._session()).state)
+
+    async def events(self) -> list[Event]:
+        """The session's events."""
+        return list((await self._session()).events)
+
+
+def answer_text(events: Sequence[Event]) -> str:
+    """The text of the last event that has one."""
+    for item in reversed(events):
+        parts = item.content.parts if item.content else None
+        text = "".join(part.text or "" for part in parts or ())
+        if text and not item.partial:
+            return text
+    return ""
+
+
+def queued_tool(name: str, results: Sequence[Any]) -> Callable[..., Any]:
+    """A tool that returns one prepared result after the other, again and again."""
+    queue = itertools.cycle(results)
+
+    def tool(step: int = 0) -> Any:
+        return next(queue)
+
+    tool.__name__ = name
+    tool.__doc__ = f"Returns what {name} finds."
+    return tool
+
+
+def guarded_agent(
+    llm: SimulatedLlm, tools: Sequence[Callable[..., Any]] = (), **settings: Any
+) -> LlmAgent:
+    """An agent of the name `agent`."""
+    settings.setdefault("instruction", "You help.")
+    return LlmAgent(name="agent", model=llm, tools=list(tools), **settings)
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """One call that the model makes, and what the tool returns."""
+
+    tool: str
+    result: Any
+    args: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A message of the user, the model's steps of parallel calls, and its answer."""
+
+    request: str | types.Content
+    steps: Sequence[Sequence[ToolUse]] = ()
+    answer: str = "Done."
+
+    @property
+    def text(self) -> str:
+        """What the user wrote."""
+        if isinstance(self.request, str):
+            return self.request
+        return "\n".join(part.text for part in self.request.parts or () if part.text)
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A whole scripted conversation, and how the provider counts and reports it."""
+
+    turns: Sequence[Turn]
+    instruction: str = "You help."
+    tools: Sequence[BaseTool] = ()
+    token_ratio: float | None = None
+    usage: Literal["last", "never", "late"] = "last"
+    media_tokens: int = 258
+
+
+class ScriptedTool(BaseTool):
+    """A tool that returns what was prepared for the `ref` of its call.
+
+    Args:
+        name: The tool's name.
+        description: What the model reads about it.
+        parameters: Further parameters with their descriptions.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        description: str = "Returns what it finds.",
+        parameters: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(name=name, description=description)
+        self.results: dict[str, Any] = {}
+        self._parameters = {"ref": "What to look up.", **(parameters or {})}
+
+    def _get_declaration(self) -> types.FunctionDeclaration:
+        properties = {
+            name: types.Schema(type=types.Type.STRING, description=description)
+            for name, description in self._parameters.items()
+        }
+        schema = types.Schema(type=types.Type.OBJECT, properties=properties)
+        return types.FunctionDeclaration(
+            name=self.name, description=self.description, parameters=schema
+        )
+
+    async def run_async(self, *, args: dict[str, Any], tool_context: Any) -> Any:
+        """Returns the prepared result."""
+        return self.results[args["ref"]]
+
+
+def script_conversation(
+    conversation: Conversation,
+) -> tuple[list[Reply], list[ScriptedTool]]:
+    """The model's replies, in order, and the tools with their results."""
+    replies: list[Reply] = []
+    tools: dict[str, ScriptedTool] = {}
+    for number, turn in enumerate(conversation.turns):
+        for step, uses in enumerate(turn.steps):
+            parts = []
+            for position, use in enumerate(uses):
+                ref = f"{number}.{step}.{position}"
+                tool = tools.setdefault(use.tool, ScriptedTool(use.tool))
+                tool.results[ref] = use.result
+                parts.append(call_part(use.tool, ref=ref, **use.args))
+            replies.append(parts)
+        replies.append(turn.answer)
+    return replies, list(tools.values())
+
+
+@dataclass(frozen=True)
+class CallMark:
+    """What stands in the guard's state when a model call leaves."""
+
+    turn: Turn
+    summary: tuple[object, ...]
+    """All that belongs to the stored summary; it changes with every compaction."""
+    summarized_at: int
+    """The estimate that led to the newest compaction."""
+
+
+class RequestTap(BasePlugin):
+    """Keeps every request's contents as they pass, the list itself and its items."""
+
+    def __init__(self, name: str = "tap") -> None:
+        super().__init__(name=name)
+        self.lists: list[list[types.Content]] = []
+        self.contents: list[tuple[types.Content, ...]] = []
+
+    async def before_model_callback(
+        self, *, callback_context: CallbackContext, llm_request: LlmRequest
+    ) -> None:
+        """Notes the contents; changes nothing."""
+        self.lists.append(llm_request.contents)
+        self.contents.append(tuple(llm_request.contents))
+
+
+class CallProbe(BasePlugin):
+    """Notes the guard's state before every model call; register it after the guard."""
+
+    def __init__(self) -> None:
+        super().__init__(name="probe")
+        self.turn = Turn("")
+        self.marks: list[CallMark] = []
+
+    async def before_model_callback(
+        self, *, callback_context: CallbackContext, llm_request: LlmRequest
+    ) -> None:
+        """Notes the state; changes nothing."""
+        state, agent = callback_context.state, callback_context.agent_name
+        names = ("summary", "covered", "mark", "summarized_at")
+        values = tuple(state.get(f"__context_guard_{name}_{agent}") for name in names)
+        at = values[-1] if isinstance(values[-1], int) else 0
+        self.marks.append(CallMark(self.turn, values, at))
+
+
+@dataclass(frozen=True)
+class AgentCall:
+    """One model call of the agent, as the provider saw it."""
+
+    number: int
+    turn: Turn
+    record: RecordedRequest
+    is_compacted: bool
+    """Whether a compaction was stored on this call."""
+    summarized_at: int
+    summary_count: int
+    """How many summaries were asked for since the call before."""
+    original: tuple[types.Content, ...]
+    """The contents before the guard."""
+
+    @property
+    def contents(self) -> list[types.Content]:
+        """The contents that were sent."""
+        return self.record.contents
+
+
+@dataclass(frozen=True)
+class Played:
+    """A conversation that was played to its end."""
+
+    llm: SimulatedLlm
+    answers: list[str]
+    calls: list[AgentCall]
+
+
+async def play(
+    conversation: Conversation, strategy: Strategy, llm: SimulatedLlm, **settings: Any
+) -> Played:
+    """Plays a conversation through a real Runner with the guard.
+
+    Ends early where the provider refuses a request and nobody recovers.
+
+    Args:
+        conversation: What is said; `llm` gets its script.
+        strategy: The guard's strategy.
+        llm: The provider.
+        settings: Further arguments of `Chat`; `agent` holds those of the agent.
+    """
+    replies, tools = script_conversation(conversation)
+    llm.script = replies
+    agent = guarded_agent(
+        llm,
+        [*tools, *conversation.tools],  # type: ignore[list-item]
+        **{"instruction": conversation.instruction, **settings.pop("agent", {})},
+    )
+    tap, probe = RequestTap(), CallProbe()
+    chat = Chat(agent, [tap, ContextGuardPlugin(default=strategy), probe], **settings)
+    answers = []
+    for turn in conversation.turns:
+        probe.turn = turn
+        try:
+            answers.append(answer_text(await chat.say(turn.request)))
+        except SimulatedProviderError:
+            break
+    return Played(llm, answers, _list_agent_calls(llm, probe.marks, tap.contents))
+
+
+def _list_agent_calls(
+    llm: SimulatedLlm,
+    marks: Sequence[CallMark],
+    originals: Sequence[tuple[types.Content, ...]],
+) -> list[AgentCall]:
+    """Joins what the provider saw with what the plugins around the guard noted."""
+    calls: list[AgentCall] = []
+    summary_count, seen, before = 0, 0, marks[0].summary[:0]
+    was_refused = False
+    for record in llm.requests:
+        if record.is_summary:
+            summary_count += 1
+            continue
+        # What follows a refused request is the same call, tried again.
+        seen += not was_refused
+        mark = marks[seen - 1]
+        calls.append(
+            AgentCall(
+                number=seen,
+                turn=mark.turn,
+                record=record,
+                is_compacted=any(mark.summary) and mark.summary != before,
+                summarized_at=mark.summarized_at,
+                summary_count=summary_count,
+                original=originals[seen - 1],
+            )
+        )
+        summary_count, before = 0, mark.summary
+        was_refused = record.rejected is not None
+    return calls
+
+
+class KeptSessions(BaseSessionService):
+    """Keeps sessions as they are: long conversations without a copy every turn."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, Session] = {}
+
+    async def create_session(
+        self,
+        *,
+        app_name: str,
+        user_id: str,
+        state: dict[str, Any] | None = None,
+        session_id: str | None = None,
+    ) -> Session:
+        """Creates a session."""
+        session = Session(
+            id=session_id or "session",
+            app_name=app_name,
+            user_id=user_id,
+            state=state or {},
+        )
+        self.kept[session.id] = session
+        return session
+
+    async def get_session(
+        self, *, app_name: str, user_id: str, session_id: str, config: Any = None
+    ) -> Session | None:
+        """Returns the session itself, not a copy."""
+        return self.kept.get(session_id)
+
+    async def list_sessions(
+        self, *, app_name: str, user_id: str | None = None
+    ) -> ListSessionsResponse:
+        """Returns all sessions."""
+        return ListSessionsResponse(sessions=list(self.kept.values()))
+
+    async def delete_session(
+        self, *, app_name: str, user_id: str, session_id: str
+    ) -> None:
+        """Forgets a session."""
+        self.kept.pop(session_id, None)
+
+
+@dataclass(frozen=True)
+class MadeHistory:
+    """A generated history, and which of its contents belong together.
+
+    Attributes:
+        contents: The history.
+        answered: Index of each content with answered calls, and of what answers them.
+        open_calls: Contents with a call that nothing answers.
+    """
+
+    contents: list[types.Content]
+    answered: dict[int, int]
+    open_calls: set[int]
+
+    def splits_pair(self, kept: Collection[int]) -> bool:
+        """Whether of some pair only one content is kept."""
+        return any((a in kept) != (b in kept) for a, b in self.answered.items())
+
+
+@dataclass(frozen=True)
+class ToolStep:
+    """Parallel calls by name, whether they have ids, and which are answered, how."""
+
+    names: tuple[str, ...]
+    has_ids: bool
+    answers: tuple[int, ...]
+    result: str
+
+
+_TEXTS = st.sampled_from(["yes", "no", "go on", "Done.", "For context: it rains."])
+_TOOL_STEPS = st.builds(
+    ToolStep,
+    names=st.sampled_from(
+        [
+            names
+            for count in (1, 1, 2, 3)
+            for names in itertools.product(("search", "read"), repeat=count)
+        ]
+    ),
+    has_ids=st.booleans(),
+    answers=st.sampled_from(list(itertools.permutations(range(3))) * 3 + [(0,), ()]),
+    result=_TEXTS,
+)
+_TEXT_STEPS = st.one_of(_TEXTS.map(user), _TEXTS.map(model))
+
+
+def histories(max_steps: int = 10) -> st.SearchStrategy[MadeHistory]:
+    """Histories as ADK builds them: results follow their calls, some stay open."""
+    steps = st.lists(st.one_of(_TEXT_STEPS, _TOOL_STEPS), max_size=max_steps)
+    return steps.map(make_history)
+
+
+def make_history(steps: Sequence[types.Content | ToolStep]) -> MadeHistory:
+    """Builds a history from messages and tool steps."""
+    made = MadeHistory([], {}, set())
+    for step in steps:
+        if isinstance(step, types.Content):
+            made.contents.append(step)
+        else:
+            _add_tools(made, step)
+    return made
+
+
+def _add_tools(made: MadeHistory, step: ToolStep) -> None:
+    index, count = len(made.contents), len(step.names)
+    ids = [f"call-{index}-{n}" if step.has_ids else None for n in range(count)]
+    asked = zip(step.names, ids, strict=True)
+    made.contents.append(calls(*[call_part(name, id_) for name, id_ in asked]))
+    answers = [n for n in step.answers if n < count]
+    if answers:
+        made.answered[index] = index + 1
+        parts = [response_part(step.names[n], step.result, ids[n]) for n in answers]
+        made.contents.append(responses(*parts))
+    if len(answers) < count:
+        made.open_calls.add(index)

@@ -1,0 +1,592 @@
+"""The conversations that the guard is tried on, as data, for any context window.
+
+Every scenario is a function of a `Writer`, which writes material of a wanted share
+of the window: the same scenario fills 4,000 tokens and a million about three times.
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import os
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+from google.adk.models.llm_request import LlmRequest
+from google.adk.tools.base_tool import BaseTool
+from google.genai import types
+from pydantic_core import to_json
+
+from contextguard_adk import _simulated
+from contextguard_adk.windows import summary_budget_tokens, threshold_tokens
+from tests.builders import Conversation, ScriptedTool, ToolUse, Turn
+
+LARGEST_BPE_WINDOW_TOKENS = 32_000
+"""Up to here the provider counts by BPE; beyond that by bytes, which is faster."""
+
+LARGE_WINDOW_RATIO = 4.0
+"""How it counts there: the denser, the less text fills the window."""
+
+Kind = Literal["prose", "code", "json", "log", "base64", "cjk"]
+KINDS: tuple[Kind, ...] = ("json", "code", "prose", "log", "base64", "cjk")
+
+_STDLIB = "argparse ast difflib doctest inspect mailbox optparse pydoc tarfile typing"
+_SUBJECTS = (
+    "the billing service",
+    "the nightly import",
+    "our staging cluster",
+    "the search index",
+    "a customer in Lisbon",
+    "the mobile release",
+    "the data warehouse",
+    "the second shard",
+    "the on-call engineer",
+    "the payment gateway",
+    "the retention job",
+    "the new dashboard",
+)
+_VERBS = (
+    "depends on",
+    "was moved behind",
+    "still disagrees with",
+    "has to wait for",
+    "replaced",
+    "reports twice as many errors as",
+    "should be compared with",
+    "is billed together with",
+)
+_ENDINGS = (
+    "since Tuesday",
+    "in two of five regions",
+    "whenever the queue is longer than {n}",
+    "although ticket OPS-{n} was closed",
+    "with a delay of {n} ms",
+    "for about {n} users",
+    "as the minutes of the last review say",
+    "unless somebody restarts it by hand",
+)
+_CJK_SENTENCES = (
+    "部署在周二晚上失败了、因为第三个分片没有足够的磁盘空间。",
+    "请检查支付网关的日志、并告诉我哪些请求超时。",
+    "搜索索引每天重建两次、通常需要四十分钟。",
+    "客户昨天确认了新的合同条款。",
+    "このサービスは毎晩データベースを更新します。",
+    "エラーの原因はまだ分かっていません。",
+    "회의는 내일 오전 열 시에 시작합니다.",
+    "재고 목록을 다시 확인해 주세요.",
+)
+
+
+@lru_cache(maxsize=8)
+def _pool(kind: Kind) -> str:
+    """A few hundred kilobytes of one kind of text, always the same."""
+    rng = random.Random(kind)
+    if kind == "code":
+        folder = Path(os.__file__).parent
+        names = _STDLIB.split()
+        return "\n".join((folder / f"{name}.py").read_text("utf-8") for name in names)
+    if kind == "base64":
+        return base64.b64encode(rng.randbytes(300_000)).decode()
+    write = {"log": _log_line, "cjk": _cjk_sentence, "json": _pod_text}.get(
+        kind, _sentence
+    )
+    return "".join(write(rng) for _ in range(400 if kind == "json" else 3_000))
+
+
+def _sentence(rng: random.Random) -> str:
+    ending = rng.choice(_ENDINGS).format(n=rng.randrange(100, 10_000))
+    subject, other = rng.sample(_SUBJECTS, 2)
+    return f"{subject} {rng.choice(_VERBS)} {other} {ending}. ".capitalize()
+
+
+def _cjk_sentence(rng: random.Random) -> str:
+    return rng.choice(_CJK_SENTENCES) + rng.choice(("", "", "\n"))
+
+
+def _log_line(rng: random.Random) -> str:
+    level = rng.choice(("INFO", "INFO", "DEBUG", "WARN", "ERROR"))
+    stamp = f"2026-02-{rng.randrange(1, 29):02}T{rng.randrange(24):02}:14:03.{{}}Z"
+    return (
+        f"{stamp.format(rng.randrange(1000))} {level} worker[{rng.randrange(64)}] "
+        f"GET /api/v2/orders/{rng.randrange(10**6)} {rng.choice((200, 200, 404, 503))} "
+        f"{rng.randrange(3_000)}ms trace={rng.getrandbits(64):016x}\n"
+    )
+
+
+def _pod_text(rng: random.Random) -> str:
+    return to_json(make_pod(rng)).decode()
+
+
+def make_pod(rng: random.Random) -> dict[str, Any]:
+    """One item of `kubectl get pods -o json`, shortened."""
+    app = rng.choice(("checkout", "ledger", "search", "ingest", "mailer", "frontend"))
+    name = f"{app}-{rng.getrandbits(40):010x}-{rng.getrandbits(20):05x}"
+    image = f"registry.example.com/shop/{app}:1.{rng.randrange(40)}.{rng.randrange(9)}"
+    waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 5m0s"}}
+    running = {"running": {"startedAt": "2026-02-11T06:12:44Z"}}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "namespace": rng.choice(("default", "prod", "staging")),
+            "uid": f"{rng.getrandbits(128):032x}",
+            "labels": {"app": app, "pod-template-hash": name.split("-")[1]},
+        },
+        "spec": {
+            "nodeName": f"ip-10-0-{rng.randrange(256)}-{rng.randrange(256)}.internal",
+            "containers": [
+                {
+                    "name": app,
+                    "image": image,
+                    "ports": [{"containerPort": 8080, "protocol": "TCP"}],
+                    "resources": {"limits": {"cpu": "500m", "memory": "512Mi"}},
+                }
+            ],
+        },
+        "status": {
+            "phase": rng.choice(("Running", "Running", "Pending", "Failed")),
+            "podIP": f"10.42.{rng.randrange(256)}.{rng.randrange(256)}",
+            "containerStatuses": [
+                {
+                    "name": app,
+                    "restartCount": rng.randrange(40),
+                    "state": rng.choice((running, waiting)),
+                    "imageID": f"{image}@sha256:{rng.getrandbits(256):064x}",
+                }
+            ],
+        },
+    }
+
+
+@lru_cache(maxsize=64)
+def _chars_per_token(kind: Kind, token_ratio: float | None) -> float:
+    sample = _pool(kind)[:60_000]
+    return len(sample) / _simulated.count_tokens([sample], token_ratio)
+
+
+class Writer:
+    """Writes material of a wanted share of the window, the same on every run.
+
+    Args:
+        name: The scenario; it seeds the choices.
+        window_tokens: The context window.
+        token_ratio: How the provider counts; None is BPE.
+    """
+
+    def __init__(
+        self, name: str, window_tokens: int, token_ratio: float | None
+    ) -> None:
+        self.window_tokens = window_tokens
+        self.token_ratio = token_ratio
+        self._rng = random.Random(f"{name}-{window_tokens}")
+        self._numbers = itertools.count(1)
+
+    def text(self, kind: Kind, share: float) -> str:
+        """Text that takes about this share of the window."""
+        tokens = share * self.window_tokens
+        chars = max(1, int(tokens * _chars_per_token(kind, self.token_ratio)))
+        pool = _pool(kind)
+        start = self._rng.randrange(len(pool))
+        text = pool[start : start + chars]
+        while len(text) < chars:
+            text += pool[: chars - len(text)]
+        return text
+
+    def result(self, kind: Kind, share: float) -> Any:
+        """A tool's result of about this share; JSON as an object, else a text."""
+        if kind != "json":
+            return self.text(kind, share)
+        tokens = share * self.window_tokens
+        room_bytes = tokens * _chars_per_token(kind, self.token_ratio)
+        items: list[dict[str, Any]] = []
+        while room_bytes > 0:
+            pod = make_pod(self._rng)
+            size_bytes = len(to_json(pod))
+            if size_bytes > room_bytes:
+                pod = {"name": pod["metadata"]["name"], "status": pod["status"]}
+                size_bytes = max(size_bytes, int(room_bytes))
+            items.append(pod)
+            room_bytes -= size_bytes
+        if share * self.window_tokens < 300:
+            return {"items": [item["status"]["podIP"] for item in items]}
+        return {"apiVersion": "v1", "kind": "List", "items": items}
+
+    def ask(self, share: float, opening: str = "") -> str:
+        """A message of the user that no other message repeats."""
+        number = next(self._numbers)
+        return f"Request {number}. {opening}{self.text('prose', share)}".strip()
+
+    def talk(self, asked: float, answered: float, kind: Kind = "prose") -> Turn:
+        """A turn without tools."""
+        return Turn(self.ask(asked), answer=self.text(kind, answered))
+
+    def blob(self, mime_type: str, magic: bytes, size_bytes: int) -> types.Part:
+        """An attachment."""
+        data = magic + self._rng.randbytes(size_bytes)
+        return types.Part(inline_data=types.Blob(mime_type=mime_type, data=data))
+
+
+def normal_talk(writer: Writer) -> Conversation:
+    """Questions and longer answers; every fourth one in another language."""
+    kinds: tuple[Kind, ...] = ("prose", "prose", "code", "cjk")
+    return Conversation([writer.talk(0.03, 0.15, kinds[i % 4]) for i in range(16)])
+
+
+def tool_heavy(writer: Writer) -> Conversation:
+    """Four tool calls one after the other in every turn."""
+    return Conversation(
+        [_chain(writer, 4, 0.135, answered=0.02, first=turn) for turn in range(5)]
+    )
+
+
+def _chain(
+    writer: Writer, steps: int, share: float, answered: float, first: int = 0
+) -> Turn:
+    """A turn of calls one after the other, with results of all kinds in turn."""
+    uses = []
+    for step in range(first, first + steps):
+        kind = KINDS[step % len(KINDS)]
+        uses.append([ToolUse(f"fetch_{kind}", writer.result(kind, share))])
+    return Turn(writer.ask(0.02), uses, writer.text("prose", answered))
+
+
+def giant_result(writer: Writer) -> Conversation:
+    """One tool result of twice the window, amid a normal talk."""
+    giant = ToolUse("dump_cluster", writer.result("json", 2.0))
+    small = ToolUse("fetch_log", writer.result("log", 0.1))
+    return Conversation(
+        [
+            writer.talk(0.03, 0.1),
+            Turn(writer.ask(0.03), [[small], [giant], [small]], "It is large."),
+            *[writer.talk(0.03, 0.15) for _ in range(3)],
+        ]
+    )
+
+
+def parallel_bursts(writer: Writer) -> Conversation:
+    """Ten parallel calls at a time, twice in every turn."""
+    turns = []
+    for turn in range(4):
+        bursts = [
+            [
+                ToolUse("probe_host", writer.result(KINDS[(turn + n) % 6], 0.033))
+                for n in range(10)
+            ]
+            for _ in range(2)
+        ]
+        turns.append(Turn(writer.ask(0.02), bursts, writer.text("prose", 0.05)))
+    return Conversation(turns)
+
+
+def mixed(writer: Writer) -> Conversation:
+    """Talk and tools in turn, with material of all kinds."""
+    turns = []
+    for turn in range(8):
+        chain = _chain(writer, 2, 0.145, answered=0.06, first=2 * turn)
+        turns.append(chain if turn % 4 else writer.talk(0.04, 0.2))
+    return Conversation(turns)
+
+
+def many_turns(count: int) -> Callable[[Writer], Conversation]:
+    """A talk of so many turns."""
+
+    def build(writer: Writer) -> Conversation:
+        share = 3.0 / count
+        return Conversation(
+            [writer.talk(0.3 * share, 0.7 * share) for _ in range(count)]
+        )
+
+    return build
+
+
+def large_system_prompt(writer: Writer) -> Conversation:
+    """A system prompt of more than a third of the window."""
+    rules = "You run the operations desk.\n" + writer.text("prose", 0.36)
+    return replace(mixed(writer), instruction=rules)
+
+
+def heavy_tools(writer: Writer) -> Conversation:
+    """Two dozen declared tools, or as many as take 30 % of a large window."""
+    sample = _declared_tokens([_heavy_tool(writer, 0)], writer.token_ratio)
+    count = min(200, max(24, int(0.3 * writer.window_tokens / sample)))
+    tools = [_heavy_tool(writer, number) for number in range(count)]
+    return replace(mixed(writer), tools=tools)
+
+
+def _heavy_tool(writer: Writer, number: int) -> ScriptedTool:
+    words = _pool("prose")[number * 97 :]
+    parameters = {
+        f"{name}_{number}": words[start : start + 90]
+        for start, name in enumerate(("owner", "labels", "since"), start=7)
+    }
+    return ScriptedTool(f"manage_resource_{number}", words[:160], parameters)
+
+
+def only_tool_results(writer: Writer) -> Conversation:
+    """One request, then nothing but tool calls and their results."""
+    return Conversation([_chain(writer, 24, 0.115, answered=0.02)])
+
+
+def rapid_short(writer: Writer) -> Conversation:
+    """Short messages, often the very same ones."""
+    words = ("yes", "yes", "go on", "ok", "and then?", "no", "继续", "yes")
+    return Conversation(
+        [
+            Turn(words[turn % len(words)], answer=writer.text("prose", 0.095))
+            for turn in range(30)
+        ]
+    )
+
+
+def alternating_tool_text(writer: Writer) -> Conversation:
+    """A turn with a tool, a turn without."""
+    turns = []
+    for turn in range(12):
+        chain = _chain(writer, 1, 0.3, answered=0.05, first=turn // 2)
+        turns.append(writer.talk(0.03, 0.12) if turn % 2 else chain)
+    return Conversation(turns)
+
+
+def alternating_huge_tiny(writer: Writer) -> Conversation:
+    """Tool results of half the window between results of a few words."""
+    turns = []
+    for turn in range(6):
+        kind = KINDS[turn % len(KINDS)]
+        steps = [
+            [ToolUse("count_rows", str(turn))],
+            [ToolUse("export_rows", writer.result(kind, 0.5))],
+            [ToolUse("count_rows", "0")],
+        ]
+        turns.append(Turn(writer.ask(0.02), steps, "Counted."))
+    return Conversation(turns)
+
+
+def empty_results(writer: Writer) -> Conversation:
+    """Tools that return nothing, in all its forms."""
+    nothing: tuple[Any, ...] = ("", {}, None, [], {"result": ""}, 0)
+    return Conversation(
+        [
+            Turn(
+                writer.ask(0.03),
+                [
+                    [ToolUse("find", nothing[turn % 6]), ToolUse("find", "")],
+                    [ToolUse("clean_up", nothing[(turn + 3) % 6])],
+                ],
+                writer.text("prose", 0.33),
+            )
+            for turn in range(8)
+        ]
+    )
+
+
+def large_answers(writer: Writer) -> Conversation:
+    """Answers of the model that take most of the window."""
+    shares = (0.5, 0.75, 0.3, 0.9, 0.6)
+    return Conversation(
+        [
+            writer.talk(0.02, share, ("code", "prose")[i % 2])
+            for i, share in enumerate(shares)
+        ]
+    )
+
+
+def tool_chains(writer: Writer) -> Conversation:
+    """Chains of eight calls, each of which waits for the one before."""
+    return Conversation(
+        [_chain(writer, 8, 0.11, answered=0.03, first=turn) for turn in range(3)]
+    )
+
+
+def media(writer: Writer) -> Conversation:
+    """Images and documents in the user's messages."""
+    media_tokens = 258 if writer.window_tokens < 32_000 else 1_100
+    count = min(8, max(1, int(0.06 * writer.window_tokens / media_tokens)))
+    turns = []
+    for turn in range(12):
+        parts = [types.Part(text=writer.ask(0.04))]
+        if turn % 3 != 2:
+            parts += [
+                writer.blob("image/png", b"\x89PNG\r\n\x1a\n", 3_000)
+                for _ in range(count)
+            ]
+        if turn % 3 != 1:
+            parts.append(writer.blob("application/pdf", b"%PDF-1.7\n", 60_000))
+        request = types.Content(role="user", parts=parts)
+        turns.append(Turn(request, answer=writer.text("prose", 0.18)))
+    return Conversation(turns, media_tokens=media_tokens)
+
+
+def kubernetes(writer: Writer, rounds: int = 4, share: float = 0.18) -> Conversation:
+    """An assistant that asks a cluster four things for every question."""
+    tools = ("get_pods", "get_events", "describe_nodes", "get_deployments")
+    questions = (
+        "Which pods are failing? ",
+        "Why does checkout restart? ",
+        "Is there room for two more replicas? ",
+        "What changed since yesterday? ",
+    )
+    return Conversation(
+        [
+            Turn(
+                writer.ask(0.01, questions[number % 4]),
+                [
+                    [
+                        ToolUse(
+                            f"kubectl_{tool}",
+                            writer.result("json", share),
+                            {"namespace": "prod", "output": "json"},
+                        )
+                    ]
+                    for tool in tools
+                ],
+                writer.text("prose", 0.02),
+            )
+            for number in range(rounds)
+        ],
+        instruction="You look after a Kubernetes cluster. Never delete anything.",
+    )
+
+
+def coding_agent(writer: Writer) -> Conversation:
+    """An agent that reads, searches, writes and tests Python source."""
+    turns = []
+    for turn in range(2):
+        steps = []
+        for cycle in range(3):
+            path = f"src/shop/module_{turn}_{cycle}.py"
+            source = writer.text("code", 0.08)
+            steps += [
+                [ToolUse("read_file", writer.text("code", 0.2), {"path": path})],
+                [ToolUse("search", writer.text("log", 0.06), {"pattern": "def "})],
+                [ToolUse("write_file", "ok", {"path": path, "content": source})],
+                [ToolUse("run_tests", writer.text("log", 0.1))],
+            ]
+        turns.append(Turn(writer.ask(0.02), steps, writer.text("prose", 0.03)))
+    return Conversation(turns, instruction="You are a careful software engineer.")
+
+
+def tool_storm(writer: Writer) -> Conversation:
+    """One request that sets off twenty calls in a row and two large bursts."""
+    storm = _chain(writer, 20, 0.08, answered=0.02)
+    bursts = [
+        [ToolUse("scan", writer.result(KINDS[n], 0.1)) for n in range(6)]
+        for _ in range(2)
+    ]
+    return Conversation([replace(storm, steps=[*storm.steps, *bursts])])
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One kind of conversation.
+
+    Attributes:
+        build: Writes it.
+        token_ratio: How the provider counts on every window; None takes BPE on the
+            small windows and `large_ratio` on the others.
+        large_ratio: How it counts on large windows.
+        usage: Which calls report usage.
+        is_long: Whether it has so many turns that ADK itself takes seconds.
+    """
+
+    build: Callable[[Writer], Conversation]
+    token_ratio: float | None = None
+    large_ratio: float = LARGE_WINDOW_RATIO
+    usage: Literal["last", "never", "late"] = "last"
+    is_long: bool = False
+
+
+SCENARIOS: dict[str, Scenario] = {
+    "normal talk": Scenario(normal_talk),
+    "tool-heavy": Scenario(tool_heavy),
+    "giant result": Scenario(giant_result),
+    "parallel bursts": Scenario(parallel_bursts),
+    # Nothing tells the guard of another ratio than its default of 1.5.
+    "no usage": Scenario(mixed, large_ratio=1.5, usage="never"),
+    "late usage": Scenario(mixed, usage="late"),
+    "fifty turns": Scenario(many_turns(50), is_long=True),
+    "two hundred turns": Scenario(many_turns(200), is_long=True),
+    "ratio 1.5": Scenario(mixed, token_ratio=1.5),
+    "ratio 3": Scenario(mixed, token_ratio=3.0),
+    "ratio 4": Scenario(mixed, token_ratio=4.0),
+    "ratio 5": Scenario(mixed, token_ratio=5.0),
+    "large system prompt": Scenario(large_system_prompt),
+    "heavy tools": Scenario(heavy_tools),
+    "only tool results": Scenario(only_tool_results),
+    "rapid short": Scenario(rapid_short),
+    "alternating tool and text": Scenario(alternating_tool_text),
+    "alternating huge and tiny": Scenario(alternating_huge_tiny),
+    "empty results": Scenario(empty_results),
+    "large answers": Scenario(large_answers),
+    "tool chains": Scenario(tool_chains),
+    "media": Scenario(media),
+    "kubernetes": Scenario(kubernetes),
+    "coding agent": Scenario(coding_agent),
+    "tool storm": Scenario(tool_storm),
+}
+
+
+@lru_cache(maxsize=4)
+def write_conversation(name: str, window_tokens: int) -> Conversation:
+    """Writes a scenario for a window, with the way its provider counts."""
+    scenario = SCENARIOS[name]
+    ratio = scenario.token_ratio
+    if ratio is None and window_tokens > LARGEST_BPE_WINDOW_TOKENS:
+        ratio = scenario.large_ratio
+    conversation = scenario.build(Writer(name, window_tokens, ratio))
+    return replace(conversation, token_ratio=ratio, usage=scenario.usage)
+
+
+def find_obstacle(conversation: Conversation, window_tokens: int) -> str:
+    """Says why no guard can keep a conversation inside a window; "" where one can.
+
+    Instruction and tools stay in every request. Beside them there must be room,
+    below the threshold, for a summary, the words around it and the user's message.
+    """
+    declared = _declared_tokens(conversation.tools, conversation.token_ratio)
+    ruled = _simulated.count_tokens(
+        [conversation.instruction], conversation.token_ratio
+    )
+    needed = summary_budget_tokens(window_tokens) + 300
+    threshold = threshold_tokens(window_tokens)
+    if declared + ruled + needed <= threshold:
+        return ""
+    return (
+        f"the tool definitions take {declared:,} and the instruction {ruled:,} of "
+        f"{window_tokens:,} tokens; a summary needs {needed:,} below the threshold of "
+        f"{threshold:,}"
+    )
+
+
+def _declared_tokens(tools: Sequence[BaseTool], token_ratio: float | None) -> int:
+    declarations = [
+        declaration for tool in tools if (declaration := tool._get_declaration())
+    ]
+    if not declarations:
+        return 0
+    config = types.GenerateContentConfig(
+        tools=[types.Tool(function_declarations=declarations)]
+    )
+    request = LlmRequest(contents=[], config=config)
+    return _simulated.count_request_tokens(request, token_ratio, 0)
+
+
+def total_tokens(conversation: Conversation) -> int:
+    """What a whole conversation would take, by the provider's count."""
+    texts = [conversation.instruction]
+    media_count = content_count = 0
+    for turn in conversation.turns:
+        content_count += 2 + 2 * len(turn.steps)
+        texts += [turn.text, turn.answer]
+        if isinstance(turn.request, types.Content):
+            parts = turn.request.parts or []
+            media_count += sum(part.inline_data is not None for part in parts)
+        for use in itertools.chain.from_iterable(turn.steps):
+            texts += [to_json(dict(use.args)).decode(), to_json(use.result).decode()]
+    counted = _simulated.count_tokens(texts, conversation.token_ratio)
+    overhead = 0 if conversation.token_ratio else 3 * content_count
+    return counted + media_count * conversation.media_tokens + overhead

@@ -1,0 +1,407 @@
+"""Settings from files: what is read, and what a mistake says."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from contextguard_adk import (
+    ConfigError,
+    ContextGuardPlugin,
+    MessageWindow,
+    Pipeline,
+    SlidingWindow,
+    SummaryCompaction,
+    Threshold,
+    TokenWindow,
+    ToolOutputTruncation,
+)
+from contextguard_adk.config import (
+    CONFIG_VARIABLE,
+    PluginSettings,
+    load_settings,
+    settings_from_environment,
+)
+
+SAMPLE = Path(__file__).parent.parent / "samples" / "contextguard.toml"
+
+HITTING_LIMITS = """
+[default]
+strategy = "pipeline"
+
+[default.tool_output]
+preserve_last_tool_result = false  # Shorten the newest result as well.
+
+[default.window]
+strict_window_size = true  # What is preserved counts against the window.
+"""
+AUTOMATIC_SUMMARIES = """
+[default]
+strategy = "pipeline"
+
+[default.summary]
+trigger_threshold = 0.90     # Of the context window.
+target_token_ratio = 0.50    # Of the context window.
+preserve_recent_count = 10   # Messages that stay word for word.
+"""
+TOKEN_WINDOW = """
+[default]
+strategy = "pipeline"
+
+[default.window]
+budget_tokens = 100_000  # The newest messages, by tokens and not by number.
+"""
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(CONFIG_VARIABLE, raising=False)
+
+
+def write(folder: Path, text: str, name: str = "guard.toml") -> Path:
+    """Writes a settings file."""
+    path = folder / name
+    path.write_text(text, "utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        pytest.param(
+            HITTING_LIMITS,
+            Pipeline(
+                tool_output=ToolOutputTruncation(preserve_last_tool_result=False),
+                window=MessageWindow(strict_window_size=True),
+            ),
+            id="hitting limits",
+        ),
+        pytest.param(
+            AUTOMATIC_SUMMARIES,
+            Pipeline(
+                summary=SummaryCompaction(
+                    trigger_threshold=0.9,
+                    target_token_ratio=0.5,
+                    preserve_recent_count=10,
+                )
+            ),
+            id="automatic summaries",
+        ),
+        pytest.param(
+            TOKEN_WINDOW,
+            Pipeline(window=TokenWindow(budget_tokens=100_000)),
+            id="token window",
+        ),
+    ],
+)
+def test_recommended_tables(tmp_path: Path, text: str, wanted: Pipeline) -> None:
+    """The tables that the README recommends are what they say."""
+    assert load_settings(write(tmp_path, text)).default == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        pytest.param("", PluginSettings(), id="empty"),
+        pytest.param("observe = true", PluginSettings(observe=True), id="observe"),
+        pytest.param("default = 'none'", PluginSettings(default=None), id="none"),
+        pytest.param(
+            "default = false", PluginSettings(default=None), id="false is none"
+        ),
+        pytest.param(
+            "default = 'pipeline'", PluginSettings(default=Pipeline()), id="name"
+        ),
+        pytest.param(
+            "[default]\nstrategy = 'none'", PluginSettings(default=None), id="table"
+        ),
+        pytest.param(
+            "[default]\nmax_tokens = 8000",
+            PluginSettings(default=Threshold(context_window=8_000)),
+            id="threshold unless said otherwise",
+        ),
+        pytest.param(
+            "[agents.a]\nstrategy = 'sliding_window'\nmax_turns = 9\n"
+            "summarizer = 'gemini-2.5-flash'\n[agents]\nb = 'none'",
+            PluginSettings(
+                agents={
+                    "a": SlidingWindow(max_turns=9, summarizer="gemini-2.5-flash"),
+                    "b": None,
+                }
+            ),
+            id="agents",
+        ),
+        pytest.param(
+            "[agents.a]\nstrategy = 'pipeline'\nwindow = false\nsummary = false\n"
+            "[agents.a.tool_output]\nmax_length = 5000",
+            PluginSettings(
+                agents={
+                    "a": Pipeline(
+                        window=None,
+                        summary=None,
+                        tool_output=ToolOutputTruncation(max_length=5_000),
+                    )
+                }
+            ),
+            id="reducers of an agent",
+        ),
+        pytest.param(
+            "[default]\nstrategy = 'contextguard_adk.SlidingWindow'\nmax_turns = 9",
+            PluginSettings(default=SlidingWindow(max_turns=9)),
+            id="dotted path",
+        ),
+        pytest.param(
+            "[default]\nstrategy = 'pipeline'\n[[default.reducers]]\n"
+            "reducer = 'contextguard_adk.TokenWindow'\nbudget_tokens = 500",
+            PluginSettings(
+                default=Pipeline(reducers=(TokenWindow(budget_tokens=500),))
+            ),
+            id="reducer by dotted path",
+        ),
+    ],
+)
+def test_what_files_say(tmp_path: Path, text: str, wanted: PluginSettings) -> None:
+    """A default, tables per agent, short names, dotted paths."""
+    assert load_settings(write(tmp_path, text)) == wanted
+
+
+@pytest.mark.parametrize("name", ["guard.yaml", "guard.yml"])
+def test_yaml_says_the_same(tmp_path: Path, name: str) -> None:
+    """YAML has the same keys."""
+    text = (
+        "default: none\nagents:\n  a: {strategy: pipeline, window: false}\n  b: none\n"
+    )
+    assert load_settings(write(tmp_path, text, name)) == PluginSettings(
+        default=None, agents={"a": Pipeline(window=None), "b": None}
+    )
+    assert load_settings(write(tmp_path, "", name)) == PluginSettings()
+
+
+@pytest.mark.parametrize(
+    ("text", "complaints"),
+    [
+        pytest.param("obserf = true", ["obserf", "known here", "observe"], id="key"),
+        pytest.param(
+            "[agents.a]\nmax_turns = 9",
+            ["agents.a.max_turns = 9", "known here", "context_window"],
+            id="key of another strategy",
+        ),
+        pytest.param(
+            "[default]\nstrategy = 'pipeline'\n[default.window]\nsize = 3",
+            ["default.window.size = 3", "known here", "window_size"],
+            id="key of a reducer",
+        ),
+        pytest.param(
+            "[default]\ncontext_window = '128k'",
+            ["default.context_window = '128k'", "integer"],
+            id="unit",
+        ),
+        pytest.param(
+            "[default]\nmax_tokens = 999",
+            ["default.max_tokens = 999", "greater than or equal to 1000"],
+            id="small window",
+        ),
+        pytest.param(
+            "[default]\nsummary_timeout_seconds = 0",
+            ["default.summary_timeout_seconds = 0", "greater than 0"],
+            id="no time",
+        ),
+        pytest.param(
+            "warning_threshold = 70",
+            ["warning_threshold = 70", "less than or equal to 1"],
+            id="percent",
+        ),
+        pytest.param("state_keys = 'x'", ["state_keys = 'x'", "'plain'"], id="choice"),
+        pytest.param(
+            "[default]\nstrategy = 'pipeline'\n[default.tool_output]\n"
+            "smart_truncate = true\nmax_length = 3500",
+            [
+                "default.tool_output",
+                "head_length + tail_length is 4000",
+                "max_length (3500)",
+            ],
+            id="head and tail",
+        ),
+        pytest.param(
+            "[default]\nstrategy = 'pipeline'\n[default.summary]\n"
+            "trigger_threshold = 0.4",
+            ["default.summary", "trigger_threshold (0.4)", "target_token_ratio (0.5)"],
+            id="trigger below target",
+        ),
+        pytest.param(
+            "[default]\nstrategy = 'pipeline'\n[default.window]\nbudget_tokens = 9",
+            ["default.window.budget_tokens = 9", "greater than or equal to 100"],
+            id="small budget",
+        ),
+        pytest.param(
+            "[default]\nstrategy = 'pipeline'\nwindow = true",
+            ["default.window = True", "a table of settings, or false"],
+            id="switch",
+        ),
+        pytest.param(
+            "[default]\nstrategy = 'pipeline'\nreducers = 3",
+            ["default.reducers = 3", "tuple"],
+            id="reducers are no list",
+        ),
+        pytest.param(
+            "[default]\nstrategy = 'pipeline'\n[[default.reducers]]\nreducer = 'a.B'",
+            ["default.reducers", "'a.B' cannot be imported"],
+            id="no such reducer",
+        ),
+        pytest.param(
+            "[default]\nstrategy = 'pipeline'\n[[default.reducers]]\n"
+            "reducer = 'contextguard_adk.Threshold'",
+            ["is no subclass of Reducer"],
+            id="no reducer",
+        ),
+        pytest.param(
+            "default = 'treshold'",
+            ["default.strategy = 'treshold'", "one of threshold, sliding_window"],
+            id="strategy",
+        ),
+        pytest.param(
+            "[default]\nstrategy = 7", ["default.strategy = 7"], id="strategy number"
+        ),
+        pytest.param(
+            "[default]\nstrategy = ['pipeline']",
+            ["default.strategy = ['pipeline']"],
+            id="strategy list",
+        ),
+        pytest.param("default = 7", ["default = 7", "a table"], id="default number"),
+        pytest.param("agents = 7", ["agents = 7", "a table of agents"], id="agents"),
+        pytest.param("default = ", ["Invalid value"], id="no TOML"),
+    ],
+)
+def test_a_mistake_names_file_key_value_and_range(
+    tmp_path: Path, text: str, complaints: list[str]
+) -> None:
+    """A bad file fails when the plugin is made, and says what that means."""
+    path = write(tmp_path, text)
+    with pytest.raises(ConfigError) as caught:
+        ContextGuardPlugin.from_file(path)
+    message = str(caught.value)
+    for complaint in (str(path), *complaints, "runs the app without the guard"):
+        assert complaint in message
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "complaint"),
+    [
+        pytest.param("guard.ini", b"", "must end in .toml", id="suffix"),
+        pytest.param("guard.yaml", b"a: [", "guard.yaml", id="no YAML"),
+        pytest.param("guard.yaml", b"[1]", "a table of settings", id="a list"),
+        pytest.param("guard.toml", b"\xff", "utf-8", id="no text"),
+        pytest.param("missing.toml", None, "No such file", id="missing"),
+    ],
+)
+def test_unreadable_files_are_named(
+    tmp_path: Path, name: str, data: bytes | None, complaint: str
+) -> None:
+    """What cannot be read is an error with the path."""
+    path = tmp_path / name
+    if data is not None:
+        path.write_bytes(data)
+    with pytest.raises(ConfigError) as caught:
+        load_settings(path)
+    assert complaint in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_the_environment_names_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without arguments the named file is read, with arguments it is not."""
+    assert settings_from_environment() is None
+    path = write(tmp_path, "[default]\nmax_tokens = 9000")
+    monkeypatch.setenv(CONFIG_VARIABLE, str(path))
+    wanted = PluginSettings(default=Threshold(context_window=9_000))
+    assert settings_from_environment() == wanted
+    for made in (
+        ContextGuardPlugin(),
+        ContextGuardPlugin(name="contextguard_adk.ContextGuardPlugin"),
+    ):
+        assert made._settings == wanted
+    assert ContextGuardPlugin(default=Pipeline())._settings.default == Pipeline()
+    assert ContextGuardPlugin(default=None)._settings.default is None
+
+
+def test_a_bad_file_from_the_environment_fails_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ADK logs the error under --extra_plugins; the text says what follows."""
+    monkeypatch.setenv(CONFIG_VARIABLE, str(tmp_path / "missing.toml"))
+    with pytest.raises(ConfigError, match="Nothing is guarded"):
+        ContextGuardPlugin(name="contextguard_adk.ContextGuardPlugin")
+
+
+# --- The sample -------------------------------------------------------------------
+
+
+def list_tables(value: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every table of a TOML document with its path."""
+    if isinstance(value, dict):
+        yield path, value
+        for name, inner in value.items():
+            yield from list_tables(inner, f"{path}.{name}".strip("."))
+    if isinstance(value, list):
+        for inner in value:
+            yield from list_tables(inner, path)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        PluginSettings,
+        Threshold,
+        SlidingWindow,
+        Pipeline,
+        MessageWindow,
+        TokenWindow,
+        ToolOutputTruncation,
+        SummaryCompaction,
+    ],
+)
+def test_the_sample_has_every_setting(model: type[BaseModel]) -> None:
+    """Derived from the models: nothing is missing."""
+    tables = list(list_tables(tomllib.loads(SAMPLE.read_text("utf-8"))))
+    written = {name for _, table in tables for name in table}
+    assert set(model.model_fields) <= written
+
+
+def test_the_sample_explains_every_setting() -> None:
+    """Each setting has a comment above it, where it stands for the first time."""
+    lines = SAMPLE.read_text("utf-8").splitlines()
+    seen: set[str] = set()
+    for before, line in zip(["", *lines], lines, strict=False):
+        name, equals, _ = line.partition(" = ")
+        if equals and not line.startswith("#") and name not in seen:
+            seen.add(name)
+            assert before.startswith("#"), f"{name} has no comment"
+
+
+def test_the_sample_is_loaded() -> None:
+    """It is valid, and what it shows are the defaults."""
+    settings = load_settings(SAMPLE)
+    assert settings.default == Threshold(
+        context_window=128_000,
+        summarizer="gemini-2.5-flash-lite",
+        summarizer_context_window=1_000_000,
+    )
+    assert settings.agents == {
+        "researcher": SlidingWindow(),
+        "operator": Pipeline(compression_threshold=0.75),
+        "writer": Pipeline(
+            window=TokenWindow(budget_tokens=100_000),
+            summary=None,
+            reducers=(ToolOutputTruncation(max_length=1_000),),
+        ),
+        "greeter": None,
+    }
+    plain = PluginSettings()
+    assert settings.observe == plain.observe
+    assert settings.state_keys == plain.state_keys
+    assert settings.warning_threshold == plain.warning_threshold

@@ -1,0 +1,343 @@
+"""Sessions in memory, SQLite and PostgreSQL: a guarded session survives any reload.
+
+The PostgreSQL tests need `CONTEXTGUARD_TEST_POSTGRES_URL`, for instance
+`postgresql+asyncpg://postgres@127.0.0.1:5432/postgres`: a server on which they may
+create a database of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import uuid
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.adk.models.llm_request import LlmRequest
+from google.adk.sessions import (
+    BaseSessionService,
+    DatabaseSessionService,
+    InMemorySessionService,
+)
+from google.adk.sessions.sqlite_session_service import SqliteSessionService
+from google.genai import types
+from sqlalchemy import make_url, text
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from contextguard_adk import ContextGuardPlugin, SlidingWindow, Strategy, Threshold
+from contextguard_adk.coverage import decode_covered, fingerprint
+from contextguard_adk.state import SummaryMark
+from contextguard_adk.strategies import Pipeline, SummaryCompaction
+from contextguard_adk.testing import RecordedRequest, SimulatedLlm
+from tests.builders import (
+    Chat,
+    Conversation,
+    ScriptedTool,
+    ToolUse,
+    Turn,
+    answer_text,
+    call,
+    event,
+    guarded_agent,
+    response,
+    script_conversation,
+)
+
+POSTGRES_URL = "CONTEXTGUARD_TEST_POSTGRES_URL"
+
+KINDS = (
+    pytest.param("memory", id="memory"),
+    pytest.param("sqlite", id="sqlite"),
+    pytest.param("file", id="sqlite-file"),
+    pytest.param("postgres", id="postgres", marks=pytest.mark.postgres),
+)
+DATABASES = KINDS[1:]
+
+WINDOW = 4_000
+"""Threshold 3,200 tokens, summaries of 400."""
+
+SUMMARY_BEGINS = "[Previous conversation summary]\n"
+STATE_KEY = "__context_guard_{}_agent"
+
+
+@dataclass
+class Store:
+    """Where sessions are kept; every `open` gives a new service object."""
+
+    kind: str
+    url: str
+    _memory: InMemorySessionService = field(default_factory=InMemorySessionService)
+
+    @contextlib.asynccontextmanager
+    async def open(self) -> AsyncIterator[BaseSessionService]:
+        """Opens the sessions as a process that has just started does."""
+        if self.kind == "memory":
+            yield self._memory  # It hands out copies.
+        elif self.kind == "file":
+            yield SqliteSessionService(self.url)
+        else:
+            service = DatabaseSessionService(self.url)
+            try:
+                yield service
+            finally:
+                await service.close()
+
+
+@contextlib.asynccontextmanager
+async def own_database(kind: str, folder: Path) -> AsyncIterator[Store]:
+    """Makes an empty database and takes it away again."""
+    if kind != "postgres":
+        prefix = "sqlite+aiosqlite:///" if kind == "sqlite" else ""
+        yield Store(kind, f"{prefix}{folder / 'sessions.db'}")
+        return
+    server = os.environ.get(POSTGRES_URL)
+    if not server:
+        pytest.skip(f"{POSTGRES_URL} is not set")
+    name = f"contextguard_{uuid.uuid4().hex}"
+    await _execute(server, f"CREATE DATABASE {name}")
+    try:
+        url = make_url(server).set(database=name)
+        yield Store(kind, url.render_as_string(hide_password=False))
+    finally:
+        await _execute(server, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+async def _execute(url: str, statement: str) -> None:
+    engine = create_async_engine(url, isolation_level="AUTOCOMMIT")
+    async with engine.connect() as connection:
+        await connection.execute(text(statement))
+    await engine.dispose()
+
+
+@pytest.fixture
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
+    """A database of the kind that the test is parametrised with."""
+    async with own_database(request.param, tmp_path) as made:
+        yield made
+
+
+def nested_result(name: str) -> dict[str, Any]:
+    """A tool result that a JSON column gives back in another form."""
+    return {
+        "zeta": {"b": [1, {"y": 1, "x": [{"d": None, "c": True}]}], "a": {}},
+        "Schlüssel": "żółć 漢字 🙂 e\u0301 \u2028 'quoted' \"twice\" back\\slash",
+        "numbers": [0.1 + 0.2, 1e-7, 2.5e-300, 1.0, -0.0, 1e16, 1e22, 2**53 + 1, -7],
+        "": {"": [[], [[]], {"": ""}]},
+        "pages": {9: "nine", 10: "ten", 101: {2: [1.5e300]}},
+        "rows": [
+            {"value": row / 7, "name": f"{name}-row-{row}", "id": row}
+            for row in range(12)
+        ],
+        "fact": f"fact-{name}",
+        "aa": "shorter keys come first",
+    }
+
+
+def write_turns(count: int) -> list[Turn]:
+    """Turns with a call, two parallel calls and an answer, all recognisable."""
+    return [
+        Turn(
+            request=f"Question {number}. {'please ' * 60}ask-{number} {'go on ' * 60}",
+            steps=[
+                [ToolUse("search", nested_result(f"{number}a"))],
+                [
+                    ToolUse("read", nested_result(f"{number}b")),
+                    ToolUse("read", f"fact-{number}c ünïcode " + "words " * 40),
+                ],
+            ],
+            answer=f"Answer {number}: answer-{number}.",
+        )
+        for number in range(count)
+    ]
+
+
+def facts(record: RecordedRequest | LlmRequest) -> set[str]:
+    """The markers of tool results and answers that stand in a request."""
+    words = json.dumps([c.model_dump(mode="json") for c in record.contents])
+    kinds = ("fact-", "answer-")
+    pieces = words.replace("\\", " ").replace('"', " ").replace(".", " ").split()
+    return {piece for piece in pieces if piece.startswith(kinds)}
+
+
+def rounds(llm: SimulatedLlm) -> Iterator[tuple[set[str], list[RecordedRequest]]]:
+    """What summaries have covered, and the agent's requests until the next one."""
+    covered: set[str] = set()
+    requests: list[RecordedRequest] = []
+    for record in llm.requests:
+        if not record.is_summary:
+            requests.append(record)
+            continue
+        if requests:
+            yield covered, requests
+        covered, requests = covered | facts(record), []
+    yield covered, requests
+
+
+def check_prefixes(requests: Sequence[RecordedRequest]) -> None:
+    """Every request of a round begins with the one before; the head to the byte."""
+    for before, after in itertools.pairwise(requests):
+        count = len(before.contents)
+        head = min(2, count)
+        # A JSON column may have reordered the keys of results since.
+        assert canonical(after.contents[:count]) == canonical(before.contents)
+        assert [c.model_dump_json() for c in after.contents[:head]] == [
+            c.model_dump_json() for c in before.contents[:head]
+        ]
+
+
+def canonical(contents: Sequence[types.Content]) -> list[dict[str, Any]]:
+    """Contents as JSON values, call ids left out.
+
+    PostgreSQL gives large floats back as integers, digit for digit.
+    """
+    texts = (content.model_dump_json(exclude_none=True) for content in contents)
+    dumped: list[dict[str, Any]] = [json.loads(item, parse_int=float) for item in texts]
+    for content in dumped:
+        for part in content.get("parts", ()):
+            for kind in ("function_call", "function_response"):
+                part.get(kind, {}).pop("id", None)
+    return dumped
+
+
+def check_state(state: dict[str, Any]) -> None:
+    """What the guard keeps can be read back, and is small."""
+    mark = SummaryMark.from_json(state[STATE_KEY.format("mark")])
+    assert mark.scope
+    assert decode_covered(state[STATE_KEY.format("covered")]).content_count
+    ours = {key: value for key, value in state.items() if "context_guard" in key}
+    del ours[STATE_KEY.format("summary")]
+    assert sum(len(str(value).encode()) for value in ours.values()) <= 16 * 1024
+
+
+def covering_summary(request: LlmRequest) -> str:
+    """A summary that tells nothing of what it covers."""
+    return "The user asked, the assistant looked things up and answered."
+
+
+async def talk(
+    store: Store, llm: SimulatedLlm, turns: Sequence[Turn], strategy: Strategy
+) -> dict[str, Any]:
+    """Plays turns, each with a new service, plugin and runner; returns the state."""
+    replies, tools = script_conversation(Conversation(turns))
+    llm.script = replies
+    state: dict[str, Any] = {}
+    for number, turn in enumerate(turns):
+        async with store.open() as service:
+            agent = guarded_agent(llm, [_as_tool(tool) for tool in tools])
+            chat = Chat(
+                agent, [ContextGuardPlugin(default=strategy)], session_service=service
+            )
+            answer = answer_text(await chat.say(turn.request))
+            assert answer == turn.answer, f"turn {number} ended with {answer!r}"
+            state = await chat.state()
+    return state
+
+
+def _as_tool(tool: ScriptedTool) -> Any:
+    return tool
+
+
+STRATEGIES = {
+    "threshold": Threshold(context_window=WINDOW),
+    "sliding": SlidingWindow(context_window=8_000, max_turns=16),
+    "pipeline": Pipeline(
+        context_window=6_000,
+        window=None,
+        summary=SummaryCompaction(min_messages_for_summary=4),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("store", KINDS, indirect=True)
+async def test_sessions_survive_a_reload_every_turn(store: Store, name: str) -> None:
+    """Nothing is rejected, what is summarised stays away, and prefixes are stable."""
+    strategy = STRATEGIES[name]
+    llm = SimulatedLlm(
+        context_window=strategy.context_window or WINDOW,
+        summary_replies=covering_summary,
+    )
+    state = await talk(store, llm, write_turns(12), strategy)
+    assert (llm.rejections, llm.violations) == (0, 0)
+    played = list(rounds(llm))
+    assert len(played) >= 4, "fewer than three compactions"
+    for covered, requests in played:
+        for request in requests:
+            assert not covered & facts(request)
+        if name != "pipeline":  # It may shorten results between summaries.
+            check_prefixes(requests)
+    for _, requests in played[1:]:
+        for request in requests:
+            head = (request.contents[0].parts or [types.Part()])[0].text or ""
+            assert head.startswith(SUMMARY_BEGINS)
+    check_state(state)
+
+
+ODD_VALUES: dict[str, Any] = {
+    "key order": {"b": 1, "a": {"z": 1, "aa": 2, "": 3}, "aaa": [], "B": None},
+    "number keys": {9: "nine", 10: "ten", -1: "minus one", 101: {2: {30: 1, 4: 2}}},
+    "large floats": [1e16, 1e22, 1.2345678901234568e20, 1.5e300, -1e17],
+    "floats": [0.1 + 0.2, 1e-7, 2.5e-300, 1.0, 100.0, 1 / 3, 5e-324],
+    "zeros": [0, 0.0, -0.0, {"zero": -0.0}],
+    "integers": [2**53 + 1, -(2**53) - 1, 2**63 - 1, 10**15],
+    "text that looks like numbers": ["1e+22", "-0.0", '{"9": 1e+16}', "Infinity"],
+    "unicode": "żółć 漢字 🙂 e\u0301 é \u2028 \u200b \x7f \ufeff",
+    "escapes": "\"quoted\" 'single' back\\slash \\u0041 \t\r\n \x01",
+    "tuples": (1, (2, {"three": (4,)})),
+    "empty": {"": {"": [[], [[]], {"": ""}]}, "none": None},
+    "booleans": [True, False, {"true": True}],
+    "deep": {"a": [{"b": [{"c": [{"d": [{"e": 1e30}]}]}]}]},
+}
+
+
+@pytest.mark.parametrize("store", DATABASES, indirect=True)
+async def test_fingerprints_are_the_same_after_a_reload(store: Store) -> None:
+    """No database makes a covered content look like a new one."""
+    place: dict[str, Any] = {"app_name": "app", "user_id": "user"}
+    place["session_id"] = "session"
+    results = [response(name, {"is": value}) for name, value in ODD_VALUES.items()]
+    asked = [call(name, value=value) for name, value in ODD_VALUES.items()]
+    contents = [*results, *asked]
+    before = [fingerprint(content) for content in contents]
+    async with store.open() as service:
+        session = await service.create_session(**place)
+        for content in contents:
+            await service.append_event(session, event(content))
+    async with store.open() as service:
+        loaded = await service.get_session(**place)
+        assert loaded is not None
+        for content, known, found in zip(contents, before, loaded.events, strict=True):
+            assert found.content is not None
+            assert fingerprint(found.content) == known, content
+
+
+@pytest.mark.parametrize("store", KINDS, indirect=True)
+@pytest.mark.parametrize(
+    "summary",
+    [
+        pytest.param("Nothing \x00 at all \x00", id="nul"),
+        pytest.param("Half an emoji: \ud83d", id="surrogate"),
+        pytest.param("\u2028\u2029\x01\x7f\ufeff 'quoted' \"twice\" \\", id="controls"),
+        pytest.param("漢字 🙂 " * 40, id="unicode"),
+    ],
+)
+async def test_any_summary_can_be_stored(store: Store, summary: str) -> None:
+    """What a model may write as a summary ends no turn and stays in place."""
+    llm = SimulatedLlm(
+        context_window=WINDOW, summary_replies=lambda request: f"WRITTEN {summary}"
+    )
+    state = await talk(store, llm, write_turns(5), STRATEGIES["threshold"])
+    assert (llm.rejections, llm.violations) == (0, 0)
+    *_, (covered, requests) = rounds(llm)
+    assert covered
+    check_prefixes(requests)
+    assert (
+        "WRITTEN"
+        in (requests[-1].contents[0].parts or [types.Part()])[0].model_dump_json()
+    )
+    check_state(state)

@@ -1,0 +1,347 @@
+"""The shape of a text tells how many tokens it takes."""
+
+# ruff: noqa: RUF001
+
+import argparse
+import base64
+import importlib.util
+import inspect
+import json
+import random
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiktoken
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from contextguard_adk.density import (
+    estimate_text_density,
+    json_bytes,
+    json_text,
+    text_bytes,
+    weighted_tokens,
+)
+
+# A machine under load is no reason to fail.
+unhurried = settings(
+    deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow]
+)
+
+PROSE = (
+    "The lighthouse had been dark for eleven years when Marta bought it. The roof let "
+    "in the rain, the lamp was gone, and the road along the cliff ended two hundred "
+    "metres short of the door. She carried everything up by hand: boards, paint, a "
+    "stove in four parts. In the evenings she wrote to her brother, who thought that "
+    "she had lost her mind, and in the mornings she went on with the stairs.\n\n"
+    "By autumn there was glass in the windows again. Fishermen who passed below began "
+    "to wave, and one of them left a bag of onions at the gate. She never learned who. "
+)
+RUSSIAN = (
+    "Когда Марта купила маяк, он не горел уже одиннадцать лет. Крыша протекала, лампы "
+    "не было, а дорога вдоль обрыва кончалась в двухстах метрах от двери. Она носила "
+    "всё наверх руками: доски, краску, печь. По вечерам она писала брату, а утром "
+    "снова принималась за лестницу. "
+)
+CHINESE = (
+    "玛尔塔买下这座灯塔的时候,它已经熄灭了十一年。屋顶漏雨,灯不见了,沿着悬崖的路在离门"
+    "两百米的地方就断了。她用手把所有东西搬上去:木板、油漆、一个炉子。晚上她给弟弟写信,"
+    "早上又继续修楼梯。到了秋天,窗户上又有了玻璃。"
+)
+JAPANESE = (
+    "マルタがこの灯台を買ったとき、灯は十一年も消えたままだった。屋根は雨漏りし、ランプは"
+    "なくなり、崖沿いの道は扉の二百メートル手前で終わっていた。彼女はすべてを手で運び上げた。"
+    "夜は弟に手紙を書き、朝になるとまた階段の修理を続けた。"
+)
+
+
+def make_pods() -> dict[str, Any]:
+    """A list of pods in the shape of `kubectl get pods -o json`."""
+    rng = random.Random(5)
+    identifiers = (str(uuid.UUID(int=rng.getrandbits(128))) for _ in range(1_000))
+
+    def pod(index: int) -> dict[str, Any]:
+        return {
+            "metadata": {
+                "creationTimestamp": f"2024-03-{index + 1:02d}T09:{index:02d}:41Z",
+                "labels": {"app": "billing", "pod-template-hash": "7d9f8c6b5"},
+                "name": f"billing-7d9f8c6b5-{identifiers.__next__()[:5]}",
+                "namespace": "default",
+                "uid": next(identifiers),
+            },
+            "spec": {
+                "containers": [
+                    {"image": "registry.example.com/billing:v1.4.2", "name": "app"}
+                ],
+                "nodeName": f"ip-10-0-{index}-17.ec2.internal",
+                "restartPolicy": "Always",
+            },
+            "status": {
+                "conditions": [{"status": "True", "type": "Ready"}],
+                "hostIP": f"10.0.{index}.17",
+                "phase": "Running",
+            },
+        }
+
+    return {"apiVersion": "v1", "items": [pod(i) for i in range(12)], "kind": "List"}
+
+
+def make_texts() -> dict[str, str]:
+    """Texts of the kinds that conversations and tool results are made of."""
+    rng = random.Random(9)
+    data = rng.randbytes(3_000)
+    numbers = [[round(rng.gauss(0, 100), 4) for _ in range(8)] for _ in range(60)]
+    users = [
+        {"id": rng.randrange(10**6), "email": f"user{i}@example.com", "active": True}
+        for i in range(80)
+    ]
+    return {
+        "prose": PROSE * 3,
+        "python": inspect.getsource(argparse)[10_000:22_000],
+        "python-in-json": json.dumps({"result": inspect.getsource(json.decoder)}),
+        "digits": "".join(rng.choices("0123456789", k=4_000)),
+        "csv": "\n".join(",".join(map(str, row)) for row in numbers),
+        "rows-json": json.dumps(users, separators=(",", ":")),
+        "kubectl-pretty": json.dumps(make_pods(), indent=4),
+        "kubectl-compact": json.dumps(make_pods(), separators=(",", ":")),
+        "log": "\n".join(
+            f"2024-03-01 09:{i % 60:02d}:41,{i:03d} INFO [billing.api:{i}] charged "
+            f"invoice={i * 7919} took {i / 7:.3f}s request_id={data[i : i + 8].hex()}"
+            for i in range(90)
+        ),
+        "base64": base64.b64encode(data).decode(),
+        "hex": data.hex(),
+        "uuid": "\n".join(str(uuid.UUID(int=rng.getrandbits(128))) for _ in range(99)),
+        "upper": PROSE.upper(),
+        "russian": RUSSIAN * 3,
+        "chinese": CHINESE * 3,
+        "japanese": JAPANESE * 3,
+        "emoji": "🚀🔥👍😀🎉" * 60,
+        "box": "┌──────────────┬──────────────────┐\n│ a            │ b  │\n" * 9,
+    }
+
+
+TEXTS = make_texts()
+
+
+@pytest.fixture(scope="module")
+def o200k() -> Iterator[tiktoken.Encoding]:
+    """The tokenizer itself, from the copy that LiteLLM ships."""
+    spec = importlib.util.find_spec("litellm")
+    assert spec is not None
+    assert spec.origin is not None
+    folder = Path(spec.origin).parent / "litellm_core_utils" / "tokenizers"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TIKTOKEN_CACHE_DIR", str(folder))
+        yield tiktoken.get_encoding("o200k_base")
+
+
+def real_density(encoding: tiktoken.Encoding, text: str) -> float:
+    """Tokens per four bytes as the tokenizer counts them."""
+    return len(encoding.encode_ordinary(text)) * 4 / text_bytes(text)
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+def test_density_is_near_what_the_tokenizer_counts(
+    o200k: tiktoken.Encoding, kind: str
+) -> None:
+    """ASCII is judged within 10 %, other scripts within 20 %."""
+    text = TEXTS[kind]
+    assert estimate_text_density(text) == pytest.approx(
+        real_density(o200k, text), rel=0.1 if text.isascii() else 0.2
+    )
+
+
+def test_density_of_mixed_text_is_near_too(o200k: tiktoken.Encoding) -> None:
+    """All kinds in one text are judged within 5 %, by a bounded sample."""
+    text = "\n".join(TEXTS.values())
+    assert estimate_text_density(text) == pytest.approx(
+        real_density(o200k, text), rel=0.05
+    )
+
+
+@pytest.mark.parametrize(
+    ("denser", "lighter"),
+    [
+        ("base64", "digits"),
+        ("csv", "rows-json"),
+        ("rows-json", "prose"),
+        ("log", "python"),
+        ("kubectl-compact", "kubectl-pretty"),
+    ],
+)
+def test_density_orders_kinds_of_text(denser: str, lighter: str) -> None:
+    """What takes more tokens for its bytes comes out denser."""
+    assert estimate_text_density(TEXTS[denser]) > estimate_text_density(TEXTS[lighter])
+
+
+def test_density_of_no_text_is_neutral() -> None:
+    """An empty text neither raises nor lowers an estimate."""
+    assert estimate_text_density("") == 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "most"),
+    [
+        pytest.param("x" * 40_000, 0.5, id="one-letter"),
+        pytest.param(json.dumps({"result": "x" * 4_000}), 0.6, id="letter-in-json"),
+        pytest.param("-" * 4_000, 0.1, id="rule"),
+        pytest.param(" " * 4_000, 0.1, id="spaces"),
+        pytest.param("word " * 4_000, 0.9, id="word"),
+    ],
+)
+def test_density_of_repetition_is_low(text: str, most: float) -> None:
+    """Repeated characters merge into long tokens."""
+    assert 0.1 <= estimate_text_density(text) <= most
+
+
+def test_density_of_a_long_text_sees_all_of_it() -> None:
+    """Prose followed by as much base64 lies between the two, wherever it is cut."""
+    prose, dense = PROSE * 400, base64.b64encode(random.Random(1).randbytes(150_000))
+    middle = estimate_text_density(prose[: len(dense)] + dense.decode())
+    ends = estimate_text_density(prose), estimate_text_density(dense)
+    assert middle == pytest.approx(sum(ends) / 2, rel=0.1)
+
+
+@unhurried
+@given(st.text(alphabet=st.characters(), max_size=200), st.integers(0, 3))
+def test_density_of_any_text_is_bounded(text: str, cut: int) -> None:
+    """No text, not even one cut inside a character, is beyond the bounds."""
+    data = text.encode("utf-8", "surrogatepass")
+    assert estimate_text_density(text) == estimate_text_density(data)
+    assert 0.1 <= estimate_text_density(data[cut:]) <= 8.0
+
+
+@pytest.mark.parametrize(
+    ("text", "size_bytes"),
+    [
+        pytest.param("", 0, id="empty"),
+        pytest.param("hello", 5, id="ascii"),
+        pytest.param("naïve", 6, id="latin"),
+        pytest.param("日本語", 9, id="cjk"),
+        pytest.param("🚀", 4, id="emoji"),
+        pytest.param("\ud800", 3, id="lone-surrogate"),
+    ],
+)
+def test_text_bytes_are_those_of_utf8(text: str, size_bytes: int) -> None:
+    """Bytes count, not characters."""
+    assert text_bytes(text) == size_bytes
+
+
+class Plain:
+    """An object that JSON does not know."""
+
+    def __init__(self) -> None:
+        self.label = "x" * 50
+
+
+class Silent:
+    """An object without anything to show."""
+
+    __slots__ = ()
+
+
+def make_deep(depth: int, leaf: object) -> object:
+    """Lists in lists."""
+    for _ in range(depth):
+        leaf = [leaf]
+    return leaf
+
+
+def make_cycle() -> dict[str, Any]:
+    """A value that contains itself."""
+    value: dict[str, Any] = {"text": "x" * 40}
+    value["self"] = value
+    return value
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        pytest.param("plain", b"plain", id="text-as-it-is"),
+        pytest.param({"a": [1, None, True]}, b'{"a":[1,null,true]}', id="compact"),
+        pytest.param({"a": "日"}, '{"a":"日"}'.encode(), id="utf8"),
+        pytest.param({"a": 'b"\n'}, b'{"a":"b\\"\\n"}', id="escapes"),
+        pytest.param(float("nan"), b"NaN", id="nan"),
+        pytest.param({}, b"{}", id="empty"),
+        pytest.param(None, b"null", id="none"),
+    ],
+)
+def test_json_is_compact(value: object, text: bytes) -> None:
+    """JSON has no spaces and no escaped letters."""
+    assert json_text(value) == text
+    assert json_bytes(value) == len(text)
+
+
+@pytest.mark.parametrize(
+    ("value", "least", "most"),
+    [
+        pytest.param({"a": "\ud800" * 10}, 30, 50, id="lone-surrogates"),
+        pytest.param({"a": b"\xff" * 30}, 40, 60, id="bytes"),
+        pytest.param({"a": bytearray(b"\xff" * 30), "b": Silent()}, 40, 80, id="array"),
+        pytest.param({"a": Plain()}, 50, 80, id="object"),
+        pytest.param({"a": Silent()}, 6, 30, id="opaque"),
+        pytest.param({"a": Plain}, 4, 30, id="class"),
+        pytest.param(make_deep(10_000, "x" * 100), 20_100, 40_000, id="deep"),
+        pytest.param(make_cycle(), 50, 80, id="cycle"),
+        pytest.param([Silent(), None, 1.5, 7, True, (1, {2})], 20, 60, id="scalars"),
+        pytest.param([Silent(), 10**9_000], 7_000, 10_000, id="long-number"),
+        pytest.param([object()] * 5, 4, 40, id="shared"),
+    ],
+)
+def test_json_has_a_size_for_every_value(value: object, least: int, most: int) -> None:
+    """What JSON cannot express counts about what its parts count."""
+    assert least <= json_bytes(value) <= most
+
+
+def test_walking_a_huge_value_is_bounded() -> None:
+    """A value that JSON refuses costs bounded work, however large it is."""
+    assert json_bytes([Silent(), *range(500_000)]) < 1_000_000
+
+
+any_value = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(alphabet=st.characters())
+    | st.binary()
+    | st.builds(Plain)
+    | st.builds(Silent)
+    | st.complex_numbers(),
+    lambda inner: (
+        st.lists(inner) | st.dictionaries(st.text(), inner) | st.tuples(inner, inner)
+    ),
+)
+
+
+@unhurried
+@given(any_value)
+def test_json_never_raises(value: object) -> None:
+    """Every value has a size and a text of that size."""
+    assert json_bytes(value) == len(json_text(value)) >= 0
+
+
+DENSE = base64.b64encode(random.Random(2).randbytes(3_000))
+
+
+@pytest.mark.parametrize(
+    ("parts", "heuristic_tokens", "weighted"),
+    [
+        pytest.param([], 500, 500, id="nothing-to-judge"),
+        pytest.param([(b"", 400)], 100, 100, id="media"),
+        pytest.param([(DENSE, 0)], 1_000, 2_700, id="dense"),
+        pytest.param([(DENSE, 4_000)], 2_000, 3_700, id="dense-beside-media"),
+        pytest.param([(DENSE, 0)], 1_500, 3_200, id="dense-beside-tools"),
+        pytest.param([(b"word " * 800 + DENSE, 0)], 1_000, 2_700, id="end-of-a-part"),
+        pytest.param([(DENSE, 0), (b"word " * 800, 0)], 1_000, 2_700, id="newest"),
+    ],
+)
+def test_weighted_tokens_follow_the_density(
+    parts: list[tuple[bytes, int]], heuristic_tokens: int, weighted: int
+) -> None:
+    """Text counts by its density, everything else by its heuristic."""
+    assert weighted_tokens(parts, heuristic_tokens) == pytest.approx(weighted, rel=0.06)

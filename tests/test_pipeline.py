@@ -1,0 +1,404 @@
+"""The pipeline: its order, where it stops, what yields, and what it costs."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from google.genai import types
+
+from contextguard_adk import (
+    MessageWindow,
+    Pipeline,
+    Reducer,
+    Reduction,
+    Strategy,
+    StrategyResult,
+    SummaryCompaction,
+    Threshold,
+    TokenWindow,
+    ToolOutputTruncation,
+)
+from contextguard_adk.strategies.reduction import Yielding
+from contextguard_adk.testing import SimulatedLlm
+from tests.builders import (
+    Conversation,
+    KeptSessions,
+    Played,
+    ToolUse,
+    Turn,
+    call,
+    play,
+    response,
+    user,
+)
+from tests.scenarios import (
+    LARGEST_BPE_WINDOW_TOKENS,
+    SCENARIOS,
+    find_obstacle,
+    total_tokens,
+    write_conversation,
+)
+from tests.test_prefix_stability import to_bytes
+from tests.test_scenarios import (
+    _summarize_briefly,
+    check_answers,
+    check_live_requests,
+    check_pauses,
+    check_provider,
+)
+from tests.test_strategies import context, small_talk
+
+WINDOWS_TOKENS = (8_000, 32_000, 200_000)
+TOOL_HEAVY = (
+    "tool-heavy",
+    "parallel bursts",
+    "only tool results",
+    "alternating tool and text",
+    "alternating huge and tiny",
+    "tool chains",
+    "kubernetes",
+    "coding agent",
+    "tool storm",
+)
+
+
+@pytest.fixture(autouse=True)
+def _lean_telemetry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keeps ADK from copying every request into its spans."""
+    monkeypatch.setenv("ADK_TELEMETRY_SCHEMA_VERSION_OPT_IN", "1")
+    monkeypatch.setenv("ADK_CAPTURE_MESSAGE_CONTENT_IN_SPANS", "false")
+
+
+class Spy(Reducer):
+    """Notes that it ran, and returns what it was told to."""
+
+    log: Any  # Pydantic would copy a list.
+    result: StrategyResult = StrategyResult.NO_CHANGE
+
+    async def reduce(self, reduction: Reduction) -> StrategyResult:
+        """Notes the run."""
+        self.log.append((reduction.yielding, len(reduction.kept)))
+        return self.result
+
+
+def tool_talk(count: int, size_chars: int) -> list[types.Content]:
+    """So many calls with results of so many characters, and a question."""
+    contents = [user("Task.")]
+    for number in range(count):
+        contents += [
+            call("read", str(number)),
+            response("read", f"{number} {'notebooks ' * size_chars}"[:size_chars]),
+        ]
+    return [*contents, user("Now?")]
+
+
+def measured(
+    contents: Sequence[types.Content], llm: SimulatedLlm, window_tokens: int
+) -> Any:
+    """A context whose tokens are those of the contents."""
+    tokens = context(contents, llm, window_tokens=window_tokens).measure(contents)
+    return context(contents, llm, window_tokens=window_tokens, tokens=tokens)
+
+
+def large_llm(count: int = 9) -> SimulatedLlm:
+    """A summariser that takes anything."""
+    return SimulatedLlm(context_window=10_000_000, summary_replies=["Short."] * count)
+
+
+# --- Order, target, yielding --------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tokens", "threshold", "is_run"),
+    [
+        pytest.param(79_999, None, False, id="below the threshold"),
+        pytest.param(80_000, None, True, id="at the threshold"),
+        pytest.param(49_999, 0.5, False, id="below the one set"),
+        pytest.param(50_000, 0.5, True, id="at the one set"),
+        pytest.param(80_000, 0.9, True, id="never above the threshold"),
+    ],
+)
+async def test_when_it_runs(tokens: int, threshold: float | None, is_run: bool) -> None:
+    """At the threshold, or at `compression_threshold` where that comes first."""
+    log: list[Any] = []
+    pipeline = Pipeline(compression_threshold=threshold, reducers=(Spy(log=log),))
+    talk = context(small_talk(5), large_llm(), window_tokens=100_000, tokens=tokens)
+    await pipeline.compact(talk)
+    assert bool(log) is is_run
+
+
+async def test_the_window_comes_before_truncation() -> None:
+    """What the window drops is not shortened first: with the window alone enough,
+    the results that stay are whole."""
+    contents = tool_talk(60, 6_000)
+    talk = measured(contents, large_llm(), 105_000)
+    assert talk.is_due
+    compaction = await Pipeline(
+        window=MessageWindow(window_size=20, preserve_initial_task=False)
+    ).compact(talk)
+    assert compaction is not None
+    assert compaction.contents[-18:] == contents[-18:]
+    assert compaction.attempts == 0
+
+
+async def test_the_target_stops_later_reducers() -> None:
+    """`TARGET_REACHED` is the end of the run."""
+    log: list[Any] = []
+    first = Spy(log=log, result=StrategyResult.TARGET_REACHED)
+    talk = measured(small_talk(100, 900), large_llm(), 100_000)
+    pipeline = Pipeline(
+        window=None, tool_output=None, summary=None, reducers=(first, Spy(log=log))
+    )
+    await pipeline.compact(talk)
+    assert len(log) == 5  # Once in each pass; the second one never.
+    log.clear()
+    await Pipeline(reducers=(Spy(log=log),)).compact(talk)
+    assert log == []  # The window was enough.
+
+
+async def test_preferences_yield_in_order() -> None:
+    """Lengths, triggers, minima, what is preserved; then everything is summarised."""
+    log: list[Any] = []
+    llm = large_llm()
+    talk = measured(small_talk(100, 900), llm, 100_000)
+    compaction = await Pipeline(
+        window=None, tool_output=None, summary=None, reducers=(Spy(log=log),)
+    ).compact(talk)
+    assert [yielding for yielding, _ in log] == [
+        Yielding(),
+        Yielding(lengths=True),
+        Yielding(lengths=True, triggers=True),
+        Yielding(lengths=True, triggers=True, minima=True),
+        Yielding(lengths=True, triggers=True, minima=True, preserved=True),
+    ]
+    assert compaction is not None
+    assert compaction.covered == frozenset(range(100))
+    assert llm.summaries == compaction.attempts == 1
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "contents"),
+    [
+        pytest.param(
+            Pipeline(window=None, tool_output=None),
+            small_talk(100, 850),
+            id="a trigger of 90 %",
+        ),
+        pytest.param(Pipeline(), small_talk(19, 4_500), id="minima"),
+        pytest.param(
+            Pipeline(summary=None), tool_talk(1, 340_000), id="the last tool result"
+        ),
+        pytest.param(
+            Pipeline(summary=SummaryCompaction(preserve_recent_count=90)),
+            small_talk(45, 1_900),
+            id="preserved messages",
+        ),
+        pytest.param(
+            Pipeline(window=TokenWindow(budget_tokens=99_000), summary=None),
+            small_talk(45, 1_900),
+            id="a budget near the window",
+        ),
+    ],
+)
+async def test_no_preference_keeps_a_request_too_large(
+    pipeline: Pipeline, contents: list[types.Content]
+) -> None:
+    """What leaves is below the threshold, whatever was preferred."""
+    talk = measured(contents, large_llm(), 100_000)
+    assert talk.is_due
+    compaction = await pipeline.compact(talk)
+    assert compaction is not None
+    assert compaction.tokens < talk.budgets.threshold_tokens
+    assert compaction.attempts <= 1
+
+
+async def test_a_summary_comes_first_then_the_last_ten() -> None:
+    """100 messages over 90 % become the summary and the last 10 word for word."""
+    contents = small_talk(100, 950)
+    talk = measured(contents, large_llm(), 100_000)
+    pipeline = Pipeline(window=None, tool_output=None)
+    compaction = await pipeline.compact(talk)
+    assert compaction is not None
+    first, *rest = compaction.contents
+    assert "Short." in str(first.parts and first.parts[0].text)
+    assert rest == contents[-10:]
+
+
+async def test_a_summary_starts_from_the_originals() -> None:
+    """What was shortened or dropped before is shown to the summariser whole."""
+    contents = tool_talk(30, 9_000)
+    contents[2] = response("read", "y" * 6_000 + " the needle " + "y" * 3_000)
+    llm = large_llm()
+    talk = measured(contents, llm, 20_000)
+    await Pipeline(context_window=20_000).compact(talk)
+    assert llm.summaries
+    assert any("the needle" in request.text for request in llm.requests)
+
+
+async def test_a_summary_that_is_too_long_is_squeezed_not_paid_for_again() -> None:
+    """The last resort starts with what was paid for."""
+    llm = SimulatedLlm(
+        context_window=10_000_000, summary_replies=["word " * 90_000] * 9
+    )
+    talk = measured(small_talk(100, 950), llm, 100_000)
+    compaction = await Pipeline(window=None, tool_output=None).compact(talk)
+    assert compaction is not None
+    assert talk.fits(compaction)
+    assert llm.summaries <= 2
+
+
+async def test_a_summariser_that_is_down_is_asked_once() -> None:
+    """The mechanical summary takes its place, and the request fits."""
+    llm = SimulatedLlm(
+        context_window=10_000_000, summary_replies=[RuntimeError("down")] * 9
+    )
+    talk = measured(small_talk(100, 950), llm, 100_000)
+    compaction = await Pipeline(window=None, tool_output=None).compact(talk)
+    assert compaction is not None
+    assert compaction.stored.is_mechanical
+    assert talk.fits(compaction)
+    assert llm.summaries == 1
+
+
+async def test_an_early_run_must_be_worth_a_new_prefix() -> None:
+    """Before the threshold a gain of a few tokens does not break prompt caches."""
+    pipeline = Pipeline(compression_threshold=0.3, window=None, summary=None)
+    little = measured(tool_talk(8, 4_300), large_llm(), 20_000)
+    assert await pipeline.compact(little) is None
+    much = measured(tool_talk(3, 12_000), large_llm(), 20_000)
+    assert not much.is_due
+    compaction = await pipeline.compact(much)
+    assert compaction is not None
+    assert compaction.attempts == 0
+
+
+async def test_nothing_can_be_done_about_open_calls() -> None:
+    """Without anything to remove nothing is decided, and nothing paid for."""
+    llm = large_llm()
+    talk = context([call("read")], llm, window_tokens=1_000, tokens=990)
+    assert await Pipeline().compact(talk) is None
+    assert llm.summaries == 0
+
+
+# --- Behind a Runner ----------------------------------------------------------------
+
+
+async def play_scenario(name: str, window_tokens: int, strategy: Strategy) -> Played:
+    """Plays a scenario; skips what no guard can keep inside the window."""
+    conversation = write_conversation(name, window_tokens)
+    if obstacle := find_obstacle(conversation, window_tokens):
+        pytest.skip(obstacle)
+    is_large = window_tokens > LARGEST_BPE_WINDOW_TOKENS
+    llm = SimulatedLlm(
+        context_window=window_tokens,
+        token_ratio=conversation.token_ratio,
+        media_tokens=conversation.media_tokens,
+        usage=conversation.usage,
+        summary_replies=_summarize_briefly if is_large else None,
+    )
+    return await play(conversation, strategy, llm, session_service=KeptSessions())
+
+
+@pytest.mark.parametrize("window_tokens", WINDOWS_TOKENS)
+@pytest.mark.parametrize("name", SCENARIOS)
+async def test_a_conversation_stays_inside_the_window(
+    name: str, window_tokens: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No request is refused, no pair broken, no answer lost, and on two calls running
+    it compacts only where it must."""
+    caplog.set_level(logging.ERROR, "contextguard_adk")
+    played = await play_scenario(
+        name, window_tokens, Pipeline(context_window=window_tokens)
+    )
+    conversation = write_conversation(name, window_tokens)
+    cell = f"{name!r} on {window_tokens:,} tokens"
+    assert not caplog.records, cell
+    check_provider(cell, played)
+    check_answers(cell, played, [turn.answer for turn in conversation.turns])
+    check_live_requests(cell, played.calls)
+    check_pauses(cell, played.calls, window_tokens)
+    if total_tokens(conversation) > window_tokens:
+        assert any(call.is_compacted for call in played.calls), cell
+
+
+@pytest.mark.parametrize("window_tokens", WINDOWS_TOKENS)
+async def test_fewer_summaries_than_threshold(window_tokens: int) -> None:
+    """On tool-heavy conversations it never pays for more, and altogether for fewer."""
+    totals: dict[type[Strategy], int] = {Pipeline: 0, Threshold: 0}
+    for name in TOOL_HEAVY:
+        paid: dict[type[Strategy], int] = {}
+        for kind in totals:
+            played = await play_scenario(
+                name, window_tokens, kind(context_window=window_tokens)
+            )
+            paid[kind] = sum(bool(call.summary_count) for call in played.calls)
+            totals[kind] += paid[kind]
+        print(
+            f"{name} on {window_tokens:,}: Pipeline paid for {paid[Pipeline]} "
+            f"compactions, Threshold for {paid[Threshold]}"
+        )
+        assert paid[Pipeline] <= paid[Threshold], name
+    print(f"{window_tokens:,}: {totals[Pipeline]} against {totals[Threshold]}")
+    assert totals[Pipeline] < totals[Threshold]
+
+
+@pytest.mark.parametrize(
+    "name", ["tool-heavy", "kubernetes", "tool chains", "rapid short", "empty results"]
+)
+async def test_what_was_decided_stays(name: str) -> None:
+    """Between runs each request begins with the bytes of the one before."""
+    played = await play_scenario(name, 32_000, Pipeline(context_window=32_000))
+    assert sum(call.is_compacted for call in played.calls) >= 2
+    for before, after in itertools.pairwise(played.calls):
+        if not after.is_compacted:
+            sent, resent = to_bytes(before.contents), to_bytes(after.contents)
+            assert resent[: len(sent)] == sent, f"{name}, call {after.number}"
+
+
+async def test_equal_results_do_not_move_what_was_decided() -> None:
+    """A later result with the same bytes is not taken for the one shortened last."""
+    results = ["notebooks " * 600, "ok", "ok"]
+    steps = [[ToolUse("read", results[number % 3])] for number in range(40)]
+    llm = SimulatedLlm(context_window=8_000, token_ratio=1.0)
+    strategy = Pipeline(context_window=8_000, window=None)
+    played = await play(Conversation([Turn("Read on.", steps)]), strategy, llm)
+    assert llm.rejections == 0
+    assert sum(call.is_compacted for call in played.calls) >= 2
+    for before, after in itertools.pairwise(played.calls):
+        if not after.is_compacted:
+            sent, resent = to_bytes(before.contents), to_bytes(after.contents)
+            assert resent[: len(sent)] == sent, f"call {after.number}"
+
+
+# --- Settings -----------------------------------------------------------------------
+
+
+def test_documented_defaults() -> None:
+    """Window, tool output, summary: as documented."""
+    assert Pipeline() == Pipeline(
+        window=MessageWindow(
+            window_size=40,
+            min_messages_before_windowing=50,
+            preserve_system=True,
+            preserve_initial_task=True,
+            strict_window_size=False,
+        ),
+        tool_output=ToolOutputTruncation(
+            max_length=4_000,
+            show_truncation_notice=True,
+            smart_truncate=False,
+            head_length=3_000,
+            tail_length=1_000,
+            preserve_last_tool_result=True,
+        ),
+        summary=SummaryCompaction(
+            trigger_threshold=0.90,
+            target_token_ratio=0.50,
+            min_messages_for_summary=20,
+            preserve_recent_count=10,
+        ),
+    )

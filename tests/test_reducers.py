@@ -1,0 +1,382 @@
+"""What each reducer of a pipeline does alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from google.genai import types
+from pydantic import ValidationError
+
+from contextguard_adk import (
+    MessageWindow,
+    Reducer,
+    Reduction,
+    StrategyResult,
+    SummaryCompaction,
+    TokenWindow,
+    ToolOutputTruncation,
+)
+from contextguard_adk.compaction import CompactionContext
+from contextguard_adk.strategies.reduction import Yielding
+from contextguard_adk.testing import SimulatedLlm
+from tests.builders import call, model, response, user
+from tests.test_strategies import context, names, small_talk, words
+
+NO_CHANGE, APPLIED, TARGET_REACHED = StrategyResult
+PRESERVED = Yielding(lengths=True, triggers=True, minima=True, preserved=True)
+
+
+def reduction(
+    contents: Sequence[types.Content],
+    llm: SimulatedLlm | None = None,
+    *,
+    target_tokens: int = 1,
+    yielding: Yielding = Yielding(),  # noqa: B008 - frozen.
+    **settings: Any,
+) -> Reduction:
+    """The start of a pipeline run over these contents, which are all history."""
+    settings.setdefault("window_tokens", 100_000)
+    made: CompactionContext = context(contents, llm, **settings)
+    made = context(
+        contents,
+        llm,
+        **{**settings, "tokens": settings.get("tokens") or made.measure(contents)},
+    )
+    run = Reduction(made, target_tokens)
+    run.yielding = yielding
+    return run
+
+
+def sent(run: Reduction) -> list[types.Content]:
+    """The contents as the reducers left them, without the head of a summary."""
+    if run.compaction is None:
+        return list(run.context.view.contents)
+    head = ("[Previous conversation summary]", "[System: The conversation was")
+    return [
+        content
+        for content in run.compaction.contents
+        if not first_text(content).startswith(head)
+    ]
+
+
+def first_text(content: types.Content) -> str:
+    """The first text of a content."""
+    return (content.parts or [types.Part()])[0].text or ""
+
+
+def instruction(text: str) -> types.Content:
+    """A history content that is neither the user's nor the model's."""
+    return types.Content(role="system", parts=[types.Part(text=text)])
+
+
+# --- Windows ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("count", "settings", "kept"),
+    [
+        pytest.param(49, {}, 49, id="fewer than the minimum"),
+        pytest.param(50, {}, 40, id="the minimum"),
+        pytest.param(100, {}, 40, id="many"),
+        pytest.param(100, {"window_size": 10}, 10, id="small window"),
+        pytest.param(
+            9, {"window_size": 10, "min_messages_before_windowing": 0}, 9, id="all fit"
+        ),
+    ],
+)
+async def test_a_message_window_keeps_the_newest(
+    count: int, settings: dict[str, Any], kept: int
+) -> None:
+    """So many stay, the first task and the newest, and nothing is dropped below the
+    minimum."""
+    run = reduction(small_talk(count, 20))
+    result = await MessageWindow(**settings).reduce(run)
+    assert len(run.kept) == kept
+    assert result is (NO_CHANGE if kept == count else APPLIED)
+    if kept < count:
+        first = run.context.view.first_task_index
+        assert run.kept == [first, *range(count - kept + 1, count)]
+
+
+@pytest.mark.parametrize(
+    ("is_strict", "kept"),
+    [pytest.param(True, 10, id="strict"), pytest.param(False, 15, id="not strict")],
+)
+async def test_protected_messages_against_a_strict_window(
+    is_strict: bool, kept: int
+) -> None:
+    """15 protected messages and a window of 10 leave 10 strict, and 15 not."""
+    protected = [instruction(f"Rule {number}.") for number in range(14)]
+    talk = small_talk(60)[:-1]
+    run = reduction([user("Task."), *talk, *protected])
+    window = MessageWindow(window_size=10, strict_window_size=is_strict)
+    await window.reduce(run)
+    # The user's current request stays in any case.
+    texts = names(sent(run))
+    assert texts.count("Rule") + texts.count("Task.") in (kept, kept - 1)
+    assert len(texts) in (kept, kept + 1) if not is_strict else len(texts) == kept
+
+
+@pytest.mark.parametrize(
+    ("settings", "yielding", "has_system", "has_task"),
+    [
+        pytest.param({}, Yielding(), True, True, id="defaults"),
+        pytest.param({"preserve_system": False}, Yielding(), False, True, id="system"),
+        pytest.param(
+            {"preserve_initial_task": False}, Yielding(), True, False, id="task"
+        ),
+        pytest.param({}, PRESERVED, False, False, id="all give way"),
+    ],
+)
+@pytest.mark.parametrize(
+    "window",
+    [
+        pytest.param((MessageWindow, {"window_size": 5}), id="messages"),
+        pytest.param((TokenWindow, {"budget_tokens": 100}), id="tokens"),
+    ],
+)
+async def test_what_a_window_preserves(
+    window: tuple[type[Reducer], dict[str, Any]],
+    settings: dict[str, Any],
+    yielding: Yielding,
+    has_system: bool,
+    has_task: bool,
+) -> None:
+    """Instructions in the history and the first task stay, if asked and if possible."""
+    talk = [user("Task."), instruction("Rule."), *small_talk(60, 20)]
+    run = reduction(talk, yielding=yielding)
+    kind, own = window
+    await kind(**own, **settings).reduce(run)
+    texts = names(sent(run))
+    assert ("Rule." in texts) is has_system
+    assert ("Task." in texts) is has_task
+    assert texts[-1] == "m59"
+
+
+@pytest.mark.parametrize(
+    ("count", "size_tokens", "budget_tokens", "kept"),
+    [
+        pytest.param(100, 100, 50_000, 100, id="100 small ones all fit"),
+        pytest.param(10, 10_000, 50_000, 5, id="10 large ones of which 5 fit"),
+    ],
+)
+async def test_a_token_window_counts_tokens(
+    count: int, size_tokens: int, budget_tokens: int, kept: int
+) -> None:
+    """Not the number of messages counts but what they take."""
+    run = reduction(small_talk(count, size_tokens), window_tokens=200_000)
+    await TokenWindow(budget_tokens=budget_tokens).reduce(run)
+    assert len(run.kept) == kept
+    assert run.measure(run.kept) <= budget_tokens
+
+
+async def test_windows_keep_pairs_whole() -> None:
+    """A call that would lose its result to the cut leaves with it."""
+    contents = [user("Task.")]
+    for number in range(40):
+        contents += [call("read", str(number)), response("read", "ok", str(number))]
+    run = reduction([*contents, user("Now?")])
+    await MessageWindow(window_size=10).reduce(run)
+    kept = sent(run)
+    calls = [p for c in kept for p in c.parts or [] if p.function_call]
+    results = [p for c in kept for p in c.parts or [] if p.function_response]
+    assert len(calls) == len(results)
+    assert abs(len(kept) - 10) <= 1
+
+
+async def test_a_token_window_measures_what_is_sent() -> None:
+    """A result that was shortened before counts as short."""
+    contents = [
+        user("Task."),
+        call("read"),
+        response("read", "y" * 40_000),
+        call("read"),
+        response("read", "ok"),
+        user("Now?"),
+    ]
+    run = reduction(contents)
+    await ToolOutputTruncation(max_length=1_000).reduce(run)
+    assert await TokenWindow(budget_tokens=1_000).reduce(run) is NO_CHANGE
+    assert len(run.kept) == 6
+
+
+# --- Tool results -----------------------------------------------------------------
+
+
+def read_twice(size_chars: int = 9_000) -> list[types.Content]:
+    """Two calls with long results, and a question."""
+    return [
+        user("Task."),
+        call("read"),
+        response("read", "a" * size_chars),
+        call("read"),
+        response("read", "b" * size_chars),
+        user("Now?"),
+    ]
+
+
+def result_lengths(run: Reduction) -> list[int]:
+    """How long the tool results are that are sent."""
+    results = [p.function_response for c in sent(run) for p in c.parts or []]
+    return [len(str((r.response or {})["result"])) for r in results if r]
+
+
+@pytest.mark.parametrize(
+    ("preserve", "yielding", "lengths"),
+    [
+        pytest.param(True, Yielding(), [4_000, 9_000], id="kept"),
+        pytest.param(False, Yielding(), [4_000, 4_000], id="shortened when asked"),
+        pytest.param(True, Yielding(lengths=True), [1_000, 9_000], id="tight"),
+        pytest.param(True, PRESERVED, [1_000, 1_000], id="gives way"),
+    ],
+)
+async def test_the_last_tool_result(
+    preserve: bool, yielding: Yielding, lengths: list[int]
+) -> None:
+    """It stays whole unless told otherwise, or the request would not fit."""
+    run = reduction(read_twice(), yielding=yielding)
+    truncation = ToolOutputTruncation(
+        preserve_last_tool_result=preserve, show_truncation_notice=False
+    )
+    assert await truncation.reduce(run) is APPLIED
+    assert result_lengths(run) == lengths
+
+
+@pytest.mark.parametrize(
+    "contents",
+    [
+        pytest.param(small_talk(5), id="no results"),
+        pytest.param(read_twice()[3:], id="one result"),
+        pytest.param(read_twice(100), id="short results"),
+    ],
+)
+async def test_nothing_to_shorten(contents: list[types.Content]) -> None:
+    """Without long results before the last one nothing happens."""
+    run = reduction(contents)
+    assert await ToolOutputTruncation().reduce(run) is NO_CHANGE
+
+
+async def test_a_shortened_result_does_not_grow_again() -> None:
+    """Settings that are looser than what was decided do not undo it."""
+    run = reduction(read_twice(), yielding=PRESERVED)
+    truncation = ToolOutputTruncation(show_truncation_notice=False)
+    await truncation.reduce(run)
+    decided = run.truncation
+    run.yielding = Yielding()
+    assert await truncation.reduce(run) is NO_CHANGE
+    assert run.truncation == decided
+    assert result_lengths(run) == [1_000, 1_000]
+
+
+@pytest.mark.parametrize(
+    ("max_length", "wanted"),
+    [(400, 400), (2_000, 1_000), (4_000, 1_000), (40_000, 10_000)],
+)
+async def test_tightening_leaves_a_quarter(max_length: int, wanted: int) -> None:
+    """To a quarter, to 1,000 characters at most, and never to more than was set."""
+    run = reduction(read_twice(90_000), yielding=Yielding(lengths=True))
+    truncation = ToolOutputTruncation(
+        max_length=max_length, show_truncation_notice=False
+    )
+    await truncation.reduce(run)
+    assert result_lengths(run) == [wanted, 90_000]
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        pytest.param(
+            {"smart_truncate": True, "max_length": 3_999}, "4000", id="head and tail"
+        ),
+        pytest.param({"max_length": 0}, "max_length", id="nothing left"),
+        pytest.param({"maxlength": 10}, "maxlength", id="unknown"),
+    ],
+)
+def test_impossible_lengths_are_refused(
+    settings: dict[str, Any], complaint: str
+) -> None:
+    """A mistake is an error at start."""
+    with pytest.raises(ValidationError, match=complaint):
+        ToolOutputTruncation(**settings)
+
+
+# --- Summaries --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("count", "size_tokens", "yielding", "summaries"),
+    [
+        pytest.param(100, 800, Yielding(), 0, id="below the trigger"),
+        pytest.param(100, 950, Yielding(), 1, id="above the trigger"),
+        pytest.param(100, 800, Yielding(triggers=True), 1, id="trigger gives way"),
+        pytest.param(19, 5_000, Yielding(), 0, id="too few messages"),
+        pytest.param(
+            19, 4_900, Yielding(triggers=True, minima=True), 1, id="minimum gives way"
+        ),
+        pytest.param(
+            20, 9_000, Yielding(triggers=True), 0, id="what is kept leaves no room"
+        ),
+        pytest.param(20, 9_000, PRESERVED, 1, id="what is kept gives way"),
+    ],
+)
+async def test_when_a_summary_is_paid_for(
+    count: int, size_tokens: int, yielding: Yielding, summaries: int
+) -> None:
+    """Only where the settings, or the need, ask for one, and where it helps."""
+    llm = SimulatedLlm(context_window=1_000_000, summary_replies=["Short."] * 3)
+    run = reduction(
+        small_talk(count, size_tokens), llm, target_tokens=50_000, yielding=yielding
+    )
+    await SummaryCompaction().reduce(run)
+    assert llm.summaries == run.attempts == summaries
+
+
+async def test_the_newest_messages_stay_word_for_word() -> None:
+    """100 messages over 90 % become the summary first, then the last 10."""
+    llm = SimulatedLlm(context_window=1_000_000, summary_replies=["Short."])
+    contents = small_talk(100, 950)
+    run = reduction(contents, llm, target_tokens=50_000)
+    assert await SummaryCompaction().reduce(run) is TARGET_REACHED
+    assert run.compaction
+    first, *rest = run.compaction.contents
+    assert "Short." in str(first.parts and first.parts[0].text)
+    assert rest == contents[-10:]
+
+
+async def test_a_failed_summariser_is_not_asked_again() -> None:
+    """One failure is enough for one run: each may take its whole timeout."""
+    llm = SimulatedLlm(
+        context_window=1_000_000, summary_replies=[RuntimeError("down")] * 3
+    )
+    run = reduction(small_talk(100, 950), llm, target_tokens=50_000)
+    await SummaryCompaction().reduce(run)
+    run.yielding = PRESERVED
+    assert await SummaryCompaction().reduce(run) is NO_CHANGE
+    assert llm.summaries == 1
+    assert run.compaction
+    assert run.compaction.stored.is_mechanical
+
+
+def test_a_trigger_below_the_target_is_refused() -> None:
+    """Such a summary could never be due."""
+    with pytest.raises(ValidationError, match="must be larger"):
+        SummaryCompaction(trigger_threshold=0.5, target_token_ratio=0.5)
+
+
+# --- The working state ------------------------------------------------------------
+
+
+def test_nothing_is_dropped_twice_and_the_live_request_never() -> None:
+    """What a reducer asks for is bounded by what must stay."""
+    run = reduction([user("old"), model(words(500, "m")), user("live")])
+    assert run.drop([0, 1, 2]) is APPLIED
+    assert run.kept == [2]
+    assert run.drop([0, 2]) is NO_CHANGE
+
+
+def test_a_reducer_needs_its_method() -> None:
+    """The base class does nothing."""
+    with pytest.raises(TypeError, match="abstract"):
+        Reducer()  # type: ignore[abstract]

@@ -1,0 +1,380 @@
+"""Many sessions at once, and very long ones: nothing mixes, nothing grows."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import json
+import re
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.adk.agents import LlmAgent, LoopAgent
+from google.adk.agents.callback_context import CallbackContext
+from google.adk.agents.invocation_context import InvocationContext
+from google.adk.apps import App
+from google.adk.events.event_actions import EventActions
+from google.adk.models.llm_request import LlmRequest
+from google.adk.models.llm_response import LlmResponse
+from google.adk.plugins.base_plugin import BasePlugin
+from google.adk.plugins.plugin_manager import PluginManager
+from google.adk.runners import Runner
+from google.adk.sessions import InMemorySessionService, Session
+
+import contextguard_adk
+from contextguard_adk import ContextGuardPlugin, SlidingWindow, Strategy, Threshold
+from contextguard_adk.testing import Reply, SimulatedLlm
+from tests.builders import (
+    Chat,
+    KeptSessions,
+    answer_text,
+    call_part,
+    event,
+    guarded_agent,
+    model,
+    user,
+)
+
+SESSIONS = 200
+RUNNER_CALLS = 1_000
+CALLBACK_CALLS = 5_000
+
+MAX_STATE_BYTES = 16 * 1024
+MAX_GROWTH_BYTES = 64 * 1024
+"""What our own memory may grow by after the first tenth, whatever is in flight."""
+
+WINDOW = 8_000
+SECRET = re.compile(r"secret-\w{3}!")
+
+
+def state_bytes(state: dict[str, Any]) -> int:
+    """What the guard keeps for the agent besides the text of the summary."""
+    return sum(
+        len(value.encode()) if isinstance(value, str) else len(json.dumps(value))
+        for key, value in state.items()
+        if "context_guard" in key and not key.endswith("summary_agent")
+    )
+
+
+# --- Many sessions at once --------------------------------------------------------
+
+
+class Eavesdropper(BasePlugin):
+    """Notes which secrets every session sends; register it after the guard."""
+
+    def __init__(self) -> None:
+        super().__init__(name="eavesdropper")
+        self.heard: dict[str, set[str]] = {}
+
+    async def before_model_callback(
+        self, *, callback_context: CallbackContext, llm_request: LlmRequest
+    ) -> None:
+        """Notes the secrets; changes nothing."""
+        user_id = callback_context.session.user_id
+        heard = self.heard.setdefault(user_id, set())
+        for content in llm_request.contents:
+            heard.update(SECRET.findall(content.model_dump_json()))
+
+
+def fetch(topic: str) -> dict[str, Any]:
+    """Fetches notes on a topic."""
+    return {"topic": topic, "notes": [f"{topic} notebook {row}" for row in range(50)]}
+
+
+def fetch_once(request: LlmRequest) -> Reply:
+    """Fetches what the newest content speaks of, then answers."""
+    newest = request.contents[-1]
+    secret = SECRET.findall(newest.model_dump_json())[-1]
+    if any(part.function_response for part in newest.parts or ()):
+        return f"All about {secret}."
+    return call_part("fetch", topic=secret)
+
+
+async def converse(runner: Runner, number: int, turn_count: int) -> dict[str, Any]:
+    """Plays one session to its end; returns its state."""
+    place: dict[str, Any] = {
+        "app_name": "app",
+        "user_id": f"user-{number}",
+        # Only together with the user does the id name a session.
+        "session_id": f"session-{number % 50}",
+    }
+    await runner.session_service.create_session(**place)
+    for turn in range(turn_count):
+        events = [
+            event
+            async for event in runner.run_async(
+                user_id=place["user_id"],
+                session_id=place["session_id"],
+                new_message=user(f"Question {turn} on secret-{number:03}!, please."),
+            )
+        ]
+        assert answer_text(events) == f"All about secret-{number:03}!."
+    session = await runner.session_service.get_session(**place)
+    assert session is not None
+    return dict(session.state)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        pytest.param(Threshold(context_window=2_500), id="threshold"),
+        pytest.param(SlidingWindow(context_window=2_500, max_turns=6), id="sliding"),
+    ],
+)
+async def test_sessions_at_once_do_not_mix(strategy: Strategy) -> None:
+    """One guard, one model and one runner serve 200 sessions; each keeps its own."""
+    llm = SimulatedLlm(
+        context_window=2_500,
+        token_ratio=1.0,
+        latency_seconds=0.001,
+        script=fetch_once,
+    )
+    eavesdropper = Eavesdropper()
+    plugins = [ContextGuardPlugin(default=strategy), eavesdropper]
+    runner = Runner(
+        app=App(name="app", root_agent=guarded_agent(llm, [fetch]), plugins=plugins),
+        session_service=InMemorySessionService(),
+    )
+    states = await asyncio.gather(
+        *(converse(runner, number, 6) for number in range(SESSIONS))
+    )
+    assert (llm.rejections, llm.violations) == (0, 0)
+    assert llm.summaries >= SESSIONS
+    for number, state in enumerate(states):
+        own = {f"secret-{number:03}!"}
+        assert eavesdropper.heard[f"user-{number}"] == own
+        assert set(SECRET.findall(json.dumps(state))) == own
+        assert state_bytes(state) <= MAX_STATE_BYTES
+    for record in llm.requests:
+        if record.is_summary:
+            assert len(set(SECRET.findall(record.text))) == 1
+
+
+async def test_a_session_id_of_two_users_names_two_sessions() -> None:
+    """A summary whose state was lost comes back to its own user alone."""
+    llm = SimulatedLlm(
+        script=[RuntimeError("boom"), "Done.", "Done."],
+        summary_replies=lambda request: " ".join(SECRET.findall(prompt_text(request))),
+    )
+    strategy = SlidingWindow(context_window=WINDOW, max_turns=4)
+    runner = Runner(
+        app=App(
+            name="app",
+            root_agent=guarded_agent(llm),
+            plugins=[ContextGuardPlugin(default=strategy)],
+        ),
+        session_service=InMemorySessionService(),
+    )
+    for name in ("ann", "bob"):
+        session = await runner.session_service.create_session(
+            app_name="app", user_id=name, session_id="session"
+        )
+        for number in range(4):
+            words = f"{number}: {'words ' * 60}"
+            for content in (user(f"Question {words}"), model(f"Answer {words}")):
+                await runner.session_service.append_event(session, event(content))
+    with pytest.raises(Exception, match="boom"):
+        await send(runner, "ann", "What of secret-ann!?")
+    assert llm.summaries == 1
+    assert await send(runner, "bob", "Hello.") == "Done."
+    assert "secret-ann" not in llm.requests[-1].text
+    assert await send(runner, "ann", "Once more, please.") == "Done."
+    assert llm.summaries == 2, "a summary was paid for and lost"
+
+
+def prompt_text(request: LlmRequest) -> str:
+    """What a request for a summary says."""
+    return "\n".join(
+        part.text
+        for content in request.contents
+        for part in content.parts or ()
+        if part.text
+    )
+
+
+async def send(runner: Runner, name: str, message: str) -> str:
+    """Sends a message in the session that every user has."""
+    run = runner.run_async(
+        user_id=name, session_id="session", new_message=user(message)
+    )
+    return answer_text([event async for event in run])
+
+
+# --- Long sessions ----------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:LoopAgent is deprecated:DeprecationWarning")
+async def test_a_thousand_calls_in_one_session() -> None:
+    """A session of 1,000 model calls goes on, and its state stays small."""
+    steps = itertools.count(1)
+    llm = SimulatedLlm(
+        context_window=WINDOW,
+        token_ratio=1.0,
+        script=lambda request: f"Step {next(steps)}. " + "words " * 50,
+        summary_replies=lambda request: "What was said so far.",
+        keep_requests=10,
+    )
+    turn_count = 10
+    agent = LoopAgent(
+        name="loop",
+        sub_agents=[guarded_agent(llm)],
+        max_iterations=RUNNER_CALLS // turn_count,
+    )
+    plugin = ContextGuardPlugin(default=Threshold(context_window=WINDOW))
+    chat = Chat(agent, [plugin], session_service=KeptSessions())
+    for turn in range(turn_count):
+        events = await chat.say(f"Message {turn}.")
+        assert len(events) == RUNNER_CALLS // turn_count
+        assert state_bytes(await chat.state()) <= MAX_STATE_BYTES
+        newest = [request for request in llm.requests if not request.is_summary][-1]
+        assert f"Message {turn}." in newest.text
+    assert llm.calls == RUNNER_CALLS + llm.summaries
+    assert (llm.rejections, llm.violations) == (0, 0)
+    assert llm.summaries >= 8
+
+
+class Treadmill:
+    """A session that is driven through the guard's callbacks alone.
+
+    Args:
+        strategy: The guard's.
+        summary: What every summary says.
+    """
+
+    def __init__(self, strategy: Strategy, summary: str = "So far so good.") -> None:
+        answers = itertools.count(1)
+        self.llm = SimulatedLlm(
+            context_window=strategy.context_window or WINDOW,
+            token_ratio=1.0,
+            script=lambda request: f"Answer {next(answers)}: {'words ' * 60}",
+            summary_replies=lambda request: summary,
+            keep_requests=1,
+        )
+        self.plugin = ContextGuardPlugin(default=strategy)
+        self.session = Session(id="session", app_name="app", user_id="user")
+        self.invocation = self._start("")
+
+    def _start(self, message: str) -> InvocationContext:
+        return InvocationContext(
+            session_service=InMemorySessionService(),
+            session=self.session,
+            agent=LlmAgent(name="agent", model=self.llm),
+            invocation_id=f"invocation-{len(self.session.events)}",
+            plugin_manager=PluginManager([self.plugin]),
+            user_content=user(message),
+        )
+
+    async def begin(self, message: str) -> None:
+        """Begins a turn."""
+        self.session.events.append(event(user(message)))
+        self.invocation = self._start(message)
+        await self.plugin.before_run_callback(invocation_context=self.invocation)
+
+    async def end(self) -> None:
+        """Ends a turn."""
+        await self.plugin.after_run_callback(invocation_context=self.invocation)
+
+    async def step(self, newest: int | None = None) -> LlmResponse:
+        """Makes one model call with the history, or with the newest part of it."""
+        events = self.session.events[-newest:] if newest else self.session.events
+        request = LlmRequest(
+            model=self.llm.model,
+            contents=[item.content for item in events if item.content],
+        )
+        actions = EventActions()
+        context = CallbackContext(self.invocation, event_actions=actions)
+        await self.plugin.before_model_callback(
+            callback_context=context, llm_request=request
+        )
+        async for response in self.llm.generate_content_async(request):
+            await self.plugin.after_model_callback(
+                callback_context=context, llm_response=response
+            )
+        self.session.state.update(actions.state_delta)
+        return response
+
+
+async def test_five_thousand_calls_on_the_callbacks() -> None:
+    """However long a session is, state stays small and requests stay whole."""
+    mill = Treadmill(Threshold(context_window=WINDOW))
+    calls_per_turn = 25
+    for turn in range(CALLBACK_CALLS // calls_per_turn):
+        await mill.begin(f"Message {turn}: " + "please " * 20)
+        for call in range(calls_per_turn):
+            response = await mill.step()
+            assert state_bytes(mill.session.state) <= MAX_STATE_BYTES
+            if call % 5 == 4:  # The others stand for answers that come to nothing.
+                assert response.content is not None
+                mill.session.events.append(event(response.content))
+        assert f"Message {turn}:" in mill.llm.requests[-1].text
+        await mill.end()
+    assert mill.llm.calls == CALLBACK_CALLS + mill.llm.summaries
+    assert (mill.llm.rejections, mill.llm.violations) == (0, 0)
+    assert mill.llm.summaries >= 10
+
+
+async def test_memory_stays_flat() -> None:
+    """After the first tenth of 5,000 calls our own memory grows no more."""
+    mill = Treadmill(Threshold(context_window=1_200))
+    calls_per_turn = 10
+    turn_count = CALLBACK_CALLS // calls_per_turn
+    tracemalloc.start()
+    try:
+        sizes = []
+        for turn in range(turn_count):
+            await mill.begin(f"Message {turn}: " + "please " * 20)
+            for _ in range(calls_per_turn):
+                response = await mill.step(newest=16)
+                assert response.content is not None
+                mill.session.events.append(event(response.content))
+            await mill.end()
+            del mill.session.events[:-16]  # A database has the rest.
+            if turn + 1 in (turn_count // 10, turn_count):
+                sizes.append(own_bytes())
+    finally:
+        tracemalloc.stop()
+    assert (mill.llm.rejections, mill.llm.violations) == (0, 0)
+    assert mill.llm.summaries >= CALLBACK_CALLS // 50
+    assert sizes[1] - sizes[0] <= MAX_GROWTH_BYTES
+
+
+def own_bytes() -> int:
+    """What is allocated by this package's own code and still there."""
+    gc.collect()
+    snapshot = tracemalloc.take_snapshot()
+    package = str(Path(contextguard_adk.__file__).parent / "*")
+    simulation = [
+        tracemalloc.Filter(False, package.replace("*", name))
+        for name in ("testing.py", "_simulated.py")
+    ]
+    ours = snapshot.filter_traces([tracemalloc.Filter(True, package), *simulation])
+    return sum(trace.size for trace in ours.traces)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        pytest.param("words " * 60, id="prose"),
+        pytest.param('"' * 400, id="quotes"),
+        pytest.param("\\" * 400, id="backslashes"),
+        pytest.param("\x01" * 400, id="controls"),
+        pytest.param("漢字" * 200, id="cjk"),
+        pytest.param("🙂" * 200, id="emoji"),
+    ],
+)
+async def test_state_of_a_huge_history_is_small(message: str) -> None:
+    """Twenty thousand messages, whatever they hold, take 16 KiB beside the summary."""
+    mill = Treadmill(Threshold(context_window=1_000_000), summary="Short.")
+    mill.session.events.extend(
+        event((model if number % 2 else user)(f"{number} {message}"))
+        for number in range(20_000)
+    )
+    mill.session.state["context_guard:compact"] = True
+    await mill.begin("Go on.")
+    await mill.step()
+    assert len(mill.llm.requests[-1].contents) == 2
+    assert state_bytes(mill.session.state) <= MAX_STATE_BYTES
+    assert mill.llm.summaries >= 1

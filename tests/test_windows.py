@@ -1,0 +1,624 @@
+"""Context windows of real model names, of odd tables, and the budgets of a window."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import json
+import logging
+import subprocess
+import sys
+import threading
+import time
+import types
+from pathlib import Path
+from typing import cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contextguard_adk import windows
+from contextguard_adk.windows import (
+    DEFAULT_CONTEXT_WINDOW,
+    LitellmRegistry,
+    ModelRegistry,
+    ResolvedWindow,
+    buffer_tokens,
+    resolve_context_window,
+    summarizer_input_tokens,
+    summary_budget_tokens,
+    threshold_tokens,
+)
+
+_ROOT = Path(__file__).resolve().parents[1]
+_GEMINI, _CLAUDE, _GPT_4O = 1_048_576, 200_000, 128_000
+_REAL = LitellmRegistry()
+
+
+class FakeRegistry:
+    """A registry that gives one answer, or raises it, and counts the questions."""
+
+    def __init__(self, answer: object) -> None:
+        self.answer = answer
+        self.asked: list[str] = []
+
+    def context_window(self, model: str) -> int | None:
+        self.asked.append(model)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return cast("int | None", self.answer)
+
+
+class FalsyRegistry(FakeRegistry):
+    """A registry that is empty in the eyes of `bool`."""
+
+    def __len__(self) -> int:
+        return 0
+
+
+@pytest.fixture(autouse=True)
+def _fresh_process_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forgets earlier warnings and tables, except the real one, parsed once."""
+    windows._load_table(None)
+    monkeypatch.setattr(windows, "_warned", set())
+    monkeypatch.setattr(windows, "_tables", {None: windows._tables[None]})
+
+
+@pytest.fixture
+def warnings_logged(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """Captures the module's log."""
+    caplog.set_level(logging.WARNING, logger="contextguard_adk.windows")
+    return caplog
+
+
+def chat(max_input_tokens: object = None, **more: object) -> dict[str, object]:
+    """Builds an entry of a chat model."""
+    return {"mode": "chat", "max_input_tokens": max_input_tokens, **more}
+
+
+def registry_of(tmp_path: Path, table: object) -> LitellmRegistry:
+    """Builds a registry that reads `table` from a file."""
+    path = tmp_path / "table.json"
+    path.write_text(json.dumps(table), encoding="utf-8")
+    return LitellmRegistry(path)
+
+
+def use_fake_litellm(monkeypatch: pytest.MonkeyPatch, **attributes: object) -> None:
+    """Puts a module named litellm, with only these attributes, into `sys.modules`."""
+    module = types.ModuleType("litellm")
+    vars(module).update(attributes)
+    monkeypatch.setitem(sys.modules, "litellm", module)
+
+
+# --- names in litellm's own table ---
+
+_FLASH = "gemini-2.5-flash"
+_SONNET = "claude-sonnet-4-5"
+_VERTEX = "projects/p/locations/l/publishers"
+_ARN = "arn:aws:bedrock:us-east-1:123456789012"
+
+
+@pytest.mark.parametrize(
+    ("model", "window_tokens"),
+    [
+        (_FLASH, _GEMINI),
+        (f"models/{_FLASH}", _GEMINI),
+        (f"{_VERTEX}/google/models/{_FLASH}", _GEMINI),
+        (f"{_VERTEX}/google/models/{_FLASH}-001", _GEMINI),
+        (f"gemini/{_FLASH}", _GEMINI),
+        (f"vertex_ai/{_FLASH}", _GEMINI),
+        (f"{_FLASH}-preview-09-2025", _GEMINI),
+        (f"{_FLASH}-preview-05-20", _GEMINI),
+        (f"{_FLASH}-001", _GEMINI),
+        (f"{_FLASH}-latest", _GEMINI),
+        (f"{_FLASH}-exp", _GEMINI),
+        ("Gemini-2.5-Flash", _GEMINI),
+        (" gemini-2.5-flash ", _GEMINI),
+        (f"apigee/{_FLASH}", _GEMINI),
+        (f"apigee/v1/{_FLASH}", _GEMINI),
+        (f"apigee/vertex_ai/v1beta/{_FLASH}", _GEMINI),
+        ("apigee/openai/v1/gpt-4o", _GPT_4O),
+        ("gemma-3-27b-it", 131_072),
+        ("gpt-4o", _GPT_4O),
+        ("openai/gpt-4o", _GPT_4O),
+        ("openai/GPT-4o", _GPT_4O),
+        ("gpt-4o-2024-08-06", _GPT_4O),
+        ("openai/gpt-4o-2031-01-31", _GPT_4O),
+        ("gpt-4", 8_192),
+        ("gpt-4-0613", 8_192),
+        ("azure/gpt-4o", _GPT_4O),
+        ("azure/gpt-4.1-mini", 1_047_576),
+        ("openrouter/openai/gpt-4o", _GPT_4O),
+        ("openrouter/google/gemini-2.5-pro:online", _GEMINI),
+        ("ft:gpt-4o-2024-08-06:acme::abc123", _GPT_4O),
+        ("openai/ft:gpt-4o-2024-08-06:acme::abc123", _GPT_4O),
+        (_SONNET, _CLAUDE),
+        (f"anthropic/{_SONNET}", _CLAUDE),
+        (f"{_SONNET}-20250929", _CLAUDE),
+        (f"{_SONNET}-20310131", _CLAUDE),
+        (f"{_SONNET}-latest", _CLAUDE),
+        ("anthropic/claude-3-haiku-latest", _CLAUDE),
+        ("litellm_proxy/anthropic/claude-sonnet-4.5", _CLAUDE),
+        (f"vertex_ai/{_SONNET}@20250929", _CLAUDE),
+        (f"{_VERTEX}/anthropic/models/{_SONNET}@20250929", _CLAUDE),
+        (f"bedrock/us.anthropic.{_SONNET}-20250929-v1:0", _CLAUDE),
+        (f"bedrock/zz.anthropic.{_SONNET}-20250929-v1:0", _CLAUDE),
+        (f"bedrock/us-gov.anthropic.{_SONNET}-20310131-v1:0:48k", _CLAUDE),
+        (f"bedrock/converse/apac.anthropic.{_SONNET}-20250929-v1:0", _CLAUDE),
+        (f"bedrock/us-east-1/anthropic.{_SONNET}-20250929-v1:0", _CLAUDE),
+        (f"bedrock/{_ARN}:inference-profile/us.anthropic.{_SONNET}", _CLAUDE),
+        ("bedrock/us.meta.llama3-1-70b-instruct-v1:0", 128_000),
+        ("ollama_chat/llama3.1", 8_192),
+        ("ollama_chat/llama3.1:8b", 8_192),
+        ("openrouter/meta-llama/llama-3.3-70b-instruct:free", 128_000),
+    ],
+    ids=str,
+)
+def test_real_names_resolve(model: str, window_tokens: int) -> None:
+    """Names as ADK users write them find their entry in litellm's table."""
+    assert _REAL.context_window(model) == window_tokens
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "",
+        "/",
+        ":free",
+        "sample_spec",
+        "my-own-model",
+        "openai/smollm2",
+        "azure/my-deployment",
+        "ft:unknown",
+        "gemini-latest",
+        "projects/p/locations/l/endpoints/1234567890",
+        f"bedrock/{_ARN}:application-inference-profile/abc123",
+        "text-embedding-3-small",
+        "dall-e-3",
+        "groq/llama-prompt-guard-2-22m",
+    ],
+    ids=repr,
+)
+def test_real_unknown_names_stay_unknown(model: str) -> None:
+    """Deployments, endpoints, families and models that do not chat have no window."""
+    assert _REAL.context_window(model) is None
+    assert not _REAL.supports_reasoning(model)
+
+
+def test_every_chat_model_in_the_real_table_has_its_own_window() -> None:
+    """No shortening or merging changes what the table says of a full name."""
+    raw = json.loads(windows._find_packaged_table().read_bytes())
+    stated = {
+        name: entry["max_input_tokens"]
+        for name, entry in raw.items()
+        if entry.get("mode") == "chat"
+        and isinstance(entry.get("max_input_tokens"), int)
+        and entry["max_input_tokens"] >= 1_000
+    }
+    assert len(stated) > 1_000
+    registry = LitellmRegistry()
+    assert {name: registry.context_window(name) for name in stated} == stated
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ("gemini-2.5-flash", True),
+        ("openrouter/anthropic/claude-sonnet-4.5", True),
+        ("openai/gpt-5", True),
+        ("gpt-4o", False),
+        ("my-own-model", False),
+    ],
+)
+def test_reasoning_flag(model: str, expected: bool) -> None:
+    """The same lookup tells which models think."""
+    assert _REAL.supports_reasoning(model) is expected
+
+
+# --- odd tables ---
+
+
+@pytest.mark.parametrize(
+    ("entry", "window_tokens"),
+    [
+        pytest.param(chat(5_000), 5_000, id="number"),
+        pytest.param(chat(1_000), 1_000, id="smallest"),
+        pytest.param(chat(999), None, id="too-small"),
+        pytest.param(chat(0), None, id="zero"),
+        pytest.param(chat(-5_000), None, id="negative"),
+        pytest.param(chat("5000"), None, id="string"),
+        pytest.param(chat("5000", max_tokens=9_000), None, id="string-with-max-tokens"),
+        pytest.param(chat(True), None, id="bool"),
+        pytest.param(chat(5_000.0), None, id="float"),
+        pytest.param(chat([5_000]), None, id="list"),
+        pytest.param(chat(max_tokens=8_000), 8_000, id="max-tokens-large"),
+        pytest.param(chat(max_tokens=7_999), None, id="max-tokens-output-cap"),
+        pytest.param(chat(max_tokens="9000"), None, id="max-tokens-string"),
+        pytest.param({"mode": "responses", "max_tokens": 9_000}, None, id="no-chat"),
+        pytest.param(
+            {"mode": "responses", "max_input_tokens": 5_000}, 5_000, id="resp"
+        ),
+        pytest.param(
+            {"mode": "completion", "max_input_tokens": 5_000}, 5_000, id="comp"
+        ),
+        pytest.param(
+            {"mode": "embedding", "max_input_tokens": 5_000}, None, id="embed"
+        ),
+        pytest.param(
+            {"mode": ["chat"], "max_input_tokens": 5_000}, None, id="mode-list"
+        ),
+        pytest.param({"max_input_tokens": 5_000}, None, id="mode-missing"),
+        pytest.param("chat", None, id="entry-string"),
+        pytest.param(None, None, id="entry-null"),
+    ],
+)
+def test_odd_entries(tmp_path: Path, entry: object, window_tokens: int | None) -> None:
+    """Only whole numbers of at least 1,000 tokens, of models that chat, count."""
+    registry = registry_of(tmp_path, {"m-1": entry, "other": chat(9_000)})
+    assert registry.context_window("m-1") == window_tokens
+
+
+@pytest.mark.parametrize(
+    ("stated", "window_tokens"),
+    [
+        pytest.param([32_000], 32_000, id="one"),
+        pytest.param([131_072, 128_000, 131_072], 128_000, id="smallest"),
+        pytest.param([4_096, 131_072, 262_144, 262_144], 131_072, id="outlier-dropped"),
+        pytest.param([4_096, 1_000_000], 4_096, id="two-disagree"),
+        pytest.param(
+            [1_000, 2_000, 4_000], 1_000, id="half-of-the-median-is-plausible"
+        ),
+        pytest.param([1_000, 4_000, 4_000], 1_000, id="a-quarter-is-plausible"),
+        pytest.param([1_000, 4_004, 4_004], 4_004, id="less-than-a-quarter-is-not"),
+    ],
+)
+def test_several_providers(
+    tmp_path: Path, stated: list[int], window_tokens: int
+) -> None:
+    """Of several providers of one name the smallest plausible window is taken."""
+    table = {f"p{i}/vendor/M-1": chat(tokens) for i, tokens in enumerate(stated)}
+    assert registry_of(tmp_path, table).context_window("x/m-1") == window_tokens
+
+
+@pytest.mark.parametrize(
+    ("model", "window_tokens"),
+    [
+        pytest.param("a/m-1", 11_000, id="own-provider"),
+        pytest.param("proxy/a/m-1", 11_000, id="provider-below-a-prefix"),
+        pytest.param("m-1", 12_000, id="bare-is-google"),
+        pytest.param("proxy/m-1", 10_000, id="any-provider"),
+        pytest.param("m-2", 20_000, id="bare-entry-before-google"),
+        pytest.param("proxy/m-2", 20_000, id="bare-entry-before-any-provider"),
+        pytest.param("a/m-3-20250101", 31_000, id="dated-entry"),
+        pytest.param("a/m-3-20260101", 30_000, id="other-date-smallest-of-all-dates"),
+        pytest.param("a/m-3:8b", 30_000, id="tag"),
+        pytest.param("m.3", 30_000, id="dot-for-dash"),
+        pytest.param("m-4-preview-001", 40_000, id="two-suffixes"),
+        pytest.param("m-4-8192", None, id="digits-that-are-no-date"),
+        pytest.param("m-4-turbo", None, id="variant-is-another-model"),
+        pytest.param("r1", None, id="short-stem-is-no-model"),
+    ],
+)
+def test_order_of_lookup(tmp_path: Path, model: str, window_tokens: int | None) -> None:
+    """Exact names come first, then shorter ones, then any provider, then no suffix."""
+    table = {
+        "a/m-1": chat(11_000),
+        "b/m-1": chat(10_000),
+        "gemini/m-1": chat(12_000),
+        "m-2": chat(20_000),
+        "gemini/m-2": chat(22_000),
+        "a/m-3-20250101": chat(31_000),
+        "b/m-3@20240101": chat(30_000),
+        "m-4": chat(40_000),
+        "deepseek.r1-v1:0": chat(50_000),
+    }
+    assert registry_of(tmp_path, table).context_window(model) == window_tokens
+
+
+def test_reasoning_of_several_providers(tmp_path: Path) -> None:
+    """A model thinks if any provider says so; only a true `true` counts."""
+    table = {
+        "a/m-1": chat(9_000, supports_reasoning=True),
+        "b/m-1": chat(9_000),
+        "b/m-2": chat(9_000, supports_reasoning="yes"),
+    }
+    registry = registry_of(tmp_path, table)
+    assert registry.supports_reasoning("x/m-1")
+    assert not registry.supports_reasoning("b/m-1")
+    assert not registry.supports_reasoning("b/m-2")
+
+
+# --- reading the table ---
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(None, id="missing"),
+        pytest.param(b"{", id="broken"),
+        pytest.param(b"\xff\xfe\x00", id="not-utf8"),
+        pytest.param(b"[]", id="no-object"),
+        pytest.param(b"{}", id="empty"),
+        pytest.param(b'{"m": {"mode": "embedding"}}', id="no-chat-models"),
+    ],
+)
+def test_unusable_file_falls_back_to_litellm(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    warnings_logged: pytest.LogCaptureFixture,
+    content: bytes | None,
+) -> None:
+    """Without a usable file litellm's own table answers, and one warning says so."""
+    use_fake_litellm(monkeypatch, model_cost={"a/m-1": chat(9_000)})
+    path = tmp_path / "table.json"
+    if content is not None:
+        path.write_bytes(content)
+    registry = LitellmRegistry(path)
+    assert registry.context_window("proxy/m-1") == 9_000
+    assert registry.context_window("proxy/m-2") is None
+    assert [record.levelname for record in warnings_logged.records] == ["WARNING"]
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        pytest.param({}, id="no-model-cost"),
+        pytest.param({"model_cost": None}, id="model-cost-is-none"),
+    ],
+)
+def test_broken_litellm_means_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attributes: dict[str, object]
+) -> None:
+    """Where neither the file nor litellm can be used every model is unknown."""
+    use_fake_litellm(monkeypatch, **attributes)
+    assert LitellmRegistry(tmp_path / "none.json").context_window("gpt-4o") is None
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        pytest.param(None, id="not-installed"),
+        pytest.param(importlib.machinery.ModuleSpec("litellm", None), id="no-origin"),
+    ],
+)
+def test_litellm_that_cannot_be_found(
+    monkeypatch: pytest.MonkeyPatch, spec: importlib.machinery.ModuleSpec | None
+) -> None:
+    """A litellm that is missing or no directory leaves the models unknown."""
+
+    def find_spec(name: str) -> importlib.machinery.ModuleSpec | None:
+        return spec
+
+    windows._tables.pop(None, None)
+    monkeypatch.setattr(importlib.util, "find_spec", find_spec)
+    monkeypatch.setitem(sys.modules, "litellm", None)
+    assert LitellmRegistry().context_window("gpt-4o") is None
+
+
+def test_table_is_read_once_for_all_threads_and_registries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads that look up at the same time parse one table once."""
+    reads: list[Path | None] = []
+    read_table = windows._read_table
+
+    def slow_read(path: Path | None) -> dict[str, windows._Entry]:
+        reads.append(path)
+        time.sleep(0.02)
+        return read_table(path)
+
+    monkeypatch.setattr(windows, "_read_table", slow_read)
+    registry_of(tmp_path, {"m-1": chat(9_000)})
+    path = tmp_path / "table.json"
+    found: list[int | None] = []
+    start = threading.Barrier(8)
+
+    def look_up() -> None:
+        start.wait()
+        found.append(LitellmRegistry(path).context_window("m-1"))
+
+    threads = [threading.Thread(target=look_up) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [9_000] * 8
+    assert reads == [path]
+
+
+def test_lookups_are_cached_and_the_cache_is_bounded(tmp_path: Path) -> None:
+    """A name is resolved once, and endless new names do not grow the cache."""
+    registry = registry_of(tmp_path, {"m-1": chat(9_000)})
+    for _ in range(3):
+        registry.context_window("m-1")
+    assert registry._find.cache_info().hits == 2
+    for number in range(windows._CACHED_MODELS + 10):
+        registry.context_window(f"name-{number}")
+    assert registry._find.cache_info().currsize == windows._CACHED_MODELS
+
+
+_OFFLINE_SCRIPT = """
+import socket, sys
+
+def refuse(*args, **kwargs):
+    raise AssertionError("network")
+
+socket.socket.connect = socket.create_connection = socket.getaddrinfo = refuse
+from contextguard_adk import windows
+assert not windows._tables, "read at import"
+found = windows.resolve_context_window("openrouter/openai/gpt-4o")
+assert found == windows.ResolvedWindow(128_000, "registry"), found
+assert windows.resolve_context_window("nobody-knows").source == "default"
+loaded = [name for name in sys.modules if name.partition(".")[0] == "litellm"]
+assert not loaded, loaded
+"""
+
+
+def test_neither_import_nor_lookup_imports_litellm_or_uses_the_network() -> None:
+    """In a fresh interpreter without network, resolving leaves litellm unimported."""
+    done = subprocess.run(
+        [sys.executable, "-c", _OFFLINE_SCRIPT],
+        cwd=_ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+# --- resolving ---
+
+
+@pytest.mark.parametrize(
+    ("configured", "answer", "expected"),
+    [
+        pytest.param(
+            5_000, 9_000, ResolvedWindow(5_000, "configured"), id="configured"
+        ),
+        pytest.param(None, 9_000, ResolvedWindow(9_000, "registry"), id="registry"),
+        pytest.param(None, None, ResolvedWindow(128_000, "default"), id="unknown"),
+    ],
+)
+def test_order_of_sources(
+    configured: int | None, answer: int | None, expected: ResolvedWindow
+) -> None:
+    """The setting wins over the registry, the registry over the default."""
+    registry: ModelRegistry = FakeRegistry(answer)
+    resolved = resolve_context_window("m", configured=configured, registry=registry)
+    assert resolved == expected
+
+
+def test_configured_window_asks_nobody() -> None:
+    """A configured window costs no lookup."""
+    registry = FakeRegistry(9_000)
+    resolve_context_window("m", configured=5_000, registry=registry)
+    assert registry.asked == []
+
+
+def test_default_registry_is_litellms() -> None:
+    """Without a registry litellm's table answers."""
+    assert resolve_context_window("gpt-4o") == ResolvedWindow(_GPT_4O, "registry")
+
+
+def test_registry_that_is_falsy_is_asked() -> None:
+    """A registry whose truth value is false is a registry nevertheless."""
+    registry = FalsyRegistry(9_000)
+    assert resolve_context_window("gpt-4o", registry=registry).tokens == 9_000
+
+
+@pytest.mark.parametrize(
+    ("agent", "hint"),
+    [
+        (
+            "writer",
+            'ContextGuardPlugin(agents={"writer": Threshold(context_window=...)})',
+        ),
+        ("", 'ContextGuardPlugin(agents={"<agent>": Threshold(context_window=...)})'),
+    ],
+    ids=["named-agent", "no-agent"],
+)
+def test_unknown_model_warns_once_and_names_the_setting(
+    warnings_logged: pytest.LogCaptureFixture, agent: str, hint: str
+) -> None:
+    """Each unknown model gets one warning, with the default and the setting to set."""
+    registry = FakeRegistry(None)
+    for model in ("m-1", "m-1", "m-2", "m-1"):
+        resolved = resolve_context_window(model, registry=registry, agent=agent)
+        assert resolved.tokens == DEFAULT_CONTEXT_WINDOW
+    messages = warnings_logged.messages
+    assert [("'m-1'" in text, "'m-2'" in text) for text in messages] == [
+        (True, False),
+        (False, True),
+    ]
+    assert all("128000" in text and hint in text for text in messages)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(0, id="zero"),
+        pytest.param(-1, id="negative"),
+        pytest.param(True, id="bool"),
+        pytest.param("128000", id="string"),
+        pytest.param(128_000.0, id="float"),
+        pytest.param(RuntimeError("no such table"), id="raises"),
+    ],
+)
+def test_broken_registry_counts_as_unknown(
+    warnings_logged: pytest.LogCaptureFixture, answer: object
+) -> None:
+    """What a registry cannot say properly is logged once and means the default."""
+    registry = FakeRegistry(answer)
+    for _ in range(3):
+        resolved = resolve_context_window("m", registry=registry)
+        assert resolved == ResolvedWindow(DEFAULT_CONTEXT_WINDOW, "default")
+    broken, unknown = warnings_logged.messages
+    assert repr(answer) in broken
+    assert "unknown" in unknown
+
+
+def test_memory_of_warnings_is_bounded(
+    warnings_logged: pytest.LogCaptureFixture,
+) -> None:
+    """Endless unknown names do not grow the memory of who was warned about."""
+    registry = FakeRegistry(None)
+    for number in range(windows._CACHED_MODELS + 1):
+        resolve_context_window(f"m-{number}", registry=registry)
+    assert len(warnings_logged.messages) == windows._CACHED_MODELS + 1
+    assert len(windows._warned) == 1
+
+
+# --- budgets ---
+
+
+@pytest.mark.parametrize(
+    ("window", "buffer", "threshold", "summary", "summarizer_input"),
+    [
+        (1_000_000, 20_000, 980_000, 10_000, 800_000),
+        (200_000, 20_000, 180_000, 10_000, 160_000),
+        (199_999, 39_999, 160_000, 19_999, 159_999),
+        (128_000, 25_600, 102_400, 12_800, 102_400),
+        (32_000, 6_400, 25_600, 3_200, 25_600),
+        (8_000, 1_600, 6_400, 800, 6_400),
+        (4_000, 800, 3_200, 400, 3_200),
+        (1, 0, 1, 0, 0),
+    ],
+    ids=lambda value: f"{value}",
+)
+def test_budgets_of_a_window(
+    window: int, buffer: int, threshold: int, summary: int, summarizer_input: int
+) -> None:
+    """Each window has the documented buffer, threshold and summary budgets."""
+    assert buffer_tokens(window) == buffer
+    assert threshold_tokens(window) == threshold
+    assert summary_budget_tokens(window) == summary
+    assert summarizer_input_tokens(window) == summarizer_input
+
+
+@pytest.mark.parametrize(
+    ("window", "reserved", "buffer"),
+    [
+        pytest.param(200_000, 8_192, 20_000, id="below-the-buffer"),
+        pytest.param(200_000, 64_000, 64_000, id="above-the-buffer"),
+        pytest.param(200_000, 150_000, 100_000, id="at-most-half"),
+        pytest.param(8_000, 8_000, 4_000, id="whole-window-reserved"),
+        pytest.param(8_000, -1, 1_600, id="negative-is-none"),
+    ],
+)
+def test_reserved_output_widens_the_buffer(
+    window: int, reserved: int, buffer: int
+) -> None:
+    """What the request reserves for its output stays free, up to half the window."""
+    assert buffer_tokens(window, reserved) == buffer
+    assert threshold_tokens(window, reserved) == window - buffer
+
+
+@given(st.integers(1, 10_000_000), st.integers(0, 10_000_000))
+def test_budgets_always_fit_the_window(window: int, reserved: int) -> None:
+    """The threshold lies in the window, at least at its half; a summary fits below."""
+    threshold = threshold_tokens(window, reserved)
+    assert window / 2 <= threshold <= window
+    assert buffer_tokens(window, reserved) + threshold == window
+    assert 2 * summary_budget_tokens(window) <= threshold
+    assert summarizer_input_tokens(window) <= window

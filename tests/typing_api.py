@@ -1,0 +1,170 @@
+"""The public API as a user's strict mypy sees it: type-checked, never run."""
+
+from __future__ import annotations
+
+from typing import Any, assert_type
+
+from google.adk.agents import LlmAgent
+from google.adk.agents.callback_context import CallbackContext
+from google.adk.apps import App
+from google.adk.models.base_llm import BaseLlm
+from google.adk.models.llm_request import LlmRequest
+from google.adk.tools.tool_context import ToolContext
+from google.genai import types
+
+from contextguard_adk import (
+    Budgets,
+    Compaction,
+    CompactionContext,
+    CompactionRecord,
+    ConfigError,
+    ContextGuardError,
+    ContextGuardPlugin,
+    MessageWindow,
+    ModelRegistry,
+    Pipeline,
+    PressureRecord,
+    Reducer,
+    Reduction,
+    SlidingWindow,
+    Strategy,
+    StrategyResult,
+    SummaryCompaction,
+    SummaryError,
+    Threshold,
+    TokenWindow,
+    ToolOutputTruncation,
+    request_compaction,
+)
+from contextguard_adk.testing import RecordedRequest, SimulatedLlm, call
+
+
+class OwnRegistry:
+    """A registry of the user's own."""
+
+    def context_window(self, model: str) -> int | None:
+        """Knows one model."""
+        return 8_000 if model == "mine" else None
+
+
+class OwnStrategy(Strategy):
+    """A strategy of the user's own."""
+
+    keep_count: int = 3
+
+    async def compact(self, context: CompactionContext) -> Compaction | None:
+        """Covers what is old."""
+        assert_type(context.budgets, Budgets)
+        assert_type(context.budgets.window_tokens, int)
+        assert_type(context.tokens, int)
+        assert_type(context.is_due, bool)
+        covered = context.older_than(self.keep_count)
+        assert_type(covered, frozenset[int])
+        compaction = await context.summarize(covered, 500)
+        assert_type(compaction, Compaction)
+        assert_type(compaction.contents, list[types.Content])
+        return compaction.after(2) if context.fits(compaction) else None
+
+
+class OwnReducer(Reducer):
+    """A reducer of the user's own."""
+
+    async def reduce(self, reduction: Reduction) -> StrategyResult:
+        """Does nothing."""
+        assert_type(reduction.context, CompactionContext)
+        return StrategyResult.NO_CHANGE
+
+
+def on_pressure(record: PressureRecord) -> None:
+    """A listener that waits for nothing."""
+    assert_type(record.pressure, float)
+
+
+async def on_compaction(record: CompactionRecord) -> None:
+    """A listener that may wait."""
+    assert_type(record.tokens_before, int)
+    assert_type(record.is_mechanical, bool)
+
+
+def make_plugins(model: BaseLlm) -> list[ContextGuardPlugin]:
+    """Every way to make a guard."""
+    registry: ModelRegistry = OwnRegistry()
+    return [
+        ContextGuardPlugin(),
+        ContextGuardPlugin(
+            agents={
+                "researcher": SlidingWindow(max_turns=30),
+                "writer": Threshold(context_window=1_000_000, summarizer=model),
+                "coder": Pipeline(
+                    window=MessageWindow(window_size=20),
+                    tool_output=ToolOutputTruncation(max_length=2_000),
+                    summary=SummaryCompaction(trigger_threshold=0.8),
+                    reducers=(OwnReducer(),),
+                ),
+                "reader": Pipeline(window=TokenWindow(budget_tokens=4_000)),
+                "own": OwnStrategy(keep_count=5, summarizer="gemini-2.5-flash"),
+                "exempt": None,
+            },
+            default=None,
+            observe=True,
+            registry=registry,
+            state_keys="namespaced",
+            warning_threshold=0.5,
+            on_pressure=on_pressure,
+            on_compaction=on_compaction,
+            name="guard",
+        ),
+        ContextGuardPlugin.from_file("contextguard.toml", registry=registry),
+    ]
+
+
+def make_app(model: BaseLlm) -> App:
+    """A guard is a plugin of an app."""
+    agent = LlmAgent(name="agent", model=model, tools=[tidy_up])
+    return App(name="app", root_agent=agent, plugins=[*make_plugins(model)])
+
+
+def tidy_up(tool_context: ToolContext) -> None:
+    """A tool may ask for a compaction."""
+    request_compaction(tool_context.state)
+
+
+def before_agent(callback_context: CallbackContext) -> None:
+    """So may a callback."""
+    request_compaction(callback_context.state, "agent")
+
+
+def state_delta() -> dict[str, Any]:
+    """So may whoever sends a message."""
+    delta: dict[str, Any] = {}
+    request_compaction(delta, agent="agent")
+    return delta
+
+
+def errors() -> list[type[ContextGuardError]]:
+    """What can be caught has one base."""
+    return [ConfigError, SummaryError]
+
+
+def make_model() -> SimulatedLlm:
+    """The offline provider is for users too."""
+
+    async def answer(request: LlmRequest) -> str:
+        return f"{len(request.contents)} contents"
+
+    scripted = SimulatedLlm(script=[call("tidy_up"), "Done.", RuntimeError("down")])
+    assert_type(scripted.requests, list[RecordedRequest])
+    assert_type(scripted.rejections, int)
+    return SimulatedLlm(context_window=8_000, script=answer)
+
+
+def wrong_types() -> None:
+    """What mypy refuses."""
+    ContextGuardPlugin(agents={"a": 1})  # type: ignore[dict-item]
+    ContextGuardPlugin(default=Threshold)  # type: ignore[arg-type]
+    ContextGuardPlugin(state_keys="flat")  # type: ignore[arg-type]
+    ContextGuardPlugin(on_pressure=on_compaction)  # type: ignore[arg-type]
+    Threshold(context_window="8k")  # type: ignore[arg-type]
+    Threshold(window=8_000)  # type: ignore[call-arg]
+    OwnStrategy(keep_count="three")  # type: ignore[arg-type]
+    Strategy()  # type: ignore[abstract]
