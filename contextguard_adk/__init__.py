@@ -17,11 +17,12 @@ from contextguard_adk.strategies import (
     TokenWindow,
     ToolOutputTruncation,
 )
-from contextguard_adk.telemetry import CompactionRecord, PressureRecord
+from contextguard_adk.telemetry import CallRecord, CompactionRecord, PressureRecord
 from contextguard_adk.windows import ModelRegistry
 
 __all__ = [
     "Budgets",
+    "CallRecord",
     "Compaction",
     "CompactionContext",
     "CompactionRecord",

@@ -32,9 +32,8 @@ from contextguard_adk.telemetry import (
     CompactionRecord,
     Observers,
     PressureRecord,
-    log_compaction,
-    log_pressure,
-    notify,
+    report_compaction,
+    report_pressure,
 )
 from contextguard_adk.todos import load_todos, render_todos
 from contextguard_adk.tokens import (
@@ -101,6 +100,7 @@ class ModelCall:
             self.scope,
         )
         self._observers = observers or Observers()
+        self.compaction: CompactionRecord | None = None
         self._store = SummaryStore(self.state, memory, self.session_key)
         self._summarizers = Summarizers(memory, registry)
 
@@ -132,6 +132,8 @@ class ModelCall:
                 window_tokens=context.budgets.window_tokens,
                 original_contents=tuple(original),
                 sent_contents=tuple(contents),
+                threshold_tokens=context.budgets.threshold_tokens,
+                compaction=self.compaction,
             ),
         )
 
@@ -170,7 +172,7 @@ class ModelCall:
             tokens=tokens,
             config_heuristic_tokens=config_tokens,
             correction=correction,
-            budgets=self._budgets(),
+            budgets=self.budgets(),
             view=view,
             scope=self.scope,
             load_summary_model=self._summary_model,
@@ -225,16 +227,22 @@ class ModelCall:
                 compaction.tokens,
             )
             return None
-        await self.accept(context, compaction, time.monotonic() - started)
+        await self.accept(context, compaction, started)
         return compaction
 
     async def accept(
         self,
         context: CompactionContext,
         compaction: Compaction,
-        duration_seconds: float = 0.0,
+        started_seconds: float,
     ) -> None:
-        """Stores a compaction and says so."""
+        """Stores a compaction and says so.
+
+        Args:
+            context: What the strategy read.
+            compaction: What it returned.
+            started_seconds: When it began, by `time.monotonic`.
+        """
         self._store.save(compaction.stored, context.tokens)
         self._memory.dropped.pop(self.session_key)
         self.request.cache_metadata = None  # It describes a prefix that is gone.
@@ -249,12 +257,14 @@ class ModelCall:
             contents_before=len(context.view.contents),
             contents_after=len(compaction.contents),
             summary_tokens=text_bytes(stored.text) // 4,
-            duration_seconds=duration_seconds,
+            duration_seconds=time.monotonic() - started_seconds,
             attempts=compaction.attempts,
             is_mechanical=stored.is_mechanical,
         )
-        log_compaction(record, context.budgets.threshold_tokens)
-        await notify(self._observers.on_compaction, record)
+        self.compaction = record
+        await report_compaction(
+            record, context.budgets.threshold_tokens, self._observers
+        )
 
     async def _watch_pressure(self, context: CompactionContext, tokens: int) -> None:
         """Reports once when what is sent still fills much of the window.
@@ -284,8 +294,7 @@ class ModelCall:
             pressure=pressure,
             warning_threshold=warn_at,
         )
-        log_pressure(record)
-        await notify(self._observers.on_pressure, record)
+        await report_pressure(record, self._observers)
 
     def _is_futile(self, context: CompactionContext) -> bool:
         """Tells whether a compaction would be paid for without gaining anything."""
@@ -339,7 +348,8 @@ class ModelCall:
                 context.budgets.threshold_tokens,
             )
 
-    def _budgets(self) -> Budgets:
+    def budgets(self) -> Budgets:
+        """The sizes that this call has to respect."""
         window = self.window_tokens()
         reserved = self.request.config.max_output_tokens or 0
         return Budgets(

@@ -13,6 +13,8 @@ from typing import Generic, TypeVar
 
 from google.genai import types
 
+from contextguard_adk.telemetry import CompactionRecord
+
 MAX_REMEMBERED = 1_024
 """Model calls, sessions or models remembered at once; the oldest go first."""
 
@@ -59,9 +61,13 @@ class CallInFlight:
         heuristic_tokens: Of the request that was sent.
         estimated_tokens: What it was expected to take.
         window_tokens: The context window that it was measured against.
+        threshold_tokens: From where on a compaction was due.
         original_contents: The contents before the guard changed them.
         sent_contents: The contents that the guard sent.
         is_answered: Whether an answer with content or usage came.
+        is_reported: Whether its record was handed out.
+        is_recovered: Whether the provider had rejected a larger request before.
+        compaction: The compaction that ran for it.
     """
 
     heuristic_tokens: int
@@ -69,7 +75,11 @@ class CallInFlight:
     window_tokens: int
     original_contents: Sequence[types.Content] = ()
     sent_contents: Sequence[types.Content] = ()
+    threshold_tokens: int = 0
     is_answered: bool = False
+    is_reported: bool = False
+    is_recovered: bool = False
+    compaction: CompactionRecord | None = None
 
 
 CallKey = tuple[str, str, str, str]

@@ -35,6 +35,7 @@ from contextguard_adk.recovery import (
 from contextguard_adk.state import declares_state_schema
 from contextguard_adk.strategies import Strategy, Threshold
 from contextguard_adk.telemetry import (
+    CallRecord,
     CompactionRecord,
     Listener,
     Observers,
@@ -45,6 +46,7 @@ from contextguard_adk.usage import (
     finish_calls,
     name_session,
     record_usage,
+    report_answer,
 )
 from contextguard_adk.windows import (
     ModelRegistry,
@@ -81,6 +83,8 @@ class ContextGuardPlugin(BasePlugin):
             that is still above it after compaction is reported.
         on_pressure: A function, sync or async, told of such a request.
         on_compaction: A function, sync or async, told of every compaction.
+        on_call: A function, sync or async, told of every answered model call: what
+            was estimated, and what the provider counted.
         name: The plugin's name; ADK passes one under `--extra_plugins`.
 
     Where none of `agents`, `default`, `observe`, `state_keys` and
@@ -104,6 +108,7 @@ class ContextGuardPlugin(BasePlugin):
         warning_threshold: float = 0.70,
         on_pressure: Listener[PressureRecord] | None = None,
         on_compaction: Listener[CompactionRecord] | None = None,
+        on_call: Listener[CallRecord] | None = None,
         name: str = "context_guard",
     ) -> None:
         super().__init__(name=name)
@@ -126,13 +131,17 @@ class ContextGuardPlugin(BasePlugin):
         self._memory = Memory()
         self._on_pressure = on_pressure
         self._on_compaction = on_compaction
+        self._on_call = on_call
         self._apply(settings)
 
     def _apply(self, settings: PluginSettings) -> None:
         self._settings = settings
         self._is_namespaced = settings.state_keys == "namespaced"
         self._observers = Observers(
-            settings.warning_threshold, self._on_pressure, self._on_compaction
+            settings.warning_threshold,
+            self._on_pressure,
+            self._on_compaction,
+            self._on_call,
         )
 
     @classmethod
@@ -143,6 +152,7 @@ class ContextGuardPlugin(BasePlugin):
         registry: ModelRegistry | None = None,
         on_pressure: Listener[PressureRecord] | None = None,
         on_compaction: Listener[CompactionRecord] | None = None,
+        on_call: Listener[CallRecord] | None = None,
         name: str = "context_guard",
     ) -> Self:
         """Makes a guard with the settings of a TOML or YAML file.
@@ -152,6 +162,7 @@ class ContextGuardPlugin(BasePlugin):
             registry: As for the class.
             on_pressure: As for the class.
             on_compaction: As for the class.
+            on_call: As for the class.
             name: As for the class.
 
         Raises:
@@ -163,6 +174,7 @@ class ContextGuardPlugin(BasePlugin):
             registry=registry,
             on_pressure=on_pressure,
             on_compaction=on_compaction,
+            on_call=on_call,
             name=name,
         )
         plugin._apply(settings)
@@ -215,14 +227,22 @@ class ContextGuardPlugin(BasePlugin):
     async def after_model_callback(
         self, *, callback_context: CallbackContext, llm_response: LlmResponse
     ) -> None:
-        """Stores the prompt tokens that the provider counted."""
+        """Stores the prompt tokens that the provider counted, and reports the call."""
         try:
+            invocation = callback_context.get_invocation_context()
             record_usage(
                 callback_context,
-                callback_context.get_invocation_context(),
+                invocation,
                 llm_response,
                 self._memory,
                 self._is_namespaced,
+            )
+            await report_answer(
+                callback_context,
+                invocation,
+                llm_response,
+                self._memory,
+                self._observers,
             )
         except Exception as error:  # noqa: BLE001 - a turn must not end here.
             _log_failure("The guard could not store the provider's token count", error)

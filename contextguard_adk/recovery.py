@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -75,6 +76,7 @@ class Recovery:
         self._rejected = rejected
         self._llm = llm
         self._tried_tokens = [sent.heuristic_tokens]
+        self._factor = sent.estimated_tokens / max(1, sent.heuristic_tokens)
 
     async def run(self, overflow: Overflow) -> LlmResponse | None:
         """Asks the model again, with ever smaller requests.
@@ -116,10 +118,11 @@ class Recovery:
         context = self._context(overflow, HARDER_RATIO)
         if context.fixed_tokens >= context.budgets.window_tokens:
             return None  # A summary would be paid for in vain.
+        started = time.monotonic()
         compaction = await self._call.strategy.compact(context)
         if compaction is None or not self._is_smaller(compaction.contents):
             return None
-        await self._call.accept(context, compaction)
+        await self._call.accept(context, compaction, started)
         return compaction.contents
 
     async def _minimize(self, overflow: Overflow) -> list[types.Content] | None:
@@ -157,6 +160,7 @@ class Recovery:
         if correction > DEFAULT_CORRECTION:
             # Only a provider that reports no usage will need it again.
             self._call.state.write("learned_correction", round(correction * 100))
+        self._factor = correction
         return replace(context, correction=correction)
 
     def _learn_window(self, overflow: Overflow) -> None:
@@ -204,7 +208,7 @@ class Recovery:
                 )
             return overflow
         if answer is not None:
-            self._sent.heuristic_tokens = heuristic
+            self._describe_sent(heuristic)
             logger.info(
                 "Agent %r recovered: a request of about %d tokens was rejected, one of "
                 "%d was answered.",
@@ -213,6 +217,16 @@ class Recovery:
                 heuristic,
             )
         return answer
+
+    def _describe_sent(self, heuristic_tokens: int) -> None:
+        """Makes the call in flight that of the request that was answered."""
+        sent, budgets = self._sent, self._call.budgets()
+        sent.heuristic_tokens = heuristic_tokens
+        sent.estimated_tokens = int(heuristic_tokens * self._factor)
+        sent.window_tokens = budgets.window_tokens
+        sent.threshold_tokens = budgets.threshold_tokens
+        sent.is_recovered = True
+        sent.compaction = self._call.compaction or sent.compaction
 
     def _report(self) -> None:
         logger.error(

@@ -1,14 +1,23 @@
-"""What the guard did, as records for listeners and the log; never message text."""
+"""What the guard did, for listeners, log, traces and events; never message text."""
 
 from __future__ import annotations
 
 import inspect
 import logging
+import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
+from opentelemetry import trace
+
 logger = logging.getLogger("contextguard_adk.telemetry")
+
+METADATA_KEY = "context_guard"
+"""Where a response event's `custom_metadata` says what the guard did."""
+
+SPAN_NAME = "context_guard.compact"
+"""The span of a compaction, below the one that ADK has open."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +36,8 @@ class CompactionRecord:
         summary_tokens: What the summary takes, by bytes / 4.
         duration_seconds: How long it took.
         attempts: How many summaries were asked for.
-        is_mechanical: Whether a part of the summary was written without a model.
+        is_mechanical: Whether a part of the summary was written without a model: the
+            fallback where the summariser gives nothing usable.
     """
 
     agent: str
@@ -42,6 +52,11 @@ class CompactionRecord:
     duration_seconds: float
     attempts: int
     is_mechanical: bool
+
+    @property
+    def is_recovery(self) -> bool:
+        """Whether the provider had rejected the request as too long."""
+        return self.reason == "overflow"
 
 
 @dataclass(frozen=True)
@@ -65,6 +80,33 @@ class PressureRecord:
     pressure_before: float
     pressure: float
     warning_threshold: float
+
+
+@dataclass(frozen=True)
+class CallRecord:
+    """One model call that was answered.
+
+    Attributes:
+        agent: The agent's name.
+        session_id: The session.
+        estimated_tokens: The estimate of the request that was sent, in real tokens.
+        real_tokens: What the provider counted; None where it did not say.
+        window_tokens: The context window.
+        threshold_tokens: From here on a compaction is due.
+        pressure: Estimate / window of what was sent.
+        is_recovered: Whether the provider had rejected a larger request before.
+        compaction: The compaction that ran for this call; None where there was none.
+    """
+
+    agent: str
+    session_id: str
+    estimated_tokens: int
+    real_tokens: int | None
+    window_tokens: int
+    threshold_tokens: int
+    pressure: float
+    is_recovered: bool
+    compaction: CompactionRecord | None
 
 
 R = TypeVar("R")
@@ -94,11 +136,85 @@ class Observers:
         warning_threshold: Of the context window; from here on pressure is reported.
         on_pressure: Told once each time pressure crosses the threshold.
         on_compaction: Told of every compaction.
+        on_call: Told of every answered model call.
     """
 
     warning_threshold: float = 0.70
     on_pressure: Listener[PressureRecord] | None = None
     on_compaction: Listener[CompactionRecord] | None = None
+    on_call: Listener[CallRecord] | None = None
+
+
+async def report_compaction(
+    record: CompactionRecord, threshold_tokens: int, observers: Observers
+) -> None:
+    """Tells log, trace and listener of a compaction that has just ended."""
+    trace_compaction(record)
+    log_compaction(record, threshold_tokens)
+    await notify(observers.on_compaction, record)
+
+
+async def report_pressure(record: PressureRecord, observers: Observers) -> None:
+    """Tells log and listener of a request that fills much of the window."""
+    log_pressure(record)
+    await notify(observers.on_pressure, record)
+
+
+async def report_call(record: CallRecord, observers: Observers) -> None:
+    """Tells log and listener of an answered model call."""
+    log_call(record)
+    await notify(observers.on_call, record)
+
+
+def trace_compaction(record: CompactionRecord) -> None:
+    """Adds a span that covers the compaction; nothing where nobody collects spans."""
+    end_nanoseconds = time.time_ns()
+    span = trace.get_tracer("contextguard_adk").start_span(
+        SPAN_NAME,
+        start_time=end_nanoseconds - int(record.duration_seconds * 1e9),
+    )
+    if span.is_recording():
+        values = {
+            f"context_guard.{key}": value for key, value in asdict(record).items()
+        }
+        span.set_attributes(values)
+    span.end(end_nanoseconds)
+
+
+def describe_call(record: CallRecord) -> dict[str, Any]:
+    """Describes a call in short, for `custom_metadata`: small, and safe as JSON."""
+    described: dict[str, Any] = {
+        "estimate": record.estimated_tokens,
+        "real": record.real_tokens,
+        "window": record.window_tokens,
+        "pressure": round(record.pressure, 3),
+    }
+    if record.is_recovered:
+        described["recovered"] = True
+    if (compaction := record.compaction) is not None:
+        described["compaction"] = {
+            "strategy": compaction.strategy,
+            "reason": compaction.reason,
+            "tokens_before": compaction.tokens_before,
+            "tokens_after": compaction.tokens_after,
+            "contents_before": compaction.contents_before,
+            "contents_after": compaction.contents_after,
+            "summaries": compaction.attempts,
+            "mechanical": compaction.is_mechanical,
+        }
+    return described
+
+
+def log_call(record: CallRecord) -> None:
+    """Logs one answered model call."""
+    logger.debug(
+        "Agent %r: about %d tokens were sent, %s counted, window %d (%.0f %%).",
+        record.agent,
+        record.estimated_tokens,
+        "none" if record.real_tokens is None else record.real_tokens,
+        record.window_tokens,
+        100 * record.pressure,
+    )
 
 
 def log_compaction(record: CompactionRecord, threshold_tokens: int) -> None:

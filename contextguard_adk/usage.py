@@ -11,6 +11,13 @@ from google.adk.models.llm_response import LlmResponse
 
 from contextguard_adk.memory import CallKey, Memory
 from contextguard_adk.state import GuardState
+from contextguard_adk.telemetry import (
+    METADATA_KEY,
+    CallRecord,
+    Observers,
+    describe_call,
+    report_call,
+)
 
 if TYPE_CHECKING:
     from google.adk.agents.callback_context import CallbackContext
@@ -70,6 +77,38 @@ def record_usage(
     state = GuardState(context.state, context.agent_name, is_namespaced)
     state.write("real_tokens", real)
     state.write("last_heuristic", call.heuristic_tokens)
+
+
+async def report_answer(
+    context: CallbackContext,
+    invocation: InvocationContext,
+    response: LlmResponse,
+    memory: Memory,
+    observers: Observers,
+) -> None:
+    """Says what a model call came to, once, with its first complete response.
+
+    In short also to the response's `custom_metadata`, which ADK stores.
+    """
+    call = memory.calls.get(call_key(context, invocation))
+    if call is None or call.is_reported or response.partial:
+        return
+    call.is_reported = True
+    usage = response.usage_metadata
+    record = CallRecord(
+        agent=context.agent_name,
+        session_id=invocation.session.id,
+        estimated_tokens=call.estimated_tokens,
+        real_tokens=(usage.prompt_token_count if usage else None) or None,
+        window_tokens=call.window_tokens,
+        threshold_tokens=call.threshold_tokens,
+        pressure=call.estimated_tokens / call.window_tokens,
+        is_recovered=call.is_recovered,
+        compaction=call.compaction,
+    )
+    described = {METADATA_KEY: describe_call(record)}
+    response.custom_metadata = {**(response.custom_metadata or {}), **described}
+    await report_call(record, observers)
 
 
 def finish_calls(is_finished: Callable[[CallKey], bool], memory: Memory) -> None:

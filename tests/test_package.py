@@ -138,6 +138,7 @@ def test_public_names() -> None:
     """What is public stays public."""
     assert contextguard_adk.__all__ == [
         "Budgets",
+        "CallRecord",
         "Compaction",
         "CompactionContext",
         "CompactionRecord",

@@ -14,6 +14,7 @@ from google.genai import types
 
 from contextguard_adk import (
     Budgets,
+    CallRecord,
     Compaction,
     CompactionContext,
     CompactionRecord,
@@ -84,6 +85,13 @@ async def on_compaction(record: CompactionRecord) -> None:
     """A listener that may wait."""
     assert_type(record.tokens_before, int)
     assert_type(record.is_mechanical, bool)
+    assert_type(record.is_recovery, bool)
+
+
+def on_call(record: CallRecord) -> None:
+    """A listener for every call."""
+    assert_type(record.real_tokens, int | None)
+    assert_type(record.compaction, CompactionRecord | None)
 
 
 def make_plugins(model: BaseLlm) -> list[ContextGuardPlugin]:
@@ -112,6 +120,7 @@ def make_plugins(model: BaseLlm) -> list[ContextGuardPlugin]:
             warning_threshold=0.5,
             on_pressure=on_pressure,
             on_compaction=on_compaction,
+            on_call=on_call,
             name="guard",
         ),
         ContextGuardPlugin.from_file("contextguard.toml", registry=registry),
