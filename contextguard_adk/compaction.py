@@ -50,7 +50,8 @@ MECHANICAL_SUMMARY_RATIO = 0.20
 OVERFULL_RATIO = 0.97
 """Of the window; above it a request is not expected to be accepted."""
 
-Reason = Literal["tokens", "requested", "overflow"]
+Reason = Literal["tokens", "requested", "overflow", "turns"]
+"""Why a history is compacted; `turns` where there are too many contents."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,7 @@ class Compaction:
         contents: The request's contents with it.
         tokens: The estimate of that request.
         attempts: How many times a summariser was asked.
+        reason: Why, where that is not what `CompactionContext.reason` says.
     """
 
     stored: StoredSummary
@@ -90,6 +92,7 @@ class Compaction:
     contents: list[types.Content]
     tokens: int
     attempts: int = 1
+    reason: Reason | None = None
 
     def after(self, attempts: int) -> Compaction:
         """The same compaction, with the number of summaries that it took."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar
 
 import yaml
+from google.adk.models.registry import LLMRegistry
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from contextguard_adk.config_problems import describe_problems, show_value
 from contextguard_adk.errors import ConfigError
 from contextguard_adk.strategies import Pipeline, SlidingWindow, Strategy, Threshold
 from contextguard_adk.strategies.base import import_subclass
@@ -56,7 +58,7 @@ class PluginSettings(BaseModel):
     default: Strategy | None = Field(default_factory=Threshold)
     observe: bool = False
     state_keys: StateKeys = "auto"
-    warning_threshold: float = Field(default=0.70, gt=0, le=1)
+    warning_threshold: float = Field(default=0.70, gt=0, le=1, strict=True)
 
 
 def load_settings(path: str | os.PathLike[str]) -> PluginSettings:
@@ -95,27 +97,44 @@ def settings_from_environment() -> PluginSettings | None:
 
 
 def _read_file(file: Path) -> dict[str, Any]:
+    suffix = file.suffix.lower()
+    if suffix not in (".toml", ".yaml", ".yml"):
+        raise _complain(file, "the name must end in .toml, .yaml or .yml")
     try:
-        if file.suffix == ".toml":
-            raw: object = tomllib.loads(file.read_text("utf-8"))
-        elif file.suffix in (".yaml", ".yml"):
-            raw = yaml.safe_load(file.read_text("utf-8"))
-        else:
-            raise ConfigError(
-                f"{file}: the name must end in .toml, .yaml or .yml. {UNGUARDED_NOTE}"
-            )
+        text = file.read_text("utf-8-sig")  # Some editors begin files with a mark.
+        raw: object = (
+            tomllib.loads(text)
+            if suffix == ".toml"
+            else yaml.load(text, Loader=_UniqueKeysLoader)
+        )
     except OSError as error:
         reason = error.strerror or type(error).__name__
-        raise ConfigError(
-            f"{file}: cannot be read: {reason}. {UNGUARDED_NOTE}"
-        ) from error
-    except (tomllib.TOMLDecodeError, yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: {error}. {UNGUARDED_NOTE}") from error
+        raise _complain(file, f"cannot be read: {reason}") from error
+    except RecursionError as error:
+        raise _complain(file, "the values are nested too deeply") from error
+    except (ValueError, yaml.YAMLError) as error:
+        raise _complain(file, str(error)) from error
     if raw is None:
         return {}
     if not isinstance(raw, dict):
-        raise ConfigError(f"{file}: a table of settings is expected. {UNGUARDED_NOTE}")
+        raise _complain(file, "a table of settings is expected")
     return raw
+
+
+class _UniqueKeysLoader(yaml.SafeLoader):
+    """Refuses keys that stand twice in one table, as TOML does."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                line = key.start_mark.line + 1
+                raise yaml.YAMLError(
+                    f"{key.value!r} stands twice, again in line {line}"
+                )
+            seen.add(key.value if isinstance(key, yaml.ScalarNode) else "")
+        return node
 
 
 def _build_strategy(file: Path, key: str, table: object) -> Strategy | None:
@@ -126,7 +145,7 @@ def _build_strategy(file: Path, key: str, table: object) -> Strategy | None:
         table = {"strategy": table}
     if not isinstance(table, dict):
         raise _error(
-            file, key, table, "a table, or the name of a strategy, is expected"
+            file, key, table, 'a table, the name of a strategy or "none" is expected'
         )
     settings = {name: value for name, value in table.items() if name != "strategy"}
     name = table.get("strategy", "threshold")
@@ -141,47 +160,34 @@ def _build_strategy(file: Path, key: str, table: object) -> Strategy | None:
         known = ", ".join((*STRATEGIES, NO_STRATEGY))
         expected = f"one of {known}, or the dotted path of a Strategy ({error})"
         raise _error(file, f"{key}.strategy", name, expected) from error
-    return _validate(file, key, strategy, settings)
+    built = _validate(file, key, strategy, settings)
+    _check_summarizer(file, f"{key}.summarizer", built.summarizer)
+    return built
+
+
+def _check_summarizer(file: Path, key: str, model: object) -> None:
+    """Finds a mistyped name here, not at the first summary."""
+    if not isinstance(model, str):
+        return
+    try:
+        LLMRegistry.resolve(model)
+    except (ValueError, ImportError) as error:
+        expected = f"a model name that ADK's LLMRegistry resolves is expected ({error})"
+        raise _error(file, key, model, expected) from error
 
 
 def _validate(file: Path, key: str, model: type[M], values: Mapping[str, Any]) -> M:
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        problems = [_describe(key, model, problem) for problem in error.errors()]
-        raise ConfigError(f"{file}: {'; '.join(problems)}. {UNGUARDED_NOTE}") from error
-
-
-def _describe(key: str, model: type[BaseModel], problem: Any) -> str:
-    """Says which key has which value, and what is accepted."""
-    # In a union pydantic names the class as well, which is no key of the file.
-    names = [str(item) for item in problem["loc"] if not str(item)[:1].isupper()]
-    full_key = ".".join([key, *names] if key else names) or "(top level)"
-    message = problem["msg"].removeprefix("Value error, ")
-    if problem["type"] == "extra_forbidden":
-        known = ", ".join(sorted(_known_keys(model, names[:-1])))
-        message = f"unknown key; known here: {known}"
-    value = problem["input"]
-    shown = "" if isinstance(value, dict | BaseModel) else f" = {value!r}"
-    return f"{full_key}{shown}: {message}"
-
-
-def _known_keys(model: type[BaseModel], names: Sequence[str]) -> set[str]:
-    """The keys that a table may have, by the models behind it."""
-    models: list[type[BaseModel]] = [model]
-    for name in names:
-        found = [
-            m.model_fields[name].annotation for m in models if name in m.model_fields
-        ]
-        models = [inner for item in found for inner in _models_in(item)] or models
-    return {name for inner in models for name in inner.model_fields}
-
-
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [m for part in get_args(annotation) for m in _models_in(part)]
+        raise _complain(file, describe_problems(error, key, model, values)) from error
 
 
 def _error(file: Path, key: str, value: object, expected: str) -> ConfigError:
-    return ConfigError(f"{file}: {key} = {value!r}: {expected}. {UNGUARDED_NOTE}")
+    return _complain(file, f"{key} = {show_value(value)}: {expected}")
+
+
+def _complain(file: Path, problem: str) -> ConfigError:
+    """One line, however many a parser has to say."""
+    reason = " ".join(problem.split()).rstrip(".")
+    return ConfigError(f"{file}: {reason}. {UNGUARDED_NOTE}")

@@ -116,11 +116,13 @@ class ModelCall:
         tokens = context.tokens
         if is_observing:
             self._report(context)
+            await self._watch_pressure(context, tokens, is_final=True)
         else:
             compaction = await self._compact(context, contents)
             if compaction is not None:
                 contents, tokens = compaction.contents, compaction.tokens
-            await self._watch_pressure(context, tokens)
+            is_final = context.is_due or compaction is not None
+            await self._watch_pressure(context, tokens, is_final)
             if contents is not original:
                 self.request.contents = list(contents)
         heuristic = context.config_heuristic_tokens + estimate_contents_tokens(contents)
@@ -251,7 +253,7 @@ class ModelCall:
             agent=self.agent,
             session_id=self._invocation.session.id,
             strategy=type(self.strategy).__name__,
-            reason=context.reason if context.is_due else "turns",
+            reason=compaction.reason or context.reason,
             tokens_before=context.tokens,
             tokens_after=compaction.tokens,
             contents_before=len(context.view.contents),
@@ -266,11 +268,13 @@ class ModelCall:
             record, context.budgets.threshold_tokens, self._observers
         )
 
-    async def _watch_pressure(self, context: CompactionContext, tokens: int) -> None:
+    async def _watch_pressure(
+        self, context: CompactionContext, tokens: int, is_final: bool
+    ) -> None:
         """Reports once when what is sent still fills much of the window.
 
-        Only where compaction had its turn: on the way up to the threshold there is
-        nothing to worry about.
+        Only where compaction had its turn, or never will have: on the way up to the
+        threshold there is nothing to worry about.
         """
         window, warn_at = (
             context.budgets.window_tokens,
@@ -282,7 +286,7 @@ class ModelCall:
             if was_high:
                 self._memory.pressed.pop(self.session_key)
             return
-        if was_high or not context.is_due:
+        if was_high or not is_final:
             return
         self._memory.pressed.put(self.session_key, True)
         record = PressureRecord(

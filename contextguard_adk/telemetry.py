@@ -28,7 +28,7 @@ class CompactionRecord:
         agent: The agent's name.
         session_id: The session.
         strategy: The class of the strategy.
-        reason: `tokens`, `turns`, `requested` or `overflow`.
+        reason: `tokens`, `turns` (contents), `requested` or `overflow`.
         tokens_before: The estimate before, in real tokens.
         tokens_after: The estimate after.
         contents_before: The contents of the request before.

@@ -61,6 +61,7 @@ LAYERS = (
     "summarizers",
     "guard",
     "recovery",
+    "config_problems",
     "config",
     "plugin",
     "",

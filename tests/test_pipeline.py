@@ -117,8 +117,8 @@ def large_llm(count: int = 9) -> SimulatedLlm:
     [
         pytest.param(79_999, None, False, id="below the threshold"),
         pytest.param(80_000, None, True, id="at the threshold"),
-        pytest.param(49_999, 0.5, False, id="below the one set"),
-        pytest.param(50_000, 0.5, True, id="at the one set"),
+        pytest.param(59_999, 0.6, False, id="below the one set"),
+        pytest.param(60_000, 0.6, True, id="at the one set"),
         pytest.param(80_000, 0.9, True, id="never above the threshold"),
     ],
 )

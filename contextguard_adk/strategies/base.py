@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from abc import ABC, abstractmethod
 from typing import TypeVar
 
 from google.adk.models.base_llm import BaseLlm
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    Field,
+    InstanceOf,
+    model_validator,
+)
 
 from contextguard_adk.compaction import Compaction, CompactionContext
 
@@ -21,12 +29,17 @@ def import_subclass(path: object, base: type[T]) -> type[T]:
         ValueError: There is no such class, or it is no subclass of `base`.
     """
     module, _, attribute = str(path).rpartition(".")
+    if not module:
+        raise ValueError(f"{path!r} is no dotted path")
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"{path!r} cannot be imported: {error}") from error
+    except (Exception, SystemExit) as error:  # A module may do anything on import.
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{path!r} cannot be imported: {reason}") from error
     if not (isinstance(found, type) and issubclass(found, base)):
         raise ValueError(f"{path!r} is no subclass of {base.__name__}")
+    if inspect.isabstract(found):
+        raise ValueError(f"{path!r} is abstract")
     return found
 
 
@@ -46,7 +59,8 @@ class Strategy(BaseModel, ABC):
             takes the agent's for the agent's own model, else asks the registry.
         max_compaction_attempts: How many summaries one compaction may pay for, 1 to
             10. More than one is used only while the result is still too large.
-        summary_timeout_seconds: How long one summary call may take; 60 by default.
+        summary_timeout_seconds: How long one summary call may take, more than 0 and
+            at most 3,600; 60 by default.
     """
 
     model_config = ConfigDict(
@@ -59,12 +73,20 @@ class Strategy(BaseModel, ABC):
     context_window: int | None = Field(
         default=None,
         ge=1_000,
+        strict=True,
         validation_alias=AliasChoices("context_window", "max_tokens"),
     )
-    summarizer: BaseLlm | str | None = None
-    summarizer_context_window: int | None = Field(default=None, ge=1_000)
-    max_compaction_attempts: int = Field(default=3, ge=1, le=10)
-    summary_timeout_seconds: float = Field(default=60.0, gt=0)
+    summarizer: InstanceOf[BaseLlm] | str | None = None
+    summarizer_context_window: int | None = Field(default=None, ge=1_000, strict=True)
+    max_compaction_attempts: int = Field(default=3, ge=1, le=10, strict=True)
+    summary_timeout_seconds: float = Field(default=60.0, gt=0, le=3_600, strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_both_names(cls, values: object) -> object:
+        if isinstance(values, dict) and {"context_window", "max_tokens"} <= set(values):
+            raise ValueError("context_window and max_tokens mean the same: give one")
+        return values
 
     @abstractmethod
     async def compact(self, context: CompactionContext) -> Compaction | None:

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from pydantic import Field, ValidationInfo, field_validator
+from typing import Annotated
+
+from pydantic import (
+    BeforeValidator,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from contextguard_adk.compaction import Compaction, CompactionContext
 from contextguard_adk.strategies.base import Strategy, import_subclass
@@ -31,6 +39,17 @@ PASSES = (
 """What gives way, pass by pass, while the request would not fit otherwise."""
 
 
+def _read_reducer(value: object) -> object:
+    """Takes a table with the dotted path of a class for a reducer."""
+    if isinstance(value, Reducer):
+        return value
+    if not (isinstance(value, dict) and "reducer" in value):
+        raise ValueError("`reducer`, the dotted path of a Reducer, is expected")
+    kind = import_subclass(value["reducer"], Reducer)  # type: ignore[type-abstract]
+    settings = {name: item for name, item in value.items() if name != "reducer"}
+    return kind.model_validate(settings)
+
+
 class Pipeline(Strategy):
     """Drops, shortens and only then summarises.
 
@@ -48,7 +67,7 @@ class Pipeline(Strategy):
         summary: Summarises; None does so only where nothing else helps.
         reducers: Reducers of your own, run after those.
         compression_threshold: Of the context window, more than 0 and at most 1;
-            None runs at the threshold.
+            larger than the target; None runs at the threshold.
     """
 
     window: MessageWindow | TokenWindow | None = Field(default_factory=MessageWindow)
@@ -56,8 +75,8 @@ class Pipeline(Strategy):
         default_factory=ToolOutputTruncation
     )
     summary: SummaryCompaction | None = Field(default_factory=SummaryCompaction)
-    reducers: tuple[Reducer, ...] = ()
-    compression_threshold: float | None = Field(default=None, gt=0, le=1)
+    reducers: tuple[Annotated[Reducer, BeforeValidator(_read_reducer)], ...] = ()
+    compression_threshold: float | None = Field(default=None, gt=0, le=1, strict=True)
 
     @field_validator("window", "tool_output", "summary", mode="before")
     @classmethod
@@ -65,35 +84,35 @@ class Pipeline(Strategy):
         """Takes False for None, which TOML cannot write, and tells windows apart."""
         if value is False:
             return None
-        if value is True:
+        if not (value is None or isinstance(value, dict | Reducer)):
             raise ValueError("a table of settings, or false, is expected")
         if info.field_name == "window" and isinstance(value, dict):
             kind = TokenWindow if "budget_tokens" in value else MessageWindow
             return kind.model_validate(value)
         return value
 
-    @field_validator("reducers", mode="before")
-    @classmethod
-    def _read_reducers(cls, value: object) -> object:
-        """Takes a table with the dotted path of a class for a reducer."""
-        if not isinstance(value, list | tuple):
-            return value
-        return tuple(
-            _build_reducer(item)
-            if isinstance(item, dict) and "reducer" in item
-            else item
-            for item in value
-        )
+    @model_validator(mode="after")
+    def _check_threshold(self) -> Pipeline:
+        early = self.compression_threshold
+        if early is not None and early <= self.target_token_ratio:
+            raise ValueError(
+                f"compression_threshold ({early}) must be larger than the "
+                f"target_token_ratio of the summary ({self.target_token_ratio})"
+            )
+        return self
+
+    @property
+    def target_token_ratio(self) -> float:
+        """Of the context window; where the pipeline may stop."""
+        return self.summary.target_token_ratio if self.summary else DEFAULT_TARGET_RATIO
 
     async def compact(self, context: CompactionContext) -> Compaction | None:
         """Runs the reducers, when the threshold is reached."""
         if not (context.is_due or self._is_early(context)):
             return None
-        ratio = (
-            self.summary.target_token_ratio if self.summary else DEFAULT_TARGET_RATIO
-        )
+        window_tokens = context.budgets.window_tokens
         target = min(
-            int(ratio * context.budgets.window_tokens), context.limit_tokens - 1
+            int(self.target_token_ratio * window_tokens), context.limit_tokens - 1
         )
         reduction = Reduction(context, target)
         for yielding in PASSES:
@@ -105,7 +124,7 @@ class Pipeline(Strategy):
             return await self._finish(reduction)
         compaction = reduction.compaction
         gained_tokens = context.tokens - reduction.tokens
-        least_tokens = int(EARLY_GAIN_RATIO * context.budgets.window_tokens)
+        least_tokens = int(EARLY_GAIN_RATIO * window_tokens)
         if compaction is None or not (
             context.is_due or reduction.attempts or gained_tokens >= least_tokens
         ):
@@ -140,9 +159,3 @@ class Pipeline(Strategy):
         if early is None:
             return False
         return context.tokens >= early * context.budgets.window_tokens
-
-
-def _build_reducer(table: dict[str, object]) -> Reducer:
-    kind = import_subclass(table["reducer"], Reducer)  # type: ignore[type-abstract]
-    settings = {name: value for name, value in table.items() if name != "reducer"}
-    return kind.model_validate(settings)

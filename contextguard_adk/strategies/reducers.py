@@ -56,8 +56,8 @@ class MessageWindow(Reducer):
             that no more than `window_size` messages stay: the newest of it.
     """
 
-    window_size: int = Field(default=40, ge=1)
-    min_messages_before_windowing: int = Field(default=50, ge=0)
+    window_size: int = Field(default=40, ge=1, strict=True)
+    min_messages_before_windowing: int = Field(default=50, ge=0, strict=True)
     preserve_system: bool = True
     preserve_initial_task: bool = True
     strict_window_size: bool = False
@@ -93,7 +93,7 @@ class TokenWindow(Reducer):
         preserve_initial_task: Whether the first message of the user stays.
     """
 
-    budget_tokens: int = Field(ge=100)
+    budget_tokens: int = Field(ge=100, strict=True)
     preserve_system: bool = True
     preserve_initial_task: bool = True
 
@@ -129,11 +129,11 @@ class ToolOutputTruncation(Reducer):
         preserve_last_tool_result: Whether the newest tool result stays whole.
     """
 
-    max_length: int = Field(default=4_000, ge=1)
+    max_length: int = Field(default=4_000, ge=1, strict=True)
     show_truncation_notice: bool = True
     smart_truncate: bool = False
-    head_length: int = Field(default=3_000, ge=0)
-    tail_length: int = Field(default=1_000, ge=0)
+    head_length: int = Field(default=3_000, ge=0, strict=True)
+    tail_length: int = Field(default=1_000, ge=0, strict=True)
     preserve_last_tool_result: bool = True
 
     @model_validator(mode="after")
@@ -203,10 +203,10 @@ class SummaryCompaction(Reducer):
         preserve_recent_count: How many of the newest messages stay word for word.
     """
 
-    trigger_threshold: float = Field(default=0.90, gt=0, le=1)
-    target_token_ratio: float = Field(default=0.50, gt=0, lt=1)
-    min_messages_for_summary: int = Field(default=20, ge=0)
-    preserve_recent_count: int = Field(default=10, ge=0)
+    trigger_threshold: float = Field(default=0.90, gt=0, le=1, strict=True)
+    target_token_ratio: float = Field(default=0.50, gt=0, lt=1, strict=True)
+    min_messages_for_summary: int = Field(default=20, ge=0, strict=True)
+    preserve_recent_count: int = Field(default=10, ge=0, strict=True)
 
     @model_validator(mode="after")
     def _check_ratios(self) -> SummaryCompaction:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pydantic import Field
 
 from contextguard_adk.compaction import Compaction, CompactionContext
@@ -29,12 +31,18 @@ class SlidingWindow(Strategy):
             beside the summary, at least 4.
     """
 
-    max_turns: int = Field(default=20, ge=4)
+    max_turns: int = Field(default=20, ge=4, strict=True)
 
     async def compact(self, context: CompactionContext) -> Compaction | None:
         """Compacts the older contents, when there are too many or too large ones."""
-        if not context.is_due and not self._has_too_many_contents(context):
+        if context.is_due:
+            return await self._compact(context)
+        if not self._has_too_many_contents(context):
             return None
+        compaction = await self._compact(context)
+        return replace(compaction, reason="turns") if compaction else None
+
+    async def _compact(self, context: CompactionContext) -> Compaction | None:
         compaction: Compaction | None = None
         attempts = 0
         keep = max(MIN_KEPT_CONTENTS, int(len(context.view.uncovered) * KEPT_RATIO))
