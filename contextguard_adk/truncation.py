@@ -116,7 +116,11 @@ def truncate_value(value: Any, truncation: Truncation, depth: int = 0) -> Any:
 
 
 def truncate_text(text: str, truncation: Truncation) -> str:
-    """Shortens one string; never between the halves of a surrogate pair."""
+    """Shortens one string, never between the halves of a surrogate pair.
+
+    Returns:
+        The head, or head and tail; the string itself where that is not shorter.
+    """
     if len(text) <= truncation.max_length:
         return text
     if truncation.smart_truncate:
@@ -128,6 +132,8 @@ def truncate_text(text: str, truncation: Truncation) -> str:
     if truncation.show_truncation_notice:
         kept = head + len(text) - tail
         notice = f"\n[… truncated: {kept} of {len(text)} characters kept …]\n"
+    if tail - head <= len(notice):
+        return text  # The notice would take what the cut has gained.
     return text[:head] + notice + text[tail:]
 
 

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from google.adk.artifacts import InMemoryArtifactService
+from google.adk.auth.credential_service.in_memory_credential_service import (
+    InMemoryCredentialService,
+)
+from google.adk.cli.api_server import ApiServer
+from google.adk.cli.utils.agent_loader import AgentLoader
+from google.adk.evaluation.in_memory_eval_sets_manager import InMemoryEvalSetsManager
+from google.adk.evaluation.local_eval_set_results_manager import (
+    LocalEvalSetResultsManager,
+)
+from google.adk.memory import InMemoryMemoryService
+from google.adk.sessions import InMemorySessionService
 from pydantic import BaseModel
 
 from contextguard_adk import (
@@ -28,6 +42,7 @@ from contextguard_adk.config import (
     settings_from_environment,
 )
 
+README = Path(__file__).parent.parent / "README.md"
 SAMPLE = Path(__file__).parent.parent / "samples" / "contextguard.toml"
 
 HITTING_LIMITS = """
@@ -101,7 +116,18 @@ def write(folder: Path, text: str, name: str = "guard.toml") -> Path:
 )
 def test_recommended_tables(tmp_path: Path, text: str, wanted: Pipeline) -> None:
     """The tables that the README recommends are what they say."""
+    assert text in README.read_text("utf-8")
     assert load_settings(write(tmp_path, text)).default == wanted
+
+
+def test_every_table_of_the_readme_is_loaded(tmp_path: Path) -> None:
+    """What can be copied from there works."""
+    blocks = re.findall(r"^```toml\n(.*?)^```", README.read_text("utf-8"), re.M | re.S)
+    assert len(blocks) == 4
+    for block in blocks:
+        settings = load_settings(write(tmp_path, block))
+        assert settings != PluginSettings()
+        assert ContextGuardPlugin.from_file(tmp_path / "guard.toml")
 
 
 @pytest.mark.parametrize(
@@ -202,8 +228,38 @@ def test_yaml_says_the_same(tmp_path: Path, name: str) -> None:
         ),
         pytest.param(
             "[default]\nmax_tokens = 999",
-            ["default.max_tokens = 999", "greater than or equal to 1000"],
+            ["default.max_tokens = 999", "accepted: at least 1,000"],
             id="small window",
+        ),
+        pytest.param(
+            "[default]\nmax_tokens = 8000\ncontext_window = 9000",
+            ["default: context_window and max_tokens mean the same"],
+            id="both names",
+        ),
+        pytest.param(
+            "[default]\nsummary_timeout_seconds = 60_000",
+            ["seconds = 60000", "accepted: more than 0 and at most 3,600"],
+            id="milliseconds",
+        ),
+        pytest.param(
+            "[default]\nstrategy = 'sliding_window'\nmax_turns = '9'",
+            ["default.max_turns = '9'", "integer", "accepted: at least 4"],
+            id="number as text",
+        ),
+        pytest.param(
+            "[default]\nstrategy = 'pipeline'\n[default.window]\nwindow_size = true",
+            ["default.window.window_size = True", "integer", "at least 1"],
+            id="truth as number",
+        ),
+        pytest.param(
+            "[default]\nsummarizer = 7",
+            ["default.summarizer = 7", "instance of BaseLlm or a valid string"],
+            id="summarizer number",
+        ),
+        pytest.param(
+            "[agents.a]\nsummarizer = 'my-own-model'",
+            ["agents.a.summarizer = 'my-own-model'", "LLMRegistry", "not found"],
+            id="summarizer unknown",
         ),
         pytest.param(
             "[default]\nsummary_timeout_seconds = 0",
@@ -233,6 +289,31 @@ def test_yaml_says_the_same(tmp_path: Path, name: str) -> None:
             id="trigger below target",
         ),
         pytest.param(
+            "[default]\nstrategy = 'pipeline'\n[default.summary]\n"
+            "trigger_threshold = 90",
+            [
+                "default.summary.trigger_threshold = 90",
+                "accepted: more than 0 and at most 1",
+            ],
+            id="trigger in percent",
+        ),
+        pytest.param(
+            "[default]\nstrategy = 'pipeline'\ncompression_threshold = 0.5",
+            ["default: compression_threshold (0.5)", "target_token_ratio", "(0.5)"],
+            id="run below target",
+        ),
+        pytest.param(
+            "[default]\nstrategy = 'pipeline'\n[default.window]\n"
+            "budget_tokens = 500\nwindow_size = 9",
+            ["default.window.window_size = 9", "known here: budget_tokens, preserve"],
+            id="two kinds of window",
+        ),
+        pytest.param(
+            "[default]\nstrategy = 'pipeline'\nwindow = [1]",
+            ["default.window = [1]: a table of settings, or false"],
+            id="window list",
+        ),
+        pytest.param(
             "[default]\nstrategy = 'pipeline'\n[default.window]\nbudget_tokens = 9",
             ["default.window.budget_tokens = 9", "greater than or equal to 100"],
             id="small budget",
@@ -255,8 +336,46 @@ def test_yaml_says_the_same(tmp_path: Path, name: str) -> None:
         pytest.param(
             "[default]\nstrategy = 'pipeline'\n[[default.reducers]]\n"
             "reducer = 'contextguard_adk.Threshold'",
-            ["is no subclass of Reducer"],
+            ["default.reducers.0", "is no subclass of Reducer"],
             id="no reducer",
+        ),
+        pytest.param(
+            "[default]\nstrategy = 'pipeline'\n[[default.reducers]]\n"
+            "reducer = 'contextguard_adk.Reducer'",
+            ["default.reducers.0", "is abstract"],
+            id="abstract reducer",
+        ),
+        pytest.param(
+            "[default]\nstrategy = 'pipeline'\n[[default.reducers]]\nx = 1",
+            ["default.reducers.0: `reducer`, the dotted path"],
+            id="reducer without a class",
+        ),
+        pytest.param(
+            "[default]\nstrategy = 'pipeline'\n[[default.reducers]]\n"
+            "reducer = 'contextguard_adk.TokenWindow'\nx = 1",
+            [
+                "default.reducers.0.budget_tokens: Field required",
+                "default.reducers.0.x = 1: unknown key; known here: budget_tokens",
+            ],
+            id="settings of a reducer",
+        ),
+        pytest.param(
+            "default = 'contextguard_adk.Strategy'",
+            ["default.strategy = 'contextguard_adk.Strategy'", "is abstract"],
+            id="abstract strategy",
+        ),
+        pytest.param(
+            "default = 'contextguard_adk.request_compaction'",
+            ["is no subclass of Strategy"],
+            id="function",
+        ),
+        pytest.param(
+            "default = 'contextguard_adk.strategies'",
+            ["is no subclass of Strategy"],
+            id="module",
+        ),
+        pytest.param(
+            "default = 'Pipeline'", ["'Pipeline' is no dotted path"], id="class name"
         ),
         pytest.param(
             "default = 'treshold'",
@@ -273,6 +392,13 @@ def test_yaml_says_the_same(tmp_path: Path, name: str) -> None:
         ),
         pytest.param("default = 7", ["default = 7", "a table"], id="default number"),
         pytest.param("agents = 7", ["agents = 7", "a table of agents"], id="agents"),
+        pytest.param(
+            "[[agents]]\nname = 'a'", ["agents = [{'name': 'a'}]"], id="agents list"
+        ),
+        pytest.param(
+            f"observe = '{'x' * 9_000}'", ["observe = 'xxx", "boolean"], id="long value"
+        ),
+        pytest.param(f"a = {'[' * 9_000}", ["too deeply"], id="deep nesting"),
         pytest.param("default = ", ["Invalid value"], id="no TOML"),
     ],
 )
@@ -286,6 +412,8 @@ def test_a_mistake_names_file_key_value_and_range(
     message = str(caught.value)
     for complaint in (str(path), *complaints, "runs the app without the guard"):
         assert complaint in message
+    assert len(message) < 700
+    assert "\n" not in message
 
 
 @pytest.mark.parametrize(
@@ -294,6 +422,26 @@ def test_a_mistake_names_file_key_value_and_range(
         pytest.param("guard.ini", b"", "must end in .toml", id="suffix"),
         pytest.param("guard.yaml", b"a: [", "guard.yaml", id="no YAML"),
         pytest.param("guard.yaml", b"[1]", "a table of settings", id="a list"),
+        pytest.param(
+            "guard.yaml", b"default: none\ndefault: {}", "'default' stands", id="twice"
+        ),
+        pytest.param(
+            "guard.yaml",
+            b"default:\n  max_tokens: 8000\n  max_tokens: 9000",
+            "again in line 3",
+            id="twice in a table",
+        ),
+        pytest.param(
+            "guard.yaml", b"a: !!python/object/apply:os.getcwd []", "tag", id="a tag"
+        ),
+        pytest.param("guard.yaml", b"a: 1\n---\nb: 1", "single", id="two documents"),
+        pytest.param("guard.yaml", b"? [a]\n: 1", "unhashable", id="a list as key"),
+        pytest.param("guard.yaml", b"1: 2", "1 = 1: Keys", id="a number as key"),
+        pytest.param("guard.yaml", b"a: " + b"[" * 2_000, "too deeply", id="deep"),
+        pytest.param("guard.yaml", bytes(range(256)), "utf-8", id="binary"),
+        pytest.param("guard.toml", "a = 1".encode("utf-16"), "utf-8", id="UTF-16"),
+        pytest.param("guard.toml", b"a = " + b"1" * 5_000, "digits", id="huge number"),
+        pytest.param("a\0b.toml", None, "null byte", id="no file name"),
         pytest.param("guard.toml", b"\xff", "utf-8", id="no text"),
         pytest.param("missing.toml", None, "No such file", id="missing"),
     ],
@@ -309,6 +457,56 @@ def test_unreadable_files_are_named(
         load_settings(path)
     assert complaint in str(caught.value)
     assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_is_no_file(tmp_path: Path) -> None:
+    """It is named with what is wrong about it."""
+    path = tmp_path / "folder.toml"
+    path.mkdir()
+    with pytest.raises(ConfigError, match=r"folder\.toml: cannot be read: Is a dir"):
+        load_settings(path)
+
+
+@pytest.mark.parametrize(
+    ("code", "complaint"),
+    [
+        pytest.param("raise RuntimeError('no key')", "no key", id="raises"),
+        pytest.param("import sys; sys.exit(3)", "SystemExit", id="exits"),
+        pytest.param("def (", "SyntaxError", id="is no Python"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, complaint: str
+) -> None:
+    """Whatever a user's module does on import, the file is what is complained of."""
+    (tmp_path / "broken_strategies.py").write_text(code, "utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    path = write(tmp_path, "default = 'broken_strategies.Mine'")
+    with pytest.raises(ConfigError, match=complaint) as caught:
+        load_settings(path)
+    assert "default.strategy = 'broken_strategies.Mine'" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["guard.toml", "guard.yaml", "GUARD.TOML"])
+def test_a_byte_order_mark_is_ignored(tmp_path: Path, name: str) -> None:
+    """Some editors begin every file with one."""
+    text = "observe: true" if name.endswith("yaml") else "observe = true"
+    path = tmp_path / name
+    path.write_bytes(b"\xef\xbb\xbf" + text.encode())
+    assert load_settings(path).observe is True
+
+
+def test_anchors_of_yaml_share_settings(tmp_path: Path) -> None:
+    """What is merged into a table may be set again there."""
+    text = (
+        "default: &base {strategy: pipeline, window: false}\n"
+        "agents: {a: *base, b: {<<: *base, window: {window_size: 9}}}\n"
+    )
+    assert load_settings(write(tmp_path, text, "guard.yaml")).agents == {
+        "a": Pipeline(window=None),
+        "b": Pipeline(window=MessageWindow(window_size=9)),
+    }
 
 
 def test_the_environment_names_a_file(
@@ -334,8 +532,50 @@ def test_a_bad_file_from_the_environment_fails_at_once(
 ) -> None:
     """ADK logs the error under --extra_plugins; the text says what follows."""
     monkeypatch.setenv(CONFIG_VARIABLE, str(tmp_path / "missing.toml"))
-    with pytest.raises(ConfigError, match="Nothing is guarded"):
+    with pytest.raises(ConfigError, match=r"missing\.toml.*Nothing is guarded"):
         ContextGuardPlugin(name="contextguard_adk.ContextGuardPlugin")
+
+
+def api_server() -> ApiServer:
+    """ADK's own server with the guard as an extra plugin."""
+    sessions, memory = InMemorySessionService(), InMemoryMemoryService()
+    return ApiServer(
+        agent_loader=AgentLoader(str(SAMPLE.parent)),
+        session_service=sessions,
+        memory_service=memory,
+        artifact_service=InMemoryArtifactService(),
+        credential_service=InMemoryCredentialService(),
+        eval_sets_manager=InMemoryEvalSetsManager(),
+        eval_set_results_manager=LocalEvalSetResultsManager(str(SAMPLE.parent)),
+        agents_dir=str(SAMPLE.parent),
+        extra_plugins=["contextguard_adk.ContextGuardPlugin"],
+    )
+
+
+@pytest.mark.parametrize("is_bad", [False, True], ids=["good", "bad"])
+def test_the_log_says_that_the_app_runs_unguarded(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    is_bad: bool,
+) -> None:
+    """ADK swallows the error of an extra plugin; its log line is all there is."""
+    path = write(tmp_path, "[default]\nmax_tokens = " + ("9" if is_bad else "9000"))
+    monkeypatch.setenv(CONFIG_VARIABLE, str(path))
+    plugins = api_server()._instantiate_extra_plugins()
+    lines = [r.getMessage() for r in caplog.records if r.levelno >= logging.ERROR]
+    if not is_bad:
+        (plugin,) = plugins
+        assert isinstance(plugin, ContextGuardPlugin)
+        assert plugin.name == "contextguard_adk.ContextGuardPlugin"
+        assert lines == []
+        return
+    assert plugins == []
+    (line,) = lines
+    assert f"{path}: default.max_tokens = 9: " in line
+    assert "accepted: at least 1,000" in line
+    assert "Nothing is guarded until this is mended" in line
+    assert "runs the app without the guard" in line
 
 
 # --- The sample -------------------------------------------------------------------

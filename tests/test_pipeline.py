@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -50,7 +51,7 @@ from tests.test_scenarios import (
     check_pauses,
     check_provider,
 )
-from tests.test_strategies import context, small_talk
+from tests.test_strategies import context, small_talk, words
 
 WINDOWS_TOKENS = (8_000, 32_000, 200_000)
 TOOL_HEAVY = (
@@ -251,6 +252,37 @@ async def test_a_summary_that_is_too_long_is_squeezed_not_paid_for_again() -> No
     assert llm.summaries <= 2
 
 
+async def test_what_was_paid_for_is_shortened_before_another_summary() -> None:
+    """A summary that does not fit beside a large instruction and request is cut."""
+    llm = SimulatedLlm(
+        context_window=10_000_000, summary_replies=["word " * 90_000] * 9
+    )
+    contents = [*small_talk(40, 1_000), user(words(27_000, "live"))]
+    talk = measured(contents, llm, 100_000)
+    talk = replace(talk, config_heuristic_tokens=44_000, tokens=talk.tokens + 44_000)
+    compaction = await Pipeline(window=None, tool_output=None).compact(talk)
+    assert compaction is not None
+    assert talk.fits(compaction)
+    assert llm.summaries == compaction.attempts == 1
+
+
+async def test_nesting_10_000_deep_does_not_overflow_the_stack() -> None:
+    """What a tool returned is measured, shortened and covered however deep it is."""
+    deep: Any = "y" * 50
+    for _ in range(10_000):
+        deep = [deep]
+    response = types.FunctionResponse.model_construct(name="dump")
+    response.response = {"deep": deep, "text": "y" * 200_000}
+    part = types.Part.model_construct(function_response=response)
+    content = types.Content.model_construct(role="user", parts=[part])
+    contents = [user("Task."), call("dump"), content, *tool_talk(40, 8_000)]
+    talk = measured(contents, large_llm(), 100_000)
+    assert talk.is_due
+    compaction = await Pipeline(window=None, summary=None).compact(talk)
+    assert compaction is not None
+    assert talk.fits(compaction)
+
+
 async def test_a_summariser_that_is_down_is_asked_once() -> None:
     """The mechanical summary takes its place, and the request fits."""
     llm = SimulatedLlm(
@@ -266,10 +298,11 @@ async def test_a_summariser_that_is_down_is_asked_once() -> None:
 
 async def test_an_early_run_must_be_worth_a_new_prefix() -> None:
     """Before the threshold a gain of a few tokens does not break prompt caches."""
-    pipeline = Pipeline(compression_threshold=0.3, window=None, summary=None)
-    little = measured(tool_talk(8, 4_300), large_llm(), 20_000)
+    pipeline = Pipeline(compression_threshold=0.6, window=None, summary=None)
+    little = measured(tool_talk(13, 4_300), large_llm(), 20_000)
+    assert 12_000 <= little.tokens < 16_000
     assert await pipeline.compact(little) is None
-    much = measured(tool_talk(3, 12_000), large_llm(), 20_000)
+    much = measured(tool_talk(4, 12_000), large_llm(), 20_000)
     assert not much.is_due
     compaction = await pipeline.compact(much)
     assert compaction is not None

@@ -137,6 +137,44 @@ async def test_the_pressure_after_compaction_counts(
         assert record.warning_threshold == threshold
 
 
+async def test_an_early_run_says_that_tokens_were_the_reason() -> None:
+    """Below the threshold it is `compression_threshold` that fires; and what is still
+    above the warning threshold afterwards is reported."""
+    strategy = Pipeline(
+        context_window=WINDOW,
+        compression_threshold=0.6,
+        window=None,
+        summary=None,
+        tool_output=ToolOutputTruncation(max_length=1_000),
+    )
+    llm = provider(script=["ok", call("read"), "ok", call("read"), "ok"])
+    watched = Watched(strategy, llm, warning_threshold=0.3)
+    for _ in range(3):
+        await watched.say(8_000)
+    (compaction,) = watched.compactions
+    assert compaction.reason == "tokens"
+    assert compaction.tokens_before < 0.8 * WINDOW
+    (record,) = watched.pressures
+    assert record.tokens == compaction.tokens_after
+    assert record.pressure_before == compaction.tokens_before / WINDOW
+
+
+async def test_observing_reports_pressure(caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing will be compacted, so what exceeds the warning threshold is told."""
+    llm = provider(context_window=10 * WINDOW)
+    watched = Watched(Threshold(context_window=WINDOW), llm, observe=True)
+    await watched.say(20_000)
+    await watched.say(60_000)
+    assert watched.pressures == []
+    await watched.say(14_000)
+    await watched.say(30_000)
+    (record,) = watched.pressures
+    assert record.pressure == record.pressure_before == pytest.approx(0.734, rel=0.03)
+    assert caplog.text.count("is under pressure") == 1
+    assert not watched.compactions
+    assert not llm.summaries
+
+
 async def test_a_warning_once_per_crossing(caplog: pytest.LogCaptureFixture) -> None:
     """It is not repeated while pressure stays high, and comes again after a fall."""
     replies = ["Short."] * 4

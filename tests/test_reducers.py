@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,9 +20,10 @@ from contextguard_adk import (
     ToolOutputTruncation,
 )
 from contextguard_adk.compaction import CompactionContext
+from contextguard_adk.history_view import HistoryView
 from contextguard_adk.strategies.reduction import Yielding
 from contextguard_adk.testing import SimulatedLlm
-from tests.builders import call, model, response, user
+from tests.builders import call, event, model, response, user
 from tests.test_strategies import context, names, small_talk, words
 
 NO_CHANGE, APPLIED, TARGET_REACHED = StrategyResult
@@ -108,15 +110,16 @@ async def test_protected_messages_against_a_strict_window(
     is_strict: bool, kept: int
 ) -> None:
     """15 protected messages and a window of 10 leave 10 strict, and 15 not."""
-    protected = [instruction(f"Rule {number}.") for number in range(14)]
-    talk = small_talk(60)[:-1]
-    run = reduction([user("Task."), *talk, *protected])
+    # The user's only message is the first task and the current request.
+    rules = [instruction(f"Rule{number} holds.") for number in range(14)]
+    talk = [model(words(20, f"m{number}")) for number in range(60)]
+    run = reduction([*rules, *talk, user("Task.")])
     window = MessageWindow(window_size=10, strict_window_size=is_strict)
     await window.reduce(run)
-    # The user's current request stays in any case.
-    texts = names(sent(run))
-    assert texts.count("Rule") + texts.count("Task.") in (kept, kept - 1)
-    assert len(texts) in (kept, kept + 1) if not is_strict else len(texts) == kept
+    assert names(sent(run)) == [
+        *(f"Rule{number}" for number in range(15 - kept, 14)),
+        "Task.",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -184,6 +187,14 @@ async def test_windows_keep_pairs_whole() -> None:
     results = [p for c in kept for p in c.parts or [] if p.function_response]
     assert len(calls) == len(results)
     assert abs(len(kept) - 10) <= 1
+
+
+async def test_a_token_window_drops_nothing_that_is_preserved() -> None:
+    """Instructions and the current request stay, even beyond the budget."""
+    rules = [instruction(words(100, f"Rule{number}")) for number in range(3)]
+    run = reduction([*rules, user(words(100, "Now"))])
+    assert await TokenWindow(budget_tokens=100).reduce(run) is NO_CHANGE
+    assert run.kept == [0, 1, 2, 3]
 
 
 async def test_a_token_window_measures_what_is_sent() -> None:
@@ -374,6 +385,35 @@ def test_nothing_is_dropped_twice_and_the_live_request_never() -> None:
     assert run.drop([0, 1, 2]) is APPLIED
     assert run.kept == [2]
     assert run.drop([0, 2]) is NO_CHANGE
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param({"truncation": "{"}, id="no JSON"),
+        pytest.param({"truncation": "[1]"}, id="other settings"),
+        pytest.param({"truncation": "[" * 100_000}, id="deep"),
+        pytest.param({"truncated_upto": "00"}, id="unknown content"),
+    ],
+)
+async def test_broken_settings_in_state_count_as_none(change: dict[str, str]) -> None:
+    """State is untrusted: what is no truncation is not applied, and not taken up."""
+    run = reduction(read_twice())
+    assert await ToolOutputTruncation(max_length=1_000).reduce(run) is APPLIED
+    assert run.compaction
+    stored = run.compaction.stored
+    stored = replace(stored, mark=replace(stored.mark, **change))
+    view = HistoryView(
+        read_twice(),
+        events=[event(content) for content in read_twice()],
+        user_content=user("Now?"),
+        invocation_id="now",
+        stored=stored,
+    )
+    again = Reduction(replace(run.context, view=view), 1)
+    assert again.truncation is None
+    assert await ToolOutputTruncation(max_length=1_000).reduce(again) is APPLIED
+    assert again.truncation
 
 
 def test_a_reducer_needs_its_method() -> None:

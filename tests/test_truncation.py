@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -28,6 +29,8 @@ SMART = Truncation(
     head_length=3,
     tail_length=2,
 )
+NO_HEAD = replace(SMART, head_length=0)
+NOTHING = replace(SMART, head_length=0, tail_length=0)
 
 
 @pytest.mark.parametrize(
@@ -50,6 +53,8 @@ SMART = Truncation(
             "aaa\ud83d\ude00b",
             id="pair at the tail's start",
         ),
+        pytest.param("0123456789a", NO_HEAD, "9a", id="tail alone"),
+        pytest.param("0123456789a", NOTHING, "", id="nothing"),
         pytest.param("a" * 9 + "\ud83dxx", BARE, "a" * 9 + "\ud83d", id="lone half"),
     ],
 )
@@ -62,8 +67,18 @@ def test_text_is_cut_between_characters(
 
 def test_a_notice_says_how_much_is_missing() -> None:
     """The model sees that something was left out, and how much."""
-    shortened = truncate_text("x" * 25, Truncation(max_length=10))
-    assert shortened == "x" * 10 + "\n[… truncated: 10 of 25 characters kept …]\n"
+    shortened = truncate_text("x" * 95, Truncation(max_length=10))
+    assert shortened == "x" * 10 + "\n[… truncated: 10 of 95 characters kept …]\n"
+
+
+@given(count=st.integers(0, 120), is_smart=st.booleans())
+def test_a_notice_never_makes_a_string_longer(count: int, is_smart: bool) -> None:
+    """Where the notice takes as much as the cut gains, the string stays."""
+    text = "x" * count
+    truncation = replace(SMART if is_smart else BARE, show_truncation_notice=True)
+    shortened = truncate_text(text, truncation)
+    assert len(shortened) <= len(text)
+    assert (shortened == text) or "truncated" in shortened
 
 
 @pytest.mark.parametrize(
