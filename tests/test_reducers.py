@@ -396,7 +396,7 @@ def test_nothing_is_dropped_twice_and_the_live_request_never() -> None:
         pytest.param({"truncated_upto": "00"}, id="unknown content"),
     ],
 )
-async def test_broken_settings_in_state_count_as_none(change: dict[str, str]) -> None:
+async def test_broken_settings_in_state_count_as_none(change: dict[str, Any]) -> None:
     """State is untrusted: what is no truncation is not applied, and not taken up."""
     run = reduction(read_twice())
     assert await ToolOutputTruncation(max_length=1_000).reduce(run) is APPLIED
