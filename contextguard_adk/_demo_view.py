@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,9 +11,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-GAUGE_CHARS = 32
+from contextguard_adk._terminal import clean_text
 
-_PLAIN_GLYPHS = str.maketrans({"█": "#", "░": ".", "│": "|", "→": ">"})
+GAUGE_CHARS = 32
 
 
 @dataclass(frozen=True)
@@ -78,13 +77,15 @@ class DemoView:
 
     def line(self, text: str, style: str = "") -> None:
         """Prints one line."""
-        self._console.print(Text(_clean(self._console, text), style), soft_wrap=True)
+        self._console.print(
+            Text(clean_text(self._console, text), style), soft_wrap=True
+        )
 
     def step(self, step: int, action: str, prompt_tokens: int) -> None:
         """Moves the gauge."""
         if self._live is not None:
             room = max(10, self._console.width - 24)
-            where = _clean(self._console, f"  {self._count(step)}  {action[:room]}")
+            where = clean_text(self._console, f"  {self._count(step)}  {action[:room]}")
             self._live.update(Text(f"{where}\n  ").append(self._gauge(prompt_tokens)))
 
     def turn(self, number: int, question: str) -> None:
@@ -139,32 +140,7 @@ class DemoView:
         bar = "█" * filled + "░" * (GAUGE_CHARS - filled)
         bar = f"{bar[:mark]}│{bar[mark:]}"
         is_over = prompt_tokens >= self._threshold_tokens
-        text = Text(_clean(self._console, bar), "yellow" if is_over else "green")
+        text = Text(clean_text(self._console, bar), "yellow" if is_over else "green")
         return text.append(f" {prompt_tokens:,}", "bold").append(
             f" of {self._window_tokens:,} tokens", "dim"
         )
-
-
-def _clean(console: Console, text: str) -> str:
-    """Replaces what an output cannot show, control characters first."""
-    if console.options.ascii_only:
-        text = text.translate(_PLAIN_GLYPHS)
-    text = "".join(c if c.isprintable() else "?" for c in text)
-    return text.encode(console.encoding, "replace").decode(console.encoding, "replace")
-
-
-class WarningHandler(logging.Handler):
-    """Shows the guard's warnings among the demo's lines.
-
-    Args:
-        console: Where to.
-    """
-
-    def __init__(self, console: Console) -> None:
-        super().__init__(logging.WARNING)
-        self._console = console
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Prints a record without its traceback."""
-        text = f"    {record.levelname.lower()}: {record.getMessage()}"
-        self._console.print(Text(_clean(self._console, text), "yellow"), soft_wrap=True)

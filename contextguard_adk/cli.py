@@ -1,4 +1,4 @@
-"""The command line: `contextguard demo`."""
+"""The command line: `contextguard demo`, `check` and `replay`."""
 
 from __future__ import annotations
 
@@ -66,6 +66,7 @@ def _build_parser() -> _Parser:
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add_demo(commands)
+    _add_check(commands)
     return parser
 
 
@@ -132,6 +133,50 @@ def _run_demo(arguments: argparse.Namespace) -> int:
         return run_demo(settings)
     except DemoError as error:
         raise _UsageError(f"contextguard demo: error: {error}") from error
+
+
+def _add_check(commands: argparse._SubParsersAction[_Parser]) -> None:
+    check = commands.add_parser(
+        "check",
+        help="validate a settings file and show what it means",
+        description=(
+            "Reads a settings file as the plugin does and prints, for each agent and "
+            "model, the window and where it comes from, buffer, threshold, summary "
+            "budget and summariser."
+        ),
+        epilog=(
+            "Exit code: 0 if all is well, 1 if ADK does not know a summariser, 2 for "
+            "wrong arguments or a wrong file."
+        ),
+    )
+    check.add_argument(
+        "config",
+        metavar="CONFIG",
+        nargs="?",
+        help="a .toml, .yaml or .yml file (default: the one that CONTEXTGUARD_CONFIG "
+        "names, else the built-in settings)",
+    )
+    check.add_argument(
+        "--model",
+        metavar="NAME",
+        nargs="+",
+        action="extend",
+        default=[],
+        help="models as agents name them, such as gemini-2.5-flash or openai/gpt-4o",
+    )
+    check.add_argument("--json", action="store_true", help="print JSON")
+    check.set_defaults(run=_run_check)
+
+
+def _run_check(arguments: argparse.Namespace) -> int:
+    from contextguard_adk.check import run_check
+    from contextguard_adk.errors import ConfigError
+
+    try:
+        return run_check(arguments.config, arguments.model, arguments.json)
+    except ConfigError as error:
+        text = " ".join(str(error).split())  # YAML reports take several lines.
+        raise _UsageError(f"contextguard check: error: {text}") from error
 
 
 def _parse_folder(text: str) -> Path:

@@ -8,11 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import logging
-import os
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
@@ -25,8 +21,9 @@ from rich.console import Console
 
 from contextguard_adk._demo_plan import OfflineAgent, Turn, plan_turns
 from contextguard_adk._demo_run import AGENT, Phase, describe_error
-from contextguard_adk._demo_view import DemoView, PhaseResult, WarningHandler
+from contextguard_adk._demo_view import DemoView, PhaseResult
 from contextguard_adk._file_tools import FileTools
+from contextguard_adk._terminal import quiet_logs
 from contextguard_adk.plugin import ContextGuardPlugin
 from contextguard_adk.strategies import SlidingWindow, Strategy, Threshold
 from contextguard_adk.testing import SimulatedLlm
@@ -41,8 +38,6 @@ STRATEGIES: dict[StrategyName, type[Strategy]] = {
     "threshold": Threshold,
     "sliding-window": SlidingWindow,
 }
-
-_NOISY_LOGGERS = ("google_adk", "google_genai", "LiteLLM", "opentelemetry")
 
 
 class DemoError(Exception):
@@ -86,7 +81,7 @@ def run_demo(settings: DemoSettings) -> int:
     if not turns:
         raise DemoError(f"there is no source file in {root}")
     console = Console(highlight=False)
-    with _quiet(console):
+    with quiet_logs(console):
         _create_model(settings, OfflineAgent())  # Fails before anything is printed.
         window_tokens = _resolve_window_tokens(settings)
         threshold = threshold_tokens(window_tokens)
@@ -198,24 +193,3 @@ def _find_adk_folder() -> Path:
     if not folders:
         raise DemoError("google-adk has no source folder; name one: PATH")
     return Path(folders[0])
-
-
-@contextmanager
-def _quiet(console: Console) -> Iterator[None]:
-    """Silences ADK and litellm; the guard's warnings join the demo's lines."""
-    # Otherwise importing litellm asks the network for its price table.
-    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-    guard_logger = logging.getLogger("contextguard_adk")
-    handler = WarningHandler(console)
-    with ExitStack() as stack:
-        stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")
-        for name in _NOISY_LOGGERS:
-            logger = logging.getLogger(name)
-            stack.callback(logger.setLevel, logger.level)
-            logger.setLevel(logging.CRITICAL + 1)
-        guard_logger.addHandler(handler)
-        stack.callback(guard_logger.removeHandler, handler)
-        stack.callback(setattr, guard_logger, "propagate", guard_logger.propagate)
-        guard_logger.propagate = False
-        yield

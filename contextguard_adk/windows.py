@@ -62,6 +62,7 @@ class ResolvedWindow:
 class _Entry(NamedTuple):
     window_tokens: int
     has_reasoning: bool
+    name: str  # in the table
 
 
 class LitellmRegistry:
@@ -95,6 +96,11 @@ class LitellmRegistry:
         """Tells whether `model` can think before it answers; unknown models cannot."""
         entry = self._find(model)
         return entry is not None and entry.has_reasoning
+
+    def entry_name(self, model: str) -> str | None:
+        """Returns which entry of the table says the window of `model`."""
+        entry = self._find(model)
+        return entry.name if entry else None
 
     def _find_uncached(self, model: str) -> _Entry | None:
         table = _load_table(self._table_path)
@@ -172,7 +178,7 @@ def _index(raw: Mapping[str, object]) -> dict[str, _Entry]:
     """Maps full names and, for any provider, last parts and undated last parts."""
     full, last, undated = (defaultdict[str, list[_Entry]](list) for _ in range(3))
     for name, value in raw.items():
-        if entry := _parse_entry(value):
+        if entry := _parse_entry(name, value):
             *_, stem = _without_prefixes(name.lower())
             full[_key(name.lower())].append(entry)
             last[_key(_ANY_PROVIDER + stem)].append(entry)
@@ -183,7 +189,7 @@ def _index(raw: Mapping[str, object]) -> dict[str, _Entry]:
     return {key: _merge(found) for key, found in (undated | last | full).items()}
 
 
-def _parse_entry(value: object) -> _Entry | None:
+def _parse_entry(name: str, value: object) -> _Entry | None:
     """Reads one entry of the table; None for what is no chat model with a window.
 
     Where `max_input_tokens` is missing, a large `max_tokens` stands in for chat models:
@@ -196,7 +202,7 @@ def _parse_entry(value: object) -> _Entry | None:
         window, minimum = value.get("max_tokens"), _MIN_LEGACY_TOKENS
     if not _is_tokens(window) or window < minimum:
         return None
-    return _Entry(window, value.get("supports_reasoning") is True)
+    return _Entry(window, value.get("supports_reasoning") is True, name)
 
 
 def _is_tokens(value: object) -> TypeGuard[int]:
@@ -205,9 +211,12 @@ def _is_tokens(value: object) -> TypeGuard[int]:
 
 def _merge(entries: Iterable[_Entry]) -> _Entry:
     """Joins what several providers say of one model, as `LitellmRegistry` documents."""
-    windows, reasoning = zip(*entries, strict=True)
+    by_window = sorted(entries)
+    windows = [entry.window_tokens for entry in by_window]
     floor_tokens = statistics.median_low(windows) * _PLAUSIBLE_RATIO
-    return _Entry(min(w for w in windows if w >= floor_tokens), any(reasoning))
+    smallest = next(e for e in by_window if e.window_tokens >= floor_tokens)
+    has_reasoning = any(entry.has_reasoning for entry in by_window)
+    return smallest._replace(has_reasoning=has_reasoning)
 
 
 def resolve_context_window(

@@ -27,8 +27,9 @@ import contextguard_adk
 from contextguard_adk import _file_tools, demo
 from contextguard_adk._demo_plan import OfflineAgent, Turn, plan_turns
 from contextguard_adk._demo_run import Meter
-from contextguard_adk._demo_view import DemoView, PhaseResult, WarningHandler
+from contextguard_adk._demo_view import DemoView, PhaseResult
 from contextguard_adk._file_tools import MAX_READ_BYTES, FileTools
+from contextguard_adk._terminal import WarningHandler
 from contextguard_adk.cli import main
 from contextguard_adk.testing import Reply, SimulatedLlm, SimulatedProviderError
 from contextguard_adk.windows import LitellmRegistry
@@ -320,7 +321,7 @@ def test_warnings_of_the_guard_are_shown() -> None:
     assert stream.getvalue() == "    warning: Mind it.\n"
 
 
-def test_only_the_demo_imports_rich() -> None:
+def test_only_commands_import_rich() -> None:
     """The library itself does without rich."""
     package = Path(contextguard_adk.__file__).parent
     importers = {
@@ -328,7 +329,7 @@ def test_only_the_demo_imports_rich() -> None:
         for file in package.rglob("*.py")
         if re.search(r"^\s*(from|import) rich", file.read_text("utf-8"), re.MULTILINE)
     }
-    assert importers == {"demo.py", "_demo_view.py"}
+    assert importers == {"_terminal.py", "check.py", "demo.py", "_demo_view.py"}
 
 
 def test_command_line_starts_as_a_process() -> None:

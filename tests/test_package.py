@@ -69,6 +69,8 @@ LAYERS = (
     "_simulated",
     "_extractive",
     "testing",
+    "_terminal",
+    "check",
     "_file_tools",
     "_demo_view",
     "_demo_plan",

@@ -1,0 +1,68 @@
+"""What the commands share: text that a terminal can show, and a quiet log."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from rich.console import Console
+from rich.text import Text
+
+_NOISY_LOGGERS = ("google_adk", "google_genai", "LiteLLM", "opentelemetry")
+
+_PLAIN_GLYPHS = str.maketrans({"█": "#", "░": ".", "│": "|", "→": ">"})
+
+
+def clean_text(console: Console, text: str) -> str:
+    """Replaces what an output cannot show, control characters first."""
+    if console.options.ascii_only:
+        text = text.translate(_PLAIN_GLYPHS)
+    text = "".join(c if c.isprintable() else "?" for c in text)
+    return text.encode(console.encoding, "replace").decode(console.encoding, "replace")
+
+
+class WarningHandler(logging.Handler):
+    """Shows the guard's warnings among a command's lines.
+
+    Args:
+        console: Where to.
+    """
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(logging.WARNING)
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Prints a record without its traceback."""
+        text = f"    {record.levelname.lower()}: {record.getMessage()}"
+        self._console.print(
+            Text(clean_text(self._console, text), "yellow"), soft_wrap=True
+        )
+
+
+@contextmanager
+def quiet_logs(console: Console | None) -> Iterator[None]:
+    """Silences ADK and litellm; the guard's warnings join a command's lines.
+
+    Args:
+        console: Where to show the guard's warnings; None drops them.
+    """
+    # Otherwise importing litellm asks the network for its price table.
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    guard_logger = logging.getLogger("contextguard_adk")
+    handler = WarningHandler(console) if console else logging.NullHandler()
+    with ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        for name in _NOISY_LOGGERS:
+            logger = logging.getLogger(name)
+            stack.callback(logger.setLevel, logger.level)
+            logger.setLevel(logging.CRITICAL + 1)
+        guard_logger.addHandler(handler)
+        stack.callback(guard_logger.removeHandler, handler)
+        stack.callback(setattr, guard_logger, "propagate", guard_logger.propagate)
+        guard_logger.propagate = False
+        yield

@@ -1,0 +1,222 @@
+"""The command line: `contextguard check`, what it prints and its exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from contextguard_adk.check import DEFAULT
+from contextguard_adk.cli import main
+from contextguard_adk.config import CONFIG_VARIABLE
+from contextguard_adk.windows import LitellmRegistry
+
+SETTINGS = """
+warning_threshold = 0.8
+
+[default]
+strategy = "sliding_window"
+max_turns = 30
+
+[agents.writer]
+strategy = "pipeline"
+context_window = 50_000
+summarizer = "gemini-2.5-flash"
+summary = false
+
+[agents.router]
+strategy = "none"
+"""
+
+
+@pytest.fixture(autouse=True)
+def _no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(CONFIG_VARIABLE, raising=False)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """A settings file with three kinds of agents."""
+    path = tmp_path / "guard.toml"
+    path.write_text(SETTINGS)
+    return path
+
+
+def check_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    """What the command prints as JSON."""
+    main(["check", *arguments, "--json"])
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_each_agent_and_model_has_its_budgets(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A configured window wins, the table is asked, and the unknown is assumed."""
+    models = ["gemini-2.5-flash", "openrouter/openai/gpt-4o", "nobody-knows-it"]
+    found = check_json(capsys, str(config), "--model", *models)
+    assert found["config"] == str(config)
+    assert found["warning_threshold"] == 0.8
+    default, writer, router = found["agents"]
+    assert [default["agent"], writer["agent"], router["agent"]] == [
+        DEFAULT,
+        "writer",
+        "router",
+    ]
+    assert default["settings"] == {"max_turns": 30}
+    assert default["summarizer"] is None
+    assert default["budgets"] == [
+        {
+            "model": "gemini-2.5-flash",
+            "window_tokens": 1_048_576,
+            "source": "registry",
+            "registry_entry": "gemini-2.5-flash",
+            "buffer_tokens": 20_000,
+            "threshold_tokens": 1_028_576,
+            "summary_tokens": 10_000,
+        },
+        {
+            "model": "openrouter/openai/gpt-4o",
+            "window_tokens": 128_000,
+            "source": "registry",
+            "registry_entry": "gpt-4o",
+            "buffer_tokens": 25_600,
+            "threshold_tokens": 102_400,
+            "summary_tokens": 12_800,
+        },
+        {
+            "model": "nobody-knows-it",
+            "window_tokens": 128_000,
+            "source": "default",
+            "registry_entry": None,
+            "buffer_tokens": 25_600,
+            "threshold_tokens": 102_400,
+            "summary_tokens": 12_800,
+        },
+    ]
+    assert writer["strategy"] == "Pipeline"
+    assert writer["summarizer"] == "gemini-2.5-flash"
+    assert {(b["source"], b["window_tokens"]) for b in writer["budgets"]} == {
+        ("configured", 50_000)
+    }
+    assert router == {
+        "agent": "router",
+        "strategy": None,
+        "settings": {},
+        "summarizer": None,
+        "is_summarizer_known": True,
+        "budgets": [],
+    }
+
+
+def test_it_prints_a_table_for_people(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Agent by agent: strategy, settings, summariser, and a row for each model."""
+    assert main(["check", str(config), "--model", "gpt-4o", "nobody-knows-it"]) == 0
+    output = capsys.readouterr()
+    assert output.err == ""  # The table says what the guard would warn of.
+    lines = [" ".join(line.split()) for line in output.out.splitlines()]
+    assert lines[0].endswith("guard.toml: good")
+    assert "gpt-4o 128,000 registry: gpt-4o 25,600 102,400 12,800" in lines
+    assert (
+        "nobody-knows-it 128,000 unknown model: assumed 25,600 102,400 12,800" in lines
+    )
+    writer = lines.index("writer")
+    assert lines[writer + 1 : writer + 4] == [
+        "strategy Pipeline",
+        "summary = false",
+        "summaries by gemini-2.5-flash",
+    ]
+    assert "gpt-4o 50,000 config 10,000 40,000 5,000" in lines[writer:]
+    assert lines[-2:] == ["router", "not guarded"]
+
+
+def test_without_a_model_it_shows_what_the_file_says(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A configured window needs no model; any other depends on one."""
+    assert main(["check", str(config)]) == 0
+    output = capsys.readouterr().out
+    assert "name models with --model" in output
+    assert "any 50,000 config" in " ".join(output.split())
+
+
+@pytest.mark.parametrize("is_set", [False, True])
+def test_the_variable_names_the_file(
+    config: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    is_set: bool,
+) -> None:
+    """As for the plugin itself; without it the built-in settings are shown."""
+    if is_set:
+        monkeypatch.setenv(CONFIG_VARIABLE, str(config))
+    found = check_json(capsys, "--model", "gpt-4o")
+    assert found["config"] == (str(config) if is_set else None)
+    assert [agent["agent"] for agent in found["agents"]] == (
+        [DEFAULT, "writer", "router"] if is_set else [DEFAULT]
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        ("bad.toml", "[default]\nmax_turn = 3", "unknown key"),
+        ("bad.toml", "[default", "Expected ']'"),
+        ("bad.yaml", "default: [\nagents: {", "bad.yaml"),
+        ("bad.json", "{}", ".toml, .yaml or .yml"),
+        ("bad.toml", "[default]\nstrategy = 'magic'", "default.strategy"),
+    ],
+)
+def test_a_wrong_file_is_one_line(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    text: str,
+    reason: str,
+) -> None:
+    """With the path and the reason, on stderr."""
+    path = tmp_path / name
+    path.write_text(text)
+    assert main(["check", str(path)]) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    (line,) = output.err.splitlines()
+    assert line.startswith(f"contextguard check: error: {path}:")
+    assert reason in line
+
+
+def test_a_missing_file_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """A wrong path is no reason for a traceback."""
+    assert main(["check", "nowhere.toml"]) == 2
+    assert "nowhere.toml: cannot be read" in capsys.readouterr().err
+
+
+def test_an_unknown_summarizer_is_a_failure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The plugin would warn and go on with the agent's own model."""
+    path = tmp_path / "guard.toml"
+    path.write_text('[default]\nsummarizer = "gemnii-flash"')
+    assert main(["check", str(path), "--model", "gpt-4o"]) == 1
+    assert "WRONG: ADK knows no model 'gemnii-flash'" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("model", "entry"),
+    [
+        ("gemini-2.5-flash", "gemini-2.5-flash"),
+        ("anthropic/claude-sonnet-4-5", "claude-sonnet-4-5"),
+        ("ollama_chat/llama3.1", "ollama/llama3.1"),
+        ("nobody-knows-it", None),
+    ],
+)
+def test_the_registry_names_its_entry(model: str, entry: str | None) -> None:
+    """As the table spells it, and with the window that it says."""
+    registry = LitellmRegistry()
+    assert registry.entry_name(model) == entry
+    if entry:
+        assert registry.context_window(model) == registry.context_window(entry)
