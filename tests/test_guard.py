@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.run_config import RunConfig
-from google.adk.apps.app import EventsCompactionConfig
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.adk.plugins.base_plugin import BasePlugin
@@ -955,50 +954,6 @@ async def test_history_of_a_single_turn_is_tagged_by_it() -> None:
 
 
 # --- Beside others ----------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"token_threshold": 1_500, "event_retention_size": 4},
-        {"token_threshold": None, "event_retention_size": None},
-    ],
-    ids=["tokens", "interval"],
-)
-async def test_adks_own_compaction_does_no_harm(
-    settings: dict[str, Any],
-) -> None:
-    """Both may be on: every request fits, and every turn is answered."""
-    interval = 2 if settings["token_threshold"] is None else 100
-    llm = SimulatedLlm(context_window=WINDOW)
-    agent = guarded_agent(llm)
-    # ADK puts its summary first with the role of the model; strict providers object.
-    first = FirstFromUser(name="first")
-    guard = ContextGuardPlugin(default=Threshold(context_window=WINDOW))
-    chat = Chat(
-        agent,
-        [first, guard],
-        events_compaction_config=EventsCompactionConfig(
-            compaction_interval=interval, overlap_size=1, **settings
-        ),
-    )
-    for number in range(12):
-        answer = answer_text(await chat.say(words(400, f"turn {number}")))
-        assert answer
-    assert llm.rejections == 0
-    assert llm.violations == 0
-
-
-class FirstFromUser(BasePlugin):
-    """Gives the first content the user's role."""
-
-    async def before_model_callback(
-        self, *, callback_context: CallbackContext, llm_request: LlmRequest
-    ) -> None:
-        """Repairs what ADK's compaction inserts."""
-        first = llm_request.contents[0]
-        if first.role == "model":
-            llm_request.contents[0] = first.model_copy(update={"role": "user"})
 
 
 class ContentWatch(BasePlugin):

@@ -833,6 +833,18 @@ def schema_behind_tool(llm: BaseLlm) -> Any:
     return agent
 
 
+def schema_over_tool(llm: BaseLlm) -> Any:
+    """The guarded agent runs behind a tool of one that declares the keys."""
+    script = [scripted_call("agent", request="Look it up."), "Told.", "Told again."]
+    tool = AgentTool(looking_agent(llm))
+    return LlmAgent(
+        name="root",
+        model=SimulatedLlm(script=script),
+        tools=[tool],
+        state_schema=Declared,
+    )
+
+
 @workflow_agents
 @pytest.mark.parametrize(
     "make_root",
@@ -843,6 +855,7 @@ def schema_behind_tool(llm: BaseLlm) -> Any:
         schema_on_workflow,
         schema_in_workflow,
         schema_behind_tool,
+        schema_over_tool,
     ],
 )
 async def test_state_schemas_get_namespaced_keys(make_root: Any) -> None:

@@ -1,0 +1,404 @@
+"""Histories that change behind the guard: rewinds, late results, other hands.
+
+Whatever becomes of a history: no request is refused, each turn is answered, the live
+request stands in every request, and what was taken back never shows up again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from google.adk.agents.callback_context import CallbackContext
+from google.adk.agents.run_config import RunConfig
+from google.adk.apps.app import EventsCompactionConfig, ResumabilityConfig
+from google.adk.events.event import Event
+from google.adk.models.llm_request import LlmRequest
+from google.adk.plugins.base_plugin import BasePlugin
+from google.adk.plugins.context_filter_plugin import ContextFilterPlugin
+from google.adk.sessions.base_session_service import GetSessionConfig
+from google.adk.tools.function_tool import FunctionTool
+from google.adk.tools.long_running_tool import LongRunningFunctionTool
+from google.genai import types
+
+from contextguard_adk import Strategy
+from contextguard_adk.history import content_text
+from contextguard_adk.testing import RecordedRequest, Reply
+from contextguard_adk.testing import call as scripted_call
+from tests.builders import answer_text, guarded_agent, response_part
+from tests.talks import (
+    MARKER,
+    Talk,
+    acting,
+    agent_requests,
+    agent_requests_since,
+    every_strategy,
+    looking_tool,
+    markers,
+    message,
+    spread,
+    summarizing_llm,
+)
+
+ADK_PROMPT_BEGINS = "The following is a conversation history"
+SUMMARY_BEGINS = "[Previous conversation summary]"
+
+
+# --- Rewinds ----------------------------------------------------------------------
+
+
+@spread("back_to", {str(turn): turn for turn in range(1, 7)})
+async def test_rewound_messages_never_show_up_again(
+    strategy: Strategy, back_to: int
+) -> None:
+    """Neither the history nor a summary speaks of what was taken back."""
+    llm = summarizing_llm(acting())
+    talk = Talk(guarded_agent(llm, [looking_tool()]), strategy, llm)
+    turns = [await talk.ask(message(number)) for number in range(7)]
+    assert llm.summaries >= 2
+    kept = {f"mark-ask-{number:03}!" for number in range(back_to)}
+    kept |= find_markers(turns[:back_to])
+    undone = {f"mark-ask-{number:03}!" for number in range(back_to, 7)}
+    undone |= find_markers(turns[back_to:])
+    await talk.rewind(turns[back_to][0].invocation_id)
+    count = len(llm.requests)
+    for number in range(100, 103):
+        await talk.ask(message(number))
+    for request in llm.requests[count:]:
+        assert not undone & markers(request)
+    first = next(r for r in llm.requests[count:] if not r.is_summary)
+    assert kept <= markers(first)
+    talk.check()
+
+
+def find_markers(turns: Sequence[Sequence[Event]]) -> set[str]:
+    """The markers in what a tool returned or the model said."""
+    contents = (event.content for turn in turns for event in turn if event.content)
+    texts = (content.model_dump_json() for content in contents)
+    return {found for text in texts for found in MARKER.findall(text)}
+
+
+@every_strategy
+@pytest.mark.parametrize("is_lost", [False, True], ids=["stored", "lost"])
+async def test_a_summary_of_a_rewound_message_is_not_restored(
+    strategy: Strategy, is_lost: bool
+) -> None:
+    """A summary that was made for a message goes with it, also where the model call
+    failed and the summary is in process memory alone."""
+    answers: list[Reply] = [message(number, "answer", 150) for number in range(3)]
+    outcome: Reply = RuntimeError("boom") if is_lost else "Done."
+    llm = summarizing_llm([*answers, outcome, "Done.", "Done."])
+    talk = Talk(guarded_agent(llm), strategy, llm)
+    for number in range(3):
+        await talk.ask(message(number, words=120))
+    before = llm.summaries
+    if is_lost:
+        with pytest.raises(Exception, match="boom"):
+            await talk.say(message(666, words=200))
+    else:
+        await talk.ask(message(666, words=200))
+    assert llm.summaries > before
+    await talk.rewind((await talk.events())[-1].invocation_id)
+    count = len(llm.requests)
+    await talk.ask(message(4))
+    await talk.ask(message(5))
+    for request in llm.requests[count:]:
+        assert "mark-ask-666!" not in request.text
+    assert "mark-ask-666!" not in json.dumps(await talk.state())
+    talk.check()
+
+
+# --- Partial loads ----------------------------------------------------------------
+
+
+def loading(newest: int) -> RunConfig:
+    """Settings of a run that loads only the newest events of its session."""
+    return RunConfig(get_session_config=GetSessionConfig(num_recent_events=newest))
+
+
+@spread("newest", {str(newest): newest for newest in (0, 1, 2, 3, 5, 7, 10, 16, 40)})
+async def test_partly_loaded_sessions_go_on(strategy: Strategy, newest: int) -> None:
+    """Wherever the history begins, requests stay whole and the summary in place."""
+    llm = summarizing_llm(acting())
+    talk = Talk(guarded_agent(llm, [looking_tool()]), strategy, llm)
+    for number in range(7):
+        await talk.ask(message(number))
+    assert llm.summaries >= 2
+    summarized = set().union(*(markers(r) for r in llm.requests if r.is_summary))
+    whole, talk.run_config = talk.run_config, loading(newest)
+    for number in range(10, 16):
+        count = len(llm.requests)
+        await talk.ask(message(number))
+        head = content_text(agent_requests_since(llm, count)[0].contents[0])
+        assert head.startswith(SUMMARY_BEGINS)
+        assert summarized <= set(MARKER.findall(head))
+    talk.run_config = whole
+    for number in range(20, 23):
+        await talk.ask(message(number))
+    talk.check()
+
+
+# --- Results that come late -------------------------------------------------------
+
+
+def start_job(name: str) -> dict[str, Any]:
+    """Starts a job that takes long."""
+    return {"status": "pending", "ticket": f"mark-ticket-{len(name):03}!"}
+
+
+def starting(*calls: types.Part) -> Callable[[LlmRequest], Reply]:
+    """A model that makes these calls at first, and from then on only answers."""
+    numbers = itertools.count(0)
+
+    def reply(request: LlmRequest) -> Reply:
+        number = next(numbers)
+        return list(calls) if not number else message(number, "answer", 90)
+
+    return reply
+
+
+def find_call_id(events: Sequence[Event], name: str) -> str:
+    """The id of the call of a tool."""
+    calls = (call for event in events for call in event.get_function_calls())
+    return next(call.id or "" for call in calls if call.name == name)
+
+
+def result_of(name: str, call_id: str, result: Any) -> types.Content:
+    """A message with a tool's final result."""
+    part = response_part(name, result, call_id)
+    return types.Content(role="user", parts=[part])
+
+
+def find_results(record: RecordedRequest, name: str) -> list[Any]:
+    """What a tool has returned, as a request shows it."""
+    parts = (part for content in record.contents for part in content.parts or ())
+    results = (part.function_response for part in parts if part.function_response)
+    return [result.response for result in results if result.name == name]
+
+
+@pytest.mark.parametrize("has_ids", [False, True], ids=["adk-ids", "model-ids"])
+@spread("is_parallel", {"alone": False, "parallel": True})
+async def test_a_final_result_comes_back_with_its_call(
+    strategy: Strategy, has_ids: bool, is_parallel: bool
+) -> None:
+    """What replaces a summarised pending result is shown to the model, each time."""
+    calls = [scripted_call("start_job", name="build")]
+    if is_parallel:
+        calls.append(scripted_call("look", step=900))
+    llm = summarizing_llm(starting(*calls), call_ids=has_ids)
+    tools = [LongRunningFunctionTool(start_job), looking_tool()]
+    talk = Talk(guarded_agent(llm, tools), strategy, llm)
+    first = await talk.say(message(0))
+    call_id = find_call_id(first, "start_job")
+    for number in range(1, 7):
+        await talk.ask(message(number, words=100))
+    assert llm.summaries >= 1
+    assert not find_results(agent_requests(llm)[-1], "start_job")
+    for progress in ("half", "done"):
+        result = {"status": progress, "log": message(700, progress, 40)}
+        count = len(llm.requests)
+        await talk.ask(result_of("start_job", call_id, result))
+        request = agent_requests_since(llm, count)[-1]
+        assert find_results(request, "start_job") == [result]
+        if is_parallel:
+            assert len(find_results(request, "look")) == 1
+    for number in range(7, 12):
+        count = len(llm.requests)
+        await talk.ask(message(number, words=100))
+        # Shown as it is, or with a summary that was made of it.
+        assert "mark-done-700!" in agent_requests_since(llm, count)[-1].text
+    talk.check()
+
+
+@every_strategy
+async def test_a_result_is_covered_once_it_is_final(strategy: Strategy) -> None:
+    """The next summary takes the late result in, and it stays away afterwards."""
+    llm = summarizing_llm(starting(scripted_call("start_job", name="build")))
+    talk = Talk(guarded_agent(llm, [LongRunningFunctionTool(start_job)]), strategy, llm)
+    first = await talk.say(message(0))
+    for number in range(1, 7):
+        await talk.ask(message(number, words=100))
+    result = {"status": "done", "log": message(700, "done", 40)}
+    await talk.ask(result_of("start_job", find_call_id(first, "start_job"), result))
+    for number in range(7, 16):
+        await talk.ask(message(number, words=100))
+    assert not find_results(agent_requests(llm)[-1], "start_job")
+    assert "mark-done-700!" in llm.requests[-1].text
+    talk.check()
+
+
+def delete_file(path: str) -> dict[str, str]:
+    """Deletes a file."""
+    return {"deleted": path, "note": message(800, "deleted", 20)}
+
+
+@every_strategy
+@pytest.mark.parametrize("is_confirmed", [True, False], ids=["yes", "no"])
+async def test_a_tool_that_waits_for_confirmation(
+    strategy: Strategy, is_confirmed: bool
+) -> None:
+    """The user may talk on for long before allowing a call, or refusing it."""
+    llm = summarizing_llm(starting(scripted_call("delete_file", path="/tmp/x")))
+    tool = FunctionTool(delete_file, require_confirmation=True)
+    talk = Talk(guarded_agent(llm, [tool]), strategy, llm)
+    first = await talk.say(message(0))
+    asked = find_call_id(first, "adk_request_confirmation")
+    for number in range(1, 7):
+        await talk.ask(message(number, words=100))
+    assert llm.summaries >= 1
+    count = len(llm.requests)
+    confirmation = {"confirmed": is_confirmed}
+    await talk.ask(result_of("adk_request_confirmation", asked, confirmation))
+    results = find_results(agent_requests_since(llm, count)[-1], "delete_file")
+    assert len(results) == 1
+    assert ("deleted" in results[0]) == is_confirmed
+    for number in range(7, 12):
+        await talk.ask(message(number, words=100))
+    talk.check()
+
+
+# --- Others who change the history ------------------------------------------------
+
+
+class FirstFromUser(BasePlugin):
+    """Gives the first content the user's role: ADK begins with a model's summary."""
+
+    async def before_model_callback(
+        self, *, callback_context: CallbackContext, llm_request: LlmRequest
+    ) -> None:
+        """Repairs what ADK's compaction inserts."""
+        first = llm_request.contents[0]
+        if first.role == "model":
+            llm_request.contents[0] = first.model_copy(update={"role": "user"})
+
+
+@spread(
+    "settings",
+    {
+        "low": {"token_threshold": 1_200, "event_retention_size": 5},
+        "high": {"token_threshold": 2_300, "event_retention_size": 3},
+        "interval": {"compaction_interval": 2},
+    },
+)
+async def test_adks_own_compaction_does_no_harm(
+    strategy: Strategy, settings: dict[str, int]
+) -> None:
+    """Both may be on, with tools and short messages or long ones."""
+    settings = {"compaction_interval": 100, "overlap_size": 1, **settings}
+    llm = summarizing_llm(acting())
+    talk = Talk(
+        guarded_agent(llm, [looking_tool()]),
+        strategy,
+        llm,
+        before=[FirstFromUser(name="first")],
+        events_compaction_config=EventsCompactionConfig(**settings),
+    )
+    for number in range(14):
+        await talk.ask(message(number, words=30 + 60 * (number % 3)))
+    assert llm.summaries
+    for request in llm.requests:
+        # ADK does not look at the size of its own requests for summaries.
+        assert not request.rejected or request.text.startswith(ADK_PROMPT_BEGINS)
+    assert llm.violations == 0
+    assert not talk.live.lost
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["before", "behind"])
+@spread("kept", {str(kept): kept for kept in (1, 3, 6)})
+async def test_a_context_filter_does_no_harm(
+    strategy: Strategy, is_first: bool, kept: int
+) -> None:
+    """A plugin that drops old turns may stand on either side of the guard."""
+    llm = summarizing_llm(acting())
+    filters = [ContextFilterPlugin(num_invocations_to_keep=kept)]
+    talk = Talk(
+        guarded_agent(llm, [looking_tool()]),
+        strategy,
+        llm,
+        before=filters if is_first else [],
+        after=[] if is_first else filters,
+    )
+    for number in range(12):
+        await talk.ask(message(number))
+        newest = agent_requests(llm)[-1]
+        assert f"mark-ask-{number:03}!" in newest.text
+    talk.check()
+
+
+# --- Runs that stop and go on -----------------------------------------------------
+
+
+@every_strategy
+async def test_resumable_apps_go_on_with_a_late_result(strategy: Strategy) -> None:
+    """A run that was paused for a long-running tool is resumed after compactions."""
+    numbers = itertools.count(1)
+
+    def wait_for_job(name: str) -> None:
+        """Starts a job; its result comes later."""
+
+    def reply(request: LlmRequest) -> Reply:
+        """Looks up a lot, starts a job, and answers when it is done."""
+        newest = request.contents[-1].parts or []
+        results = [p.function_response for p in newest if p.function_response]
+        number = next(numbers)
+        if any("mark-done" in str(result.response) for result in results):
+            return message(number, "answer", 30)
+        if number % 8:
+            return scripted_call("look", step=number)
+        return scripted_call("wait_for_job", name="build")
+
+    llm = summarizing_llm(reply)
+    tools = [looking_tool(130), LongRunningFunctionTool(wait_for_job)]
+    talk = Talk(
+        guarded_agent(llm, tools),
+        strategy,
+        llm,
+        resumability_config=ResumabilityConfig(is_resumable=True),
+    )
+    for number in range(4):
+        events = await talk.say(message(number, words=40))
+        call_id = find_call_id(events, "wait_for_job")
+        result = {"status": "done", "log": message(number, "done", 20)}
+        events = await talk.ask(result_of("wait_for_job", call_id, result))
+        assert "mark-answer" in answer_text(events)
+        assert result in find_results(agent_requests(llm)[-1], "wait_for_job")
+    assert llm.summaries >= 4
+    talk.check()
+
+
+@spread("failing_call", {str(call): call for call in (2, 4, 5, 7, 9)})
+async def test_resumable_apps_go_on_after_a_failure(
+    strategy: Strategy, failing_call: int
+) -> None:
+    """A run whose model call failed, compacted or not, is resumed by its id."""
+    numbers = itertools.count(1)
+
+    def reply(request: LlmRequest) -> Reply:
+        """Looks up a lot and answers; one call fails."""
+        number = next(numbers)
+        if number == failing_call:
+            return RuntimeError("boom")
+        return scripted_call("look", step=number) if number < 12 else "Done."
+
+    llm = summarizing_llm(reply)
+    talk = Talk(
+        guarded_agent(llm, [looking_tool(130)]),
+        strategy,
+        llm,
+        resumability_config=ResumabilityConfig(is_resumable=True),
+    )
+    with pytest.raises(Exception, match="boom"):
+        await talk.say(message(0))
+    before = llm.summaries
+    run = talk.runner.run_async(
+        user_id="user",
+        session_id=talk.session_id,
+        invocation_id=(await talk.events())[-1].invocation_id,
+    )
+    assert answer_text([event async for event in run]) == "Done."
+    assert llm.summaries > before
+    assert "mark-ask-000!" in llm.requests[-1].text
+    talk.check()

@@ -1,0 +1,246 @@
+"""Several agents in one app: hand-overs, branches, tools, workflows and tasks.
+
+However they share a session: no request is refused, each turn is answered, and no
+summary of one turns up where another history goes on.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable
+
+import pytest
+from google.adk.agents import (
+    BaseAgent,
+    LlmAgent,
+    LoopAgent,
+    ParallelAgent,
+    SequentialAgent,
+)
+from google.adk.models.llm_request import LlmRequest
+from google.adk.tools.agent_tool import AgentTool
+from google.adk.workflow import START, Workflow
+from pydantic import BaseModel
+
+from contextguard_adk.strategies import Strategy
+from contextguard_adk.testing import Reply
+from contextguard_adk.testing import call as scripted_call
+from tests.builders import guarded_agent
+from tests.talks import (
+    Talk,
+    acting,
+    agent_requests,
+    every_strategy,
+    looking_tool,
+    markers,
+    message,
+    spread,
+    summarizing_llm,
+)
+
+# ADK wants workflows in their place, but supports them, and AgentTool uses the other.
+workflow_agents = pytest.mark.filterwarnings(
+    r"ignore:\w+Agent is deprecated .*Workflow:DeprecationWarning"
+)
+agent_tools = pytest.mark.filterwarnings(
+    "ignore:The `plugins` argument is deprecated:DeprecationWarning"
+)
+
+
+def conversing(successor: str) -> Callable[[LlmRequest], Reply]:
+    """A model that looks something up, and then hands over, answering now and then."""
+    numbers = itertools.count(1)
+
+    def reply(request: LlmRequest) -> Reply:
+        number = next(numbers)
+        newest = request.contents[-1].parts or []
+        names = [p.function_response.name for p in newest if p.function_response]
+        if "look" not in names:
+            return scripted_call("look", step=number)
+        if number % 3:
+            return message(number, "answer", 40)
+        return scripted_call("transfer_to_agent", agent_name=successor)
+
+    return reply
+
+
+@every_strategy
+async def test_agents_that_hand_over_and_back(strategy: Strategy) -> None:
+    """Each agent keeps its own summary, of its own words and of the others'."""
+    names = ("root", "left", "right")
+    successors = {"root": "left", "left": "right", "right": "root"}
+    llms = {name: summarizing_llm(conversing(successors[name])) for name in names}
+    left, right = (
+        LlmAgent(
+            name=name, model=llms[name], description=name, tools=[looking_tool(120)]
+        )
+        for name in names[1:]
+    )
+    root = LlmAgent(
+        name="root",
+        model=llms["root"],
+        tools=[looking_tool(120)],
+        sub_agents=[left, right],
+    )
+    talk = Talk(root, strategy, *llms.values())
+    for number in range(16):
+        await talk.ask(message(number, words=90))
+    assert all(llm.summaries for llm in llms.values())
+    talk.check()
+
+
+@workflow_agents
+@spread("kind", {k.__name__: k for k in (ParallelAgent, SequentialAgent, LoopAgent)})
+async def test_agents_side_by_side(strategy: Strategy, kind: type[BaseAgent]) -> None:
+    """Branches, steps and rounds of several agents, turn after turn."""
+    llms = [
+        summarizing_llm(acting(), latency_seconds=0.001)
+        for _ in ("one", "two", "three")
+    ]
+    agents = [
+        LlmAgent(name=f"agent_{number}", model=llm, tools=[looking_tool()])
+        for number, llm in enumerate(llms)
+    ]
+    settings = {"max_iterations": 2} if kind is LoopAgent else {}
+    talk = Talk(kind(name="root", sub_agents=agents, **settings), strategy, *llms)
+    for number in range(6):
+        await talk.ask(message(number, words=120))
+    assert all(llm.summaries for llm in llms)
+    talk.check()
+
+
+@agent_tools
+@every_strategy
+async def test_an_agent_as_a_tool(strategy: Strategy) -> None:
+    """The child's history begins anew with each call; the parent's goes on."""
+    steps = itertools.count(1)
+
+    def work(request: LlmRequest) -> Reply:
+        """Looks up a few things for each request."""
+        number = next(steps)
+        return scripted_call("look", step=number) if number % 6 else f"Found {number}."
+
+    def order(request: LlmRequest) -> Reply:
+        """Orders something, and tells what came of it."""
+        newest = request.contents[-1].parts or []
+        if any(part.function_response for part in newest):
+            return message(next(steps), "answer", 40)
+        return scripted_call("child", request=f"Order {len(child_llm.requests):04}.")
+
+    child_llm, llm = summarizing_llm(work), summarizing_llm(order)
+    child = LlmAgent(
+        name="child", model=child_llm, description="Finds.", tools=[looking_tool(200)]
+    )
+    parent = guarded_agent(llm)
+    parent.tools = [AgentTool(child)]
+    talk = Talk(parent, strategy, llm, child_llm)
+    for number in range(8):
+        await talk.ask(message(number, words=90))
+    talk.check()
+    assert llm.summaries
+    assert child_llm.summaries
+    orders: list[str] = []
+    for request in agent_requests(child_llm):
+        found = re.findall(r"Order \d{4}\.", request.text)
+        assert len(set(found)) == 1, "a child's request speaks of another's"
+        orders += found
+    assert len(set(orders)) >= 8
+
+
+@every_strategy
+async def test_an_agent_without_history(strategy: Strategy) -> None:
+    """An agent that sees its turn alone summarises its turn alone."""
+    steps = itertools.count(1)
+
+    def work(request: LlmRequest) -> Reply:
+        number = next(steps)
+        if number % 8:
+            return scripted_call("look", step=number)
+        return message(number, "answer")
+
+    llm = summarizing_llm(work)
+    agent = guarded_agent(llm, [looking_tool(160)], include_contents="none")
+    talk = Talk(agent, strategy, llm)
+    for number in range(5):
+        count = len(llm.requests)
+        await talk.ask(message(number, words=20))
+        for request in llm.requests[count:]:
+            others = {f"mark-ask-{n:03}!" for n in range(number)}
+            assert not others & markers(request)
+    assert llm.summaries >= 5
+    talk.check()
+
+
+# --- Workflows and isolated tasks -------------------------------------------------
+
+
+class Declared(BaseModel):
+    """The only keys that nodes may write."""
+
+    topic: str = ""
+
+
+@spread("schema", {"free": None, "declared": Declared})
+async def test_workflows(strategy: Strategy, schema: type[BaseModel] | None) -> None:
+    """Agents that are nodes of a workflow keep their summaries from turn to turn."""
+    llms = [summarizing_llm(acting()) for _ in ("one", "two")]
+    one, two = (
+        LlmAgent(name=f"agent_{number}", model=llm, tools=[looking_tool(150)])
+        for number, llm in enumerate(llms)
+    )
+    flow = Workflow(name="flow", edges=[(START, one, two)], state_schema=schema)
+    talk = Talk(flow, strategy, *llms)
+    for number in range(10):
+        await talk.ask(message(number, words=90))
+    state = await talk.state()
+    assert any("context_guard" in key for key in state)
+    assert schema is None or not any(key.startswith("__context_guard") for key in state)
+    talk.check()
+
+
+@pytest.mark.skipif(
+    "mode" not in LlmAgent.model_fields, reason="this ADK has no task agents"
+)
+@every_strategy
+async def test_tasks_are_kept_apart(strategy: Strategy) -> None:
+    """Each task has its own scope: no summary of one task turns up in another."""
+    steps = itertools.count(1)
+
+    def work(request: LlmRequest) -> Reply:
+        """Looks things up, asks the user in between, and finishes."""
+        number = next(steps)
+        if number % 9 == 5:
+            return message(number, "question", 30)
+        if number % 9 == 0:
+            return scripted_call("finish_task", result=f"Result {number}.")
+        return scripted_call("look", step=number)
+
+    def delegate(request: LlmRequest) -> Reply:
+        """Hands each message of the user to the worker."""
+        newest = request.contents[-1].parts or []
+        if any(part.function_response for part in newest):
+            return message(next(steps_of_root), "answer", 30)
+        return scripted_call("worker", request=f"Task {next(steps_of_root):04}.")
+
+    steps_of_root = itertools.count(1)
+    worker_llm, llm = summarizing_llm(work), summarizing_llm(delegate)
+    worker = LlmAgent(
+        name="worker",
+        model=worker_llm,
+        mode="task",
+        description="Works.",
+        tools=[looking_tool(180)],
+    )
+    root = LlmAgent(name="root", model=llm, sub_agents=[worker])
+    talk = Talk(root, strategy, llm, worker_llm)
+    for number in range(8):
+        await talk.ask(message(number, words=40))
+    assert worker_llm.summaries >= 4
+    talk.check()
+    seen: set[str] = set()
+    for request in agent_requests(worker_llm):
+        tasks = set(re.findall(r"Task \d{4}\.", request.text))
+        assert len(tasks) == 1, "a request speaks of another task, or of none"
+        seen |= tasks
+    assert len(seen) >= 4
