@@ -101,6 +101,7 @@ class Memory:
         dropped: Where a compaction gained nothing, and the estimate at that time.
         reported: Where a fixed part that is too large was reported.
         pressed: Where the last request was under pressure.
+        noticed: What was said of an app, and of which.
         failures: Summariser failures in a row, by model name; negative while the
             summariser is spared.
     """
@@ -113,4 +114,5 @@ class Memory:
     dropped: BoundedDict[SessionKey, int] = field(default_factory=BoundedDict)
     reported: BoundedDict[SessionKey, bool] = field(default_factory=BoundedDict)
     pressed: BoundedDict[SessionKey, bool] = field(default_factory=BoundedDict)
+    noticed: BoundedDict[tuple[str, str], bool] = field(default_factory=BoundedDict)
     failures: BoundedDict[str, int] = field(default_factory=BoundedDict)

@@ -25,6 +25,11 @@ from contextguard_adk.config import (
 from contextguard_adk.guard import ModelCall
 from contextguard_adk.last_resort import cut_request
 from contextguard_adk.memory import Memory
+from contextguard_adk.neighbours import (
+    is_held_by_provider,
+    warn_of_native_compaction,
+    warn_of_second_guard,
+)
 from contextguard_adk.overflow import parse_overflow
 from contextguard_adk.recovery import (
     Recovery,
@@ -335,17 +340,20 @@ class ContextGuardPlugin(BasePlugin):
     def _is_ours(self, context: CallbackContext, request: LlmRequest) -> bool:
         """Tells whether the request carries a history that is ours to change."""
         invocation = context.get_invocation_context()
-        if invocation.live_request_queue is not None:
-            return False  # The live connection holds the history.
-        if getattr(request, "previous_interaction_id", None):
-            return False  # The provider holds it.
+        if is_held_by_provider(invocation, request):
+            return False
         guards = [
             plugin
             for plugin in invocation.plugin_manager.plugins
             if isinstance(plugin, ContextGuardPlugin)
             and plugin._strategy_of(context.agent_name) is not None
         ]
-        return not guards or guards[0] is self
+        if guards and guards[0] is not self:
+            warn_of_second_guard(invocation, guards[0].name, self.name, self._memory)
+            return False
+        if not self._settings.observe:
+            warn_of_native_compaction(invocation, self._memory)
+        return True
 
 
 def _log_failure(what: str, error: Exception) -> None:

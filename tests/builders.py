@@ -180,7 +180,9 @@ def queued_tool(name: str, results: Sequence[Any]) -> Callable[..., Any]:
 
 
 def guarded_agent(
-    llm: SimulatedLlm, tools: Sequence[Callable[..., Any]] = (), **settings: Any
+    llm: SimulatedLlm,
+    tools: Sequence[Callable[..., Any] | BaseTool] = (),
+    **settings: Any,
 ) -> LlmAgent:
     """An agent of the name `agent`."""
     settings.setdefault("instruction", "You help.")
@@ -370,7 +372,7 @@ async def play(
     llm.script = replies
     agent = guarded_agent(
         llm,
-        [*tools, *conversation.tools],  # type: ignore[list-item]
+        [*tools, *conversation.tools],
         **{"instruction": conversation.instruction, **settings.pop("agent", {})},
     )
     tap, probe = RequestTap(), CallProbe()

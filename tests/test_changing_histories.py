@@ -189,7 +189,7 @@ async def test_a_final_result_comes_back_with_its_call(
     if is_parallel:
         calls.append(scripted_call("look", step=900))
     llm = summarizing_llm(starting(*calls), call_ids=has_ids)
-    tools = [LongRunningFunctionTool(start_job), looking_tool()]
+    tools: list[Any] = [LongRunningFunctionTool(start_job), looking_tool()]
     talk = Talk(guarded_agent(llm, tools), strategy, llm)
     first = await talk.say(message(0))
     call_id = find_call_id(first, "start_job")
@@ -284,9 +284,9 @@ class FirstFromUser(BasePlugin):
     },
 )
 async def test_adks_own_compaction_does_no_harm(
-    strategy: Strategy, settings: dict[str, int]
+    strategy: Strategy, settings: dict[str, int], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Both may be on, with tools and short messages or long ones."""
+    """Both may be on, with tools and short messages or long ones; it is said once."""
     settings = {"compaction_interval": 100, "overlap_size": 1, **settings}
     llm = summarizing_llm(acting())
     talk = Talk(
@@ -294,7 +294,7 @@ async def test_adks_own_compaction_does_no_harm(
         strategy,
         llm,
         before=[FirstFromUser(name="first")],
-        events_compaction_config=EventsCompactionConfig(**settings),
+        events_compaction_config=EventsCompactionConfig.model_validate(settings),
     )
     for number in range(14):
         await talk.ask(message(number, words=30 + 60 * (number % 3)))
@@ -304,6 +304,7 @@ async def test_adks_own_compaction_does_no_harm(
         assert not request.rejected or request.text.startswith(ADK_PROMPT_BEGINS)
     assert llm.violations == 0
     assert not talk.live.lost
+    assert caplog.text.count("App 'app' also has an events_compaction_config") == 1
 
 
 @pytest.mark.parametrize("is_first", [True, False], ids=["before", "behind"])
@@ -351,7 +352,7 @@ async def test_resumable_apps_go_on_with_a_late_result(strategy: Strategy) -> No
         return scripted_call("wait_for_job", name="build")
 
     llm = summarizing_llm(reply)
-    tools = [looking_tool(130), LongRunningFunctionTool(wait_for_job)]
+    tools: list[Any] = [looking_tool(130), LongRunningFunctionTool(wait_for_job)]
     talk = Talk(
         guarded_agent(llm, tools),
         strategy,

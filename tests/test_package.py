@@ -40,6 +40,7 @@ LAYERS = (
     "state",
     "todos",
     "memory",
+    "neighbours",
     "usage",
     "history_view",
     # Summaries.

@@ -371,8 +371,9 @@ async def test_live_requests_are_left_alone(is_live: bool) -> None:
 # --- Two guards -------------------------------------------------------------------
 
 
-async def test_two_guards_work_once() -> None:
-    """A guard in the app and one on the command line do not compact twice."""
+async def test_two_guards_work_once(caplog: pytest.LogCaptureFixture) -> None:
+    """A guard in the app and one on the command line do not compact twice, and say
+    once which of them works."""
     llm = SimulatedLlm(context_window=1_000_000, token_ratio=1.0)
     first = ContextGuardPlugin(default=SMALL)
     second = ContextGuardPlugin(
@@ -387,9 +388,15 @@ async def test_two_guards_work_once() -> None:
         assert state["__context_guard_real_tokens_agent"] == sent.prompt_tokens
     assert llm.summaries == 1
     assert sent.text.count(SUMMARY_BEGINS) == 1
+    told = (
+        "'context_guard' does the work, 'contextguard_adk.ContextGuardPlugin' is idle"
+    )
+    assert caplog.text.count(told) == 1
 
 
-async def test_two_guards_may_share_the_agents() -> None:
+async def test_two_guards_may_share_the_agents(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """A guard does not keep another one from agents that it does not guard."""
     llm = SimulatedLlm(context_window=1_000_000, token_ratio=1.0)
     first = ContextGuardPlugin(agents={"other": SMALL}, default=None, name="first")
@@ -398,6 +405,7 @@ async def test_two_guards_may_share_the_agents() -> None:
     await seed(chat, user("The task."), model(words(5_000)))
     await chat.say("Go on.")
     assert is_compacted(llm.requests[-1])
+    assert "idle" not in caplog.text
 
 
 # --- The boundary -----------------------------------------------------------------
@@ -835,17 +843,18 @@ def schema_behind_tool(llm: BaseLlm) -> Any:
 
 def schema_over_tool(llm: BaseLlm) -> Any:
     """The guarded agent runs behind a tool of one that declares the keys."""
-    script = [scripted_call("agent", request="Look it up."), "Told.", "Told again."]
+    ask = scripted_call("agent", request="Look it up.")
     tool = AgentTool(looking_agent(llm))
     return LlmAgent(
         name="root",
-        model=SimulatedLlm(script=script),
+        model=SimulatedLlm(script=[ask, "Told.", "Told again."]),
         tools=[tool],
         state_schema=Declared,
     )
 
 
 @workflow_agents
+@agent_tools
 @pytest.mark.parametrize(
     "make_root",
     [

@@ -174,7 +174,7 @@ async def test_a_small_request_leaves_as_it_came(
     before, after = RequestTap("before"), RequestTap("after")
     guard = ContextGuardPlugin(default=strategy(context_window=32_000))
     chat = Chat(
-        guarded_agent(llm, [tool]),  # type: ignore[list-item]
+        guarded_agent(llm, [tool]),
         [before, guard, after],
         is_streaming=is_streaming,
     )

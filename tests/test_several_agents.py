@@ -98,12 +98,14 @@ async def test_agents_side_by_side(strategy: Strategy, kind: type[BaseAgent]) ->
         summarizing_llm(acting(), latency_seconds=0.001)
         for _ in ("one", "two", "three")
     ]
-    agents = [
+    agents: list[BaseAgent] = [
         LlmAgent(name=f"agent_{number}", model=llm, tools=[looking_tool()])
         for number, llm in enumerate(llms)
     ]
-    settings = {"max_iterations": 2} if kind is LoopAgent else {}
-    talk = Talk(kind(name="root", sub_agents=agents, **settings), strategy, *llms)
+    root = kind(name="root", sub_agents=agents)
+    if isinstance(root, LoopAgent):
+        root.max_iterations = 2
+    talk = Talk(root, strategy, *llms)
     for number in range(6):
         await talk.ask(message(number, words=120))
     assert all(llm.summaries for llm in llms)
