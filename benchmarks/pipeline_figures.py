@@ -3,9 +3,10 @@
     python benchmarks/pipeline_figures.py [--json FILE]
 
 No key and no network is needed: a simulated provider counts by BPE and refuses what
-exceeds its window. Four figures: how well estimates follow the provider's counts, how
-many overflow errors remain, how much a compaction removes, and whether sessions that
-stay below the threshold are left without warnings.
+exceeds its window. Five figures: how well estimates follow the provider's counts, how
+many overflow errors remain, how much a compaction removes, whether sessions that stay
+below the threshold are left without warnings, and how many summaries are paid for on
+tool-heavy conversations. Where one is not what is promised the exit code is 1.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ import argparse
 import asyncio
 import json
 import logging
+import math
 import os
 import random
 import statistics
 import sys
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -44,11 +47,41 @@ from contextguard_adk import (
 )
 from contextguard_adk.testing import Reply, SimulatedLlm, call
 from contextguard_adk.usage import call_key
+from tests.builders import KeptSessions
+from tests.builders import play as play_conversation
+from tests.scenarios import write_conversation
 
 WINDOW_TOKENS = 16_000
 TURNS = 20
 KINDS = ("prose", "log", "json")
 SHORT_WORDS = 40
+
+TOOL_HEAVY_WINDOW_TOKENS = 32_000
+TOOL_HEAVY = (
+    "tool-heavy",
+    "parallel bursts",
+    "only tool results",
+    "alternating tool and text",
+    "alternating huge and tiny",
+    "tool chains",
+    "kubernetes",
+    "coding agent",
+    "tool storm",
+)
+
+PROMISED: dict[str, tuple[float, float]] = {
+    "correlation of estimate and real tokens": (0.95, 1.0),
+    "failed turns without a guard": (1, math.inf),  # Else there is nothing to show.
+    "requests refused, Pipeline": (0, 0),
+    "overflow errors less": (0.80, 1.0),
+    "compactions": (1, math.inf),
+    "tokens removed per compaction (mean)": (0.30, 1.0),
+    "tokens removed per compaction (median)": (0.30, 1.0),
+    "their compactions": (0, 0),
+    "their warnings": (0, 0),
+    "tool-heavy: summaries saved": (1, math.inf),
+}
+"""The least and the most that a figure may be."""
 
 WORDS = [
     "the",
@@ -121,7 +154,7 @@ class Measured:
     def pairs(self) -> list[tuple[int, int]]:
         """Each estimate with what the provider counted for that very request."""
         counted = [r.prompt_tokens for r in self.llm.requests if not r.is_summary]
-        return list(zip(self.estimates, counted, strict=False))
+        return list(zip(self.estimates, counted, strict=True))
 
 
 class EstimateTap(BasePlugin):
@@ -194,6 +227,42 @@ async def play(seed: int, kind: str, strategy: Strategy | None, words: int) -> M
     return measured
 
 
+async def count_summaries(name: str, strategy: Strategy) -> int:
+    """Plays a tool-heavy conversation, and counts the summary calls that it cost."""
+    window_tokens = TOOL_HEAVY_WINDOW_TOKENS
+    conversation = write_conversation(name, window_tokens)
+    llm = SimulatedLlm(
+        context_window=window_tokens,
+        token_ratio=conversation.token_ratio,
+        usage=conversation.usage,
+    )
+    await play_conversation(conversation, strategy, llm, session_service=KeptSessions())
+    return llm.summaries
+
+
+async def measure_tool_heavy() -> dict[str, float]:
+    """Compares what pipelines and full summaries pay for."""
+    window_tokens = TOOL_HEAVY_WINDOW_TOKENS
+    figures: dict[str, float] = {}
+    saved = 0
+    for name in TOOL_HEAVY:
+        paid = await count_summaries(name, Pipeline(context_window=window_tokens))
+        other = await count_summaries(name, Threshold(context_window=window_tokens))
+        figures[f"{name}: summaries, Pipeline"] = paid
+        figures[f"{name}: summaries, Threshold"] = other
+        saved += other - paid
+    return {**figures, "tool-heavy: summaries saved": saved}
+
+
+def find_broken(figures: Mapping[str, float]) -> list[str]:
+    """Names the figures that are missing, or not what is promised."""
+    return [
+        name
+        for name, (least, most) in PROMISED.items()
+        if not least <= figures.get(name, math.nan) <= most
+    ]
+
+
 async def measure() -> dict[str, float]:
     """Plays all sessions and computes the figures."""
     strategies: dict[str, Strategy | None] = {
@@ -226,8 +295,10 @@ async def measure() -> dict[str, float]:
         ),
         "failed turns without a guard": errors["no guard"],
         "failed turns with Pipeline": errors["Pipeline"],
+        "requests refused, Pipeline": sum(s.llm.rejections for s in guarded),
         "overflow errors less": 1 - errors["Pipeline"] / max(1, errors["no guard"]),
         "compactions": len(removed),
+        "tokens removed per compaction (mean)": statistics.mean(removed),
         "tokens removed per compaction (median)": statistics.median(removed),
         "tokens removed per compaction (least)": min(removed),
         "summary calls, Pipeline": sum(s.llm.summaries for s in guarded),
@@ -239,8 +310,8 @@ async def measure() -> dict[str, float]:
     }
 
 
-def main() -> None:
-    """Prints the table, and writes it as JSON where asked."""
+def main() -> int:
+    """Prints the table, and writes it as JSON where asked; 1 for a broken promise."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, help="where to write the figures")
     arguments = parser.parse_args()
@@ -248,13 +319,16 @@ def main() -> None:
     os.environ.setdefault("ADK_CAPTURE_MESSAGE_CONTENT_IN_SPANS", "false")
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
-    figures = asyncio.run(measure())
+    figures = {**asyncio.run(measure()), **asyncio.run(measure_tool_heavy())}
+    broken = find_broken(figures)
     for name, value in figures.items():
         digits = 3 if isinstance(value, float) else 0
-        print(f"{name:44} {value:10.{digits}f}")
+        note = "  BROKEN" if name in broken else ""
+        print(f"{name:44} {value:10.{digits}f}{note}")
     if arguments.json:
         arguments.json.write_text(json.dumps(figures, indent=2) + "\n", "utf-8")
+    return 1 if broken else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

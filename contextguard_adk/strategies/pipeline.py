@@ -59,7 +59,9 @@ class Pipeline(Strategy):
     stops at the target, `target_token_ratio` of the window. What was decided stays
     in place on later calls. A request that would still not fit does not go out
     because of a preference: lengths, triggers, minima and what is preserved give way
-    in that order, and last the whole history is summarised.
+    in that order, and last the whole history is summarised. Lengths, which cost
+    nothing, also do where the request would stay above the middle between target and
+    threshold: a run that gains little has to be repeated soon.
 
     Attributes:
         window: Drops old messages; None leaves them to the other reducers.
@@ -115,11 +117,15 @@ class Pipeline(Strategy):
             int(self.target_token_ratio * window_tokens), context.limit_tokens - 1
         )
         reduction = Reduction(context, target)
+        enough = context.limit_tokens
+        if context.is_due:
+            enough = (target + enough) // 2
         for yielding in PASSES:
             reduction.yielding = yielding
             await self._run(reduction)
-            if reduction.tokens <= context.limit_tokens:
+            if reduction.tokens <= enough:
                 break
+            enough = context.limit_tokens
         else:
             return await self._finish(reduction)
         compaction = reduction.compaction
