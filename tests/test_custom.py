@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from google.adk.apps import App
@@ -23,6 +25,7 @@ from contextguard_adk import (
 from contextguard_adk.testing import SimulatedLlm
 from tests.builders import Chat, guarded_agent
 
+README = Path(__file__).parent.parent / "README.md"
 SAMPLES = Path(__file__).parent.parent / "samples"
 
 
@@ -85,6 +88,37 @@ async def test_a_reducer_of_ones_own_from_a_file(tmp_path: Path) -> None:
         reducers=(DropAll(),),
     )
     assert (llm.summaries, llm.rejections, llm.violations) == (0, 0, 0)
+
+
+async def test_the_readme_shows_classes_that_work() -> None:
+    """What can be copied from there runs, and keeps requests inside the window."""
+    blocks = re.findall(
+        r"^```python\n(.*?)^```", README.read_text("utf-8"), re.M | re.S
+    )
+    (block,) = (block for block in blocks if "Reducer" in block)
+    names: dict[str, Any] = {"__name__": __name__}
+    exec(compile(block, "README.md", "exec", dont_inherit=True), names)
+    strategies: list[tuple[Strategy, bool]] = [
+        (names["KeepNewest"](context_window=2_000), True),
+        (
+            Pipeline(
+                context_window=2_000,
+                window=None,
+                summary=None,
+                reducers=(names["DropOldest"](),),
+            ),
+            False,
+        ),
+    ]
+    for strategy, is_paid in strategies:
+        llm = SimulatedLlm(context_window=2_000)
+        chat = Chat(guarded_agent(llm), [ContextGuardPlugin(default=strategy)])
+        for number in range(10):
+            await chat.say(f"Message {number}. " + "Some words follow here. " * 40)
+            assert f"Message {number}." in llm.requests[-1].text
+        assert bool(llm.summaries) is is_paid
+        assert (llm.rejections, llm.violations) == (0, 0)
+        assert "[Previous conversation summary]" in llm.requests[-1].text
 
 
 @pytest.fixture(name="sample")
