@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from google.adk.models.registry import LLMRegistry
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
@@ -68,7 +67,6 @@ class AgentReport:
         strategy: The class of its strategy; None where it is not guarded.
         settings: What the file sets of it.
         summarizer: The model that writes summaries; None is the agent's own.
-        is_summarizer_known: Whether ADK resolves that name.
         budgets: For each model.
     """
 
@@ -76,7 +74,6 @@ class AgentReport:
     strategy: str | None
     settings: dict[str, Any]
     summarizer: str | None
-    is_summarizer_known: bool
     budgets: tuple[ModelBudgets, ...]
 
 
@@ -90,7 +87,7 @@ def run_check(path: str | None, models: Sequence[str], is_json: bool) -> int:
         is_json: Whether to print JSON.
 
     Returns:
-        0; 1 where ADK does not know a model that should write summaries.
+        0.
 
     Raises:
         ConfigError: The file cannot be read, or a setting in it is wrong.
@@ -103,7 +100,7 @@ def run_check(path: str | None, models: Sequence[str], is_json: bool) -> int:
         print(json.dumps(_describe(path, settings, reports), indent=2, default=str))
     else:
         _print(path, settings, reports)
-    return 0 if all(report.is_summarizer_known for report in reports) else 1
+    return 0
 
 
 def examine_settings(
@@ -113,7 +110,7 @@ def examine_settings(
     strategies = {DEFAULT: settings.default, **settings.agents}
     for agent, strategy in strategies.items():
         if strategy is None:
-            yield AgentReport(agent, None, {}, None, True, ())
+            yield AgentReport(agent, None, {}, None, ())
             continue
         summarizer = strategy.summarizer
         name = summarizer if isinstance(summarizer, str | None) else summarizer.model
@@ -124,7 +121,6 @@ def examine_settings(
                 exclude_unset=True, exclude=_SHOWN_ELSEWHERE, serialize_as_any=True
             ),
             summarizer=name,
-            is_summarizer_known=_is_known(summarizer),
             budgets=tuple(_list_budgets(strategy, models)),
         )
 
@@ -151,16 +147,6 @@ def _find_budgets(strategy: Strategy, model: str | None) -> ModelBudgets:
         threshold_tokens=threshold_tokens(window.tokens),
         summary_tokens=summary_budget_tokens(window.tokens),
     )
-
-
-def _is_known(summarizer: object) -> bool:
-    if not isinstance(summarizer, str):
-        return True
-    try:
-        LLMRegistry.resolve(summarizer)
-    except (ValueError, ImportError):
-        return False
-    return True
 
 
 def _describe(
@@ -207,11 +193,6 @@ def _list_facts(report: AgentReport) -> Iterator[str]:
     for key, value in report.settings.items():
         yield f"  {key} = {_write_value(value)}"
     yield f"summaries by {report.summarizer or 'the model of the agent'}"
-    if not report.is_summarizer_known:
-        yield (
-            f"WRONG: ADK knows no model {report.summarizer!r}; the agent's own would "
-            "write the summaries"
-        )
     if not report.budgets:
         yield "window of the agent's model: name models with --model"
 

@@ -144,10 +144,7 @@ def _add_check(commands: argparse._SubParsersAction[_Parser]) -> None:
             "model, the window and where it comes from, buffer, threshold, summary "
             "budget and summariser."
         ),
-        epilog=(
-            "Exit code: 0 if all is well, 1 if ADK does not know a summariser, 2 for "
-            "wrong arguments or a wrong file."
-        ),
+        epilog=("Exit code: 0 if all is well, 2 for wrong arguments or a wrong file."),
     )
     check.add_argument(
         "config",

@@ -106,7 +106,6 @@ def test_each_agent_and_model_has_its_budgets(
         "strategy": None,
         "settings": {},
         "summarizer": None,
-        "is_summarizer_known": True,
         "budgets": [],
     }
 
@@ -198,11 +197,11 @@ def test_a_missing_file_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_unknown_summarizer_is_a_failure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The plugin would warn and go on with the agent's own model."""
+    """A mistyped name is found here, not at the first summary."""
     path = tmp_path / "guard.toml"
     path.write_text('[default]\nsummarizer = "gemnii-flash"')
-    assert main(["check", str(path), "--model", "gpt-4o"]) == 1
-    assert "WRONG: ADK knows no model 'gemnii-flash'" in capsys.readouterr().out
+    assert main(["check", str(path), "--model", "gpt-4o"]) == 2
+    assert "default.summarizer = 'gemnii-flash'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
