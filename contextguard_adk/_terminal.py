@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from rich.console import Console
@@ -44,11 +44,14 @@ class WarningHandler(logging.Handler):
 
 
 @contextmanager
-def quiet_logs(console: Console | None) -> Iterator[None]:
+def quiet_logs(
+    console: Console | None, more: Sequence[logging.Logger] = ()
+) -> Iterator[None]:
     """Silences ADK and litellm; the guard's warnings join a command's lines.
 
     Args:
         console: Where to show the guard's warnings; None drops them.
+        more: Loggers of the guard that are silenced as well.
     """
     # Otherwise importing litellm asks the network for its price table.
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
@@ -57,8 +60,7 @@ def quiet_logs(console: Console | None) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
-        for name in _NOISY_LOGGERS:
-            logger = logging.getLogger(name)
+        for logger in (*map(logging.getLogger, _NOISY_LOGGERS), *more):
             stack.callback(logger.setLevel, logger.level)
             logger.setLevel(logging.CRITICAL + 1)
         guard_logger.addHandler(handler)

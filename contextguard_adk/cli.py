@@ -67,6 +67,7 @@ def _build_parser() -> _Parser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add_demo(commands)
     _add_check(commands)
+    _add_replay(commands)
     return parser
 
 
@@ -174,6 +175,80 @@ def _run_check(arguments: argparse.Namespace) -> int:
     except ConfigError as error:
         text = " ".join(str(error).split())  # YAML reports take several lines.
         raise _UsageError(f"contextguard check: error: {text}") from error
+
+
+def _add_replay(commands: argparse._SubParsersAction[_Parser]) -> None:
+    replay = commands.add_parser(
+        "replay",
+        help="show what the guard would have done in a recorded session",
+        description=(
+            "Reads a recorded ADK session and shows, call by call, the guard's "
+            "estimate beside the recorded count, and what the guard would have "
+            "compacted. Offline: summaries are extracts. Nothing is written to the "
+            "recording."
+        ),
+        epilog="Exit code: 0, or 2 for wrong arguments or what cannot be replayed.",
+    )
+    replay.add_argument(
+        "source",
+        metavar="SESSION",
+        help="a JSON export, an SQLite file as adk web writes it, or a URL that "
+        "DatabaseSessionService takes",
+    )
+    for name in ("app", "user", "session"):
+        replay.add_argument(f"--{name}", metavar="NAME", help="of a database's session")
+    replay.add_argument(
+        "--config",
+        metavar="FILE",
+        help="settings to try (default: the file that CONTEXTGUARD_CONFIG names, else "
+        "the built-in settings)",
+    )
+    replay.add_argument("--agent", metavar="NAME", help="only this agent's calls")
+    replay.add_argument(
+        "--model",
+        metavar="NAME",
+        help="the model whose window counts (default: the recorded one)",
+    )
+    replay.add_argument(
+        "--window",
+        metavar="TOKENS",
+        type=_parse_window,
+        help="the window, whatever model and settings say",
+    )
+    replay.add_argument(
+        "--plot",
+        metavar="FILE",
+        type=Path,
+        help="draw it, as .svg, .png or .pdf (needs the extra `plot`)",
+    )
+    replay.add_argument("--json", action="store_true", help="print JSON")
+    replay.add_argument(
+        "--all", action="store_true", help="print every call of a long session"
+    )
+    replay.set_defaults(run=_run_replay)
+
+
+def _run_replay(arguments: argparse.Namespace) -> int:
+    from contextguard_adk._recording import RecordingError, SessionKey
+    from contextguard_adk.errors import ConfigError
+    from contextguard_adk.replay import ReplayCommand, run_replay
+
+    command = ReplayCommand(
+        source=arguments.source,
+        key=SessionKey(arguments.app, arguments.user, arguments.session),
+        config=arguments.config,
+        agent=arguments.agent,
+        model=arguments.model,
+        window_tokens=arguments.window,
+        plot=arguments.plot,
+        is_json=arguments.json,
+        is_complete=arguments.all,
+    )
+    try:
+        return run_replay(command)
+    except (RecordingError, ConfigError) as error:
+        text = " ".join(str(error).split())
+        raise _UsageError(f"contextguard replay: error: {text}") from error
 
 
 def _parse_folder(text: str) -> Path:

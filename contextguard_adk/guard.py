@@ -229,7 +229,7 @@ class ModelCall:
                 compaction.tokens,
             )
             return None
-        await self.accept(context, compaction, started)
+        await self.accept(context, compaction, started, len(contents))
         return compaction
 
     async def accept(
@@ -237,6 +237,7 @@ class ModelCall:
         context: CompactionContext,
         compaction: Compaction,
         started_seconds: float,
+        contents_before: int,
     ) -> None:
         """Stores a compaction and says so.
 
@@ -244,6 +245,7 @@ class ModelCall:
             context: What the strategy read.
             compaction: What it returned.
             started_seconds: When it began, by `time.monotonic`.
+            contents_before: How many contents would have been sent without it.
         """
         self._store.save(compaction.stored, context.tokens)
         self._memory.dropped.pop(self.session_key)
@@ -256,7 +258,7 @@ class ModelCall:
             reason=compaction.reason or context.reason,
             tokens_before=context.tokens,
             tokens_after=compaction.tokens,
-            contents_before=len(context.view.contents),
+            contents_before=contents_before,
             contents_after=len(compaction.contents),
             summary_tokens=text_bytes(stored.text) // 4,
             duration_seconds=time.monotonic() - started_seconds,

@@ -122,7 +122,8 @@ class Recovery:
         compaction = await self._call.strategy.compact(context)
         if compaction is None or not self._is_smaller(compaction.contents):
             return None
-        await self._call.accept(context, compaction, started)
+        count = len(context.view.contents)
+        await self._call.accept(context, compaction, started, count)
         return compaction.contents
 
     async def _minimize(self, overflow: Overflow) -> list[types.Content] | None:

@@ -329,7 +329,14 @@ def test_only_commands_import_rich() -> None:
         for file in package.rglob("*.py")
         if re.search(r"^\s*(from|import) rich", file.read_text("utf-8"), re.MULTILINE)
     }
-    assert importers == {"_terminal.py", "check.py", "demo.py", "_demo_view.py"}
+    assert importers == {
+        "_demo_view.py",
+        "_replay_view.py",
+        "_terminal.py",
+        "check.py",
+        "demo.py",
+        "replay.py",
+    }
 
 
 def test_command_line_starts_as_a_process() -> None:

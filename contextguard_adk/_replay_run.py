@@ -1,0 +1,266 @@
+"""What a guard would have done in a recorded session, offline.
+
+For each recorded model call ADK itself builds the contents again from the events before
+it. Two plugins with sessions of their own see them: one that only observes, for the
+estimate of what was sent, and one that compacts, with summaries by extraction. A
+recording has neither instruction nor tools; what they take is inferred from the counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from google.adk.agents import LlmAgent
+from google.adk.agents.callback_context import CallbackContext
+from google.adk.agents.invocation_context import InvocationContext
+from google.adk.agents.run_config import RunConfig
+from google.adk.flows.llm_flows.contents import request_processor
+from google.adk.models.llm_request import LlmRequest
+from google.adk.models.llm_response import LlmResponse
+from google.adk.sessions import InMemorySessionService, Session
+from google.genai import types
+from pydantic import ValidationError
+
+from contextguard_adk._fixed_part import infer_fixed_tokens
+from contextguard_adk._recording import (
+    RecordedCall,
+    RecordingError,
+    list_calls,
+    own_state,
+)
+from contextguard_adk._replay_settings import ReplaySettings
+from contextguard_adk._replayed import Replayed, ReplayedCall
+from contextguard_adk.config import PluginSettings
+from contextguard_adk.plugin import ContextGuardPlugin
+from contextguard_adk.telemetry import CallRecord
+from contextguard_adk.testing import SimulatedLlm
+from contextguard_adk.tokens import estimate_contents_tokens
+
+SAMPLED_CALLS = 40
+"""How many calls of an agent are built to infer what its instruction takes."""
+
+_FILLER = "instruction "
+_UNLIMITED_TOKENS = 10**12
+
+
+async def replay_session(
+    session: Session,
+    settings: ReplaySettings,
+    advance: Callable[[int, int], None] = lambda done, total: None,
+) -> Replayed:
+    """Replays the recorded model calls of a session.
+
+    Args:
+        session: The recording; it is not changed.
+        settings: What is assumed.
+        advance: Told after each call how many are done, and of how many.
+
+    Raises:
+        RecordingError: There is nothing to replay.
+    """
+    calls = list(list_calls(session, settings.agent))
+    if not calls:
+        of_agent = f" of agent {settings.agent!r}" if settings.agent else ""
+        raise RecordingError(
+            f"session {session.id!r} has no model response{of_agent} with a recorded "
+            "prompt token count"
+        )
+    replay = _Replay(session, settings)
+    fixed_tokens = await replay.infer_fixed_tokens(calls)
+    replayed = []
+    for number, call in enumerate(calls, 1):
+        replayed.append(await replay.step(number, call))
+        advance(number, len(calls))
+    return Replayed(session.id, fixed_tokens, replayed, replay.summary_tokens)
+
+
+class _Side:
+    """One plugin and the session state that it writes."""
+
+    def __init__(
+        self, recorded: Session, settings: PluginSettings, is_observing: bool
+    ) -> None:
+        self.calls: list[CallRecord] = []
+        self.plugin = ContextGuardPlugin(
+            agents=settings.agents,
+            default=settings.default,
+            observe=is_observing,
+            state_keys="plain",
+            warning_threshold=settings.warning_threshold,
+            on_call=self.calls.append,
+        )
+        in_deltas = {
+            key for event in recorded.events for key in event.actions.state_delta
+        }
+        initial = {k: v for k, v in recorded.state.items() if k not in in_deltas}
+        self.session = Session(
+            id=recorded.id,
+            app_name=recorded.app_name,
+            user_id=recorded.user_id,
+            state=own_state(initial),
+        )
+
+    async def call(
+        self, invocation: InvocationContext, request: LlmRequest
+    ) -> list[types.Content]:
+        """Has the plugin see a request; returns the contents that it sends."""
+        await self.plugin.before_model_callback(
+            callback_context=CallbackContext(invocation), llm_request=request
+        )
+        return request.contents
+
+    async def answer(
+        self, invocation: InvocationContext, prompt_tokens: int | None
+    ) -> CallRecord | None:
+        """Has the plugin see the answer; returns its record of the call."""
+        usage = types.GenerateContentResponseUsageMetadata(
+            prompt_token_count=prompt_tokens
+        )
+        self.calls.clear()
+        await self.plugin.after_model_callback(
+            callback_context=CallbackContext(invocation),
+            llm_response=LlmResponse(usage_metadata=usage),
+        )
+        return self.calls[0] if self.calls else None
+
+
+class _Replay:
+    def __init__(self, recorded: Session, settings: ReplaySettings) -> None:
+        self._recorded = recorded
+        self._settings = settings
+        guard = settings.make_offline()
+        self._watching = _Side(recorded, guard, is_observing=True)
+        self._acting = _Side(recorded, guard, is_observing=False)
+        self._sessions = InMemorySessionService()
+        self._agents: dict[str, LlmAgent] = {}
+        self._fixed_tokens: dict[str, int] = {}
+        self._ratios: dict[str, float] = {}
+        self._seen = 0
+        self.summary_tokens = 0
+
+    async def infer_fixed_tokens(self, calls: Sequence[RecordedCall]) -> dict[str, int]:
+        """Infers what is in the requests apart from contents, agent by agent."""
+        session = self._watching.session.model_copy()
+        for agent in dict.fromkeys(call.event.author for call in calls):
+            own = [c for c in calls if c.event.author == agent and not c.is_guarded]
+            pairs = []
+            for call in own[:: max(1, len(own) // SAMPLED_CALLS)]:
+                session.events = self._recorded.events[: call.index]
+                contents = await self._build_contents(self._enter(session, call))
+                pairs.append((estimate_contents_tokens(contents), call.prompt_tokens))
+            self._fixed_tokens[agent] = infer_fixed_tokens(pairs)
+        return dict(self._fixed_tokens)
+
+    async def step(self, number: int, call: RecordedCall) -> ReplayedCall:
+        """Replays one call."""
+        self._catch_up(call.index)
+        agent = call.event.author
+        watched = self._enter(self._watching.session, call)
+        acted = self._enter(self._acting.session, call)
+        whole = await self._build_contents(watched)
+        await self._watching.call(watched, self._request(call, whole))
+        llm = self._agent(call).canonical_model
+        assert isinstance(llm, SimulatedLlm)
+        billed = llm.billed_tokens
+        sent = await self._acting.call(acted, self._request(call, whole))
+
+        fixed = self._fixed_tokens[agent]
+        whole_heuristic = max(1, fixed + estimate_contents_tokens(whole))
+        sent_heuristic = max(1, fixed + estimate_contents_tokens(sent))
+        real = None if call.is_guarded else call.prompt_tokens
+        if real is not None:
+            self._ratios[agent] = real / whole_heuristic
+        ratio = self._ratios.get(agent, 1.0)
+        sent_tokens = max(1, round(sent_heuristic * ratio))
+        self.summary_tokens += round((llm.billed_tokens - billed) * ratio)
+        estimate = await self._watching.answer(watched, real)
+        record = await self._acting.answer(acted, sent_tokens)
+        return ReplayedCall(
+            number=number,
+            agent=agent,
+            contents=len(whole),
+            estimated_tokens=estimate.estimated_tokens if estimate else None,
+            real_tokens=real,
+            whole_tokens=real or round(whole_heuristic * ratio),
+            window_tokens=record.window_tokens if record else None,
+            threshold_tokens=record.threshold_tokens if record else None,
+            sent_contents=len(sent),
+            sent_tokens=sent_tokens,
+            compaction=record.compaction if record else None,
+        )
+
+    def _catch_up(self, index: int) -> None:
+        """Shows both sides what was recorded before an event."""
+        new = self._recorded.events[self._seen : index]
+        self._seen = index
+        for side in (self._watching, self._acting):
+            side.session.events.extend(new)
+            for event in new:
+                side.session.state.update(own_state(event.actions.state_delta))
+
+    def _enter(self, session: Session, call: RecordedCall) -> InvocationContext:
+        event = call.event
+        return InvocationContext(
+            session_service=self._sessions,
+            session=session,
+            invocation_id=event.invocation_id,
+            agent=self._agent(call),
+            branch=event.branch,
+            isolation_scope=event.isolation_scope,
+            user_content=self._find_user_content(call),
+            run_config=RunConfig(),
+        )
+
+    def _find_user_content(self, call: RecordedCall) -> types.Content | None:
+        """What the user said at the start of the call's invocation."""
+        found = None
+        for event in reversed(self._recorded.events[: call.index]):
+            if event.invocation_id != call.event.invocation_id:
+                break
+            if event.author == "user" and event.content:
+                found = event.content
+        return found
+
+    def _agent(self, call: RecordedCall) -> LlmAgent:
+        model = self._settings.model or call.event.model_version or ""
+        key = f"{call.event.author}\0{model}"
+        if key not in self._agents:
+            # It answers requests for summaries only.
+            llm = SimulatedLlm(
+                model=model,
+                context_window=_UNLIMITED_TOKENS,
+                token_ratio=1.0,
+                keep_requests=0,
+            )
+            try:
+                self._agents[key] = LlmAgent(name=call.event.author, model=llm)
+            except ValidationError as error:
+                raise RecordingError(
+                    f"{call.event.author!r} is no name of an agent"
+                ) from error
+        return self._agents[key]
+
+    def _request(
+        self, call: RecordedCall, contents: Sequence[types.Content]
+    ) -> LlmRequest:
+        text_chars = 4 * self._fixed_tokens[call.event.author]
+        filler = (_FILLER * (text_chars // len(_FILLER) + 1))[:text_chars]
+        return LlmRequest(
+            model=self._settings.model or call.event.model_version,
+            contents=list(contents),
+            config=types.GenerateContentConfig(system_instruction=filler or None),
+        )
+
+    async def _build_contents(
+        self, invocation: InvocationContext
+    ) -> list[types.Content]:
+        """Has ADK build what it builds for every model call."""
+        request = LlmRequest()
+        try:
+            async for _ in request_processor.run_async(invocation, request):
+                pass
+        except ValueError as error:  # Of a result without its call, for instance.
+            raise RecordingError(
+                f"ADK cannot build a request from the recording: {error}"
+            ) from error
+        return request.contents

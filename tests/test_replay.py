@@ -1,0 +1,642 @@
+"""The command line: `contextguard replay` on real recordings, and on what is none."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import importlib.util
+import json
+import sqlite3
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.adk.events.event import Event
+from google.adk.models.registry import LLMRegistry
+from google.adk.plugins.base_plugin import BasePlugin
+from google.adk.sessions import BaseSessionService, DatabaseSessionService, Session
+from google.adk.sessions.sqlite_session_service import SqliteSessionService
+from google.genai import types
+
+from contextguard_adk import CallRecord, ContextGuardPlugin, Threshold
+from contextguard_adk._fixed_part import infer_fixed_tokens
+from contextguard_adk._recording import RecordingError, SessionKey, load_session
+from contextguard_adk._replay_run import replay_session
+from contextguard_adk._replay_settings import ReplaySettings
+from contextguard_adk.cli import main
+from contextguard_adk.config import CONFIG_VARIABLE, PluginSettings
+from contextguard_adk.testing import Reply, SimulatedLlm
+from tests.builders import (
+    Chat,
+    call,
+    call_part,
+    guarded_agent,
+    model,
+    queued_tool,
+    response,
+    user,
+)
+
+WINDOW = 4_000
+"""Threshold 3,200 tokens, summaries of 400."""
+
+TURNS = 12
+CALLS = 3 * TURNS
+FINDINGS = [
+    {"rows": [{"id": number * 7919, "hall": "B", "part": f"7f{number}a"}] * 9}
+    if number % 2
+    else f"The scanner found part 7f{number}a of the old press in hall B. " * 25
+    for number in range(7)
+]
+INSTRUCTION = "You help people find the parts of old machines in many halls. " * 20
+
+PLACE: dict[str, Any] = {"app_name": "app", "user_id": "user", "session_id": "session"}
+OF_SESSION = ("--app", "app", "--user", "user", "--session", "session")
+
+
+async def record(
+    plugins: Sequence[BasePlugin] = (), service: BaseSessionService | None = None
+) -> tuple[Session, SimulatedLlm]:
+    """Has a real conversation with two searches a turn; returns its session."""
+    script: list[Reply] = []
+    for turn in range(TURNS):
+        script += [call_part("search")] * 2
+        script.append(f"Part {turn} is in hall B, says the scanner.")
+    llm = SimulatedLlm(model="simulated", context_window=100_000, script=script)
+    agent = guarded_agent(
+        llm, [queued_tool("search", FINDINGS)], instruction=INSTRUCTION
+    )
+    chat = Chat(agent, plugins, session_service=service)
+    for turn in range(TURNS):
+        await chat.say(f"Where is part {turn} of the old press?")
+    session = await chat.sessions.get_session(**PLACE)
+    assert session is not None
+    return session, llm
+
+
+@pytest.fixture(scope="module")
+def recorded() -> tuple[Session, SimulatedLlm]:
+    """An unguarded session, and the model that counted its prompts."""
+    return asyncio.run(record())
+
+
+@pytest.fixture
+def export(recorded: tuple[Session, SimulatedLlm], tmp_path: Path) -> Path:
+    """Its export, as `adk run --save_session` writes it."""
+    path = tmp_path / "session.json"
+    path.write_text(
+        recorded[0].model_dump_json(indent=2, exclude_none=True, by_alias=True)
+    )
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(CONFIG_VARIABLE, raising=False)
+
+
+def replay_json(
+    capsys: pytest.CaptureFixture[str], source: object, *arguments: str
+) -> dict[str, Any]:
+    """What the command prints as JSON, with the small window."""
+    options = ("--window", str(WINDOW), "--json")
+    assert main(["replay", str(source), *options, *arguments]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def fail(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line that a failing command prints, on stderr."""
+    assert main(["replay", *arguments]) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    (line,) = output.err.splitlines()
+    assert line.startswith("contextguard replay: error: ")
+    return line
+
+
+# --- What it finds ----------------------------------------------------------------
+
+
+def test_every_recorded_call_is_replayed(
+    recorded: tuple[Session, SimulatedLlm],
+    export: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """With the provider's count, an estimate near it, and what would have been sent."""
+    _, llm = recorded
+    found = replay_json(capsys, export)
+    calls = found["calls"]
+    assert [item["real_tokens"] for item in calls] == [
+        request.prompt_tokens for request in llm.requests
+    ]
+    assert [item["contents"] for item in calls] == [
+        len(request.contents) for request in llm.requests
+    ]
+    assert found["accuracy"]["calls"] == CALLS - 1
+    assert found["accuracy"]["median_error_ratio"] < 0.03
+    assert found["accuracy"]["misses"] == 0
+    assert found["fixed_tokens"]["agent"] == pytest.approx(
+        len(INSTRUCTION) / 4 + 20, rel=0.4
+    )
+    compacted = [item for item in calls if item["compaction"]]
+    assert found["compactions"] == len(compacted) >= 2
+    for item in compacted:
+        assert item["compaction"]["tokens_before"] >= item["threshold_tokens"] == 3_200
+        assert item["sent_tokens"] < item["threshold_tokens"]
+        assert item["sent_contents"] < item["contents"]
+    assert all(item["sent_tokens"] <= WINDOW for item in calls)
+    assert found["over_window_without_guard"] > 0 == found["over_window_with_guard"]
+    assert (
+        found["saved_tokens"]
+        == found["tokens_without_guard"]
+        - found["tokens_with_guard"]
+        - found["summary_tokens"]
+        > 0
+    )
+    first = next(item["number"] for item in compacted)
+    for item in calls[: first - 1]:
+        assert item["sent_tokens"] == item["real_tokens"]
+
+
+async def test_a_replay_compacts_where_the_guard_did(
+    recorded: tuple[Session, SimulatedLlm],
+) -> None:
+    """The same conversation with a guard was compacted on nearly the same calls:
+    instruction and tools are inferred, and summaries have another length."""
+    records: list[CallRecord] = []
+    guard = ContextGuardPlugin(
+        default=Threshold(context_window=WINDOW), on_call=records.append
+    )
+    await record([guard])
+    real = [n for n, item in enumerate(records, 1) if item.compaction]
+    settings = ReplaySettings(PluginSettings(default=Threshold(context_window=WINDOW)))
+    replayed = await replay_session(recorded[0], settings)
+    found = [item.number for item in replayed.calls if item.compaction]
+    assert len(found) >= 2
+    assert len(real) >= 2
+    assert abs(found[0] - real[0]) <= 1
+    assert abs(found[1] - real[1]) <= 3
+    sent = [item.sent_tokens for item in replayed.calls[: min(found[1], real[1]) - 1]]
+    counted = [item.real_tokens or 0 for item in records[: len(sent)]]
+    assert sent == pytest.approx(counted, rel=0.1)
+
+
+def dump_snake(session: Session) -> str:
+    """As `model_dump_json` writes by default."""
+    return session.model_dump_json()
+
+
+def dump_like_the_web_ui(session: Session) -> str:
+    """Camel case, with what only the page knows."""
+    raw = json.loads(session.model_dump_json(by_alias=True))
+    return json.dumps({**raw, "selected": True})
+
+
+def dump_events_only(session: Session) -> str:
+    """The least that can be replayed."""
+    return json.dumps({"events": json.loads(session.model_dump_json())["events"]})
+
+
+@pytest.mark.parametrize("dump", [dump_snake, dump_like_the_web_ui, dump_events_only])
+def test_any_export_gives_the_same(
+    recorded: tuple[Session, SimulatedLlm],
+    export: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    dump: Callable[[Session], str],
+) -> None:
+    """However it was written."""
+    other = tmp_path / "other.json"
+    other.write_text(dump(recorded[0]))
+
+    def figures(path: Path) -> list[Any]:
+        calls = replay_json(capsys, path)["calls"]
+        return [(c["estimated_tokens"], c["real_tokens"]) for c in calls]
+
+    assert figures(other) == figures(export)
+
+
+def test_it_prints_calls_and_sums(
+    export: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A row for each call, then accuracy, overflows and tokens; no other output."""
+    assert main(["replay", str(export), "--window", str(WINDOW)]) == 0
+    output = capsys.readouterr()
+    assert output.err == ""
+    rows = [line.split() for line in output.out.splitlines()]
+    assert rows[0] == [
+        *("call", "contents", "estimate", "real"),
+        *("error", "pressure", "sent", "compaction"),
+    ]
+    assert [row[0] for row in rows[1 : CALLS + 1]] == [
+        str(number) for number in range(1, CALLS + 1)
+    ]
+    assert "tokens: " in output.out
+    assert "Accuracy from the second call on: median error" in output.out
+    assert f"0 of {CALLS - 1} estimates more than 10% too low" in output.out
+    assert ") saved." in output.out
+
+
+def test_a_long_table_is_shortened(
+    export: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its ends and the compactions are shown; `--all` shows it whole."""
+    monkeypatch.setattr("contextguard_adk._replay_view.LONG_CALLS", CALLS)
+    monkeypatch.setattr("contextguard_adk._replay_view.SHOWN_ENDS", 2)
+    main(["replay", str(export), "--window", str(WINDOW)])
+    short = capsys.readouterr().out
+    main(["replay", str(export), "--window", str(WINDOW), "--all"])
+    whole = capsys.readouterr().out
+    assert short.count("...") >= 2
+    assert whole.count("...") == 0
+    assert short.count("→") == whole.count("→")
+    assert len(short.splitlines()) < len(whole.splitlines()) - 5
+
+
+async def test_progress_is_told(recorded: tuple[Session, SimulatedLlm]) -> None:
+    """After each call."""
+    told: list[tuple[int, int]] = []
+    await replay_session(
+        recorded[0], ReplaySettings(), lambda done, total: told.append((done, total))
+    )
+    assert told == [(number, CALLS) for number in range(1, CALLS + 1)]
+
+
+async def test_a_guarded_recording_is_not_compared_after_its_compaction() -> None:
+    """What was counted then is not the whole history; the replay still runs."""
+    records: list[CallRecord] = []
+    guard = ContextGuardPlugin(
+        default=Threshold(context_window=WINDOW), on_call=records.append
+    )
+    session, _ = await record([guard])
+    first = next(n for n, item in enumerate(records, 1) if item.compaction)
+    settings = ReplaySettings(PluginSettings(default=Threshold(context_window=WINDOW)))
+    replayed = await replay_session(session, settings)
+    assert replayed.uncompared == CALLS - first + 1
+    compared = [item.real_tokens for item in replayed.calls[: first - 1]]
+    assert compared == [item.real_tokens for item in records[: first - 1]]
+    assert (
+        replayed.calls[-1].whole_tokens > 1.5 * replayed.calls[first - 2].whole_tokens
+    )
+    assert replayed.compactions >= 2
+
+
+async def test_the_recording_stays_as_it_is(
+    recorded: tuple[Session, SimulatedLlm],
+) -> None:
+    """Neither its events nor its state are touched."""
+    session, _ = recorded
+    before = session.model_dump_json()
+    settings = ReplaySettings(window_tokens=WINDOW)
+    replayed = await replay_session(session, settings)
+    assert replayed.compactions
+    assert session.model_dump_json() == before
+
+
+# --- Agents, models, settings -----------------------------------------------------
+
+
+def answered(content: types.Content, author: str, tokens: int, **more: Any) -> Event:
+    """A model's response with usage."""
+    return Event(
+        author=author,
+        content=content,
+        usage_metadata=types.GenerateContentResponseUsageMetadata(
+            prompt_token_count=tokens
+        ),
+        invocation_id="one",
+        **more,
+    )
+
+
+def two_agents() -> Session:
+    """A session in which one agent hands over to another."""
+    asked = Event(author="user", content=user("Where is it?"), invocation_id="one")
+    found = Event(author="scout", content=response("look"), invocation_id="one")
+    return Session(
+        id="s",
+        app_name="app",
+        user_id="user",
+        events=[
+            asked,
+            answered(call("look"), "scout", 300),
+            found,
+            # Some streams give text and calls as two events of one response.
+            answered(model("It is in"), "scout", 320, partial=True),
+            answered(model("In hall B."), "scout", 320),
+            answered(model("In hall B."), "scout", 320),
+            answered(model("Fetch it there."), "writer", 500, model_version="gpt-4o"),
+        ],
+    )
+
+
+async def test_agents_are_replayed_each_for_itself() -> None:
+    """Each has its history, its window and its strategy; `agent` chooses one."""
+    guard = PluginSettings(
+        agents={"scout": Threshold(context_window=9_000)}, default=Threshold()
+    )
+    replayed = await replay_session(two_agents(), ReplaySettings(guard))
+    assert [(c.agent, c.real_tokens, c.window_tokens) for c in replayed.calls] == [
+        ("scout", 300, 9_000),
+        ("scout", 320, 9_000),
+        ("writer", 500, 128_000),
+    ]
+    assert set(replayed.fixed_tokens) == {"scout", "writer"}
+    only = await replay_session(two_agents(), ReplaySettings(guard, agent="writer"))
+    assert [c.agent for c in only.calls] == ["writer"]
+    exempt = PluginSettings(agents={"writer": None})
+    last = (await replay_session(two_agents(), ReplaySettings(exempt))).calls[-1]
+    assert (last.estimated_tokens, last.window_tokens, last.pressure) == (None,) * 3
+    assert (last.real_tokens, last.sent_tokens) == (500, 500)
+
+
+def test_the_table_names_agents_where_there_are_several(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And shows a dash for what is unknown."""
+    path = tmp_path / "two.json"
+    path.write_text(two_agents().model_dump_json())
+    config = tmp_path / "guard.toml"
+    config.write_text('[agents]\nwriter = "none"\n')
+    assert main(["replay", str(path), "--config", str(config)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[-1] == "agent"
+    number, _, *cells = lines[3].split()
+    assert number == "3"
+    assert cells == ["-", "500", "-", "-", "500", "writer"]
+
+
+async def test_a_named_model_decides_the_window() -> None:
+    """Whatever the recording names."""
+    settings = ReplaySettings(model="gemini-2.5-flash")
+    replayed = await replay_session(two_agents(), settings)
+    assert {c.window_tokens for c in replayed.calls} == {1_048_576}
+
+
+async def test_no_model_is_asked(
+    recorded: tuple[Session, SimulatedLlm], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A summariser that the settings name is played offline like any other."""
+
+    def refuse(name: str) -> None:
+        raise AssertionError(name)
+
+    monkeypatch.setattr(LLMRegistry, "new_llm", staticmethod(refuse))
+    strategy = Threshold(context_window=WINDOW, summarizer="gemini-2.5-flash")
+    settings = ReplaySettings(PluginSettings(default=strategy))
+    replayed = await replay_session(recorded[0], settings)
+    assert replayed.compactions >= 2
+    assert not any(
+        c.compaction.is_mechanical for c in replayed.calls if c.compaction is not None
+    )
+
+
+@pytest.mark.parametrize(
+    ("pairs", "tokens"),
+    [
+        pytest.param([], 0, id="nothing"),
+        pytest.param([(100, 400)], 300, id="one call"),
+        pytest.param([(100, 90)], 0, id="lighter than bytes / 4"),
+        pytest.param([(h, h + 500) for h in range(100, 2_000, 300)], 500, id="line"),
+        pytest.param([(h, 2 * h + 600) for h in range(9, 999, 90)], 300, id="weight"),
+        pytest.param([(1_000, 1_300), (1_001, 1_390)], 344, id="no growth"),
+    ],
+)
+def test_the_fixed_part_is_inferred(pairs: list[tuple[int, int]], tokens: int) -> None:
+    """It is where the line of the counts begins, by bytes / 4."""
+    assert infer_fixed_tokens(pairs) == pytest.approx(tokens, abs=1)
+
+
+# --- Databases --------------------------------------------------------------------
+
+
+def digest(path: Path) -> str:
+    """Of a file's bytes."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The session in a database of `DatabaseSessionService`, without its indexes."""
+    path = tmp_path_factory.mktemp("database") / "sessions.db"
+
+    async def fill() -> None:
+        service = DatabaseSessionService(f"sqlite+aiosqlite:///{path}")
+        await record(service=service)
+        await service.db_engine.dispose()
+
+    asyncio.run(fill())
+    with closing(sqlite3.connect(path)) as connection:
+        names = connection.execute(
+            "SELECT name FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL"
+        ).fetchall()
+        for (name,) in names:
+            connection.execute(f'DROP INDEX "{name}"')  # As an old release left it.
+        connection.commit()
+    return path
+
+
+def test_a_database_is_read_and_not_written(
+    database: Path, export: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """ADK's service would add what an old database lacks; here nothing changes."""
+    before = digest(database)
+    url = f"sqlite+aiosqlite:///{database}"
+    found = replay_json(capsys, url, *OF_SESSION)
+    assert digest(database) == before
+    real = [item["real_tokens"] for item in found["calls"]]
+    assert real == [
+        item["real_tokens"] for item in replay_json(capsys, export)["calls"]
+    ]
+
+
+@pytest.mark.parametrize("form", ["{}", "sqlite:///{}"])
+def test_the_file_of_adk_web_is_read_and_not_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    """It has tables of its own; a path or ADK's form of a URL names it."""
+    path = tmp_path / "session.db"
+
+    async def fill() -> None:
+        await record(service=SqliteSessionService(str(path)))
+
+    asyncio.run(fill())
+    before = digest(path)
+    found = replay_json(capsys, form.format(path), *OF_SESSION)
+    assert len(found["calls"]) == CALLS
+    assert digest(path) == before
+    assert [item.name for item in tmp_path.iterdir()] == ["session.db"]
+
+
+def test_a_database_needs_to_know_the_session(
+    database: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is missing or not there is named."""
+    url = f"sqlite+aiosqlite:///{database}"
+    assert "needs --app, --user, --session" in fail(capsys, url)
+    assert "needs --session" in fail(capsys, url, *OF_SESSION[:4])
+    line = fail(capsys, url, *OF_SESSION[:4], "--session", "other")
+    assert "there is no session 'other' of user 'user' and app 'app'" in line
+
+
+def test_a_missing_database_is_not_created(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """SQLite would make an empty file."""
+    path = tmp_path / "none.db"
+    for url in (f"sqlite+aiosqlite:///{path}", f"sqlite:///{path}"):
+        assert "no such file" in fail(capsys, url, *OF_SESSION)
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("form", ["{}", "sqlite:///{}", "sqlite+aiosqlite:///{}"])
+def test_a_foreign_database_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    """It gets no tables of ADK."""
+    path = tmp_path / "foreign.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE events (note TEXT)")
+        connection.commit()
+    before = digest(path)
+    fail(capsys, form.format(path), *OF_SESSION)
+    assert digest(path) == before
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql+asyncpg://me:hunter2@127.0.0.1:1/none",
+        "nonsense://me:hunter2@host/none",
+        "://",
+    ],
+)
+def test_an_unusable_url_is_one_line(
+    capsys: pytest.CaptureFixture[str], url: str
+) -> None:
+    """Without the password in it."""
+    assert "hunter2" not in fail(capsys, url, *OF_SESSION)
+
+
+# --- What cannot be replayed ------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        pytest.param("{broken", "no JSON", id="broken"),
+        pytest.param("", "no JSON", id="empty file"),
+        pytest.param("[1, 2]", "no ADK session", id="list"),
+        pytest.param('{"messages": []}', "no list of events", id="foreign"),
+        pytest.param('{"events": [{"content": 3}]}', "content", id="foreign events"),
+        pytest.param('{"events": [7]}', "no ADK session", id="numbers"),
+        pytest.param('{"events": [], "state": 3}', "state", id="foreign state"),
+        pytest.param(
+            '{"id": "s1", "events": []}', "session 's1' has no model", id="no events"
+        ),
+    ],
+)
+def test_what_is_no_recording_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, reason: str
+) -> None:
+    """With the reason, on stderr, and exit code 2."""
+    path = tmp_path / "session.json"
+    path.write_text(text)
+    assert reason in fail(capsys, str(path))
+
+
+def test_a_session_without_counts_cannot_be_replayed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """There is nothing to compare with, and no call to be seen."""
+    session = two_agents()
+    for event in session.events:
+        event.usage_metadata = None
+    path = tmp_path / "session.json"
+    path.write_text(session.model_dump_json())
+    assert "recorded prompt token count" in fail(capsys, str(path))
+
+
+def test_an_agent_that_never_spoke_is_named(
+    export: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A typing mistake should be seen as one."""
+    assert "of agent 'agnet'" in fail(capsys, str(export), "--agent", "agnet")
+
+
+async def test_a_result_without_its_call_is_left_to_adk() -> None:
+    """Its older releases refuse to build such a request, newer ones drop the result."""
+    session = two_agents()
+    del session.events[1]
+    session.events[1].content = response("look", call_id="lost")
+    try:
+        replayed = await replay_session(session, ReplaySettings(agent="scout"))
+    except RecordingError as error:
+        assert "ADK cannot build" in str(error)  # noqa: PT017 - either will do.
+    else:
+        assert len(replayed.calls) == 1
+
+
+async def test_a_strange_author_is_one_line() -> None:
+    """No agent can have such a name."""
+    session = two_agents()
+    session.events[-1].author = "a writer!"
+    with pytest.raises(RecordingError, match="no name of an agent"):
+        await replay_session(session, ReplaySettings())
+
+
+async def test_a_folder_cannot_be_read(tmp_path: Path) -> None:
+    """Nor what is not there."""
+    for path in (tmp_path, tmp_path / "none.json"):
+        with pytest.raises(RecordingError, match="cannot be read"):
+            await load_session(str(path), SessionKey())
+
+
+def test_a_wrong_config_is_one_line(
+    export: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As for the other commands."""
+    config = tmp_path / "guard.toml"
+    config.write_text("[default]\nmax_turn = 3")
+    assert "unknown key" in fail(capsys, str(export), "--config", str(config))
+
+
+# --- The drawing ------------------------------------------------------------------
+
+
+def test_a_plot_is_drawn(
+    export: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As SVG, with a legend, beside the usual output."""
+    plot = tmp_path / "out.svg"
+    replay_json(capsys, export, "--plot", str(plot))
+    text = plot.read_text()
+    assert "<svg" in text
+    for label in ("with the guard", "without the guard", "threshold", "compaction"):
+        assert f"<!-- {label} -->" in text
+
+
+def test_a_plot_without_matplotlib_is_one_line(
+    export: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It names the extra, before any work is done."""
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *more: None if name == "matplotlib" else find(name, *more),
+    )
+    line = fail(capsys, str(export), "--plot", "out.svg")
+    assert "pip install 'contextguard-adk[plot]'" in line
+
+
+def test_a_plot_that_cannot_be_written_is_one_line(
+    export: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither an unknown format nor a missing folder ends in a traceback."""
+    assert ".svg, .png, .pdf" in fail(capsys, str(export), "--plot", "out.txt")
+    plot = tmp_path / "none" / "out.svg"
+    assert "cannot be written" in fail(capsys, str(export), "--plot", str(plot))
