@@ -58,13 +58,13 @@ def run_replay(command: ReplayCommand) -> int:
     """
     if command.plot:
         require_plotting(command.plot)
-    config = command.config or os.environ.get(CONFIG_VARIABLE)
-    guard = load_settings(config) if config else PluginSettings()
-    settings = ReplaySettings(
-        guard, command.agent, command.model, command.window_tokens
-    )
     # The table shows what is logged of calls and compactions.
     with quiet_logs(Console(stderr=True), [telemetry.logger]):
+        config = command.config or os.environ.get(CONFIG_VARIABLE)
+        guard = load_settings(config) if config else PluginSettings()
+        settings = ReplaySettings(
+            guard, command.agent, command.model, command.window_tokens
+        )
         replayed = asyncio.run(_replay(command, settings))
         if command.plot:
             save_plot(replayed, command.plot)

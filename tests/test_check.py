@@ -168,6 +168,7 @@ def test_the_variable_names_the_file(
         ("bad.yaml", "default: [\nagents: {", "bad.yaml"),
         ("bad.json", "{}", ".toml, .yaml or .yml"),
         ("bad.toml", "[default]\nstrategy = 'magic'", "default.strategy"),
+        ("bad.toml", "[default]\nsummarizer = 'gemnii'", "default.summarizer"),
     ],
 )
 def test_a_wrong_file_is_one_line(
