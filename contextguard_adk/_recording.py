@@ -107,7 +107,6 @@ async def _load_from_url(url: str, key: SessionKey) -> Session:
     try:
         import sqlalchemy
         from google.adk.sessions import DatabaseSessionService
-        from sqlalchemy.exc import SQLAlchemyError
     except ImportError as error:
         raise RecordingError(
             "databases need SQLAlchemy: pip install 'google-adk[db]'"
@@ -132,8 +131,9 @@ async def _load_from_url(url: str, key: SessionKey) -> Session:
             return await _read_session(service, key)
         finally:
             await service.db_engine.dispose()
-    except (SQLAlchemyError, ValueError, OSError) as error:
-        # Its text may have the URL's password, and many lines.
+    except RecordingError:
+        raise
+    except Exception as error:
         raise RecordingError(
             f"the database cannot be read: {_name_cause(error)}"
         ) from error

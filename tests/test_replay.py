@@ -19,6 +19,8 @@ from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.sessions import BaseSessionService, DatabaseSessionService, Session
 from google.adk.sessions.sqlite_session_service import SqliteSessionService
 from google.genai import types
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from contextguard_adk import CallRecord, ContextGuardPlugin, Threshold
 from contextguard_adk._fixed_part import infer_fixed_tokens
@@ -38,6 +40,7 @@ from tests.builders import (
     response,
     user,
 )
+from tests.test_databases import own_database
 
 WINDOW = 4_000
 """Threshold 3,200 tokens, summaries of 400."""
@@ -504,6 +507,30 @@ def test_a_foreign_database_is_one_line(
     before = digest(path)
     fail(capsys, form.format(path), *OF_SESSION)
     assert digest(path) == before
+
+
+@pytest.mark.postgres
+async def test_a_server_is_read_and_not_written(tmp_path: Path) -> None:
+    """Nor does it get an index that an older release did not make."""
+    async with own_database("postgres", tmp_path) as store:
+        async with store.open() as service:
+            await record(service=service)
+        engine = create_async_engine(store.url)
+        catalogue = text(
+            "SELECT indexname FROM pg_indexes WHERE schemaname = 'public' "
+            "AND indexname NOT LIKE '%_pkey' ORDER BY 1"
+        )
+        async with engine.begin() as connection:
+            for name in (await connection.execute(catalogue)).scalars().all():
+                await connection.execute(text(f'DROP INDEX "{name}"'))
+        session = await load_session(store.url, SessionKey("app", "user", "session"))
+        assert len([e for e in session.events if e.usage_metadata]) == CALLS
+        async with engine.connect() as connection:
+            assert (await connection.execute(catalogue)).scalars().all() == []
+        await engine.dispose()
+        missing = store.url.rpartition("/")[0] + "/no_such_database"
+        with pytest.raises(RecordingError, match="no_such_database"):
+            await load_session(missing, SessionKey("app", "user", "session"))
 
 
 @pytest.mark.parametrize(
