@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from google.genai import types
 
-from contextguard_adk.coverage import fingerprint
+from contextguard_adk.coverage import fingerprint, handle_of
 from contextguard_adk.history import content_text
 from contextguard_adk.history_view import HistoryView, StoredSummary
 from contextguard_adk.ledger import render_ledger
@@ -75,9 +75,9 @@ def render_head(
 
 def _summary_body(stored: StoredSummary) -> str:
     """The summary and, out of the model's reach, what the guard keeps itself."""
-    ledger = render_ledger(stored.ledger)
     text = stored.text or NO_SUMMARY
-    return f"{text}\n\n{ledger}" if ledger else text
+    kept = (text, render_ledger(stored.ledger), stored.todos, stored.index)
+    return "\n\n".join(filter(None, kept))
 
 
 def _continuation(
@@ -89,13 +89,21 @@ def _continuation(
         return _user_content([types.Part(text=continuation_text(""))])
     text = content_text(request)
     if stored.mark.request_chars >= 0:
-        text = shorten(text, stored.mark.request_chars)
+        handle = _longest_text_handle(request) if stored.mark.has_recall else ""
+        text = shorten(text, stored.mark.request_chars, handle)
     media = [
         part
         for part in request.parts or ()
         if part and (part.inline_data or part.file_data)
     ]
     return _user_content([types.Part(text=continuation_text(text)), *media])
+
+
+def _longest_text_handle(content: types.Content) -> str:
+    """The handle of the part that loses most where a message is shortened."""
+    texts = [part for part in content.parts or () if part and part.text]
+    longest = max(texts, key=lambda part: len(part.text or ""), default=None)
+    return handle_of(longest) if longest else ""
 
 
 def find_quoted_request(

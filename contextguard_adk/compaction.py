@@ -37,7 +37,7 @@ from contextguard_adk.tokens import (
     estimate_contents_tokens,
     estimate_prompt_tokens,
 )
-from contextguard_adk.transcript import render_entries
+from contextguard_adk.transcript import TokenCounter, render_entries
 
 logger = logging.getLogger("contextguard_adk.compaction")
 
@@ -115,7 +115,9 @@ class CompactionContext:
         scope: Where the summary is valid.
         load_summary_model: Gives the model that writes summaries; None asks for a
             mechanical one.
-        load_todos: Gives the rendered todo list.
+        load_todos: Gives the rendered todo list, as the summariser is shown it.
+        load_todo_list: Gives the todo list for the agent, cut to a number of tokens.
+        has_recall: Whether the agent can read back what is left out.
         failures: What went wrong with the summariser, newest last.
     """
 
@@ -129,6 +131,8 @@ class CompactionContext:
     scope: str = ""
     load_summary_model: Callable[[], SummaryModel | None] = lambda: None
     load_todos: Callable[[], str] = lambda: ""
+    load_todo_list: Callable[[int, TokenCounter], str] = lambda _tokens, _count: ""
+    has_recall: bool = False
     failures: list[SummaryError] = field(default_factory=list)
 
     @property
@@ -244,7 +248,7 @@ class CompactionContext:
         pinned = [i for i in (view.first_task_index, view.live_index) if i is not None]
         new = sorted(covered - view.model_covered)
         return SummaryTask(
-            entries=render_entries(view.contents, new, pinned),
+            entries=render_entries(view.contents, new, pinned, self.has_recall),
             previous_summary=view.stored.model_text if view.stored else "",
             live_request=self.drafts.live_text,
             todos=self.load_todos(),
@@ -259,7 +263,9 @@ class CompactionContext:
         covered = self._whole(new)
         previous = view.stored.model_text if view.stored else ""
         text = write_mechanical_summary(
-            render_entries(view.contents, [i for i in new if i in covered]),
+            render_entries(
+                view.contents, [i for i in new if i in covered], (), self.has_recall
+            ),
             previous,
             int(self.budgets.threshold_tokens * MECHANICAL_SUMMARY_RATIO),
             token_counter(self.correction or DEFAULT_CORRECTION),
@@ -325,7 +331,9 @@ class CompactionContext:
         return Drafts(
             view=self.view,
             window_tokens=self.budgets.window_tokens,
-            ledger_tokens=self.budgets.summary_tokens,
+            summary_tokens=self.budgets.summary_tokens,
             correction=self.correction,
             scope=self.scope,
+            has_recall=self.has_recall,
+            load_todos=self.load_todo_list,
         )

@@ -30,6 +30,9 @@ FINGERPRINT_BYTES = 6
 """48 bits of blake2b. A checksum would not do: a tool result could be made to
 collide with another content and so be hidden from the model."""
 
+HANDLE_CHARS = 10
+"""Hex digits of a handle."""
+
 BLOCK_COUNT = 32
 RECENT_COUNT = 512
 MAX_BLOCKS = 192
@@ -74,6 +77,16 @@ def fingerprint(content: types.Content) -> bytes:
         if part is not None:
             _update_with_part(digest, part)
     return digest.digest()
+
+
+def handle_of(part: types.Part) -> str:
+    """Returns a name for what a part says: a short digest in hex.
+
+    It stays the same over rewinds, restarts and databases, and needs no table.
+    """
+    digest = hashlib.blake2b(digest_size=FINGERPRINT_BYTES)
+    _update_with_part(digest, part)
+    return digest.hexdigest()[:HANDLE_CHARS]
 
 
 def _update_with_part(digest: hashlib.blake2b, part: types.Part) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -11,11 +11,12 @@ from google.genai import types
 from contextguard_adk.coverage import fingerprint
 from contextguard_adk.history import content_text
 from contextguard_adk.history_view import HistoryView, StoredSummary
+from contextguard_adk.items import list_items, write_index
 from contextguard_adk.ledger import extend_ledger
 from contextguard_adk.state import SummaryMark
 from contextguard_adk.summarizer import token_counter
 from contextguard_adk.tokens import DEFAULT_CORRECTION
-from contextguard_adk.transcript import shorten_to_tokens
+from contextguard_adk.transcript import TokenCounter, shorten_to_tokens
 from contextguard_adk.truncation import Truncation
 
 LIVE_REQUEST_RATIO = 0.30
@@ -24,8 +25,17 @@ LIVE_REQUEST_RATIO = 0.30
 MIN_QUOTED_CHARS = 240
 """Cutting the live request further would save nothing but what it says."""
 
+INDEX_RATIO = 0.25
+MAX_INDEX_TOKENS = 1_500
+"""What the index of items may take, of a summary's budget and at most."""
+
+MAX_TODOS_RATIO = 0.5
+"""What the todo list may take, of a summary's budget."""
+
 SQUEEZE_STEPS = (
-    # Of the summary, of the live request, of the ledger.
+    # Of the summary, of the live request, of the ledger. The index of items goes at
+    # once: the recall tool lists them as well. The todo list goes with the ledger.
+    (1.0, 1.0, 1.0),
     (1.0, 1.0, 0.5),
     (1.0, 1.0, 0.0),
     (0.5, 1.0, 0.0),
@@ -49,16 +59,20 @@ class Drafts:
     Attributes:
         view: The history.
         window_tokens: The agent's context window.
-        ledger_tokens: What the excerpts of the user's messages may take.
+        summary_tokens: The budget of a summary, which bounds what is kept beside it.
         correction: Real tokens per heuristic token; None while unknown.
         scope: Where the summary is valid.
+        has_recall: Whether the agent can read back what is left out.
+        load_todos: Gives the todo list, cut to a number of tokens.
     """
 
     view: HistoryView
     window_tokens: int
-    ledger_tokens: int
+    summary_tokens: int
     correction: float | None
     scope: str
+    has_recall: bool = False
+    load_todos: Callable[[int, TokenCounter], str] = lambda _tokens, _count: ""
 
     def write(
         self,
@@ -86,6 +100,7 @@ class Drafts:
             has_continuation=has_continuation,
             model_summary_chars=model_chars,
             model_covered_count=_leading_count(covered, model_covered),
+            has_recall=self.has_recall,
         )
         if truncation is not None:
             settings, upto = truncation
@@ -95,16 +110,17 @@ class Drafts:
                 truncated_upto=self.view.name_place(upto),
             )
         return StoredSummary(
-            # Databases refuse, or cut at, what is no text; the length stays the same.
-            text=text.replace("\0", "\ufffd").encode("utf-8", "replace").decode(),
+            text=_storable(text),
             ledger=self._ledger(covered),
             covered=self.view.cover(covered),
             mark=mark,
+            todos=self._todos,
+            index=self._index(covered),
         )
 
     def shorten(self, whole: StoredSummary) -> Iterator[StoredSummary]:
         """Yields ever shorter versions; the user's request is touched last."""
-        count = token_counter(self.correction or DEFAULT_CORRECTION)
+        count = self._count
         tokens = count(whole.text)
         whole_chars = whole.mark.request_chars
         if whole_chars < 0:
@@ -119,8 +135,14 @@ class Drafts:
             if request_ratio < 1:
                 chars = max(MIN_QUOTED_CHARS, int(whole_chars * request_ratio))
                 mark = replace(mark, request_chars=chars)
-            ledger = whole.ledger[len(whole.ledger) - kept :]
-            yield replace(whole, text=text, ledger=ledger, mark=mark)
+            yield replace(
+                whole,
+                text=text,
+                ledger=whole.ledger[len(whole.ledger) - kept :],
+                mark=mark,
+                todos=whole.todos if ledger_ratio else "",
+                index="",
+            )
 
     @cached_property
     def live_text(self) -> str:
@@ -140,7 +162,29 @@ class Drafts:
             if index in covered and index not in view.covered
         ]
         factor = max(1.0, self.correction or DEFAULT_CORRECTION)
-        return tuple(extend_ledger(known, new, int(self.ledger_tokens * 4 / factor)))
+        return tuple(extend_ledger(known, new, int(self.summary_tokens * 4 / factor)))
+
+    @cached_property
+    def _todos(self) -> str:
+        """The todo list as it stands now."""
+        most = int(self.summary_tokens * MAX_TODOS_RATIO)
+        return _storable(self.load_todos(most, self._count))
+
+    def _index(self, covered: Collection[int]) -> str:
+        """The index of covered items; that of the stored summary comes last."""
+        if not self.has_recall:
+            return ""
+        view = self.view
+        known = view.stored.index if view.stored else ""
+        whole = () if self._quoted_chars >= 0 else (view.live_index,)
+        new = sorted(i for i in covered if i not in view.covered and i not in whole)
+        budget = min(MAX_INDEX_TOKENS, int(self.summary_tokens * INDEX_RATIO))
+        items = list_items(view.contents, new)
+        return _storable(write_index(items, known, budget, self._count))
+
+    @cached_property
+    def _count(self) -> TokenCounter:
+        return token_counter(self.correction or DEFAULT_CORRECTION)
 
     def _quoted_request(
         self, covered: Collection[int]
@@ -171,11 +215,15 @@ class Drafts:
     @cached_property
     def _quoted_chars(self) -> int:
         """How many characters of the live request to quote; -1 for all."""
-        count = token_counter(self.correction or DEFAULT_CORRECTION)
         most = int(self.window_tokens * LIVE_REQUEST_RATIO)
-        if count(self.live_text) <= most:
+        if self._count(self.live_text) <= most:
             return -1
-        return len(shorten_to_tokens(self.live_text, most, count))
+        return len(shorten_to_tokens(self.live_text, most, self._count))
+
+
+def _storable(text: str) -> str:
+    """Replaces what databases refuse or cut at; the length stays the same."""
+    return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
 
 
 def _leading_count(covered: Collection[int], model_covered: Collection[int]) -> int:

@@ -23,9 +23,10 @@ from contextguard_adk.compaction import (
 from contextguard_adk.history_view import HistoryView, StoredSummary
 from contextguard_adk.memory import CallInFlight, Memory, SessionKey
 from contextguard_adk.overflow import MIN_LIMIT_TOKENS
+from contextguard_adk.recall_offer import RecallOffer
 from contextguard_adk.state import GuardState
 from contextguard_adk.strategies.base import Strategy
-from contextguard_adk.summarizer import SummaryModel
+from contextguard_adk.summarizer import SummaryModel, token_counter
 from contextguard_adk.summarizers import Summarizers
 from contextguard_adk.summary_store import SummaryStore
 from contextguard_adk.telemetry import (
@@ -35,7 +36,12 @@ from contextguard_adk.telemetry import (
     report_compaction,
     report_pressure,
 )
-from contextguard_adk.todos import load_todos, render_todos
+from contextguard_adk.todos import (
+    TODOS_TOOL,
+    load_todos,
+    render_todos,
+    write_todo_list,
+)
 from contextguard_adk.tokens import (
     DEFAULT_CORRECTION,
     correction_factor,
@@ -44,6 +50,7 @@ from contextguard_adk.tokens import (
     estimate_prompt_tokens,
     text_bytes,
 )
+from contextguard_adk.transcript import TokenCounter
 from contextguard_adk.usage import call_key, name_session
 from contextguard_adk.windows import (
     ModelRegistry,
@@ -102,6 +109,14 @@ class ModelCall:
         self._observers = observers or Observers()
         self.compaction: CompactionRecord | None = None
         self._store = SummaryStore(self.state, memory, self.session_key)
+        self._recall = RecallOffer(
+            invocation,
+            request,
+            strategy.recall,
+            strategy.recall_page_tokens,
+            lambda: token_counter(self._correction or DEFAULT_CORRECTION),
+        )
+        self._correction: float | None = None
         self._summarizers = Summarizers(memory, registry)
 
     async def guard(self, is_observing: bool = False) -> None:
@@ -112,6 +127,8 @@ class ModelCall:
         contents: Sequence[types.Content] = original
         if stored is not None:
             contents = render_request(view, stored, view.covered)
+            self._recall.make(view, stored, view.covered, self.window_tokens())
+            contents = self._recall.attach(view, contents)
         context = self._measure(view, contents)
         tokens = context.tokens
         if is_observing:
@@ -120,12 +137,14 @@ class ModelCall:
         else:
             compaction = await self._compact(context, contents)
             if compaction is not None:
-                contents, tokens = compaction.contents, compaction.tokens
+                contents = self._recall.attach(view, compaction.contents)
+                tokens = compaction.tokens
             is_final = context.is_due or compaction is not None
             await self._watch_pressure(context, tokens, is_final)
             if contents is not original:
                 self.request.contents = list(contents)
-        heuristic = context.config_heuristic_tokens + estimate_contents_tokens(contents)
+        config_tokens = estimate_config_tokens(self.request.config)
+        heuristic = config_tokens + estimate_contents_tokens(contents)
         self._memory.calls.put(
             call_key(self._context, self._invocation),
             CallInFlight(
@@ -168,17 +187,20 @@ class ModelCall:
         )
         if real and last:
             correction = correction_factor(real, last)
+        self._correction = correction
         return CompactionContext(
             agent=self.agent,
             reason=reason,
             tokens=tokens,
-            config_heuristic_tokens=config_tokens,
+            config_heuristic_tokens=config_tokens + self._recall.missing_tokens,
             correction=correction,
             budgets=self.budgets(),
             view=view,
             scope=self.scope,
             load_summary_model=self._summary_model,
             load_todos=self._todos,
+            load_todo_list=self._todo_list,
+            has_recall=self._recall.is_possible,
         )
 
     def examine_rejected(self, ratio: float) -> CompactionContext:
@@ -248,6 +270,12 @@ class ModelCall:
             contents_before: How many contents would have been sent without it.
         """
         self._store.save(compaction.stored, context.tokens)
+        self._recall.make(
+            context.view,
+            compaction.stored,
+            compaction.covered,
+            context.budgets.window_tokens,
+        )
         self._memory.dropped.pop(self.session_key)
         self.request.cache_metadata = None  # It describes a prefix that is gone.
         stored = compaction.stored
@@ -396,8 +424,14 @@ class ModelCall:
         )
 
     def _todos(self) -> str:
-        todos = load_todos(self._context.state, self.agent, self._is_namespaced)
-        return render_todos(todos, has_todos_tool="todos" in self.request.tools_dict)
+        has_tool = TODOS_TOOL in self.request.tools_dict
+        return render_todos(self._load_todos(), has_todos_tool=has_tool)
+
+    def _todo_list(self, budget_tokens: int, count: TokenCounter) -> str:
+        return write_todo_list(self._load_todos(), budget_tokens, count)
+
+    def _load_todos(self) -> list[tuple[str, str]]:
+        return load_todos(self._context.state, self.agent, self._is_namespaced)
 
 
 def _scope(invocation: InvocationContext) -> str:

@@ -114,7 +114,7 @@ def pair_contents(contents: Sequence[types.Content]) -> Pairs:
             if part.function_call:
                 waiting.append((index, part.function_call))
             elif part.function_response:
-                found = _find_call(waiting, part.function_response)
+                found = find_call(waiting, part.function_response)
                 if found is None:
                     pairs.orphans.add(index)
                     continue
@@ -125,7 +125,7 @@ def pair_contents(contents: Sequence[types.Content]) -> Pairs:
     return pairs
 
 
-def _find_call(
+def find_call(
     waiting: Sequence[tuple[int, types.FunctionCall]],
     response: types.FunctionResponse,
 ) -> int | None:

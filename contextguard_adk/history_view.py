@@ -39,12 +39,16 @@ class StoredSummary:
         ledger: Excerpts of the user's messages that it covers.
         covered: Fingerprints of the contents that it stands for.
         mark: What it was made for.
+        todos: The todo list as it stood, written by the guard.
+        index: Which items were left out, written by the guard.
     """
 
     text: str
     ledger: tuple[str, ...]
     covered: Covered
     mark: SummaryMark
+    todos: str = ""
+    index: str = ""
 
     @property
     def is_mechanical(self) -> bool:

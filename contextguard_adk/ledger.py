@@ -20,6 +20,9 @@ MAX_STORED_BYTES = 8 * 1024
 MAX_EXCERPT_BYTES = 240
 """What one excerpt may take."""
 
+MAX_FIRST_BYTES = 1_500
+"""What the first message may take: it mostly holds the task."""
+
 MIN_EXCERPT_BYTES = 24
 """Below this an excerpt says nothing; the middle ones are then left out."""
 
@@ -47,8 +50,8 @@ def extend_ledger(
     """
     budget = min(max_bytes, MAX_LEDGER_BYTES)
     texts = [
-        excerpt(" ".join(text.split()), MAX_EXCERPT_BYTES)
-        for text in (*excerpts, *messages)
+        excerpt(" ".join(text.split()), MAX_EXCERPT_BYTES if order else MAX_FIRST_BYTES)
+        for order, text in enumerate((*excerpts, *messages))
     ]
     texts = _leave_out_middle([text for text in texts if text], budget)
     costs = [_byte_count(text) for text in texts]

@@ -149,6 +149,11 @@ class ContextGuardPlugin(BasePlugin):
             self._on_call,
         )
 
+    @property
+    def has_namespaced_keys(self) -> bool:
+        """Whether session-state keys have the form `context_guard:<name>:{agent}`."""
+        return self._is_namespaced
+
     @classmethod
     def from_file(
         cls,

@@ -65,6 +65,9 @@ class SummaryMark:
         truncation: How tool results are shortened, as JSON; "" for not at all.
         truncated_upto: The newest content that is shortened: its fingerprint in
             hex, and after a dot the how-manyth with it it is.
+        todos_chars: Length of the todo list that is stored behind the summary.
+        index_chars: Length of the index of items that is stored behind that.
+        has_recall: Whether handles of what is left out are told.
     """
 
     scope: str = ""
@@ -76,6 +79,9 @@ class SummaryMark:
     model_covered_count: int = 0
     truncation: str = ""
     truncated_upto: str = ""
+    todos_chars: int = 0
+    index_chars: int = 0
+    has_recall: bool = False
 
     def to_json(self) -> str:
         """Writes the mark as JSON."""

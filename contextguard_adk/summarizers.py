@@ -10,6 +10,7 @@ from google.adk.models.llm_request import LlmRequest
 from google.adk.models.registry import LLMRegistry
 
 from contextguard_adk.memory import Memory
+from contextguard_adk.prompts import SUMMARY_INSTRUCTION
 from contextguard_adk.strategies.base import Strategy
 from contextguard_adk.summarizer import SummaryModel
 from contextguard_adk.windows import ModelRegistry, resolve_context_window
@@ -64,6 +65,7 @@ class Summarizers:
             window_tokens=window,
             timeout_seconds=strategy.summary_timeout_seconds,
             config=request.config,
+            instruction=strategy.summary_instruction or SUMMARY_INSTRUCTION,
         )
 
     def note(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 from contextguard_adk.coverage import decode_covered, encode_covered
 from contextguard_adk.history_view import HistoryView, StoredSummary
@@ -52,7 +53,8 @@ class SummaryStore:
             logger.warning("The summary of agent %r is ignored: %s.", agent, error)
             return None
         ledger = load_ledger(state.read_text("ledger"))
-        return StoredSummary(text, tuple(ledger), fingerprints, mark)
+        text, todos, index = _split_text(text, mark)
+        return StoredSummary(text, tuple(ledger), fingerprints, mark, todos, index)
 
     def save(self, stored: StoredSummary, tokens: int) -> None:
         """Stores a summary and starts the calibration anew.
@@ -62,10 +64,14 @@ class SummaryStore:
             tokens: The estimate of the request before the compaction.
         """
         values: dict[str, str | int | None] = {
-            "summary": stored.text,
+            "summary": stored.text + stored.todos + stored.index,
             "ledger": dump_ledger(stored.ledger),
             "covered": encode_covered(stored.covered),
-            "mark": stored.mark.to_json(),
+            "mark": replace(
+                stored.mark,
+                todos_chars=len(stored.todos),
+                index_chars=len(stored.index),
+            ).to_json(),
             "summarized_at": tokens,
             "real_tokens": None,
             "last_heuristic": None,
@@ -94,3 +100,12 @@ class SummaryStore:
         if not is_whole or view.was_rewound_since(mark.invocation):
             return  # The summary knows too much: it was shown the request as well.
         self._write(values, replaced_mark)
+
+
+def _split_text(stored: str, mark: SummaryMark) -> tuple[str, str, str]:
+    """Splits what is stored as one text: the summary, the todo list, the index."""
+    index_at = len(stored) - max(0, mark.index_chars)
+    todos_at = index_at - max(0, mark.todos_chars)
+    if todos_at < 0:
+        return stored, "", ""  # The mark belongs to another text.
+    return stored[:todos_at], stored[todos_at:index_at], stored[index_at:]

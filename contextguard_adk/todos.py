@@ -1,10 +1,19 @@
-"""The agent's todo list, as the summariser is shown it."""
+"""The agent's todo list: the tool that keeps it, and how models are shown it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
-from contextguard_adk.state import GuardState, StateLike
+from google.adk.tools.base_tool import BaseTool
+from google.genai import types
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+
+from contextguard_adk.state import GuardState, StateLike, declares_state_schema
+from contextguard_adk.transcript import TokenCounter
+
+if TYPE_CHECKING:
+    from google.adk.tools.tool_context import ToolContext
 
 SHARED_TODOS_KEY = "todos"
 MAX_TODO_CHARS = 500
@@ -12,6 +21,99 @@ MAX_TODO_CHARS = 500
 
 MAX_TODOS_CHARS = 8_000
 """A list longer than this is cut at the end of an item."""
+
+TODOS_TOOL = "todos"
+LIST_HEADING = "[The todo list as it stands]"
+
+_DESCRIPTION = (
+    "Keeps your todo list. Give the whole list in `todos` to replace it; give nothing "
+    "to read it."
+)
+
+
+class TodoItem(BaseModel):
+    """One task of a todo list.
+
+    Attributes:
+        content: What is to be done, such as "Run the tests".
+        status: How far it is.
+        active_form: The same while it is being done, such as "Running the tests".
+    """
+
+    content: str = Field(min_length=1)
+    status: Literal["pending", "in_progress", "completed"] = "pending"
+    active_form: str = ""
+
+
+_TODOS = TypeAdapter(list[TodoItem])
+
+
+class TodosTool(BaseTool):
+    """A tool named `todos`: given the whole list it writes it, given nothing it reads.
+
+    The list is kept in session state under the agent's name. After a compaction it
+    stands beside the summary as it is, whatever the summary says.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(name=TODOS_TOOL, description=_DESCRIPTION)
+
+    def _get_declaration(self) -> types.FunctionDeclaration:
+        item = TodoItem.model_json_schema()
+        properties = {
+            name: {key: value for key, value in schema.items() if key != "title"}
+            for name, schema in item["properties"].items()
+        }
+        schema = {"type": "object", "properties": properties, "required": ["content"]}
+        return types.FunctionDeclaration(
+            name=self.name,
+            description=self.description,
+            parameters_json_schema={
+                "type": "object",
+                "properties": {"todos": {"type": "array", "items": schema}},
+            },
+        )
+
+    async def run_async(
+        self, *, args: dict[str, Any], tool_context: ToolContext
+    ) -> dict[str, Any]:
+        """Writes or reads the list; a list that is none gets an answer that helps."""
+        agent, state = tool_context.agent_name, tool_context.state
+        is_namespaced = _needs_namespaced_keys(tool_context)
+        if args.get("todos") is None:
+            todos = load_todos(state, agent, is_namespaced)
+            return {
+                "todos": [
+                    {"content": content, "status": status} for status, content in todos
+                ]
+            }
+        try:
+            items = _TODOS.validate_python(args["todos"])
+        except ValidationError as error:
+            first = error.errors(include_input=False, include_url=False)[0]
+            place = ".".join(str(step) for step in first["loc"])
+            return {
+                "error": f"The list was not stored: todos.{place}: {first['msg']}. "
+                "Each item needs `content`, and may have `status` (pending, "
+                "in_progress or completed) and `active_form`."
+            }
+        # The other form of the key could hold an older list, which would be read.
+        stored = [item.model_dump(exclude_defaults=True) for item in items]
+        state[GuardState(state, agent, is_namespaced).key(SHARED_TODOS_KEY)] = [
+            {"status": "pending", **item} for item in stored
+        ]
+        open_count = sum(item.status != "completed" for item in items)
+        return {"result": f"{len(items)} todos are stored, {open_count} of them open."}
+
+
+def _needs_namespaced_keys(tool_context: ToolContext) -> bool:
+    """Whether a plain key could end the turn, because a `state_schema` is declared."""
+    invocation = tool_context.get_invocation_context()
+    plugins = getattr(invocation.plugin_manager, "plugins", ())
+    if any(getattr(plugin, "has_namespaced_keys", False) for plugin in plugins):
+        return True
+    root = getattr(invocation.agent, "root_agent", None)
+    return root is None or declares_state_schema(root)
 
 
 def load_todos(
@@ -75,3 +177,32 @@ def render_todos(todos: list[tuple[str, str]], has_todos_tool: bool = True) -> s
         )
     listed = "\n".join(lines)
     return f"[Current todo list]\n{listed}\n[End todo list]\n\n{instruction}"
+
+
+def write_todo_list(
+    todos: Sequence[tuple[str, str]], budget_tokens: int, count: TokenCounter
+) -> str:
+    """Writes a todo list for the agent, word for word.
+
+    Args:
+        todos: What `load_todos` returned.
+        budget_tokens: What the list may take.
+        count: Tokens of a text.
+
+    Returns:
+        The list; where it is too long, completed tasks are left out first, then the
+        last ones. "" when it is empty.
+    """
+    kept = list(todos)
+    while kept:
+        left_out = len(todos) - len(kept)
+        lines = [LIST_HEADING]
+        lines += [" ".join(f"- [{status}] {text}".split()) for status, text in kept]
+        if left_out:
+            lines.append(f"- … and {left_out} more, completed ones first left out")
+        written = "\n".join(lines)
+        if count(written) <= budget_tokens:
+            return written
+        done = next((i for i, (s, _) in enumerate(kept) if s == "completed"), -1)
+        del kept[done]
+    return ""

@@ -15,11 +15,15 @@ from dataclasses import dataclass, replace
 import pydantic_core
 from google.genai import types
 
+from contextguard_adk.coverage import handle_of
 from contextguard_adk.history import is_relay
 from contextguard_adk.sharing import fair_shares
 
 HIDDEN_CALLS = frozenset({"adk_request_credential"})
 """Calls that carry credentials; they never reach a summariser."""
+
+RECALL_TOOL = "recall_history"
+"""The tool that reads compacted history back; its results are copies of that."""
 
 NEWEST_WEIGHT = 3.0
 """The newest tool result may keep this many times what the oldest may."""
@@ -29,6 +33,9 @@ MIN_BODY_TOKENS = 40
 
 MIN_PART_RATIO = 0.25
 """An entry is split where at least this much of a part would be left unused."""
+
+MAX_NOTED_HANDLES = 3
+"""How many of the entries that were dropped are named."""
 
 HEAD_RATIO = 0.6
 """How much of a shortened text is its beginning."""
@@ -45,6 +52,8 @@ class Entry:
         body: What may be shortened.
         is_tool: Whether the body is a tool's arguments or result.
         is_pinned: Whether the entry is never dropped.
+        is_copy: Whether the body stands in the history once more.
+        handle: Under which name the whole can be read back; "" for none.
         content_index: Where it comes from.
     """
 
@@ -52,6 +61,8 @@ class Entry:
     body: str = ""
     is_tool: bool = False
     is_pinned: bool = False
+    is_copy: bool = False
+    handle: str = ""
     content_index: int = -1
 
     @property
@@ -64,6 +75,7 @@ def render_entries(
     contents: Sequence[types.Content],
     indexes: Iterable[int],
     pinned: Iterable[int] = (),
+    with_handles: bool = False,
 ) -> list[Entry]:
     """Renders contents as transcript entries, in order.
 
@@ -71,6 +83,7 @@ def render_entries(
         contents: The contents of the request.
         indexes: Which of them to render.
         pinned: Which of those are never dropped.
+        with_handles: Whether the handles of what is shortened are to be told.
 
     Returns:
         The entries; a content with several parts gives several.
@@ -79,11 +92,11 @@ def render_entries(
     return [
         replace(entry, is_pinned=index in kept, content_index=index)
         for index in indexes
-        for entry in _render_content(contents[index])
+        for entry in _render_content(contents[index], with_handles)
     ]
 
 
-def _render_content(content: types.Content) -> list[Entry]:
+def _render_content(content: types.Content, with_handles: bool) -> list[Entry]:
     role = content.role or "user"
     entries = []
     parts = [part for part in content.parts or () if part]
@@ -92,13 +105,14 @@ def _render_content(content: types.Content) -> list[Entry]:
     for part in parts:
         if part.thought and not part.function_call:
             continue
-        entry = _render_part(role, part)
+        handle = handle_of(part) if with_handles else ""
+        entry = _render_part(role, part, handle)
         if entry:
-            entries.append(entry)
+            entries.append(replace(entry, handle=handle))
     return entries
 
 
-def _render_part(role: str, part: types.Part) -> Entry | None:
+def _render_part(role: str, part: types.Part, handle: str) -> Entry | None:
     if part.text:
         return Entry(f"{role}: ", part.text)
     if part.function_call:
@@ -111,6 +125,8 @@ def _render_part(role: str, part: types.Part) -> Entry | None:
         output = part.code_execution_result.output or ""
         return Entry(f"{role}: [code returned a result]\n", output, True)
     placeholder = describe_media(part)
+    if placeholder and handle:
+        placeholder = f"{placeholder[:-1]}; item {handle}]"
     return Entry(f"{role}: {placeholder}") if placeholder else None
 
 
@@ -131,7 +147,9 @@ def _render_response(role: str, response: types.FunctionResponse) -> Entry | Non
     heading = " ".join([heading, *filter(None, media)])
     if not response.response:
         return Entry(heading)
-    return Entry(f"{heading}\n", payload_text(response.response), True)
+    body = payload_text(response.response)
+    is_copy = response.name == RECALL_TOOL
+    return Entry(f"{heading}\n", body, is_tool=True, is_copy=is_copy)
 
 
 def payload_text(payload: object) -> str:
@@ -182,30 +200,35 @@ def describe_media(part: types.Part | types.FunctionResponsePart) -> str:
     return ""
 
 
-def shorten(text: str, max_chars: int) -> str:
+def shorten(text: str, max_chars: int, handle: str = "") -> str:
     """Keeps head and tail of a text and says how much is missing between them.
 
     Args:
         text: Any text.
         max_chars: The most characters to return, the notice included; at least
             the notice is returned.
+        handle: Under which name the whole can be read back; "" for none.
     """
     if len(text) <= max_chars:
         return text
-    notice = f"\n[… {len(text)} characters in all, middle left out …]\n"
+    item = f"; item {handle}" if handle else ""
+    notice = f"\n[… {len(text)} characters in all, middle left out{item} …]\n"
     room = max(0, max_chars - len(notice))
     head = int(room * HEAD_RATIO)
     tail = room - head
     return text[:head] + notice + (text[-tail:] if tail else "")
 
 
-def shorten_to_tokens(text: str, max_tokens: float, count_tokens: TokenCounter) -> str:
+def shorten_to_tokens(
+    text: str, max_tokens: float, count_tokens: TokenCounter, handle: str = ""
+) -> str:
     """Shortens a text to a budget of tokens, head and tail kept."""
     whole, tokens = text, count_tokens(text)
     for _ in range(4):
         if tokens <= max_tokens or not text:
             return text
-        text = shorten(whole, max(1, int(len(text) * max_tokens / tokens * 0.98)))
+        most = max(1, int(len(text) * max_tokens / tokens * 0.98))
+        text = shorten(whole, most, handle)
         tokens = count_tokens(text)
     return text if tokens <= max_tokens else ""
 
@@ -228,22 +251,37 @@ def fit_entries(
     if sum(costs) + sum(headings) <= budget_tokens:
         return list(entries)
     kept, room = _drop_oldest(entries, costs, headings, budget_tokens)
-    tools = [i for i in kept if entries[i].is_tool]
+    shares: dict[int, float] = {}
+    # Messages are shortened last, what can be recalled once more first.
     messages = [i for i in kept if not entries[i].is_tool]
-    least = sum(min(costs[i], MIN_BODY_TOKENS) for i in tools)
-    shares = dict(_share(messages, costs, room - least))
-    shares |= dict(_share(tools, costs, room - sum(shares.values())))
+    tools = [i for i in kept if entries[i].is_tool and not entries[i].is_copy]
+    copies = [i for i in kept if entries[i].is_copy]
+    for chosen, later in ((messages, tools + copies), (tools, copies), (copies, [])):
+        least = sum(min(costs[i], MIN_BODY_TOKENS) for i in later)
+        shares |= dict(_share(chosen, costs, room - least - sum(shares.values())))
     fitted = [
         replace(
             entries[i],
-            body=shorten_to_tokens(entries[i].body, shares[i], count_tokens),
+            body=shorten_to_tokens(
+                entries[i].body, shares[i], count_tokens, entries[i].handle
+            ),
         )
         for i in kept
     ]
-    dropped_count = len(entries) - len(kept)
-    if dropped_count:
-        fitted.insert(0, Entry(f"[{dropped_count} earlier messages left out]"))
+    dropped = set(range(len(entries))).difference(kept)
+    if dropped:
+        fitted.insert(0, _note_dropped([entries[i] for i in sorted(dropped)]))
     return fitted
+
+
+def _note_dropped(entries: Sequence[Entry]) -> Entry:
+    """Says how many entries are missing, and how to read the newest of them."""
+    handles = [entry.handle for entry in entries if entry.handle and entry.body]
+    items = ""
+    if handles:
+        newest = ", ".join(reversed(handles[-MAX_NOTED_HANDLES:]))
+        items = f"; the newest are items {newest}"
+    return Entry(f"[{len(entries)} earlier messages left out{items}]")
 
 
 def _drop_oldest(

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from contextguard_adk.ledger import (
     MAX_EXCERPT_BYTES,
+    MAX_FIRST_BYTES,
     MAX_LEDGER_BYTES,
     MIN_EXCERPT_BYTES,
     dump_ledger,
@@ -94,10 +95,21 @@ def test_short_messages_are_kept_in_order() -> None:
 
 def test_long_message_keeps_head_and_tail() -> None:
     """One message takes about 240 bytes, its beginning and its end."""
-    (only,) = extend_ledger([], ["begin " + "x" * 5_000 + " end"])
-    assert only.startswith("begin ")
-    assert only.endswith(" end")
-    assert MAX_EXCERPT_BYTES - 4 <= len(only.encode()) <= MAX_EXCERPT_BYTES
+    long = "begin " + "x" * 5_000 + " end"
+    _, kept = extend_ledger([], ["The task.", long])
+    assert kept.startswith("begin ")
+    assert kept.endswith(" end")
+    assert MAX_EXCERPT_BYTES - 4 <= len(kept.encode()) <= MAX_EXCERPT_BYTES
+
+
+def test_the_first_task_keeps_more() -> None:
+    """What the session is about stays word for word over many compactions."""
+    task = "Move the service. " + "Mind every detail. " * 70
+    assert MAX_EXCERPT_BYTES < len(task.strip()) <= MAX_FIRST_BYTES
+    ledger = extend_ledger([], [task])
+    for turn in range(20):
+        ledger = extend_ledger(ledger, [f"And then step {turn}, please."])
+    assert ledger[0] == task.strip()
 
 
 def test_first_and_newest_are_favoured() -> None:

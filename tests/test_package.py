@@ -31,6 +31,9 @@ LAYERS = (
     "coverage",
     "truncation",
     "transcript",
+    "items",
+    "item_search",
+    "recall",
     "ledger",
     "prompts",
     "_overflow_wordings",
@@ -48,6 +51,7 @@ LAYERS = (
     "drafts",
     "assembly",
     "last_resort",
+    "recall_offer",
     "summary_store",
     "compaction",
     # Strategies.

@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 from contextguard_adk.compaction import Compaction, CompactionContext
+from contextguard_adk.recall_offer import Recall
 
 T = TypeVar("T")
 
@@ -61,6 +62,14 @@ class Strategy(BaseModel, ABC):
             10. More than one is used only while the result is still too large.
         summary_timeout_seconds: How long one summary call may take, more than 0 and
             at most 3,600; 60 by default.
+        summary_instruction: The system instruction of a summary call; in it
+            `{max_words}` is replaced by how many words the summary may have. None
+            takes the guard's own.
+        recall: Whether the agent is offered the tool `recall_history` once something
+            was compacted. "auto" offers it to agents that have function tools and no
+            built-in tool, output schema or forced tool choice.
+        recall_page_tokens: What one page of that tool may take, at least 100; it
+            never takes more than a tenth of the window.
     """
 
     model_config = ConfigDict(
@@ -80,6 +89,9 @@ class Strategy(BaseModel, ABC):
     summarizer_context_window: int | None = Field(default=None, ge=1_000, strict=True)
     max_compaction_attempts: int = Field(default=3, ge=1, le=10, strict=True)
     summary_timeout_seconds: float = Field(default=60.0, gt=0, le=3_600, strict=True)
+    summary_instruction: str | None = Field(default=None, pattern=r"\S")
+    recall: Recall = "auto"
+    recall_page_tokens: int = Field(default=2_000, ge=100, strict=True)
 
     @model_validator(mode="before")
     @classmethod
