@@ -18,6 +18,7 @@ from contextguard_adk.strategies import (
     ToolOutputTruncation,
 )
 from contextguard_adk.telemetry import CallRecord, CompactionRecord, PressureRecord
+from contextguard_adk.todos import TodosTool
 from contextguard_adk.windows import ModelRegistry
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "SummaryCompaction",
     "SummaryError",
     "Threshold",
+    "TodosTool",
     "TokenWindow",
     "ToolOutputTruncation",
     "request_compaction",

@@ -173,6 +173,7 @@ def test_public_names() -> None:
         "SummaryCompaction",
         "SummaryError",
         "Threshold",
+        "TodosTool",
         "TokenWindow",
         "ToolOutputTruncation",
         "request_compaction",

@@ -1,0 +1,488 @@
+"""Reading back what was compacted: the tool, its pages, and who is offered it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from google.adk.agents import LlmAgent
+from google.adk.models.llm_request import LlmRequest
+from google.adk.sessions import DatabaseSessionService
+from google.adk.tools.function_tool import FunctionTool
+from google.genai import types
+
+from contextguard_adk import ContextGuardPlugin, Threshold
+from contextguard_adk.items import list_items
+from contextguard_adk.recall import RecallHistoryTool, RecallSource
+from contextguard_adk.recall_offer import attach_files, may_offer
+from contextguard_adk.testing import Reply, SimulatedLlm
+from contextguard_adk.testing import call as tool_call
+from tests.builders import (
+    Chat,
+    Conversation,
+    ToolUse,
+    Turn,
+    answer_text,
+    call,
+    guarded_agent,
+    model,
+    play,
+    queued_tool,
+    response,
+    user,
+)
+
+SECRET = "the deploy key of api-7 is key-551-gamma"
+
+
+def rows(number: int, count: int = 120) -> str:
+    """A tool result with nothing special in it."""
+    return "\n".join(f"row {number}-{i} host-{i * 7 % 97} ok" for i in range(count))
+
+
+def hidden_fact(position: float = 0.5, count: int = 300) -> str:
+    """A long result with one line that matters."""
+    lines = rows(9, count).splitlines()
+    lines.insert(int(position * len(lines)), SECRET)
+    return "\n".join(lines)
+
+
+def count_tokens(text: str) -> int:
+    """One token for four characters."""
+    return len(text) // 4
+
+
+def tool_over(
+    contents: Sequence[types.Content], page_tokens: int = 400, window: int = 8_000
+) -> RecallHistoryTool:
+    """The tool over a history that was compacted altogether."""
+    source = RecallSource(
+        list_items(contents, range(len(contents))), frozenset(range(len(contents)))
+    )
+
+    async def load() -> RecallSource:
+        return source
+
+    return RecallHistoryTool(load, window, page_tokens, lambda: count_tokens)
+
+
+async def ask(tool: RecallHistoryTool, **args: Any) -> str:
+    """What the tool answers."""
+    answer = await tool.run_async(args=args, tool_context=None)  # type: ignore[arg-type]
+    return answer["result"]
+
+
+def recalled(llm: SimulatedLlm) -> list[dict[str, Any]]:
+    """All that the recall tool has answered, as the model saw it."""
+    seen = {}
+    for request in llm.requests:
+        if request.is_summary:
+            continue
+        for content in request.contents:
+            for part in content.parts or ():
+                found = part.function_response
+                if found and found.name == "recall_history":
+                    seen[str(found.response)] = found.response or {}
+    return list(seen.values())
+
+
+def offered(request: Any) -> list[str]:
+    """The names of the tools in a request."""
+    return [
+        declaration.name
+        for tool in request.config.tools or ()
+        for declaration in tool.function_declarations or ()
+    ]
+
+
+# --- Pages ------------------------------------------------------------------------
+
+
+async def test_an_item_is_read_page_by_page() -> None:
+    """The pages, put together, are the item; each tells how to go on."""
+    text = hidden_fact()
+    tool = tool_over([call("read", path="a"), response("read", text)])
+    listing = await ask(tool)
+    handle = re.findall(r"^- (\w+) read result", listing, re.MULTILINE)[0]
+    offset, read = 0, ""
+    while True:
+        page = await ask(tool, item=handle, offset=offset)
+        assert count_tokens(page) <= 400
+        read += page.split("\n", 1)[1].rsplit("\n", 1)[0]
+        found = re.search(r"offset=(\d+)\)\]$", page)
+        if not found:
+            break
+        assert int(found[1]) > offset
+        offset = int(found[1])
+    assert read == text
+
+
+async def test_a_search_shows_the_place() -> None:
+    """With where the excerpt begins, so that reading can go on from there."""
+    text = hidden_fact(0.8)
+    tool = tool_over([user("Look."), call("read"), response("read", text)])
+    page = await ask(tool, query="deploy key api-7")
+    assert SECRET in page
+    assert count_tokens(page) <= 400
+    start = int(re.findall(r"from (\d+)", page)[0])
+    assert 0 <= text.index(SECRET) - start < 1_000
+
+
+async def test_lists_and_searches_have_further_pages() -> None:
+    """Every item is on one of them."""
+    contents = [user(f"note {n}: the lamp of room {n} is broken") for n in range(60)]
+    tool = tool_over(contents, page_tokens=300)
+    for args in ({}, {"query": "lamp broken"}):
+        offset, notes = 0, set[str]()
+        while True:
+            page = await ask(tool, **args, offset=offset)
+            assert count_tokens(page) <= 300
+            notes |= set(re.findall(r"note (\d+):", page))
+            found = re.search(r"offset=(\d+)\)\]$", page)
+            if not found:
+                break
+            assert int(found[1]) > offset
+            offset = int(found[1])
+        assert len(notes) == 60
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        ({"item": "ffffffffff"}, "no item 'ffffffffff'"),
+        ({"item": "x" * 500}, "no item"),
+        ({"item": ["a"]}, "no item"),
+        ({"query": "  "}, "2 items, newest first"),
+        ({"query": "zebra"}, "Nothing matches 'zebra'"),
+        ({"query": "note", "offset": 99}, "2 matches; offset 99"),
+        ({"query": "note", "offset": -3}, "2 items match"),
+        ({"offset": 99}, "2 items; offset 99"),
+        ({"offset": "many"}, "2 items, newest first"),
+        ({"offset": 1e400}, "2 items, newest first"),
+        ({"query": None, "item": None, "offset": None}, "2 items, newest first"),
+        ({"query": "note" * 500}, "Nothing matches"),
+        ({"query": {"b": 7}}, "Nothing matches"),
+    ],
+)
+async def test_bad_arguments_get_a_helpful_answer(
+    args: dict[str, Any], expected: str
+) -> None:
+    """A model may ask for anything; nothing is raised."""
+    tool = tool_over([user("a note"), model("another note")])
+    assert expected in await ask(tool, **args)
+
+
+async def test_an_offset_behind_the_end_is_told_the_range() -> None:
+    """So that the next call is right."""
+    tool = tool_over([user("a note " * 100)])
+    handle = (await ask(tool)).splitlines()[1][2:12]
+    assert "offsets 0 to 699" in await ask(tool, item=handle, offset=700)
+    assert "a note" in await ask(tool, item=f"[{handle}]", offset=690)
+
+
+@pytest.mark.parametrize("window", [1_000, 4_000, 200_000])
+async def test_a_page_is_at_most_a_tenth_of_the_window(window: int) -> None:
+    """Whatever the setting, and however dense the text."""
+    tool = tool_over([response("read", "x" * 90_000)], 50_000, window)
+    handle = (await ask(tool)).splitlines()[1][2:12]
+    for args in ({}, {"item": handle}, {"query": "xxx"}):
+        assert count_tokens(await ask(tool, **args)) <= window // 10
+
+
+async def test_a_history_that_cannot_be_read_is_said_so() -> None:
+    """The tool never ends a turn."""
+
+    async def load() -> RecallSource:
+        raise OSError("down")
+
+    tool = RecallHistoryTool(load, 8_000, 400, lambda: count_tokens)
+    assert "cannot be read" in await ask(tool, query="x")
+
+
+# --- Who is offered the tool ------------------------------------------------------
+
+
+def request_with(**config: Any) -> LlmRequest:
+    """A request with one function tool and further settings."""
+    request = LlmRequest(config=types.GenerateContentConfig(**config))
+    request.append_tools([FunctionTool(queued_tool("look", ["x"]))])
+    return request
+
+
+def forced(mode: str) -> dict[str, Any]:
+    """A tool choice."""
+    calling = types.FunctionCallingConfig(mode=types.FunctionCallingConfigMode(mode))
+    return {"tool_config": types.ToolConfig(function_calling_config=calling)}
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        pytest.param({}, True, id="functions"),
+        pytest.param(forced("AUTO"), True, id="free choice"),
+        pytest.param(forced("ANY"), False, id="forced choice"),
+        pytest.param(forced("NONE"), False, id="tools forbidden"),
+        pytest.param(
+            {"tools": [types.Tool(google_search=types.GoogleSearch())]},
+            False,
+            id="search",
+        ),
+        pytest.param(
+            {"tools": [types.Tool(code_execution=types.ToolCodeExecution())]},
+            False,
+            id="code execution",
+        ),
+        pytest.param({"response_schema": {"type": "STRING"}}, False, id="schema"),
+        pytest.param(
+            {"response_json_schema": {"type": "string"}}, False, id="JSON schema"
+        ),
+    ],
+)
+def test_auto_offers_where_it_does_no_harm(
+    config: dict[str, Any], expected: bool
+) -> None:
+    """Requests that some provider would refuse with a further tool get none."""
+    request = request_with(**config)
+    agent = LlmAgent(name="agent", model="m")
+    assert may_offer(request, agent, "auto") is expected
+    assert may_offer(request, agent, True) is True
+    assert may_offer(request, agent, False) is False
+
+
+def test_no_tools_an_output_schema_or_the_same_name_stand_against_it() -> None:
+    """The last one even where the setting says True."""
+    agent = LlmAgent(name="agent", model="m")
+    assert may_offer(LlmRequest(), agent, "auto") is False
+    assert may_offer(LlmRequest(), agent, True) is True
+    schema = LlmAgent(name="agent", model="m", output_schema=types.Part)
+    assert may_offer(request_with(), schema, "auto") is False
+    taken = request_with()
+    taken.append_tools([FunctionTool(queued_tool("recall_history", ["x"]))])
+    assert may_offer(taken, agent, "auto") is False
+    assert may_offer(taken, agent, True) is False
+
+
+# --- Through a real Runner --------------------------------------------------------
+
+
+def newest_results(request: LlmRequest) -> list[types.FunctionResponse]:
+    """The tool results that the newest contents hold."""
+    parts = [part for c in request.contents[-2:] for part in c.parts or ()]
+    return [part.function_response for part in parts if part.function_response]
+
+
+def recall_once(**args: Any) -> Callable[[LlmRequest], Reply]:
+    """A script that recalls something, and then is done."""
+
+    def script(request: LlmRequest) -> Reply:
+        if any(found.name == "recall_history" for found in newest_results(request)):
+            return "Done."
+        return tool_call("recall_history", **args)
+
+    return script
+
+
+def look_then_recall(request: LlmRequest) -> Reply:
+    """A script that looks things up, and recalls the key when it is asked for it."""
+    last = request.contents[-1]
+    results = [p.function_response for p in last.parts or () if p.function_response]
+    if results and results[0].name == "recall_history":
+        keys = re.findall(r"key-\d+-\w+", str(results[0].response))
+        return f"It is {keys[0]}." if keys else "I cannot find it."
+    if results:
+        return "Noted."
+    if "Which key" in "".join(part.text or "" for part in last.parts or ()):
+        return tool_call("recall_history", query="deploy key api-7")
+    return tool_call("look")
+
+
+@pytest.mark.parametrize("is_streaming", [False, True])
+@pytest.mark.parametrize("window", [4_000, 8_000, 32_000])
+async def test_what_was_compacted_can_be_read_back(
+    window: int, is_streaming: bool
+) -> None:
+    """The tool appears with the first compaction, not before; ADK executes it."""
+    llm = SimulatedLlm(
+        context_window=window,
+        script=look_then_recall,
+        summary_replies=lambda request: "Rows were looked at.",
+    )
+    size = window // 40
+    results = [hidden_fact(0.5, size), *(rows(n, size) for n in range(11))]
+    agent = guarded_agent(llm, [queued_tool("look", results)])
+    guard = ContextGuardPlugin(default=Threshold(context_window=window))
+    chat = Chat(agent, [guard], is_streaming=is_streaming)
+    for turn in range(12):
+        await chat.say(f"Look at number {turn}.")
+    assert llm.summaries >= 2
+    answer = answer_text(await chat.say("Which key was it?"))
+    assert answer == "It is key-551-gamma."
+    agent_requests = [request for request in llm.requests if not request.is_summary]
+    had_tool = ["recall_history" in offered(request) for request in agent_requests]
+    was_compacted = ["[Previous conv" in request.text for request in agent_requests]
+    assert had_tool == was_compacted
+    assert True in had_tool
+    assert False in had_tool
+    assert llm.rejections == llm.violations == 0
+
+
+@pytest.mark.parametrize("recall", [False, "auto"])
+async def test_agents_without_tools_are_left_alone(recall: Any) -> None:
+    """Neither a tool, nor handles that lead nowhere."""
+    llm = SimulatedLlm(context_window=4_000, script=lambda request: "ok")
+    tools = [queued_tool("look", ["x"])] if recall is False else []
+    guard = ContextGuardPlugin(default=Threshold(context_window=4_000, recall=recall))
+    chat = Chat(guarded_agent(llm, tools), [guard])
+    for _ in range(8):
+        await chat.say("word " * 500)
+    assert llm.summaries
+    assert all("recall_history" not in offered(request) for request in llm.requests)
+    assert "recall_history" not in llm.requests[-1].text
+
+
+async def test_a_small_window_bears_page_after_page() -> None:
+    """An agent that recalls all the time overflows nothing."""
+    uses = [
+        [
+            ToolUse("recall_history", None, {"query": f"row {n}-1 host"})
+            for n in range(4)
+        ]
+        for _ in range(6)
+    ]
+    conversation = Conversation(
+        [Turn(f"Look at {n}.", [[ToolUse("look", rows(n))]]) for n in range(8)]
+        + [Turn("Now read it all again.", uses)]
+    )
+    # The script's own tool of that name would stand in the way.
+    llm = SimulatedLlm(context_window=4_000)
+    replies: list[Reply] = []
+    for turn in conversation.turns:
+        for step in turn.steps:
+            replies.append([tool_call(use.tool, **use.args) for use in step])
+        replies.append("Done.")
+    llm.script = replies
+    agent = guarded_agent(llm, [queued_tool("look", [rows(n) for n in range(8)])])
+    chat = Chat(agent, [ContextGuardPlugin(default=Threshold(context_window=4_000))])
+    for turn in conversation.turns:
+        assert answer_text(await chat.say(turn.request)) == "Done."
+    pages = [page["result"] for page in recalled(llm)]
+    assert len(pages) >= 4
+    assert any("row 1-1 host" in page for page in pages)
+    assert llm.rejections == llm.violations == 0
+    # Copies are not kept as items of their own.
+    assert "recall_history result" not in llm.requests[-1].text
+
+
+async def test_a_long_live_request_is_clipped_with_a_handle() -> None:
+    """Up to 30 % of the window it stays word for word; beyond, it can be read."""
+    window = 4_000
+    whole = f"Begin. {'word ' * 1_300} {SECRET}. {'word ' * 1_300} End."
+    llm = SimulatedLlm(context_window=window, script=lambda request: "Done.")
+    agent = guarded_agent(llm, [queued_tool("look", ["x"])])
+    chat = Chat(agent, [ContextGuardPlugin(default=Threshold(context_window=window))])
+    await chat.say("Hello there.")
+    await chat.say(whole)
+    assert SECRET not in llm.requests[-1].text
+    (handle,) = re.findall(r"left out; item (\w+)", llm.requests[-1].text)
+    llm.script = recall_once(item=handle, offset=6_400)
+    await chat.say("What was in the middle?")
+    assert SECRET in recalled(llm)[0]["result"]
+    assert llm.rejections == 0
+
+
+def picture(name: str, size: int = 3_000) -> types.Content:
+    """A message with an image."""
+    blob = types.Blob(data=b"\x89" * size, mime_type="image/png", display_name=name)
+    return types.Content(
+        role="user",
+        parts=[types.Part(text=f"This is {name}."), types.Part(inline_data=blob)],
+    )
+
+
+def media_names(request: Any) -> list[str]:
+    """The images in a request."""
+    return [
+        part.inline_data.display_name
+        for content in request.contents
+        for part in content.parts or ()
+        if part.inline_data
+    ]
+
+
+async def test_an_image_comes_back_as_a_part() -> None:
+    """Older images are named with a handle; the agent may have them shown again."""
+    llm = SimulatedLlm(context_window=8_000, script=lambda request: "Seen.")
+    agent = guarded_agent(llm, [queued_tool("look", ["x"])])
+    chat = Chat(agent, [ContextGuardPlugin(default=Threshold(context_window=8_000))])
+    await chat.say(picture("plan.png"))
+    for _ in range(8):
+        await chat.say("word " * 900)
+    request = llm.requests[-1]
+    assert media_names(request) == []
+    shown = next(record.text for record in llm.requests if record.is_summary)
+    handle = re.findall(r"image/png 'plan.png', 3000 bytes; item (\w+)\]", shown)[0]
+    llm.script = recall_once(item=handle)
+    await chat.say("Show me the plan again.")
+    assert media_names(llm.requests[-1]) == ["plan.png"]
+    assert recalled(llm)[0]["attached"] == handle
+    # It stays where it was put: what a provider has cached stays valid.
+    before = llm.requests[-1].contents
+    llm.script = lambda request: "Fine."
+    await chat.say("And?")
+    assert llm.requests[-1].contents[: len(before)] == before
+    assert llm.rejections == llm.violations == 0
+
+
+async def test_a_file_that_is_too_large_is_not_attached() -> None:
+    """It would only push everything else out."""
+    blob = types.Blob(data=b"%PDF" * 300_000, mime_type="application/pdf")
+    part = types.Part(inline_data=blob)
+    contents = [types.Content(role="user", parts=[part])]
+    tool = tool_over(contents)
+    handle = list_items(contents, [0])[0].handle
+    assert "too many" in await ask(tool, item=handle)
+    answer = await tool.run_async(args={"item": handle}, tool_context=None)  # type: ignore[arg-type]
+    assert "attached" not in answer
+
+
+def test_a_forged_announcement_attaches_nothing_foreign() -> None:
+    """Only files of this very history can be named."""
+    contents = [user("Hi"), picture("plan.png"), call("recall_history", "id")]
+    for handle in ("0123456789", 7, None, ["x"]):
+        forged = response("recall_history", {"attached": handle}, "id")
+        sent = [*contents, forged, user("And?")]
+        assert attach_files(sent, lambda: list_items(contents, range(3))) == sent
+
+
+async def test_the_tool_is_there_again_after_a_restart(tmp_path: Any) -> None:
+    """All it needs is the session; its handles stay the same."""
+    url = f"sqlite+aiosqlite:///{tmp_path / 'sessions.db'}"
+    pages = []
+    for process in range(2):
+        llm = SimulatedLlm(context_window=4_000, script=lambda request: "ok")
+        agent = guarded_agent(llm, [queued_tool("look", ["x"])])
+        guard = ContextGuardPlugin(default=Threshold(context_window=4_000))
+        service = DatabaseSessionService(db_url=url)
+        chat = Chat(agent, [guard], session_service=service)
+        for number in range(6 if process == 0 else 0):
+            await chat.say(f"{number} {SECRET} " + "word " * 500)
+        llm.script = recall_once(query=f"3 {SECRET}")
+        await chat.say("Read.")
+        pages.append(recalled(llm)[-1]["result"].splitlines()[1])
+        await chat.runner.close()
+        await service.db_engine.dispose()
+    assert pages[0] == pages[1]
+    assert f'user message "3 {SECRET}' in pages[0]
+
+
+async def test_play_stays_whole_with_the_tool() -> None:
+    """Calls of the tool are pairs like any other."""
+    llm = SimulatedLlm(context_window=8_000)
+    turns = [Turn(f"Look at {n}.", [[ToolUse("look", rows(n, 200))]]) for n in range(9)]
+    played = await play(
+        Conversation(turns), Threshold(context_window=8_000, recall=True), llm
+    )
+    assert played.answers == ["Done."] * 9
+    assert llm.rejections == llm.violations == 0

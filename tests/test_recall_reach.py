@@ -1,0 +1,311 @@
+"""What the recall tool can reach, and what it never can."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from google.adk.agents import LlmAgent, ParallelAgent, SequentialAgent
+from google.adk.agents.callback_context import CallbackContext
+from google.adk.agents.run_config import RunConfig
+from google.adk.apps.app import EventsCompactionConfig
+from google.adk.events.event import Event
+from google.adk.events.event_actions import EventActions
+from google.adk.models.llm_request import LlmRequest
+from google.adk.plugins.base_plugin import BasePlugin
+from google.adk.sessions import InMemorySessionService
+from google.adk.sessions.base_session_service import GetSessionConfig
+from google.genai import types
+
+from contextguard_adk import ContextGuardPlugin, Threshold
+from contextguard_adk.recall_offer import is_visible, without_rewound
+from contextguard_adk.testing import Reply, SimulatedLlm
+from contextguard_adk.testing import call as tool_call
+from tests.builders import (
+    Chat,
+    call,
+    event,
+    guarded_agent,
+    queued_tool,
+    response,
+    user,
+)
+
+WINDOW = 4_000
+workflow_agents = pytest.mark.filterwarnings(
+    r"ignore:(Parallel|Sequential)Agent is deprecated:DeprecationWarning"
+)
+SECRET = "zq-77-hidden"
+
+
+def recalling(query: str) -> Any:
+    """A script that searches once whenever a message begins with "Search"."""
+
+    def script(request: LlmRequest) -> Reply:
+        last = request.contents[-1]
+        if any(part.function_response for part in last.parts or ()):
+            return "Done."
+        texts = "".join(part.text or "" for part in last.parts or ())
+        has_tool = "recall_history" in request.tools_dict
+        if has_tool and re.search(r"(^|`)Search", texts):
+            return tool_call("recall_history", query=query)
+        return "ok"
+
+    return script
+
+
+def pages(llm: SimulatedLlm) -> list[str]:
+    """What the recall tool has answered, in the newest request."""
+    return [
+        str(part.function_response.response)
+        for content in llm.requests[-1].contents
+        for part in content.parts or ()
+        if part.function_response and part.function_response.name == "recall_history"
+    ]
+
+
+def guarded_llm(query: str) -> tuple[SimulatedLlm, LlmAgent]:
+    """A model that searches when it is told to, and its agent."""
+    llm = SimulatedLlm(context_window=WINDOW, script=recalling(query))
+    return llm, guarded_agent(llm, [queued_tool("look", ["x"])])
+
+
+def guard(**settings: Any) -> ContextGuardPlugin:
+    """A guard with a small window."""
+    return ContextGuardPlugin(default=Threshold(context_window=WINDOW, **settings))
+
+
+async def fill(chat: Chat, count: int = 6, text: str = "") -> None:
+    """Talks until something is compacted."""
+    for number in range(count):
+        await chat.say(f"{number} {text} " + "word " * 500)
+
+
+async def test_another_session_and_another_user_are_out_of_reach() -> None:
+    """Neither through the same plugin, nor through the same session id."""
+    service = InMemorySessionService()
+    llm, agent = guarded_llm(SECRET)
+    plugin = guard()
+    other = Chat(agent, [plugin], session_service=service, session_id="other")
+    await fill(other, text=SECRET)
+    await service.create_session(app_name="app", user_id="eve", session_id="other")
+    chat = Chat(agent, [plugin], session_service=service)
+    await fill(chat)
+    llm.keep_requests = None
+    await chat.say("Search it.")
+    assert "Nothing matches" in pages(llm)[0]
+    assert SECRET not in llm.requests[-1].text.replace(f"'{SECRET}'", "").replace(
+        f'"{SECRET}"', ""
+    )
+    # The owner of the secret finds it.
+    await other.say("Search it.")
+    assert "user message" in pages(llm)[0]
+
+
+@workflow_agents
+async def test_another_branch_is_out_of_reach() -> None:
+    """What a parallel agent has been told stays with it."""
+    llms = {
+        "left": SimulatedLlm(
+            context_window=WINDOW, script=lambda r: "Mine is " + SECRET
+        ),
+        "right": SimulatedLlm(context_window=WINDOW, script=recalling("Mine is zq")),
+    }
+    agents = [
+        LlmAgent(name=name, model=llm, tools=[queued_tool("look", ["x"])])
+        for name, llm in llms.items()
+    ]
+    chat = Chat(ParallelAgent(name="both", sub_agents=list(agents)), [guard()])
+    await fill(chat)
+    await chat.say("Search it.")
+    (page,) = pages(llms["right"])
+    assert "Nothing matches" in page
+    assert SECRET not in llms["right"].requests[-1].text
+
+
+def recall_whenever_offered(request: LlmRequest) -> Reply:
+    """A script that searches on each turn, once that is possible."""
+    was_asked = any(part.function_response for part in request.contents[-1].parts or ())
+    if was_asked or "recall_history" not in request.tools_dict:
+        return "ok"
+    return tool_call("recall_history", query="Found zq")
+
+
+@workflow_agents
+async def test_what_another_agent_said_in_sight_is_in_reach() -> None:
+    """Agents that follow one another see each other's replies; so may the tool."""
+    first = SimulatedLlm(
+        context_window=WINDOW,
+        script=lambda request: f"Found {SECRET} " + "note " * 300,
+        summary_replies=lambda request: "Talk.",
+    )
+    second = SimulatedLlm(
+        context_window=WINDOW,
+        script=recall_whenever_offered,
+        summary_replies=lambda request: "Talk.",
+    )
+    agents = [
+        LlmAgent(name=name, model=llm, tools=[queued_tool("look", ["x"])])
+        for name, llm in (("first", first), ("second", second))
+    ]
+    chat = Chat(SequentialAgent(name="both", sub_agents=list(agents)), [guard()])
+    for number in range(6):
+        await chat.say(f"Search, {number}. " + "word " * 300)
+    found = [page for page in pages(second) if "other agent's message" in page]
+    assert SECRET in found[-1]
+
+
+async def test_credentials_are_out_of_reach() -> None:
+    """Neither the request for one, nor what the user answered."""
+    llm, agent = guarded_llm(SECRET)
+    chat = Chat(agent, [guard()])
+    await chat.say("Hello.")
+    session = await chat._session()
+    for content in (
+        call("adk_request_credential", "c1", secret=SECRET),
+        response("adk_request_credential", {"token": SECRET}, "c1"),
+    ):
+        await chat.sessions.append_event(session, event(content))
+        session = await chat._session()
+    await fill(chat)
+    await chat.say("Search it.")
+    assert "Nothing matches" in pages(llm)[0]
+
+
+async def test_thoughts_are_out_of_reach() -> None:
+    """They are not part of the conversation."""
+    llm, agent = guarded_llm(SECRET)
+    chat = Chat(agent, [guard()])
+    await chat.say("Hello.")
+    thought = types.Part(text=f"Maybe {SECRET}", thought=True)
+    content = types.Content(role="model", parts=[thought, types.Part(text="Hm.")])
+    await chat.sessions.append_event(await chat._session(), event(content))
+    await fill(chat)
+    await chat.say("Search it.")
+    assert "Nothing matches" in pages(llm)[0]
+
+
+async def test_what_was_rewound_is_out_of_reach() -> None:
+    """And what stays keeps its handle."""
+    llm, agent = guarded_llm("marker")
+    chat = Chat(agent, [guard()])
+    await fill(chat, 7, text="marker kept")
+    await chat.say("Search now.")
+    before = set(re.findall(r"\[(\w{10}) user message", pages(llm)[-1]))
+    undone = await chat.say("marker undone " + "word " * 500)
+    await fill(chat, 2, text="later")
+    await chat.runner.rewind_async(
+        user_id="user",
+        session_id="session",
+        rewind_before_invocation_id=undone[0].invocation_id,
+    )
+    await fill(chat, 3, text="again")
+    await chat.say("Search now.")
+    page = pages(llm)[-1]
+    assert "undone" not in page
+    assert before & set(re.findall(r"\[(\w{10}) user message", page))
+
+
+async def test_events_that_a_run_does_not_load_are_in_reach() -> None:
+    """With `get_session_config` ADK sends the newest events only."""
+    llm, agent = guarded_llm(f"code {SECRET}")
+    config = RunConfig(get_session_config=GetSessionConfig(num_recent_events=12))
+    chat = Chat(agent, [guard()], run_config=config)
+    await chat.say(f"Mind the code {SECRET}.")
+    await fill(chat, 14)
+    assert SECRET not in str(llm.requests[-1].contents[2:])
+    await chat.say("Search it.")
+    assert "user message" in pages(llm)[-1]
+
+
+class UserFirst(BasePlugin):
+    """Gives ADK's own summary the role that a strict provider wants."""
+
+    async def before_model_callback(
+        self, *, callback_context: CallbackContext, llm_request: LlmRequest
+    ) -> None:
+        """Changes the role of the first content."""
+        first = llm_request.contents[0].model_copy(update={"role": "user"})
+        llm_request.contents[0] = first
+
+
+async def test_what_adk_compacted_is_in_reach() -> None:
+    """Its own compaction takes events out of the request, not out of the session."""
+    llm, agent = guarded_llm(f"code {SECRET}")
+    llm.summary_replies = lambda request: "They talked."
+    compaction = EventsCompactionConfig(compaction_interval=2, overlap_size=0)
+    plugins = [UserFirst(name="user_first"), guard()]
+    chat = Chat(agent, plugins, events_compaction_config=compaction)
+    await chat.say(f"Mind the code {SECRET}.")
+    await fill(chat, 9)
+    assert any(item.actions and item.actions.compaction for item in await chat.events())
+    await chat.say("more " * 3_200)
+    await chat.say("Search it.")
+    assert "user message" in pages(llm)[-1]
+
+
+# --- The rules one by one ---------------------------------------------------------
+
+
+class Seen:
+    """What `is_visible` reads of an invocation."""
+
+    def __init__(self, branch: str | None, scope: str | None = None) -> None:
+        self.branch = branch
+        self.isolation_scope = scope
+
+
+@pytest.mark.parametrize(
+    ("branch", "event_branch", "expected"),
+    [
+        (None, None, True),
+        ("a.b", None, True),
+        ("a.b", "a", True),
+        ("a.b", "a.b", True),
+        ("a.b", "a.bc", False),
+        ("a.b", "a.b.c", False),
+        ("a.b", "x", False),
+        (None, "a", True),
+    ],
+)
+def test_branches(branch: str | None, event_branch: str | None, expected: bool) -> None:
+    """An agent sees its own branch and those above it."""
+    item = event(user("Hi"))
+    item.branch = event_branch
+    assert is_visible(item, Seen(branch)) is expected  # type: ignore[arg-type]
+
+
+def test_isolation_scopes() -> None:
+    """They have to be the same."""
+    item = event(user("Hi"))
+    if "isolation_scope" not in Event.model_fields:
+        pytest.skip("google-adk without isolation_scope")
+    item.isolation_scope = "task-1"
+    assert is_visible(item, Seen(None, "task-1"))  # type: ignore[arg-type]
+    assert not is_visible(item, Seen(None))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "name", ["adk_request_credential", "adk_request_confirmation", "adk_framework"]
+)
+def test_calls_of_adk_itself_are_not_visible(name: str) -> None:
+    """They hold credentials, or mean nothing to the agent."""
+    assert not is_visible(event(call(name)), Seen(None))  # type: ignore[arg-type]
+    assert not is_visible(event(response(name)), Seen(None))  # type: ignore[arg-type]
+
+
+def test_rewinds_leave_out_what_they_took_back() -> None:
+    """One after the other, and one to nowhere."""
+
+    def said(invocation: str) -> Event:
+        return Event(author="user", invocation_id=invocation, content=user(invocation))
+
+    def rewound(target: str) -> Event:
+        actions = EventActions(rewind_before_invocation_id=target)
+        return Event(author="user", invocation_id="r", actions=actions)
+
+    events = [said("1"), said("2"), said("2"), said("3"), rewound("2"), said("4")]
+    assert [e.invocation_id for e in without_rewound(events)] == ["1", "4"]
+    events += [said("5"), rewound("5"), rewound("gone"), said("6")]
+    assert [e.invocation_id for e in without_rewound(events)] == ["1", "4", "6"]

@@ -1,0 +1,196 @@
+"""The tool that keeps a todo list, and the list beside a summary."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from google.adk.agents import LlmAgent
+from google.adk.models.llm_request import LlmRequest
+from google.adk.tools.agent_tool import AgentTool
+from pydantic import BaseModel
+
+from contextguard_adk import ContextGuardPlugin, Threshold, TodosTool
+from contextguard_adk.testing import Reply, SimulatedLlm
+from contextguard_adk.testing import call as tool_call
+from contextguard_adk.todos import LIST_HEADING, write_todo_list
+from tests.builders import Chat, answer_text, queued_tool
+
+KEY = "__context_guard_todos_agent"
+TODOS = [
+    {"content": "Read the log", "status": "completed"},
+    {"content": "Fix  the\nleak in pod api-7", "status": "in_progress"},
+    {"content": "Write it up", "active_form": "Writing it up"},
+]
+agent_tools = pytest.mark.filterwarnings(
+    r"ignore:(AgentTool is deprecated|The `plugins` argument):DeprecationWarning"
+)
+
+
+def count(text: str) -> int:
+    """One token for four characters."""
+    return len(text) // 4
+
+
+def write_once(**args: Any) -> Any:
+    """A script that calls the tool for each message that says so."""
+
+    def script(request: LlmRequest) -> Reply:
+        last = request.contents[-1]
+        results = [p.function_response for p in last.parts or () if p.function_response]
+        if results:
+            return str(results[0].response)
+        texts = "".join(part.text or "" for part in last.parts or ())
+        return tool_call("todos", **args) if "todos" in texts else "ok"
+
+    return script
+
+
+def chat_with(script: Any, *plugins: Any, **agent: Any) -> tuple[SimulatedLlm, Chat]:
+    """An agent that has the tool."""
+    llm = SimulatedLlm(context_window=4_000, script=script)
+    root = LlmAgent(name="agent", model=llm, tools=[TodosTool()], **agent)
+    return llm, Chat(root, list(plugins))
+
+
+async def test_the_list_is_written_and_read() -> None:
+    """The whole list replaces the one before; it is kept under the agent's name."""
+    _, chat = chat_with(write_once(todos=TODOS))
+    assert "3 todos are stored, 2 of them open" in answer_text(await chat.say("todos"))
+    assert (await chat.state())[KEY] == [
+        {"content": "Read the log", "status": "completed"},
+        {"content": "Fix  the\nleak in pod api-7", "status": "in_progress"},
+        {
+            "content": "Write it up",
+            "status": "pending",
+            "active_form": "Writing it up",
+        },
+    ]
+    llm = chat.app.root_agent.model  # type: ignore[union-attr]
+    assert isinstance(llm, SimulatedLlm)
+    llm.script = write_once()
+    answer = answer_text(await chat.say("todos"))
+    assert "'status': 'in_progress'" in answer
+    llm.script = write_once(todos=[])
+    assert "0 todos" in answer_text(await chat.say("todos"))
+    assert (await chat.state())[KEY] == []
+
+
+@pytest.mark.parametrize(
+    ("todos", "expected"),
+    [
+        ("Fix it", "todos.: Input should be a valid list"),
+        ([{"content": ""}], "todos.0.content: String should have at least 1"),
+        ([{"status": "pending"}], "todos.0.content: Field required"),
+        ([{"content": "a", "status": "done"}], "todos.0.status: Input should be"),
+        ([TODOS[0], 7], "todos.1: Input should be a valid dict"),
+    ],
+)
+async def test_a_bad_list_is_explained_and_nothing_is_lost(
+    todos: Any, expected: str
+) -> None:
+    """The model is told what is wrong, and what an item needs."""
+    llm, chat = chat_with(write_once(todos=TODOS))
+    await chat.say("todos")
+    before = (await chat.state())[KEY]
+    llm.script = write_once(todos=todos)
+    answer = answer_text(await chat.say("todos"))
+    assert expected in answer
+    assert "Each item needs `content`" in answer
+    assert (await chat.state())[KEY] == before
+
+
+async def test_a_list_of_another_tool_is_read() -> None:
+    """The plain key that others use, as long as there is none of our own."""
+    _, chat = chat_with(write_once())
+    answer = answer_text(await chat.say("todos", {"todos": [{"content": "Old one"}]}))
+    assert "Old one" in answer
+
+
+class Schema(BaseModel):
+    """A state that declares nothing of ours."""
+
+    topic: str = ""
+
+
+async def test_a_state_schema_is_respected() -> None:
+    """With or without the guard the turn goes on and the list is stored."""
+    for plugins in ([], [ContextGuardPlugin()]):
+        _, chat = chat_with(write_once(todos=TODOS), *plugins, state_schema=Schema)
+        assert "3 todos" in answer_text(await chat.say("todos"))
+        assert len((await chat.state())["context_guard:todos:agent"]) == 3
+
+
+@agent_tools
+async def test_a_schema_over_an_agent_tool_is_respected() -> None:
+    """What the inner agent writes goes back to the session of the outer one."""
+    inner_llm = SimulatedLlm(script=write_once(todos=TODOS))
+    inner = LlmAgent(name="inner", model=inner_llm, tools=[TodosTool()])
+
+    def script(request: LlmRequest) -> Reply:
+        if any(p.function_response for p in request.contents[-1].parts or ()):
+            return "Done."
+        return tool_call("inner", request="todos")
+
+    outer = LlmAgent(
+        name="outer",
+        model=SimulatedLlm(script=script),
+        tools=[AgentTool(inner)],
+        state_schema=Schema,
+    )
+    chat = Chat(outer, [ContextGuardPlugin()])
+    assert answer_text(await chat.say("Go.")) == "Done."
+    assert len((await chat.state())["context_guard:todos:inner"]) == 3
+
+
+async def test_the_list_stands_in_the_request_after_a_compaction() -> None:
+    """Word for word, whatever the summary says of it."""
+    llm, chat = chat_with(
+        write_once(todos=TODOS),
+        ContextGuardPlugin(default=Threshold(context_window=4_000)),
+    )
+    llm.summary_replies = lambda request: "Nothing of note."
+    await chat.say("todos")
+    for _ in range(6):
+        await chat.say("word " * 500)
+    assert llm.summaries
+    assert "Nothing of note.\n\n[The user's messages" in llm.requests[-1].text
+    assert (
+        f"{LIST_HEADING}\n- [completed] Read the log\n- [in_progress] Fix the leak "
+        "in pod api-7\n- [pending] Write it up\n" in llm.requests[-1].text
+    )
+    summary = next(request for request in llm.requests if request.is_summary)
+    assert "restore them using the `todos` tool" in summary.text
+    # Later changes come after it; the beginning of the request stays as it is.
+    head = llm.requests[-1].contents[:2]
+    llm.script = write_once(todos=TODOS[:1])
+    await chat.say("todos")
+    assert llm.requests[-1].contents[:2] == head
+    for _ in range(6):
+        await chat.say("word " * 500)
+    assert "Write it up" not in llm.requests[-1].text
+
+
+async def test_no_list_no_words() -> None:
+    """An agent without todos reads nothing of them."""
+    llm = SimulatedLlm(context_window=4_000, script=lambda request: "ok")
+    agent = LlmAgent(name="agent", model=llm, tools=[queued_tool("look", ["x"])])
+    chat = Chat(agent, [ContextGuardPlugin(default=Threshold(context_window=4_000))])
+    for _ in range(6):
+        await chat.say("word " * 500)
+    assert llm.summaries
+    assert all("todo" not in request.text.lower() for request in llm.requests)
+
+
+def test_a_long_list_drops_completed_tasks_first() -> None:
+    """Then the last ones; it says how many are missing."""
+    todos = [("completed" if n % 2 else "pending", f"task {n}") for n in range(20)]
+    full = write_todo_list(todos, 10_000, count)
+    assert len(full.splitlines()) == 21
+    shorter = write_todo_list(todos, 60, count)
+    assert count(shorter) <= 60
+    kept = [line for line in shorter.splitlines() if "] task" in line]
+    assert kept[0] == "- [pending] task 0"
+    assert not any("completed]" in line for line in kept)
+    assert "more" in shorter.splitlines()[-1]
+    assert write_todo_list(todos, 5, count) == write_todo_list([], 100, count) == ""
