@@ -626,11 +626,14 @@ def test_the_sample_explains_every_setting() -> None:
 def test_the_sample_is_loaded() -> None:
     """It is valid, and what it shows are the defaults."""
     settings = load_settings(SAMPLE)
+    assert settings.default
     assert settings.default == Threshold(
         context_window=128_000,
         summarizer="gemini-2.5-flash-lite",
         summarizer_context_window=1_000_000,
+        summary_instruction=settings.default.summary_instruction,
     )
+    assert "{max_words} words" in str(settings.default.summary_instruction)
     assert settings.agents == {
         "researcher": SlidingWindow(),
         "operator": Pipeline(compression_threshold=0.75),

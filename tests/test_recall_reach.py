@@ -57,9 +57,10 @@ def recalling(query: str) -> Any:
 
 def pages(llm: SimulatedLlm) -> list[str]:
     """What the recall tool has answered, in the newest request."""
+    newest = [request for request in llm.requests if not request.is_summary][-1]
     return [
         str(part.function_response.response)
-        for content in llm.requests[-1].contents
+        for content in newest.contents
         for part in content.parts or ()
         if part.function_response and part.function_response.name == "recall_history"
     ]
@@ -152,8 +153,8 @@ async def test_what_another_agent_said_in_sight_is_in_reach() -> None:
     chat = Chat(SequentialAgent(name="both", sub_agents=list(agents)), [guard()])
     for number in range(6):
         await chat.say(f"Search, {number}. " + "word " * 300)
-    found = [page for page in pages(second) if "other agent's message" in page]
-    assert SECRET in found[-1]
+    assert "[first] said" in pages(second)[-1]
+    assert SECRET in pages(second)[-1]
 
 
 async def test_credentials_are_out_of_reach() -> None:
