@@ -207,6 +207,7 @@ class _Replay:
             agent=self._agent(call),
             branch=event.branch,
             isolation_scope=event.isolation_scope,
+            node_path=event.node_info.path or None,
             user_content=self._find_user_content(call),
             run_config=RunConfig(),
         )
