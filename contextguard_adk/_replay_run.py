@@ -21,7 +21,7 @@ from google.adk.sessions import InMemorySessionService, Session
 from google.genai import types
 from pydantic import ValidationError
 
-from contextguard_adk._fixed_part import infer_fixed_tokens
+from contextguard_adk._fixed_part import fit_counts
 from contextguard_adk._recording import (
     RecordedCall,
     RecordingError,
@@ -38,6 +38,9 @@ from contextguard_adk.tokens import estimate_contents_tokens
 
 SAMPLED_CALLS = 40
 """How many calls of an agent are built to infer what its instruction takes."""
+
+CLEARLY_BETTER_RATIO = 0.5
+"""An agent is taken to see only its turn where that leaves so much of the error."""
 
 _FILLER = "instruction "
 _UNLIMITED_TOKENS = 10**12
@@ -66,7 +69,7 @@ async def replay_session(
             "prompt token count"
         )
     replay = _Replay(session, settings)
-    fixed_tokens = await replay.infer_fixed_tokens(calls)
+    fixed_tokens = await replay.infer(calls)
     replayed = []
     for number, call in enumerate(calls, 1):
         replayed.append(await replay.step(number, call))
@@ -132,24 +135,40 @@ class _Replay:
         self._watching = _Side(recorded, guard, is_observing=True)
         self._acting = _Side(recorded, guard, is_observing=False)
         self._sessions = InMemorySessionService()
-        self._agents: dict[str, LlmAgent] = {}
+        self._agents: dict[tuple[str, str, bool], LlmAgent] = {}
         self._fixed_tokens: dict[str, int] = {}
+        self._turn_agents: set[str] = set()
         self._ratios: dict[str, float] = {}
         self._seen = 0
         self.summary_tokens = 0
 
-    async def infer_fixed_tokens(self, calls: Sequence[RecordedCall]) -> dict[str, int]:
-        """Infers what is in the requests apart from contents, agent by agent."""
-        session = self._watching.session.model_copy()
+    async def infer(self, calls: Sequence[RecordedCall]) -> dict[str, int]:
+        """Infers what is in the requests apart from contents, agent by agent.
+
+        And which agents see only the current turn: it is no part of a recording, but
+        their counts do not grow with the history.
+        """
         for agent in dict.fromkeys(call.event.author for call in calls):
             own = [c for c in calls if c.event.author == agent and not c.is_guarded]
-            pairs = []
-            for call in own[:: max(1, len(own) // SAMPLED_CALLS)]:
-                session.events = self._recorded.events[: call.index]
-                contents = await self._build_contents(self._enter(session, call))
-                pairs.append((estimate_contents_tokens(contents), call.prompt_tokens))
-            self._fixed_tokens[agent] = infer_fixed_tokens(pairs)
+            sample = own[:: max(1, len(own) // SAMPLED_CALLS)]
+            fit = fit_counts(await self._measure(sample))
+            self._turn_agents.add(agent)
+            of_turn = fit_counts(await self._measure(sample))
+            if of_turn.error_ratio >= CLEARLY_BETTER_RATIO * fit.error_ratio:
+                self._turn_agents.discard(agent)
+            else:
+                fit = of_turn
+            self._fixed_tokens[agent] = fit.fixed_tokens
         return dict(self._fixed_tokens)
+
+    async def _measure(self, calls: Sequence[RecordedCall]) -> list[tuple[int, int]]:
+        session = self._watching.session.model_copy()
+        pairs = []
+        for call in calls:
+            session.events = self._recorded.events[: call.index]
+            contents = await self._build_contents(self._enter(session, call))
+            pairs.append((estimate_contents_tokens(contents), call.prompt_tokens))
+        return pairs
 
     async def step(self, number: int, call: RecordedCall) -> ReplayedCall:
         """Replays one call."""
@@ -224,7 +243,8 @@ class _Replay:
 
     def _agent(self, call: RecordedCall) -> LlmAgent:
         model = self._settings.model or call.event.model_version or ""
-        key = f"{call.event.author}\0{model}"
+        is_turn = call.event.author in self._turn_agents
+        key = (call.event.author, model, is_turn)
         if key not in self._agents:
             # It answers requests for summaries only.
             llm = SimulatedLlm(
@@ -234,7 +254,11 @@ class _Replay:
                 keep_requests=0,
             )
             try:
-                self._agents[key] = LlmAgent(name=call.event.author, model=llm)
+                self._agents[key] = LlmAgent(
+                    name=call.event.author,
+                    model=llm,
+                    include_contents="none" if is_turn else "default",
+                )
             except ValidationError as error:
                 raise RecordingError(
                     f"{call.event.author!r} is no name of an agent"

@@ -23,7 +23,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from contextguard_adk import CallRecord, ContextGuardPlugin, Threshold
-from contextguard_adk._fixed_part import infer_fixed_tokens
+from contextguard_adk._fixed_part import fit_counts
 from contextguard_adk._recording import RecordingError, SessionKey, load_session
 from contextguard_adk._replay_run import replay_session
 from contextguard_adk._replay_settings import ReplaySettings
@@ -45,12 +45,12 @@ from tests.test_databases import own_database
 WINDOW = 4_000
 """Threshold 3,200 tokens, summaries of 400."""
 
-TURNS = 12
+TURNS = 8
 CALLS = 3 * TURNS
 FINDINGS = [
-    {"rows": [{"id": number * 7919, "hall": "B", "part": f"7f{number}a"}] * 9}
+    {"rows": [{"id": number * 7919, "hall": "B", "part": f"7f{number}a"}] * 16}
     if number % 2
-    else f"The scanner found part 7f{number}a of the old press in hall B. " * 25
+    else f"The scanner found part 7f{number}a of the old press in hall B. " * 42
     for number in range(7)
 ]
 INSTRUCTION = "You help people find the parts of old machines in many halls. " * 20
@@ -59,9 +59,7 @@ PLACE: dict[str, Any] = {"app_name": "app", "user_id": "user", "session_id": "se
 OF_SESSION = ("--app", "app", "--user", "user", "--session", "session")
 
 
-async def record(
-    plugins: Sequence[BasePlugin] = (), service: BaseSessionService | None = None
-) -> tuple[Session, SimulatedLlm]:
+async def record(plugins: Sequence[BasePlugin] = ()) -> tuple[Session, SimulatedLlm]:
     """Has a real conversation with two searches a turn; returns its session."""
     script: list[Reply] = []
     for turn in range(TURNS):
@@ -71,7 +69,7 @@ async def record(
     agent = guarded_agent(
         llm, [queued_tool("search", FINDINGS)], instruction=INSTRUCTION
     )
-    chat = Chat(agent, plugins, session_service=service)
+    chat = Chat(agent, plugins)
     for turn in range(TURNS):
         await chat.say(f"Where is part {turn} of the old press?")
     session = await chat.sessions.get_session(**PLACE)
@@ -356,6 +354,21 @@ async def test_agents_are_replayed_each_for_itself() -> None:
     assert (last.real_tokens, last.sent_tokens) == (500, 500)
 
 
+async def test_an_agent_of_one_turn_is_recognised() -> None:
+    """A recording does not say `include_contents`; counts that do not grow do."""
+    llm = SimulatedLlm(context_window=100_000)
+    chat = Chat(guarded_agent(llm, include_contents="none"))
+    for turn in range(12):
+        await chat.say(f"Tell me of machine {turn}. " * (10 + turn * 5 % 7))
+    session = await chat.sessions.get_session(**PLACE)
+    assert session is not None
+    replayed = await replay_session(session, ReplaySettings())
+    assert [c.contents for c in replayed.calls] == [1] * 12
+    assert [c.real_tokens for c in replayed.calls] == [
+        request.prompt_tokens for request in llm.requests
+    ]
+
+
 def test_the_table_names_agents_where_there_are_several(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -410,7 +423,7 @@ async def test_no_model_is_asked(
 )
 def test_the_fixed_part_is_inferred(pairs: list[tuple[int, int]], tokens: int) -> None:
     """It is where the line of the counts begins, by bytes / 4."""
-    assert infer_fixed_tokens(pairs) == pytest.approx(tokens, abs=1)
+    assert fit_counts(pairs).fixed_tokens == pytest.approx(tokens, abs=1)
 
 
 # --- Databases --------------------------------------------------------------------
@@ -421,14 +434,23 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+async def store_in(service: BaseSessionService, session: Session) -> None:
+    """Writes a recorded session as a run would have."""
+    stored = await service.create_session(**PLACE)
+    for event in session.events:
+        await service.append_event(stored, event.model_copy(deep=True))
+
+
 @pytest.fixture(scope="module")
-def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def database(
+    recorded: tuple[Session, SimulatedLlm], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """The session in a database of `DatabaseSessionService`, without its indexes."""
     path = tmp_path_factory.mktemp("database") / "sessions.db"
 
     async def fill() -> None:
         service = DatabaseSessionService(f"sqlite+aiosqlite:///{path}")
-        await record(service=service)
+        await store_in(service, recorded[0])
         await service.db_engine.dispose()
 
     asyncio.run(fill())
@@ -458,13 +480,16 @@ def test_a_database_is_read_and_not_written(
 
 @pytest.mark.parametrize("form", ["{}", "sqlite:///{}"])
 def test_the_file_of_adk_web_is_read_and_not_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str
+    recorded: tuple[Session, SimulatedLlm],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    form: str,
 ) -> None:
     """It has tables of its own; a path or ADK's form of a URL names it."""
     path = tmp_path / "session.db"
 
     async def fill() -> None:
-        await record(service=SqliteSessionService(str(path)))
+        await store_in(SqliteSessionService(str(path)), recorded[0])
 
     asyncio.run(fill())
     before = digest(path)
@@ -510,11 +535,13 @@ def test_a_foreign_database_is_one_line(
 
 
 @pytest.mark.postgres
-async def test_a_server_is_read_and_not_written(tmp_path: Path) -> None:
+async def test_a_server_is_read_and_not_written(
+    recorded: tuple[Session, SimulatedLlm], tmp_path: Path
+) -> None:
     """Nor does it get an index that an older release did not make."""
     async with own_database("postgres", tmp_path) as store:
         async with store.open() as service:
-            await record(service=service)
+            await store_in(service, recorded[0])
         engine = create_async_engine(store.url)
         catalogue = text(
             "SELECT indexname FROM pg_indexes WHERE schemaname = 'public' "
