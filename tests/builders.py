@@ -12,6 +12,7 @@ from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.run_config import RunConfig
 from google.adk.apps import App
 from google.adk.events.event import Event
+from google.adk.events.event_actions import EventActions
 from google.adk.models.llm_request import LlmRequest
 from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.runners import Runner
@@ -147,6 +148,14 @@ class Chat:
         return await self.sessions.get_session(
             app_name="app", user_id="user", session_id=self.session_id
         )
+
+    async def set_state(self, delta: dict[str, Any]) -> None:
+        """Sets values between two turns; ADK 2.0 drops the `state_delta` of a run."""
+        session = await self._session() or await self.sessions.create_session(
+            app_name="app", user_id="user", session_id=self.session_id
+        )
+        actions = EventActions(state_delta=delta)
+        await self.sessions.append_event(session, Event(author="app", actions=actions))
 
     async def state(self) -> dict[str, Any]:
         """The session's state."""

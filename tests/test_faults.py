@@ -33,7 +33,7 @@ from contextguard_adk import ContextGuardPlugin, SlidingWindow, Threshold
 from contextguard_adk.compaction import Compaction, CompactionContext
 from contextguard_adk.coverage import decode_covered
 from contextguard_adk.state import SummaryMark
-from contextguard_adk.strategies import Strategy
+from contextguard_adk.strategies import Pipeline, Strategy, SummaryCompaction
 from contextguard_adk.testing import Reply, SimulatedLlm
 from contextguard_adk.tokens import text_bytes
 from contextguard_adk.windows import DEFAULT_CONTEXT_WINDOW, summary_budget_tokens
@@ -64,17 +64,30 @@ def make_sliding_window(**settings: Any) -> SlidingWindow:
     return SlidingWindow(max_turns=8, **settings)
 
 
+@pytest.fixture(autouse=True)
+def _no_contents_in_spans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keeps ADK 2.0 from failing itself on contents that it copies into its spans."""
+    monkeypatch.setenv("ADK_CAPTURE_MESSAGE_CONTENT_IN_SPANS", "false")
+
+
 @pytest.fixture(params=[False, True], ids=["whole", "streamed"])
 def is_streaming(request: pytest.FixtureRequest) -> bool:
     """Both ways in which a model's answer arrives."""
     return bool(request.param)
 
 
+def make_pipeline(**settings: Any) -> Pipeline:
+    """A pipeline whose summary comes as early as in a short history it can."""
+    summary = SummaryCompaction(min_messages_for_summary=4, preserve_recent_count=3)
+    return Pipeline(window=None, tool_output=None, summary=summary, **settings)
+
+
 @pytest.fixture(
-    params=[Threshold, make_sliding_window], ids=["threshold", "sliding window"]
+    params=[Threshold, make_sliding_window, make_pipeline],
+    ids=["threshold", "sliding window", "pipeline"],
 )
 def make_strategy(request: pytest.FixtureRequest) -> MakeStrategy:
-    """Both strategies."""
+    """Each strategy."""
     make: MakeStrategy = request.param
     return make
 
@@ -127,10 +140,10 @@ class Session:
     chat: Chat
     turns: int = 0
 
-    async def work(self, turns: int = TURNS, **settings: Any) -> None:
+    async def work(self, turns: int = TURNS) -> None:
         """Has some turns; each must end with its answer, nothing may be refused."""
         for _ in range(turns):
-            events = await self.chat.say(f"Question {self.turns}?", **settings)
+            events = await self.chat.say(f"Question {self.turns}?")
             assert answer_text(events) == f"Answer {self.turns}."
             self.turns += 1
         assert (self.llm.rejections, self.llm.violations) == (0, 0)
@@ -256,7 +269,8 @@ async def test_values_of_others_under_the_guards_keys_cost_no_turn(
     """What a tool or an old release left under the guard's keys is written over."""
     session = open_session(make_strategy(context_window=WINDOW_TOKENS), False)
     key = f"__context_guard_{name}_agent"
-    await session.work(1, state_delta={key: value, "context_guard:compact": "yes"})
+    await session.chat.set_state({key: value, "context_guard:compact": "yes"})
+    await session.work(1)
     await session.work(1)
     stored = await session.stored()
     assert stored["summary"]
@@ -438,6 +452,8 @@ async def test_failing_summariser_is_spared_for_a_while(
     make_strategy: MakeStrategy, is_streaming: bool
 ) -> None:
     """After three failures five compactions cost no summary, then it is tried again."""
+    if make_strategy is make_pipeline:
+        pytest.skip("a pipeline summarises nothing below its target")
     errors = iter([RuntimeError("out of order")] * 3)
     session = open_session(
         make_strategy(context_window=WINDOW_TOKENS),
@@ -448,7 +464,8 @@ async def test_failing_summariser_is_spared_for_a_while(
     asked = []
     for _ in range(9):
         before = session.llm.summaries
-        await session.chat.say(FINDING[:900], {"context_guard:compact": True})
+        await session.chat.set_state({"context_guard:compact": True})
+        await session.chat.say(FINDING[:900])
         asked.append(session.llm.summaries - before)
     assert asked == [1, 1, 1, 0, 0, 0, 0, 0, 1]
     assert (await session.stored())["summary"] == "They spoke of a press."
@@ -547,7 +564,8 @@ async def test_todos_of_a_wrong_kind_cost_no_turn(
 ) -> None:
     """What is no todo list is left out of the summary."""
     session = open_session(make_strategy(context_window=WINDOW_TOKENS), is_streaming)
-    await session.work(state_delta={"todos": todos})
+    await session.chat.set_state({"todos": todos})
+    await session.work()
     await session.assert_state_is_valid()
     assert session.llm.summaries
 
