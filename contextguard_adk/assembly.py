@@ -47,7 +47,9 @@ def _truncate(view: HistoryView, stored: StoredSummary) -> list[types.Content]:
     for index in view.history:
         if index > upto:
             break
-        contents[index] = truncate_content(contents[index], truncation)
+        contents[index] = truncate_content(
+            contents[index], truncation, stored.mark.has_recall
+        )
     return contents
 
 

@@ -8,7 +8,11 @@ from typing import Any
 
 from google.genai import types
 
+from contextguard_adk.coverage import handle_of
 from contextguard_adk.density import json_text
+
+HANDLE_KEY = "recall_item"
+"""In a shortened result: the handle under which the whole can be read back."""
 
 MAX_DEPTH = 100
 """Strings nested deeper than this stay as they are."""
@@ -53,20 +57,31 @@ class Truncation:
         return cls(*values)
 
 
-def truncate_content(content: types.Content, truncation: Truncation) -> types.Content:
+def truncate_content(
+    content: types.Content, truncation: Truncation, with_handles: bool = False
+) -> types.Content:
     """Shortens the tool results of a content.
+
+    Args:
+        content: The content.
+        truncation: How to shorten.
+        with_handles: Whether a shortened result tells how to read it back.
 
     Returns:
         A copy; the content itself where nothing is too long. Results are shared with
         the stored session, so nothing is changed in place.
     """
-    parts = [_truncate_part(part, truncation) for part in content.parts or ()]
+    parts = [
+        _truncate_part(part, truncation, with_handles) for part in content.parts or ()
+    ]
     if all(new is old for new, old in zip(parts, content.parts or (), strict=True)):
         return content
     return content.model_copy(update={"parts": parts})
 
 
-def _truncate_part(part: types.Part, truncation: Truncation) -> types.Part:
+def _truncate_part(
+    part: types.Part, truncation: Truncation, with_handles: bool
+) -> types.Part:
     response = part.function_response if part is not None else None
     if response is None or not response.response:
         return part
@@ -74,6 +89,8 @@ def _truncate_part(part: types.Part, truncation: Truncation) -> types.Part:
     shortened = _excerpt(shortened, truncation)
     if shortened is response.response:
         return part
+    if with_handles:
+        shortened = {**shortened, HANDLE_KEY: handle_of(part)}
     copied = response.model_copy(update={"response": shortened})
     return part.model_copy(update={"function_response": copied})
 

@@ -19,7 +19,6 @@ from tests.builders import AgentCall, KeptSessions, Played, play
 from tests.scenarios import (
     LARGEST_BPE_WINDOW_TOKENS,
     SCENARIOS,
-    Scenario,
     find_obstacle,
     total_tokens,
     write_conversation,
@@ -48,33 +47,24 @@ def _lean_telemetry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _list_cells() -> list[object]:
-    return [
-        pytest.param(
-            name,
-            window_tokens,
-            mode,
-            strategy,
-            id=f"{name}-{window_tokens // 1000}k-{mode}-{strategy.__name__}",
-        )
-        for name, scenario in SCENARIOS.items()
-        for window_tokens in WINDOWS_TOKENS
-        for mode in MODES
-        for strategy in STRATEGIES
-        if _is_worth_its_time(scenario, window_tokens, mode, strategy)
-    ]
+    """Every scenario on every window; modes and strategies take turns.
 
-
-def _is_worth_its_time(
-    scenario: Scenario, window_tokens: int, mode: str, strategy: type[Strategy]
-) -> bool:
-    """Leaves out half of the modes where a cell takes seconds in ADK alone."""
-    if mode not in ("plain", "stream+ids"):
-        return window_tokens <= LARGEST_BPE_WINDOW_TOKENS and not scenario.is_long
-    if not scenario.is_long:
-        return True
-    # Each mode with each strategy, but not on each window.
-    is_turned = WINDOWS_TOKENS.index(window_tokens) % 2 == 1
-    return (mode == "plain") is ((strategy is Threshold) is not is_turned)
+    So each scenario meets each mode under each strategy, and each window does.
+    """
+    modes = list(MODES)
+    cells = []
+    for row, (name, scenario) in enumerate(SCENARIOS.items()):
+        for column, window_tokens in enumerate(WINDOWS_TOKENS):
+            turn = row + column
+            # Seconds in ADK alone: one strategy is enough for a window.
+            chosen = STRATEGIES[turn % 2 :][:1] if scenario.is_long else STRATEGIES
+            for strategy in chosen:
+                mode = modes[(turn + 2 * STRATEGIES.index(strategy)) % len(modes)]
+                cell_id = f"{name}-{window_tokens // 1000}k-{mode}-{strategy.__name__}"
+                cells.append(
+                    pytest.param(name, window_tokens, mode, strategy, id=cell_id)
+                )
+    return cells
 
 
 @pytest.mark.parametrize(("name", "window_tokens", "mode", "strategy"), _list_cells())

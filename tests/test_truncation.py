@@ -12,6 +12,7 @@ from google.genai import types
 from hypothesis import given
 from hypothesis import strategies as st
 
+from contextguard_adk.coverage import handle_of
 from contextguard_adk.truncation import (
     MAX_DEPTH,
     Truncation,
@@ -159,6 +160,20 @@ def test_many_short_strings_become_an_excerpt_where_asked() -> None:
     }
     small = response("query", {"rows": [1, 2]})
     assert truncate_content(small, excerpt) is small
+
+
+def test_a_shortened_result_names_its_handle() -> None:
+    """Where the agent can read it back; what is left whole stays as it is."""
+    content = response("read", "x" * 500)
+    assert content.parts
+    shortened = truncate_content(content, BARE, with_handles=True)
+    assert shortened.parts
+    found = shortened.parts[0].function_response
+    assert found
+    assert found.response
+    assert found.response["recall_item"] == handle_of(content.parts[0])
+    small = response("read", "x")
+    assert truncate_content(small, BARE, with_handles=True) is small
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ class Reduction:
         content = self.context.view.contents[index]
         if self._truncation is None or index > self._truncation[1]:
             return content
-        return truncate_content(content, self._truncation[0])
+        return truncate_content(content, self._truncation[0], self.context.has_recall)
 
     def expect_beside_summary(self, keep_count: int) -> int:
         """Estimates what would stand beside a summary of all but the newest.
