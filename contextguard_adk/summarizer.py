@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import math
 import re
@@ -82,6 +83,8 @@ class SummaryTask:
         budget_tokens: What the summary may take.
         correction: Real tokens per estimated token of the agent's model; None while
             unknown.
+        tokenizer_ratio: What the agent's model counts for each token that the
+            density of a text lets expect; None while unknown.
     """
 
     entries: Sequence[Entry]
@@ -90,6 +93,7 @@ class SummaryTask:
     todos: str = ""
     budget_tokens: int = 1_000
     correction: float | None = None
+    tokenizer_ratio: float | None = None
 
 
 def token_counter(correction: float | None) -> TokenCounter:
@@ -134,7 +138,7 @@ async def summarize(task: SummaryTask, model: SummaryModel) -> str:
 async def _summarize_within(
     task: SummaryTask, model: SummaryModel, input_tokens: int
 ) -> str:
-    count = token_counter(task.correction or DEFAULT_CORRECTION)
+    count = _input_counter(task)
     live_request = shorten_to_tokens(
         task.live_request, LIVE_REQUEST_RATIO * input_tokens, count
     )
@@ -143,22 +147,58 @@ async def _summarize_within(
     )
     instruction = summary_instruction(task.budget_tokens, model.instruction)
     around = summary_prompt("", "", live_request, task.todos)
-    fixed = count(instruction) + count(around) + max(count(summary), task.budget_tokens)
-    room = max(input_tokens - fixed, input_tokens // 4)
-    for part in _split_transcript(task.entries, room, count):
+    beside = count(instruction) + count(around)
+    parts = _split_transcript(
+        task.entries,
+        # One call alone reads the summary so far; a later one reads what was written.
+        max(input_tokens - beside - count(summary), input_tokens // 4),
+        max(
+            input_tokens - beside - max(count(summary), task.budget_tokens),
+            input_tokens // 4,
+        ),
+        count,
+    )
+    for part in parts:
         transcript = "\n".join(entry.text for entry in part)
         prompt = summary_prompt(transcript, summary, live_request, task.todos)
         answer = await _ask(model, instruction, prompt, task.budget_tokens)
-        summary = shorten_to_tokens(
-            answer, task.budget_tokens, token_counter(task.correction)
-        )
+        # The provider's count is exact, and an answer cut for nothing loses facts.
+        is_within = 0 < answer.output_tokens <= task.budget_tokens
+        summary = answer.text
+        if not is_within:
+            summary = shorten_to_tokens(
+                answer.text, task.budget_tokens, token_counter(task.correction)
+            )
     return summary
 
 
+def _input_counter(task: SummaryTask) -> TokenCounter:
+    """Counts what a summariser reads: by density, once the tokenizer is known.
+
+    The correction speaks of the request's mix of texts. In a transcript of prose and
+    JSON it would count the prose twice, and pay for calls that nothing needs.
+    """
+    if task.tokenizer_ratio is None:
+        return functools.cache(token_counter(task.correction or DEFAULT_CORRECTION))
+    ratio = task.tokenizer_ratio
+
+    @functools.cache
+    def count(text: str) -> int:
+        return math.ceil(text_bytes(text) / 4 * estimate_text_density(text) * ratio)
+
+    return count
+
+
 def _split_transcript(
-    entries: Sequence[Entry], room_tokens: int, count: TokenCounter
+    entries: Sequence[Entry],
+    single_room_tokens: int,
+    room_tokens: int,
+    count: TokenCounter,
 ) -> list[list[Entry]]:
     """Splits a transcript into at most three parts, shortening it where it must."""
+    parts = split_entries(entries, single_room_tokens, count)
+    if len(parts) == 1:
+        return parts
     parts = split_entries(entries, room_tokens, count)
     for slack in (0.95, 0.8, 0.6):
         if len(parts) <= MAX_ROLLING_CALLS:
@@ -168,16 +208,24 @@ def _split_transcript(
     return parts[-MAX_ROLLING_CALLS:]
 
 
+@dataclass(frozen=True)
+class _Answer:
+    """What a model wrote, and what its provider counted; 0 where it did not."""
+
+    text: str
+    output_tokens: int
+
+
 async def _ask(
     model: SummaryModel, instruction: str, prompt: str, budget_tokens: int
-) -> str:
+) -> _Answer:
     """Makes one model call; the one place where its failures are caught."""
     request = LlmRequest(
         model=model.llm.model,
         contents=[types.Content(role="user", parts=[types.Part(text=prompt)])],
         config=_summary_config(model, instruction, budget_tokens),
     )
-    answer = ""
+    answer, output_tokens = "", 0
     try:
         async with asyncio.timeout(model.timeout_seconds):
             async for response in model.llm.generate_content_async(
@@ -188,6 +236,8 @@ async def _ask(
                 if response.error_code and not response.content:
                     raise SummaryError(f"error {response.error_code}")
                 answer += _answer_text(response.content)
+                if usage := response.usage_metadata:
+                    output_tokens = usage.candidates_token_count or 0
     except TimeoutError as error:
         raise SummaryError(f"no answer in {model.timeout_seconds} s") from error
     except SummaryError:
@@ -196,7 +246,7 @@ async def _ask(
         raise SummaryError(f"the call failed: {type(error).__name__}") from error
     if not answer.strip():
         raise SummaryError("the answer holds no text")
-    return answer.strip()
+    return _Answer(answer.strip(), output_tokens)
 
 
 def _answer_text(content: types.Content | None) -> str:

@@ -1,0 +1,271 @@
+"""Plays a conversation with one way of keeping it inside the window."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from google.adk.agents import LlmAgent
+from google.adk.agents.run_config import RunConfig
+from google.adk.apps import App
+from google.adk.models.llm_request import LlmRequest
+from google.adk.models.llm_response import LlmResponse
+from google.adk.plugins.base_plugin import BasePlugin
+from google.adk.runners import Runner
+from google.adk.sessions import InMemorySessionService
+from google.adk.tools.base_tool import BaseTool
+from google.genai import types
+
+from benchmarks._conversations import Conversation
+from contextguard_adk import _simulated
+from contextguard_adk.testing import RecordedRequest, Reply, SimulatedLlm
+from contextguard_adk.windows import summary_budget_tokens
+
+INSTRUCTION = "You help an engineer with whatever is asked, and use the tools for it."
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way of keeping a conversation inside the window; a row of the table.
+
+    Attributes:
+        name: What the table calls it.
+        is_ours: Whether it is this package's.
+        plugins: Makes the plugins for a conversation.
+        app: Makes further settings of the app for a conversation and its model.
+    """
+
+    name: str
+    is_ours: bool = False
+    plugins: Callable[[Conversation], list[BasePlugin]] = lambda _: []
+    app: Callable[[Conversation, SimulatedLlm], dict[str, Any]] = lambda *_: {}
+
+
+class Provider(SimulatedLlm):
+    """The strict provider, behind what ADK's own model classes do to a request.
+
+    A request that does not end with the user gets the words that ADK's Gemini and
+    LiteLlm classes add, and one that does not begin with the user gets the `.` that
+    LiteLLM puts there for Anthropic. Summaries without a length of their own get
+    the length that the others ask for.
+    """
+
+    summary_tokens: int
+
+    async def generate_content_async(
+        self, llm_request: LlmRequest, stream: bool = False
+    ) -> AsyncGenerator[LlmResponse, None]:
+        """Answers a request, or refuses it."""
+        request = llm_request.model_copy(
+            update={
+                "contents": list(llm_request.contents),
+                "config": llm_request.config.model_copy(),
+            }
+        )
+        self._maybe_append_user_content(request)
+        if request.contents[0].role == "model":
+            dot = types.Content(role="user", parts=[types.Part(text=".")])
+            request.contents.insert(0, dot)
+        if self.is_summary_request(request) and not request.config.max_output_tokens:
+            request.config.max_output_tokens = self.summary_tokens
+        async for response in super().generate_content_async(request, stream):
+            yield response
+
+
+class ScriptedTool(BaseTool):
+    """A tool that returns what was prepared for the `ref` of its call."""
+
+    def __init__(self, name: str, results: dict[str, Any]) -> None:
+        super().__init__(name=name, description="Returns what it finds.")
+        self._results = results
+
+    def _get_declaration(self) -> types.FunctionDeclaration:
+        ref = types.Schema(type=types.Type.STRING, description="What to look up.")
+        schema = types.Schema(type=types.Type.OBJECT, properties={"ref": ref})
+        return types.FunctionDeclaration(
+            name=self.name, description=self.description, parameters=schema
+        )
+
+    async def run_async(self, *, args: dict[str, Any], tool_context: Any) -> Any:
+        """Returns the prepared result."""
+        return self._results[args["ref"]]
+
+
+@dataclass
+class Played:
+    """What one conversation showed.
+
+    Attributes:
+        lost_turns: Turns that ended in an error.
+        without_request: The agent's requests in which the words of the turn's own
+            message do not stand.
+        prompt_tokens: Of the agent's requests that were accepted.
+        cached_tokens: Of those, what the request before began with.
+        user_facts, tool_facts: Of those planted, how many stand in the last request.
+    """
+
+    conversation: Conversation
+    rejections: int
+    broken_pairs: int
+    summaries: int
+    billed_tokens: int
+    lost_turns: int = 0
+    without_request: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    user_facts: int = 0
+    tool_facts: int = 0
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every turn had an answer."""
+        return not self.lost_turns
+
+    @property
+    def uncached_tokens(self) -> int:
+        """What was billed, answers and summaries included, and no cache would serve."""
+        return self.billed_tokens - self.cached_tokens
+
+
+@dataclass
+class _Script:
+    """The model's part; it keeps to the turn, whatever became of the one before."""
+
+    conversation: Conversation
+    turn: int = 0
+    step: int = 0
+    turn_of: list[int] = field(default_factory=list)
+
+    def answer(self, request: LlmRequest) -> Reply:
+        """Says what comes next in this turn."""
+        turn, step = self.conversation.turns[self.turn], self.step
+        self.step += 1
+        if step >= len(turn.steps):
+            return turn.answer
+        return [
+            types.Part(
+                function_call=types.FunctionCall(
+                    name=use.tool,
+                    args={**use.args, "ref": f"{self.turn}.{step}.{number}"},
+                )
+            )
+            for number, use in enumerate(turn.steps[step])
+        ]
+
+    def results(self) -> dict[str, Any]:
+        """What the tools return, by `ref`."""
+        return {
+            f"{t}.{s}.{n}": use.result
+            for t, turn in enumerate(self.conversation.turns)
+            for s, step in enumerate(turn.steps)
+            for n, use in enumerate(step)
+        }
+
+
+async def play(conversation: Conversation, way: Way) -> Played:
+    """Plays a conversation to its end through a real Runner."""
+    script = _Script(conversation)
+    llm = Provider(
+        context_window=conversation.window_tokens,
+        script=script.answer,
+        summary_tokens=summary_budget_tokens(conversation.configured_tokens),
+    )
+    results = script.results()
+    tools = [ScriptedTool(name, results) for name in sorted(conversation.tools)]
+    agent = LlmAgent(name="agent", model=llm, instruction=INSTRUCTION, tools=[*tools])
+    app = App(
+        name="app",
+        root_agent=agent,
+        plugins=way.plugins(conversation),
+        **way.app(conversation, llm),
+    )
+    runner = Runner(app=app, session_service=InMemorySessionService())
+    place = {"user_id": "user", "session_id": "session"}
+    await runner.session_service.create_session(app_name="app", **place)
+    lost, first_calls = [], []
+    for number, turn in enumerate(conversation.turns):
+        script.turn, script.step = number, 0
+        first_calls.append(llm.calls)
+        if not await _say(runner, place, turn.message):
+            lost.append(number)
+    return _examine(conversation, llm, lost, [*first_calls, llm.calls])
+
+
+async def _say(runner: Runner, place: dict[str, str], text: str) -> bool:
+    """Sends a message; tells whether the turn came to an answer."""
+    message = types.Content(role="user", parts=[types.Part(text=text)])
+    answer = ""
+    try:
+        async for event in runner.run_async(
+            **place, new_message=message, run_config=RunConfig(max_llm_calls=0)
+        ):
+            if event.is_final_response() and event.content:
+                answer = "".join(p.text or "" for p in event.content.parts or ())
+    except Exception:  # noqa: BLE001 - what the user would see as an error.
+        return False
+    return bool(answer)
+
+
+def _examine(
+    conversation: Conversation,
+    llm: SimulatedLlm,
+    lost: Sequence[int],
+    bounds: Sequence[int],
+) -> Played:
+    """Counts what the provider saw."""
+    played = Played(
+        conversation,
+        rejections=llm.rejections,
+        broken_pairs=llm.violations,
+        summaries=llm.summaries,
+        billed_tokens=llm.billed_tokens,
+        lost_turns=len(lost),
+    )
+    requests = llm.requests
+    for turn, (start, end) in zip(conversation.turns, pairwise(bounds), strict=True):
+        for record in requests[start:end]:
+            is_missing = not record.is_summary and turn.message not in record.text
+            played.without_request += is_missing
+    accepted = [r for r in requests if not r.is_summary and not r.rejected]
+    played.prompt_tokens = sum(record.prompt_tokens for record in accepted)
+    played.cached_tokens = sum(map(_shared_tokens, accepted, accepted[1:]))
+    is_asked = len(conversation.turns) - 1 not in lost
+    final = accepted[-1].text if is_asked and accepted else ""
+    played.user_facts = sum(fact in final for fact in conversation.user_facts)
+    played.tool_facts = sum(fact in final for fact in conversation.tool_facts)
+    return played
+
+
+def _shared_tokens(before: RecordedRequest, now: RecordedRequest) -> int:
+    """Counts how many tokens two requests begin with in common."""
+    if before.system_instruction != now.system_instruction:
+        return 0
+    declared = LlmRequest(contents=[], config=now.config)
+    tokens = _simulated.count_request_tokens(declared, None, 0)
+    for old, new in zip(before.contents, now.contents, strict=False):
+        if old.role != new.role:
+            break
+        texts = [list(_simulated.list_content_texts([c])) for c in (old, new)]
+        tokens += 3
+        for one, other in zip(*texts, strict=False):
+            if one != other:
+                shared = _shared_chars(one, other)
+                return tokens + _simulated.count_tokens([one[:shared]], None)
+            tokens += _simulated.count_tokens([one], None)
+        if len(texts[0]) != len(texts[1]):
+            break
+    return min(tokens, now.prompt_tokens)
+
+
+def _shared_chars(one: str, other: str) -> int:
+    """How many characters two texts begin with in common."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[:middle] == other[:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

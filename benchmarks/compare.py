@@ -1,0 +1,253 @@
+"""Compares the ways to keep a conversation inside the window, on the same ones.
+
+    python benchmarks/compare.py [--json FILE] [--window TOKENS] [--only NAME ...]
+
+No key and no network is needed: a simulated provider counts by BPE (o200k_base) and
+refuses what exceeds its window or separates a call from its result. It writes all
+summaries, by extraction, at the same length for everybody.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from google.adk.apps.app import EventsCompactionConfig
+from google.adk.apps.llm_event_summarizer import LlmEventSummarizer
+from google.adk.plugins.context_filter_plugin import ContextFilterPlugin
+from rich.progress import track
+
+from benchmarks import _common
+from benchmarks._conversations import (
+    SHAPES,
+    Conversation,
+    total_tokens,
+    write_conversation,
+)
+from benchmarks._play import Played, Way, play
+from contextguard_adk import (
+    ContextGuardPlugin,
+    Pipeline,
+    SlidingWindow,
+    Strategy,
+    Threshold,
+)
+from contextguard_adk.testing import SimulatedLlm
+from contextguard_adk.windows import threshold_tokens
+
+WINDOW_TOKENS = 16_000
+KEPT_INVOCATIONS = 3
+
+BASELINE = "ADK compaction, keeps 0"
+"""What the tokens are compared with."""
+
+HEADER = (
+    "",
+    "rejections",
+    "broken pairs",
+    "turns lost",
+    "request missing",
+    "summaries",
+    "billed",
+    "prefix share",
+    "uncached",
+    "user facts",
+    "tool facts",
+)
+
+
+def _adk(kept_events: int) -> Way:
+    def configure(talk: Conversation, llm: SimulatedLlm) -> dict[str, Any]:
+        config = EventsCompactionConfig(
+            summarizer=LlmEventSummarizer(llm),
+            token_threshold=threshold_tokens(talk.configured_tokens),
+            event_retention_size=kept_events,
+        )
+        return {"events_compaction_config": config}
+
+    return Way(f"ADK compaction, keeps {kept_events}", app=configure)
+
+
+def _ours(strategy: type[Strategy]) -> Way:
+    return Way(
+        strategy.__name__,
+        is_ours=True,
+        plugins=lambda talk: [
+            ContextGuardPlugin(
+                default=strategy(context_window=talk.configured_tokens)
+            )
+        ],
+    )
+
+
+WAYS = (
+    Way("no guard"),
+    Way(
+        f"ContextFilterPlugin({KEPT_INVOCATIONS})",
+        plugins=lambda _: [
+            ContextFilterPlugin(num_invocations_to_keep=KEPT_INVOCATIONS)
+        ],
+    ),
+    _adk(0),
+    _adk(6),
+    _ours(Threshold),
+    _ours(SlidingWindow),
+    _ours(Pipeline),
+)
+
+NOTES = f"""\
+{{count}} conversations of about {{tokens:,}} tokens in all; window {{window:,}} tokens, in
+one of them configured half as large again. A lost turn bills nothing, so tokens can
+only be compared where both finish: below.
+
+no guard                 every request goes out as ADK builds it.
+ContextFilterPlugin({KEPT_INVOCATIONS})   ADK's plugin; keeps the newest {KEPT_INVOCATIONS} invocations.
+ADK compaction, keeps N  EventsCompactionConfig(token_threshold=ours,
+                         event_retention_size=N), the same summariser model.
+Threshold, SlidingWindow, Pipeline
+                         this package with context_window set, all else default.
+
+rejections       requests that the provider refused as too long.
+broken pairs     requests refused for a call without its result, or the reverse.
+turns lost       turns that ended in an error.
+request missing  requests in which the user's words of the turn do not stand.
+billed           tokens of accepted requests and answers, summaries included.
+prefix share     of the agent's prompt tokens, how many the prompt before began with.
+uncached         billed, less what a prompt cache of that prefix would serve.
+facts            of the identifiers planted in messages and tool results, how many
+                 stand in the request that carries the last question. None where the
+                 provider refused it. Nothing is looked up again in the session.
+The provider accepts what real ones do not all accept: the "." that LiteLLM puts before
+a request that does not begin with the user, as those of ADK's own compaction.
+"""
+
+
+async def measure(
+    names: Collection[str], window_tokens: int, length: float = 1.0
+) -> dict[str, list[Played]]:
+    """Plays conversations in every way.
+
+    Args:
+        names: Of `SHAPES`.
+        window_tokens: The provider's window.
+        length: As for `write_conversation`.
+    """
+    talks = [write_conversation(name, window_tokens, length) for name in names]
+    pairs = [(way, talk) for way in WAYS for talk in talks]
+    shown = track(pairs, "playing", transient=True, disable=not sys.stderr.isatty())
+    played: dict[str, list[Played]] = {way.name: [] for way in WAYS}
+    for way, talk in shown:
+        played[way.name].append(await play(talk, way))
+    return played
+
+
+def summarize_way(played: Sequence[Played]) -> dict[str, Any]:
+    """Adds up one row of the table."""
+
+    def total(name: str) -> int:
+        return sum(getattr(one, name) for one in played)
+
+    def share(found: int, planted: int) -> float | None:
+        return found / planted if planted else None
+
+    return {
+        "rejections": total("rejections"),
+        "broken_pairs": total("broken_pairs"),
+        "lost_turns": total("lost_turns"),
+        "without_request": total("without_request"),
+        "summaries": total("summaries"),
+        "billed_tokens": total("billed_tokens"),
+        "prefix_share": share(total("cached_tokens"), total("prompt_tokens")),
+        "uncached_tokens": total("uncached_tokens"),
+        "user_facts": share(
+            total("user_facts"), sum(len(one.conversation.user_facts) for one in played)
+        ),
+        "tool_facts": share(
+            total("tool_facts"), sum(len(one.conversation.tool_facts) for one in played)
+        ),
+    }
+
+
+def compare_with(
+    baseline: Sequence[Played], other: Sequence[Played]
+) -> dict[str, Any] | None:
+    """Compares tokens on the conversations that both finish; None without one."""
+    both = [
+        (theirs, ours)
+        for theirs, ours in zip(baseline, other, strict=True)
+        if theirs.is_finished and ours.is_finished
+    ]
+    if not both:
+        return None
+    theirs, ours = (summarize_way(side) for side in zip(*both, strict=True))
+    return {
+        "conversations": len(both),
+        "billed": ours["billed_tokens"] / theirs["billed_tokens"],
+        "uncached": ours["uncached_tokens"] / theirs["uncached_tokens"],
+        "user_facts": ours["user_facts"],
+        "tool_facts": ours["tool_facts"],
+    }
+
+
+def build_figures(played: Mapping[str, Sequence[Played]]) -> dict[str, Any]:
+    """Everything that is measured, as it is written to the file."""
+    return {
+        "ways": {name: summarize_way(found) for name, found in played.items()},
+        "against_baseline": {
+            name: compare_with(played[BASELINE], found)
+            for name, found in played.items()
+        },
+        "conversations": {
+            one.conversation.name: {
+                name: {**summarize_way([found[i]]), "is_finished": found[i].is_finished}
+                for name, found in played.items()
+            }
+            for i, one in enumerate(played[BASELINE])
+        },
+    }
+
+
+def print_figures(figures: Mapping[str, Any], notes: str) -> None:
+    """Prints the tables."""
+    ours = {way.name for way in WAYS if way.is_ours}
+    rows = [
+        [f"{name} *" if name in ours else name, *row.values()]
+        for name, row in figures["ways"].items()
+    ]
+    _common.print_table("All conversations (* this package)", HEADER, rows, notes)
+    rows = [
+        [name, *(row.values() if row else [0, None, None, None, None])]
+        for name, row in figures["against_baseline"].items()
+    ]
+    header = ("", "finished by both", "billed", "uncached", "user facts", "tool facts")
+    _common.print_table(
+        f"Tokens as multiples of {BASELINE!r}, where both finish", header, rows
+    )
+
+
+def main() -> None:
+    """Prints the tables, and writes them as JSON where asked."""
+    parser = _common.build_parser(__doc__)
+    parser.add_argument("--window", type=int, default=WINDOW_TOKENS, metavar="TOKENS")
+    parser.add_argument("--only", nargs="+", choices=SHAPES, default=[*SHAPES])
+    arguments: argparse.Namespace = parser.parse_args()
+    _common.quiet()
+    played = asyncio.run(measure(arguments.only, arguments.window))
+    figures = build_figures(played)
+    notes = NOTES.format(
+        count=len(arguments.only),
+        tokens=sum(total_tokens(one.conversation) for one in played[BASELINE]),
+        window=arguments.window,
+    )
+    print_figures(figures, notes)
+    _common.write_json(arguments.json, figures)
+
+
+if __name__ == "__main__":
+    main()
