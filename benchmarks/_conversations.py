@@ -28,8 +28,35 @@ _SAYINGS = (
     "Escalation {0}: owner {1}, extension {2}, deputy {4}.",
     "Schema {0} approved, yet {1} still runs {4} after {2} warnings.",
 )
-_WORDS = "kestrel quill harbor maple tundra cobalt lantern orchid ember falcon".split()
-_SYLLABLES = "ba do fi ku la mo ne pi ra so tu ve wi xa zo".split()
+_WORDS = [
+    "kestrel",
+    "quill",
+    "harbor",
+    "maple",
+    "tundra",
+    "cobalt",
+    "lantern",
+    "orchid",
+    "ember",
+    "falcon",
+]
+_SYLLABLES = [
+    "ba",
+    "do",
+    "fi",
+    "ku",
+    "la",
+    "mo",
+    "ne",
+    "pi",
+    "ra",
+    "so",
+    "tu",
+    "ve",
+    "wi",
+    "xa",
+    "zo",
+]
 _REQUESTS = (
     "Please look at this next. ",
     "One more thing before we go on. ",
@@ -39,7 +66,9 @@ _REQUESTS = (
 _FACT_RATIO = 0.4
 """How many messages and results hold a fact."""
 
-FINAL_QUESTION = "Which incidents, decisions, keys and tickets did we come across so far?"
+FINAL_QUESTION = (
+    "Which incidents, decisions, keys and tickets did we come across so far?"
+)
 """How every conversation ends."""
 
 

@@ -79,9 +79,7 @@ def _ours(strategy: type[Strategy]) -> Way:
         strategy.__name__,
         is_ours=True,
         plugins=lambda talk: [
-            ContextGuardPlugin(
-                default=strategy(context_window=talk.configured_tokens)
-            )
+            ContextGuardPlugin(default=strategy(context_window=talk.configured_tokens))
         ],
     )
 

@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 import re
-from typing import Final, TypeAlias
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Final
 
-Patterns: TypeAlias = tuple[re.Pattern[str], ...]
 
+class Wordings:
+    """Patterns, compiled when they are first used: most runs need none of them.
 
-def _compile(*wordings: str) -> Patterns:
-    """Compile wordings: `<name>` is a number to read, `<_>` one to pass over."""
-    number = r"[0-9](?:[0-9]|[,_](?=[0-9])){0,14}+"
-    named = (re.sub("<([a-z]+)>", rf"(?P<\1>{number})", each) for each in wordings)
-    return tuple(re.compile(each.replace("<_>", number)) for each in named)
+    Args:
+        wordings: Expressions; `<name>` is a number to read, `<_>` one to pass over.
+    """
+
+    def __init__(self, *wordings: str) -> None:
+        self._wordings = wordings
+
+    def __iter__(self) -> Iterator[re.Pattern[str]]:
+        return iter(self._patterns)
+
+    @cached_property
+    def _patterns(self) -> tuple[re.Pattern[str], ...]:
+        number = r"[0-9](?:[0-9]|[,_](?=[0-9])){0,14}+"
+        named = (
+            re.sub("<([a-z]+)>", rf"(?P<\1>{number})", each) for each in self._wordings
+        )
+        return tuple(re.compile(each.replace("<_>", number)) for each in named)
 
 
 # All patterns meet text in lower case, on one line, without backslashes and backticks.
-REFUSALS: Final = _compile(
+REFUSALS: Final = Wordings(
     # Rate limits and quotas: the same request may pass in a minute.
     r"rate[ _-]?limit[ _-]?(?:error|exceeded|reached)",
     r"rate limit of <_>",
@@ -38,7 +53,7 @@ REFUSALS: Final = _compile(
 )
 
 # The first that matches is read: special wordings stand before the general ones.
-LIMITS: Final = _compile(
+LIMITS: Final = Wordings(
     r"exceed context limit: <prompt> \+ <output> > <limit>",
     r"prompt is too long: <prompt> tokens > <limit> maximum",
     r"prompt is too long: <prompt>, model maximum context length: <limit>",
@@ -75,7 +90,7 @@ LIMITS: Final = _compile(
     r"|item|page|second|request|output))",
 )
 
-LIMITLESS: Final = _compile(
+LIMITLESS: Final = Wordings(
     r"context[ _]?(?:length|window)[ _]?exceeded",
     r"exceed_context_size_error",
     r"model_max_prompt_tokens_exceeded",
@@ -108,8 +123,8 @@ LIMITLESS: Final = _compile(
     r"string value length \(<_>\) exceeds the maximum allowed",
 )
 
-TOTALS: Final = _compile(r"requested (?:about |a total of )?<count> tokens")
-OUTPUTS: Final = _compile(
+TOTALS: Final = Wordings(r"requested (?:about |a total of )?<count> tokens")
+OUTPUTS: Final = Wordings(
     r"<count> (?:in|for) the (?:completion|output)",
     r"<count> tokens for the completion",
     r"requested <count> output tokens",
@@ -117,7 +132,7 @@ OUTPUTS: Final = _compile(
     r"max_completion_tokens'? is too large: <count>",
     r"inputs tokens and <count> max_new_tokens",
 )
-PROMPTS: Final = _compile(
+PROMPTS: Final = Wordings(
     r"(?:input|prompt) token count (?:is |of |\()<count>",
     r"(?:request|input|prompt|requested tokens) \(<count>(?: tokens)?\)",
     r"input length \(?<count>",
@@ -132,5 +147,5 @@ PROMPTS: Final = _compile(
     r"given: <count> inputs tokens",
 )
 # vLLM may stop counting one token past what fits.
-CAPPED_PROMPTS: Final = _compile(r"(?:passed|request has) <count> input tokens")
+CAPPED_PROMPTS: Final = Wordings(r"(?:passed|request has) <count> input tokens")
 SUM: Final = re.compile(r"\+ max_new_tokens must be|\(prompt and prediction\)")

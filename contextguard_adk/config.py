@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-import yaml
 from google.adk.models.registry import LLMRegistry
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -102,17 +101,13 @@ def _read_file(file: Path) -> dict[str, Any]:
         raise _complain(file, "the name must end in .toml, .yaml or .yml")
     try:
         text = file.read_text("utf-8-sig")  # Some editors begin files with a mark.
-        raw: object = (
-            tomllib.loads(text)
-            if suffix == ".toml"
-            else yaml.load(text, Loader=_UniqueKeysLoader)
-        )
+        raw: object = tomllib.loads(text) if suffix == ".toml" else _load_yaml(text)
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise _complain(file, f"cannot be read: {reason}") from error
     except RecursionError as error:
         raise _complain(file, "the values are nested too deeply") from error
-    except (ValueError, yaml.YAMLError) as error:
+    except ValueError as error:
         raise _complain(file, str(error)) from error
     if raw is None:
         return {}
@@ -121,20 +116,11 @@ def _read_file(file: Path) -> dict[str, Any]:
     return raw
 
 
-class _UniqueKeysLoader(yaml.SafeLoader):
-    """Refuses keys that stand twice in one table, as TOML does."""
+def _load_yaml(text: str) -> object:
+    # PyYAML takes longer to import than all of this package.
+    from contextguard_adk._yaml import load_yaml
 
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        node = super().compose_mapping_node(anchor)
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.value in seen:
-                line = key.start_mark.line + 1
-                raise yaml.YAMLError(
-                    f"{key.value!r} stands twice, again in line {line}"
-                )
-            seen.add(key.value if isinstance(key, yaml.ScalarNode) else "")
-        return node
+    return load_yaml(text)
 
 
 def _build_strategy(file: Path, key: str, table: object) -> Strategy | None:

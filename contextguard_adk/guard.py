@@ -24,6 +24,7 @@ from contextguard_adk.history_view import HistoryView, StoredSummary
 from contextguard_adk.memory import CallInFlight, Memory, SessionKey
 from contextguard_adk.overflow import MIN_LIMIT_TOKENS
 from contextguard_adk.recall_offer import RecallOffer
+from contextguard_adk.run_cache import RunCache
 from contextguard_adk.state import GuardState
 from contextguard_adk.strategies.base import Strategy
 from contextguard_adk.summarizer import SummaryModel, token_counter
@@ -46,7 +47,6 @@ from contextguard_adk.tokens import (
     DEFAULT_CORRECTION,
     correction_factor,
     estimate_config_tokens,
-    estimate_contents_tokens,
     estimate_prompt_tokens,
     text_bytes,
 )
@@ -118,6 +118,10 @@ class ModelCall:
         )
         self._correction: float | None = None
         self._summarizers = Summarizers(memory, registry)
+        key = call_key(context, invocation)
+        self._cache = memory.caches.get(key) or RunCache()
+        memory.caches.put(key, self._cache)
+        self._measured: tuple[Sequence[types.Content], int] = ((), 0)
 
     async def guard(self, is_observing: bool = False) -> None:
         """Changes the request so that it fits, and remembers what is sent."""
@@ -143,12 +147,14 @@ class ModelCall:
             await self._watch_pressure(context, tokens, is_final)
             if contents is not original:
                 self.request.contents = list(contents)
+        measured, contents_tokens = self._measured
+        if contents is not measured:
+            contents_tokens = self._cache.estimate_contents_tokens(contents)
         config_tokens = estimate_config_tokens(self.request.config)
-        heuristic = config_tokens + estimate_contents_tokens(contents)
         self._memory.calls.put(
             call_key(self._context, self._invocation),
             CallInFlight(
-                heuristic_tokens=heuristic,
+                heuristic_tokens=config_tokens + contents_tokens,
                 estimated_tokens=tokens,
                 window_tokens=context.budgets.window_tokens,
                 original_contents=tuple(original),
@@ -168,6 +174,7 @@ class ModelCall:
             user_content=self._context.user_content,
             invocation_id=self._context.invocation_id,
             stored=stored,
+            take_fingerprint=self._cache.fingerprint,
         )
 
     def _measure(
@@ -175,7 +182,9 @@ class ModelCall:
     ) -> CompactionContext:
         """Estimates the request as it stands, and gathers what a strategy reads."""
         config_tokens = estimate_config_tokens(self.request.config)
-        heuristic = config_tokens + estimate_contents_tokens(contents)
+        contents_tokens = self._cache.estimate_contents_tokens(contents)
+        self._measured = contents, contents_tokens
+        heuristic = config_tokens + contents_tokens
         real = self.state.read_count("real_tokens")
         last = self.state.read_count("last_heuristic")
         reason: Reason = "tokens"

@@ -6,7 +6,7 @@ a session without a summary pays for none of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -71,6 +71,7 @@ class HistoryView:
         user_content: What started the invocation.
         invocation_id: The invocation.
         stored: The summary that applies to this history, if any.
+        take_fingerprint: Gives the fingerprint of a content.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class HistoryView:
         user_content: types.Content | None = None,
         invocation_id: str = "",
         stored: StoredSummary | None = None,
+        take_fingerprint: Callable[[types.Content], bytes] = fingerprint,
     ) -> None:
         self.contents = contents
         self.user_content = user_content
@@ -89,6 +91,7 @@ class HistoryView:
         self.stored = stored
         self._events = events
         self._transient = transient
+        self._take_fingerprint = take_fingerprint
 
     @cached_property
     def history(self) -> list[int]:
@@ -109,7 +112,8 @@ class HistoryView:
     @cached_property
     def fingerprints(self) -> dict[int, bytes]:
         """The fingerprint of each history content, by index."""
-        return {index: fingerprint(self.contents[index]) for index in self.history}
+        take = self._take_fingerprint
+        return {index: take(self.contents[index]) for index in self.history}
 
     @cached_property
     def live_index(self) -> int | None:

@@ -13,10 +13,14 @@ from typing import Generic, TypeVar
 
 from google.genai import types
 
+from contextguard_adk.run_cache import RunCache
 from contextguard_adk.telemetry import CompactionRecord
 
 MAX_REMEMBERED = 1_024
 """Model calls, sessions or models remembered at once; the oldest go first."""
+
+MAX_CACHES = 64
+"""Runs whose measures are kept; an ADK that does not tell when a run ends fills it."""
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -102,6 +106,7 @@ class Memory:
         reported: Where a fixed part that is too large was reported.
         pressed: Where the last request was under pressure.
         noticed: What was said of an app, and of which.
+        caches: What the runs under way have measured.
         failures: Summariser failures in a row, by model name; negative while the
             summariser is spared.
     """
@@ -115,4 +120,7 @@ class Memory:
     reported: BoundedDict[SessionKey, bool] = field(default_factory=BoundedDict)
     pressed: BoundedDict[SessionKey, bool] = field(default_factory=BoundedDict)
     noticed: BoundedDict[tuple[str, str], bool] = field(default_factory=BoundedDict)
+    caches: BoundedDict[CallKey, RunCache] = field(
+        default_factory=lambda: BoundedDict(MAX_CACHES)
+    )
     failures: BoundedDict[str, int] = field(default_factory=BoundedDict)

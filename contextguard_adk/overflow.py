@@ -21,7 +21,7 @@ from contextguard_adk._overflow_wordings import (
     REFUSALS,
     SUM,
     TOTALS,
-    Patterns,
+    Wordings,
 )
 
 __all__ = ["Overflow", "parse_overflow", "parse_overflow_text"]
@@ -177,7 +177,7 @@ def _read_numbers(text: str, matches: Sequence[re.Match[str]]) -> Overflow:
     )
 
 
-def _find_count(patterns: Patterns, text: str) -> int | None:
+def _find_count(patterns: Wordings, text: str) -> int | None:
     matches = (pattern.search(text) for pattern in patterns)
     return next((_tokens(match["count"]) for match in matches if match), None)
 

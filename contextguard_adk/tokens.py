@@ -8,7 +8,7 @@ the text of thoughts does.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -40,8 +40,8 @@ __all__ = [
     "estimate_part_tokens",
     "estimate_prompt_tokens",
     "estimate_request_tokens",
-    "estimate_tokenizer_ratio",
     "estimate_text_density",
+    "estimate_tokenizer_ratio",
     "json_bytes",
     "media_tokens",
     "part_bytes",
@@ -153,7 +153,10 @@ def part_bytes(part: types.Part | None) -> int:
     return sum(map(json_bytes, values)) + media_bytes
 
 
-def _contents_bytes(contents: Iterable[types.Content | None]) -> int:
+def _contents_bytes(
+    contents: Iterable[types.Content | None],
+    measure_part: Callable[[types.Part | None], int] = part_bytes,
+) -> int:
     size_bytes = 0
     for content in contents:
         parts = content.parts if content is not None else None
@@ -163,7 +166,7 @@ def _contents_bytes(contents: Iterable[types.Content | None]) -> int:
             if text and text.isascii():
                 size_bytes += len(text)
             else:
-                size_bytes += part_bytes(part)
+                size_bytes += measure_part(part)
     return size_bytes
 
 
@@ -182,9 +185,17 @@ def estimate_content_tokens(content: types.Content | None) -> int:
     return _tokens(content_bytes(content))
 
 
-def estimate_contents_tokens(contents: Iterable[types.Content]) -> int:
-    """Estimates the tokens of contents: the sum of their bytes / 4, rounded up once."""
-    return _tokens(_contents_bytes(contents))
+def estimate_contents_tokens(
+    contents: Iterable[types.Content],
+    measure_part: Callable[[types.Part | None], int] = part_bytes,
+) -> int:
+    """Estimates the tokens of contents: the sum of their bytes / 4, rounded up once.
+
+    Args:
+        contents: The contents.
+        measure_part: Gives the bytes of a part that is more than plain text.
+    """
+    return _tokens(_contents_bytes(contents, measure_part))
 
 
 def estimate_conversation_tokens(

@@ -113,6 +113,7 @@ async def report_answer(
 
 def finish_calls(is_finished: Callable[[CallKey], bool], memory: Memory) -> None:
     """Forgets the model calls of finished runs; reports those that came to nothing."""
+    memory.caches.pop_where(is_finished)
     for key, call in memory.calls.pop_where(is_finished):
         if not call.is_answered and call.estimated_tokens >= call.window_tokens:
             logger.warning(

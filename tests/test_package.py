@@ -42,6 +42,7 @@ LAYERS = (
     # What is remembered.
     "state",
     "todos",
+    "run_cache",
     "memory",
     "neighbours",
     "usage",
@@ -67,6 +68,7 @@ LAYERS = (
     "guard",
     "recovery",
     "config_problems",
+    "_yaml",
     "config",
     "plugin",
     "",

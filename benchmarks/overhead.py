@@ -1,0 +1,355 @@
+"""Measures what the guard adds to a model call: time, memory, import.
+
+    python benchmarks/overhead.py [--json FILE] [--sizes N ...] [--pairs N]
+
+A turn of four model calls, three of which call a tool, is run by turns without and with
+the guard, in one process, on sessions of the same contents: processor time, garbage
+collector off, medians. The model answers at once and the session service hands out the
+session itself, so that nothing but ADK's own work stands beside the guard's. Each turn
+is taken out of the session again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import tracemalloc
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from google.adk.agents import LlmAgent
+from google.adk.apps import App
+from google.adk.events.event import Event
+from google.adk.models.base_llm import BaseLlm
+from google.adk.models.llm_request import LlmRequest
+from google.adk.models.llm_response import LlmResponse
+from google.adk.runners import Runner
+from google.adk.sessions import BaseSessionService, Session
+from google.adk.sessions.base_session_service import ListSessionsResponse
+from google.genai import types
+from pydantic import PrivateAttr
+from rich.progress import track
+
+from benchmarks import _common
+from contextguard_adk import ContextGuardPlugin, Threshold, request_compaction
+
+SIZES = (10, 100, 1_000, 5_000)
+PAIRS = 15
+CALLS = 4
+"""Model calls in a turn."""
+
+TEXT_CHARS = 800
+RESULT_CHARS = 4_000
+IMPORTS = 7
+
+KINDS = {
+    "text": "text, below the threshold",
+    "tools": f"every second content {RESULT_CHARS // 1_000} KB of nested JSON",
+    "summary": "text, a stored summary covers half",
+    "tools, summary": "nested JSON, a stored summary covers half",
+}
+GOALS = {("text", 1_000): 1.03, ("tools", 1_000): 1.10, ("summary", 1_000): 1.05}
+IMPORT_GOAL_MS = 50
+
+
+class InstantLlm(BaseLlm):
+    """A model that calls a tool, and again, and then answers, each at once."""
+
+    _step: int = PrivateAttr(default=0)
+
+    async def generate_content_async(
+        self, llm_request: LlmRequest, stream: bool = False
+    ) -> AsyncGenerator[LlmResponse, None]:
+        """Answers."""
+        usage = types.GenerateContentResponseUsageMetadata(
+            prompt_token_count=max(100, 230 * len(llm_request.contents)),
+            candidates_token_count=3,
+        )
+        part = types.Part(text="Understood.")
+        # A request for a summary declares no tools.
+        self._step += bool(llm_request.config.tools)
+        if llm_request.config.tools and self._step % CALLS:
+            look = types.FunctionCall(name="look", args={})
+            part = types.Part(function_call=look)
+        yield LlmResponse(
+            content=types.Content(role="model", parts=[part]), usage_metadata=usage
+        )
+
+
+def look() -> dict[str, str]:
+    """Looks."""
+    return {"status": "ok"}
+
+
+class SameSession(BaseSessionService):
+    """Hands out its one session itself: no copy, no database."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    async def create_session(self, **_: Any) -> Session:
+        """Returns the session."""
+        return self._session
+
+    async def get_session(self, **_: Any) -> Session:
+        """Returns the session."""
+        return self._session
+
+    async def list_sessions(self, **_: Any) -> ListSessionsResponse:
+        """Returns the session in a list."""
+        return ListSessionsResponse(sessions=[self._session])
+
+    async def delete_session(self, **_: Any) -> None:
+        """Does nothing."""
+
+
+def make_events(kind: str, count: int) -> list[Event]:
+    """A history of so many contents."""
+    rng = random.Random(f"{kind}-{count}")
+    events = []
+    for number in range(count):
+        role = ("user", "model")[number % 2]
+        if kind.startswith("tools"):
+            ref = f"call-{number // 2}"
+            name = "kubectl_get"
+            if number % 2 == 0:
+                role = "model"
+                made = types.FunctionCall(id=ref, name=name, args={"page": number})
+                part = types.Part(function_call=made)
+            else:
+                role = "user"
+                rows = _common.make_list(RESULT_CHARS, rng)
+                found = types.FunctionResponse(id=ref, name=name, response=rows)
+                part = types.Part(function_response=found)
+        else:
+            text = f"{number}: {_common.cut_text('prose', TEXT_CHARS, rng)}"
+            part = types.Part(text=text)
+        is_user = role == "user" and not part.function_response
+        events.append(
+            Event(
+                author="user" if is_user else "agent",
+                invocation_id=f"i-{number // 2}",
+                content=types.Content(role=role, parts=[part]),
+            )
+        )
+    return events
+
+
+@dataclass
+class Chat:
+    """One session, with or without the guard, that stays as long as it is."""
+
+    runner: Runner
+    session: Session
+    base: list[Event]
+
+    async def turn(self) -> None:
+        """Plays a turn and takes it back."""
+        message = types.Content(role="user", parts=[types.Part(text="Go on, please.")])
+        async for _ in self.runner.run_async(
+            user_id="user", session_id="session", new_message=message
+        ):
+            pass
+        self.session.events[:] = self.base
+
+    async def timed_turn(self) -> float:
+        """Plays a turn; returns the processor time of a call in milliseconds."""
+        started = time.process_time()
+        await self.turn()
+        return (time.process_time() - started) * 1_000 / CALLS
+
+
+def _make_chat(events: Sequence[Event], guard: ContextGuardPlugin | None) -> Chat:
+    session = Session(id="session", app_name="app", user_id="user", events=[*events])
+    agent = LlmAgent(
+        name="agent",
+        model=InstantLlm(model="instant"),
+        instruction="You help.",
+        tools=[look],
+    )
+    plugins = [guard] if guard else []
+    app = App(name="app", root_agent=agent, plugins=[*plugins])
+    runner = Runner(app=app, session_service=SameSession(session))
+    return Chat(runner, session, list(events))
+
+
+async def make_pair(kind: str, count: int) -> tuple[Chat, Chat]:
+    """Makes the session without the guard and the one with it."""
+    events = make_events(kind, count)
+    guard = ContextGuardPlugin(default=Threshold(context_window=100_000_000))
+    if not kind.endswith("summary"):
+        return _make_chat(events, None), _make_chat(events, guard)
+    half = count // 2 // 2 * 2
+    guarded = _make_chat(events[:half], guard)
+    request_compaction(guarded.session.state)
+    await guarded.turn()
+    if not any("summary" in key for key in guarded.session.state):
+        raise RuntimeError("no summary was stored")
+    guarded.base = list(events)
+    guarded.session.events[:] = events
+    return _make_chat(events, None), guarded
+
+
+async def time_pairs(kind: str, count: int, pairs: int) -> dict[str, float]:
+    """Runs turns without and with the guard by turns."""
+    chats = await make_pair(kind, count)
+    for chat in chats:
+        await chat.turn()
+    times: tuple[list[float], list[float]] = ([], [])
+    gc.collect()
+    gc.freeze()
+    for number in range(pairs):
+        order = (0, 1) if number % 2 else (1, 0)
+        for which in order:
+            gc.collect()
+            gc.disable()
+            times[which].append(await chats[which].timed_turn())
+            gc.enable()
+    gc.unfreeze()
+    ratios = [with_ / without for without, with_ in zip(*times, strict=True)]
+    added = [with_ - without for without, with_ in zip(*times, strict=True)]
+    adk_ms = statistics.median(times[0])
+    return {
+        "adk_ms": adk_ms,
+        "added_ms": statistics.median(added),
+        "ratio": statistics.median(ratios),
+        "added_us_per_content": 1_000 * statistics.median(added) / count,
+        **await _measure_memory(chats),
+    }
+
+
+async def _measure_memory(chats: tuple[Chat, Chat]) -> dict[str, float]:
+    """The most that a turn allocates, and what stays of it, without and with."""
+    peaks, kept = [], []
+    for chat in chats:
+        gc.collect()
+        tracemalloc.start()
+        await chat.turn()
+        before, _ = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        await chat.turn()
+        gc.collect()
+        after, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        peaks.append(peak - before)
+        kept.append(after - before)
+    return {
+        "adk_peak_kb": peaks[0] / 1_024,
+        "peak_ratio": peaks[1] / peaks[0],
+        "kept_kb": (kept[1] - kept[0]) / 1_024,
+    }
+
+
+_IMPORT = """
+import gc, time
+gc.disable()  # Whether it runs in one import or the other is chance.
+started = time.process_time()
+import google.adk.agents, google.adk.apps, google.adk.plugins, google.adk.runners
+import google.adk.sessions
+between = time.process_time()
+import contextguard_adk
+print(between - started, time.process_time() - between)
+"""
+
+
+def time_imports(repeats: int = IMPORTS) -> tuple[float, float]:
+    """Measures importing ADK, and what the plugin adds to it, in milliseconds."""
+    root = str(Path(__file__).parent.parent)
+    found: list[tuple[float, float]] = []
+    with tempfile.TemporaryDirectory() as compiled:
+        environment = {**os.environ, "PYTHONPYCACHEPREFIX": compiled}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
+        for _ in range(repeats + 1):
+            done = subprocess.run(
+                [sys.executable, "-W", "ignore", "-c", _IMPORT],
+                cwd=root,
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+            adk, ours = map(float, done.stdout.split())
+            found.append((adk, ours))
+    del found[0]  # It compiled.
+    return tuple(1_000 * statistics.median(side) for side in zip(*found, strict=True))
+
+
+async def measure(sizes: Sequence[int], pairs: int) -> dict[str, Any]:
+    """Measures every kind of history at every size."""
+    cases = [(kind, size) for kind in KINDS for size in sizes]
+    shown = track(cases, "timing", transient=True, disable=not sys.stderr.isatty())
+    rows = []
+    for kind, size in shown:
+        # Large sessions take seconds a turn, and vary less.
+        count = pairs if size <= 1_000 else max(3, pairs // 3)
+        figures = await time_pairs(kind, size, count)
+        goal = GOALS.get((kind, size))
+        rows.append({"kind": kind, "contents": size, **figures, "goal": goal})
+    adk_ms, added_ms = time_imports()
+    return {
+        "calls": rows,
+        "import_adk_ms": adk_ms,
+        "import_ms": added_ms,
+        "import_goal_ms": IMPORT_GOAL_MS,
+    }
+
+
+def print_figures(figures: dict[str, Any]) -> None:
+    """Prints the tables."""
+    rows = [
+        [
+            KINDS[row["kind"]],
+            row["contents"],
+            *(f"{row[name]:.2f}" for name in ("adk_ms", "added_ms")),
+            row["ratio"],
+            f"≤ {row['goal']:.2f}" if row["goal"] else "",
+            f"{row['added_us_per_content']:.1f}",
+            f"{row['peak_ratio']:.2f}",
+            f"{row['kept_kb']:.0f}",
+        ]
+        for row in figures["calls"]
+    ]
+    header = (
+        "history",
+        "contents",
+        "ADK, ms",
+        "guard adds, ms",
+        "ratio",
+        "goal",
+        "µs a content",
+        "peak memory, ratio",
+        "kept, KB",
+    )
+    imported = (
+        f"Importing contextguard_adk adds {figures['import_ms']:.0f} ms to the "
+        f"{figures['import_adk_ms']:.0f} ms of ADK (goal: at most "
+        f"{figures['import_goal_ms']})."
+    )
+    _common.print_table("Processor time of one model call", header, rows, imported)
+
+
+def main() -> None:
+    """Prints the tables, and writes them as JSON where asked."""
+    parser = _common.build_parser(__doc__)
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, metavar="N")
+    parser.add_argument("--pairs", type=int, default=PAIRS, metavar="N")
+    arguments = parser.parse_args()
+    _common.quiet()
+    figures = asyncio.run(measure(arguments.sizes, arguments.pairs))
+    print_figures(figures)
+    _common.write_json(arguments.json, figures)
+
+
+if __name__ == "__main__":
+    main()
