@@ -27,36 +27,28 @@ _SAYINGS = (
     "Voucher {0} refunds customer {1}: {2} EUR, invoice {4}.",
     "Escalation {0}: owner {1}, extension {2}, deputy {4}.",
     "Schema {0} approved, yet {1} still runs {4} after {2} warnings.",
+    "Canary {0} promoted: {1} absorbs {2} percent, {4} drained at {3}.",
+    "Audit {0}: auditor {1} found {2} stale grants inside bucket {4}.",
+    "Contract {0} renewed, supplier {1}, annexe {4}, penalty {2} EUR.",
+    "Outage {0}: breaker {1} tripped, generator {4} started at {3}.",
+    "License {0} expired; {2} seats moved from {1} to {4}.",
+    "Shipment {0} lost: courier {1}, pallet {4}, {2} kilograms.",
+    "Firewall rule {0} blocks {1}, exemption {4} ends at {3}.",
+    "Backup {0} corrupt: restored {2} tables from {1} through {4}.",
+    "Dataset {0} relabelled: annotator {1} disputed {2} rows of {4}.",
+    "Certificate {0} pinned by {1}, fallback issuer {4}, valid {2} days.",
+    "Patient zero {0}: worm {1} reached {2} laptops via printer {4}.",
+    "Hotfix {0} cherry-picked: author {1}, reviewer {4}, build {2}.",
+    "Embargo {0} lifted: press officer {1} publishes {4} at {3}.",
+    "Sensor {0} drifts: calibrate {1} against probe {4}, offset {2}.",
+    "Lease {0} terminated: landlord {1}, deposit {2} EUR, unit {4}.",
+    "Quota {0} raised: tenant {1} gets {2} vCPUs, cluster {4}.",
 )
-_WORDS = [
-    "kestrel",
-    "quill",
-    "harbor",
-    "maple",
-    "tundra",
-    "cobalt",
-    "lantern",
-    "orchid",
-    "ember",
-    "falcon",
-]
-_SYLLABLES = [
-    "ba",
-    "do",
-    "fi",
-    "ku",
-    "la",
-    "mo",
-    "ne",
-    "pi",
-    "ra",
-    "so",
-    "tu",
-    "ve",
-    "wi",
-    "xa",
-    "zo",
-]
+_WORDS = (
+    *("kestrel", "quill", "harbor", "maple", "tundra"),
+    *("cobalt", "lantern", "orchid", "ember", "falcon"),
+)
+_SYLLABLES = ("ba", "do", "fi", "ku", "la", "mo", "ne", "pi", "ra", "so", "tu", "xa")
 _REQUESTS = (
     "Please look at this next. ",
     "One more thing before we go on. ",
@@ -134,7 +126,7 @@ class Shape:
     result: float = 0.0
     parallel: int = 1
     answer: float = 0.02
-    message: float = 0.002
+    message: float = 0.0015
     giant: int = -1
     configured: float = 1.0
 

@@ -104,6 +104,8 @@ class Played:
         prompt_tokens: Of the agent's requests that were accepted.
         cached_tokens: Of those, what the request before began with.
         user_facts, tool_facts: Of those planted, how many stand in the last request.
+        shown_facts: Of those in tool results, how many stand there or have stood in a
+            summariser's prompt.
     """
 
     conversation: Conversation
@@ -117,6 +119,7 @@ class Played:
     cached_tokens: int = 0
     user_facts: int = 0
     tool_facts: int = 0
+    shown_facts: int = 0
 
     @property
     def is_finished(self) -> bool:
@@ -235,6 +238,8 @@ def _examine(
     final = accepted[-1].text if is_asked and accepted else ""
     played.user_facts = sum(fact in final for fact in conversation.user_facts)
     played.tool_facts = sum(fact in final for fact in conversation.tool_facts)
+    shown = "\n".join([final, *(r.text for r in requests if r.is_summary)])
+    played.shown_facts = sum(fact in shown for fact in conversation.tool_facts)
     return played
 
 

@@ -104,7 +104,9 @@ class _LangChain:
     def learn(self, request: LlmRequest, real: int, answer: types.Content) -> None:
         """Takes note of what the provider reported, prompt and answer."""
         output = _langchain_tokens(answer)
-        self.scale = min(max((real + output) / (self._plain(request) + output), 1), 1.25)
+        self.scale = min(
+            max((real + output) / (self._plain(request) + output), 1), 1.25
+        )
 
     def _plain(self, request: LlmRequest) -> int:
         system = str(request.config.system_instruction or "")
@@ -290,7 +292,10 @@ def _pairs(
 
 def build_figures(sessions: Sequence[Session]) -> dict[str, Any]:
     """Everything that is measured, as it is written to the file."""
-    groups: dict[str, Callable[[Session], bool]] = {"all": lambda _: True}
+    groups: dict[str, Callable[[Session], bool]] = {
+        "all": lambda _: True,
+        "all but other languages": lambda session: session.kind != "other languages",
+    }
     for kind in KINDS:
         groups[kind] = lambda session, kind=kind: session.kind == kind  # type: ignore[misc]
     for name in ENCODINGS:
@@ -300,7 +305,9 @@ def build_figures(sessions: Sequence[Session]) -> dict[str, Any]:
         **{
             call: {
                 way: {
-                    group: rate(_pairs([s for s in sessions if holds(s)], way, is_first))
+                    group: rate(
+                        _pairs([s for s in sessions if holds(s)], way, is_first)
+                    )
                     for group, holds in groups.items()
                 }
                 for way in WAYS
@@ -333,9 +340,13 @@ def print_figures(figures: dict[str, Any]) -> None:
                     shares = (f"{rated[name]:.1%}" for name in ("median", "p95", "low"))
                     rows.append([way, group, rated["calls"], *shares])
         goals = figures["goals"]
-        notes = NOTES if call == "first call" else (
-            f"Goals: median at most {goals['median']:.0%}, p95 {goals['p95']:.0%}, too "
-            f"low {goals['low']:.0%}.\n"
+        notes = (
+            NOTES
+            if call == "first call"
+            else (
+                f"Goals: median at most {goals['median']:.0%}, p95 {goals['p95']:.0%}, "
+                f"too low {goals['low']:.0%}.\n"
+            )
         )
         title = f"Estimates against BPE counts, {call}"
         _common.print_table(title, header, rows, notes)

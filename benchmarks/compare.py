@@ -59,6 +59,7 @@ HEADER = (
     "uncached",
     "user facts",
     "tool facts",
+    "of these shown",
 )
 
 
@@ -79,7 +80,9 @@ def _ours(strategy: type[Strategy]) -> Way:
         strategy.__name__,
         is_ours=True,
         plugins=lambda talk: [
-            ContextGuardPlugin(default=strategy(context_window=talk.configured_tokens))
+            ContextGuardPlugin(
+                default=strategy(context_window=talk.configured_tokens, recall=False)
+            )
         ],
     )
 
@@ -99,13 +102,13 @@ WAYS = (
     _ours(Pipeline),
 )
 
-NOTES = f"""\
-{{count}} conversations of about {{tokens:,}} tokens in all; window {{window:,}} tokens, in
-one of them configured half as large again. A lost turn bills nothing, so tokens can
-only be compared where both finish: below.
+NOTES = """\
+{count} conversations of about {tokens:,} tokens in all; window {window:,} tokens,
+which one of them takes to be half as large again. A lost turn bills nothing, so tokens
+can only be compared where both finish: below.
 
 no guard                 every request goes out as ADK builds it.
-ContextFilterPlugin({KEPT_INVOCATIONS})   ADK's plugin; keeps the newest {KEPT_INVOCATIONS} invocations.
+ContextFilterPlugin(N)   ADK's plugin; keeps the newest N invocations.
 ADK compaction, keeps N  EventsCompactionConfig(token_threshold=ours,
                          event_retention_size=N), the same summariser model.
 Threshold, SlidingWindow, Pipeline
@@ -117,10 +120,14 @@ turns lost       turns that ended in an error.
 request missing  requests in which the user's words of the turn do not stand.
 billed           tokens of accepted requests and answers, summaries included.
 prefix share     of the agent's prompt tokens, how many the prompt before began with.
-uncached         billed, less what a prompt cache of that prefix would serve.
-facts            of the identifiers planted in messages and tool results, how many
-                 stand in the request that carries the last question. None where the
-                 provider refused it. Nothing is looked up again in the session.
+uncached         billed, less what a prompt cache of that prefix would serve; calls for
+                 summaries are uncached as a whole.
+facts            of the notes planted in messages and tool results, each with a random
+                 identifier, how many stand in the request that carries the last
+                 question; none where the provider refused it. Without recall: nothing
+                 is looked up again in the session.
+of these shown   tool facts that stand there or stood in a prompt for a summary: what
+                 was lost beyond them, no summariser could have kept.
 The provider accepts what real ones do not all accept: the "." that LiteLLM puts before
 a request that does not begin with the user, as those of ADK's own compaction.
 """
@@ -154,6 +161,7 @@ def summarize_way(played: Sequence[Played]) -> dict[str, Any]:
     def share(found: int, planted: int) -> float | None:
         return found / planted if planted else None
 
+    planted = sum(len(one.conversation.tool_facts) for one in played)
     return {
         "rejections": total("rejections"),
         "broken_pairs": total("broken_pairs"),
@@ -166,9 +174,8 @@ def summarize_way(played: Sequence[Played]) -> dict[str, Any]:
         "user_facts": share(
             total("user_facts"), sum(len(one.conversation.user_facts) for one in played)
         ),
-        "tool_facts": share(
-            total("tool_facts"), sum(len(one.conversation.tool_facts) for one in played)
-        ),
+        "tool_facts": share(total("tool_facts"), planted),
+        "shown_facts": share(total("shown_facts"), planted),
     }
 
 
