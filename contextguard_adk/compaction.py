@@ -38,7 +38,7 @@ from contextguard_adk.tokens import (
     estimate_prompt_tokens,
     estimate_tokenizer_ratio,
 )
-from contextguard_adk.transcript import Entry, TokenCounter, render_entries
+from contextguard_adk.transcript import TokenCounter, render_entries
 
 logger = logging.getLogger("contextguard_adk.compaction")
 
@@ -47,9 +47,6 @@ MECHANICAL_TAIL_RATIO = 0.45
 
 MECHANICAL_SUMMARY_RATIO = 0.20
 """How much of the threshold a mechanical summary may take."""
-
-EARLIER = "user (earlier): "
-"""Precedes an excerpt for which there is no room beside the summary any more."""
 
 OVERFULL_RATIO = 0.97
 """Of the window; above it a request is not expected to be accepted."""
@@ -262,10 +259,8 @@ class CompactionContext:
         view = self.view
         pinned = [i for i in (view.first_task_index, view.live_index) if i is not None]
         new = sorted(covered - view.model_covered)
-        entries = render_entries(view.contents, new, pinned, self.has_recall)
-        earlier = [Entry(EARLIER, text) for text in self.drafts.crowded_out(covered)]
         return SummaryTask(
-            entries=[*earlier, *entries],
+            entries=render_entries(view.contents, new, pinned, self.has_recall),
             previous_summary=view.stored.model_text if view.stored else "",
             live_request=self.drafts.live_text,
             todos=self.load_todos(),

@@ -186,16 +186,6 @@ class Drafts:
     def _count(self) -> TokenCounter:
         return token_counter(self.correction or DEFAULT_CORRECTION)
 
-    def crowded_out(self, covered: Collection[int]) -> list[str]:
-        """The excerpts that a ledger with newer messages has no room for as they are.
-
-        The messages themselves were summarised before; only a summary can keep them.
-        """
-        if self.view.stored is None:
-            return []
-        kept = set(self._ledger(covered))
-        return [text for text in self.view.stored.ledger if text not in kept]
-
     def _quoted_request(
         self, covered: Collection[int]
     ) -> tuple[types.Content | None, bool]:

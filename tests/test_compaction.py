@@ -10,13 +10,7 @@ from typing import Any
 import pytest
 from google.genai import types
 
-from contextguard_adk import (
-    Budgets,
-    Compaction,
-    CompactionContext,
-    ContextGuardPlugin,
-    Threshold,
-)
+from contextguard_adk import Budgets, Compaction, CompactionContext
 from contextguard_adk.compaction import Reason
 from contextguard_adk.coverage import cover, fingerprint
 from contextguard_adk.drafts import Drafts
@@ -26,16 +20,7 @@ from contextguard_adk.state import SummaryMark
 from contextguard_adk.summarizer import SummaryModel
 from contextguard_adk.testing import SimulatedLlm
 from contextguard_adk.windows import summary_budget_tokens, threshold_tokens
-from tests.builders import (
-    Chat,
-    call,
-    calls,
-    event,
-    guarded_agent,
-    model,
-    response,
-    user,
-)
+from tests.builders import call, calls, event, model, response, user
 from tests.builders import call_part as part
 
 WINDOW = 4_000
@@ -594,19 +579,3 @@ def test_squeezed_requests_have_the_same_bytes_later() -> None:
     again = replace(result.stored, mark=mark)
     later = context(squeezing.view.contents, fixed_tokens=2_200, stored=again)
     assert later.render(again, later.view.covered).contents == result.contents
-
-
-async def test_what_the_ledger_has_no_room_for_is_shown_to_the_summariser() -> None:
-    """An excerpt that newer messages crowd out can only live on in the summary."""
-    llm = SimulatedLlm(context_window=2_000, token_ratio=1.0)
-    agent = guarded_agent(llm)
-    chat = Chat(agent, [ContextGuardPlugin(default=Threshold(context_window=2_000))])
-    for number in range(60):
-        secret = f"token{number:03}z"
-        await chat.say(f"{words(18, f'a{number}')} {secret} {words(18, f'b{number}')}")
-    asked = [request.text for request in llm.requests if request.is_summary]
-    assert len(asked) >= 3
-    earlier = [line for text in asked[1:] for line in text.split("\n")]
-    shown = [line for line in earlier if line.startswith("user (earlier): ")]
-    assert any("token0" in line for line in shown)
-    assert not any(line.startswith("user (earlier): ") for line in asked[0].split("\n"))

@@ -379,7 +379,11 @@ async def test_a_long_live_request_is_clipped_with_a_handle() -> None:
     """Up to 30 % of the window it stays word for word; beyond, it can be read."""
     window = 4_000
     whole = f"Begin. {'word ' * 1_300} {SECRET}. {'word ' * 1_300} End."
-    llm = SimulatedLlm(context_window=window, script=lambda request: "Done.")
+    llm = SimulatedLlm(
+        context_window=window,
+        script=lambda request: "Done.",
+        summary_replies=lambda request: "Nothing of note.",
+    )
     agent = guarded_agent(llm, [queued_tool("look", ["x"])])
     chat = Chat(agent, [ContextGuardPlugin(default=Threshold(context_window=window))])
     await chat.say("Hello there.")
