@@ -28,13 +28,14 @@ from contextguard_adk._recording import (
     list_calls,
     own_state,
 )
+from contextguard_adk._replay_request import build_request, list_tools
 from contextguard_adk._replay_settings import ReplaySettings
 from contextguard_adk._replayed import Replayed, ReplayedCall
 from contextguard_adk.config import PluginSettings
 from contextguard_adk.plugin import ContextGuardPlugin
 from contextguard_adk.telemetry import CallRecord
 from contextguard_adk.testing import SimulatedLlm
-from contextguard_adk.tokens import estimate_contents_tokens
+from contextguard_adk.tokens import estimate_contents_tokens, estimate_request_tokens
 
 SAMPLED_CALLS = 40
 """How many calls of an agent are built to infer what its instruction takes."""
@@ -42,7 +43,6 @@ SAMPLED_CALLS = 40
 CLEARLY_BETTER_RATIO = 0.5
 """An agent is taken to see only its turn where that leaves so much of the error."""
 
-_FILLER = "instruction "
 _UNLIMITED_TOKENS = 10**12
 
 
@@ -103,14 +103,11 @@ class _Side:
             state=own_state(initial),
         )
 
-    async def call(
-        self, invocation: InvocationContext, request: LlmRequest
-    ) -> list[types.Content]:
-        """Has the plugin see a request; returns the contents that it sends."""
+    async def call(self, invocation: InvocationContext, request: LlmRequest) -> None:
+        """Has the plugin see a request, and change it."""
         await self.plugin.before_model_callback(
             callback_context=CallbackContext(invocation), llm_request=request
         )
-        return request.contents
 
     async def answer(
         self, invocation: InvocationContext, prompt_tokens: int | None
@@ -137,6 +134,7 @@ class _Replay:
         self._sessions = InMemorySessionService()
         self._agents: dict[tuple[str, str, bool], LlmAgent] = {}
         self._fixed_tokens: dict[str, int] = {}
+        self._tools: dict[str, list[str]] = {}
         self._turn_agents: set[str] = set()
         self._ratios: dict[str, float] = {}
         self._seen = 0
@@ -159,6 +157,7 @@ class _Replay:
             else:
                 fit = of_turn
             self._fixed_tokens[agent] = fit.fixed_tokens
+            self._tools[agent] = list_tools(self._recorded.events, agent)
         return dict(self._fixed_tokens)
 
     async def _measure(self, calls: Sequence[RecordedCall]) -> list[tuple[int, int]]:
@@ -181,11 +180,10 @@ class _Replay:
         llm = self._agent(call).canonical_model
         assert isinstance(llm, SimulatedLlm)
         billed = llm.billed_tokens
-        sent = await self._acting.call(acted, self._request(call, whole))
-
-        fixed = self._fixed_tokens[agent]
-        whole_heuristic = max(1, fixed + estimate_contents_tokens(whole))
-        sent_heuristic = max(1, fixed + estimate_contents_tokens(sent))
+        whole_heuristic = max(1, estimate_request_tokens(self._request(call, whole)))
+        sent = self._request(call, whole)
+        await self._acting.call(acted, sent)
+        sent_heuristic = max(1, estimate_request_tokens(sent))
         real = None if call.is_guarded else call.prompt_tokens
         if real is not None:
             self._ratios[agent] = real / whole_heuristic
@@ -203,7 +201,7 @@ class _Replay:
             whole_tokens=real or round(whole_heuristic * ratio),
             window_tokens=record.window_tokens if record else None,
             threshold_tokens=record.threshold_tokens if record else None,
-            sent_contents=len(sent),
+            sent_contents=len(sent.contents),
             sent_tokens=sent_tokens,
             compaction=record.compaction if record else None,
         )
@@ -268,12 +266,12 @@ class _Replay:
     def _request(
         self, call: RecordedCall, contents: Sequence[types.Content]
     ) -> LlmRequest:
-        text_chars = 4 * self._fixed_tokens[call.event.author]
-        filler = (_FILLER * (text_chars // len(_FILLER) + 1))[:text_chars]
-        return LlmRequest(
-            model=self._settings.model or call.event.model_version,
-            contents=list(contents),
-            config=types.GenerateContentConfig(system_instruction=filler or None),
+        agent = call.event.author
+        return build_request(
+            self._settings.model or call.event.model_version,
+            contents,
+            self._tools[agent],
+            self._fixed_tokens[agent],
         )
 
     async def _build_contents(

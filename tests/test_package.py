@@ -82,6 +82,7 @@ LAYERS = (
     "_recording",
     "_replayed",
     "_replay_settings",
+    "_replay_request",
     "_replay_run",
     "_replay_view",
     "_replay_plot",
