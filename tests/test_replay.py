@@ -182,7 +182,7 @@ async def test_a_replay_compacts_where_the_guard_did(
     assert abs(found[1] - real[1]) <= 3
     sent = [item.sent_tokens for item in replayed.calls[: min(found[1], real[1]) - 1]]
     counted = [item.real_tokens or 0 for item in records[: len(sent)]]
-    assert sent == pytest.approx(counted, rel=0.1)
+    assert sent == pytest.approx(counted, abs=400)  # A summary.
 
 
 def dump_snake(session: Session) -> str:
