@@ -197,13 +197,14 @@ OVERFULL = CallInFlight(
     [
         pytest.param([], 1_000, True, id="no chunk at all"),
         pytest.param([chunk(partial=True), chunk()], 1_000, True, id="empty chunks"),
-        pytest.param([chunk()], 100_000, False, id="within the window"),
+        pytest.param([chunk()], 4_000, True, id="a count that may be far too low"),
+        pytest.param([chunk()], 100_000, False, id="well within the window"),
         pytest.param([chunk("Fine.")], 1_000, False, id="an answer"),
         pytest.param([chunk("F", partial=True)], 1_000, False, id="part of an answer"),
         pytest.param([chunk(prompt_tokens=900)], 1_000, False, id="only usage"),
     ],
 )
-async def test_empty_answer_to_an_overfull_request_is_reported(
+async def test_empty_answer_to_a_large_request_is_reported(
     caplog: pytest.LogCaptureFixture,
     answers: Sequence[LlmResponse],
     window_tokens: int,
