@@ -7,7 +7,6 @@ one of them, so nothing is downloaded when the tests run.
 from __future__ import annotations
 
 import importlib.util
-import os
 import socket
 import subprocess
 import sys
@@ -60,7 +59,8 @@ def serve_model(log_path: Path) -> Iterator[str]:
     command = [sys.executable, "-m", "llama_cpp.server", "--host", "127.0.0.1"]
     command += ["--port", str(port), "--model", str(find_model_file())]
     command += ["--model_alias", "smollm2", "--n_ctx", str(WINDOW_TOKENS)]
-    command += ["--n_threads", str(os.cpu_count() or 1), "--seed", "7"]
+    # One thread: on a busy machine several would mostly wait for each other.
+    command += ["--n_threads", "1", "--n_threads_batch", "1", "--seed", "7"]
     with log_path.open("wb") as log:
         server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
     try:

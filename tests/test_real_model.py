@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from google.adk.agents import LlmAgent
 from google.adk.events.event import Event
+from google.adk.models.base_llm import BaseLlm
 from google.genai import types
 
 from contextguard_adk import ContextGuardPlugin, Threshold
@@ -34,7 +35,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning:pydantic"),
 ]
 
-MAX_OUTPUT_TOKENS = 80
 KEY = "__context_guard_{}_agent"
 REPORT = (
     "At 03:1{n} pump {n} of hall {n} ran at 4{n}0 rpm and the valve behind it was "
@@ -82,35 +82,44 @@ def is_streaming(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 
 
-def open_chat(
-    address: str, guard: ContextGuardPlugin | None, is_streaming: bool = False
-) -> Chat:
-    """A chat with the real model; its answers are short."""
+def connect(address: str, max_tokens: int) -> BaseLlm:
+    """The model, as ADK reaches it."""
+    import litellm
     from google.adk.models.lite_llm import LiteLlm
 
-    llm = LiteLlm(
+    litellm.suppress_debug_info = True
+    return LiteLlm(
         model="openai/smollm2",
         api_base=address,
         api_key="none",
         # ADK sends `max_completion_tokens`, which this server does not know.
-        extra_body={"max_tokens": MAX_OUTPUT_TOKENS},
+        extra_body={"max_tokens": max_tokens},
     )
+
+
+def open_chat(
+    address: str, guard: ContextGuardPlugin | None, is_streaming: bool = False
+) -> Chat:
+    """A chat with the real model; its answers are short."""
     agent = LlmAgent(
         name="agent",
-        model=llm,
+        model=connect(address, max_tokens=24),
         instruction="You answer in one short sentence.",
-        generate_content_config=types.GenerateContentConfig(
-            temperature=0.0, max_output_tokens=MAX_OUTPUT_TOKENS
-        ),
+        generate_content_config=types.GenerateContentConfig(temperature=0.0),
     )
     return Chat(agent, [guard] if guard else [], is_streaming=is_streaming)
 
 
 def guard_window(
-    window_tokens: int = WINDOW_TOKENS, **settings: Any
+    address: str, window_tokens: int = WINDOW_TOKENS, **settings: Any
 ) -> ContextGuardPlugin:
     """A guard that lets a summary take its time: the machine may be busy."""
-    strategy = Threshold(context_window=window_tokens, summary_timeout_seconds=300)
+    strategy = Threshold(
+        context_window=window_tokens,
+        summarizer=connect(address, max_tokens=96),
+        summarizer_context_window=WINDOW_TOKENS,
+        summary_timeout_seconds=600,
+    )
     return ContextGuardPlugin(default=strategy, **settings)
 
 
@@ -181,7 +190,7 @@ async def test_every_turn_of_a_long_conversation_is_answered(
 ) -> None:
     """The model's own summaries keep twelve turns inside its window."""
     compactions: list[CompactionRecord] = []
-    guard = guard_window(on_compaction=compactions.append)
+    guard = guard_window(address, on_compaction=compactions.append)
     chat = open_chat(address, guard, is_streaming)
     counts: list[int] = []
 
@@ -190,6 +199,7 @@ async def test_every_turn_of_a_long_conversation_is_answered(
         assert answer_text(events), f"no answer about {topic}"
         assert not list_errors(events)
         counts += prompt_counts(events)
+        print(f"\n{topic}: {counts[-1:]} {answer_text(events)!r}")
         if number in TOOL_TURNS:
             await plant_tool_use(chat, number, REPORT.format(n=number) * 18)
 
@@ -209,7 +219,7 @@ async def test_every_turn_of_a_long_conversation_is_answered(
 
 async def test_a_window_that_was_set_too_large_is_learned(address: str) -> None:
     """The refusal is understood, its limit remembered, and the turn answered."""
-    chat = open_chat(address, guard_window(4 * WINDOW_TOKENS))
+    chat = open_chat(address, guard_window(address, 4 * WINDOW_TOKENS))
     await overfill(chat)
 
     events = await chat.say("Which pump ran all night?")
@@ -226,7 +236,7 @@ async def test_a_stream_that_ends_empty_is_reported(
     address: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """This server refuses a streamed request by saying nothing; the log tells."""
-    chat = open_chat(address, guard_window(observe=True), is_streaming=True)
+    chat = open_chat(address, guard_window(address, observe=True), is_streaming=True)
     await overfill(chat)
     caplog.set_level(logging.WARNING, logger="contextguard_adk")
 
