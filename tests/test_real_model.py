@@ -25,6 +25,7 @@ from tests.real_model import (
     WINDOW_TOKENS,
     find_missing_modules,
     refuse_outside,
+    refused_hosts,
     serve_model,
 )
 
@@ -74,6 +75,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             patch.delenv(name, raising=False)
             patch.delenv(name.lower(), raising=False)
         yield served
+    assert not refused_hosts
 
 
 @pytest.fixture(params=[False, True], ids=["whole", "streamed"])
