@@ -57,7 +57,7 @@ TOPICS = (
 )
 
 
-TOOL_TURNS = (1, 4, 7)
+TOOL_TURNS = (1, 4, 7, 9)
 """After these turns a tool returns about 3 KB."""
 
 
