@@ -63,14 +63,15 @@ class SummaryStore:
             stored: The summary.
             tokens: The estimate of the request before the compaction.
         """
+        todos, index = _appended(stored.todos), _appended(stored.index)
         values: dict[str, str | int | None] = {
-            "summary": stored.text + stored.todos + stored.index,
+            "summary": stored.text + todos + index,
             "ledger": dump_ledger(stored.ledger),
             "covered": encode_covered(stored.covered),
             "mark": replace(
                 stored.mark,
-                todos_chars=len(stored.todos),
-                index_chars=len(stored.index),
+                todos_chars=len(todos),
+                index_chars=len(index),
             ).to_json(),
             "summarized_at": tokens,
             "real_tokens": None,
@@ -102,10 +103,18 @@ class SummaryStore:
         self._write(values, replaced_mark)
 
 
+_GAP = "\n\n"
+
+
+def _appended(text: str) -> str:
+    return f"{_GAP}{text}" if text else ""
+
+
 def _split_text(stored: str, mark: SummaryMark) -> tuple[str, str, str]:
     """Splits what is stored as one text: the summary, the todo list, the index."""
     index_at = len(stored) - max(0, mark.index_chars)
     todos_at = index_at - max(0, mark.todos_chars)
     if todos_at < 0:
         return stored, "", ""  # The mark belongs to another text.
-    return stored[:todos_at], stored[todos_at:index_at], stored[index_at:]
+    todos, index = stored[todos_at:index_at], stored[index_at:]
+    return stored[:todos_at], todos.removeprefix(_GAP), index.removeprefix(_GAP)

@@ -452,8 +452,6 @@ async def test_failing_summariser_is_spared_for_a_while(
     make_strategy: MakeStrategy, is_streaming: bool
 ) -> None:
     """After three failures five compactions cost no summary, then it is tried again."""
-    if make_strategy is make_pipeline:
-        pytest.skip("a pipeline summarises nothing below its target")
     errors = iter([RuntimeError("out of order")] * 3)
     session = open_session(
         make_strategy(context_window=WINDOW_TOKENS),
@@ -468,7 +466,8 @@ async def test_failing_summariser_is_spared_for_a_while(
         await session.chat.say(FINDING[:900])
         asked.append(session.llm.summaries - before)
     assert asked == [1, 1, 1, 0, 0, 0, 0, 0, 1]
-    assert (await session.stored())["summary"] == "They spoke of a press."
+    summary = (await session.stored())["summary"]
+    assert summary.startswith("They spoke of a press.\n\n[Items left out")
     await session.assert_state_is_valid()
 
 

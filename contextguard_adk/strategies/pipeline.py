@@ -129,6 +129,8 @@ class Pipeline(Strategy):
         else:
             return await self._finish(reduction)
         compaction = reduction.compaction
+        if compaction is None and context.reason == "requested":
+            return await self._finish(reduction)
         gained_tokens = context.tokens - reduction.tokens
         least_tokens = int(EARLY_GAIN_RATIO * window_tokens)
         if compaction is None or not (
