@@ -111,10 +111,11 @@ def is_compacted(request: RecordedRequest) -> bool:
 
 
 async def summary_of(chat: Chat, agent: str) -> Any:
-    """The stored summary of an agent, in whichever form its key is."""
+    """The stored summary of an agent, without its index, under whichever key."""
     state = await chat.state()
     plain = state.get(f"__context_guard_summary_{agent}")
-    return plain or state.get(f"context_guard:summary:{agent}")
+    summary = plain or state.get(f"context_guard:summary:{agent}")
+    return summary and summary.partition("\n\n[Items left out")[0]
 
 
 # --- Settings ---------------------------------------------------------------------

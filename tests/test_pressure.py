@@ -193,7 +193,7 @@ async def test_a_warning_again_after_a_fall() -> None:
     llm = provider(summary_replies=["Short."] * 9)
     watched = Watched(Late(context_window=WINDOW), llm)
     await watched.say(10)
-    for name in "abcdefghijkl":
+    for name in "abcdefghijklm":
         await watched.say(20_000, name)
     assert watched.compactions
     assert len(watched.pressures) == 2

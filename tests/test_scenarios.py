@@ -52,7 +52,7 @@ def _list_cells() -> list[object]:
     So each scenario meets each mode under each strategy, and each window does.
     """
     modes = list(MODES)
-    cells = []
+    cells: list[object] = []
     for row, (name, scenario) in enumerate(SCENARIOS.items()):
         for column, window_tokens in enumerate(WINDOWS_TOKENS):
             turn = row + column
