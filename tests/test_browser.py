@@ -1,0 +1,240 @@
+"""The guard as seen in ADK's web UI, in a real browser (`pytest -m browser`).
+
+Needs the extra `browser` and Chromium, which playwright does not bring along here. With
+CONTEXTGUARD_SCREENSHOTS=DIR the views of the first test are saved there.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sysconfig
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+pytest.importorskip("playwright", reason="the extra `browser` is not installed")
+
+from playwright.sync_api import (
+    Browser,
+    ConsoleMessage,
+    Locator,
+    Page,
+    expect,
+    sync_playwright,
+)
+
+CHROMIUM = shutil.which("chromium")
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed"),
+]
+
+SAMPLES = Path(__file__).parent.parent / "samples"
+SCREENSHOTS = os.environ.get("CONTEXTGUARD_SCREENSHOTS")
+START_SECONDS = 90
+WAIT_MILLISECONDS = 30_000
+MOST_MESSAGES = 6
+STATE_KEYS = ["summary", "summarized_at", "real_tokens", "last_heuristic"]
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+# Icons are letters of a font from the network; without it their names would show.
+OFFLINE_STYLE = """
+mat-icon, .material-symbols-outlined { visibility: hidden !important; }
+* { font-family: sans-serif !important; }
+"""
+
+Serve = Callable[..., str]
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Serve]:
+    """Starts `adk web` with a database of its own; returns its address."""
+    log_path = tmp_path / "server.log"
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(agents: Path, *options: str, **variables: str) -> str:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        sessions = f"--session_service_uri=sqlite:///{tmp_path / 'sessions.db'}"
+        script = Path(sysconfig.get_path("scripts")) / "adk"
+        command = [str(script), "web", f"--port={port}", "--no-reload", sessions]
+        # ADK keeps the answer to its question about telemetry in the home directory.
+        environment = {**os.environ, "HOME": str(tmp_path), **variables}
+        with log_path.open("wb") as log:
+            server = subprocess.Popen(
+                [*command, "--artifact_service_uri=memory://", *options, str(agents)],
+                cwd=tmp_path,
+                env=environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        started.append(server)
+        address = f"http://127.0.0.1:{port}"
+        wait_until_up(server, address, log_path)
+        return address
+
+    yield start
+    for server in started:
+        server.kill()
+        server.wait()
+
+
+def wait_until_up(
+    server: subprocess.Popen[bytes], address: str, log_path: Path
+) -> None:
+    """Returns when the server answers; fails with its log when it does not."""
+    deadline = time.monotonic() + START_SECONDS
+    while server.poll() is None and time.monotonic() < deadline:
+        try:
+            with urllib.request.urlopen(f"{address}/list-apps", timeout=10):
+                return
+        except OSError:
+            time.sleep(0.1)
+    pytest.fail(f"`adk web` did not start:\n{log_path.read_text()[-2000:]}")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Headless Chromium."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    """An empty page; the test fails where it wrote an error to the console."""
+    expect.set_options(timeout=WAIT_MILLISECONDS)
+    page = browser.new_page(viewport={"width": 1000, "height": 600}, locale="en-US")
+    page.set_default_timeout(WAIT_MILLISECONDS)
+    page.route(lambda url: urlsplit(url).hostname != "127.0.0.1", lambda r: r.abort())
+    errors: list[str] = []
+
+    def note(message: ConsoleMessage) -> None:
+        # Fonts come from the network; ADK's page asks for a style sheet it lacks.
+        url = urlsplit(message.location["url"])
+        if message.type == "error" and not url.path.endswith((".woff2", ".css")):
+            errors.append(f"{message.text} {message.location['url']}")
+
+    page.on("console", note)
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    yield page
+    page.close()
+    assert errors == []
+
+
+def talk_until_compacted(page: Page, address: str, app: str) -> None:
+    """Opens an app and sends messages until an event stored a summary."""
+    page.goto(f"{address}/dev-ui/?app={app}&userId=user")
+    page.get_by_role("button", name="No Thanks").click()
+    box = page.get_by_role("textbox", name="Type a message...")
+    for number in range(1, MOST_MESSAGES + 1):
+        box.fill(f"How are the pods? ({number})")
+        with page.expect_response("**/run_sse") as answer:
+            box.press("Enter")
+        answer.value.finished()
+        expect(page.get_by_text("All others are running.")).to_have_count(number)
+        if find_compaction(page).count():
+            return
+    pytest.fail(f"no compaction within {MOST_MESSAGES} messages")
+
+
+def find_compaction(page: Page) -> Locator:
+    """The entry of the event that stored a summary."""
+    return page.get_by_role("button", name="__context_guard_summary_operator")
+
+
+def open_state(page: Page) -> None:
+    """Opens the State tab, which must show what the guard keeps."""
+    page.get_by_role("tab", name="State").click()
+    state = page.get_by_role("tabpanel", name="State")
+    for key in STATE_KEYS:
+        expect(state).to_contain_text(f"__context_guard_{key}_operator")
+
+
+def open_event(page: Page) -> None:
+    """Opens the event of the compaction, whose details must say what was done."""
+    page.get_by_role("tab", name="Info").click()
+    find_compaction(page).click()
+    page.locator("[mattooltip='Raw JSON']").click()
+    details = page.get_by_role("tabpanel", name="Info")
+    for key in ["context_guard", "compaction", "tokens_before", "tokens_after"]:
+        expect(details.get_by_text(key, exact=True)).to_be_visible()
+    details.get_by_text("mechanical").last.scroll_into_view_if_needed()
+
+
+def open_traces(page: Page) -> None:
+    """Opens the traces, which must show the span of the compaction."""
+    page.get_by_role("radio", name="Traces").click()
+    span = page.get_by_text("context_guard.compact")
+    expect(span).to_be_visible()
+    span.click()
+    expect(page.get_by_role("cell", name="context_guard.compact")).to_be_visible()
+
+
+def assert_no_error_event(page: Page, address: str, app: str) -> None:
+    """The stored session has the compaction once, and no event has an error."""
+    session = parse_qs(urlsplit(page.url).query)["session"][0]
+    stored = page.request.get(f"{address}/apps/{app}/users/user/sessions/{session}")
+    events = stored.json()["events"]
+    entries = [(e.get("customMetadata") or {}).get("context_guard") for e in events]
+    assert [event for event in events if event.get("errorCode")] == []
+    assert sum("compaction" in entry for entry in entries if entry) == 1
+
+
+def save_screenshot(page: Page, name: str) -> None:
+    """Saves the page where CONTEXTGUARD_SCREENSHOTS says so."""
+    if SCREENSHOTS:
+        page.mouse.move(0, 0)  # Away from the tooltips.
+        page.screenshot(path=Path(SCREENSHOTS) / name, style=OFFLINE_STYLE)
+
+
+def test_a_compaction_is_visible_in_the_web_ui(serve: Serve, page: Page) -> None:
+    """State, the event's details and the traces show it; nothing reports an error."""
+    address = serve(SAMPLES)
+
+    talk_until_compacted(page, address, "guarded_agent")
+
+    open_state(page)
+    save_screenshot(page, "web-state.png")
+    open_event(page)
+    save_screenshot(page, "web-event.png")
+    open_traces(page)
+    save_screenshot(page, "web-traces.png")
+    assert_no_error_event(page, address, "guarded_agent")
+
+
+def test_the_extra_plugin_guards_an_app_without_code(
+    serve: Serve, page: Page, tmp_path: Path
+) -> None:
+    """`--extra_plugins` and a file guard an agent that knows nothing of the guard."""
+    shutil.copytree(SAMPLES / "guarded_agent", tmp_path / "agents" / "plain")
+    source = tmp_path / "agents" / "plain" / "agent.py"
+    source.write_text(source.read_text().partition("\napp = App(")[0])
+    config = tmp_path / "guard.toml"
+    config.write_text("[default]\nstrategy = 'threshold'\ncontext_window = 8000\n")
+    plugin = "--extra_plugins=contextguard_adk.ContextGuardPlugin"
+    address = serve(source.parent.parent, plugin, CONTEXTGUARD_CONFIG=str(config))
+
+    talk_until_compacted(page, address, "plain")
+
+    open_state(page)
+    open_event(page)
+    open_traces(page)
+    assert_no_error_event(page, address, "plain")
