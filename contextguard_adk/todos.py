@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -193,16 +194,28 @@ def write_todo_list(
         The list; where it is too long, completed tasks are left out first, then the
         last ones. "" when it is empty.
     """
-    kept = list(todos)
-    while kept:
-        left_out = len(todos) - len(kept)
+    done = [i for i, (status, _) in enumerate(todos) if status == "completed"]
+    still_open = sorted(set(range(len(todos))).difference(done), reverse=True)
+    dispensable = done + still_open
+
+    def write(left_out: int) -> str:
+        gone = set(dispensable[:left_out])
         lines = [LIST_HEADING]
-        lines += [" ".join(f"- [{status}] {text}".split()) for status, text in kept]
+        lines += [
+            " ".join(f"- [{status}] {text}".split())
+            for i, (status, text) in enumerate(todos)
+            if i not in gone
+        ]
         if left_out:
             lines.append(f"- … and {left_out} more, completed ones first left out")
-        written = "\n".join(lines)
-        if count(written) <= budget_tokens:
-            return written
-        done = next((i for i, (s, _) in enumerate(kept) if s == "completed"), -1)
-        del kept[done]
-    return ""
+        return "\n".join(lines)
+
+    def fits(left_out: int) -> bool:
+        return count(write(left_out)) <= budget_tokens
+
+    if not todos:
+        return ""
+    if fits(0):
+        return write(0)
+    left_out = bisect.bisect_left(range(len(todos)), True, lo=1, key=fits)
+    return write(left_out) if left_out < len(todos) else ""

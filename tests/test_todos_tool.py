@@ -194,3 +194,18 @@ def test_a_long_list_drops_completed_tasks_first() -> None:
     assert not any("completed]" in line for line in kept)
     assert "more" in shorter.splitlines()[-1]
     assert write_todo_list(todos, 5, count) == write_todo_list([], 100, count) == ""
+
+
+def test_a_huge_list_is_cut_in_a_few_steps() -> None:
+    """Somebody else's `todos` key may hold anything."""
+    todos = [("pending", f"task {n} " + "word " * 10) for n in range(4_000)]
+    counted: list[str] = []
+
+    def note(text: str) -> int:
+        counted.append(text)
+        return count(text)
+
+    written = write_todo_list(todos, 500, note)
+    assert 400 < count(written) <= 500
+    assert written.splitlines()[1].startswith("- [pending] task 0")
+    assert len(counted) < 20
