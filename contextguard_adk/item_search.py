@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,9 @@ from dataclasses import dataclass
 from contextguard_adk.items import Item
 
 MAX_QUERY_WORDS = 12
+MAX_PLACES = 4
+"""How many places of a phrase in one item are told."""
+
 NEARBY_CHARS = 200
 """Words of a query that stand this close together make a better match."""
 
@@ -64,7 +68,8 @@ def _match(
     item: Item, phrase: re.Pattern[str], any_word: re.Pattern[str], word_count: int
 ) -> Match | None:
     text = item.text if not item.media else item.label
-    found = [m.start() for m in phrase.finditer(text)][:4]
+    places = itertools.islice(phrase.finditer(text), MAX_PLACES)
+    found = [place.start() for place in places]
     if found:
         return Match(item, found[0], tuple(found[1:]), 2 * word_count + 2)
     in_title = {

@@ -38,7 +38,6 @@ class Item:
         hint: A tool's arguments, or a message's first words, in short.
         text: What it says; "" for a file.
         content_index: Where it stands.
-        is_result: Whether it is what a tool or code gave back.
         is_call: Whether it is what a tool was called with.
         media: The part that holds the file, for images and files.
     """
@@ -48,7 +47,6 @@ class Item:
     hint: str
     text: str
     content_index: int
-    is_result: bool = False
     is_call: bool = False
     media: types.Part | None = None
 
@@ -112,13 +110,13 @@ def _read_part(
         label = f"{response.name} result"
         text = payload_text(response.response) if response.response else ""
         files = [_read_file(media, index) for media in _media_of(response)]
-        return [Item(handle, label, hint, text, index, is_result=True), *files]
+        return [Item(handle, label, hint, text, index), *files]
     if part.executable_code:
         code = part.executable_code.code or ""
         return [Item(handle, "code that was run", "", code, index)]
     if part.code_execution_result:
         output = part.code_execution_result.output or ""
-        return [Item(handle, "output of code", "", output, index, is_result=True)]
+        return [Item(handle, "output of code", "", output, index)]
     if part.inline_data or part.file_data:
         return [_read_file(part, index)]
     return []

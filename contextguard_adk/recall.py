@@ -28,8 +28,12 @@ FILE_RATIO = 0.3
 """Of the context window; a larger file is not attached again."""
 
 MAX_QUERY_CHARS = 200
+MAX_ECHO_CHARS = 40
+"""How much of a bad argument is quoted."""
+
+MAX_OFFSET = 10**12
 MAX_HITS_PER_PAGE = 5
-MIN_EXCERPT_CHARS = 160
+MIN_EXCERPT_TOKENS = 30
 
 ATTACHED_KEY = "attached"
 """In a result of the tool: the handle of the file to attach."""
@@ -123,16 +127,16 @@ class RecallHistoryTool(BaseTool):
         item = next((i for i in reversed(items) if i.handle == handle), None)
         if item is None:
             return {
-                "result": f"There is no item {handle[:40]!r}. recall_history() lists "
-                "the items, recall_history(query=…) searches them."
+                "result": f"There is no item {handle[:MAX_ECHO_CHARS]!r}. "
+                "recall_history() lists the items, recall_history(query=…) searches "
+                "them."
             }
         if item.media:
             return self._attach(item, item.media)
         if offset >= len(item.text):
             return {
                 "result": f"[{item.title}]\nOffset {offset} lies behind its end; it "
-                "has offsets 0 to "
-                f"{max(0, len(item.text) - 1)}."
+                f"has offsets 0 to {max(0, len(item.text) - 1)}."
             }
         head = f"[{item.title}; from {offset}]\n"
         more = f"\n[goes on: recall_history(item={handle!r}, offset={len(item.text)})]"
@@ -145,6 +149,11 @@ class RecallHistoryTool(BaseTool):
         return {"result": f"{head}{page}{more}"}
 
     def _attach(self, item: Item, media: types.Part) -> dict[str, str]:
+        if item.content_index < 0:
+            return {
+                "result": f"[{item.title}]\nThis run does not load the message that "
+                "it came with, so it cannot be attached."
+            }
         tokens = estimate_part_tokens(media)
         if tokens > self._window_tokens * FILE_RATIO:
             return {
@@ -176,16 +185,16 @@ class RecallHistoryTool(BaseTool):
         )
         if not matches:
             return (
-                f"Nothing matches {query!r}. Try fewer or other words; "
-                "recall_history() lists the items."
+                f"Nothing matches {query[:MAX_ECHO_CHARS]!r}. Try fewer or other "
+                "words; recall_history() lists the items."
             )
         if offset >= len(matches):
             return f"There are {len(matches)} matches; offset {offset} is behind them."
         shown = matches[offset : offset + MAX_HITS_PER_PAGE]
-        head = f"{len(matches)} items match {query!r}, best and newest first:"
+        head = f"{len(matches)} items match, best and newest first:"
         room = self._page_tokens - self._count(head) - 30
         blocks = [self._excerpt(match, room // len(shown)) for match in shown]
-        again = f"recall_history(query={query!r}, offset={{}})"
+        again = "recall_history(query=…, offset={})"
         return self._page(head, blocks, offset, len(matches), again)
 
     def _excerpt(self, match: Match, room_tokens: int) -> str:
@@ -193,12 +202,28 @@ class RecallHistoryTool(BaseTool):
         item = match.item
         if item.media:
             return f"[{item.title}]"
-        chars = max(MIN_EXCERPT_CHARS, 3 * room_tokens)
-        start = max(0, min(match.position - chars // 3, len(item.text) - chars))
-        text = self._fill(item.text[start : start + chars], room_tokens - 40)
+        also = "; also at " + ", ".join(map(str, match.others)) if match.others else ""
+        longest = f"[{item.title}; from {match.position}{also}]\n"
+        room = max(MIN_EXCERPT_TOKENS, room_tokens - self._count(longest))
+        start, text = self._around(item.text, match.position, room)
         others = [str(p) for p in match.others if not start <= p < start + len(text)]
         also = f"; also at {', '.join(others)}" if others else ""
         return f"[{item.title}; from {start}{also}]\n{text}"
+
+    def _around(self, text: str, position: int, room_tokens: int) -> tuple[int, str]:
+        """What stands around a position, a third of it before; and where it begins.
+
+        However dense the text is, what stands at the position is in it.
+        """
+        chars = 3 * room_tokens
+        backwards = text[max(0, position - chars) : position][::-1]
+        before = self._fill(backwards, room_tokens // 3)
+        room_tokens -= self._count(before)
+        after = self._fill(text[position : position + 3 * chars], room_tokens)
+        if position + len(after) == len(text):  # There is room before it.
+            room_tokens += self._count(before) - self._count(after)
+            before = self._fill(backwards, room_tokens)
+        return position - len(before), before[::-1] + after
 
     def _page(
         self, head: str, blocks: Sequence[str], offset: int, total: int, again: str
@@ -228,6 +253,6 @@ class RecallHistoryTool(BaseTool):
 
 def _read_offset(value: object) -> int:
     try:
-        return max(0, int(value))  # type: ignore[call-overload, no-any-return]
+        return min(max(0, int(value)), MAX_OFFSET)  # type: ignore[call-overload]
     except (TypeError, ValueError, OverflowError):
         return 0

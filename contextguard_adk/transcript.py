@@ -34,6 +34,9 @@ MIN_BODY_TOKENS = 40
 MIN_PART_RATIO = 0.25
 """An entry is split where at least this much of a part would be left unused."""
 
+MAX_NAME_CHARS = 120
+"""The end of a file's name or address that is told; some addresses hold pages."""
+
 MAX_NOTED_HANDLES = 3
 """How many of the entries that were dropped are named."""
 
@@ -190,13 +193,14 @@ def describe_media(part: types.Part | types.FunctionResponsePart) -> str:
     """Names an image or a file where its bytes cannot stand; "" for other parts."""
     if part.inline_data:
         blob = part.inline_data
-        name = f" {blob.display_name!r}" if blob.display_name else ""
+        name = blob.display_name or ""
+        name = f" {name[-MAX_NAME_CHARS:]!r}" if name else ""
         size = len(blob.data or b"")
         return f"[attached {blob.mime_type or 'file'}{name}, {size} bytes]"
     if part.file_data:
         data = part.file_data
         name = data.display_name or data.file_uri or ""
-        return f"[attached {data.mime_type or 'file'} {name!r}]"
+        return f"[attached {data.mime_type or 'file'} {name[-MAX_NAME_CHARS:]!r}]"
     return ""
 
 

@@ -17,6 +17,7 @@ from contextguard_adk import ContextGuardPlugin, Threshold
 from contextguard_adk.items import list_items
 from contextguard_adk.recall import RecallHistoryTool, RecallSource
 from contextguard_adk.recall_offer import attach_files, may_offer
+from contextguard_adk.summarizer import token_counter
 from contextguard_adk.testing import Reply, SimulatedLlm
 from contextguard_adk.testing import call as tool_call
 from tests.builders import (
@@ -55,7 +56,10 @@ def count_tokens(text: str) -> int:
 
 
 def tool_over(
-    contents: Sequence[types.Content], page_tokens: int = 400, window: int = 8_000
+    contents: Sequence[types.Content],
+    page_tokens: int = 400,
+    window: int = 8_000,
+    counter: Callable[[str], int] = count_tokens,
 ) -> RecallHistoryTool:
     """The tool over a history that was compacted altogether."""
     source = RecallSource(
@@ -65,7 +69,7 @@ def tool_over(
     async def load() -> RecallSource:
         return source
 
-    return RecallHistoryTool(load, window, page_tokens, lambda: count_tokens)
+    return RecallHistoryTool(load, window, page_tokens, lambda: counter)
 
 
 async def ask(tool: RecallHistoryTool, **args: Any) -> str:
@@ -128,6 +132,41 @@ async def test_a_search_shows_the_place() -> None:
     assert count_tokens(page) <= 400
     start = int(re.findall(r"from (\d+)", page)[0])
     assert 0 <= text.index(SECRET) - start < 1_000
+
+
+@pytest.mark.parametrize("window", [4_000, 8_000, 200_000])
+@pytest.mark.parametrize("correction", [1.2, 5.0])
+@pytest.mark.parametrize("filler", ["7f3a 91,", "\N{FIRE}", "\u6f22\u5b57", "word "])
+async def test_an_excerpt_holds_what_was_found(
+    filler: str, correction: float, window: int
+) -> None:
+    """However many tokens the text around it takes, and within the page."""
+    contents = [
+        response("read", f"{filler * 500} {number} needle {filler * 500}")
+        for number in range(3)
+    ]
+    counter = token_counter(correction)
+    tool = tool_over(contents, 2_000, window, counter)
+    page = await ask(tool, query="needle")
+    assert "needle" in page.splitlines()[2]
+    assert counter(page) <= min(2_000, window // 10)
+
+
+@pytest.mark.parametrize("correction", [1.2, 5.0])
+async def test_long_names_and_queries_do_not_fill_a_page(correction: float) -> None:
+    """Some addresses of files hold pages, and a query is not told again."""
+    address = types.FileData(file_uri="https://host/" + "9f," * 9_000 + "map.png")
+    contents = [
+        types.Content(role="user", parts=[types.Part(file_data=address)]),
+        response("read", "\u6f22" * 9_000),
+    ]
+    counter = token_counter(correction)
+    tool = tool_over(contents, 2_000, 4_000, counter)
+    page = await ask(tool)
+    assert "map.png" in page
+    assert "read result" in page
+    for query in ("\u6f22" * 200, "map.png", "\N{FIRE}" * 200):
+        assert counter(await ask(tool, query=query)) <= 400
 
 
 async def test_lists_and_searches_have_further_pages() -> None:
