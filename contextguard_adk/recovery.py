@@ -110,6 +110,7 @@ class Recovery:
             return None
         config = self._rejected.config.model_copy(update={"max_output_tokens": room})
         self._rejected = self._rejected.model_copy(update={"config": config})
+        self._call.request.config = config  # A later attempt may add a tool to it.
         return list(self._rejected.contents)
 
     async def _compact(self, overflow: Overflow) -> list[types.Content] | None:

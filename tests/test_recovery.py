@@ -91,7 +91,9 @@ def open_chat(
     )
     tool = queued_tool("search", [finding])
     return Chat(
-        guarded_agent(llm, [tool], **(agent or {})), [plugin, *plugins], **settings
+        guarded_agent(llm, **{"tools": [tool], **(agent or {})}),
+        [plugin, *plugins],
+        **settings,
     )
 
 
@@ -252,6 +254,28 @@ async def test_output_that_cannot_be_lowered_enough_leads_to_compaction(
     *_, rejected, answered = sizes_after(llm, 2)
     assert answered < rejected
     assert "[Previous conversation summary]" in llm.requests[-1].text
+
+
+async def test_tool_of_a_compaction_after_lowered_output_is_in_the_request() -> None:
+    """Its summary speaks of `recall_history`, so the agent has to have it."""
+    error = ContextOverflowError(INPUT_PLUS_OUTPUT.format(178_959))
+    llm = SimulatedLlm(
+        context_window=CONFIGURED_TOKENS,
+        token_ratio=1.0,
+        script=["Noted.", error, error, "Fine."],
+    )
+    settings = types.GenerateContentConfig(max_output_tokens=64_000)
+    chat = open_chat(
+        llm,
+        Threshold(context_window=CONFIGURED_TOKENS, recall=True),
+        agent={"generate_content_config": settings, "tools": []},
+    )
+    await chat.say(FINDING)
+    assert answer_text(await chat.say("How are you?")) == "Fine."
+    answered = llm.requests[-1]
+    assert "recall_history(" in answered.text
+    tools = answered.config.tools or []
+    assert [tool.function_declarations[0].name for tool in tools] == ["recall_history"]
 
 
 async def test_second_rejection_leads_to_a_minimal_request(
