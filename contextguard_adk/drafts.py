@@ -11,7 +11,7 @@ from google.genai import types
 from contextguard_adk.coverage import fingerprint
 from contextguard_adk.history import content_text
 from contextguard_adk.history_view import HistoryView, StoredSummary
-from contextguard_adk.items import list_items, write_index
+from contextguard_adk.items import INDEX_GAP, INDEX_HEADING, list_items, write_index
 from contextguard_adk.ledger import extend_ledger
 from contextguard_adk.state import SummaryMark
 from contextguard_adk.summarizer import token_counter
@@ -176,6 +176,8 @@ class Drafts:
             return ""
         view = self.view
         known = view.stored.index if view.stored else ""
+        if view.covered and not known:  # It was cut off, or never written.
+            known = f"{INDEX_HEADING}\n{INDEX_GAP}"
         whole = () if self._quoted_chars >= 0 else (view.live_index,)
         new = sorted(i for i in covered if i not in view.covered and i not in whole)
         budget = min(MAX_INDEX_TOKENS, int(self.summary_tokens * INDEX_RATIO))
