@@ -120,6 +120,7 @@ class CompactionContext:
         load_todos: Gives the rendered todo list, as the summariser is shown it.
         load_todo_list: Gives the todo list for the agent, cut to a number of tokens.
         has_recall: Whether the agent can read back what is left out.
+        attach_files: Adds the files that the agent has read back.
         failures: What went wrong with the summariser, newest last.
     """
 
@@ -136,6 +137,7 @@ class CompactionContext:
     load_todos: Callable[[], str] = lambda: ""
     load_todo_list: Callable[[int, TokenCounter], str] = lambda _tokens, _count: ""
     has_recall: bool = False
+    attach_files: Callable[[Sequence[types.Content]], Sequence[types.Content]] = list
     failures: list[SummaryError] = field(default_factory=list)
 
     @property
@@ -335,7 +337,7 @@ class CompactionContext:
 
     def render(self, stored: StoredSummary, covered: frozenset[int]) -> Compaction:
         """Applies a summary to this history, and measures the result."""
-        contents = render_request(self.view, stored, covered)
+        contents = list(self.attach_files(render_request(self.view, stored, covered)))
         return Compaction(stored, covered, contents, self.measure(contents))
 
     @cached_property

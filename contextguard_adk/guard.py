@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from google.adk.models.base_llm import BaseLlm
@@ -126,7 +127,7 @@ class ModelCall:
     async def guard(self, is_observing: bool = False) -> None:
         """Changes the request so that it fits, and remembers what is sent."""
         original = self.request.contents
-        stored = None if is_observing else self._store.load(self._view)
+        stored = None if is_observing else self._load_summary()
         view = self._view(stored)
         contents: Sequence[types.Content] = original
         if stored is not None:
@@ -141,7 +142,7 @@ class ModelCall:
         else:
             compaction = await self._compact(context, contents)
             if compaction is not None:
-                contents = self._recall.attach(view, compaction.contents)
+                contents = compaction.contents
                 tokens = compaction.tokens
             is_final = context.is_due or compaction is not None
             await self._watch_pressure(context, tokens, is_final)
@@ -163,6 +164,9 @@ class ModelCall:
                 compaction=self.compaction,
             ),
         )
+
+    def _load_summary(self) -> StoredSummary | None:
+        return self._recall.adapt(self._store.load(self._view))
 
     def _view(self, stored: StoredSummary | None) -> HistoryView:
         run_config = self._invocation.run_config
@@ -211,6 +215,7 @@ class ModelCall:
             load_todos=self._todos,
             load_todo_list=self._todo_list,
             has_recall=self._recall.is_possible,
+            attach_files=partial(self._recall.attach, view),
         )
 
     def examine_rejected(self, ratio: float) -> CompactionContext:
@@ -219,7 +224,7 @@ class ModelCall:
         Args:
             ratio: How much of the usual threshold the next request may take.
         """
-        stored = self._store.load(self._view)
+        stored = self._load_summary()
         view = self._view(stored)
         context = self._measure(view, self.request.contents)
         budgets = context.budgets

@@ -122,6 +122,21 @@ def _read_part(
     return []
 
 
+def list_files(contents: Sequence[types.Content], indexes: Iterable[int]) -> list[Item]:
+    """Lists the files among the items, without reading anything else."""
+    files: list[Item] = []
+    for index in indexes:
+        for part in contents[index].parts or ():
+            if not part or part.thought or part.text or part.function_call:
+                continue
+            response = part.function_response
+            if response is None and (part.inline_data or part.file_data):
+                files.append(_read_file(part, index))
+            elif response and response.name not in HIDDEN_CALLS:
+                files += [_read_file(media, index) for media in _media_of(response)]
+    return files
+
+
 def _media_of(response: types.FunctionResponse) -> list[types.Part]:
     """The files of a tool's result, as parts of their own."""
     parts = []

@@ -253,6 +253,7 @@ class RecallHistoryTool(BaseTool):
 
 def _read_offset(value: object) -> int:
     try:
-        return min(max(0, int(value)), MAX_OFFSET)  # type: ignore[call-overload]
+        number: int = int(value)  # type: ignore[call-overload]
+        return min(max(0, number), MAX_OFFSET)
     except (TypeError, ValueError, OverflowError):
         return 0

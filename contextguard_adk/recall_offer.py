@@ -13,7 +13,7 @@ from google.genai import types
 from contextguard_adk.assembly import find_fingerprint
 from contextguard_adk.history import has_function_response
 from contextguard_adk.history_view import HistoryView, StoredSummary
-from contextguard_adk.items import Item, list_items
+from contextguard_adk.items import Item, list_files, list_items
 from contextguard_adk.recall import ATTACHED_KEY, RecallHistoryTool, RecallSource
 from contextguard_adk.tokens import estimate_config_tokens
 from contextguard_adk.transcript import HIDDEN_CALLS, RECALL_TOOL, TokenCounter
@@ -54,6 +54,15 @@ class RecallOffer:
         self._load_counter = load_counter
         self.is_possible = may_offer(request, invocation.agent, recall)
 
+    def adapt(self, stored: StoredSummary | None) -> StoredSummary | None:
+        """Takes the tool out of what a summary says where the agent has it no more.
+
+        ADK ends the turn when a model calls a tool that is not in the request.
+        """
+        if stored is None or self.is_possible or not stored.mark.has_recall:
+            return stored
+        return replace(stored, index="", mark=replace(stored.mark, has_recall=False))
+
     def make(
         self,
         view: HistoryView,
@@ -83,7 +92,7 @@ class RecallOffer:
         """Adds the files that the agent has read back."""
         if not self.is_possible:
             return contents
-        return attach_files(contents, lambda: list_items(view.contents, view.history))
+        return attach_files(contents, lambda: list_files(view.contents, view.history))
 
     @property
     def missing_tokens(self) -> int:
@@ -171,13 +180,13 @@ def _has_functions_alone(tool: object) -> bool:
 
 
 def attach_files(
-    contents: Sequence[types.Content], load_items: Callable[[], Sequence[Item]]
+    contents: Sequence[types.Content], load_files: Callable[[], Sequence[Item]]
 ) -> list[types.Content]:
     """Puts each file that was read back behind the result that announced it.
 
     Args:
         contents: What is to be sent.
-        load_items: Gives the items of the history.
+        load_files: Gives the files of the history.
 
     Returns:
         The contents with the files; nothing is changed in place.
@@ -188,7 +197,7 @@ def attach_files(
         sent.append(content)
         for handle in _announced(content):
             if found is None:
-                found = {item.handle: item for item in load_items() if item.media}
+                found = {item.handle: item for item in load_files()}
             item = found.get(handle)
             if item and item.media:
                 title = types.Part(text=f"[{item.title}]")

@@ -16,6 +16,7 @@ from contextguard_adk.coverage import cover, fingerprint
 from contextguard_adk.drafts import Drafts
 from contextguard_adk.history import pair_contents
 from contextguard_adk.history_view import HistoryView, StoredSummary
+from contextguard_adk.items import INDEX_GAP
 from contextguard_adk.state import SummaryMark
 from contextguard_adk.summarizer import SummaryModel
 from contextguard_adk.testing import SimulatedLlm
@@ -205,6 +206,30 @@ def test_a_compacted_request_stays_under_its_limit(
 def test_newest_contents_stay(keep_count: int, covered: set[int]) -> None:
     """Everything older is covered."""
     assert context(small_talk(5)).older_than(keep_count) == covered
+
+
+async def test_files_that_were_read_back_are_part_of_what_has_to_fit() -> None:
+    """They stand beside the summary, behind the results that announce them."""
+    attached = user("word " * 4_000)
+    bare = context([user("a"), model("b"), user("c")], tokens=3_300)
+    full = replace(bare, attach_files=lambda contents: [*contents, attached])
+    covered = bare.older_than(1)
+    compactions = [await tested.summarize(covered) for tested in (bare, full)]
+    assert compactions[1].contents[-1] is attached
+    assert compactions[1].tokens > compactions[0].tokens + 4_000
+    assert [bare.fits(compaction) for compaction in compactions] == [True, False]
+
+
+def test_an_index_that_was_cut_off_leaves_a_gap() -> None:
+    """The next one does not pretend to be the whole."""
+    old, new = [user("a" * 400), model("b" * 400)], [user("c" * 400), user("d")]
+    for stored in (summary_of(old), None):
+        tested = context([*old, *new], window_tokens=32_000, stored=stored)
+        drafts = replace(tested, has_recall=True).drafts
+        draft = drafts.write("text", frozenset(range(3)), (), 0)
+        assert "ccc" in draft.index
+        assert (INDEX_GAP in draft.index) is (stored is not None)
+        assert ("aaa" in draft.index) is (stored is None)
 
 
 def test_there_may_be_nothing_to_cover() -> None:

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from google.adk.agents import LlmAgent
 from google.adk.models.llm_request import LlmRequest
-from google.adk.sessions import DatabaseSessionService
+from google.adk.sessions import DatabaseSessionService, InMemorySessionService
 from google.adk.tools.function_tool import FunctionTool
 from google.genai import types
 
 from contextguard_adk import ContextGuardPlugin, Threshold
-from contextguard_adk.items import list_items
+from contextguard_adk.items import list_files, list_items
 from contextguard_adk.recall import RecallHistoryTool, RecallSource
 from contextguard_adk.recall_offer import attach_files, may_offer
 from contextguard_adk.summarizer import token_counter
@@ -496,7 +496,7 @@ def test_a_forged_announcement_attaches_nothing_foreign() -> None:
     for handle in ("0123456789", 7, None, ["x"]):
         forged = response("recall_history", {"attached": handle}, "id")
         sent = [*contents, forged, user("And?")]
-        assert attach_files(sent, lambda: list_items(contents, range(3))) == sent
+        assert attach_files(sent, lambda: list_files(contents, range(3))) == sent
 
 
 async def test_the_tool_is_there_again_after_a_restart(tmp_path: Any) -> None:
@@ -518,6 +518,22 @@ async def test_the_tool_is_there_again_after_a_restart(tmp_path: Any) -> None:
         await service.db_engine.dispose()
     assert pages[0] == pages[1]
     assert f'user message "3 {SECRET}' in pages[0]
+
+
+async def test_nothing_speaks_of_the_tool_once_it_is_turned_off() -> None:
+    """ADK ends the turn of an agent that calls a tool which it has not."""
+    service = InMemorySessionService()
+    for recall in (True, False):
+        llm = SimulatedLlm(context_window=4_000, script=lambda request: "ok")
+        agent = guarded_agent(llm, [queued_tool("look", ["x"])])
+        strategy = Threshold(context_window=4_000, recall=recall)
+        guard = ContextGuardPlugin(default=strategy)
+        chat = Chat(agent, [guard], session_service=service)
+        for number in range(6 if recall else 1):
+            await chat.say(f"{number} {SECRET} " + "word " * 500)
+        assert ("recall_history" in llm.requests[-1].text) is recall
+        assert ("recall_history" in offered(llm.requests[-1])) is recall
+        assert "[Previous conversation summary]" in llm.requests[-1].text
 
 
 async def test_play_stays_whole_with_the_tool() -> None:
