@@ -274,8 +274,10 @@ async def test_tool_of_a_compaction_after_lowered_output_is_in_the_request() -> 
     assert answer_text(await chat.say("How are you?")) == "Fine."
     answered = llm.requests[-1]
     assert "recall_history(" in answered.text
-    tools = answered.config.tools or []
-    assert [tool.function_declarations[0].name for tool in tools] == ["recall_history"]
+    (tool,) = answered.config.tools or [None]
+    assert isinstance(tool, types.Tool)
+    declared = [declaration.name for declaration in tool.function_declarations or ()]
+    assert declared == ["recall_history"]
 
 
 async def test_second_rejection_leads_to_a_minimal_request(
