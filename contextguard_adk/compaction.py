@@ -36,7 +36,6 @@ from contextguard_adk.tokens import (
     DEFAULT_CORRECTION,
     estimate_contents_tokens,
     estimate_prompt_tokens,
-    estimate_tokenizer_ratio,
 )
 from contextguard_adk.transcript import TokenCounter, render_entries
 
@@ -114,7 +113,6 @@ class CompactionContext:
         budgets: Window, threshold and what follows from them.
         view: The history.
         scope: Where the summary is valid.
-        contents: The request as it stands, a stored summary in its place.
         load_summary_model: Gives the model that writes summaries; None asks for a
             mechanical one.
         load_todos: Gives the rendered todo list, as the summariser is shown it.
@@ -132,7 +130,6 @@ class CompactionContext:
     budgets: Budgets
     view: HistoryView
     scope: str = ""
-    contents: Sequence[types.Content] = ()
     load_summary_model: Callable[[], SummaryModel | None] = lambda: None
     load_todos: Callable[[], str] = lambda: ""
     load_todo_list: Callable[[int, TokenCounter], str] = lambda _tokens, _count: ""
@@ -157,15 +154,6 @@ class CompactionContext:
             None,
             contents,
             default=self.correction or DEFAULT_CORRECTION,
-        )
-
-    @cached_property
-    def tokenizer_ratio(self) -> float | None:
-        """What the provider counts for each token that density lets expect."""
-        if self.correction is None or not self.contents:
-            return None
-        return estimate_tokenizer_ratio(
-            self.tokens, self.config_heuristic_tokens, self.contents
         )
 
     @cached_property
@@ -268,7 +256,6 @@ class CompactionContext:
             todos=self.load_todos(),
             budget_tokens=budget_tokens,
             correction=self.correction,
-            tokenizer_ratio=self.tokenizer_ratio,
         )
 
     def _summarize_mechanically(self, covered: frozenset[int]) -> Compaction:

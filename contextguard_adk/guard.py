@@ -210,7 +210,6 @@ class ModelCall:
             budgets=self.budgets(),
             view=view,
             scope=self.scope,
-            contents=contents,
             load_summary_model=self._summary_model,
             load_todos=self._todos,
             load_todo_list=self._todo_list,

@@ -83,8 +83,6 @@ class SummaryTask:
         budget_tokens: What the summary may take.
         correction: Real tokens per estimated token of the agent's model; None while
             unknown.
-        tokenizer_ratio: What the agent's model counts for each token that the
-            density of a text lets expect; None while unknown.
     """
 
     entries: Sequence[Entry]
@@ -93,7 +91,6 @@ class SummaryTask:
     todos: str = ""
     budget_tokens: int = 1_000
     correction: float | None = None
-    tokenizer_ratio: float | None = None
 
 
 def token_counter(correction: float | None) -> TokenCounter:
@@ -138,7 +135,7 @@ async def summarize(task: SummaryTask, model: SummaryModel) -> str:
 async def _summarize_within(
     task: SummaryTask, model: SummaryModel, input_tokens: int
 ) -> str:
-    count = _input_counter(task)
+    count = functools.cache(token_counter(task.correction or DEFAULT_CORRECTION))
     live_request = shorten_to_tokens(
         task.live_request, LIVE_REQUEST_RATIO * input_tokens, count
     )
@@ -170,23 +167,6 @@ async def _summarize_within(
                 answer.text, task.budget_tokens, token_counter(task.correction)
             )
     return summary
-
-
-def _input_counter(task: SummaryTask) -> TokenCounter:
-    """Counts what a summariser reads: by density, once the tokenizer is known.
-
-    The correction speaks of the request's mix of texts. In a transcript of prose and
-    JSON it would count the prose twice, and pay for calls that nothing needs.
-    """
-    if task.tokenizer_ratio is None:
-        return functools.cache(token_counter(task.correction or DEFAULT_CORRECTION))
-    ratio = task.tokenizer_ratio
-
-    @functools.cache
-    def count(text: str) -> int:
-        return math.ceil(text_bytes(text) / 4 * estimate_text_density(text) * ratio)
-
-    return count
 
 
 def _split_transcript(

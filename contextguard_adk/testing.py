@@ -268,7 +268,7 @@ class SimulatedLlm(BaseLlm):
         record = RecordedRequest(
             contents=list(request.contents),
             system_instruction="\n".join(_simulated.list_content_texts(system)),
-            config=request.config.model_copy(),
+            config=_copy_config(request.config),
             prompt_tokens=_simulated.count_request_tokens(
                 request, self.token_ratio, self.media_tokens
             ),
@@ -364,6 +364,19 @@ class SimulatedLlm(BaseLlm):
                 total_token_count=total_tokens,
             )
         self._note(number, replace(record, response=response.model_copy(deep=True)))
+
+
+def _copy_config(config: types.GenerateContentConfig) -> types.GenerateContentConfig:
+    """Copies what a recovery or a later step may still add tools to."""
+    tools = [
+        tool.model_copy(
+            update={"function_declarations": list(tool.function_declarations)}
+        )
+        if isinstance(tool, types.Tool) and tool.function_declarations
+        else tool
+        for tool in config.tools or ()
+    ]
+    return config.model_copy(update={"tools": tools} if tools else None)
 
 
 def _to_content(

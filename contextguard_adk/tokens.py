@@ -41,7 +41,6 @@ __all__ = [
     "estimate_prompt_tokens",
     "estimate_request_tokens",
     "estimate_text_density",
-    "estimate_tokenizer_ratio",
     "json_bytes",
     "media_tokens",
     "part_bytes",
@@ -391,25 +390,6 @@ def _grown_tokens(
         ratio = real_tokens / weighted_tokens(parts, last_heuristic_tokens)
         weighted *= min(max(ratio, 1.0), _MAX_TOKENIZER_RATIO)
     return real_tokens + max(int(weighted), growth_tokens)
-
-
-def estimate_tokenizer_ratio(
-    tokens: int, config_heuristic_tokens: int, contents: Sequence[types.Content]
-) -> float:
-    """Estimates how a provider's tokens compare with those that density expects.
-
-    Args:
-        tokens: What a request takes, by the provider's count.
-        config_heuristic_tokens: The heuristic of its system instruction and tools.
-        contents: Its contents.
-
-    Returns:
-        The ratio, at least 1.0 and at most 2.0.
-    """
-    heuristic_tokens = estimate_contents_tokens(contents)
-    weighted = weighted_tokens(_newest_parts(contents), heuristic_tokens)
-    ratio = tokens / max(weighted + config_heuristic_tokens, 1)
-    return min(max(ratio, 1.0), _MAX_TOKENIZER_RATIO)
 
 
 def estimate_prompt_tokens(

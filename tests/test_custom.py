@@ -58,7 +58,7 @@ async def test_a_strategy_of_ones_own_from_a_file(tmp_path: Path) -> None:
     )
     llm = SimulatedLlm(context_window=8_000)
     chat = Chat(guarded_agent(llm), [ContextGuardPlugin.from_file(path)])
-    for number in range(6):
+    for number in range(10):
         await chat.say(f"Message {number}. " + "Some words follow here. " * 60)
     assert llm.summaries
     assert not llm.rejections

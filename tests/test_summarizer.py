@@ -158,27 +158,6 @@ async def test_an_answer_within_the_budget_by_its_usage_stays_whole() -> None:
     assert await summarize(task, SummaryModel(llm, 32_000)) == whole
 
 
-@pytest.mark.parametrize(
-    ("tokenizer_ratio", "call_count"),
-    [(None, 2), (1.0, 1), (1.9, 2)],
-    ids=["unknown", "as expected", "twice as many"],
-)
-async def test_the_tokenizer_decides_how_many_calls_a_transcript_takes(
-    tokenizer_ratio: float | None, call_count: int
-) -> None:
-    """A correction learned on other text does not pay for calls that nothing needs."""
-    llm = SimulatedLlm(summary_replies=["ONE", "TWO"])
-    task = SummaryTask(
-        entries(*["The shard waits for the import. " * 40 for _ in range(14)]),
-        budget_tokens=400,
-        correction=1.5,
-        tokenizer_ratio=tokenizer_ratio,
-    )
-    await summarize(task, SummaryModel(llm, 8_000))
-    assert llm.calls == call_count
-    assert llm.largest_request_tokens <= 0.8 * 8_000
-
-
 # --- Failures ---------------------------------------------------------------------
 
 
