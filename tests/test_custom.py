@@ -54,11 +54,13 @@ async def test_a_strategy_of_ones_own_from_a_file(tmp_path: Path) -> None:
     """A dotted path names it, its settings stand beside."""
     path = tmp_path / "guard.toml"
     path.write_text(
-        f"[default]\nstrategy = '{__name__}.KeepLastTurn'\nat_least = 5\n", "utf-8"
+        f"[default]\nstrategy = '{__name__}.KeepLastTurn'\nat_least = 5\nmax_tokens = 8000\n",
+        "utf-8",
     )
     llm = SimulatedLlm(context_window=8_000)
     chat = Chat(guarded_agent(llm), [ContextGuardPlugin.from_file(path)])
-    for number in range(10):
+    await chat.say("Hello.")  # The first message is kept beside every summary.
+    for number in range(6):
         await chat.say(f"Message {number}. " + "Some words follow here. " * 60)
     assert llm.summaries
     assert not llm.rejections
