@@ -108,17 +108,25 @@ class RecallHistoryTool(BaseTool):
         """Answers one call; a bad argument gets an answer that helps."""
         try:
             source = await self._load_source()
-            query = " ".join(str(args.get("query") or "")[:MAX_QUERY_CHARS].split())
-            handle = str(args.get("item") or "").strip(" #[]`'\"")
-            offset = _read_offset(args.get("offset"))
-            if handle:
-                return self._read_item(source.items, handle, offset)
-            if query:
-                return {"result": self._search(source, query, offset)}
-            return {"result": self._list(source, offset)}
+            answer = self._answer(source, args)
         except Exception as error:  # noqa: BLE001 - a turn must not end here.
             logger.error("recall_history failed: %s.", type(error).__name__)
             return {"result": "The history cannot be read just now."}
+        # No client can send half a surrogate pair.
+        return {
+            key: text.encode("utf-8", "replace").decode()
+            for key, text in answer.items()
+        }
+
+    def _answer(self, source: RecallSource, args: dict[str, Any]) -> dict[str, str]:
+        query = " ".join(str(args.get("query") or "")[:MAX_QUERY_CHARS].split())
+        handle = str(args.get("item") or "").strip(" #[]`'\"")
+        offset = _read_offset(args.get("offset"))
+        if handle:
+            return self._read_item(source.items, handle, offset)
+        if query:
+            return {"result": self._search(source, query, offset)}
+        return {"result": self._list(source, offset)}
 
     def _read_item(
         self, items: Sequence[Item], handle: str, offset: int

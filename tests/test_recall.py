@@ -230,6 +230,14 @@ async def test_a_page_is_at_most_a_tenth_of_the_window(window: int) -> None:
         assert count_tokens(await ask(tool, **args)) <= window // 10
 
 
+async def test_pages_can_be_sent_whatever_the_history_holds() -> None:
+    """A lone surrogate in one would end the turn in the model's client."""
+    tool = tool_over([user("half \ud83d of a pair " * 30), user("whole")])
+    handle = (await ask(tool)).splitlines()[2][2:12]
+    for args in ({}, {"item": handle}, {"query": "half"}, {"query": "\ud83d"}):
+        assert (await ask(tool, **args)).encode()
+
+
 async def test_a_history_that_cannot_be_read_is_said_so() -> None:
     """The tool never ends a turn."""
 
