@@ -221,23 +221,37 @@ async def _load_older_items(invocation: InvocationContext) -> list[Item]:
     """Items of events that ADK leaves out of every request.
 
     There are some where a run loads only the newest events of a session, and where
-    ADK's own compaction is on.
+    ADK's own compaction is on. Of all others the request tells, as other plugins
+    want them shown: what they have masked must not come back from the session.
     """
     session = invocation.session
     if getattr(invocation.agent, "include_contents", "default") == "none":
         return []
     events: Sequence[Event] = session.events
+    loaded = {event.id for event in events}
     if getattr(invocation.run_config, "get_session_config", None) is not None:
         whole = await invocation.session_service.get_session(
             app_name=session.app_name, user_id=session.user_id, session_id=session.id
         )
         events = whole.events if whole else events
-    elif not any(event.actions and event.actions.compaction for event in events):
-        return []
+    standing = without_rewound(events)
+    compactions = [
+        event.actions.compaction
+        for event in standing
+        if event.actions and event.actions.compaction
+    ]
     contents = [
         event.content
-        for event in without_rewound(events)
-        if event.content and is_visible(event, invocation)
+        for event in standing
+        if event.content
+        and (
+            event.id not in loaded
+            or any(
+                compacted.start_timestamp <= event.timestamp <= compacted.end_timestamp
+                for compacted in compactions
+            )
+        )
+        and is_visible(event, invocation)
     ]
     return list_items(contents, range(len(contents)))
 

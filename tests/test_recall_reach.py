@@ -220,6 +220,40 @@ async def test_events_that_a_run_does_not_load_are_in_reach() -> None:
     assert "user message" in pages(llm)[-1]
 
 
+class Mask(BasePlugin):
+    """Hides codes from the model."""
+
+    async def before_model_callback(
+        self, *, callback_context: CallbackContext, llm_request: LlmRequest
+    ) -> None:
+        """Changes the texts of the request, not the session."""
+        llm_request.contents = [
+            types.Content(
+                role=content.role,
+                parts=[
+                    types.Part(text=part.text.replace(SECRET, "****"))
+                    if part.text
+                    else part
+                    for part in content.parts or ()
+                ],
+            )
+            for content in llm_request.contents
+        ]
+
+
+async def test_what_a_plugin_masks_does_not_come_back() -> None:
+    """Of what a run loads the tool reads what the request shows."""
+    llm, agent = guarded_llm(f"code {SECRET}")
+    config = RunConfig(get_session_config=GetSessionConfig(num_recent_events=30))
+    chat = Chat(agent, [Mask(name="mask"), guard()], run_config=config)
+    await fill(chat, 10)
+    await chat.say(f"Mind the code {SECRET}.")
+    await fill(chat, 2)
+    await chat.say("Search it.")
+    assert pages(llm)
+    assert all("user message" not in page for page in pages(llm))
+
+
 class UserFirst(BasePlugin):
     """Gives ADK's own summary the role that a strict provider wants."""
 
