@@ -54,7 +54,8 @@ async def test_a_strategy_of_ones_own_from_a_file(tmp_path: Path) -> None:
     """A dotted path names it, its settings stand beside."""
     path = tmp_path / "guard.toml"
     path.write_text(
-        f"[default]\nstrategy = '{__name__}.KeepLastTurn'\nat_least = 5\nmax_tokens = 8000\n",
+        f"[default]\nstrategy = '{__name__}.KeepLastTurn'\n"
+        "at_least = 5\nmax_tokens = 8000\n",
         "utf-8",
     )
     llm = SimulatedLlm(context_window=8_000)
