@@ -164,11 +164,11 @@ class HistoryView:
         """Covered contents, with their position in the covered set."""
         if self.stored is None:
             return {}
-        prints = [self.fingerprints[index] for index in self.history]
-        matches = {
-            self.history[right]: left
-            for left, right in align_covered(self.stored.covered, prints)
-        }
+        matches = self._align(self.stored.covered, self.history)
+        if self._may_split_pairs(matches) and self.pinned_calls & matches.keys():
+            # A call that waits for its result must not pass for an equal one.
+            closed = [i for i in self.history if i not in self.pinned_calls]
+            matches = self._align(self.stored.covered, closed)
         if self.stored.mark.invocation != self.invocation_id:
             # A repeated message ("yes", "yes") must not pass for the covered one.
             live = self.live_index
@@ -179,10 +179,17 @@ class HistoryView:
             matches = {i: left for i, left in matches.items() if i in whole}
         return matches
 
+    def _align(self, covered: Covered, indexes: Sequence[int]) -> dict[int, int]:
+        """Finds what is covered among some contents, with its position there."""
+        prints = [self.fingerprints[index] for index in indexes]
+        return {indexes[right]: left for left, right in align_covered(covered, prints)}
+
     def _may_split_pairs(self, matches: dict[int, int]) -> bool:
         """Tells whether pairs need a look: not where a clean prefix is covered."""
         count = len(matches)
         if list(matches) != self.history[:count]:
+            return True
+        if self.stored and count != self.stored.covered.content_count:
             return True
         rest = self.history[count:]
         return bool(rest) and has_function_response(self.contents[rest[0]])

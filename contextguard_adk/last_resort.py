@@ -53,6 +53,8 @@ def reduce_contents(
     """
     factor = correction or DEFAULT_CORRECTION
     first = list(head) or [_notice()]
+    if _cost([*first, *contents], factor) <= room_tokens:
+        return [*first, *contents]
     kept: dict[int, types.Content] = {}
     live = live_index
     if live is None and not head:

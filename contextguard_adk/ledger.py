@@ -21,7 +21,8 @@ MAX_EXCERPT_BYTES = 240
 """What one excerpt may take."""
 
 MAX_FIRST_BYTES = 1_500
-"""What the first message may take: it mostly holds the task."""
+MAX_FIRST_RATIO = 0.25
+"""What the first message may take, which mostly holds the task; and of the budget."""
 
 MIN_EXCERPT_BYTES = 24
 """Below this an excerpt says nothing; the middle ones are then left out."""
@@ -49,8 +50,9 @@ def extend_ledger(
         short excerpts of all are too much, middle ones are left out.
     """
     budget = min(max_bytes, MAX_LEDGER_BYTES)
+    first = min(MAX_FIRST_BYTES, max(MAX_EXCERPT_BYTES, int(budget * MAX_FIRST_RATIO)))
     texts = [
-        excerpt(" ".join(text.split()), MAX_EXCERPT_BYTES if order else MAX_FIRST_BYTES)
+        excerpt(" ".join(text.split()), MAX_EXCERPT_BYTES if order else first)
         for order, text in enumerate((*excerpts, *messages))
     ]
     texts = _leave_out_middle([text for text in texts if text], budget)

@@ -38,20 +38,17 @@ MIN_EXCERPT_TOKENS = 30
 ATTACHED_KEY = "attached"
 """In a result of the tool: the handle of the file to attach."""
 
+# Short: it stands in every request from the first compaction on.
 _DESCRIPTION = (
-    "Reads back earlier messages, tool results and files of this conversation that "
-    "were compacted away. Give `query` to search all of them, or `item` to read one "
-    "by its handle; nothing to list them."
+    "Reads what was compacted away. query: words to search for. item: a handle to "
+    "read. Neither: lists items. offset: as a page says."
 )
 _PARAMETERS = {
     "type": "object",
     "properties": {
-        "query": {"type": "string", "description": "Words or a phrase to search for."},
-        "item": {"type": "string", "description": "The handle of an item."},
-        "offset": {
-            "type": "integer",
-            "description": "Where to go on, as the page before says.",
-        },
+        "query": {"type": "string"},
+        "item": {"type": "string"},
+        "offset": {"type": "integer"},
     },
 }
 

@@ -224,7 +224,7 @@ async def test_more_attempts_only_while_over_the_threshold(max_attempts: int) ->
     contents = [*small_talk(4, 300)[:-1], user(words(1_100, "live"))]
     strategy = Threshold(max_compaction_attempts=max_attempts)
     compaction = await strategy.compact(
-        context(contents, llm, tokens=4_000, fixed_tokens=1_550)
+        context(contents, llm, tokens=4_000, fixed_tokens=1_780)
     )
     assert compaction is not None
     assert llm.summaries == compaction.attempts == max_attempts
