@@ -212,6 +212,8 @@ async def test_a_killed_process_costs_at_most_one_summary(
     scene: Scene, nursery: Process, point: str, after_summaries: int
 ) -> None:
     """Wherever a process dies, the next one goes on with all that was stored."""
+    if not SETTLES_CALLS and point == "after the run":
+        pytest.skip("this ADK does not tell when a run ends")
     answers, code = run_process(
         nursery,
         scene.turns(*range(10)),

@@ -68,8 +68,9 @@ def list_contents(conversation: Conversation) -> list[types.Content]:
     for turn in conversation.turns:
         contents.append(user(turn.text))
         for (use,) in turn.steps:
-            contents.append(call(use.tool, **use.args))
-            contents.append(response(use.tool, use.result))
+            call_id = f"adk-{len(contents)}"  # ADK gives every call one.
+            contents.append(call(use.tool, call_id, **use.args))
+            contents.append(response(use.tool, use.result, call_id))
         contents.append(model(turn.answer))
     return contents
 

@@ -103,7 +103,8 @@ async def test_a_bad_list_is_explained_and_nothing_is_lost(
 async def test_a_list_of_another_tool_is_read() -> None:
     """The plain key that others use, as long as there is none of our own."""
     _, chat = chat_with(write_once())
-    answer = answer_text(await chat.say("todos", {"todos": [{"content": "Old one"}]}))
+    await chat.set_state({"todos": [{"content": "Old one"}]})
+    answer = answer_text(await chat.say("todos"))
     assert "Old one" in answer
 
 
