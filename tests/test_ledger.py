@@ -19,6 +19,7 @@ from contextguard_adk.ledger import (
     extend_ledger,
     load_ledger,
     render_ledger,
+    telling_excerpt,
 )
 
 SCRIPTS = {
@@ -78,6 +79,64 @@ def test_excerpt_stays_within_its_bytes(text: str, max_bytes: int) -> None:
     """An excerpt of any text is at most as long as allowed, or whole."""
     short = excerpt(text, max_bytes)
     assert short == text or len(short.encode()) <= max(0, max_bytes)
+
+
+@pytest.mark.parametrize(
+    ("text", "max_bytes", "expected"),
+    [
+        pytest.param("Fix it.", 40, "Fix it.", id="fits"),
+        pytest.param(
+            "Please have a look at what went wrong with order A-4711 in the end, if "
+            "you have the time for it today, will you",
+            60,
+            "Please have a look … went wrong with order A-4711 in the",
+            id="the-words-around-a-name",
+        ),
+        pytest.param(
+            "Please have a look at what went wrong with the order of yesterday in the "
+            "end, will you",
+            40,
+            "Please have a look at wha…nd, will you",
+            id="no-name",
+        ),
+        pytest.param(
+            "Open a/b and c/d and e/f and g/h and i/j and k/l and m/n",
+            33,
+            "Open a/b and c/d and…/l and m/n",
+            id="names-everywhere",
+        ),
+        pytest.param(f"Look: {'1' * 200} there", 60, None, id="a-name-without-end"),
+        pytest.param("漢字9" * 40, 60, None, id="no-blanks"),
+        pytest.param("a\ud8001 " * 40, 60, None, id="lone-surrogates"),
+    ],
+)
+def test_excerpts_keep_names(text: str, max_bytes: int, expected: str | None) -> None:
+    """A ticket, a path, a number stays with its words; else head and tail do."""
+    short = telling_excerpt(text, max_bytes)
+    assert len(short.encode()) <= max_bytes
+    if expected is not None:
+        assert short == expected
+    else:
+        assert len(short.encode()) > max_bytes / 2
+
+
+@given(st.text(), st.integers(-5, 300))
+def test_telling_excerpt_stays_within_its_bytes(text: str, max_bytes: int) -> None:
+    """As any other excerpt, and nothing that no database takes."""
+    short = telling_excerpt(text, max_bytes)
+    whole = text.encode("utf-8", "replace").decode()
+    assert short == whole or len(short.encode()) <= max(0, max_bytes)
+
+
+def test_identifiers_survive_many_compactions() -> None:
+    """What fifty long messages named can be read after all of them."""
+    names = [f"order-{number}{number}" for number in range(50)]
+    ledger: list[str] = []
+    for name in names:
+        wish = f"{'please go on with this and then '}{name} {'as we agreed ' * 12}"
+        ledger = extend_ledger(ledger, [wish])
+    text = "\n".join(ledger)
+    assert [name for name in names if name not in text] == []
 
 
 # --- the ledger ---
