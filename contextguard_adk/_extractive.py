@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from google.adk.models.llm_request import LlmRequest
 
 from contextguard_adk._simulated import list_content_texts
 
 _FENCE = re.compile(r"^<transcript-([^>\s]*)", re.MULTILINE)
+_IN_PLACE = "[System: Summarise the conversation above now"
 _ADK_PROMPT = "The following is a conversation history between a user and an AI agent"
 _ADK_PROMPT_ENDS = "capture the essence of the interaction."
 
@@ -29,18 +30,26 @@ _WORD = re.compile(r"\w+(?:[./:@#+-]\w+)*")
 _VARYING = re.compile(r"[^\W_]*\d[^\W_]*")
 _NAME = re.compile(r"_|[./:@#+-]|[a-z][A-Z]")
 _MAX_MISSES = 20
+_SYMBOL = re.compile(r"[()\[\]{}=<>|\\/*`~^&%$#@+]")
+KNOWN_WEIGHT = 1.1
+SYMBOL_WEIGHT = 2.0
+MAX_NAMES = 3.5
 _FAULT = re.compile(r"error|exception|fail|denied|refused|fatal|warning", re.IGNORECASE)
 
 
 def looks_like_summary_request(request: LlmRequest) -> bool:
     """Tells whether a request asks for a summary: the guard's or ADK's own prompt."""
     text = _last_text(request)
-    return text.startswith(_ADK_PROMPT) or _FENCE.search(text) is not None
+    if text.startswith((_ADK_PROMPT, _IN_PLACE)):
+        return True
+    return _FENCE.search(text) is not None
 
 
 def read_summary_material(request: LlmRequest) -> str:
     """Returns what a request wants summarised, without fences and ADK's prompt."""
     text = _last_text(request)
+    if text.startswith(_IN_PLACE):
+        return "\n".join(list_content_texts(request.contents[:-1]))
     if text.startswith(_ADK_PROMPT):
         text = text.partition(_ADK_PROMPT_ENDS)[2]
         # ADK 2.0 escapes the line breaks of its prompt by mistake.
@@ -56,14 +65,29 @@ def _last_text(request: LlmRequest) -> str:
     return "\n".join(list_content_texts(request.contents[-1:]))
 
 
-def summarize(material: str, budget_tokens: int, count: Callable[[str], int]) -> str:
+def summarize(
+    material: str,
+    budget_tokens: int,
+    count: Callable[[str], int],
+    earlier: Collection[str] = (),
+) -> str:
     """Picks the most telling pieces of a text, in their order, within a budget.
 
     A piece tells much when its words are rare in this text and name something:
-    numbers, identifiers, paths, faults. Nothing is known of what a reader wants.
+    numbers, identifiers, paths, faults; and when it reads as a statement and not as
+    code. Nothing is known of what a reader wants.
+
+    Args:
+        material: The text.
+        budget_tokens: What the summary may take.
+        count: Tokens of a text.
+        earlier: Lines of the summary before, which are merged: they weigh more.
     """
     pieces = list(dict.fromkeys(_cut_pieces(material)))
-    ranks = _rank_pieces(pieces)
+    ranks = [
+        rank * (KNOWN_WEIGHT if piece in earlier else 1)
+        for piece, rank in zip(pieces, _rank_pieces(pieces), strict=True)
+    ]
     best_first = sorted(range(len(pieces)), key=ranks.__getitem__, reverse=True)
     chosen, left_tokens, misses = [], budget_tokens, 0
     for index in best_first:
@@ -121,11 +145,12 @@ def _rank_pieces(pieces: list[str]) -> list[float]:
     ranks = []
     for index, piece in enumerate(pieces):
         rarest = sorted(map(rarity.__getitem__, shapes[index]))[-8:]
-        names = min(sum(map(weights.__getitem__, spellings[index])), 2.5)
+        names = min(sum(map(weights.__getitem__, spellings[index])), MAX_NAMES)
         faults = 0.5 * bool(_FAULT.search(piece))
         rank = (sum(rarest) + (names + faults) * highest) / (len(shapes[index]) + 8)
-        is_edge = index < 0.05 * len(pieces) or index > 0.9 * len(pieces)
-        ranks.append(rank * (1.2 if is_edge else 1))
+        symbols = len(_SYMBOL.findall(piece)) / len(piece)
+        rank *= max(0.3, 1 - SYMBOL_WEIGHT * symbols)
+        ranks.append(rank)
     return ranks
 
 

@@ -179,6 +179,52 @@ def count_request_tokens(
     return count_tokens(texts, token_ratio) + media * media_tokens + overhead
 
 
+def count_shared_tokens(
+    before: LlmRequest, now: LlmRequest, token_ratio: float | None
+) -> int:
+    """Counts how many tokens two requests begin with in common, media left out.
+
+    The order is that of providers' prompt caches: tools, system instruction, contents.
+    """
+    tools = [
+        [_to_json_text(tool) for tool in one.config.tools or []]
+        for one in (before, now)
+    ]
+    systems = [_list_system_texts(one) for one in (before, now)]
+    if tools[0] != tools[1] or systems[0] != systems[1]:
+        return 0
+    shared, overhead = [*tools[0], *systems[0]], 0
+    for old, new in zip(before.contents, now.contents, strict=False):
+        if old.role != new.role:
+            break
+        overhead += 0 if token_ratio else _TOKENS_PER_CONTENT
+        texts = [list(list_content_texts([content])) for content in (old, new)]
+        for one, other in zip(*texts, strict=False):
+            if one != other:
+                shared.append(_common_beginning(one, other))
+                return count_tokens(shared, token_ratio) + overhead
+            shared.append(one)
+        if len(texts[0]) != len(texts[1]):
+            break
+    return count_tokens(shared, token_ratio) + overhead
+
+
+def _common_beginning(one: str, other: str) -> str:
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[:middle] == other[:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return one[:low]
+
+
+def _list_system_texts(request: LlmRequest) -> list[str]:
+    parts = list_system_parts(request.config.system_instruction)
+    return list(list_content_texts([types.Content(parts=parts)]))
+
+
 def count_tokens(texts: Iterable[str], token_ratio: float | None) -> int:
     """Counts the tokens of texts: by BPE without a ratio, else by UTF-8 bytes."""
     if token_ratio is None:

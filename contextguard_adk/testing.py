@@ -8,9 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterator,
+    Sequence,
+)
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from google.adk.models.base_llm import BaseLlm
@@ -65,6 +73,9 @@ _OVERFLOW_WORDS: dict[ErrorStyle, str] = {
     " {used} tokens.",
 }
 
+# How many of the newest accepted prompts are kept in the prompt cache.
+_CACHED_PROMPTS = 4
+
 # The length of a summary whose request does not limit it.
 _SUMMARY_TOKENS = 1_000
 
@@ -89,6 +100,7 @@ class RecordedRequest:
 
     `rejected` is None for an accepted request. `response` is the final answer, None
     where there was none: rejected, raised by the script, or not finished.
+    `cached_tokens` is what a prompt cache served, where there is one.
     """
 
     contents: list[types.Content]
@@ -99,6 +111,7 @@ class RecordedRequest:
     stream: bool
     rejected: Literal["overflow", "invalid"] | None = None
     response: LlmResponse | None = None
+    cached_tokens: int = 0
 
     @property
     def text(self) -> str:
@@ -119,6 +132,10 @@ class _Ledger:
     call_ids: int = 0
     replies_taken: Counter[bool] = field(default_factory=Counter)
     records: dict[int, RecordedRequest] = field(default_factory=dict)
+    summary_lines: Collection[str] = ()
+    cached: deque[LlmRequest] = field(
+        default_factory=partial(deque, maxlen=_CACHED_PROMPTS)
+    )
 
 
 def call(name: str, /, **args: Any) -> types.Part:
@@ -178,6 +195,10 @@ class SimulatedLlm(BaseLlm):
 
     keep_requests: int | None = Field(default=None, ge=0)
     """How many of the newest requests stay in `requests`; None keeps all."""
+
+    prompt_cache: bool = False
+    """Whether an answer's usage tells how many tokens the prompt begins with in common
+    with one of the last accepted ones, as providers with a prompt cache do."""
 
     latency_seconds: float = Field(default=0, ge=0)
     """The time an accepted request takes."""
@@ -246,6 +267,8 @@ class SimulatedLlm(BaseLlm):
         """
         number, record = self._receive(llm_request, stream)
         self._judge(number, record)
+        if self.prompt_cache:
+            record = self._serve_from_cache(number, record)
         usage_is_due = self._is_usage_due()
         await asyncio.sleep(self.latency_seconds)
         reply = self._take_reply(llm_request, record.is_summary)
@@ -303,6 +326,22 @@ class SimulatedLlm(BaseLlm):
                 )
             )
 
+    def _serve_from_cache(
+        self, number: int, record: RecordedRequest
+    ) -> RecordedRequest:
+        """Finds what earlier prompts began with, and keeps this one for later ones."""
+        request = LlmRequest(contents=record.contents, config=record.config)
+        cached = self._ledger.cached
+        served = (
+            _simulated.count_shared_tokens(before, request, self.token_ratio)
+            for before in cached
+        )
+        tokens = min(max(served, default=0), record.prompt_tokens)
+        cached.append(request)
+        record = replace(record, cached_tokens=tokens)
+        self._note(number, record)
+        return record
+
     def _note(self, number: int, record: RecordedRequest) -> None:
         if number in self._ledger.records:
             self._ledger.records[number] = record
@@ -327,11 +366,14 @@ class SimulatedLlm(BaseLlm):
         return _acknowledge(request) if source is None else "Done."
 
     def _summarize(self, request: LlmRequest) -> str:
-        return _extractive.summarize(
+        summary = _extractive.summarize(
             _extractive.read_summary_material(request),
             request.config.max_output_tokens or _SUMMARY_TOKENS,
             lambda text: _simulated.count_tokens([text], self.token_ratio),
+            self._ledger.summary_lines,
         )
+        self._ledger.summary_lines = frozenset(summary.splitlines())
+        return summary
 
     def _build_response(self, reply: _Answer) -> LlmResponse:
         """Makes a response of its own, which ADK may change, of a scripted reply."""
@@ -362,6 +404,7 @@ class SimulatedLlm(BaseLlm):
                 prompt_token_count=record.prompt_tokens,
                 candidates_token_count=output_tokens,
                 total_token_count=total_tokens,
+                cached_content_token_count=record.cached_tokens or None,
             )
         self._note(number, replace(record, response=response.model_copy(deep=True)))
 

@@ -881,6 +881,62 @@ async def test_records_are_bounded_and_counters_are_not(
     assert (llm.calls, llm.billed_tokens, llm.largest_request_tokens) == (3, 6, 1)
 
 
+# --- The prompt cache ---------------------------------------------------------------
+
+
+def cached(response: LlmResponse) -> int | None:
+    """What an answer reports of the cache."""
+    assert response.usage_metadata
+    return response.usage_metadata.cached_content_token_count
+
+
+async def test_a_prompt_cache_serves_what_an_earlier_prompt_began_with() -> None:
+    """Tools, instruction and contents up to the first difference, none of it media."""
+    llm = SimulatedLlm(prompt_cache=True, token_ratio=4.0, script=["a"] * 20)
+    first = user("one two three")
+    assert cached(await answer(llm, ask(first))) is None
+    assert cached(await answer(llm, ask(first, model("a"), user("x")))) == 13
+    assert cached(await answer(llm, ask(user("one two four")))) == len("one two ")
+    assert cached(await answer(llm, ask(user("zero")))) is None
+    await answer(llm, ask(user("zero, zero")))
+    # The first prompt is forgotten by now; the second begins with it.
+    assert cached(await answer(llm, ask(first, model("b")))) == 13
+    assert llm.requests[1].cached_tokens == 13
+
+
+async def test_a_prompt_cache_knows_tools_and_instruction() -> None:
+    """With others, nothing of the contents is served."""
+    llm = SimulatedLlm(prompt_cache=True, token_ratio=4.0, script=["a"] * 20)
+    declared = types.FunctionDeclaration(name="f")
+    tool = types.Tool(function_declarations=[declared])
+    for settings_, expected in (
+        ({}, None),
+        ({"system_instruction": "Be brief."}, None),
+        ({"system_instruction": "Be brief."}, 12),
+        ({"system_instruction": "Be brief.", "tools": [tool]}, None),
+    ):
+        request = ask(user("one"))
+        request.config = types.GenerateContentConfig(**settings_)
+        assert cached(await answer(llm, request)) == expected
+
+
+async def test_without_a_prompt_cache_nothing_is_reported() -> None:
+    """As by a provider that has none."""
+    llm = SimulatedLlm(script=["a"] * 2)
+    for _ in range(2):
+        assert cached(await answer(llm, ask(user("one")))) is None
+
+
+async def test_an_earlier_summary_is_merged() -> None:
+    """Of two pieces that say as much, the one from the summary before is kept."""
+    known, new = "Ticket A1 is open now.", "Ticket B2 is done now."
+    count = _simulated.count_tokens
+    kept = _extractive.summarize(
+        f"{new}\n{known}", 8, lambda text: count([text], None), {known}
+    )
+    assert kept == known
+
+
 async def test_concurrent_calls_keep_their_own_answers() -> None:
     """Interleaved calls are recorded in order of arrival, each with its answer."""
 
