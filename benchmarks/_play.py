@@ -19,8 +19,7 @@ from google.adk.tools.base_tool import BaseTool
 from google.genai import types
 
 from benchmarks._conversations import Conversation
-from contextguard_adk import _simulated
-from contextguard_adk.testing import RecordedRequest, Reply, SimulatedLlm
+from contextguard_adk.testing import Reply, SimulatedLlm
 from contextguard_adk.windows import summary_budget_tokens
 
 INSTRUCTION = "You help an engineer with whatever is asked, and use the tools for it."
@@ -102,7 +101,8 @@ class Played:
         without_request: The agent's requests in which the words of the turn's own
             message do not stand.
         prompt_tokens: Of the agent's requests that were accepted.
-        cached_tokens: Of those, what the request before began with.
+        cached_tokens: Of those, what a prompt cache serves.
+        served_tokens: What it serves of summary requests as well.
         user_facts, tool_facts: Of those planted, how many stand in the last request.
         shown_facts: Of those in tool results, how many stand there or have stood in a
             summariser's prompt.
@@ -117,6 +117,7 @@ class Played:
     without_request: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    served_tokens: int = 0
     user_facts: int = 0
     tool_facts: int = 0
     shown_facts: int = 0
@@ -128,8 +129,8 @@ class Played:
 
     @property
     def uncached_tokens(self) -> int:
-        """What was billed, answers and summaries included, and no cache would serve."""
-        return self.billed_tokens - self.cached_tokens
+        """What was billed, answers and summaries included, and no cache served."""
+        return self.billed_tokens - self.served_tokens
 
 
 @dataclass
@@ -174,6 +175,7 @@ async def play(conversation: Conversation, way: Way) -> Played:
         context_window=conversation.window_tokens,
         script=script.answer,
         summary_tokens=summary_budget_tokens(conversation.configured_tokens),
+        prompt_cache=True,
     )
     results = script.results()
     tools = [ScriptedTool(name, results) for name in sorted(conversation.tools)]
@@ -231,9 +233,11 @@ def _examine(
         for record in requests[start:end]:
             is_missing = not record.is_summary and turn.message not in record.text
             played.without_request += is_missing
-    accepted = [r for r in requests if not r.is_summary and not r.rejected]
+    served = [record for record in requests if not record.rejected]
+    played.served_tokens = sum(record.cached_tokens for record in served)
+    accepted = [record for record in served if not record.is_summary]
     played.prompt_tokens = sum(record.prompt_tokens for record in accepted)
-    played.cached_tokens = sum(map(_shared_tokens, accepted, accepted[1:]))
+    played.cached_tokens = sum(record.cached_tokens for record in accepted)
     is_asked = len(conversation.turns) - 1 not in lost
     final = accepted[-1].text if is_asked and accepted else ""
     played.user_facts = sum(fact in final for fact in conversation.user_facts)
@@ -241,36 +245,3 @@ def _examine(
     shown = "\n".join([final, *(r.text for r in requests if r.is_summary)])
     played.shown_facts = sum(fact in shown for fact in conversation.tool_facts)
     return played
-
-
-def _shared_tokens(before: RecordedRequest, now: RecordedRequest) -> int:
-    """Counts how many tokens two requests begin with in common."""
-    if before.system_instruction != now.system_instruction:
-        return 0
-    declared = LlmRequest(contents=[], config=now.config)
-    tokens = _simulated.count_request_tokens(declared, None, 0)
-    for old, new in zip(before.contents, now.contents, strict=False):
-        if old.role != new.role:
-            break
-        texts = [list(_simulated.list_content_texts([c])) for c in (old, new)]
-        tokens += 3
-        for one, other in zip(*texts, strict=False):
-            if one != other:
-                shared = _shared_chars(one, other)
-                return tokens + _simulated.count_tokens([one[:shared]], None)
-            tokens += _simulated.count_tokens([one], None)
-        if len(texts[0]) != len(texts[1]):
-            break
-    return min(tokens, now.prompt_tokens)
-
-
-def _shared_chars(one: str, other: str) -> int:
-    """How many characters two texts begin with in common."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[:middle] == other[:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

@@ -24,12 +24,14 @@ from contextguard_adk.compaction import (
 from contextguard_adk.history_view import HistoryView, StoredSummary
 from contextguard_adk.memory import CallInFlight, Memory, SessionKey
 from contextguard_adk.overflow import MIN_LIMIT_TOKENS
+from contextguard_adk.prompt_cache import PromptCache
 from contextguard_adk.recall_offer import RecallOffer
 from contextguard_adk.run_cache import RunCache
 from contextguard_adk.state import GuardState
 from contextguard_adk.strategies.base import Strategy
-from contextguard_adk.summarizer import SummaryModel, token_counter
+from contextguard_adk.summarizer import token_counter
 from contextguard_adk.summarizers import Summarizers
+from contextguard_adk.summary_call import SummaryModel
 from contextguard_adk.summary_store import SummaryStore
 from contextguard_adk.telemetry import (
     CompactionRecord,
@@ -117,6 +119,9 @@ class ModelCall:
             strategy.recall_page_tokens,
             lambda: token_counter(self._correction or DEFAULT_CORRECTION),
         )
+        self._prompt_cache = PromptCache(
+            memory, self.session_key, strategy.reuse_prompt_cache
+        )
         self._correction: float | None = None
         self._summarizers = Summarizers(memory, registry)
         key = call_key(context, invocation)
@@ -162,6 +167,7 @@ class ModelCall:
                 sent_contents=tuple(contents),
                 threshold_tokens=context.budgets.threshold_tokens,
                 compaction=self.compaction,
+                session_key=self.session_key,
             ),
         )
 
@@ -211,6 +217,13 @@ class ModelCall:
             view=view,
             scope=self.scope,
             load_summary_model=self._summary_model,
+            find_conversation=partial(
+                self._prompt_cache.find_conversation,
+                self.request,
+                contents,
+                self._invocation.agent,
+            ),
+            give_up_conversation=self._prompt_cache.give_up,
             load_todos=self._todos,
             load_todo_list=self._todo_list,
             has_recall=self._recall.is_possible,

@@ -57,6 +57,13 @@ class BoundedDict(Generic[K, V]):
         return len(self._items)
 
 
+CallKey = tuple[str, str, str, str]
+"""Session, invocation, agent, branch."""
+
+SessionKey = tuple[str, str, str]
+"""Session, agent, scope."""
+
+
 @dataclass
 class CallInFlight:
     """A model call between `before_model` and its answer.
@@ -72,6 +79,7 @@ class CallInFlight:
         is_reported: Whether its record was handed out.
         is_recovered: Whether the provider had rejected a larger request before.
         compaction: The compaction that ran for it.
+        session_key: The agent and the session.
     """
 
     heuristic_tokens: int
@@ -84,13 +92,7 @@ class CallInFlight:
     is_reported: bool = False
     is_recovered: bool = False
     compaction: CompactionRecord | None = None
-
-
-CallKey = tuple[str, str, str, str]
-"""Session, invocation, agent, branch."""
-
-SessionKey = tuple[str, str, str]
-"""Session, agent, scope."""
+    session_key: SessionKey | None = None
 
 
 @dataclass
@@ -107,6 +109,8 @@ class Memory:
         pressed: Where the last request was under pressure.
         noticed: What was said of an app, and of which.
         caches: What the runs under way have measured.
+        cached_ratios: How much of the last prompt the provider served from a cache.
+        in_vain: Where a summary was asked for at the end of the conversation in vain.
         failures: Summariser failures in a row, by model name; negative while the
             summariser is spared.
     """
@@ -123,4 +127,6 @@ class Memory:
     caches: BoundedDict[CallKey, RunCache] = field(
         default_factory=lambda: BoundedDict(MAX_CACHES)
     )
+    cached_ratios: BoundedDict[SessionKey, float] = field(default_factory=BoundedDict)
+    in_vain: BoundedDict[SessionKey, bool] = field(default_factory=BoundedDict)
     failures: BoundedDict[str, int] = field(default_factory=BoundedDict)

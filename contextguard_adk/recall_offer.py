@@ -14,6 +14,7 @@ from contextguard_adk.assembly import find_fingerprint
 from contextguard_adk.history import has_function_response
 from contextguard_adk.history_view import HistoryView, StoredSummary
 from contextguard_adk.items import Item, list_files, list_items
+from contextguard_adk.prompt_cache import answers_freely
 from contextguard_adk.recall import ATTACHED_KEY, RecallHistoryTool, RecallSource
 from contextguard_adk.tokens import estimate_config_tokens
 from contextguard_adk.transcript import HIDDEN_CALLS, RECALL_TOOL, TokenCounter
@@ -156,27 +157,8 @@ def may_offer(request: LlmRequest, agent: object, recall: Recall) -> bool:
         return False
     if recall is True:
         return True
-    config = request.config
-    tools = config.tools or []
-    if not request.tools_dict or not tools:
-        return False
-    if any(not _has_functions_alone(tool) for tool in tools):
-        return False
-    if config.response_schema or config.response_json_schema:
-        return False
-    if getattr(agent, "output_schema", None) is not None:
-        return False
-    calling = config.tool_config and config.tool_config.function_calling_config
-    mode = calling.mode if calling else None
-    return mode in (None, "AUTO", "VALIDATED", "MODE_UNSPECIFIED")
-
-
-def _has_functions_alone(tool: object) -> bool:
-    if not isinstance(tool, types.Tool):
-        return False
-    return {name for name, value in tool if value is not None} == {
-        "function_declarations"
-    }
+    has_functions = bool(request.tools_dict and request.config.tools)
+    return has_functions and answers_freely(request, agent)
 
 
 def attach_files(

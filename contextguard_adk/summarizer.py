@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import logging
 import math
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
-from google.genai import types
 
 from contextguard_adk.density import estimate_text_density
 from contextguard_adk.errors import SummaryError
 from contextguard_adk.overflow import parse_overflow
 from contextguard_adk.prompts import (
-    SUMMARY_INSTRUCTION,
+    closing_prompt,
     summary_instruction,
     summary_prompt,
+)
+from contextguard_adk.summary_call import (
+    Answer,
+    SummaryModel,
+    ask_at_end,
+    ask_with_transcript,
 )
 from contextguard_adk.tokens import DEFAULT_CORRECTION, text_bytes
 from contextguard_adk.transcript import (
@@ -30,7 +32,7 @@ from contextguard_adk.transcript import (
     shorten_to_tokens,
     split_entries,
 )
-from contextguard_adk.windows import LitellmRegistry, summarizer_input_tokens
+from contextguard_adk.windows import summarizer_input_tokens
 
 logger = logging.getLogger("contextguard_adk.summarizer")
 
@@ -41,34 +43,8 @@ LIVE_REQUEST_RATIO = 0.15
 PREVIOUS_SUMMARY_RATIO = 0.4
 """What the live request and the previous summary may take of the input at most."""
 
-THINKING_HEADROOM_TOKENS = 4_096
-THINKING_HEADROOM_RATIO = 0.08
-"""Extra output for models that cannot stop thinking: thoughts count as output."""
-
 OVERFLOW_RETRY_RATIO = 0.6
 """How much of the input is tried again after the provider found it too long."""
-
-
-@dataclass(frozen=True)
-class SummaryModel:
-    """A model that writes summaries, and how to call it.
-
-    Attributes:
-        llm: The model.
-        window_tokens: Its context window.
-        timeout_seconds: How long one call may take.
-        config: Settings of the agent's request that the call shares:
-            `http_options`, `labels` and `safety_settings`.
-        instruction: The system instruction; `{max_words}` is replaced in it.
-    """
-
-    llm: BaseLlm
-    window_tokens: int
-    timeout_seconds: float = 60.0
-    config: types.GenerateContentConfig = field(
-        default_factory=types.GenerateContentConfig
-    )
-    instruction: str = SUMMARY_INSTRUCTION
 
 
 @dataclass(frozen=True)
@@ -158,15 +134,44 @@ async def _summarize_within(
     for part in parts:
         transcript = "\n".join(entry.text for entry in part)
         prompt = summary_prompt(transcript, summary, live_request, task.todos)
-        answer = await _ask(model, instruction, prompt, task.budget_tokens)
-        # The provider's count is exact, and an answer cut for nothing loses facts.
-        is_within = 0 < answer.output_tokens <= task.budget_tokens
-        summary = answer.text
-        if not is_within:
-            summary = shorten_to_tokens(
-                answer.text, task.budget_tokens, token_counter(task.correction)
-            )
+        answer = await ask_with_transcript(
+            model, instruction, prompt, task.budget_tokens
+        )
+        summary = _clip(answer, task)
     return summary
+
+
+async def summarize_in_place(
+    task: SummaryTask, model: SummaryModel, conversation: LlmRequest
+) -> str:
+    """Asks a model for a summary of the conversation that it has before it.
+
+    Args:
+        task: Its entries, its previous summary and its live request are not read: they
+            stand in the conversation.
+        model: The agent's own.
+        conversation: The agent's request.
+
+    Returns:
+        The summary, at most `task.budget_tokens` long.
+
+    Raises:
+        SummaryError: The model failed, timed out, or wrote nothing.
+    """
+    prompt = closing_prompt(task.budget_tokens, model.instruction, task.todos)
+    return _clip(
+        await ask_at_end(model, conversation, prompt, task.budget_tokens), task
+    )
+
+
+def _clip(answer: Answer, task: SummaryTask) -> str:
+    """Cuts an answer that is too long."""
+    # The provider's count is exact, and an answer cut for nothing loses facts.
+    if 0 < answer.output_tokens <= task.budget_tokens:
+        return answer.text
+    return shorten_to_tokens(
+        answer.text, task.budget_tokens, token_counter(task.correction)
+    )
 
 
 def _split_transcript(
@@ -186,81 +191,6 @@ def _split_transcript(
         budget = int(MAX_ROLLING_CALLS * room_tokens * slack)
         parts = split_entries(fit_entries(entries, budget, count), room_tokens, count)
     return parts[-MAX_ROLLING_CALLS:]
-
-
-@dataclass(frozen=True)
-class _Answer:
-    """What a model wrote, and what its provider counted; 0 where it did not."""
-
-    text: str
-    output_tokens: int
-
-
-async def _ask(
-    model: SummaryModel, instruction: str, prompt: str, budget_tokens: int
-) -> _Answer:
-    """Makes one model call; the one place where its failures are caught."""
-    request = LlmRequest(
-        model=model.llm.model,
-        contents=[types.Content(role="user", parts=[types.Part(text=prompt)])],
-        config=_summary_config(model, instruction, budget_tokens),
-    )
-    answer, output_tokens = "", 0
-    try:
-        async with asyncio.timeout(model.timeout_seconds):
-            async for response in model.llm.generate_content_async(
-                request, stream=False
-            ):
-                if response.partial:
-                    continue
-                if response.error_code and not response.content:
-                    raise SummaryError(f"error {response.error_code}")
-                answer += _answer_text(response.content)
-                if usage := response.usage_metadata:
-                    output_tokens = usage.candidates_token_count or 0
-    except TimeoutError as error:
-        raise SummaryError(f"no answer in {model.timeout_seconds} s") from error
-    except SummaryError:
-        raise
-    except Exception as error:  # A provider's client may raise anything.
-        raise SummaryError(f"the call failed: {type(error).__name__}") from error
-    if not answer.strip():
-        raise SummaryError("the answer holds no text")
-    return _Answer(answer.strip(), output_tokens)
-
-
-def _answer_text(content: types.Content | None) -> str:
-    parts = content.parts if content else None
-    return "".join(
-        part.text for part in parts or () if part and part.text and not part.thought
-    )
-
-
-def _summary_config(
-    model: SummaryModel, instruction: str, budget_tokens: int
-) -> types.GenerateContentConfig:
-    thinking, headroom_tokens = _thinking_settings(model)
-    return types.GenerateContentConfig(
-        system_instruction=instruction,
-        max_output_tokens=budget_tokens + headroom_tokens,
-        thinking_config=thinking,
-        http_options=model.config.http_options,
-        labels=model.config.labels,
-        safety_settings=model.config.safety_settings,
-    )
-
-
-def _thinking_settings(model: SummaryModel) -> tuple[types.ThinkingConfig | None, int]:
-    """Turns thinking off where the model allows it, or leaves room for it."""
-    name = model.llm.model
-    if re.search(r"gemini-2\.5-flash", name):
-        return types.ThinkingConfig(thinking_budget=0), 0
-    if not LitellmRegistry().supports_reasoning(name):
-        return None, 0
-    headroom = min(
-        THINKING_HEADROOM_TOKENS, int(THINKING_HEADROOM_RATIO * model.window_tokens)
-    )
-    return None, headroom
 
 
 def write_mechanical_summary(

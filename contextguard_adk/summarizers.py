@@ -12,7 +12,7 @@ from google.adk.models.registry import LLMRegistry
 from contextguard_adk.memory import Memory
 from contextguard_adk.prompts import SUMMARY_INSTRUCTION
 from contextguard_adk.strategies.base import Strategy
-from contextguard_adk.summarizer import SummaryModel
+from contextguard_adk.summary_call import SummaryModel
 from contextguard_adk.windows import ModelRegistry, resolve_context_window
 
 logger = logging.getLogger("contextguard_adk.summarizers")
@@ -66,6 +66,7 @@ class Summarizers:
             timeout_seconds=strategy.summary_timeout_seconds,
             config=request.config,
             instruction=strategy.summary_instruction or SUMMARY_INSTRUCTION,
+            is_agents_own=llm is agent_model,
         )
 
     def note(

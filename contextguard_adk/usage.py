@@ -77,8 +77,11 @@ def record_usage(
     if not response.partial:
         # A recovery needs them no more, and not every ADK tells when a run ends.
         call.original_contents = call.sent_contents = ()
-    if response.partial or not real:
+    if response.partial or not usage or not real:
         return
+    if call.session_key:
+        cached_ratio = (usage.cached_content_token_count or 0) / real
+        memory.cached_ratios.put(call.session_key, cached_ratio)
     if MIN_TRUNCATED_TOKENS < call.heuristic_tokens * TRUNCATION_RATIO > real:
         _warn_truncation(context.agent_name, call.window_tokens)
     state = GuardState(context.state, context.agent_name, is_namespaced)

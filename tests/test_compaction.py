@@ -18,7 +18,7 @@ from contextguard_adk.history import pair_contents
 from contextguard_adk.history_view import HistoryView, StoredSummary
 from contextguard_adk.items import INDEX_GAP
 from contextguard_adk.state import SummaryMark
-from contextguard_adk.summarizer import SummaryModel
+from contextguard_adk.summary_call import SummaryModel
 from contextguard_adk.testing import SimulatedLlm
 from contextguard_adk.windows import summary_budget_tokens, threshold_tokens
 from tests.builders import call, calls, event, model, response, user

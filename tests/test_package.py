@@ -48,6 +48,8 @@ LAYERS = (
     "usage",
     "history_view",
     # Summaries.
+    "prompt_cache",
+    "summary_call",
     "summarizer",
     "drafts",
     "assembly",

@@ -38,7 +38,7 @@ from contextguard_adk.history_view import HistoryView, StoredSummary
 from contextguard_adk.last_resort import reduce_contents
 from contextguard_adk.ledger import dump_ledger, load_ledger
 from contextguard_adk.state import SummaryMark
-from contextguard_adk.summarizer import SummaryModel
+from contextguard_adk.summary_call import SummaryModel
 from contextguard_adk.tokens import estimate_contents_tokens
 from contextguard_adk.windows import summary_budget_tokens, threshold_tokens
 from tests.builders import MadeHistory, event, histories, model, user

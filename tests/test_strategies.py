@@ -20,7 +20,7 @@ from contextguard_adk import (
 )
 from contextguard_adk.compaction import Reason
 from contextguard_adk.history_view import HistoryView
-from contextguard_adk.summarizer import SummaryModel
+from contextguard_adk.summary_call import SummaryModel
 from contextguard_adk.testing import RecordedRequest, SimulatedLlm
 from contextguard_adk.testing import call as scripted_call
 from contextguard_adk.windows import summary_budget_tokens, threshold_tokens

@@ -18,13 +18,13 @@ from google.genai import types
 from contextguard_adk import SummaryError, Threshold
 from contextguard_adk.memory import Memory
 from contextguard_adk.summarizer import (
-    SummaryModel,
     SummaryTask,
     summarize,
     token_counter,
     write_mechanical_summary,
 )
 from contextguard_adk.summarizers import Summarizers
+from contextguard_adk.summary_call import SummaryModel
 from contextguard_adk.testing import ContextOverflowError, SimulatedLlm
 from contextguard_adk.testing import call as scripted_call
 from contextguard_adk.transcript import Entry, render_entries

@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 from contextguard_adk.compaction import Compaction, CompactionContext
+from contextguard_adk.prompt_cache import ReusePromptCache
 from contextguard_adk.recall_offer import Recall
 
 T = TypeVar("T")
@@ -65,6 +66,12 @@ class Strategy(BaseModel, ABC):
         summary_instruction: The system instruction of a summary call; in it
             `{max_words}` is replaced by how many words the summary may have. None
             takes the guard's own.
+        reuse_prompt_cache: Whether the agent's own model is asked for a summary at the
+            end of the conversation itself, which a prompt cache serves, in place of a
+            transcript in a prompt of its own. "auto" does so where the provider has
+            reported that at least half of the agent's last prompt came from a cache.
+            Where the conversation does not fit with the question, or the answer is no
+            text, the transcript is used.
         recall: Whether the agent is offered the tool `recall_history` once something
             was compacted. "auto" offers it to agents that have function tools and no
             built-in tool, output schema or forced tool choice.
@@ -90,6 +97,7 @@ class Strategy(BaseModel, ABC):
     max_compaction_attempts: int = Field(default=3, ge=1, le=10, strict=True)
     summary_timeout_seconds: float = Field(default=60.0, gt=0, le=3_600, strict=True)
     summary_instruction: str | None = Field(default=None, pattern=r"\S")
+    reuse_prompt_cache: ReusePromptCache = "auto"
     recall: Recall = "auto"
     recall_page_tokens: int = Field(default=2_000, ge=100, strict=True)
 
