@@ -37,12 +37,14 @@ from contextguard_adk import (
     SlidingWindow,
     Strategy,
     Threshold,
+    TokenWindow,
 )
 from contextguard_adk.testing import SimulatedLlm
 from contextguard_adk.windows import threshold_tokens
 
 WINDOW_TOKENS = 16_000
 KEPT_INVOCATIONS = 3
+NEWEST_TOKENS = 2_000
 
 BASELINE = "ADK compaction, keeps 0"
 """What the tokens are compared with."""
@@ -54,9 +56,9 @@ HEADER = (
     "turns lost",
     "request missing",
     "summaries",
-    "billed",
+    "billed, k",
     "prefix share",
-    "uncached",
+    "uncached, k",
     "user facts",
     "tool facts",
     "of these shown",
@@ -75,13 +77,15 @@ def _adk(kept_events: int) -> Way:
     return Way(f"ADK compaction, keeps {kept_events}", app=configure)
 
 
-def _ours(strategy: type[Strategy]) -> Way:
+def _ours(strategy: type[Strategy], name: str = "", **settings: Any) -> Way:
     return Way(
-        strategy.__name__,
+        name or strategy.__name__,
         is_ours=True,
         plugins=lambda talk: [
             ContextGuardPlugin(
-                default=strategy(context_window=talk.configured_tokens, recall=False)
+                default=strategy(
+                    context_window=talk.configured_tokens, recall=False, **settings
+                )
             )
         ],
     )
@@ -100,6 +104,11 @@ WAYS = (
     _ours(Threshold),
     _ours(SlidingWindow),
     _ours(Pipeline),
+    _ours(
+        Pipeline,
+        f"Pipeline, last {NEWEST_TOKENS // 1_000}k",
+        window=TokenWindow(budget_tokens=NEWEST_TOKENS),
+    ),
 )
 
 NOTES = """\
@@ -113,15 +122,17 @@ ADK compaction, keeps N  EventsCompactionConfig(token_threshold=ours,
                          event_retention_size=N), the same summariser model.
 Threshold, SlidingWindow, Pipeline
                          this package with context_window set, all else default.
+Pipeline, last Nk        the same, but for window=TokenWindow(budget_tokens=N,000):
+                         what is older leaves without a summary.
 
 rejections       requests that the provider refused as too long.
 broken pairs     requests refused for a call without its result, or the reverse.
 turns lost       turns that ended in an error.
 request missing  requests in which the user's words of the turn do not stand.
 billed           tokens of accepted requests and answers, summaries included.
-prefix share     of the agent's prompt tokens, how many the prompt before began with.
-uncached         billed, less what a prompt cache of that prefix would serve; calls for
-                 summaries are uncached as a whole.
+prefix share     of the agent's prompt tokens, how many one of the four prompts before
+                 began with: what a prompt cache serves. It reports that as usage.
+uncached         billed, less what the cache served, of calls for summaries as well.
 facts            of the notes planted in messages and tool results, each with a random
                  identifier, how many stand in the request that carries the last
                  question; none where the provider refused it. Without recall: nothing
@@ -218,11 +229,15 @@ def build_figures(played: Mapping[str, Sequence[Played]]) -> dict[str, Any]:
     }
 
 
+def _in_thousands(name: str, value: Any) -> Any:
+    return value // 1_000 if name.endswith("_tokens") else value
+
+
 def print_figures(figures: Mapping[str, Any], notes: str) -> None:
     """Prints the tables."""
     ours = {way.name for way in WAYS if way.is_ours}
     rows = [
-        [f"{name} *" if name in ours else name, *row.values()]
+        [f"{name} *" if name in ours else name, *map(_in_thousands, row, row.values())]
         for name, row in figures["ways"].items()
     ]
     _common.print_table("All conversations (* this package)", HEADER, rows, notes)
