@@ -120,16 +120,6 @@ def test_recommended_tables(tmp_path: Path, text: str, wanted: Pipeline) -> None
     assert load_settings(write(tmp_path, text)).default == wanted
 
 
-def test_every_table_of_the_readme_is_loaded(tmp_path: Path) -> None:
-    """What can be copied from there works."""
-    blocks = re.findall(r"^```toml\n(.*?)^```", README.read_text("utf-8"), re.M | re.S)
-    assert len(blocks) == 4
-    for block in blocks:
-        settings = load_settings(write(tmp_path, block))
-        assert settings != PluginSettings()
-        assert ContextGuardPlugin.from_file(tmp_path / "guard.toml")
-
-
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
