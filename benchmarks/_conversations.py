@@ -154,10 +154,10 @@ SHAPES: dict[str, Shape] = {
 class _Writer:
     """Writes the material of one conversation, and notes the facts in it."""
 
-    def __init__(self, name: str, window_tokens: int) -> None:
+    def __init__(self, seed: str, window_tokens: int) -> None:
         self.user_facts: list[str] = []
         self.tool_facts: list[str] = []
-        self._rng = random.Random(name)
+        self._rng = random.Random(seed)
         self._window_tokens = window_tokens
 
     def text(self, kind: str, share: float) -> str:
@@ -231,7 +231,7 @@ def _chars_per_token(kind: str) -> float:
 
 
 def write_conversation(
-    name: str, window_tokens: int, length: float = 1.0
+    name: str, window_tokens: int, length: float = 1.0, seed: str = ""
 ) -> Conversation:
     """Writes a conversation, the same on every run.
 
@@ -239,8 +239,9 @@ def write_conversation(
         name: One of `SHAPES`.
         window_tokens: The provider's window.
         length: How much of the conversation; less is for a quick try.
+        seed: Another one gives another conversation of the same shape.
     """
-    shape, writer = SHAPES[name], _Writer(name, window_tokens)
+    shape, writer = SHAPES[name], _Writer(seed + name, window_tokens)
     turns, step_number = [], 0
     turn_count = max(1, round(shape.turns * length))
     step_count = shape.steps

@@ -1,6 +1,7 @@
 """Compares the ways to keep a conversation inside the window, on the same ones.
 
-    python benchmarks/compare.py [--json FILE] [--window TOKENS] [--only NAME ...]
+    python benchmarks/compare.py [--json FILE] [--window TOKENS] [--seed TEXT]
+        [--only NAME ...]
 
 No key and no network is needed: a simulated provider counts by BPE (o200k_base) and
 refuses what exceeds its window or separates a call from its result. It writes all
@@ -145,7 +146,7 @@ a request that does not begin with the user, as those of ADK's own compaction.
 
 
 async def measure(
-    names: Collection[str], window_tokens: int, length: float = 1.0
+    names: Collection[str], window_tokens: int, length: float = 1.0, seed: str = ""
 ) -> dict[str, list[Played]]:
     """Plays conversations in every way.
 
@@ -153,8 +154,9 @@ async def measure(
         names: Of `SHAPES`.
         window_tokens: The provider's window.
         length: As for `write_conversation`.
+        seed: As well.
     """
-    talks = [write_conversation(name, window_tokens, length) for name in names]
+    talks = [write_conversation(name, window_tokens, length, seed) for name in names]
     pairs = [(way, talk) for way in WAYS for talk in talks]
     shown = track(pairs, "playing", transient=True, disable=not sys.stderr.isatty())
     played: dict[str, list[Played]] = {way.name: [] for way in WAYS}
@@ -255,10 +257,11 @@ def main() -> None:
     """Prints the tables, and writes them as JSON where asked."""
     parser = _common.build_parser(__doc__)
     parser.add_argument("--window", type=int, default=WINDOW_TOKENS, metavar="TOKENS")
+    parser.add_argument("--seed", default="", help="any text: other conversations")
     parser.add_argument("--only", nargs="+", choices=SHAPES, default=[*SHAPES])
     arguments: argparse.Namespace = parser.parse_args()
     _common.quiet()
-    played = asyncio.run(measure(arguments.only, arguments.window))
+    played = asyncio.run(measure(arguments.only, arguments.window, seed=arguments.seed))
     figures = build_figures(played)
     notes = NOTES.format(
         count=len(arguments.only),
