@@ -23,7 +23,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
-from pydantic_core import to_json
+from pydantic_core import SchemaSerializer, core_schema
 
 __all__ = [
     "estimate_text_density",
@@ -37,6 +37,11 @@ _MIN_DENSITY = 0.1
 _SAMPLE_SLICES = 24
 _SLICE_BYTES = 384
 _MAX_WALKED_VALUES = 100_000
+
+# `pydantic_core.to_json` makes one anew on every call, which takes a fifth of the time.
+_TO_JSON = SchemaSerializer(
+    core_schema.any_schema(), core_schema.CoreConfig(ser_json_inf_nan="constants")
+).to_json
 
 # Tokens for a piece of text, or for each further byte or character of it.
 _WORD = 0.87
@@ -133,7 +138,7 @@ def json_text(value: object) -> bytes:
     if isinstance(value, str):
         return value.encode("utf-8", "surrogatepass")
     try:
-        return to_json(value, exclude_none=True)
+        return _TO_JSON(value, exclude_none=True)
     except ValueError:
         return _walked_text(value)
 
