@@ -6,7 +6,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -112,17 +112,17 @@ class ModelCall:
         self._observers = observers or Observers()
         self.compaction: CompactionRecord | None = None
         self._store = SummaryStore(self.state, memory, self.session_key)
+        self._calibration = _Calibration()
         self._recall = RecallOffer(
             invocation,
             request,
             strategy.recall,
             strategy.recall_page_tokens,
-            lambda: token_counter(self._correction or DEFAULT_CORRECTION),
+            self._calibration.load_counter,
         )
         self._prompt_cache = PromptCache(
             memory, self.session_key, strategy.reuse_prompt_cache
         )
-        self._correction: float | None = None
         self._summarizers = Summarizers(memory, registry)
         key = call_key(context, invocation)
         self._cache = memory.caches.get(key) or RunCache()
@@ -206,7 +206,7 @@ class ModelCall:
         )
         if real and last:
             correction = correction_factor(real, last)
-        self._correction = correction
+        self._calibration.correction = correction or DEFAULT_CORRECTION
         return CompactionContext(
             agent=self.agent,
             reason=reason,
@@ -459,6 +459,21 @@ class ModelCall:
 
     def _load_todos(self) -> list[tuple[str, str]]:
         return load_todos(self._context.state, self.agent, self._is_namespaced)
+
+
+@dataclass
+class _Calibration:
+    """How many real tokens a heuristic one stands for, as far as is known.
+
+    The recall tool, which the request holds, holds this rather than the model call:
+    that would be a cycle, and every request stay in memory until it is collected.
+    """
+
+    correction: float = DEFAULT_CORRECTION
+
+    def load_counter(self) -> TokenCounter:
+        """Returns what counts tokens of a text."""
+        return token_counter(self.correction)
 
 
 def _scope(invocation: InvocationContext) -> str:

@@ -74,9 +74,10 @@ class RecallOffer:
         """Gives the agent the tool, to read what a summary covers."""
         if not self.is_possible:
             return
+        invocation = self._invocation  # Not `self`, which holds the request.
 
         async def load() -> RecallSource:
-            older = await _load_older_items(self._invocation)
+            older = await _load_older_items(invocation)
             return find_source(view, stored, covered, older)
 
         tool = RecallHistoryTool(
