@@ -115,7 +115,7 @@ def find_quoted_request(
     if not wanted:
         return None
     for index in sorted(covered, reverse=True):
-        if view.fingerprints[index].hex() == wanted:
+        if view.fingerprint(index).hex() == wanted:
             return view.contents[index]
     user_content = view.user_content
     if user_content is not None and fingerprint(user_content).hex() == wanted:

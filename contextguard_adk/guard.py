@@ -126,6 +126,7 @@ class ModelCall:
         self._summarizers = Summarizers(memory, registry)
         key = call_key(context, invocation)
         self._cache = memory.caches.get(key) or RunCache()
+        self._cache.begin_call(invocation.session.events, context.invocation_id)
         memory.caches.put(key, self._cache)
         self._measured: tuple[Sequence[types.Content], int] = ((), 0)
 
@@ -185,6 +186,7 @@ class ModelCall:
             invocation_id=self._context.invocation_id,
             stored=stored,
             take_fingerprint=self._cache.fingerprint,
+            find_history=self._cache.find_history,
         )
 
     def _measure(

@@ -72,6 +72,7 @@ class HistoryView:
         invocation_id: The invocation.
         stored: The summary that applies to this history, if any.
         take_fingerprint: Gives the fingerprint of a content.
+        find_history: Gives the indexes of the history among contents.
     """
 
     def __init__(
@@ -84,6 +85,10 @@ class HistoryView:
         invocation_id: str = "",
         stored: StoredSummary | None = None,
         take_fingerprint: Callable[[types.Content], bytes] = fingerprint,
+        find_history: Callable[
+            [Sequence[types.Content], Sequence[Event], Sequence[types.Content]],
+            list[int],
+        ] = find_history,
     ) -> None:
         self.contents = contents
         self.user_content = user_content
@@ -92,11 +97,13 @@ class HistoryView:
         self._events = events
         self._transient = transient
         self._take_fingerprint = take_fingerprint
+        self._find_history = find_history
+        self._fingerprints: dict[int, bytes] = {}
 
     @cached_property
     def history(self) -> list[int]:
         """Indexes of the contents that derive from session events."""
-        return find_history(self.contents, self._events, self._transient)
+        return self._find_history(self.contents, self._events, self._transient)
 
     @cached_property
     def pairs(self) -> Pairs:
@@ -112,8 +119,15 @@ class HistoryView:
     @cached_property
     def fingerprints(self) -> dict[int, bytes]:
         """The fingerprint of each history content, by index."""
-        take = self._take_fingerprint
-        return {index: take(self.contents[index]) for index in self.history}
+        return {index: self.fingerprint(index) for index in self.history}
+
+    def fingerprint(self, index: int) -> bytes:
+        """The fingerprint of one content."""
+        known = self._fingerprints.get(index)
+        if known is None:
+            known = self._take_fingerprint(self.contents[index])
+            self._fingerprints[index] = known
+        return known
 
     @cached_property
     def live_index(self) -> int | None:
@@ -181,7 +195,11 @@ class HistoryView:
 
     def _align(self, covered: Covered, indexes: Sequence[int]) -> dict[int, int]:
         """Finds what is covered among some contents, with its position there."""
-        prints = [self.fingerprints[index] for index in indexes]
+        count = covered.content_count
+        prints = [self.fingerprint(index) for index in indexes[:count]]
+        if len(prints) == count and cover(prints) == covered:
+            return dict(zip(indexes, range(count), strict=False))
+        prints += [self.fingerprint(index) for index in indexes[count:]]
         return {indexes[right]: left for left, right in align_covered(covered, prints)}
 
     def _may_split_pairs(self, matches: dict[int, int]) -> bool:
@@ -208,13 +226,13 @@ class HistoryView:
 
         Later contents, equal ones too, do not change the name.
         """
-        wanted = self.fingerprints[index]
+        wanted = self.fingerprint(index)
         same = sum(self.fingerprints[i] == wanted for i in self.history if i <= index)
         return f"{wanted.hex()}.{same}"
 
     def cover(self, indexes: frozenset[int]) -> Covered:
         """Builds what a summary of these contents is stored with."""
-        return cover([self.fingerprints[index] for index in sorted(indexes)])
+        return cover([self.fingerprint(index) for index in sorted(indexes)])
 
 
 def is_user_text(content: types.Content) -> bool:

@@ -7,16 +7,13 @@ behind them; they are left where they are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from google.genai import types
 
-from contextguard_adk.history import (
-    has_function_call,
-    has_function_response,
-    is_relay,
-)
+from contextguard_adk.history import is_relay
 
 if TYPE_CHECKING:
     from google.adk.events.event import Event
@@ -30,6 +27,7 @@ def find_history(
     contents: Sequence[types.Content],
     events: Sequence[Event],
     transient: Sequence[types.Content] = (),
+    index: EventIndex | None = None,
 ) -> list[int]:
     """Returns the indexes of the contents that derive from session events.
 
@@ -38,11 +36,12 @@ def find_history(
         events: All events of the session that the request was built from.
         transient: Contents known to have been added to this request alone
             (`RunConfig.model_input_context`).
+        index: The index of these events, where there is one.
 
     Returns:
         Ascending indexes; empty when nothing derives from an event.
     """
-    index = _EventIndex(events)
+    index = index or EventIndex(events)
     return [
         position
         for position, content in enumerate(contents)
@@ -52,37 +51,59 @@ def find_history(
 
 def _is_history(
     content: types.Content,
-    index: _EventIndex,
+    index: EventIndex,
     transient: Sequence[types.Content],
 ) -> bool:
     """Tells whether any part of the content has an event behind it."""
+    parts = content.parts or ()
     if transient and content in transient:
-        return any(index.holds(part) for part in content.parts or () if part)
-    if has_function_call(content) or has_function_response(content):
-        return True  # What ADK inserts for one request never speaks of tools.
+        return any(part and index.holds(part) for part in parts)
+    # What ADK inserts for one request is the user's and never speaks of tools.
     if content.role == "model":
         return True
-    if any(index.holds(part) for part in content.parts or () if part):
-        return True
+    for part in parts:
+        if part and (index.holds(part) or part.function_response or part.function_call):
+            return True
     return index.relays(content)
 
 
-class _EventIndex:
+class EventIndex:
     """The payloads of the session's events, for look-ups by value."""
 
-    def __init__(self, events: Sequence[Event]) -> None:
+    def __init__(self, events: Iterable[Event] = ()) -> None:
+        self._events: list[Event] = []
         self._texts: set[str] = set()
         self._files: set[str] = set()
         self._blobs: set[int] = set()
         self._code: list[str] = []
         self._authors: set[str] = set()
         self._spoken = ["", ""]
+        self._add_events(events)
+
+    def follow(self, events: Sequence[Event]) -> bool:
+        """Adds the events that are new.
+
+        Returns:
+            False where an event is gone, or another one, and the index useless.
+        """
+        count = len(self._events)
+        if len(events) < count or not all(map(operator.is_, self._events, events)):
+            return False
+        self._add_events(events[count:])
+        return True
+
+    def _add_events(self, events: Iterable[Event]) -> None:
         for event in events:
+            self._events.append(event)
             self._authors.add(event.author)
-            self._add_transcriptions(event)
-            if event.content is not None:
-                self._add(event.content)
-            compaction = event.actions.compaction if event.actions else None
+            content = event.content
+            if content is not None and content.parts:
+                self._add(content)
+                self._spoken = ["", ""]
+            else:
+                self._add_transcriptions(event)
+            actions = event.actions
+            compaction = actions.compaction if actions else None
             if compaction and compaction.compacted_content:
                 self._add(compaction.compacted_content)
                 self._authors.add("model")  # So ADK 2.0 signs the summary.
@@ -91,8 +112,11 @@ class _EventIndex:
         for part in content.parts or ():
             if part is None:
                 continue
-            if part.text:
-                self._texts.add(part.text)
+            text = part.text
+            if text:
+                self._texts.add(text)
+            elif part.function_call or part.function_response:
+                continue
             elif part.inline_data:
                 self._blobs.add(hash(part.inline_data.data))
             elif part.file_data and part.file_data.file_uri:
@@ -106,7 +130,7 @@ class _EventIndex:
         # ADK joins what was spoken in consecutive events into one content; events
         # that say nothing do not count.
         spoken = (event.input_transcription, event.output_transcription)
-        if not any(spoken) and not (event.content and event.content.parts):
+        if not any(spoken):
             return
         for direction, transcription in enumerate(spoken):
             if event.content is None and transcription and transcription.text:
@@ -117,10 +141,11 @@ class _EventIndex:
 
     def holds(self, part: types.Part) -> bool:
         """Tells whether an event has this very payload."""
-        if part.text:
-            if part.text in self._texts:
+        text = part.text
+        if text:
+            if text in self._texts:
                 return True
-            return any(_is_fenced(code, part.text) for code in self._code)
+            return any(_is_fenced(code, text) for code in self._code)
         if part.executable_code:
             return part.executable_code.code in self._code
         if part.inline_data:

@@ -247,7 +247,7 @@ def _is_request_quoted(view: HistoryView) -> bool:
     if view.stored is None or view.live_index is None:
         return False
     mark = view.stored.mark
-    wanted = view.fingerprints[view.live_index].hex()
+    wanted = view.fingerprint(view.live_index).hex()
     return mark.has_continuation and mark.request == wanted
 
 

@@ -1,67 +1,176 @@
 """What the model calls of one run measure again and again, measured once.
 
-ADK builds the contents anew for every call, but the texts and tool results in them are
+ADK builds the contents anew for every call, but the texts and payloads in them are
 those of the session's events, the same objects throughout a run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from google.genai import types
 
 from contextguard_adk.coverage import fingerprint
-from contextguard_adk.tokens import estimate_contents_tokens, json_bytes, part_bytes
+from contextguard_adk.provenance import EventIndex, find_history
+from contextguard_adk.tokens import (
+    estimate_contents_tokens,
+    json_bytes,
+    part_bytes,
+    text_bytes,
+)
+
+if TYPE_CHECKING:
+    from google.adk.events.event import Event
+
+_PLAIN_TYPES = frozenset({str, int, float, bool, type(None)})
+_MAX_CONTAINERS = 10_000
 
 
 class RunCache:
-    """Sizes of tool results and fingerprints of contents, for one run of one agent.
+    """Sizes of parts and fingerprints of contents, for one run of one agent.
 
-    It keeps what it has measured alive, so it must not outlive the run.
+    Texts never change, payloads may: what a tool returned in this run may still be in
+    the tool's hands. So it is measured again once anything in it has changed. A
+    payload that is older than the run is the session's own; only its top is compared.
+
+    The cache keeps alive what it has measured, so it must not outlive the run.
     """
 
     def __init__(self) -> None:
-        self._sizes: dict[int, tuple[object, int]] = {}
-        self._text_prints: dict[tuple[str | None, str], bytes] = {}
-        self._payload_prints: dict[int, tuple[object, str | None, str, bytes]] = {}
+        self._text_bytes: dict[str, int] = {}
+        self._payloads: dict[int, _Payload] = {}
+        self._prints: dict[Hashable, tuple[list[_Payload], bytes]] = {}
+        self._fresh: frozenset[int] = frozenset()
+        self._index: EventIndex | None = None
+
+    def begin_call(self, events: Sequence[Event], invocation_id: str) -> None:
+        """Notes what the tools of this run have returned so far.
+
+        Args:
+            events: The session's events.
+            invocation_id: The run.
+        """
+        fresh = set()
+        for event in reversed(events):
+            if event.invocation_id != invocation_id:
+                break
+            for part in (event.content and event.content.parts) or ():
+                if part and part.function_response:
+                    fresh.add(id(part.function_response.response))
+        self._fresh = frozenset(fresh)
+
+    def find_history(
+        self,
+        contents: Sequence[types.Content],
+        events: Sequence[Event],
+        transient: Sequence[types.Content] = (),
+    ) -> list[int]:
+        """Finds the history among contents, as the function of that name does."""
+        if self._index is not None and self._index.follow(events):
+            found = find_history(contents, events, transient, self._index)
+            if len(found) == len(contents):
+                return found
+        # What is not found may come from an event that was edited in place.
+        self._index = EventIndex(events)
+        return find_history(contents, events, transient, self._index)
 
     def estimate_contents_tokens(self, contents: Iterable[types.Content]) -> int:
         """Estimates the tokens of contents, as the function of that name does."""
         return estimate_contents_tokens(contents, self._part_bytes)
 
     def _part_bytes(self, part: types.Part | None) -> int:
-        result = part.function_response if part is not None and not part.text else None
-        if result is None or not result.response or result.parts:
+        text = part.text if part else None
+        if text:
+            size_bytes = self._text_bytes.get(text)
+            if size_bytes is None:
+                size_bytes = self._text_bytes[text] = text_bytes(text)
+            return size_bytes
+        kind, name, value = _tool_use(part)
+        payload = self._payload(value) if kind and value else None
+        if payload is None:
             return part_bytes(part)
-        payload = result.response
-        known = self._sizes.get(id(payload))
-        if known is None or known[0] is not payload:
-            known = self._sizes[id(payload)] = (payload, json_bytes(payload))
-        return json_bytes(result.name or "") + known[1]
+        if payload.size_bytes is None:
+            payload.size_bytes = json_bytes(value)
+        return text_bytes(name) + payload.size_bytes
 
     def fingerprint(self, content: types.Content) -> bytes:
         """Returns the fingerprint of a content, as the function of that name does."""
-        parts = content.parts
-        part = parts[0] if parts is not None and len(parts) == 1 else None
-        if part is None:
-            return fingerprint(content)
-        if part.text:
-            key = (content.role, part.text)
-            digest = self._text_prints.get(key)
-            if digest is None:
-                digest = self._text_prints[key] = fingerprint(content)
-            return digest
-        result = part.function_response
-        if result is None or result.response is None or result.parts:
-            return fingerprint(content)
-        payload, name = result.response, result.name or ""
-        known = self._payload_prints.get(id(payload))
-        if (
-            known is None
-            or known[0] is not payload
-            or known[1:3] != (content.role, name)
-        ):
-            digest = fingerprint(content)
-            known = (payload, content.role, name, digest)
-            self._payload_prints[id(payload)] = known
-        return known[3]
+        key: list[Hashable] = [content.role]
+        payloads: list[_Payload] = []
+        for part in content.parts or ():
+            text = part.text if part else None
+            if text:
+                key.append(text)
+                continue
+            kind, name, value = _tool_use(part)
+            payload = self._payload(value) if kind else None
+            if payload is None:
+                return fingerprint(content)
+            key.append((kind, name, id(value)))
+            payloads.append(payload)
+        known = self._prints.get(place := tuple(key))
+        if known is None or known[0] != payloads:
+            known = self._prints[place] = (payloads, fingerprint(content))
+        return known[1]
+
+    def _payload(self, value: dict[str, Any]) -> _Payload | None:
+        """Returns what is known of a payload as it is; None if it cannot be told."""
+        known = self._payloads.get(id(value))
+        if known is None or not known.is_unchanged():
+            known = _Payload(value, id(value) in self._fresh)
+            self._payloads[id(value)] = known
+        return known if known.is_comparable else None
+
+
+class _Payload:
+    """The arguments of a call or a tool's result, and what they were at one time.
+
+    It holds them, so that nothing else can come to have their id.
+    """
+
+    __slots__ = ("_before", "_value", "is_comparable", "size_bytes")
+
+    def __init__(self, value: dict[str, Any], is_fresh: bool) -> None:
+        containers = _find_containers(value) if is_fresh else [value]
+        self.is_comparable = bool(containers)
+        self._value: object = value
+        self._before: object = dict(value)
+        if len(containers) > 1:
+            self._value = containers
+            self._before = [container.copy() for container in containers]
+        self.size_bytes: int | None = None
+
+    def is_unchanged(self) -> bool:
+        """Tells whether each container still holds the same things, or equal ones."""
+        try:
+            return self._value == self._before
+        except Exception:  # noqa: BLE001 - whoever compares may be anyone's object.
+            return False
+
+
+def _find_containers(value: dict[str, Any]) -> list[Any]:
+    """All lists and dicts in a payload; empty where others in it could change."""
+    found: list[Any] = [value]
+    for container in found:
+        for item in container.values() if type(container) is dict else container:
+            if type(item) in _PLAIN_TYPES:
+                continue
+            if type(item) not in (dict, list) or len(found) == _MAX_CONTAINERS:
+                return []
+            found.append(item)
+    return found
+
+
+def _tool_use(part: types.Part | None) -> tuple[str, str, Any]:
+    """The kind, name and payload of a call or of a result without files, if any."""
+    call = part.function_call if part else None
+    if call is not None:
+        return ("c", call.name or "", call.args) if type(call.args) is dict else _NONE
+    result = part.function_response if part else None
+    if result is None or result.parts or type(result.response) is not dict:
+        return _NONE
+    return "r", result.name or "", result.response
+
+
+_NONE = "", "", None
