@@ -19,6 +19,7 @@ import google.adk
 import pydantic_core
 from pydantic_core import to_json
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 KINDS = ("prose", "code", "json", "digits", "base64", "cjk", "other languages")
@@ -51,15 +52,19 @@ def build_parser(description: str | None) -> argparse.ArgumentParser:
 def print_table(
     title: str, header: Sequence[str], rows: Sequence[Sequence[object]], notes: str = ""
 ) -> None:
-    """Prints a table; the first column is text, the others are numbers."""
+    """Prints a table; the first column is text, the others are numbers.
+
+    It is as wide as it has to be, whatever the terminal: no number is cut.
+    """
     table = Table(title=title, title_justify="left", header_style="bold")
     for number, name in enumerate(header):
-        table.add_column(
-            name, justify="right" if number else "left", no_wrap=not number
-        )
+        table.add_column(name, justify="right" if number else "left", no_wrap=True)
     for row in rows:
         table.add_row(*map(_cell, row))
-    console = Console(width=max(120, Console().width))
+    console = Console()
+    unbounded = console.options.update(max_width=10_000)
+    width = Measurement.get(console, unbounded, table).maximum
+    console = Console(width=max(console.width, width))
     console.print(table)
     if notes:
         console.print(notes, highlight=False, markup=False, soft_wrap=True)

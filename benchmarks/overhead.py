@@ -7,6 +7,9 @@ the guard, in one process, on sessions of the same contents: processor time, gar
 collector off, medians. The model answers at once and the session service hands out the
 session itself, so that nothing but ADK's own work stands beside the guard's. Each turn
 is taken out of the session again.
+
+Memory is traced in turns of their own: the peak of a turn above what was held when it
+began, and what is still held of all that two turns have allocated.
 """
 
 from __future__ import annotations
@@ -153,14 +156,16 @@ class Chat:
     session: Session
     base: list[Event]
 
-    async def turn(self) -> None:
-        """Plays a turn and takes it back."""
+    async def turn(self) -> list[Event]:
+        """Plays a turn and takes it back; returns its events."""
         message = types.Content(role="user", parts=[types.Part(text="Go on, please.")])
         async for _ in self.runner.run_async(
             user_id="user", session_id="session", new_message=message
         ):
             pass
+        events = self.session.events[len(self.base) :]
         self.session.events[:] = self.base
+        return events
 
     async def timed_turn(self) -> float:
         """Plays a turn; returns the processor time of a call in milliseconds."""
@@ -192,9 +197,11 @@ async def make_pair(kind: str, count: int) -> tuple[Chat, Chat]:
     half = count // 2 // 2 * 2
     guarded = _make_chat(events[:half], guard)
     request_compaction(guarded.session.state)
-    await guarded.turn()
+    turn = await guarded.turn()
     if not any("summary" in key for key in guarded.session.state):
         raise RuntimeError("no summary was stored")
+    # The session goes on behind the question and the answer of that turn.
+    events[half : half + 2] = turn[0], turn[-1]
     guarded.base = list(events)
     guarded.session.events[:] = events
     return _make_chat(events, None), guarded
@@ -229,23 +236,28 @@ async def time_pairs(kind: str, count: int, pairs: int) -> dict[str, float]:
 
 
 async def _measure_memory(chats: tuple[Chat, Chat]) -> dict[str, float]:
-    """The most that a turn allocates, and what stays of it, without and with."""
+    """The most that a turn holds at once, and what stays of it, without and with."""
     peaks, kept = [], []
     for chat in chats:
         gc.collect()
         tracemalloc.start()
+        # What this turn replaces was allocated untraced, and frees nothing.
         await chat.turn()
+        gc.collect()
         before, _ = tracemalloc.get_traced_memory()
         tracemalloc.reset_peak()
         await chat.turn()
+        _, peak = tracemalloc.get_traced_memory()
         gc.collect()
-        after, peak = tracemalloc.get_traced_memory()
+        after, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         peaks.append(peak - before)
-        kept.append(after - before)
+        kept.append(after)
     return {
         "adk_peak_kb": peaks[0] / 1_024,
+        "guard_peak_kb": (peaks[1] - peaks[0]) / 1_024,
         "peak_ratio": peaks[1] / peaks[0],
+        "adk_kept_kb": kept[0] / 1_024,
         "kept_kb": (kept[1] - kept[0]) / 1_024,
     }
 
@@ -300,7 +312,8 @@ async def measure(
 
 def print_figures(figures: dict[str, Any]) -> None:
     """Prints the tables."""
-    rows = [
+    rows = figures["calls"]
+    times = [
         [
             KINDS[row["kind"]],
             row["contents"],
@@ -308,28 +321,34 @@ def print_figures(figures: dict[str, Any]) -> None:
             row["ratio"],
             f"≤ {row['goal']:.2f}" if row["goal"] else "",
             f"{row['added_us_per_content']:.1f}",
-            f"{row['peak_ratio']:.2f}",
-            f"{row['kept_kb']:.0f}",
         ]
-        for row in figures["calls"]
+        for row in rows
     ]
     header = (
-        "history",
-        "contents",
-        "ADK, ms",
-        "guard adds, ms",
-        "ratio",
-        "goal",
-        "µs a content",
-        "peak memory, ratio",
-        "kept, KB",
+        *("history", "contents", "ADK, ms", "guard adds, ms", "ratio", "goal"),
+        "added µs a content",
     )
     imported = (
         f"Importing contextguard_adk adds {figures['import_ms']:.0f} ms to the "
         f"{figures['import_adk_ms']:.0f} ms of ADK (goal: at most "
         f"{IMPORT_GOAL_MS})."
     )
-    _common.print_table("Processor time of one model call", header, rows, imported)
+    _common.print_table("Processor time of one model call", header, times, imported)
+    memory = [
+        [
+            KINDS[row["kind"]],
+            row["contents"],
+            *(f"{row[name]:,.0f}" for name in ("adk_peak_kb", "guard_peak_kb")),
+            row["peak_ratio"],
+            *(f"{row[name]:,.1f}" for name in ("adk_kept_kb", "kept_kb")),
+        ]
+        for row in rows
+    ]
+    header = (
+        *("history", "contents", "ADK's peak, KB", "guard adds, KB", "ratio"),
+        *("ADK keeps, KB", "guard keeps, KB"),
+    )
+    _common.print_table("Memory of one turn", header, memory)
 
 
 def main() -> None:
