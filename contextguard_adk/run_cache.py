@@ -40,7 +40,7 @@ class RunCache:
     def __init__(self) -> None:
         self._text_bytes: dict[str, int] = {}
         self._payloads: dict[int, _Payload] = {}
-        self._prints: dict[Hashable, tuple[list[_Payload], bytes]] = {}
+        self._prints: dict[Hashable, tuple[tuple[_Payload, ...], bytes]] = {}
         self._fresh: frozenset[int] = frozenset()
         self._index: EventIndex | None = None
 
@@ -53,9 +53,11 @@ class RunCache:
         """
         fresh = set()
         for event in reversed(events):
+            if event.content is None:
+                continue
             if event.invocation_id != invocation_id:
                 break
-            for part in (event.content and event.content.parts) or ():
+            for part in event.content.parts or ():
                 if part and part.function_response:
                     fresh.add(id(part.function_response.response))
         self._fresh = frozenset(fresh)
@@ -87,17 +89,18 @@ class RunCache:
                 size_bytes = self._text_bytes[text] = text_bytes(text)
             return size_bytes
         kind, name, value = _tool_use(part)
-        payload = self._payload(value) if kind and value else None
+        payload = self._payload(value) if kind else None
         if payload is None:
             return part_bytes(part)
         if payload.size_bytes is None:
-            payload.size_bytes = json_bytes(value)
+            # An empty one counts nothing.
+            payload.size_bytes = json_bytes(value) if value else 0
         return text_bytes(name) + payload.size_bytes
 
     def fingerprint(self, content: types.Content) -> bytes:
         """Returns the fingerprint of a content, as the function of that name does."""
         key: list[Hashable] = [content.role]
-        payloads: list[_Payload] = []
+        used: list[_Payload] = []
         for part in content.parts or ():
             text = part.text if part else None
             if text:
@@ -108,8 +111,9 @@ class RunCache:
             if payload is None:
                 return fingerprint(content)
             key.append((kind, name, id(value)))
-            payloads.append(payload)
-        known = self._prints.get(place := tuple(key))
+            used.append(payload)
+        place, payloads = tuple(key), tuple(used)
+        known = self._prints.get(place)
         if known is None or known[0] != payloads:
             known = self._prints[place] = (payloads, fingerprint(content))
         return known[1]
@@ -126,20 +130,23 @@ class RunCache:
 class _Payload:
     """The arguments of a call or a tool's result, and what they were at one time.
 
-    It holds them, so that nothing else can come to have their id.
+    Args:
+        value: What to hold, so that nothing else can come to have its id.
+        is_fresh: Whether everything in it may change, not only its top.
     """
 
     __slots__ = ("_before", "_value", "is_comparable", "size_bytes")
 
     def __init__(self, value: dict[str, Any], is_fresh: bool) -> None:
-        containers = _find_containers(value) if is_fresh else [value]
-        self.is_comparable = bool(containers)
+        self.size_bytes: int | None = None
+        self.is_comparable = True
         self._value: object = value
-        self._before: object = dict(value)
-        if len(containers) > 1:
+        self._before: object = value.copy()
+        if is_fresh:
+            containers = _find_containers(value)
+            self.is_comparable = bool(containers)
             self._value = containers
             self._before = [container.copy() for container in containers]
-        self.size_bytes: int | None = None
 
     def is_unchanged(self) -> bool:
         """Tells whether each container still holds the same things, or equal ones."""

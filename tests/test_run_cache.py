@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from google.adk.events.event import Event
 from google.genai import types
 
 from contextguard_adk import ContextGuardPlugin, Threshold
 from contextguard_adk.coverage import fingerprint
+from contextguard_adk.provenance import find_history
 from contextguard_adk.run_cache import RunCache
+from contextguard_adk.telemetry import CallRecord
 from contextguard_adk.testing import SimulatedLlm
 from contextguard_adk.tokens import estimate_contents_tokens
 from tests.builders import (
     Chat,
     call,
     call_part,
+    event,
     guarded_agent,
     model,
     response,
@@ -62,6 +68,166 @@ def test_equal_ids_of_other_results_are_not_confused() -> None:
         assert cache.fingerprint(content) == fingerprint(content)
         tokens = cache.estimate_contents_tokens([content])
         assert tokens == estimate_contents_tokens([content])
+
+
+SMALL: dict[str, Any] = {"rows": [{"id": 1}], "of": {"page": 1}}
+CHANGES: dict[str, Callable[[dict[str, Any]], None]] = {
+    "key added": lambda payload: payload.update(next=2),
+    "value replaced": lambda payload: payload.update(of="all pages"),
+    "key removed": lambda payload: payload.pop("of", None),
+    "list grows": lambda payload: payload["rows"].append({"id": 2}),
+    "item changes": lambda payload: payload["rows"][0].update(id=12_345),
+    "new item changes": lambda payload: payload["rows"][-1].update(name="x"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+def test_a_result_of_this_run_that_changes_is_measured_anew(
+    change: Callable[[dict[str, Any]], None],
+) -> None:
+    """A tool may go on with the lists that it has returned."""
+    content = response("look", copy.deepcopy(SMALL))
+    cache = begin_call(content, "i-1")
+    check_measures(cache, content)
+    for _ in range(3):
+        change(payload_of(content))
+        check_measures(cache, content)
+        check_measures(cache, content)
+
+
+@pytest.mark.parametrize("name", ["key added", "value replaced", "key removed"])
+def test_an_older_result_that_is_edited_is_measured_anew(name: str) -> None:
+    """Another plugin may put something else in the place of what a tool returned."""
+    for content in (
+        response("look", copy.deepcopy(SMALL)),
+        call("look", "id-1", **copy.deepcopy(SMALL)),
+        responses(response_part("look", copy.deepcopy(SMALL)), response_part("read")),
+    ):
+        cache = begin_call(content, "i-2")
+        check_measures(cache, content)
+        CHANGES[name](payload_of(content))
+        check_measures(cache, content)
+
+
+def test_a_result_whose_changes_cannot_be_seen_is_measured_each_time() -> None:
+    """Neither tuples nor objects of other kinds show what becomes of their parts."""
+    for inner in ([], {}):
+        rows: Any = inner
+        content = response("look", {"rows": (rows, "x")})
+        cache = begin_call(content, "i-1")
+        check_measures(cache, content)
+        rows.append("more") if isinstance(rows, list) else rows.update(more=1)
+        check_measures(cache, content)
+
+
+def test_a_result_that_contains_itself_is_measured() -> None:
+    """The search for what could change comes to an end."""
+    payload: dict[str, Any] = {"rows": []}
+    payload["rows"].append(payload)
+    content = response("look", payload)
+    cache = begin_call(content, "i-1")
+    check_measures(cache, content)
+
+
+def test_objects_that_cannot_be_compared_do_no_harm() -> None:
+    """An equality of someone else's may fail; then the result is measured anew."""
+
+    class Odd:
+        def __eq__(self, other: object) -> bool:
+            raise RuntimeError("boom")
+
+        __hash__ = None  # type: ignore[assignment]
+
+    content = response("look", {"odd": Odd()})
+    cache = RunCache()
+    check_measures(cache, content)
+    payload_of(content)["odd"] = Odd()
+    check_measures(cache, content)
+
+
+def test_changes_do_not_pile_up() -> None:
+    """However often a result changes, one measure of it is kept."""
+    content = response("look", {"rows": []})
+    cache = begin_call(content, "i-1")
+    for number in range(20):
+        payload_of(content)["rows"].append(number)
+        check_measures(cache, content)
+    assert len(cache._prints) == len(cache._payloads) == 1
+
+
+def begin_call(content: types.Content, invocation_id: str) -> RunCache:
+    """A cache in a run that began with a content of the run `i-1`."""
+    cache = RunCache()
+    known = Event(author="agent", invocation_id="i-1", content=content)
+    # What has no content, such as a compaction of ADK's, is of no run.
+    silent = Event(author="user", invocation_id="i-9")
+    cache.begin_call([known, silent], invocation_id)
+    return cache
+
+
+def payload_of(content: types.Content) -> Any:
+    """The arguments or the result in the first part of a content."""
+    part = (content.parts or [])[0]
+    if part.function_call:
+        return part.function_call.args
+    assert part.function_response
+    return part.function_response.response
+
+
+def check_measures(cache: RunCache, content: types.Content) -> None:
+    """The cache says of a content as it is now what the functions say."""
+    assert cache.fingerprint(content) == fingerprint(content)
+    tokens = cache.estimate_contents_tokens([content])
+    assert tokens == estimate_contents_tokens([content])
+
+
+async def test_a_list_that_a_tool_keeps_filling_counts_whole() -> None:
+    """An older result of a run has grown as well when its list comes again."""
+    rows: list[str] = []
+
+    def note() -> dict[str, Any]:
+        """Notes something."""
+        rows.append(f"{len(rows)} " + "note " * 100)
+        return {"rows": rows}
+
+    records: list[CallRecord] = []
+    guard = ContextGuardPlugin(
+        default=Threshold(context_window=1_000_000), on_call=records.append
+    )
+    llm = SimulatedLlm(script=[call_part("note")] * 5 + ["Done."], token_ratio=1.0)
+    await Chat(guarded_agent(llm, [note]), [guard]).say("Go.")
+    for record in records[1:]:
+        assert record.real_tokens
+        assert record.estimated_tokens >= record.real_tokens
+
+
+def test_history_is_found_while_events_come_and_go() -> None:
+    """The index of a run's events follows what becomes of them."""
+    cache = RunCache()
+    contents = [user("One."), model("Two."), user("Three."), user("An instruction.")]
+    events = [event(content) for content in contents[:3]]
+    other = [*events[:1], event(user("Four.")), *events[2:]]
+    steps = {
+        "first": events[:1],
+        "new ones": events,
+        "the same": list(events),
+        "another in its place": other,
+        "gone": events[:1],
+        "none": [],
+    }
+    for step, loaded in steps.items():
+        found = cache.find_history(contents, loaded)
+        assert found == find_history(contents, loaded), step
+
+
+def test_history_is_found_in_an_event_that_was_edited() -> None:
+    """A plugin that rewrites a message in the session does not make it a stranger."""
+    cache = RunCache()
+    said = event(user("My number is 4711."))
+    assert cache.find_history([user("My number is 4711.")], [said]) == [0]
+    assert said.content
+    said.content.parts = [types.Part(text="My number is masked.")]
+    assert cache.find_history([user("My number is masked.")], [said]) == [0]
 
 
 async def test_nothing_is_kept_when_a_run_has_ended() -> None:
