@@ -116,6 +116,31 @@ async def test_the_overhead_has_a_row_for_each_size(
     assert "adds 40 ms to the 900 ms of ADK" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("kind", overhead.KINDS)
+async def test_the_memory_of_a_turn_compares(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A turn has a peak of the size of its contents, and leaves next to nothing."""
+    monkeypatch.setenv("ADK_CAPTURE_MESSAGE_CONTENT_IN_SPANS", "false")
+    memory = await overhead.measure_memory(await overhead.make_pair(kind, 200))
+    assert memory["adk_peak_kb"] > 200
+    assert 1.0 <= memory["peak_ratio"] < 2.0
+    assert abs(memory["kept_kb"]) < 50
+
+
+@pytest.mark.parametrize("columns", ["40", "100"])
+def test_tables_are_never_cut(
+    columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every name and number is there whole, however narrow the terminal."""
+    monkeypatch.setenv("COLUMNS", columns)
+    header = ("history", *(f"the column number {number}" for number in range(9)))
+    _common.print_table("Title", header, [["a name", *range(10**8, 10**8 + 9)]])
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in header)
+    assert all(f"100,000,00{number}" in printed for number in range(9))
+
+
 async def test_estimates_follow_the_counts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

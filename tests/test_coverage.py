@@ -301,6 +301,21 @@ def test_fingerprint_survives_a_database(
         assert fingerprint(response("x", payload)) == fingerprint(response("x", stored))
 
 
+@pytest.mark.parametrize(
+    "payload",
+    [
+        pytest.param({"rows": {10: "a", 9: "b"}}, id="integers"),
+        pytest.param({"rows": {10.5: "a", 9.5: "b"}}, id="fractions"),
+        pytest.param({"rows": {-1e-7: "a", 5e-8: "b"}}, id="small"),
+        pytest.param({"rows": {-1e22: "a", 5e22: "b"}}, id="large"),
+    ],
+)
+def test_numbers_as_keys_survive_a_database(payload: dict[str, Any]) -> None:
+    """JSON turns keys into texts, which have another order than numbers."""
+    stored = json.loads(json.dumps(payload))
+    assert fingerprint(response("x", payload)) == fingerprint(response("x", stored))
+
+
 @given(st.lists(st.text(min_size=1), min_size=1), st.lists(st.text(min_size=1)))
 def test_fingerprints_of_different_texts_differ(
     left: list[str], right: list[str]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from contextguard_adk import history_view
 from contextguard_adk.coverage import Covered, cover, fingerprint
-from contextguard_adk.history import keep_pairs_whole, pair_contents
+from contextguard_adk.history import content_text, keep_pairs_whole, pair_contents
 from contextguard_adk.history_view import HistoryView, StoredSummary, is_user_text
 from contextguard_adk.state import SummaryMark
 from tests.builders import (
@@ -120,6 +120,30 @@ def test_nothing_is_computed_before_it_is_asked_for(
     assert view.covered == frozenset()
     assert view.compactable == [0, 1]
     assert view.live_index == 0
+
+
+def test_only_what_may_be_covered_has_its_fingerprint_taken() -> None:
+    """What follows a covered beginning costs nothing; a difference costs all."""
+    contents = [user("a"), model("b"), user("c"), model("d"), user("e")]
+    taken: list[str] = []
+
+    def take(content: types.Content) -> bytes:
+        taken.append(content_text(content))
+        return fingerprint(content)
+
+    def covered(contents: Sequence[types.Content]) -> frozenset[int]:
+        taken.clear()
+        return HistoryView(
+            contents,
+            events=[event(content) for content in contents],
+            stored=summary_of([user("a"), model("b")]),
+            take_fingerprint=take,
+        ).covered
+
+    assert covered(contents) == {0, 1}
+    assert taken == ["a", "b"]
+    assert covered(contents[1:]) == {0}
+    assert taken == ["b", "c", "d", "e"]
 
 
 def test_open_calls_are_pinned_with_their_answers() -> None:

@@ -8,6 +8,7 @@ import itertools
 import json
 import re
 import tracemalloc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from google.adk.sessions import InMemorySessionService, Session
 import contextguard_adk
 from contextguard_adk import ContextGuardPlugin, SlidingWindow, Strategy, Threshold
 from contextguard_adk.testing import Reply, SimulatedLlm
+from contextguard_adk.transcript import RECALL_TOOL
 from tests.builders import (
     Chat,
     KeptSessions,
@@ -339,6 +341,38 @@ async def test_memory_stays_flat() -> None:
     assert (mill.llm.rejections, mill.llm.violations) == (0, 0)
     assert mill.llm.summaries >= CALLBACK_CALLS // 50
     assert sizes[1] - sizes[0] <= MAX_GROWTH_BYTES
+
+
+class Mourner(BasePlugin):
+    """Knows which requests are still in memory; register it after the guard."""
+
+    def __init__(self) -> None:
+        super().__init__(name="mourner")
+        self.requests: list[weakref.ref[LlmRequest]] = []
+
+    async def before_model_callback(
+        self, *, callback_context: CallbackContext, llm_request: LlmRequest
+    ) -> None:
+        """Notes the request; changes nothing."""
+        self.requests.append(weakref.ref(llm_request))
+
+
+async def test_requests_do_not_wait_for_the_collector() -> None:
+    """A request is freed after its call, also one that offers the recall tool."""
+    llm = SimulatedLlm(context_window=2_500, token_ratio=1.0, script=fetch_once)
+    mourner = Mourner()
+    guard = ContextGuardPlugin(default=Threshold(context_window=2_500))
+    chat = Chat(guarded_agent(llm, [fetch]), [guard, mourner])
+    gc.disable()
+    try:
+        for number in range(6):
+            await chat.say(f"Question {number} on secret-{number:03}!, please.")
+        assert llm.summaries
+        assert RECALL_TOOL in llm.requests[-1].config.model_dump_json(include={"tools"})
+        assert len(mourner.requests) >= 12
+        assert not [request for request in mourner.requests if request() is not None]
+    finally:
+        gc.enable()
 
 
 def own_bytes() -> int:
