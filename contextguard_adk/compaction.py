@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
-from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
 from contextguard_adk.assembly import render_request
@@ -26,11 +25,10 @@ from contextguard_adk.history import (
     pair_contents,
 )
 from contextguard_adk.history_view import HistoryView, StoredSummary
-from contextguard_adk.prompts import closing_prompt
+from contextguard_adk.prompt_cache import ConversationEnd
 from contextguard_adk.summarizer import (
     SummaryTask,
     summarize,
-    summarize_in_place,
     token_counter,
     write_mechanical_summary,
 )
@@ -118,9 +116,7 @@ class CompactionContext:
         scope: Where the summary is valid.
         load_summary_model: Gives the model that writes summaries; None asks for a
             mechanical one.
-        find_conversation: Gives the agent's request as it stands, where a summary may
-            be asked for at its end; None elsewhere.
-        give_up_conversation: Is told that this gave no summary.
+        conversation_end: Where a summary may be asked for without a transcript.
         load_todos: Gives the rendered todo list, as the summariser is shown it.
         load_todo_list: Gives the todo list for the agent, cut to a number of tokens.
         has_recall: Whether the agent can read back what is left out.
@@ -137,8 +133,7 @@ class CompactionContext:
     view: HistoryView
     scope: str = ""
     load_summary_model: Callable[[], SummaryModel | None] = lambda: None
-    find_conversation: Callable[[], LlmRequest | None] = lambda: None
-    give_up_conversation: Callable[[], None] = lambda: None
+    conversation_end: ConversationEnd | None = None
     load_todos: Callable[[], str] = lambda: ""
     load_todo_list: Callable[[int, TokenCounter], str] = lambda _tokens, _count: ""
     has_recall: bool = False
@@ -241,7 +236,11 @@ class CompactionContext:
             return self._summarize_mechanically(covered)
         task = self._task(covered, budget_tokens or self.budgets.summary_tokens)
         try:
-            text = await self._summarize_in_place(covered, task, model)
+            text = ""
+            if self.conversation_end and self.reason != "overflow":
+                text = await self.conversation_end.summarize(
+                    task, model, self.view, covered, self.tokens
+                )
             text = text or await summarize(task, model)
         except SummaryError as error:
             self.failures.append(error)
@@ -253,55 +252,6 @@ class CompactionContext:
             )
             return self._summarize_mechanically(covered)
         return self._draft(text, covered, covered, len(text))
-
-    async def _summarize_in_place(
-        self, covered: frozenset[int], task: SummaryTask, model: SummaryModel
-    ) -> str:
-        """Has the conversation itself end with the question for a summary.
-
-        Returns:
-            The summary; "" where a transcript is to be used.
-
-        Raises:
-            SummaryError: There was no answer in time.
-        """
-        if not model.is_agents_own or not self._stands_whole(covered):
-            return ""
-        prompt = closing_prompt(task.budget_tokens, model.instruction, task.todos)
-        count = token_counter(self.correction or DEFAULT_CORRECTION)
-        asked_tokens = self.tokens + count(prompt)
-        output_tokens = task.budget_tokens + model.headroom_tokens
-        if asked_tokens > self.budgets.overfull_tokens:
-            return ""
-        if asked_tokens + output_tokens > self.budgets.window_tokens:
-            return ""
-        conversation = self.find_conversation()
-        if conversation is None:
-            return ""
-        try:
-            return await summarize_in_place(task, model, conversation)
-        except SummaryError as error:
-            if isinstance(error.__cause__, TimeoutError):
-                raise
-            logger.info(
-                "The model of agent %r gave no summary at the end of the conversation "
-                "(%s); it is shown a transcript from now on.",
-                self.agent,
-                error,
-            )
-            self.give_up_conversation()
-            return ""
-
-    def _stands_whole(self, covered: frozenset[int]) -> bool:
-        """Tells whether the request shows, unshortened, what a summary has to cover,
-        and nothing that is to stay."""
-        view, stored = self.view, self.view.stored
-        if self.reason == "overflow" or not covered.issuperset(view.compactable):
-            return False
-        if stored is None:
-            return True
-        is_shortened = stored.mark.truncation or stored.mark.request_chars >= 0
-        return view.covered == view.model_covered and not is_shortened
 
     def _task(self, covered: frozenset[int], budget_tokens: int) -> SummaryTask:
         view = self.view

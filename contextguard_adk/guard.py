@@ -24,7 +24,7 @@ from contextguard_adk.compaction import (
 from contextguard_adk.history_view import HistoryView, StoredSummary
 from contextguard_adk.memory import CallInFlight, Memory, SessionKey
 from contextguard_adk.overflow import MIN_LIMIT_TOKENS
-from contextguard_adk.prompt_cache import PromptCache
+from contextguard_adk.prompt_cache import ConversationEnd
 from contextguard_adk.recall_offer import RecallOffer
 from contextguard_adk.run_cache import RunCache
 from contextguard_adk.state import GuardState
@@ -119,9 +119,6 @@ class ModelCall:
             strategy.recall,
             strategy.recall_page_tokens,
             self._calibration.load_counter,
-        )
-        self._prompt_cache = PromptCache(
-            memory, self.session_key, strategy.reuse_prompt_cache
         )
         self._summarizers = Summarizers(memory, registry)
         key = call_key(context, invocation)
@@ -219,13 +216,14 @@ class ModelCall:
             view=view,
             scope=self.scope,
             load_summary_model=self._summary_model,
-            find_conversation=partial(
-                self._prompt_cache.find_conversation,
+            conversation_end=ConversationEnd(
+                self._memory,
+                self.session_key,
+                self.strategy.reuse_prompt_cache,
+                self._invocation.agent,
                 self.request,
                 contents,
-                self._invocation.agent,
             ),
-            give_up_conversation=self._prompt_cache.give_up,
             load_todos=self._todos,
             load_todo_list=self._todo_list,
             has_recall=self._recall.is_possible,

@@ -8,20 +8,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from google.adk.models.llm_request import LlmRequest
-
 from contextguard_adk.density import estimate_text_density
 from contextguard_adk.errors import SummaryError
 from contextguard_adk.overflow import parse_overflow
 from contextguard_adk.prompts import (
-    closing_prompt,
     summary_instruction,
     summary_prompt,
 )
 from contextguard_adk.summary_call import (
     Answer,
     SummaryModel,
-    ask_at_end,
     ask_with_transcript,
 )
 from contextguard_adk.tokens import DEFAULT_CORRECTION, text_bytes
@@ -137,34 +133,11 @@ async def _summarize_within(
         answer = await ask_with_transcript(
             model, instruction, prompt, task.budget_tokens
         )
-        summary = _clip(answer, task)
+        summary = clip_answer(answer, task)
     return summary
 
 
-async def summarize_in_place(
-    task: SummaryTask, model: SummaryModel, conversation: LlmRequest
-) -> str:
-    """Asks a model for a summary of the conversation that it has before it.
-
-    Args:
-        task: Its entries, its previous summary and its live request are not read: they
-            stand in the conversation.
-        model: The agent's own.
-        conversation: The agent's request.
-
-    Returns:
-        The summary, at most `task.budget_tokens` long.
-
-    Raises:
-        SummaryError: The model failed, timed out, or wrote nothing.
-    """
-    prompt = closing_prompt(task.budget_tokens, model.instruction, task.todos)
-    return _clip(
-        await ask_at_end(model, conversation, prompt, task.budget_tokens), task
-    )
-
-
-def _clip(answer: Answer, task: SummaryTask) -> str:
+def clip_answer(answer: Answer, task: SummaryTask) -> str:
     """Cuts an answer that is too long."""
     # The provider's count is exact, and an answer cut for nothing loses facts.
     if 0 < answer.output_tokens <= task.budget_tokens:

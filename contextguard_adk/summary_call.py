@@ -51,12 +51,25 @@ class SummaryModel:
         return min(THINKING_HEADROOM_TOKENS, most)
 
 
+class UnusableAnswerError(SummaryError):
+    """The model answered, but with no summary."""
+
+
 @dataclass(frozen=True)
 class Answer:
-    """What a model wrote, and what its provider counted; 0 where it did not."""
+    """What a model wrote.
+
+    Attributes:
+        text: The text, without thoughts.
+        output_tokens: What its provider counted; 0 where it did not.
+        has_calls: Whether it calls tools as well.
+        is_cut: Whether the provider ended it at the limit of its length.
+    """
 
     text: str
     output_tokens: int
+    has_calls: bool = False
+    is_cut: bool = False
 
 
 async def ask_with_transcript(
@@ -84,8 +97,20 @@ async def ask_with_transcript(
     return await _ask(model, request)
 
 
+def output_tokens_at_end(model: SummaryModel, budget_tokens: int) -> int:
+    """What a summary may take together with thoughts of the length that the agent has.
+
+    Args:
+        model: The agent's own model, with its configuration.
+        budget_tokens: What the summary may take.
+    """
+    thinking = model.config.thinking_config
+    thoughts = (thinking and thinking.thinking_budget) or 0
+    return budget_tokens + max(model.headroom_tokens, thoughts)
+
+
 async def ask_at_end(
-    model: SummaryModel, conversation: LlmRequest, prompt: str, budget_tokens: int
+    model: SummaryModel, conversation: LlmRequest, prompt: str, output_tokens: int
 ) -> Answer:
     """Has the agent's model summarise the conversation that it has before it.
 
@@ -93,23 +118,29 @@ async def ask_at_end(
     settings included: a change would cost the prompt cache.
 
     Raises:
+        UnusableAnswerError: The model called a tool, or its answer was cut.
         SummaryError: The model failed, timed out, or wrote nothing.
     """
-    output_tokens = budget_tokens + model.headroom_tokens
+    config = conversation.config.model_copy(update={"max_output_tokens": output_tokens})
     request = conversation.model_copy(
         update={
             "contents": [*conversation.contents, _user_content(prompt)],
-            "config": conversation.config.model_copy(
-                update={"max_output_tokens": output_tokens}
-            ),
+            "config": config,
+            # No Gemini cache is to be created for this one call.
+            "cacheable_contents_token_count": None,
         }
     )
-    return await _ask(model, request)
+    answer = await _ask(model, request)
+    if answer.has_calls:
+        raise UnusableAnswerError("the answer calls a tool")
+    if answer.is_cut:
+        raise UnusableAnswerError("the answer was cut at its limit")
+    return answer
 
 
 async def _ask(model: SummaryModel, request: LlmRequest) -> Answer:
     """Makes one model call; the one place where its failures are caught."""
-    answer, output_tokens = "", 0
+    answer, output_tokens, has_calls, is_cut = "", 0, False, False
     try:
         async with asyncio.timeout(model.timeout_seconds):
             async for response in model.llm.generate_content_async(
@@ -120,6 +151,8 @@ async def _ask(model: SummaryModel, request: LlmRequest) -> Answer:
                 if response.error_code and not response.content:
                     raise SummaryError(f"error {response.error_code}")
                 answer += _answer_text(response.content)
+                has_calls = has_calls or bool(response.get_function_calls())
+                is_cut = response.finish_reason == types.FinishReason.MAX_TOKENS
                 if usage := response.usage_metadata:
                     output_tokens = usage.candidates_token_count or 0
     except TimeoutError as error:
@@ -129,8 +162,8 @@ async def _ask(model: SummaryModel, request: LlmRequest) -> Answer:
     except Exception as error:  # A provider's client may raise anything.
         raise SummaryError(f"the call failed: {type(error).__name__}") from error
     if not answer.strip():
-        raise SummaryError("the answer holds no text")
-    return Answer(answer.strip(), output_tokens)
+        raise UnusableAnswerError("the answer holds no text")
+    return Answer(answer.strip(), output_tokens, has_calls, is_cut)
 
 
 def _answer_text(content: types.Content | None) -> str:

@@ -48,9 +48,9 @@ LAYERS = (
     "usage",
     "history_view",
     # Summaries.
-    "prompt_cache",
     "summary_call",
     "summarizer",
+    "prompt_cache",
     "drafts",
     "assembly",
     "last_resort",

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 from google.adk.models.llm_request import LlmRequest
+from google.adk.models.llm_response import LlmResponse
 from google.genai import types
 from pydantic import BaseModel
 
 from contextguard_adk import (
+    Compaction,
+    CompactionContext,
     ContextGuardPlugin,
     Pipeline,
     SlidingWindow,
@@ -32,7 +36,7 @@ from tests.builders import Chat, answer_text, guarded_agent, queued_tool
 WINDOW = 8_000
 QUESTION = "[System: Summarise the conversation above now"
 TRANSCRIPT = "<transcript-"
-SUMMARY = "The budget is 4,711 EUR; the report is half written."
+SUMMARY = "## Current State\nThe budget is 4,711 EUR; the report is half written."
 
 
 def is_at_end(request: RecordedRequest) -> bool:
@@ -148,15 +152,77 @@ async def test_the_length_of_the_summary_is_bounded() -> None:
     ],
     ids=["SlidingWindow", "Pipeline"],
 )
-async def test_what_stays_is_not_summarised(strategy: Strategy) -> None:
-    """A summary of a part is written from a transcript of that part."""
+async def test_a_summary_of_a_part_is_written_from_a_transcript(
+    strategy: Strategy,
+) -> None:
+    """What stays word for word must not stand in the summary as well."""
     llm = make_llm(script=lambda request: script(request))
     await talk(make_chat(llm, strategy))
-    assert "transcript" in kinds(llm)
-    for index, request in enumerate(llm.requests[:-1]):
-        if is_at_end(request):  # All of the history was covered here.
-            texts = [content.role for content in llm.requests[index + 1].contents]
-            assert len(texts) <= 3
+    assert set(kinds(llm)) == {"transcript"}
+
+
+class HalfAndAll(Strategy):
+    """Summarises half of the history, then all of it, by turns."""
+
+    async def compact(self, context: CompactionContext) -> Compaction | None:
+        """Compacts when it is due."""
+        if not context.is_due:
+            return None
+        keep = 0 if context.view.stored else len(context.view.compactable) // 2
+        return await context.summarize(context.older_than(keep))
+
+
+async def test_strategies_of_ones_own_use_the_cache() -> None:
+    """Where they have all of the history summarised."""
+    llm = make_llm()
+    await talk(make_chat(llm, HalfAndAll(context_window=WINDOW, recall=False)))
+    assert kinds(llm)[0] == "transcript"
+    assert set(kinds(llm)[1:]) == {"at the end"}
+
+
+async def test_what_is_no_history_does_not_stand_before_the_question() -> None:
+    """An instruction that changes from call to call stays out of the summary."""
+    llm = make_llm()
+    chat = make_chat(
+        llm,
+        static_instruction="You help.",
+        instruction="The customer on the line is number 815.",
+    )
+    await talk(chat, 25)
+    assert set(kinds(llm)) == {"at the end"}
+    for request in llm.requests:
+        assert ("number 815" in request.text) is not is_at_end(request)
+
+
+async def test_thoughts_have_room() -> None:
+    """The output limit is not below the length of thoughts that the agent allows."""
+    llm = make_llm()
+    config = types.GenerateContentConfig(
+        thinking_config=types.ThinkingConfig(thinking_budget=100)
+    )
+    await talk(make_chat(llm, generate_content_config=config), 25)
+    asked = [request for request in llm.requests if is_at_end(request)]
+    limits = {request.config.max_output_tokens for request in asked}
+    assert limits == {WINDOW // 10 + 100}
+
+
+async def test_no_cache_is_created_for_the_question() -> None:
+    """Gemini's explicit caches are made for prompts that come again."""
+    seen: list[LlmRequest] = []
+
+    class Model(SimulatedLlm):
+        async def generate_content_async(
+            self, llm_request: LlmRequest, stream: bool = False
+        ) -> AsyncGenerator[LlmResponse, None]:
+            seen.append(llm_request)
+            async for response in super().generate_content_async(llm_request, stream):
+                yield response
+
+    llm = Model(context_window=WINDOW, prompt_cache=True)
+    await talk(make_chat(llm), 25)
+    asked = [r for r in seen if llm.is_summary_request(r)]
+    assert asked
+    assert {r.cacheable_contents_token_count for r in asked} == {None}
 
 
 # --- Where it is not ------------------------------------------------------------------
@@ -230,8 +296,16 @@ NO_SUMMARY: dict[str, Reply] = {
         "This model's maximum context length is 8000 tokens. However, your messages "
         "resulted in 8100 tokens."
     ),
-    "an error": ProviderError("no such thing"),
     "only thoughts": types.Part(text="Hm.", thought=True),
+    "words beside a tool call": [
+        types.Part(text="## Plan\nLet me read that note first."),
+        call("read_note"),
+    ],
+    "small talk": "Sure! Next I will read the other notes.",
+    "half a summary": LlmResponse(
+        content=types.Content(role="model", parts=[types.Part(text=SUMMARY[:20])]),
+        finish_reason=types.FinishReason.MAX_TOKENS,
+    ),
 }
 
 
@@ -251,6 +325,48 @@ async def test_a_model_that_gives_no_summary_is_shown_a_transcript(
     assert "Question" not in said[0]
     final = [request for request in llm.requests if not request.is_summary][-1].text
     assert SUMMARY in final
+
+
+async def test_a_passing_error_is_forgotten() -> None:
+    """A provider that is busy once is asked at the end of the conversation again."""
+    busy = ProviderError("429 Too Many Requests")
+    llm = make_llm(summary_replies=[busy, *[SUMMARY] * 20])
+    await talk(make_chat(llm), 45)
+    assert kinds(llm)[:2] == ["at the end", "transcript"]
+    assert len(kinds(llm)) >= 3
+    assert kinds(llm)[-1] == "at the end"
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"stop_sequences": ["\n\n"]},
+        {"response_mime_type": "application/json"},
+    ],
+    ids=["stop sequences", "JSON"],
+)
+async def test_settings_that_end_or_form_an_answer_want_a_transcript(
+    config: dict[str, Any],
+) -> None:
+    """They are the agent's, and the question would share them."""
+    llm = make_llm()
+    settings = types.GenerateContentConfig(**config)
+    await talk(make_chat(llm, generate_content_config=settings), 25)
+    assert set(kinds(llm)) == {"transcript"}
+
+
+async def test_instructions_of_ones_own_stand_in_the_question() -> None:
+    """With the number of words put in; any answer is then taken for a summary."""
+    llm = make_llm(summary_replies=["Short."] * 9)
+    strategy = Threshold(
+        context_window=WINDOW,
+        recall=False,
+        summary_instruction="Write a haiku of {max_words} words.",
+    )
+    await talk(make_chat(llm, strategy), 25)
+    assert set(kinds(llm)) == {"at the end"}
+    asked = next(request for request in llm.requests if is_at_end(request))
+    assert "Write a haiku of 600 words." in asked.text
 
 
 async def test_a_timeout_is_waited_for_once() -> None:
