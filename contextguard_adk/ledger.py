@@ -34,8 +34,18 @@ FAVOURED_WEIGHT = 4.0
 NAMING_WEIGHT = 2.0
 """How much more room newest and first messages get, and those that name something."""
 
-HEAD_RATIO = 1 / 3
-"""How much of an excerpt is the message's beginning where it names something later."""
+EDGE_RATIO = 0.1
+"""How much of an excerpt first and last words have where names stand between."""
+
+PASTED_TIMES = 4
+PASTED_TAIL_RATIO = 1 / 3
+"""In a message so many times as long something was pasted: the wish stands last."""
+
+MAX_NAMED_RATIO = 0.9
+"""Where more of the words stand around names, names are not what tells."""
+
+MAX_SEARCHED_BYTES = 16 * 1024
+"""How much of a message is searched for names: its head and its tail."""
 
 WORDS_BEFORE_NAME = 4
 WORDS_AFTER_NAME = 2
@@ -95,36 +105,48 @@ def _leave_out_middle(texts: list[str], budget: int) -> list[str]:
 
 
 def telling_excerpt(text: str, max_bytes: int) -> str:
-    """Keeps the head of a text and the words around names, else head and tail.
+    """Keeps the first and last words of a text and those around names between them.
 
     A name is a word with a digit, an underscore, a slash, `@`, `#` or a back-tick: a
     ticket, a path, a version, an identifier. Cutting it out of a message would leave a
-    wish without its object.
+    wish without its object. The wish itself often stands last, behind what was pasted.
+    Where that says too little, as in scripts without blanks, head and tail remain.
     """
-    text = text.encode("utf-8", "replace").decode()
-    if _byte_count(text) <= max_bytes:
-        return text
-    words = text.split(" ")
-    spans = _find_name_spans(words)
+    whole = excerpt(text, max(max_bytes, MAX_SEARCHED_BYTES))
+    if _byte_count(whole) <= max_bytes:
+        return whole
+    words = whole.split(" ")
     gap = f" {_GAP} "
-    room = int(max_bytes * (1 - HEAD_RATIO))
+    inside = max_bytes - 2 * _byte_count(gap)
+    is_pasted = _byte_count(text) >= PASTED_TIMES * max_bytes
+    edge = int(inside * EDGE_RATIO)
+    last = int(inside * PASTED_TAIL_RATIO) if is_pasted else edge
+    end = len(words) - _count_last_words(words, last)
+    tail = " ".join(words[end:])
+    room = max_bytes - _byte_count(tail) - 2 * _byte_count(gap)
+    named = _around_names(words[:end], room - edge)
+    spoken = gap.join(kept for _, kept in named)
+    before = words[: named[0][0]] if named else words[:end]
+    head = _first_words(before, room - _byte_count(spoken))
+    telling = gap.join(filter(None, (head, spoken, tail)))
+    is_poor = not named or _byte_count(telling) < max_bytes / 2
+    return excerpt(text, max_bytes) if is_poor else telling
+
+
+def _around_names(words: Sequence[str], room: int) -> list[tuple[int, str]]:
+    """Chooses the words around names that fit, most names first: place and text."""
+    gap = _byte_count(f" {_GAP} ")
     chosen: list[tuple[int, str]] = []
+    spans = _find_name_spans(words)
+    if sum(end - start for start, end, _ in spans) > MAX_NAMED_RATIO * len(words):
+        return []  # As in a log: where all is named, a name tells nothing.
     for start, end, _names in sorted(spans, key=lambda span: -span[2]):
-        kept = _first_words(words[start:end], room - _byte_count(gap))
+        kept = _first_words(words[start:end], room - gap * bool(chosen))
         # Of a span that is too long only its beginning; not a mere word of a later one.
         if kept and (not chosen or len(kept.split(" ")) == end - start):
+            room -= _byte_count(kept) + gap * bool(chosen)
             chosen.append((start, kept))
-            room -= _byte_count(gap + kept)
-    chosen.sort()
-    spoken = gap.join(kept for _, kept in chosen)
-    head_room = max_bytes - _byte_count(gap + spoken)
-    before = words[: chosen[0][0]] if chosen else []
-    head = _first_words(before, head_room)
-    joint = " " if head == " ".join(before) else gap
-    telling = f"{head}{joint}{spoken}" if head else spoken
-    # Words may be longer than all of this, in scripts without blanks.
-    is_poor = _byte_count(telling) < max_bytes / 2
-    return excerpt(text, max_bytes) if is_poor else telling
+    return sorted(chosen)
 
 
 def _first_words(words: Sequence[str], max_bytes: int) -> str:
@@ -136,6 +158,11 @@ def _first_words(words: Sequence[str], max_bytes: int) -> str:
             break
         count += 1
     return " ".join(words[:count])
+
+
+def _count_last_words(words: Sequence[str], max_bytes: int) -> int:
+    """How many of the last words fit."""
+    return len(_first_words(words[::-1], max_bytes).split(" ")) if words else 0
 
 
 def _find_name_spans(words: Sequence[str]) -> list[tuple[int, int, int]]:

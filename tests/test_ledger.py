@@ -89,8 +89,23 @@ def test_excerpt_stays_within_its_bytes(text: str, max_bytes: int) -> None:
             "Please have a look at what went wrong with order A-4711 in the end, if "
             "you have the time for it today, will you",
             60,
-            "Please have a look … went wrong with order A-4711 in the",
+            "Please have … went wrong with order A-4711 in the … you",
             id="the-words-around-a-name",
+        ),
+        pytest.param(
+            "This is what it said. "
+            + "At 12:01 the job stopped again, and so did all the others. " * 9
+            + "Please find out why, and answer in French.",
+            120,
+            "This is … what it said. At 12:01 the job "
+            "… find out why, and answer in French.",
+            id="a-wish-behind-what-was-pasted",
+        ),
+        pytest.param(
+            "Look: " + "ERROR a/b.py " * 90 + "Fix it, but never restart billing.",
+            60,
+            "Look: ERROR a/b.py ERROR a/b.py ERROR …er restart billing.",
+            id="names-alone-tell-nothing",
         ),
         pytest.param(
             "Please have a look at what went wrong with the order of yesterday in the "

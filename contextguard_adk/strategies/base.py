@@ -64,14 +64,15 @@ class Strategy(BaseModel, ABC):
         summary_timeout_seconds: How long one summary call may take, more than 0 and
             at most 3,600; 60 by default.
         summary_instruction: The system instruction of a summary call; in it
-            `{max_words}` is replaced by how many words the summary may have. None
-            takes the guard's own.
+            `{max_words}` is replaced by how many words the summary may have. At the
+            end of a conversation it stands in the question. None takes the guard's own.
         reuse_prompt_cache: Whether the agent's own model is asked for a summary at the
             end of the conversation itself, which a prompt cache serves, in place of a
             transcript in a prompt of its own. "auto" does so where the provider has
             reported that at least half of the agent's last prompt came from a cache.
-            Where the conversation does not fit with the question, or the answer is no
-            text, the transcript is used.
+            Only where all of the history is summarised, as by `Threshold`. Where the
+            conversation does not fit with the question, something else than plain text
+            is asked of the agent, or the answer is no summary, it is the transcript.
         recall: Whether the agent is offered the tool `recall_history` once something
             was compacted. "auto" offers it to agents that have function tools and no
             built-in tool, output schema or forced tool choice.
