@@ -126,6 +126,7 @@ class ModelCall:
         self._cache.begin_call(invocation.session.events, context.invocation_id)
         memory.caches.put(key, self._cache)
         self._measured: tuple[Sequence[types.Content], int] = ((), 0)
+        self._lowered_ratio = 1.0
 
     async def guard(self, is_observing: bool = False) -> None:
         """Changes the request so that it fits, and remembers what is sent."""
@@ -163,6 +164,7 @@ class ModelCall:
                 window_tokens=context.budgets.window_tokens,
                 original_contents=tuple(original),
                 sent_contents=tuple(contents),
+                sent_config=self.request.config,
                 threshold_tokens=context.budgets.threshold_tokens,
                 compaction=self.compaction,
                 session_key=self.session_key,
@@ -201,8 +203,15 @@ class ModelCall:
             reason = "requested"
         correction = self._learned_correction()
         tokens = estimate_prompt_tokens(
-            heuristic, real, last, contents, default=correction or DEFAULT_CORRECTION
+            heuristic,
+            real,
+            last,
+            contents,
+            default=correction or DEFAULT_CORRECTION,
+            config=self.request.config,
+            measure_spare=self._cache.part_spare_tokens,
         )
+        self._lowered_ratio = min(1.0, tokens / max(1, heuristic))
         if real and last:
             correction = correction_factor(real, last)
         self._calibration.correction = correction or DEFAULT_CORRECTION
@@ -362,9 +371,11 @@ class ModelCall:
         if not context.is_due or context.reason != "tokens":
             return False
         budgets, view = context.budgets, context.view
-        if context.fixed_tokens >= budgets.threshold_tokens:
-            self._warn_fixed_part(context)
-            is_hopeless = context.fixed_tokens >= budgets.overfull_tokens
+        # A compaction's own measure is never below bytes / 4, this estimate may be.
+        fixed_tokens = int(context.fixed_tokens * self._lowered_ratio)
+        if fixed_tokens >= budgets.threshold_tokens:
+            self._warn_fixed_part(fixed_tokens, budgets)
+            is_hopeless = fixed_tokens >= budgets.overfull_tokens
             if is_hopeless or context.tokens < budgets.overfull_tokens:
                 return True
         if context.tokens >= budgets.overfull_tokens:
@@ -383,7 +394,7 @@ class ModelCall:
             return False
         return context.tokens - dropped_at < context.budgets.summary_tokens // 2
 
-    def _warn_fixed_part(self, context: CompactionContext) -> None:
+    def _warn_fixed_part(self, fixed_tokens: int, budgets: Budgets) -> None:
         """Says once for a session that its history is not the problem."""
         if self._memory.reported.get(self.session_key):
             return
@@ -393,9 +404,9 @@ class ModelCall:
             "tokens alone, the threshold is %d: compaction cannot help. Use a larger "
             "window or less instruction.",
             self.agent,
-            context.fixed_tokens,
-            context.budgets.window_tokens,
-            context.budgets.threshold_tokens,
+            fixed_tokens,
+            budgets.window_tokens,
+            budgets.threshold_tokens,
         )
 
     def _report(self, context: CompactionContext) -> None:

@@ -75,6 +75,7 @@ class CallInFlight:
         threshold_tokens: From where on a compaction was due.
         original_contents: The contents before the guard changed them.
         sent_contents: The contents that the guard sent.
+        sent_config: The configuration that they went with.
         is_answered: Whether an answer with content or usage came.
         is_reported: Whether its record was handed out.
         is_recovered: Whether the provider had rejected a larger request before.
@@ -87,6 +88,7 @@ class CallInFlight:
     window_tokens: int
     original_contents: Sequence[types.Content] = ()
     sent_contents: Sequence[types.Content] = ()
+    sent_config: types.GenerateContentConfig | None = None
     threshold_tokens: int = 0
     is_answered: bool = False
     is_reported: bool = False

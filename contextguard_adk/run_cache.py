@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 from google.genai import types
 
 from contextguard_adk.coverage import fingerprint
+from contextguard_adk.density import count_spare_tokens, json_text
 from contextguard_adk.provenance import EventIndex, find_history
 from contextguard_adk.tokens import (
     estimate_contents_tokens,
-    json_bytes,
     part_bytes,
+    part_spare_tokens,
     text_bytes,
 )
 
@@ -39,6 +40,7 @@ class RunCache:
 
     def __init__(self) -> None:
         self._text_bytes: dict[str, int] = {}
+        self._text_spares: dict[str, float] = {}
         self._payloads: dict[int, _Payload] = {}
         self._prints: dict[Hashable, tuple[tuple[_Payload, ...], bytes]] = {}
         self._fresh: frozenset[int] = frozenset()
@@ -92,10 +94,19 @@ class RunCache:
         payload = self._payload(value) if kind else None
         if payload is None:
             return part_bytes(part)
-        if payload.size_bytes is None:
-            # An empty one counts nothing.
-            payload.size_bytes = json_bytes(value) if value else 0
-        return text_bytes(name) + payload.size_bytes
+        return text_bytes(name) + payload.measure(value)[0]
+
+    def part_spare_tokens(self, part: types.Part | None) -> float:
+        """Returns what the function of that name does, names of tools left out."""
+        text = part.text if part else None
+        if text:
+            spare_tokens = self._text_spares.get(text)
+            if spare_tokens is None:
+                spare_tokens = self._text_spares[text] = part_spare_tokens(part)
+            return spare_tokens
+        kind, _, value = _tool_use(part)
+        payload = self._payload(value) if kind else None
+        return part_spare_tokens(part) if payload is None else payload.measure(value)[1]
 
     def fingerprint(self, content: types.Content) -> bytes:
         """Returns the fingerprint of a content, as the function of that name does."""
@@ -135,10 +146,10 @@ class _Payload:
         is_fresh: Whether everything in it may change, not only its top.
     """
 
-    __slots__ = ("_before", "_value", "is_comparable", "size_bytes")
+    __slots__ = ("_before", "_measured", "_value", "is_comparable")
 
     def __init__(self, value: dict[str, Any], is_fresh: bool) -> None:
-        self.size_bytes: int | None = None
+        self._measured: tuple[int, float] | None = None
         self.is_comparable = True
         self._value: object = value
         self._before: object = value.copy()
@@ -147,6 +158,14 @@ class _Payload:
             self.is_comparable = bool(containers)
             self._value = containers
             self._before = [container.copy() for container in containers]
+
+    def measure(self, value: dict[str, Any]) -> tuple[int, float]:
+        """Returns its bytes, and what `count_spare_tokens` says of it."""
+        if self._measured is None:
+            # An empty one counts nothing.
+            text = json_text(value) if value else b""
+            self._measured = len(text), count_spare_tokens(text)
+        return self._measured
 
     def is_unchanged(self) -> bool:
         """Tells whether each container still holds the same things, or equal ones."""

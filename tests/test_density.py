@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from contextguard_adk.density import (
+    count_spare_tokens,
     estimate_text_density,
     json_bytes,
     json_text,
@@ -345,3 +346,49 @@ def test_weighted_tokens_follow_the_density(
 ) -> None:
     """Text counts by its density, everything else by its heuristic."""
     assert weighted_tokens(parts, heuristic_tokens) == pytest.approx(weighted, rel=0.06)
+
+
+# --- spare tokens
+
+
+def read_declaration(name: str) -> str:
+    """The Universal Declaration of Human Rights."""
+    folder = Path(__file__).parent.parent / "benchmarks" / "udhr"
+    return (folder / f"{name}.txt").read_text("utf-8")
+
+
+@pytest.mark.parametrize("name", ["ru", "ar", "hi"])
+def test_spare_tokens_leave_no_more_than_the_text_takes(
+    name: str, o200k: tiktoken.Encoding
+) -> None:
+    """What a script takes at best is close below what real text takes."""
+    text = read_declaration(name).encode()
+    least_tokens = len(text) / 4 - count_spare_tokens(text)
+    tokens = len(o200k.encode_ordinary(text.decode()))
+    assert 0.7 < least_tokens / tokens < 1.0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("", id="nothing"),
+        pytest.param(PROSE, id="English"),
+        pytest.param("Größe, façade, señor, smörgåsbord " * 9, id="Latin"),
+        pytest.param(CHINESE, id="Chinese"),
+        pytest.param(JAPANESE, id="Japanese"),
+        pytest.param("오래된 인쇄기는 홀에 있다 " * 9, id="Korean"),
+        pytest.param("🙂🚀 → “…” " * 9, id="symbols"),
+    ],
+)
+def test_other_text_has_no_spare_tokens(text: str) -> None:
+    """Where a script takes bytes / 4 or more nothing is lowered."""
+    assert count_spare_tokens(text.encode()) == 0.0
+
+
+def test_spare_tokens_of_a_long_text_are_judged_by_slices() -> None:
+    """A long text has as many for each byte as its part, and the mixed one half."""
+    one = RUSSIAN.encode()
+    each = count_spare_tokens(one) / len(one)
+    assert count_spare_tokens(one * 500) == pytest.approx(each * len(one) * 500, 0.05)
+    mixed = one * 500 + b"x" * len(one) * 500
+    assert count_spare_tokens(mixed) == pytest.approx(each * len(one) * 500, 0.1)

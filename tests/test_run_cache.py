@@ -16,7 +16,7 @@ from contextguard_adk.provenance import find_history
 from contextguard_adk.run_cache import RunCache
 from contextguard_adk.telemetry import CallRecord
 from contextguard_adk.testing import SimulatedLlm
-from contextguard_adk.tokens import estimate_contents_tokens
+from contextguard_adk.tokens import estimate_contents_tokens, part_spare_tokens
 from tests.builders import (
     Chat,
     call,
@@ -35,6 +35,12 @@ CONTENTS = {
     "text": user("Hello."),
     "other role": model("Hello."),
     "not ASCII": user("你好"),
+    "other script": user("Привет, как дела?"),
+    "arguments in another script": call("look", at="Куда?"),
+    "result in another script": response("look", "Здесь."),
+    "code": types.Content(
+        parts=[types.Part(executable_code=types.ExecutableCode(code="# Да"))]
+    ),
     "several parts": user("Hello.", "There."),
     "no parts": types.Content(role="user"),
     "call": call("look", "id-1", at="x"),
@@ -57,6 +63,9 @@ def test_the_cache_measures_like_the_functions(content: types.Content) -> None:
         assert cache.fingerprint(content) == fingerprint(content)
         assert cache.estimate_contents_tokens([content]) == estimate_contents_tokens(
             [content]
+        )
+        assert list(map(cache.part_spare_tokens, content.parts or ())) == list(
+            map(part_spare_tokens, content.parts or ())
         )
 
 
