@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from google.adk.models.llm_response import LlmResponse
 
-from contextguard_adk.memory import CallKey, Memory
+from contextguard_adk.memory import CallInFlight, CallKey, Memory
+from contextguard_adk.run_cache import RunCache
 from contextguard_adk.state import GuardState
 from contextguard_adk.telemetry import (
     METADATA_KEY,
@@ -18,6 +19,7 @@ from contextguard_adk.telemetry import (
     describe_call,
     report_call,
 )
+from contextguard_adk.tokens import request_spare_tokens
 
 if TYPE_CHECKING:
     from google.adk.agents.callback_context import CallbackContext
@@ -26,7 +28,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger("contextguard_adk.usage")
 
 TRUNCATION_RATIO = 0.5
-"""A count this far below bytes / 4 means that the server cut the prompt."""
+"""A count this far below what the text takes means that the server cut the prompt.
+
+It takes bytes / 4, less what its scripts may spare: o200k_base counts 0.42 of bytes / 4
+for Georgian and 0.45 for Hindi.
+"""
 
 MIN_TRUNCATED_TOKENS = 2_000
 """Requests smaller than this are not suspected."""
@@ -67,26 +73,40 @@ def record_usage(
     Partial chunks and answers without usage leave the stored pair alone: a
     correction is only ever taken from two numbers of the same call.
     """
-    call = memory.calls.get(call_key(context, invocation))
+    key = call_key(context, invocation)
+    call = memory.calls.get(key)
     if call is None:
         return
     usage = response.usage_metadata
     real = usage.prompt_token_count if usage else None
     if real or (response.content and response.content.parts):
         call.is_answered = True
-    if not response.partial:
-        # A recovery needs them no more, and not every ADK tells when a run ends.
-        call.original_contents = call.sent_contents = ()
-    if response.partial or not usage or not real:
+    if response.partial:
+        return
+    if real and _is_truncated(call, real, memory.caches.get(key) or RunCache()):
+        _warn_truncation(context.agent_name, call.window_tokens)
+    # A recovery needs them no more, and not every ADK tells when a run ends.
+    call.original_contents = call.sent_contents = ()
+    call.sent_config = None
+    if not usage or not real:
         return
     if call.session_key:
         cached_ratio = (usage.cached_content_token_count or 0) / real
         memory.cached_ratios.put(call.session_key, cached_ratio)
-    if MIN_TRUNCATED_TOKENS < call.heuristic_tokens * TRUNCATION_RATIO > real:
-        _warn_truncation(context.agent_name, call.window_tokens)
     state = GuardState(context.state, context.agent_name, is_namespaced)
     state.write("real_tokens", real)
     state.write("last_heuristic", call.heuristic_tokens)
+
+
+def _is_truncated(call: CallInFlight, real_tokens: int, cache: RunCache) -> bool:
+    """Tells whether the provider counted too little for all that was sent."""
+    suspect_tokens = call.heuristic_tokens * TRUNCATION_RATIO
+    if real_tokens >= suspect_tokens or suspect_tokens <= MIN_TRUNCATED_TOKENS:
+        return False
+    spare_tokens = request_spare_tokens(
+        call.sent_contents, call.sent_config, cache.part_spare_tokens
+    )
+    return real_tokens < suspect_tokens - spare_tokens * TRUNCATION_RATIO
 
 
 async def report_answer(
