@@ -276,7 +276,9 @@ def count_spare_tokens(text: bytes) -> float:
         return 0.0
     sample = text
     if len(text) > 2 * _SCRIPT_SLICES * _SCRIPT_SLICE_BYTES:
-        starts = range(0, len(text) - _SCRIPT_SLICE_BYTES, len(text) // _SCRIPT_SLICES)
+        # Slices in step with a sentence that repeats itself would see one word of it.
+        step = len(text) // _SCRIPT_SLICES + 17
+        starts = range(0, len(text) - _SCRIPT_SLICE_BYTES, step)
         sample = b"".join([text[i : i + _SCRIPT_SLICE_BYTES] for i in starts])
     classes = sample.translate(_CLASSES)
     spare = 0.0
