@@ -8,7 +8,7 @@ a conversation are facts.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -44,6 +44,19 @@ _SAYINGS = (
     "Lease {0} terminated: landlord {1}, deposit {2} EUR, unit {4}.",
     "Quota {0} raised: tenant {1} gets {2} vCPUs, cluster {4}.",
 )
+_PLAIN_SAYINGS = (
+    "By the way, what they call {0} did not work out for us last week.",
+    "we keep the spare one behind {0} until somebody asks for it",
+    "The person to ask about this is the one who signed {0}.",
+    "somebody should tell the others that {0} is no longer the right one to use",
+    "It turned out later that {0} had been the reason all along.",
+    "Nobody remembers why, but {0} has to be started before anything else.",
+    "they only ever speak of {0} when the big boss is out of the room",
+    "If in doubt, look at how it was done for {0} and do the same here.",
+)
+WORDINGS = {"reports": _SAYINGS, "plain": _PLAIN_SAYINGS}
+"""How facts are worded: as in a log of incidents, or in passing."""
+
 _WORDS = (
     *("kestrel", "quill", "harbor", "maple", "tundra"),
     *("cobalt", "lantern", "orchid", "ember", "falcon"),
@@ -87,6 +100,7 @@ class Conversation:
     """A conversation, and the facts in it.
 
     Attributes:
+        notes: The sentence that each fact stands in.
         window_tokens: What the provider accepts.
         configured_tokens: What whoever sets things up believes that it accepts.
     """
@@ -95,6 +109,7 @@ class Conversation:
     turns: Sequence[Turn]
     user_facts: Sequence[str]
     tool_facts: Sequence[str]
+    notes: Mapping[str, str]
     window_tokens: int
     configured_tokens: int
 
@@ -154,9 +169,11 @@ SHAPES: dict[str, Shape] = {
 class _Writer:
     """Writes the material of one conversation, and notes the facts in it."""
 
-    def __init__(self, seed: str, window_tokens: int) -> None:
+    def __init__(self, seed: str, window_tokens: int, wording: str) -> None:
         self.user_facts: list[str] = []
         self.tool_facts: list[str] = []
+        self.notes: dict[str, str] = {}
+        self._sayings = WORDINGS[wording]
         self._rng = random.Random(seed)
         self._window_tokens = window_tokens
 
@@ -208,7 +225,9 @@ class _Writer:
         facts.append(self._name())
         time = f"{rng.randrange(24):02}:{rng.randrange(60):02}"
         fillers = (self._name(), rng.randrange(2, 900), time, self._name())
-        return rng.choice(_SAYINGS).format(facts[-1], *fillers)
+        note = rng.choice(self._sayings).format(facts[-1], *fillers)
+        self.notes[facts[-1]] = note
+        return note
 
     def _name(self) -> str:
         """A random identifier of one of five forms."""
@@ -231,7 +250,11 @@ def _chars_per_token(kind: str) -> float:
 
 
 def write_conversation(
-    name: str, window_tokens: int, length: float = 1.0, seed: str = ""
+    name: str,
+    window_tokens: int,
+    length: float = 1.0,
+    seed: str = "",
+    wording: str = "reports",
 ) -> Conversation:
     """Writes a conversation, the same on every run.
 
@@ -240,8 +263,9 @@ def write_conversation(
         window_tokens: The provider's window.
         length: How much of the conversation; less is for a quick try.
         seed: Another one gives another conversation of the same shape.
+        wording: How facts are worded, one of `WORDINGS`.
     """
-    shape, writer = SHAPES[name], _Writer(seed + name, window_tokens)
+    shape, writer = SHAPES[name], _Writer(seed + name, window_tokens, wording)
     turns, step_number = [], 0
     turn_count = max(1, round(shape.turns * length))
     step_count = shape.steps
@@ -267,6 +291,7 @@ def write_conversation(
         turns,
         writer.user_facts,
         writer.tool_facts,
+        writer.notes,
         window_tokens,
         int(window_tokens * shape.configured),
     )

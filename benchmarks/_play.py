@@ -17,8 +17,10 @@ from google.adk.runners import Runner
 from google.adk.sessions import InMemorySessionService
 from google.adk.tools.base_tool import BaseTool
 from google.genai import types
+from pydantic import Field
 
 from benchmarks._conversations import Conversation
+from contextguard_adk import _extractive, _simulated
 from contextguard_adk.testing import Reply, SimulatedLlm
 from contextguard_adk.windows import summary_budget_tokens
 
@@ -52,6 +54,8 @@ class Provider(SimulatedLlm):
     """
 
     summary_tokens: int
+    notes: dict[str, str] = Field(default_factory=dict)
+    """What an ideal summariser keeps of all that it is shown: sentences, by facts."""
 
     async def generate_content_async(
         self, llm_request: LlmRequest, stream: bool = False
@@ -71,6 +75,19 @@ class Provider(SimulatedLlm):
             request.config.max_output_tokens = self.summary_tokens
         async for response in super().generate_content_async(request, stream):
             yield response
+
+    def _summarize(self, request: LlmRequest) -> str:
+        extract = super()._summarize(request)
+        material = _extractive.read_summary_material(request)
+        kept = [note for fact, note in self.notes.items() if fact in material]
+        left = (request.config.max_output_tokens or self.summary_tokens) - 8
+        lines = []
+        for line in [*kept, *extract.splitlines()]:
+            left -= _simulated.count_tokens([line], None) + 1
+            if left < 0:
+                break
+            lines.append(line)
+        return "\n".join(lines) if kept else extract
 
 
 class ScriptedTool(BaseTool):
@@ -104,8 +121,7 @@ class Played:
         cached_tokens: Of those, what a prompt cache serves.
         served_tokens: What it serves of summary requests as well.
         user_facts, tool_facts: Of those planted, how many stand in the last request.
-        shown_facts: Of those in tool results, how many stand there or have stood in a
-            summariser's prompt.
+        ideal_tool_facts: The latter where the summariser keeps every fact it is shown.
     """
 
     conversation: Conversation
@@ -120,7 +136,7 @@ class Played:
     served_tokens: int = 0
     user_facts: int = 0
     tool_facts: int = 0
-    shown_facts: int = 0
+    ideal_tool_facts: int = 0
 
     @property
     def is_finished(self) -> bool:
@@ -168,13 +184,20 @@ class _Script:
         }
 
 
-async def play(conversation: Conversation, way: Way) -> Played:
-    """Plays a conversation to its end through a real Runner."""
+async def play(conversation: Conversation, way: Way, is_ideal: bool = False) -> Played:
+    """Plays a conversation to its end through a real Runner.
+
+    Args:
+        conversation: What is said.
+        way: How it is kept inside the window.
+        is_ideal: Whether the summariser keeps every fact that it is shown.
+    """
     script = _Script(conversation)
     llm = Provider(
         context_window=conversation.window_tokens,
         script=script.answer,
         summary_tokens=summary_budget_tokens(conversation.configured_tokens),
+        notes=dict(conversation.notes) if is_ideal else {},
         prompt_cache=True,
     )
     results = script.results()
@@ -242,6 +265,4 @@ def _examine(
     final = accepted[-1].text if is_asked and accepted else ""
     played.user_facts = sum(fact in final for fact in conversation.user_facts)
     played.tool_facts = sum(fact in final for fact in conversation.tool_facts)
-    shown = "\n".join([final, *(r.text for r in requests if r.is_summary)])
-    played.shown_facts = sum(fact in shown for fact in conversation.tool_facts)
     return played

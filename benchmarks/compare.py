@@ -1,7 +1,7 @@
 """Compares the ways to keep a conversation inside the window, on the same ones.
 
     python benchmarks/compare.py [--json FILE] [--window TOKENS] [--seed TEXT]
-        [--only NAME ...]
+        [--wording plain] [--only NAME ...]
 
 No key and no network is needed: a simulated provider counts by BPE (o200k_base) and
 refuses what exceeds its window or separates a call from its result. It writes all
@@ -27,6 +27,7 @@ from rich.progress import track
 from benchmarks import _common
 from benchmarks._conversations import (
     SHAPES,
+    WORDINGS,
     Conversation,
     total_tokens,
     write_conversation,
@@ -62,7 +63,7 @@ HEADER = (
     "uncached, k",
     "user facts",
     "tool facts",
-    "of these shown",
+    "ideal summaries",
 )
 
 
@@ -138,30 +139,34 @@ facts            of the notes planted in messages and tool results, each with a 
                  identifier, how many stand in the request that carries the last
                  question; none where the provider refused it. Without recall: nothing
                  is looked up again in the session.
-of these shown   tool facts that stand there or stood in a prompt for a summary: what
-                 was lost beyond them, no summariser could have kept.
+ideal summaries  tool facts once more, where the summariser keeps every one that it is
+                 shown: what is lost there, no summariser could have kept. In all other
+                 columns it works by extraction, which favours terse statements with
+                 names and numbers, as facts are worded unless `--wording plain` is set.
 The provider accepts what real ones do not all accept: the "." that LiteLLM puts before
 a request that does not begin with the user, as those of ADK's own compaction.
 """
 
 
 async def measure(
-    names: Collection[str], window_tokens: int, length: float = 1.0, seed: str = ""
+    names: Collection[str], window_tokens: int, **settings: Any
 ) -> dict[str, list[Played]]:
     """Plays conversations in every way.
 
     Args:
         names: Of `SHAPES`.
         window_tokens: The provider's window.
-        length: As for `write_conversation`.
-        seed: As well.
+        settings: `length`, `seed` and `wording`, as for `write_conversation`.
     """
-    talks = [write_conversation(name, window_tokens, length, seed) for name in names]
+    talks = [write_conversation(name, window_tokens, **settings) for name in names]
     pairs = [(way, talk) for way in WAYS for talk in talks]
     shown = track(pairs, "playing", transient=True, disable=not sys.stderr.isatty())
     played: dict[str, list[Played]] = {way.name: [] for way in WAYS}
     for way, talk in shown:
-        played[way.name].append(await play(talk, way))
+        one = await play(talk, way)
+        ideal = await play(talk, way, is_ideal=True)
+        one.ideal_tool_facts = ideal.tool_facts
+        played[way.name].append(one)
     return played
 
 
@@ -188,7 +193,7 @@ def summarize_way(played: Sequence[Played]) -> dict[str, Any]:
             total("user_facts"), sum(len(one.conversation.user_facts) for one in played)
         ),
         "tool_facts": share(total("tool_facts"), planted),
-        "shown_facts": share(total("shown_facts"), planted),
+        "ideal_tool_facts": share(total("ideal_tool_facts"), planted),
     }
 
 
@@ -258,10 +263,18 @@ def main() -> None:
     parser = _common.build_parser(__doc__)
     parser.add_argument("--window", type=int, default=WINDOW_TOKENS, metavar="TOKENS")
     parser.add_argument("--seed", default="", help="any text: other conversations")
+    parser.add_argument("--wording", choices=WORDINGS, default="reports")
     parser.add_argument("--only", nargs="+", choices=SHAPES, default=[*SHAPES])
     arguments: argparse.Namespace = parser.parse_args()
     _common.quiet()
-    played = asyncio.run(measure(arguments.only, arguments.window, seed=arguments.seed))
+    played = asyncio.run(
+        measure(
+            arguments.only,
+            arguments.window,
+            seed=arguments.seed,
+            wording=arguments.wording,
+        )
+    )
     figures = build_figures(played)
     notes = NOTES.format(
         count=len(arguments.only),

@@ -62,7 +62,7 @@ async def test_ours_loses_no_turn(way: Way) -> None:
     played = await play(talk, way)
     assert played.rejections <= 1
     assert (played.broken_pairs, played.lost_turns, played.without_request) == (0, 0, 0)
-    assert played.summaries or way.name == "Pipeline"
+    assert played.summaries or way.name.startswith("Pipeline")
     assert 0 < played.cached_tokens < played.prompt_tokens < played.billed_tokens
 
 
@@ -71,7 +71,7 @@ async def test_the_comparison_says_what_it_compares(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Every way has a row; tokens are compared where both finish."""
-    played = await compare.measure(["large results"], 4_000, 0.4)
+    played = await compare.measure(["large results"], 4_000, length=0.4)
     figures = compare.build_figures(played)
     assert as_json(figures, tmp_path) == figures
     compare.print_figures(figures, "notes")

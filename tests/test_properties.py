@@ -277,9 +277,9 @@ def test_summary_applied_to_another_history_hides_nothing_new(
     contents = [*left, *later.contents]
     stored = reload(compaction.stored)
     again = look_at(contents, newest_message(contents), stored, "later")
-    old = {content.model_dump_json() for content in made.contents}
+    old = {fingerprint(content) for content in made.contents}  # Whatever the call ids.
     for index in again.covered:
-        assert contents[index].model_dump_json() in old
+        assert fingerprint(contents[index]) in old
     assert len(again.covered) <= stored.covered.content_count
     assert all(again.pairs.group_of(i) <= again.covered for i in again.covered)
     if not stored.mark.truncation:
