@@ -16,6 +16,7 @@ from typing import Literal
 from google.genai import types
 
 from contextguard_adk.assembly import render_request
+from contextguard_adk.calibration import DEFAULT_CORRECTION, estimate_prompt_tokens
 from contextguard_adk.drafts import Drafts
 from contextguard_adk.errors import SummaryError
 from contextguard_adk.history import (
@@ -34,9 +35,7 @@ from contextguard_adk.summarizer import (
 )
 from contextguard_adk.summary_call import SummaryModel
 from contextguard_adk.tokens import (
-    DEFAULT_CORRECTION,
     estimate_contents_tokens,
-    estimate_prompt_tokens,
 )
 from contextguard_adk.transcript import TokenCounter, render_entries
 

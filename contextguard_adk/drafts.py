@@ -8,6 +8,7 @@ from functools import cached_property
 
 from google.genai import types
 
+from contextguard_adk.calibration import DEFAULT_CORRECTION
 from contextguard_adk.coverage import fingerprint
 from contextguard_adk.history import content_text
 from contextguard_adk.history_view import HistoryView, StoredSummary
@@ -15,7 +16,6 @@ from contextguard_adk.items import INDEX_GAP, INDEX_HEADING, list_items, write_i
 from contextguard_adk.ledger import extend_ledger
 from contextguard_adk.state import SummaryMark
 from contextguard_adk.summarizer import token_counter
-from contextguard_adk.tokens import DEFAULT_CORRECTION
 from contextguard_adk.transcript import TokenCounter, shorten_to_tokens
 from contextguard_adk.truncation import Truncation
 

@@ -15,6 +15,11 @@ from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
 from contextguard_adk.assembly import render_request
+from contextguard_adk.calibration import (
+    DEFAULT_CORRECTION,
+    correction_factor,
+    estimate_prompt_tokens,
+)
 from contextguard_adk.compaction import (
     Budgets,
     Compaction,
@@ -47,10 +52,7 @@ from contextguard_adk.todos import (
     write_todo_list,
 )
 from contextguard_adk.tokens import (
-    DEFAULT_CORRECTION,
-    correction_factor,
     estimate_config_tokens,
-    estimate_prompt_tokens,
     text_bytes,
 )
 from contextguard_adk.transcript import TokenCounter

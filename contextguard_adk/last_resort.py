@@ -13,12 +13,12 @@ from collections.abc import Iterable, Sequence
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
+from contextguard_adk.calibration import DEFAULT_CORRECTION
 from contextguard_adk.density import estimate_text_density
 from contextguard_adk.history import pair_boundaries, pair_contents
 from contextguard_adk.history_view import is_user_text
 from contextguard_adk.summarizer import token_counter
 from contextguard_adk.tokens import (
-    DEFAULT_CORRECTION,
     estimate_config_tokens,
     part_bytes,
 )

@@ -15,6 +15,7 @@ from typing import Literal
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
+from contextguard_adk.calibration import DEFAULT_CORRECTION
 from contextguard_adk.errors import SummaryError
 from contextguard_adk.history_view import HistoryView
 from contextguard_adk.memory import Memory, SessionKey
@@ -27,7 +28,6 @@ from contextguard_adk.summary_call import (
     ask_at_end,
     output_tokens_at_end,
 )
-from contextguard_adk.tokens import DEFAULT_CORRECTION
 
 logger = logging.getLogger("contextguard_adk.prompt_cache")
 

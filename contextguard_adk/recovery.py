@@ -15,6 +15,7 @@ from google.adk.models.llm_response import LlmResponse
 from google.genai import types
 
 from contextguard_adk.assembly import render_head
+from contextguard_adk.calibration import DEFAULT_CORRECTION
 from contextguard_adk.compaction import CompactionContext
 from contextguard_adk.guard import ModelCall
 from contextguard_adk.history_view import HistoryView
@@ -22,7 +23,6 @@ from contextguard_adk.last_resort import reduce_contents
 from contextguard_adk.memory import CallInFlight
 from contextguard_adk.overflow import Overflow, parse_overflow
 from contextguard_adk.tokens import (
-    DEFAULT_CORRECTION,
     estimate_config_tokens,
     estimate_contents_tokens,
 )

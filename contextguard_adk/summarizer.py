@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from contextguard_adk.calibration import DEFAULT_CORRECTION
 from contextguard_adk.density import estimate_text_density
 from contextguard_adk.errors import SummaryError
 from contextguard_adk.overflow import parse_overflow
@@ -20,7 +21,9 @@ from contextguard_adk.summary_call import (
     SummaryModel,
     ask_with_transcript,
 )
-from contextguard_adk.tokens import DEFAULT_CORRECTION, text_bytes
+from contextguard_adk.tokens import (
+    text_bytes,
+)
 from contextguard_adk.transcript import (
     Entry,
     TokenCounter,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from google.adk.models.llm_response import LlmResponse
 
+from contextguard_adk.calibration import request_spare_tokens
 from contextguard_adk.memory import CallInFlight, CallKey, Memory
 from contextguard_adk.run_cache import RunCache
 from contextguard_adk.state import GuardState
@@ -19,7 +20,6 @@ from contextguard_adk.telemetry import (
     describe_call,
     report_call,
 )
-from contextguard_adk.tokens import request_spare_tokens
 
 if TYPE_CHECKING:
     from google.adk.agents.callback_context import CallbackContext

@@ -25,6 +25,7 @@ LAYERS = (
     "sharing",
     "density",
     "tokens",
+    "calibration",
     "windows",
     "history",
     "provenance",

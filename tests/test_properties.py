@@ -33,7 +33,7 @@ from contextguard_adk import (
 )
 from contextguard_adk._simulated import count_request_tokens
 from contextguard_adk.assembly import render_request
-from contextguard_adk.coverage import decode_covered, encode_covered
+from contextguard_adk.coverage import decode_covered, encode_covered, fingerprint
 from contextguard_adk.history_view import HistoryView, StoredSummary
 from contextguard_adk.last_resort import reduce_contents
 from contextguard_adk.ledger import dump_ledger, load_ledger

@@ -12,24 +12,26 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
-from contextguard_adk.tokens import (
+from contextguard_adk.calibration import (
     DEFAULT_CORRECTION,
     MAX_CORRECTION,
     calibrated_tokens,
-    content_bytes,
     correction_factor,
+    estimate_growth_tokens,
+    estimate_prompt_tokens,
+    request_spare_tokens,
+)
+from contextguard_adk.tokens import (
+    content_bytes,
     estimate_config_tokens,
     estimate_content_tokens,
     estimate_contents_tokens,
     estimate_conversation_tokens,
-    estimate_growth_tokens,
     estimate_part_tokens,
-    estimate_prompt_tokens,
     estimate_request_tokens,
     media_tokens,
     part_bytes,
     part_spare_tokens,
-    request_spare_tokens,
 )
 from tests.builders import call, call_part, model, response, user
 

@@ -1,0 +1,225 @@
+"""Turning the measure of a request into an estimate of its prompt tokens.
+
+What the provider counted on the call before corrects the heuristic of `tokens`; what
+grew since is weighted up by the density of its text.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from google.genai import types
+
+from contextguard_adk.density import count_spare_tokens, json_text, weighted_tokens
+from contextguard_adk.tokens import part_spare_tokens, read_part
+
+DEFAULT_CORRECTION = 1.5
+"""Real tokens per heuristic token while the provider has counted nothing."""
+
+MAX_CORRECTION = 5.0
+
+_MAX_TOKENIZER_RATIO = 2.0
+_NOTABLE_GROWTH_RATIO = 0.05
+# Of the least that the scripts allow, where English counts bytes / 4; o200k_base takes
+# 0.76 of that for the Universal Declaration of Human Rights.
+_BELIEVED_RATIO = 0.75
+
+
+def correction_factor(
+    real_tokens: int | None,
+    last_heuristic_tokens: int | None,
+    *,
+    default: float = DEFAULT_CORRECTION,
+) -> float:
+    """Returns how many real tokens a heuristic token stood for on the last call.
+
+    Args:
+        real_tokens: Prompt tokens that the provider reported; None or 0 if unknown.
+        last_heuristic_tokens: The heuristic of the same request; None or 0 if unknown.
+        default: The factor if either is unknown.
+
+    Returns:
+        The ratio, at least 1.0 and at most 5.0: one odd call shall neither shrink the
+        estimate nor blow it up.
+    """
+    if not real_tokens or not last_heuristic_tokens:
+        return default
+    return min(max(real_tokens / last_heuristic_tokens, 1.0), MAX_CORRECTION)
+
+
+def calibrated_tokens(
+    heuristic_tokens: int,
+    real_tokens: int | None,
+    last_heuristic_tokens: int | None,
+    *,
+    default: float = DEFAULT_CORRECTION,
+) -> int:
+    """Estimates a request by the documented rule, `max(real, heuristic x correction)`.
+
+    The real count is a floor only while the request has not shrunk since: after a
+    rewind or a compaction it speaks of contents that are gone.
+
+    Args:
+        heuristic_tokens: The heuristic of the request now.
+        real_tokens: As for `correction_factor`.
+        last_heuristic_tokens: As for `correction_factor`.
+        default: As for `correction_factor`.
+    """
+    correction = correction_factor(real_tokens, last_heuristic_tokens, default=default)
+    scaled_tokens = int(heuristic_tokens * correction)
+    has_shrunk = heuristic_tokens < (last_heuristic_tokens or 0)
+    return scaled_tokens if has_shrunk else max(scaled_tokens, real_tokens or 0)
+
+
+def _newest_parts(contents: Sequence[types.Content]) -> Iterator[tuple[bytes, int]]:
+    """Yields from the end each part's text and the bytes that its media count."""
+    for content in reversed(contents):
+        for part in reversed(content.parts or ()):
+            values, media_bytes = read_part(part)
+            yield b"".join(map(json_text, values)), media_bytes
+
+
+def estimate_growth_tokens(
+    contents: Sequence[types.Content], growth_heuristic_tokens: int
+) -> int:
+    """Estimates what a request grew by, weighted by the density of its newest text.
+
+    A correction learned on prose says nothing of the base64 that a tool has just
+    returned. The newest contents are taken to be what grew; a bounded sample of their
+    text is judged by `estimate_text_density`.
+
+    Args:
+        contents: The contents of the request.
+        growth_heuristic_tokens: Its heuristic less that of the last call.
+
+    Returns:
+        Tokens, never less than `growth_heuristic_tokens`; 0 if nothing grew.
+    """
+    if growth_heuristic_tokens <= 0:
+        return 0
+    weighted = weighted_tokens(_newest_parts(contents), growth_heuristic_tokens)
+    return max(growth_heuristic_tokens, int(weighted))
+
+
+def _grown_tokens(
+    real_tokens: int,
+    last_heuristic_tokens: int,
+    growth_tokens: int,
+    contents: Sequence[types.Content],
+) -> int:
+    """Returns the real count plus the growth in tokens of the provider's own size.
+
+    The density is that of o200k_base. Where the growth matters, the older contents show
+    how many of the provider's tokens stand for one of those: some count a third more.
+    """
+    # Where the correction is at its limit, growth alone still counts as much.
+    correction = min(real_tokens / last_heuristic_tokens, MAX_CORRECTION)
+    parts = _newest_parts(contents)
+    weighted = weighted_tokens(parts, growth_tokens)
+    if growth_tokens >= last_heuristic_tokens * _NOTABLE_GROWTH_RATIO:
+        ratio = real_tokens / weighted_tokens(parts, last_heuristic_tokens)
+        weighted *= min(max(ratio, 1.0), _MAX_TOKENIZER_RATIO)
+    least = int(growth_tokens * max(correction, 1.0))
+    return real_tokens + max(int(weighted), least)
+
+
+def request_spare_tokens(
+    contents: Iterable[types.Content | None],
+    config: types.GenerateContentConfig | None = None,
+    measure_spare: Callable[[types.Part | None], float] = part_spare_tokens,
+) -> int:
+    """Returns how far below bytes / 4 the tokens of a request may be by its scripts.
+
+    Args:
+        contents: Its contents.
+        config: Its configuration; the instruction counts if it is a text.
+        measure_spare: Gives what `part_spare_tokens` does.
+
+    Returns:
+        Tokens; 0 where all is ASCII.
+    """
+    spare_tokens = 0.0
+    instruction = config.system_instruction if config is not None else None
+    if isinstance(instruction, str):
+        spare_tokens += count_spare_tokens(json_text(instruction))
+    for content in contents:
+        parts = content.parts if content is not None else None
+        for part in parts or ():
+            text = part.text if part is not None else None
+            if not text or not text.isascii():
+                spare_tokens += measure_spare(part)
+    return int(spare_tokens)
+
+
+def _lowered_tokens(
+    heuristic_tokens: int,
+    real_tokens: int,
+    last_heuristic_tokens: int,
+    spare_tokens: int,
+) -> int | None:
+    """Returns what replaces the documented rule where scripts explain a low count.
+
+    Cyrillic, Greek, Arabic or Devanagari take 0.4 to 0.8 tokens for each four bytes.
+    Below what they are known to take the result never is, and ASCII counts in full. A
+    count that even they do not explain leaves something out, such as what a cache
+    held: it is not believed.
+
+    Returns:
+        Tokens, without what growth adds; None where the documented rule stands.
+    """
+    growth_tokens = max(heuristic_tokens - last_heuristic_tokens, 0)
+    known_tokens = heuristic_tokens - growth_tokens
+    carried_tokens = int(real_tokens * known_tokens / last_heuristic_tokens)
+    least_tokens = heuristic_tokens - spare_tokens
+    # Growth may have no share in what is spare: then this asks for less than it could.
+    if carried_tokens < (least_tokens - growth_tokens) * _BELIEVED_RATIO:
+        return None
+    return max(carried_tokens, least_tokens)
+
+
+def estimate_prompt_tokens(
+    heuristic_tokens: int,
+    real_tokens: int | None,
+    last_heuristic_tokens: int | None,
+    contents: Sequence[types.Content],
+    *,
+    default: float = DEFAULT_CORRECTION,
+    config: types.GenerateContentConfig | None = None,
+    measure_spare: Callable[[types.Part | None], float] = part_spare_tokens,
+) -> int:
+    """Estimates the prompt tokens of a request before it is sent.
+
+    The larger of the documented rule (`calibrated_tokens`) and of what the provider
+    counted last plus what grew since, weighted by its density. Where nothing is known
+    the density of the whole request stands in for the second.
+
+    The documented rule takes no count for less than bytes / 4. Where the provider
+    counted less and the scripts of the text explain it, the count stands; what grew
+    since counts bytes / 4 all the same. A request in ASCII, Latin letters, Han, kana or
+    Hangul is never below bytes / 4.
+
+    Args:
+        heuristic_tokens: The heuristic of the request now.
+        real_tokens: As for `correction_factor`.
+        last_heuristic_tokens: As for `correction_factor`.
+        contents: The contents of the request.
+        default: As for `correction_factor`.
+        config: Its configuration, for the script of the instruction.
+        measure_spare: Gives what `part_spare_tokens` does.
+    """
+    calibrated = calibrated_tokens(
+        heuristic_tokens, real_tokens, last_heuristic_tokens, default=default
+    )
+    if not real_tokens or not last_heuristic_tokens:
+        return max(calibrated, estimate_growth_tokens(contents, heuristic_tokens))
+    if real_tokens < last_heuristic_tokens:
+        spare_tokens = request_spare_tokens(contents, config, measure_spare)
+        lowered = _lowered_tokens(
+            heuristic_tokens, real_tokens, last_heuristic_tokens, spare_tokens
+        )
+        calibrated = calibrated if lowered is None else lowered
+    growth_tokens = heuristic_tokens - last_heuristic_tokens
+    if growth_tokens <= 0:
+        return calibrated
+    return max(
+        calibrated,
+        _grown_tokens(real_tokens, last_heuristic_tokens, growth_tokens, contents),
+    )
