@@ -118,10 +118,10 @@ def _read_prose() -> str:
     texts = [_LICENSE.read_text("utf-8")] if _LICENSE.is_file() else []
     for name in _READMES:
         try:
-            found = metadata(name)
+            found = metadata(name).json
         except PackageNotFoundError:
             continue
-        texts.append(str(found.get_payload() or found.get("Description") or ""))
+        texts.append(str(found.get("description") or ""))
     from pydoc_data.topics import topics
 
     texts += [topics[name] for name in sorted(topics)[:40]]

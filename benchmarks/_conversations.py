@@ -297,7 +297,7 @@ def write_conversation(
     )
 
 
-_TOOLS = {
+_TOOLS: dict[str, tuple[str, dict[str, Any]]] = {
     "json": ("kubectl_get", {"resource": "pods", "output": "json"}),
     "code": ("read_file", {"encoding": "utf-8"}),
     "prose": ("search_documents", {"limit": 5}),

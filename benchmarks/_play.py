@@ -210,7 +210,7 @@ async def play(conversation: Conversation, way: Way, is_ideal: bool = False) -> 
         **way.app(conversation, llm),
     )
     runner = Runner(app=app, session_service=InMemorySessionService())
-    place = {"user_id": "user", "session_id": "session"}
+    place: dict[str, Any] = {"user_id": "user", "session_id": "session"}
     await runner.session_service.create_session(app_name="app", **place)
     lost, first_calls = [], []
     for number, turn in enumerate(conversation.turns):
@@ -221,7 +221,7 @@ async def play(conversation: Conversation, way: Way, is_ideal: bool = False) -> 
     return _examine(conversation, llm, lost, [*first_calls, llm.calls])
 
 
-async def _say(runner: Runner, place: dict[str, str], text: str) -> bool:
+async def _say(runner: Runner, place: dict[str, Any], text: str) -> bool:
     """Sends a message; tells whether the turn came to an answer."""
     message = types.Content(role="user", parts=[types.Part(text=text)])
     answer = ""

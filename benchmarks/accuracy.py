@@ -230,7 +230,7 @@ async def play(kind: str, encoding: str, calls: int) -> Session:
     agent = LlmAgent(name="agent", model=llm, instruction="You help.", tools=[fetch])
     app = App(name="app", root_agent=agent, plugins=[guard, _Tap(guard, session)])
     runner = Runner(app=app, session_service=InMemorySessionService())
-    place = {"user_id": "user", "session_id": "session"}
+    place: dict[str, Any] = {"user_id": "user", "session_id": "session"}
     await runner.session_service.create_session(app_name="app", **place)
     while len(session.real) < calls:
         text = "Go on, please. " + _common.cut_text(_text_kind(kind), 200, rng)

@@ -29,8 +29,10 @@ from contextguard_adk.compaction import (
 from contextguard_adk.history_view import HistoryView, StoredSummary
 from contextguard_adk.memory import CallInFlight, Memory, SessionKey
 from contextguard_adk.overflow import MIN_LIMIT_TOKENS
+from contextguard_adk.pressure import Pressure
 from contextguard_adk.prompt_cache import ConversationEnd
 from contextguard_adk.recall_offer import RecallOffer
+from contextguard_adk.restraint import Restraint
 from contextguard_adk.run_cache import RunCache
 from contextguard_adk.state import GuardState
 from contextguard_adk.strategies.base import Strategy
@@ -41,9 +43,7 @@ from contextguard_adk.summary_store import SummaryStore
 from contextguard_adk.telemetry import (
     CompactionRecord,
     Observers,
-    PressureRecord,
     report_compaction,
-    report_pressure,
 )
 from contextguard_adk.todos import (
     TODOS_TOOL,
@@ -114,6 +114,10 @@ class ModelCall:
         self._observers = observers or Observers()
         self.compaction: CompactionRecord | None = None
         self._store = SummaryStore(self.state, memory, self.session_key)
+        self._restraint = Restraint(memory, self.session_key)
+        self._pressure = Pressure(
+            memory, self.session_key, invocation.session.id, self._observers
+        )
         self._calibration = _Calibration()
         self._recall = RecallOffer(
             invocation,
@@ -144,14 +148,14 @@ class ModelCall:
         tokens = context.tokens
         if is_observing:
             self._report(context)
-            await self._watch_pressure(context, tokens, is_final=True)
+            await self._pressure.watch(context, tokens, is_final=True)
         else:
             compaction = await self._compact(context, contents)
             if compaction is not None:
                 contents = compaction.contents
                 tokens = compaction.tokens
             is_final = context.is_due or compaction is not None
-            await self._watch_pressure(context, tokens, is_final)
+            await self._pressure.watch(context, tokens, is_final)
             if contents is not original:
                 self.request.contents = list(contents)
         measured, contents_tokens = self._measured
@@ -262,12 +266,7 @@ class ModelCall:
         self, context: CompactionContext, contents: Sequence[types.Content]
     ) -> Compaction | None:
         """Lets the strategy compact, and takes its result where that is smaller."""
-        just_compacted = self._memory.compacted.pop(self.session_key)
-        must_wait = just_compacted or self._has_gained_nothing(context)
-        is_overfull = context.tokens >= context.budgets.overfull_tokens
-        if must_wait and context.reason == "tokens" and not is_overfull:
-            return None
-        if self._is_futile(context):
+        if self._restraint.holds_back(context, self._lowered_ratio):
             return None
         started = time.monotonic()
         compaction = await self.strategy.compact(context)
@@ -278,10 +277,10 @@ class ModelCall:
             self.state.clear_compaction_request()
         if compaction is None:
             return None
-        self._memory.compacted.put(self.session_key, True)
         before = context.measure(contents)
-        if compaction.tokens >= before:
-            self._memory.dropped.put(self.session_key, context.tokens)
+        has_gained = compaction.tokens < before
+        self._restraint.note(context, has_gained)
+        if not has_gained:
             logger.info(
                 "Compaction for agent %r dropped: %d tokens would become %d.",
                 self.agent,
@@ -308,13 +307,13 @@ class ModelCall:
             contents_before: How many contents would have been sent without it.
         """
         self._store.save(compaction.stored, context.tokens)
+        self._restraint.forget_dropped()
         self._recall.make(
             context.view,
             compaction.stored,
             compaction.covered,
             context.budgets.window_tokens,
         )
-        self._memory.dropped.pop(self.session_key)
         self.request.cache_metadata = None  # It describes a prefix that is gone.
         stored = compaction.stored
         record = CompactionRecord(
@@ -334,81 +333,6 @@ class ModelCall:
         self.compaction = record
         await report_compaction(
             record, context.budgets.threshold_tokens, self._observers
-        )
-
-    async def _watch_pressure(
-        self, context: CompactionContext, tokens: int, is_final: bool
-    ) -> None:
-        """Reports once when what is sent still fills much of the window.
-
-        Only where compaction had its turn, or never will have: on the way up to the
-        threshold there is nothing to worry about.
-        """
-        window, warn_at = (
-            context.budgets.window_tokens,
-            self._observers.warning_threshold,
-        )
-        pressure = tokens / window
-        was_high = self._memory.pressed.get(self.session_key)
-        if pressure < warn_at:
-            if was_high:
-                self._memory.pressed.pop(self.session_key)
-            return
-        if was_high or not is_final:
-            return
-        self._memory.pressed.put(self.session_key, True)
-        record = PressureRecord(
-            agent=self.agent,
-            session_id=self._invocation.session.id,
-            tokens=tokens,
-            window_tokens=window,
-            pressure_before=context.tokens / window,
-            pressure=pressure,
-            warning_threshold=warn_at,
-        )
-        await report_pressure(record, self._observers)
-
-    def _is_futile(self, context: CompactionContext) -> bool:
-        """Tells whether a compaction would be paid for without gaining anything."""
-        if not context.is_due or context.reason != "tokens":
-            return False
-        budgets, view = context.budgets, context.view
-        # A compaction's own measure is never below bytes / 4, this estimate may be.
-        fixed_tokens = int(context.fixed_tokens * self._lowered_ratio)
-        if fixed_tokens >= budgets.threshold_tokens:
-            self._warn_fixed_part(fixed_tokens, budgets)
-            is_hopeless = fixed_tokens >= budgets.overfull_tokens
-            if is_hopeless or context.tokens < budgets.overfull_tokens:
-                return True
-        if context.tokens >= budgets.overfull_tokens:
-            return False
-        # The live request would be quoted again.
-        new = context.measure(
-            [view.contents[i] for i in view.uncovered if i != view.live_index]
-        )
-        new -= context.measure([])
-        return new < budgets.summary_tokens // 2
-
-    def _has_gained_nothing(self, context: CompactionContext) -> bool:
-        """Tells whether a compaction was dropped and little has come since."""
-        dropped_at = self._memory.dropped.get(self.session_key)
-        if dropped_at is None:
-            return False
-        return context.tokens - dropped_at < context.budgets.summary_tokens // 2
-
-    def _warn_fixed_part(self, fixed_tokens: int, budgets: Budgets) -> None:
-        """Says once for a session that its history is not the problem."""
-        if self._memory.reported.get(self.session_key):
-            return
-        self._memory.reported.put(self.session_key, True)
-        logger.warning(
-            "System instruction, tools and other context of agent %r take %d of %d "
-            "tokens alone, the threshold is %d: compaction cannot help. Use a larger "
-            "window or less instruction.",
-            self.agent,
-            fixed_tokens,
-            budgets.window_tokens,
-            budgets.threshold_tokens,
         )
 
     def _report(self, context: CompactionContext) -> None:

@@ -58,6 +58,8 @@ LAYERS = (
     "recall_offer",
     "summary_store",
     "compaction",
+    "restraint",
+    "pressure",
     # Strategies.
     "strategies.base",
     "strategies.threshold",
