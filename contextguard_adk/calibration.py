@@ -110,14 +110,17 @@ def _grown_tokens(
     The density is that of o200k_base. Where the growth matters, the older contents show
     how many of the provider's tokens stand for one of those: some count a third more.
     """
-    # Where the correction is at its limit, growth alone still counts as much.
-    correction = min(real_tokens / last_heuristic_tokens, MAX_CORRECTION)
     parts = _newest_parts(contents)
     weighted = weighted_tokens(parts, growth_tokens)
     if growth_tokens >= last_heuristic_tokens * _NOTABLE_GROWTH_RATIO:
         ratio = real_tokens / weighted_tokens(parts, last_heuristic_tokens)
         weighted *= min(max(ratio, 1.0), _MAX_TOKENIZER_RATIO)
-    least = int(growth_tokens * max(correction, 1.0))
+    least = growth_tokens
+    if growth_tokens < last_heuristic_tokens < real_tokens:
+        # A ratio above the limit is mostly that of a small fixed part: it stands in the
+        # count, and what grew has the limit at most.
+        ratio = min(real_tokens / last_heuristic_tokens, MAX_CORRECTION)
+        least = int(growth_tokens * ratio)
     return real_tokens + max(int(weighted), least)
 
 
