@@ -53,6 +53,9 @@ CALLS = 4
 
 TEXT_CHARS = 800
 RESULT_CHARS = 4_000
+TOKENS_PER_CONTENT = {"text": 215, "summary": 215, "tools": 800}
+"""What o200k_base counts for a content of such a session."""
+
 IMPORTS = 7
 
 KINDS = {
@@ -68,6 +71,9 @@ IMPORT_GOAL_MS = 50
 class InstantLlm(BaseLlm):
     """A model that calls a tool, and again, and then answers, each at once."""
 
+    tokens_per_content: int
+    """What it reports of its prompts, about what o200k_base counts."""
+
     _step: int = PrivateAttr(default=0)
 
     async def generate_content_async(
@@ -75,7 +81,7 @@ class InstantLlm(BaseLlm):
     ) -> AsyncGenerator[LlmResponse, None]:
         """Answers."""
         usage = types.GenerateContentResponseUsageMetadata(
-            prompt_token_count=max(100, 230 * len(llm_request.contents)),
+            prompt_token_count=self.tokens_per_content * len(llm_request.contents),
             candidates_token_count=3,
         )
         part = types.Part(text="Understood.")
@@ -174,11 +180,15 @@ class Chat:
         return (time.process_time() - started) * 1_000 / CALLS
 
 
-def _make_chat(events: Sequence[Event], guard: ContextGuardPlugin | None) -> Chat:
+def _make_chat(
+    kind: str, events: Sequence[Event], guard: ContextGuardPlugin | None
+) -> Chat:
     session = Session(id="session", app_name="app", user_id="user", events=[*events])
     agent = LlmAgent(
         name="agent",
-        model=InstantLlm(model="instant"),
+        model=InstantLlm(
+            model="instant", tokens_per_content=TOKENS_PER_CONTENT[kind.split(",")[0]]
+        ),
         instruction="You help.",
         tools=[look],
     )
@@ -193,9 +203,9 @@ async def make_pair(kind: str, count: int) -> tuple[Chat, Chat]:
     events = make_events(kind, count)
     guard = ContextGuardPlugin(default=Threshold(context_window=100_000_000))
     if not kind.endswith("summary"):
-        return _make_chat(events, None), _make_chat(events, guard)
+        return _make_chat(kind, events, None), _make_chat(kind, events, guard)
     half = count // 2 // 2 * 2
-    guarded = _make_chat(events[:half], guard)
+    guarded = _make_chat(kind, events[:half], guard)
     request_compaction(guarded.session.state)
     turn = await guarded.turn()
     if not any("summary" in key for key in guarded.session.state):
@@ -204,7 +214,7 @@ async def make_pair(kind: str, count: int) -> tuple[Chat, Chat]:
     events[half : half + 2] = turn[0], turn[-1]
     guarded.base = list(events)
     guarded.session.events[:] = events
-    return _make_chat(events, None), guarded
+    return _make_chat(kind, events, None), guarded
 
 
 async def time_pairs(kind: str, count: int, pairs: int) -> dict[str, float]:

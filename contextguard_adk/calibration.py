@@ -21,6 +21,7 @@ _NOTABLE_GROWTH_RATIO = 0.05
 # Of the least that the scripts allow, where English counts bytes / 4; o200k_base takes
 # 0.76 of that for the Universal Declaration of Human Rights.
 _BELIEVED_RATIO = 0.75
+_NOTABLY_LESS_RATIO = 0.95  # Prose counts 0.98: to look at its script gains nothing.
 
 
 def correction_factor(
@@ -213,7 +214,7 @@ def estimate_prompt_tokens(
     )
     if not real_tokens or not last_heuristic_tokens:
         return max(calibrated, estimate_growth_tokens(contents, heuristic_tokens))
-    if real_tokens < last_heuristic_tokens:
+    if real_tokens < last_heuristic_tokens * _NOTABLY_LESS_RATIO:
         spare_tokens = request_spare_tokens(contents, config, measure_spare)
         lowered = _lowered_tokens(
             heuristic_tokens, real_tokens, last_heuristic_tokens, spare_tokens
