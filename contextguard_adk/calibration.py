@@ -9,7 +9,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from google.genai import types
 
 from contextguard_adk.density import count_spare_tokens, json_text, weighted_tokens
-from contextguard_adk.tokens import part_spare_tokens, read_part
+from contextguard_adk.tokens import (
+    estimate_content_tokens,
+    part_spare_tokens,
+    read_part,
+)
 
 DEFAULT_CORRECTION = 1.5
 """Real tokens per heuristic token while the provider has counted nothing."""
@@ -153,18 +157,38 @@ def request_spare_tokens(
     return int(spare_tokens)
 
 
+def _newest_contents(
+    contents: Sequence[types.Content], heuristic_tokens: int
+) -> Sequence[types.Content]:
+    """The newest contents that take at least so many tokens by bytes / 4."""
+    start = len(contents)
+    while start and heuristic_tokens > 0:
+        start -= 1
+        heuristic_tokens -= estimate_content_tokens(contents[start])
+    return contents[start:]
+
+
+def _dense_tokens(contents: Sequence[types.Content]) -> int:
+    """What the ASCII parts of contents take beyond bytes / 4, by their density."""
+    parts = [part for part in _newest_parts(contents) if part[0].isascii()]
+    heuristic_tokens = sum(len(text) + other for text, other in parts) // 4
+    weighted = weighted_tokens(parts, heuristic_tokens)
+    return max(int(weighted) - heuristic_tokens, 0)
+
+
 def _lowered_tokens(
     heuristic_tokens: int,
     real_tokens: int,
     last_heuristic_tokens: int,
     spare_tokens: int,
+    grown_spare_tokens: int,
 ) -> int | None:
     """Returns what replaces the documented rule where scripts explain a low count.
 
     Cyrillic, Greek, Arabic or Devanagari take 0.4 to 0.8 tokens for each four bytes.
     Below what they are known to take the result never is, and ASCII counts in full. A
     count that even they do not explain leaves something out, such as what a cache
-    held: it is not believed.
+    held: it is not believed. What grew was not counted and explains nothing.
 
     Returns:
         Tokens, without what growth adds; None where the documented rule stands.
@@ -172,11 +196,10 @@ def _lowered_tokens(
     growth_tokens = max(heuristic_tokens - last_heuristic_tokens, 0)
     known_tokens = heuristic_tokens - growth_tokens
     carried_tokens = int(real_tokens * known_tokens / last_heuristic_tokens)
-    least_tokens = heuristic_tokens - spare_tokens
-    # Growth may have no share in what is spare: then this asks for less than it could.
-    if carried_tokens < (least_tokens - growth_tokens) * _BELIEVED_RATIO:
+    counted_least = known_tokens - max(spare_tokens - grown_spare_tokens, 0)
+    if carried_tokens < counted_least * _BELIEVED_RATIO:
         return None
-    return max(carried_tokens, least_tokens)
+    return max(carried_tokens, heuristic_tokens - spare_tokens)
 
 
 def estimate_prompt_tokens(
@@ -214,13 +237,21 @@ def estimate_prompt_tokens(
     )
     if not real_tokens or not last_heuristic_tokens:
         return max(calibrated, estimate_growth_tokens(contents, heuristic_tokens))
+    growth_tokens = heuristic_tokens - last_heuristic_tokens
     if real_tokens < last_heuristic_tokens * _NOTABLY_LESS_RATIO:
         spare_tokens = request_spare_tokens(contents, config, measure_spare)
+        grown = _newest_contents(contents, growth_tokens) if spare_tokens else ()
         lowered = _lowered_tokens(
-            heuristic_tokens, real_tokens, last_heuristic_tokens, spare_tokens
+            heuristic_tokens,
+            real_tokens,
+            last_heuristic_tokens,
+            spare_tokens,
+            request_spare_tokens(grown, None, measure_spare),
         )
-        calibrated = calibrated if lowered is None else lowered
-    growth_tokens = heuristic_tokens - last_heuristic_tokens
+        if lowered is not None:
+            # JSON or base64 may have come in the place of what was counted.
+            least = heuristic_tokens - spare_tokens + _dense_tokens(contents)
+            calibrated = min(calibrated, max(lowered, least))
     if growth_tokens <= 0:
         return calibrated
     return max(

@@ -162,11 +162,14 @@ class CompactionContext:
     def fixed_tokens(self) -> int:
         """What no compaction can remove: instruction, tools, calls still open, and
         contents that are not history."""
+        return self.measure(self.fixed_contents)
+
+    @cached_property
+    def fixed_contents(self) -> list[types.Content]:
+        """The contents that no compaction can remove."""
         view = self.view
         removable = set(view.history) - view.pinned_calls
-        return self.measure(
-            [c for i, c in enumerate(view.contents) if i not in removable]
-        )
+        return [c for i, c in enumerate(view.contents) if i not in removable]
 
     @property
     def limit_tokens(self) -> int:

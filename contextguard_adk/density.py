@@ -270,7 +270,8 @@ def count_spare_tokens(text: bytes) -> float:
         text: UTF-8. A long one is judged by slices.
 
     Returns:
-        Tokens; 0.0 where all is ASCII, Latin, Han, kana or Hangul.
+        Tokens; 0.0 where all is ASCII, Latin, Han, kana or Hangul. A script is known by
+        its lead bytes: Vietnamese, and Latin or Hangul in decomposed form, share some.
     """
     if text.isascii():
         return 0.0

@@ -266,7 +266,9 @@ class ModelCall:
         self, context: CompactionContext, contents: Sequence[types.Content]
     ) -> Compaction | None:
         """Lets the strategy compact, and takes its result where that is smaller."""
-        if self._restraint.holds_back(context, self._lowered_ratio):
+        if self._restraint.holds_back(
+            context, self.request.config, self._lowered_ratio
+        ):
             return None
         started = time.monotonic()
         compaction = await self.strategy.compact(context)

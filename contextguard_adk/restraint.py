@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 
+from google.genai import types
+
+from contextguard_adk.calibration import request_spare_tokens
 from contextguard_adk.compaction import Budgets, CompactionContext
 from contextguard_adk.memory import Memory, SessionKey
 
@@ -22,7 +25,12 @@ class Restraint:
         self._memory = memory
         self._session_key = session_key
 
-    def holds_back(self, context: CompactionContext, lowered_ratio: float) -> bool:
+    def holds_back(
+        self,
+        context: CompactionContext,
+        config: types.GenerateContentConfig,
+        lowered_ratio: float,
+    ) -> bool:
         """Tells whether to leave the request as it is; asked once for a call.
 
         Not on two calls running, not again soon after one that gained nothing, and
@@ -31,6 +39,7 @@ class Restraint:
 
         Args:
             context: What is known about the call.
+            config: The request's, whose instruction no compaction removes.
             lowered_ratio: How far the estimate of the request is below bytes / 4.
         """
         just_compacted = self._memory.compacted.pop(self._session_key)
@@ -38,7 +47,7 @@ class Restraint:
         is_overfull = context.tokens >= context.budgets.overfull_tokens
         if must_wait and context.reason == "tokens" and not is_overfull:
             return True
-        return self._is_futile(context, lowered_ratio)
+        return self._is_futile(context, config, lowered_ratio)
 
     def note(self, context: CompactionContext, has_gained: bool) -> None:
         """Remembers a compaction, and where it gained nothing how large it was."""
@@ -57,13 +66,23 @@ class Restraint:
             return False
         return context.tokens - dropped_at < context.budgets.summary_tokens // 2
 
-    def _is_futile(self, context: CompactionContext, lowered_ratio: float) -> bool:
+    def _is_futile(
+        self,
+        context: CompactionContext,
+        config: types.GenerateContentConfig,
+        lowered_ratio: float,
+    ) -> bool:
         """Tells whether a compaction would be paid for without gaining anything."""
         if not context.is_due or context.reason != "tokens":
             return False
         budgets, view = context.budgets, context.view
-        # A compaction's own measure is never below bytes / 4, this estimate may be.
-        fixed_tokens = int(context.fixed_tokens * lowered_ratio)
+        fixed_tokens = context.fixed_tokens
+        if lowered_ratio < 1:
+            # A compaction's own measure is never below bytes / 4, this estimate may be,
+            # as far as the scripts of the fixed part itself explain it.
+            spare_tokens = request_spare_tokens(context.fixed_contents, config)
+            lowered = int(fixed_tokens * lowered_ratio)
+            fixed_tokens = max(lowered, fixed_tokens - spare_tokens)
         if fixed_tokens >= budgets.threshold_tokens:
             self._warn_fixed_part(context.agent, fixed_tokens, budgets)
             is_hopeless = fixed_tokens >= budgets.overfull_tokens

@@ -35,7 +35,8 @@ class RunCache:
     the tool's hands. So it is measured again once anything in it has changed. A
     payload that is older than the run is the session's own; only its top is compared.
 
-    The cache keeps alive what it has measured, so it must not outlive the run.
+    The cache keeps alive what the last two calls have measured, so it must not outlive
+    the run.
     """
 
     def __init__(self) -> None:
@@ -44,6 +45,8 @@ class RunCache:
         self._payloads: dict[int, _Payload] = {}
         self._prints: dict[Hashable, tuple[tuple[_Payload, ...], bytes]] = {}
         self._fresh: frozenset[int] = frozenset()
+        self._met: set[int] = set()
+        self._named: set[Hashable] = set()
         self._index: EventIndex | None = None
 
     def begin_call(self, events: Sequence[Event], invocation_id: str) -> None:
@@ -58,11 +61,17 @@ class RunCache:
             if event.content is None:
                 continue
             if event.invocation_id != invocation_id:
-                break
+                continue
             for part in event.content.parts or ():
                 if part and part.function_response:
                     fresh.add(id(part.function_response.response))
         self._fresh = frozenset(fresh)
+        # What no call since the last one has met comes no more, such as copies.
+        self._payloads = {
+            i: self._payloads[i] for i in self._met if i in self._payloads
+        }
+        self._prints = {k: self._prints[k] for k in self._named if k in self._prints}
+        self._met, self._named = set(), set()
 
     def find_history(
         self,
@@ -124,6 +133,7 @@ class RunCache:
             key.append((kind, name, id(value)))
             used.append(payload)
         place, payloads = tuple(key), tuple(used)
+        self._named.add(place)
         known = self._prints.get(place)
         if known is None or known[0] != payloads:
             known = self._prints[place] = (payloads, fingerprint(content))
@@ -131,6 +141,7 @@ class RunCache:
 
     def _payload(self, value: dict[str, Any]) -> _Payload | None:
         """Returns what is known of a payload as it is; None if it cannot be told."""
+        self._met.add(id(value))
         known = self._payloads.get(id(value))
         if known is None or not known.is_unchanged():
             known = _Payload(value, id(value) in self._fresh)

@@ -83,7 +83,11 @@ def record_usage(
         call.is_answered = True
     if response.partial:
         return
-    if real and _is_truncated(call, real, memory.caches.get(key) or RunCache()):
+    if (
+        real
+        and call.sent_contents
+        and _is_truncated(call, real, memory.caches.get(key) or RunCache())
+    ):
         _warn_truncation(context.agent_name, call.window_tokens)
     # A recovery needs them no more, and not every ADK tells when a run ends.
     call.original_contents = call.sent_contents = ()

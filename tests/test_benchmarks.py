@@ -116,6 +116,10 @@ async def test_the_overhead_has_a_row_for_each_size(
     assert "adds 40 ms to the 900 ms of ADK" in capsys.readouterr().out
 
 
+@pytest.mark.skipif(
+    EventsCompactionConfig.model_fields["compaction_interval"].is_required(),
+    reason="this google-adk tells nobody when a run ends, and is measured nowhere",
+)
 @pytest.mark.parametrize("kind", overhead.KINDS)
 async def test_the_memory_of_a_turn_compares(
     kind: str, monkeypatch: pytest.MonkeyPatch

@@ -163,6 +163,33 @@ def test_changes_do_not_pile_up() -> None:
     assert len(cache._prints) == len(cache._payloads) == 1
 
 
+def test_what_no_call_meets_any_more_is_let_go() -> None:
+    """Copies that are made anew for each call are not kept to the end of the run."""
+    kept = response("look", {"page": 0})
+    cache = begin_call(kept, "i-2")
+    for number in range(20):
+        cache.begin_call([], "i-2")
+        check_measures(cache, kept)
+        check_measures(cache, response("look", {"page": number}))
+    assert len(cache._payloads) <= 4
+    assert len(cache._prints) <= 4
+
+
+def test_an_event_of_another_run_hides_no_result_of_this_one() -> None:
+    """A plugin may append an event of its own in the middle of a run."""
+    rows: list[int] = []
+    content = response("look", {"data": {"rows": rows}})
+    events = [
+        Event(author="agent", invocation_id="i-1", content=content),
+        Event(author="app", content=user("Noted.")),
+    ]
+    cache = RunCache()
+    for number in range(3):
+        cache.begin_call(events, "i-1")
+        rows.extend(range(100 * number))
+        check_measures(cache, content)
+
+
 def begin_call(content: types.Content, invocation_id: str) -> RunCache:
     """A cache in a run that began with a content of the run `i-1`."""
     cache = RunCache()

@@ -17,13 +17,15 @@ from typing import Any
 import pytest
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
+from google.adk.plugins.context_filter_plugin import ContextFilterPlugin
 from google.genai import types
 
 from contextguard_adk import ContextGuardPlugin, SlidingWindow, Strategy, Threshold
+from contextguard_adk.calibration import estimate_prompt_tokens
 from contextguard_adk.telemetry import METADATA_KEY
 from contextguard_adk.testing import Reply, SimulatedLlm
 from contextguard_adk.tokens import estimate_contents_tokens, text_bytes
-from tests.builders import Chat, call_part, guarded_agent, model, queued_tool
+from tests.builders import Chat, call_part, guarded_agent, model, queued_tool, user
 
 WINDOW_TOKENS = 12_000
 STRATEGIES = (
@@ -224,3 +226,50 @@ async def test_long_instruction_in_another_script_leaves_room_to_compact() -> No
     assert not llm.rejections
     sizes = [r.prompt_tokens for r in llm.requests if not r.is_summary]
     assert 0.74 * WINDOW_TOKENS < max(sizes) < 0.81 * WINDOW_TOKENS
+
+
+@by_strategy
+@pytest.mark.parametrize("script", SENTENCES)
+async def test_dense_text_in_the_place_of_another_script_is_not_refused(
+    script: str, strategy: Strategy
+) -> None:
+    """A filter that drops the old turns leaves a count that speaks of other text."""
+    llm = SimulatedLlm(context_window=WINDOW_TOKENS, script=lambda _: "Да.")
+    plugins = [
+        ContextFilterPlugin(num_invocations_to_keep=2),
+        ContextGuardPlugin(default=strategy),
+    ]
+    chat = Chat(guarded_agent(llm), plugins)
+    for share in (0.4, 0.5, 0.6, 0.7):
+        for _ in range(2):
+            await chat.say(SENTENCES[script] * 45)
+        await chat.say(cut_result("JSON", share))
+    assert llm.rejections == 0
+
+
+@pytest.mark.parametrize("real_tokens", [10, 500, 2_400])
+def test_what_grew_does_not_explain_a_low_count(real_tokens: int) -> None:
+    """A count of English that leaves tokens out stands no better for Russian behind."""
+    english, russian = user(ENGLISH * 260), user(SENTENCES["Russian"] * 500)
+    last = estimate_contents_tokens([english])
+    now = estimate_contents_tokens([english, russian])
+    assert last > 2 * real_tokens
+    estimate = estimate_prompt_tokens(now, real_tokens, last, [english, russian])
+    assert estimate >= now
+
+
+async def test_an_english_instruction_is_not_measured_by_a_russian_talk(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """What fills the window alone is said to, whatever the history is written in."""
+    llm = SimulatedLlm(context_window=WINDOW_TOKENS, script=lambda _: "Да.")
+    instruction = "".join(f"Rule {i}: {ENGLISH}" for i in range(450))
+    chat = Chat(
+        guarded_agent(llm, instruction=instruction),
+        [ContextGuardPlugin(default=STRATEGIES[0])],
+    )
+    for _ in range(3):
+        await chat.say(SENTENCES["Russian"] * 8)
+    said = [r for r in caplog.records if "compaction cannot help" in r.getMessage()]
+    assert len(said) == 1
+    assert not llm.summaries
