@@ -196,8 +196,9 @@ def _lowered_tokens(
     growth_tokens = max(heuristic_tokens - last_heuristic_tokens, 0)
     known_tokens = heuristic_tokens - growth_tokens
     carried_tokens = int(real_tokens * known_tokens / last_heuristic_tokens)
-    counted_least = known_tokens - max(spare_tokens - grown_spare_tokens, 0)
-    if carried_tokens < counted_least * _BELIEVED_RATIO:
+    counted_spare = spare_tokens - grown_spare_tokens
+    counted_least = known_tokens - counted_spare
+    if counted_spare <= 0 or carried_tokens < counted_least * _BELIEVED_RATIO:
         return None
     return max(carried_tokens, heuristic_tokens - spare_tokens)
 
