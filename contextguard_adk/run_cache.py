@@ -65,6 +65,8 @@ class RunCache:
             for part in event.content.parts or ():
                 if part and part.function_response:
                     fresh.add(id(part.function_response.response))
+            if event.author == "user" and not event.get_function_responses():
+                break  # The message that the run began with.
         self._fresh = frozenset(fresh)
         # What no call since the last one has met comes no more, such as copies.
         self._payloads = {
