@@ -1,7 +1,7 @@
 """How `SimulatedLlm` recognises a request for a summary, and summarises by extraction.
 
-It ranks what it was shown by rarity, names, digits and fault words, without knowing
-what any test looks for.
+It ranks what it was shown by rarity, names, digits and fault words, prefers statements
+to code, and does not know what any test looks for.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ _VARYING = re.compile(r"[^\W_]*\d[^\W_]*")
 _NAME = re.compile(r"_|[./:@#+-]|[a-z][A-Z]")
 _MAX_MISSES = 20
 _SYMBOL = re.compile(r"[()\[\]{}=<>|\\/*`~^&%$#@+]")
-KNOWN_WEIGHT = 1.1
-SYMBOL_WEIGHT = 2.0
-MAX_NAMES = 3.5
+# Chosen on the conversations of `benchmarks/compare.py`, whose facts are terse reports.
+KNOWN_WEIGHT = 1.1  # Of a line of the summary before.
+SYMBOL_WEIGHT = 2.0  # How much the share of code's symbols takes away.
+MAX_NAMES = 3.5  # More names in a piece add nothing.
 _FAULT = re.compile(r"error|exception|fail|denied|refused|fatal|warning", re.IGNORECASE)
 
 

@@ -35,8 +35,8 @@ class RunCache:
     the tool's hands. So it is measured again once anything in it has changed. A
     payload that is older than the run is the session's own; only its top is compared.
 
-    The cache keeps alive what the last two calls have measured, so it must not outlive
-    the run.
+    The cache keeps alive the payloads that the last two calls have met, and texts that
+    are not ASCII, so it must not outlive the run.
     """
 
     def __init__(self) -> None:
@@ -58,9 +58,7 @@ class RunCache:
         """
         fresh = set()
         for event in reversed(events):
-            if event.content is None:
-                continue
-            if event.invocation_id != invocation_id:
+            if event.content is None or event.invocation_id != invocation_id:
                 continue
             for part in event.content.parts or ():
                 if part and part.function_response:

@@ -187,6 +187,18 @@ async def test_plausible_counts_are_not_reported(
     assert not [r for r in caplog.records if r.name == LOGGER]
 
 
+async def test_a_second_answer_to_a_request_raises_no_suspicion(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """What was sent is forgotten with the first one, and so explains no low count."""
+    hindi = "पुराना प्रेस बड़े हॉल में रखा है और कोई नहीं जानता कि चाबी किसके पास है। "
+    answers = [chunk("Fine.", 9_000), chunk("Fine.", 9_000)]
+    chat = guarded_chat(ChunkedLlm(answers=[answers]), 93_456)
+    await chat.say(hindi * 400)
+    assert (await chat.state())[HEURISTIC] > 18_500
+    assert not [r for r in caplog.records if r.name == LOGGER]
+
+
 OVERFULL = CallInFlight(
     heuristic_tokens=900, estimated_tokens=1_350, window_tokens=1_000
 )
