@@ -5,20 +5,29 @@ grew since is weighted up by the density of its text.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 from google.genai import types
 
-from contextguard_adk.density import count_spare_tokens, json_text, weighted_tokens
+from contextguard_adk.density import (
+    SizedText,
+    count_spare_tokens,
+    json_text,
+    weighted_tokens,
+)
 from contextguard_adk.tokens import (
+    PartMeasure,
     estimate_content_tokens,
-    part_spare_tokens,
-    read_part,
+    measure_part,
+    part_text,
 )
 
 DEFAULT_CORRECTION = 1.5
 """Real tokens per heuristic token while the provider has counted nothing."""
 
 MAX_CORRECTION = 5.0
+
+MeasurePart = Callable[[types.Part | None], PartMeasure]
 
 _MAX_TOKENIZER_RATIO = 2.0
 _NOTABLE_GROWTH_RATIO = 0.05
@@ -74,16 +83,24 @@ def calibrated_tokens(
     return scaled_tokens if has_shrunk else max(scaled_tokens, real_tokens or 0)
 
 
-def _newest_parts(contents: Sequence[types.Content]) -> Iterator[tuple[bytes, int]]:
-    """Yields from the end each part's text and the bytes that its media count."""
+def _newest_parts(
+    contents: Sequence[types.Content], measure: MeasurePart, *, in_ascii: bool = False
+) -> Iterator[SizedText]:
+    """Yields from the end the text of each part, or of each whose text is ASCII."""
     for content in reversed(contents):
         for part in reversed(content.parts or ()):
-            values, media_bytes = read_part(part)
-            yield b"".join(map(json_text, values)), media_bytes
+            text = part.text if part is not None else None
+            if in_ascii and text and not text.isascii():
+                continue
+            text_bytes, media_bytes, _, is_ascii = measure(part)
+            if is_ascii or not in_ascii:
+                yield SizedText(text_bytes, media_bytes, partial(part_text, part))
 
 
 def estimate_growth_tokens(
-    contents: Sequence[types.Content], growth_heuristic_tokens: int
+    contents: Sequence[types.Content],
+    growth_heuristic_tokens: int,
+    measure: MeasurePart = measure_part,
 ) -> int:
     """Estimates what a request grew by, weighted by the density of its newest text.
 
@@ -94,13 +111,15 @@ def estimate_growth_tokens(
     Args:
         contents: The contents of the request.
         growth_heuristic_tokens: Its heuristic less that of the last call.
+        measure: Gives what `measure_part` does.
 
     Returns:
         Tokens, never less than `growth_heuristic_tokens`; 0 if nothing grew.
     """
     if growth_heuristic_tokens <= 0:
         return 0
-    weighted = weighted_tokens(_newest_parts(contents), growth_heuristic_tokens)
+    parts = _newest_parts(contents, measure)
+    weighted = weighted_tokens(parts, growth_heuristic_tokens)
     return max(growth_heuristic_tokens, int(weighted))
 
 
@@ -109,13 +128,14 @@ def _grown_tokens(
     last_heuristic_tokens: int,
     growth_tokens: int,
     contents: Sequence[types.Content],
+    measure: MeasurePart,
 ) -> int:
     """Returns the real count plus the growth in tokens of the provider's own size.
 
     The density is that of o200k_base. Where the growth matters, the older contents show
     how many of the provider's tokens stand for one of those: some count a third more.
     """
-    parts = _newest_parts(contents)
+    parts = _newest_parts(contents, measure)
     weighted = weighted_tokens(parts, growth_tokens)
     if growth_tokens >= last_heuristic_tokens * _NOTABLE_GROWTH_RATIO:
         ratio = real_tokens / weighted_tokens(parts, last_heuristic_tokens)
@@ -132,14 +152,14 @@ def _grown_tokens(
 def request_spare_tokens(
     contents: Iterable[types.Content | None],
     config: types.GenerateContentConfig | None = None,
-    measure_spare: Callable[[types.Part | None], float] = part_spare_tokens,
+    measure: MeasurePart = measure_part,
 ) -> int:
     """Returns how far below bytes / 4 the tokens of a request may be by its scripts.
 
     Args:
         contents: Its contents.
         config: Its configuration; the instruction counts if it is a text.
-        measure_spare: Gives what `part_spare_tokens` does.
+        measure: Gives what `measure_part` does.
 
     Returns:
         Tokens; 0 where all is ASCII.
@@ -153,7 +173,7 @@ def request_spare_tokens(
         for part in parts or ():
             text = part.text if part is not None else None
             if not text or not text.isascii():
-                spare_tokens += measure_spare(part)
+                spare_tokens += measure(part).spare_tokens
     return int(spare_tokens)
 
 
@@ -168,10 +188,10 @@ def _newest_contents(
     return contents[start:]
 
 
-def _dense_tokens(contents: Sequence[types.Content]) -> int:
+def _dense_tokens(contents: Sequence[types.Content], measure: MeasurePart) -> int:
     """What the ASCII parts of contents take beyond bytes / 4, by their density."""
-    parts = [part for part in _newest_parts(contents) if part[0].isascii()]
-    heuristic_tokens = sum(len(text) + other for text, other in parts) // 4
+    parts = list(_newest_parts(contents, measure, in_ascii=True))
+    heuristic_tokens = sum(part.size_bytes + part.other_bytes for part in parts) // 4
     weighted = weighted_tokens(parts, heuristic_tokens)
     return max(int(weighted) - heuristic_tokens, 0)
 
@@ -211,7 +231,7 @@ def estimate_prompt_tokens(
     *,
     default: float = DEFAULT_CORRECTION,
     config: types.GenerateContentConfig | None = None,
-    measure_spare: Callable[[types.Part | None], float] = part_spare_tokens,
+    measure: MeasurePart = measure_part,
 ) -> int:
     """Estimates the prompt tokens of a request before it is sent.
 
@@ -231,31 +251,34 @@ def estimate_prompt_tokens(
         contents: The contents of the request.
         default: As for `correction_factor`.
         config: Its configuration, for the script of the instruction.
-        measure_spare: Gives what `part_spare_tokens` does.
+        measure: Gives what `measure_part` does.
     """
     calibrated = calibrated_tokens(
         heuristic_tokens, real_tokens, last_heuristic_tokens, default=default
     )
     if not real_tokens or not last_heuristic_tokens:
-        return max(calibrated, estimate_growth_tokens(contents, heuristic_tokens))
+        grown = estimate_growth_tokens(contents, heuristic_tokens, measure)
+        return max(calibrated, grown)
     growth_tokens = heuristic_tokens - last_heuristic_tokens
     if real_tokens < last_heuristic_tokens * _NOTABLY_LESS_RATIO:
-        spare_tokens = request_spare_tokens(contents, config, measure_spare)
-        grown = _newest_contents(contents, growth_tokens) if spare_tokens else ()
+        spare_tokens = request_spare_tokens(contents, config, measure)
+        newest = _newest_contents(contents, growth_tokens) if spare_tokens else ()
         lowered = _lowered_tokens(
             heuristic_tokens,
             real_tokens,
             last_heuristic_tokens,
             spare_tokens,
-            request_spare_tokens(grown, None, measure_spare),
+            request_spare_tokens(newest, None, measure),
         )
         if lowered is not None:
             # JSON or base64 may have come in the place of what was counted.
-            least = heuristic_tokens - spare_tokens + _dense_tokens(contents)
+            least = heuristic_tokens - spare_tokens + _dense_tokens(contents, measure)
             calibrated = min(calibrated, max(lowered, least))
     if growth_tokens <= 0:
         return calibrated
     return max(
         calibrated,
-        _grown_tokens(real_tokens, last_heuristic_tokens, growth_tokens, contents),
+        _grown_tokens(
+            real_tokens, last_heuristic_tokens, growth_tokens, contents, measure
+        ),
     )

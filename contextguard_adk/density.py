@@ -21,14 +21,17 @@ fewer at best.
 
 import re
 from base64 import b64encode
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from typing import Any
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 from pydantic_core import SchemaSerializer, core_schema
 
 __all__ = [
+    "SizedText",
     "count_spare_tokens",
     "estimate_text_density",
     "json_bytes",
@@ -133,6 +136,20 @@ _PIECES = re.compile(
 )
 _LONG_RUNS = (b"l" * 32, b"v" * 32, b"e" * 32, b"u" * 32)
 _REPEATED = re.compile(rb"([A-Za-z])\1{31,}")
+
+
+class SizedText(NamedTuple):
+    """A text whose size is known, to be read where it matters.
+
+    Attributes:
+        size_bytes: Of the text.
+        other_bytes: What counts besides, such as media.
+        read: Returns the text, in UTF-8.
+    """
+
+    size_bytes: int
+    other_bytes: int
+    read: Callable[[], bytes]
 
 
 def text_bytes(text: str) -> int:
@@ -254,13 +271,13 @@ def _count_tokens(text: bytes) -> float:
     return tokens
 
 
-def _sample_text(text: bytes) -> bytes:
-    """Returns a text, or evenly spaced slices of a long one."""
-    if len(text) <= _SAMPLE_SLICES * _SLICE_BYTES:
-        return text
-    step = (len(text) - _SLICE_BYTES) / (_SAMPLE_SLICES - 1)
+def _sample_ranges(size_bytes: int) -> list[tuple[int, int]]:
+    """The whole of a text, or evenly spaced slices of a long one."""
+    if size_bytes <= _SAMPLE_SLICES * _SLICE_BYTES:
+        return [(0, size_bytes)]
+    step = (size_bytes - _SLICE_BYTES) / (_SAMPLE_SLICES - 1)
     starts = (int(index * step) for index in range(_SAMPLE_SLICES))
-    return b"".join(text[start : start + _SLICE_BYTES] for start in starts)
+    return [(start, start + _SLICE_BYTES) for start in starts]
 
 
 def count_spare_tokens(text: bytes) -> float:
@@ -302,28 +319,57 @@ def estimate_text_density(text: str | bytes) -> float:
     Returns:
         Tokens per four bytes, at least 0.1; 1.0 for an empty text.
     """
-    if not text:
+    if isinstance(text, str):
+        text = json_text(text)
+    ranges = _sample_ranges(len(text))
+    return _sample_density(b"".join([text[start:end] for start, end in ranges]))
+
+
+def _sample_density(sample: bytes) -> float:
+    if not sample:
         return 1.0
-    sample = _sample_text(json_text(text) if isinstance(text, str) else text)
     return max(_count_tokens(sample) * 4 / len(sample), _MIN_DENSITY)
 
 
-def weighted_tokens(parts: Iterable[tuple[bytes, int]], heuristic_tokens: int) -> float:
+def weighted_tokens(parts: Iterable[SizedText], heuristic_tokens: int) -> float:
     """Returns what the next parts of that heuristic take, by the density of their text.
 
     Args:
-        parts: Of each part its text and the bytes that it counts besides; as many are
-            taken as the heuristic covers, of the last the end of its text.
+        parts: As many are taken as the heuristic covers, of the last the end of its
+            text.
         heuristic_tokens: Bytes / 4. What the parts do not account for stays as it is.
     """
     missing_bytes = heuristic_tokens * 4
-    texts: list[bytes] = []
-    for text, other_bytes in parts:
-        missing_bytes -= len(text) + other_bytes
-        texts.append(text[-missing_bytes:] if missing_bytes < 0 else text)
+    taken: list[SizedText] = []
+    for part in parts:
+        missing_bytes -= part.size_bytes + part.other_bytes
+        taken.append(part)
         if missing_bytes <= 0:
             break
-    text_tokens = sum(map(len, texts)) / 4
-    return heuristic_tokens + text_tokens * (
-        estimate_text_density(b"\n".join(texts)) - 1
-    )
+    surplus_bytes = max(-missing_bytes, 0)
+    sizes = [part.size_bytes for part in taken]
+    if sizes:
+        sizes[-1] = max(sizes[-1] - surplus_bytes, 0)
+    density = _sample_density(_sample_parts(taken, sizes))
+    return heuristic_tokens + sum(sizes) / 4 * (density - 1)
+
+
+def _sample_parts(parts: Sequence[SizedText], sizes: Sequence[int]) -> bytes:
+    """Returns slices of the ends of texts, as if they were one; reads no others."""
+    ends = list(accumulate(sizes))
+    slices = []
+    text, read_index = b"", None
+    for start, end in _sample_ranges(sum(sizes)):
+        pieces = []
+        index = bisect_right(ends, start)
+        while start < end:
+            if index != read_index:
+                text, read_index = parts[index].read(), index
+            stop = min(end, ends[index])
+            # Seen from its end: of the last part the beginning may not count.
+            shift = len(text) - ends[index]
+            pieces.append(text[max(start + shift, 0) : max(stop + shift, 0)])
+            start = stop
+            index += 1
+        slices.append(b"\n".join(pieces))
+    return b"".join(slices)

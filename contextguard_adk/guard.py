@@ -128,7 +128,7 @@ class ModelCall:
         )
         self._summarizers = Summarizers(memory, registry)
         key = call_key(context, invocation)
-        self._cache = memory.caches.get(key) or RunCache()
+        self._cache = memory.caches.get(key) or RunCache(memory.kept, key[0])
         self._cache.begin_call(invocation.session.events, context.invocation_id)
         memory.caches.put(key, self._cache)
         self._measured: tuple[Sequence[types.Content], int] = ((), 0)
@@ -215,7 +215,7 @@ class ModelCall:
             contents,
             default=correction or DEFAULT_CORRECTION,
             config=self.request.config,
-            measure_spare=self._cache.part_spare_tokens,
+            measure=self._cache.measure_part,
         )
         self._lowered_ratio = min(1.0, tokens / max(1, heuristic))
         if real and last:

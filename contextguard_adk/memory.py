@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 
 from google.genai import types
 
+from contextguard_adk.kept_measures import KeptMeasures
 from contextguard_adk.run_cache import RunCache
 from contextguard_adk.telemetry import CompactionRecord
 
@@ -111,6 +112,7 @@ class Memory:
         pressed: Where the last request was under pressure.
         noticed: What was said of an app, and of which.
         caches: What the runs under way have measured.
+        kept: What payloads measured that are older than the run.
         cached_ratios: How much of the last prompt the provider served from a cache.
         in_vain: Where a summary was asked for at the end of the conversation in vain.
         failures: Summariser failures in a row, by model name; negative while the
@@ -129,6 +131,7 @@ class Memory:
     caches: BoundedDict[CallKey, RunCache] = field(
         default_factory=lambda: BoundedDict(MAX_CACHES)
     )
+    kept: KeptMeasures = field(default_factory=KeptMeasures)
     cached_ratios: BoundedDict[SessionKey, float] = field(default_factory=BoundedDict)
     in_vain: BoundedDict[SessionKey, bool] = field(default_factory=BoundedDict)
     failures: BoundedDict[str, int] = field(default_factory=BoundedDict)

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 from google.genai import types
 
 from contextguard_adk.coverage import fingerprint
-from contextguard_adk.density import count_spare_tokens, json_text
+from contextguard_adk.kept_measures import KeptMeasures, Origins, Recent
 from contextguard_adk.provenance import EventIndex, find_history
 from contextguard_adk.tokens import (
+    PartMeasure,
     estimate_contents_tokens,
+    measure_part,
     part_bytes,
-    part_spare_tokens,
     text_bytes,
 )
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 _PLAIN_TYPES = frozenset({str, int, float, bool, type(None)})
 _MAX_CONTAINERS = 10_000
+_GENERATION_CALLS = 8
 
 
 class RunCache:
@@ -33,20 +35,27 @@ class RunCache:
 
     Texts never change, payloads may: what a tool returned in this run may still be in
     the tool's hands. So it is measured again once anything in it has changed. A
-    payload that is older than the run is the session's own; only its top is compared.
+    payload that is older than the run is the session's own: only its top is compared,
+    and what it measured in an earlier run stands while its outline is the same.
 
-    The cache keeps alive the payloads that the last two calls have met, and texts that
+    The cache keeps alive the payloads that the last calls have met, and texts that
     are not ASCII, so it must not outlive the run.
+
+    Args:
+        kept: What earlier runs have measured.
+        session: Names the session.
     """
 
-    def __init__(self) -> None:
-        self._text_bytes: dict[str, int] = {}
-        self._text_spares: dict[str, float] = {}
-        self._payloads: dict[int, _Payload] = {}
-        self._prints: dict[Hashable, tuple[tuple[_Payload, ...], bytes]] = {}
+    def __init__(self, kept: KeptMeasures | None = None, session: str = "") -> None:
+        self._kept = kept or KeptMeasures()
+        self._session = session
+        self._events: Sequence[Event] = ()
+        self._origins: Origins | None = None
+        self._sizes: Recent[str, int] = Recent()
+        self._payloads: Recent[int, _Payload] = Recent()
+        self._prints: Recent[Hashable, bytes] = Recent()
+        self._call_count = 0
         self._fresh: frozenset[int] = frozenset()
-        self._met: set[int] = set()
-        self._named: set[Hashable] = set()
         self._index: EventIndex | None = None
 
     def begin_call(self, events: Sequence[Event], invocation_id: str) -> None:
@@ -56,6 +65,7 @@ class RunCache:
             events: The session's events.
             invocation_id: The run.
         """
+        self._events = events
         fresh = set()
         for event in reversed(events):
             if event.content is None or event.invocation_id != invocation_id:
@@ -66,12 +76,11 @@ class RunCache:
             if event.author == "user" and not event.get_function_responses():
                 break  # The message that the run began with.
         self._fresh = frozenset(fresh)
-        # What no call since the last one has met comes no more, such as copies.
-        self._payloads = {
-            i: self._payloads[i] for i in self._met if i in self._payloads
-        }
-        self._prints = {k: self._prints[k] for k in self._named if k in self._prints}
-        self._met, self._named = set(), set()
+        self._call_count += 1
+        if self._call_count % _GENERATION_CALLS == 0:
+            self._sizes.begin_generation()
+            self._payloads.begin_generation()
+            self._prints.begin_generation()
 
     def find_history(
         self,
@@ -95,95 +104,137 @@ class RunCache:
     def _part_bytes(self, part: types.Part | None) -> int:
         text = part.text if part else None
         if text:
-            size_bytes = self._text_bytes.get(text)
-            if size_bytes is None:
-                size_bytes = self._text_bytes[text] = text_bytes(text)
-            return size_bytes
-        kind, name, value = _tool_use(part)
-        payload = self._payload(value) if kind else None
+            return self._sizes.get(text) or self._sizes.put(text, text_bytes(text))
+        payload = self._payload(part) if part else None
         if payload is None:
             return part_bytes(part)
-        return text_bytes(name) + payload.measure(value)[0]
+        return (payload.measure or self._measure(payload, part)).text_bytes
 
-    def part_spare_tokens(self, part: types.Part | None) -> float:
-        """Returns what the function of that name does, names of tools left out."""
+    def measure_part(self, part: types.Part | None) -> PartMeasure:
+        """Returns what the function of that name does."""
         text = part.text if part else None
+        if text and text.isascii():
+            return PartMeasure(len(text), 0, 0.0, is_ascii=True)
         if text:
-            spare_tokens = self._text_spares.get(text)
-            if spare_tokens is None:
-                spare_tokens = self._text_spares[text] = part_spare_tokens(part)
-            return spare_tokens
-        kind, _, value = _tool_use(part)
-        payload = self._payload(value) if kind else None
-        return part_spare_tokens(part) if payload is None else payload.measure(value)[1]
+            key, texts = (len(text), hash(text)), self._kept.texts
+            return texts.get(key) or texts.put(key, measure_part(part))
+        payload = self._payload(part) if part else None
+        if payload is None:
+            return measure_part(part)
+        return payload.measure or self._measure(payload, part)
+
+    def _measure(self, payload: _Payload, part: types.Part | None) -> PartMeasure:
+        origin, kept = payload.origin, self._kept.parts
+        measure = kept.get(origin) if origin else None
+        if measure is None:
+            measure = measure_part(part)
+            if origin:
+                kept.put(origin, measure)
+        payload.measure = measure
+        return measure
 
     def fingerprint(self, content: types.Content) -> bytes:
         """Returns the fingerprint of a content, as the function of that name does."""
-        key: list[Hashable] = [content.role]
-        used: list[_Payload] = []
+        said: list[str | _Payload] = []
         for part in content.parts or ():
-            text = part.text if part else None
-            if text:
-                key.append(text)
-                continue
-            kind, name, value = _tool_use(part)
-            payload = self._payload(value) if kind else None
-            if payload is None:
+            one = (part.text or self._payload(part)) if part else None
+            if one is None:
                 return fingerprint(content)
-            key.append((kind, name, id(value)))
-            used.append(payload)
-        place, payloads = tuple(key), tuple(used)
-        self._named.add(place)
-        known = self._prints.get(place)
-        if known is None or known[0] != payloads:
-            known = self._prints[place] = (payloads, fingerprint(content))
-        return known[1]
+            said.append(one)
+        key = content.role, *said
+        known = self._prints.get(key)
+        if known is None:
+            known = self._prints.put(key, self._take_fingerprint(content, said))
+        return known
 
-    def _payload(self, value: dict[str, Any]) -> _Payload | None:
-        """Returns what is known of a payload as it is; None if it cannot be told."""
-        self._met.add(id(value))
+    def _take_fingerprint(
+        self, content: types.Content, said: Sequence[str | _Payload]
+    ) -> bytes:
+        origins = [one.origin for one in said if isinstance(one, _Payload)]
+        # Texts are not kept: they take little time, and much room.
+        if len(origins) < len(said) or None in origins:
+            return fingerprint(content)
+        key = content.role, *origins
+        prints = self._kept.prints
+        return prints.get(key) or prints.put(key, fingerprint(content))
+
+    def _payload(self, part: types.Part) -> _Payload | None:
+        """Returns what is known of a call's arguments or of a result as they are.
+
+        None where there are none, where files go with them, and where it cannot be
+        told whether they have changed.
+        """
+        call = part.function_call
+        is_call = call is not None
+        if call is not None:
+            name, value = call.name, call.args
+        else:
+            result = part.function_response
+            if result is None or result.parts:
+                return None
+            name, value = result.name, result.response
+        if type(value) is not dict:
+            return None
         known = self._payloads.get(id(value))
-        if known is None or not known.is_unchanged():
-            known = _Payload(value, id(value) in self._fresh)
-            self._payloads[id(value)] = known
-        return known if known.is_comparable else None
+        if known is not None and known.name == name and known.is_call is is_call:
+            try:
+                if known.held == known.before:
+                    return known if known.is_comparable else None
+            except Exception:  # noqa: BLE001 - objects of any class may be there.
+                pass
+        payload = _Payload(is_call, name, value, id(value) in self._fresh)
+        if known is None:
+            payload.origin = self._find_origin(is_call, name, value)
+        self._payloads.put(id(value), payload)
+        return payload if payload.is_comparable else None
+
+    def _find_origin(
+        self, is_call: bool, name: str | None, value: dict[str, Any]
+    ) -> Hashable | None:
+        if id(value) in self._fresh:
+            return None
+        if self._origins is None:
+            self._origins = Origins(self._session, self._events)
+        return self._origins.name(value, is_call, name)
 
 
 class _Payload:
     """The arguments of a call or a tool's result, and what they were at one time.
 
     Args:
+        is_call: Whether they are arguments.
+        name: Of the tool.
         value: What to hold, so that nothing else can come to have its id.
         is_fresh: Whether everything in it may change, not only its top.
+
+    Attributes:
+        held: The containers that may change.
+        before: Copies of them as they were.
+        is_comparable: Whether a change would be seen.
+        measure: What it measures with the name; None while unknown.
+        origin: Names it in other runs; None where it has no such name.
     """
 
-    __slots__ = ("_before", "_measured", "_value", "is_comparable")
+    __slots__ = (
+        *("before", "held", "is_call", "is_comparable"),
+        *("measure", "name", "origin"),
+    )
 
-    def __init__(self, value: dict[str, Any], is_fresh: bool) -> None:
-        self._measured: tuple[int, float] | None = None
+    def __init__(
+        self, is_call: bool, name: str | None, value: dict[str, Any], is_fresh: bool
+    ) -> None:
+        self.is_call = is_call
+        self.name = name
         self.is_comparable = True
-        self._value: object = value
-        self._before: object = value.copy()
+        self.measure: PartMeasure | None = None
+        self.origin: Hashable | None = None
+        self.held: object = value
+        self.before: object = value.copy()
         if is_fresh:
             containers = _find_containers(value)
             self.is_comparable = bool(containers)
-            self._value = containers
-            self._before = [container.copy() for container in containers]
-
-    def measure(self, value: dict[str, Any]) -> tuple[int, float]:
-        """Returns its bytes, and what `count_spare_tokens` says of it."""
-        if self._measured is None:
-            # An empty one counts nothing.
-            text = json_text(value) if value else b""
-            self._measured = len(text), count_spare_tokens(text)
-        return self._measured
-
-    def is_unchanged(self) -> bool:
-        """Tells whether each container still holds the same things, or equal ones."""
-        try:
-            return self._value == self._before
-        except Exception:  # noqa: BLE001 - whoever compares may be anyone's object.
-            return False
+            self.held = containers
+            self.before = [container.copy() for container in containers]
 
 
 def _find_containers(value: dict[str, Any]) -> list[Any]:
@@ -197,17 +248,3 @@ def _find_containers(value: dict[str, Any]) -> list[Any]:
                 return []
             found.append(item)
     return found
-
-
-def _tool_use(part: types.Part | None) -> tuple[str, str, Any]:
-    """The kind, name and payload of a call or of a result without files, if any."""
-    call = part.function_call if part else None
-    if call is not None:
-        return ("c", call.name or "", call.args) if type(call.args) is dict else _NONE
-    result = part.function_response if part else None
-    if result is None or result.parts or type(result.response) is not dict:
-        return _NONE
-    return "r", result.name or "", result.response
-
-
-_NONE = "", "", None

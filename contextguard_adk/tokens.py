@@ -9,7 +9,7 @@ thought signatures do not count; the text of thoughts does.
 import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from google.genai import types
 from pydantic import BaseModel, PydanticUserError
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from google.adk.models.llm_request import LlmRequest
 
 __all__ = [
+    "PartMeasure",
     "content_bytes",
     "estimate_config_tokens",
     "estimate_content_tokens",
@@ -35,9 +36,10 @@ __all__ = [
     "estimate_request_tokens",
     "estimate_text_density",
     "json_bytes",
+    "measure_part",
     "media_tokens",
     "part_bytes",
-    "part_spare_tokens",
+    "part_text",
     "read_part",
     "text_bytes",
 ]
@@ -142,17 +144,38 @@ def part_bytes(part: types.Part | None) -> int:
     return sum(map(json_bytes, values)) + media_bytes
 
 
-def part_spare_tokens(part: types.Part | None) -> float:
-    """Returns how far below bytes / 4 the tokens of a part may be by its scripts.
+class PartMeasure(NamedTuple):
+    """What is known of a part.
 
-    The sum of `count_spare_tokens` over what `part_bytes` measures; 0.0 for ASCII.
+    Attributes:
+        text_bytes: The UTF-8 bytes of its text, which `part_text` returns.
+        media_bytes: What its media count, in bytes of text.
+        spare_tokens: How far below bytes / 4 the tokens of its text may be by its
+            scripts, as `count_spare_tokens` says; 0.0 for ASCII.
+        is_ascii: Whether its text is ASCII.
     """
-    return sum(count_spare_tokens(json_text(value)) for value in read_part(part)[0])
+
+    text_bytes: int
+    media_bytes: int
+    spare_tokens: float
+    is_ascii: bool
+
+
+def measure_part(part: types.Part | None) -> PartMeasure:
+    """Returns what `part_bytes` measures, and what the scripts of it may spare."""
+    values, media_bytes = read_part(part)
+    text = b"".join(map(json_text, values))
+    return PartMeasure(len(text), media_bytes, count_spare_tokens(text), text.isascii())
+
+
+def part_text(part: types.Part | None) -> bytes:
+    """Returns what the model reads of a part, in UTF-8, without its media."""
+    return b"".join(map(json_text, read_part(part)[0]))
 
 
 def _contents_bytes(
     contents: Iterable[types.Content | None],
-    measure_part: Callable[[types.Part | None], int] = part_bytes,
+    count_bytes: Callable[[types.Part | None], int] = part_bytes,
 ) -> int:
     size_bytes = 0
     for content in contents:
@@ -163,7 +186,7 @@ def _contents_bytes(
             if text and text.isascii():
                 size_bytes += len(text)
             else:
-                size_bytes += measure_part(part)
+                size_bytes += count_bytes(part)
     return size_bytes
 
 
@@ -184,15 +207,15 @@ def estimate_content_tokens(content: types.Content | None) -> int:
 
 def estimate_contents_tokens(
     contents: Iterable[types.Content],
-    measure_part: Callable[[types.Part | None], int] = part_bytes,
+    count_bytes: Callable[[types.Part | None], int] = part_bytes,
 ) -> int:
     """Estimates the tokens of contents: the sum of their bytes / 4, rounded up once.
 
     Args:
         contents: The contents.
-        measure_part: Gives the bytes of a part that is more than plain text.
+        count_bytes: Gives what `part_bytes` does.
     """
-    return _tokens(_contents_bytes(contents, measure_part))
+    return _tokens(_contents_bytes(contents, count_bytes))
 
 
 def estimate_conversation_tokens(

@@ -108,7 +108,7 @@ def _is_truncated(call: CallInFlight, real_tokens: int, cache: RunCache) -> bool
     if real_tokens >= suspect_tokens or suspect_tokens <= MIN_TRUNCATED_TOKENS:
         return False
     spare_tokens = request_spare_tokens(
-        call.sent_contents, call.sent_config, cache.part_spare_tokens
+        call.sent_contents, call.sent_config, cache.measure_part
     )
     return real_tokens < suspect_tokens - spare_tokens * TRUNCATION_RATIO
 

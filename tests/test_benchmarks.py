@@ -98,11 +98,13 @@ async def test_the_overhead_is_measured(kind: str) -> None:
     bare, guarded = await overhead.make_pair(kind, 20)
     for chat in (bare, guarded):
         await chat.turn()
-        assert chat.session.events == chat.base
+        assert chat.sessions.stored.events == chat.base
         assert len(chat.base) == 20
-    has_summary = any("summary" in key for key in guarded.session.state)
+        whole_ms, loading_ms = await chat.timed_turn()
+        assert 0 < loading_ms < whole_ms
+    has_summary = any("summary" in key for key in guarded.sessions.stored.state)
     assert has_summary is kind.endswith("summary")
-    assert not any("context_guard" in key for key in bare.session.state)
+    assert not any("context_guard" in key for key in bare.sessions.stored.state)
 
 
 async def test_the_overhead_has_a_row_for_each_size(

@@ -10,6 +10,7 @@ import json
 import random
 import uuid
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from contextguard_adk.density import (
+    SizedText,
     count_spare_tokens,
     estimate_text_density,
     json_bytes,
@@ -345,7 +347,8 @@ def test_weighted_tokens_follow_the_density(
     parts: list[tuple[bytes, int]], heuristic_tokens: int, weighted: int
 ) -> None:
     """Text counts by its density, everything else by its heuristic."""
-    assert weighted_tokens(parts, heuristic_tokens) == pytest.approx(weighted, rel=0.06)
+    sized = [SizedText(len(text), other, partial(bytes, text)) for text, other in parts]
+    assert weighted_tokens(sized, heuristic_tokens) == pytest.approx(weighted, rel=0.06)
 
 
 # --- spare tokens

@@ -43,6 +43,7 @@ LAYERS = (
     # What is remembered.
     "state",
     "todos",
+    "kept_measures",
     "run_cache",
     "memory",
     "neighbours",

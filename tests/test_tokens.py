@@ -29,9 +29,9 @@ from contextguard_adk.tokens import (
     estimate_conversation_tokens,
     estimate_part_tokens,
     estimate_request_tokens,
+    measure_part,
     media_tokens,
     part_bytes,
-    part_spare_tokens,
 )
 from tests.builders import call, call_part, model, response, user
 
@@ -624,7 +624,7 @@ def test_script_of_the_instruction_explains_a_low_count() -> None:
 )
 def test_spare_tokens_are_found_wherever_text_is(part: types.Part) -> None:
     """In texts, arguments and results alike."""
-    spare = part_spare_tokens(part)
+    spare = measure_part(part).spare_tokens
     assert 0.5 < spare / estimate_part_tokens(part) < 0.55
     contents = [types.Content(role="user", parts=[part])]
     assert request_spare_tokens(contents) == int(spare)
