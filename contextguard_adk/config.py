@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -101,7 +100,7 @@ def _read_file(file: Path) -> dict[str, Any]:
         raise _complain(file, "the name must end in .toml, .yaml or .yml")
     try:
         text = file.read_text("utf-8-sig")  # Some editors begin files with a mark.
-        raw: object = tomllib.loads(text) if suffix == ".toml" else _load_yaml(text)
+        raw = _load_toml(text) if suffix == ".toml" else _load_yaml(text)
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise _complain(file, f"cannot be read: {reason}") from error
@@ -116,8 +115,14 @@ def _read_file(file: Path) -> dict[str, Any]:
     return raw
 
 
+# The readers take as long to import as all of this package.
+def _load_toml(text: str) -> object:
+    import tomllib
+
+    return tomllib.loads(text)
+
+
 def _load_yaml(text: str) -> object:
-    # PyYAML takes longer to import than all of this package.
     from contextguard_adk._yaml import load_yaml
 
     return load_yaml(text)

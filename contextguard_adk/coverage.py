@@ -72,13 +72,9 @@ def fingerprint(content: types.Content) -> bytes:
     is part of what was said. JSON is canonical, because a JSONB column reorders
     keys.
     """
-    digest = hashlib.blake2b(
-        _framed(_utf8(content.role)), digest_size=FINGERPRINT_BYTES
-    )
-    for part in content.parts or ():
-        if part is not None:
-            _update_with_part(digest, part)
-    return digest.digest()
+    said = [_spell_part(part) for part in content.parts or () if part is not None]
+    spelled = b"".join([_framed(_utf8(content.role)), *said])
+    return hashlib.blake2b(spelled, digest_size=FINGERPRINT_BYTES).digest()
 
 
 def handle_of(part: types.Part) -> str:
@@ -86,44 +82,39 @@ def handle_of(part: types.Part) -> str:
 
     It stays the same over rewinds, restarts and databases, and needs no table.
     """
-    digest = hashlib.blake2b(digest_size=FINGERPRINT_BYTES)
-    _update_with_part(digest, part)
+    digest = hashlib.blake2b(_spell_part(part), digest_size=FINGERPRINT_BYTES)
     return digest.hexdigest()[:HANDLE_CHARS]
 
 
-def _update_with_part(digest: hashlib.blake2b, part: types.Part) -> None:
-    """Feeds one part, its kind first, so that kinds cannot be confused."""
+def _spell_part(part: types.Part) -> bytes:
+    """Writes what a part says, its kind first, so that kinds cannot be confused."""
     if part.text:
-        _feed(digest, b"t", _utf8(part.text))
-    elif call := part.function_call:
-        _feed(digest, b"c", _utf8(call.name), _canonical_json(call.args))
-    elif answer := part.function_response:
+        return _spell(b"t", _utf8(part.text))
+    if call := part.function_call:
+        return _spell(b"c", _utf8(call.name), _canonical_json(call.args))
+    if answer := part.function_response:
         media = answer.parts or []
-        _feed(digest, b"r", _utf8(answer.name), _canonical_json(answer.response))
-        _feed(digest, b"%d" % len(media))
-        for item in media:
-            _update_with_media(digest, item)
-    elif part.inline_data or part.file_data:
-        _update_with_media(digest, part)
-    else:
-        fields = part.model_dump(
-            exclude_none=True, exclude={"thought_signature"}, warnings=False
-        )
-        _feed(digest, b"o", _canonical_json(fields))
+        said = _spell(b"r", _utf8(answer.name), _canonical_json(answer.response))
+        return b"".join([said, _spell(b"%d" % len(media)), *map(_spell_media, media)])
+    if part.inline_data or part.file_data:
+        return _spell_media(part)
+    fields = part.model_dump(
+        exclude_none=True, exclude={"thought_signature"}, warnings=False
+    )
+    return _spell(b"o", _canonical_json(fields))
 
 
-def _update_with_media(
-    digest: hashlib.blake2b, part: types.Part | types.FunctionResponsePart
-) -> None:
+def _spell_media(part: types.Part | types.FunctionResponsePart) -> bytes:
     if part.inline_data:
         blob = part.inline_data
-        _feed(digest, b"i", _utf8(blob.mime_type), blob.data or b"")
-    elif part.file_data:
-        _feed(digest, b"f", _utf8(part.file_data.file_uri))
+        return _spell(b"i", _utf8(blob.mime_type), blob.data or b"")
+    if part.file_data:
+        return _spell(b"f", _utf8(part.file_data.file_uri))
+    return b""
 
 
-def _feed(digest: hashlib.blake2b, kind: bytes, *fields: bytes) -> None:
-    digest.update(kind + b"".join(map(_framed, fields)))
+def _spell(kind: bytes, *fields: bytes) -> bytes:
+    return kind + b"".join(map(_framed, fields))
 
 
 def _framed(field: bytes) -> bytes:

@@ -62,7 +62,7 @@ def _is_history(
     if content.role == "model":
         return True
     for part in parts:
-        if part and (index.holds(part) or part.function_response or part.function_call):
+        if part and (part.function_response or part.function_call or index.holds(part)):
             return True
     return index.relays(content)
 
