@@ -27,6 +27,7 @@ from contextguard_adk.compaction import (
     Reason,
 )
 from contextguard_adk.history_view import HistoryView, StoredSummary
+from contextguard_adk.kept_measures import KeptMeasures
 from contextguard_adk.memory import CallInFlight, Memory, SessionKey
 from contextguard_adk.overflow import MIN_LIMIT_TOKENS
 from contextguard_adk.pressure import Pressure
@@ -128,7 +129,9 @@ class ModelCall:
         )
         self._summarizers = Summarizers(memory, registry)
         key = call_key(context, invocation)
-        self._cache = memory.caches.get(key) or RunCache(memory.kept, key[0])
+        kept = memory.kept.get(key[0]) or KeptMeasures()
+        memory.kept.put(key[0], kept)
+        self._cache = memory.caches.get(key) or RunCache(kept)
         self._cache.begin_call(invocation.session.events, context.invocation_id)
         memory.caches.put(key, self._cache)
         self._measured: tuple[Sequence[types.Content], int] = ((), 0)

@@ -19,9 +19,6 @@ from contextguard_adk.tokens import PartMeasure
 if TYPE_CHECKING:
     from google.adk.events.event import Event
 
-MAX_KEPT = 40_000
-"""Of each kind, for all sessions; each takes some 300 bytes."""
-
 _PLAIN_TYPES = frozenset({str, int, float, bool, type(None)})
 _OUTLINED_CONTAINERS = 3
 _OUTLINED_ITEMS = 16
@@ -32,18 +29,13 @@ V = TypeVar("V")
 
 
 class Recent(Generic[K, V]):
-    """A dict that forgets what two generations have not asked for.
+    """A dict that forgets what two generations have not asked for."""
 
-    Args:
-        max_count: How many to keep at most; a generation ends at half of that.
-    """
+    __slots__ = ("_new", "_old")
 
-    __slots__ = ("_max_new", "_new", "_old")
-
-    def __init__(self, max_count: int = MAX_KEPT) -> None:
+    def __init__(self) -> None:
         self._new: dict[K, V] = {}
         self._old: dict[K, V] = {}
-        self._max_new = max_count // 2
 
     def get(self, key: K) -> V | None:
         """Returns the value of a key, or None."""
@@ -51,13 +43,11 @@ class Recent(Generic[K, V]):
         if found is None:
             found = self._old.pop(key, None)
             if found is not None:
-                self.put(key, found)
+                self._new[key] = found
         return found
 
     def put(self, key: K, value: V) -> V:
         """Sets a value, and returns it."""
-        if len(self._new) >= self._max_new:
-            self.begin_generation()
         self._new[key] = value
         return value
 
@@ -70,7 +60,10 @@ class Recent(Generic[K, V]):
 
 
 class KeptMeasures:
-    """Sizes and digests alone: nothing of what was said is kept.
+    """What the last two runs of one session have met.
+
+    Sizes and digests alone, nothing of what was said: some 300 bytes for each call,
+    result, and text in another script.
 
     Attributes:
         texts: What texts measure, by their length and Python's own hash, which is
@@ -83,6 +76,16 @@ class KeptMeasures:
         self.texts: Recent[tuple[int, int], PartMeasure] = Recent()
         self.parts: Recent[Hashable, PartMeasure] = Recent()
         self.prints: Recent[Hashable, bytes] = Recent()
+        self._invocation_id = ""
+
+    def begin_run(self, invocation_id: str) -> None:
+        """Forgets what neither this run nor the one before has met."""
+        if invocation_id == self._invocation_id:
+            return  # Another agent of the same run.
+        self._invocation_id = invocation_id
+        self.texts.begin_generation()
+        self.parts.begin_generation()
+        self.prints.begin_generation()
 
 
 class Origins:
@@ -91,12 +94,10 @@ class Origins:
     Holds the payloads, so that nothing else can come to have their ids.
 
     Args:
-        session: Names the session.
-        events: Its events.
+        events: The session's events.
     """
 
-    def __init__(self, session: str, events: Iterable[Event]) -> None:
-        self._session = session
+    def __init__(self, events: Iterable[Event]) -> None:
         found: list[tuple[dict[str, Any], str, int]] = []
         for event in events:
             parts = event.content.parts if event.content else None
@@ -122,7 +123,7 @@ class Origins:
         outline = _outline(value) if origin else None
         if origin is None or outline is None:
             return None
-        return self._session, origin[1], origin[2], hash((is_call, tool, *outline))
+        return origin[1], origin[2], hash((is_call, tool, *outline))
 
 
 def _drop_ambiguous(

@@ -23,6 +23,9 @@ MAX_REMEMBERED = 1_024
 MAX_CACHES = 64
 """Runs whose measures are kept; an ADK that does not tell when a run ends fills it."""
 
+MAX_KEPT = 128
+"""Sessions whose measures are kept from run to run."""
+
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
@@ -112,7 +115,7 @@ class Memory:
         pressed: Where the last request was under pressure.
         noticed: What was said of an app, and of which.
         caches: What the runs under way have measured.
-        kept: What payloads measured that are older than the run.
+        kept: What the last runs have measured, by session.
         cached_ratios: How much of the last prompt the provider served from a cache.
         in_vain: Where a summary was asked for at the end of the conversation in vain.
         failures: Summariser failures in a row, by model name; negative while the
@@ -131,7 +134,9 @@ class Memory:
     caches: BoundedDict[CallKey, RunCache] = field(
         default_factory=lambda: BoundedDict(MAX_CACHES)
     )
-    kept: KeptMeasures = field(default_factory=KeptMeasures)
+    kept: BoundedDict[str, KeptMeasures] = field(
+        default_factory=lambda: BoundedDict(MAX_KEPT)
+    )
     cached_ratios: BoundedDict[SessionKey, float] = field(default_factory=BoundedDict)
     in_vain: BoundedDict[SessionKey, bool] = field(default_factory=BoundedDict)
     failures: BoundedDict[str, int] = field(default_factory=BoundedDict)

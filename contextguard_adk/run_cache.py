@@ -42,13 +42,11 @@ class RunCache:
     are not ASCII, so it must not outlive the run.
 
     Args:
-        kept: What earlier runs have measured.
-        session: Names the session.
+        kept: What earlier runs of the session have measured.
     """
 
-    def __init__(self, kept: KeptMeasures | None = None, session: str = "") -> None:
+    def __init__(self, kept: KeptMeasures | None = None) -> None:
         self._kept = kept or KeptMeasures()
-        self._session = session
         self._events: Sequence[Event] = ()
         self._origins: Origins | None = None
         self._sizes: Recent[str, int] = Recent()
@@ -66,6 +64,7 @@ class RunCache:
             invocation_id: The run.
         """
         self._events = events
+        self._kept.begin_run(invocation_id)
         fresh = set()
         for event in reversed(events):
             if event.content is None or event.invocation_id != invocation_id:
@@ -194,7 +193,7 @@ class RunCache:
         if id(value) in self._fresh:
             return None
         if self._origins is None:
-            self._origins = Origins(self._session, self._events)
+            self._origins = Origins(self._events)
         return self._origins.name(value, is_call, name)
 
 

@@ -351,6 +351,48 @@ def test_weighted_tokens_follow_the_density(
     assert weighted_tokens(sized, heuristic_tokens) == pytest.approx(weighted, rel=0.06)
 
 
+@pytest.mark.parametrize(
+    ("count", "size_bytes", "most_reads"),
+    [
+        pytest.param(1, 2_000_000, 1, id="one-large"),
+        pytest.param(1_000, 4_000, 48, id="many"),
+        pytest.param(90, 100, 90, id="short"),
+    ],
+)
+def test_only_parts_in_the_sample_are_read(
+    count: int, size_bytes: int, most_reads: int
+) -> None:
+    """To write a result as JSON takes time; each is written once at most."""
+    reads: list[bytes] = []
+
+    def read(text: bytes) -> bytes:
+        reads.append(text)
+        return text
+
+    texts = [DENSE[start : start + 3_000] * 700 for start in range(count)]
+    parts = [SizedText(size_bytes, 0, partial(read, t[:size_bytes])) for t in texts]
+    heuristic_tokens = count * size_bytes // 4
+    weighted = weighted_tokens(parts, heuristic_tokens)
+    assert weighted == pytest.approx(2.7 * heuristic_tokens, rel=0.06)
+    assert 0 < len(reads) <= most_reads
+
+
+@unhurried
+@given(st.lists(st.binary(min_size=1, max_size=300)), st.integers(0, 3_000))
+def test_parts_are_judged_like_one_text(texts: list[bytes], heuristic: int) -> None:
+    """The newest that the heuristic covers, line by line, of the last its end."""
+    sized = [SizedText(len(text), 0, partial(bytes, text)) for text in texts]
+    missing_bytes, taken = heuristic * 4, []
+    for text in texts:
+        taken.append(text[max(len(text) - missing_bytes, 0) :])
+        missing_bytes -= len(text)
+        if missing_bytes <= 0:
+            break
+    density = estimate_text_density(b"\n".join(taken))
+    weighted = heuristic + sum(map(len, taken)) / 4 * (density - 1)
+    assert weighted_tokens(sized, heuristic) == pytest.approx(weighted)
+
+
 # --- spare tokens
 
 

@@ -12,7 +12,7 @@ from google.genai import types
 
 from contextguard_adk import ContextGuardPlugin, Threshold, run_cache
 from contextguard_adk.coverage import fingerprint
-from contextguard_adk.kept_measures import KeptMeasures, Recent
+from contextguard_adk.kept_measures import KeptMeasures
 from contextguard_adk.run_cache import RunCache
 from contextguard_adk.telemetry import CallRecord
 from contextguard_adk.testing import SimulatedLlm
@@ -71,13 +71,11 @@ def events_of(*contents: types.Content) -> list[Event]:
     ]
 
 
-def check_run(
-    kept: KeptMeasures, events: Sequence[Event], session: str = "session"
-) -> None:
+def check_run(kept: KeptMeasures, events: Sequence[Event], run: str = "i-2") -> None:
     """A run on the session, loaded anew, measures like the functions."""
     loaded = copy.deepcopy(list(events))
-    cache = RunCache(kept, session)
-    cache.begin_call(loaded, "i-2")
+    cache = RunCache(kept)
+    cache.begin_call(loaded, run)
     for event in loaded:
         assert event.content
         assert cache.fingerprint(event.content) == fingerprint(event.content)
@@ -127,7 +125,7 @@ def test_an_event_that_was_edited_is_measured_anew(
 def test_a_replaced_text_of_the_same_length_is_seen_within_a_run() -> None:
     """What is no longer there is compared as it was, not by its outline."""
     [event] = events_of(response("look", copy.deepcopy(RESULT)))
-    cache = RunCache(KeptMeasures(), "session")
+    cache = RunCache(KeptMeasures())
     cache.begin_call([event], "i-2")
     assert event.content
     for letter in "xyz":
@@ -150,8 +148,7 @@ def test_what_is_there_twice_is_not_confused() -> None:
     check_run(kept, nameless)
     shared = events_of(response("look", same), response("read", same))
     check_run(kept, shared)
-    check_run(kept, events_of(response("look", other)), session="another")
-    check_run(kept, events_of(call("look", **other)), session="another")
+    check_run(kept, events_of(call("look", **other)))
 
 
 def test_what_cannot_be_outlined_is_measured_in_each_run(looks: Counted) -> None:
@@ -162,15 +159,20 @@ def test_what_cannot_be_outlined_is_measured_in_each_run(looks: Counted) -> None
         assert looks.take() == 2
 
 
-def test_no_more_is_kept_than_allowed() -> None:
-    """What was asked for lately stays."""
-    recent: Recent[int, int] = Recent(max_count=10)
-    for number in range(100):
-        recent.put(number, number)
-        assert recent.get(0) == 0
-        assert len(recent) <= 10
-    assert recent.get(99) == 99
-    assert recent.get(50) is None
+def test_what_two_runs_have_not_met_is_forgotten(looks: Counted) -> None:
+    """Events that were taken back, or are loaded no more, take no room for good."""
+    kept = KeptMeasures()
+    events = events_of(*(response("look", {"page": page}) for page in range(10)))
+    for run in range(30):
+        check_run(kept, events[run % 10 :], run=f"i-{run}")
+        check_run(kept, [*events, *events_of(user("Да."))][run % 10 :], run=f"i-{run}")
+        assert len(kept.parts) == len(kept.prints) <= 10
+    for run in range(30, 32):
+        check_run(kept, [], run=f"i-{run}")
+    assert len(kept.parts) == len(kept.prints) == len(kept.texts) == 0
+    looks.take()
+    check_run(kept, events, run="i-33")
+    assert looks.take() == 20
 
 
 async def test_a_run_knows_what_the_ones_before_have_measured(looks: Counted) -> None:
