@@ -248,6 +248,7 @@ class Treadmill:
 
     def __init__(self, strategy: Strategy, summary: str = "So far so good.") -> None:
         answers = itertools.count(1)
+        self._runs = itertools.count()
         self.llm = SimulatedLlm(
             context_window=strategy.context_window or WINDOW,
             token_ratio=1.0,
@@ -264,7 +265,7 @@ class Treadmill:
             session_service=InMemorySessionService(),
             session=self.session,
             agent=LlmAgent(name="agent", model=self.llm),
-            invocation_id=f"invocation-{len(self.session.events)}",
+            invocation_id=f"invocation-{next(self._runs)}",
             plugin_manager=PluginManager([self.plugin]),
             user_content=user(message),
         )
