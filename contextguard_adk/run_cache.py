@@ -18,8 +18,6 @@ from contextguard_adk.tokens import (
     PartMeasure,
     estimate_contents_tokens,
     measure_part,
-    part_bytes,
-    text_bytes,
 )
 
 if TYPE_CHECKING:
@@ -49,7 +47,7 @@ class RunCache:
         self._kept = kept or KeptMeasures()
         self._events: Sequence[Event] = ()
         self._origins: Origins | None = None
-        self._sizes: Recent[str, int] = Recent()
+        self._texts: Recent[str, PartMeasure] = Recent()
         self._payloads: Recent[int, _Payload] = Recent()
         self._prints: Recent[Hashable, bytes] = Recent()
         self._call_count = 0
@@ -77,7 +75,7 @@ class RunCache:
         self._fresh = frozenset(fresh)
         self._call_count += 1
         if self._call_count % _GENERATION_CALLS == 0:
-            self._sizes.begin_generation()
+            self._texts.begin_generation()
             self._payloads.begin_generation()
             self._prints.begin_generation()
 
@@ -101,26 +99,29 @@ class RunCache:
         return estimate_contents_tokens(contents, self._part_bytes)
 
     def _part_bytes(self, part: types.Part | None) -> int:
-        text = part.text if part else None
-        if text:
-            return self._sizes.get(text) or self._sizes.put(text, text_bytes(text))
-        payload = self._payload(part) if part else None
-        if payload is None:
-            return part_bytes(part)
-        return (payload.measure or self._measure(payload, part)).text_bytes
+        measure = self.measure_part(part)
+        return measure.text_bytes + measure.media_bytes
 
     def measure_part(self, part: types.Part | None) -> PartMeasure:
         """Returns what the function of that name does."""
-        text = part.text if part else None
-        if text and text.isascii():
-            return PartMeasure(len(text), 0, 0.0, is_ascii=True)
-        if text:
-            key, texts = (len(text), hash(text)), self._kept.texts
-            return texts.get(key) or texts.put(key, measure_part(part))
-        payload = self._payload(part) if part else None
+        payload = None
+        if part is not None:
+            if part.text:
+                return self._measure_text(part.text, part)
+            payload = self._payload(part)
         if payload is None:
             return measure_part(part)
         return payload.measure or self._measure(payload, part)
+
+    def _measure_text(self, text: str, part: types.Part) -> PartMeasure:
+        if text.isascii():
+            return PartMeasure(len(text), 0, 0.0, is_ascii=True)
+        known = self._texts.get(text)
+        if known is None:
+            key, kept = (len(text), hash(text)), self._kept.texts
+            known = kept.get(key) or kept.put(key, measure_part(part))
+            self._texts.put(text, known)
+        return known
 
     def _measure(self, payload: _Payload, part: types.Part | None) -> PartMeasure:
         origin, kept = payload.origin, self._kept.parts
