@@ -31,8 +31,8 @@ _GENERATION_CALLS = 8
 class RunCache:
     """Sizes of parts and fingerprints of contents, for one run of one agent.
 
-    Texts never change, payloads may: what a tool returned in this run may still be in
-    the tool's hands. So it is measured again once anything in it has changed. A
+    Texts never change, payloads may: what a tool was given or returned in this run may
+    still be in its hands. So it is measured again once anything in it has changed. A
     payload that is older than the run is the session's own: only its top is compared,
     and what it measured in an earlier run stands while its outline is the same.
 
@@ -55,7 +55,7 @@ class RunCache:
         self._index: EventIndex | None = None
 
     def begin_call(self, events: Sequence[Event], invocation_id: str) -> None:
-        """Notes what the tools of this run have returned so far.
+        """Notes what the tools of this run were given and have returned so far.
 
         Args:
             events: The session's events.
@@ -70,6 +70,8 @@ class RunCache:
             for part in event.content.parts or ():
                 if part and part.function_response:
                     fresh.add(id(part.function_response.response))
+                elif part and part.function_call:
+                    fresh.add(id(part.function_call.args))
             if event.author == "user" and not event.get_function_responses():
                 break  # The message that the run began with.
         self._fresh = frozenset(fresh)
