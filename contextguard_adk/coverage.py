@@ -72,9 +72,13 @@ def fingerprint(content: types.Content) -> bytes:
     is part of what was said. JSON is canonical, because a JSONB column reorders
     keys.
     """
-    said = [_spell_part(part) for part in content.parts or () if part is not None]
-    spelled = b"".join([_framed(_utf8(content.role)), *said])
-    return hashlib.blake2b(spelled, digest_size=FINGERPRINT_BYTES).digest()
+    digest = hashlib.blake2b(
+        _framed(_utf8(content.role)), digest_size=FINGERPRINT_BYTES
+    )
+    for part in content.parts or ():
+        if part is not None:
+            digest.update(_spell_part(part))
+    return digest.digest()
 
 
 def handle_of(part: types.Part) -> str:

@@ -71,6 +71,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("contextguard_adk.guard")
 
+TRUST_RATIO = 0.5
+"""Of the threshold: while the provider last counted less, old results are not looked
+through again in each run, and one that was edited in place may count what it did."""
+
 
 class ModelCall:
     """One model call of one guarded agent.
@@ -129,13 +133,19 @@ class ModelCall:
         )
         self._summarizers = Summarizers(memory, registry)
         key = call_key(context, invocation)
-        kept = memory.kept.get(key[0]) or KeptMeasures()
-        memory.kept.put(key[0], kept)
-        self._cache = memory.caches.get(key) or RunCache(kept)
+        self._cache = memory.caches.get(key) or self._begin_cache(key[0])
         self._cache.begin_call(invocation.session.events, context.invocation_id)
         memory.caches.put(key, self._cache)
         self._measured: tuple[Sequence[types.Content], int] = ((), 0)
         self._lowered_ratio = 1.0
+
+    def _begin_cache(self, session: str) -> RunCache:
+        kept = self._memory.kept.get(session) or KeptMeasures()
+        kept.begin_run(self._context.invocation_id)
+        self._memory.kept.put(session, kept)
+        real = self.state.read_count("real_tokens") or 0
+        is_far = 0 < real < self.budgets().threshold_tokens * TRUST_RATIO
+        return RunCache(kept, trusts_sizes=is_far)
 
     async def guard(self, is_observing: bool = False) -> None:
         """Changes the request so that it fits, and remembers what is sent."""

@@ -1,15 +1,18 @@
-"""What the parts of sessions' events measure, kept from run to run.
+"""What was measured in one run of a session and serves the next.
 
-A session service hands out copies, or rows read anew, so a run cannot know its payloads
-by identity. To walk through all that tools ever returned takes longer than anything
-else that is done for a model call, and events stay what they are. So a payload is known
-by its event, and by an outline that shows most edits.
+A session service hands out copies, or rows read anew, so nothing is known again by
+identity. A fingerprint, on which it depends what the model sees, is known by all that
+is in the content. To look through every result once a run takes longer than anything
+else in a model call, though. So a size is known by the event, and by an outline that
+shows most edits; the guard relies on that while the window is far from full.
 """
 
 from __future__ import annotations
 
+import hashlib
+import marshal
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from google.genai import types
@@ -19,10 +22,14 @@ from contextguard_adk.tokens import PartMeasure
 if TYPE_CHECKING:
     from google.adk.events.event import Event
 
-_PLAIN_TYPES = frozenset({str, int, float, bool, type(None)})
+_DIGEST_BYTES = 16
+# An outline takes a tenth of the time of a size: the first containers that are no long
+# lists, and texts no longer than names and identifiers.
 _OUTLINED_CONTAINERS = 3
 _OUTLINED_ITEMS = 16
 _OUTLINED_CHARS = 256
+# Without references: those depend on who else holds an object.
+_MARSHAL_VERSION = 2
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -62,19 +69,18 @@ class Recent(Generic[K, V]):
 class KeptMeasures:
     """What the last two runs of one session have met.
 
-    Sizes and digests alone, nothing of what was said: some 300 bytes for each call,
-    result, and text in another script.
+    Sizes and digests alone, nothing of what was said: some 200 bytes for each call and
+    result, and for each text that is not ASCII.
 
     Attributes:
-        texts: What texts measure, by their length and Python's own hash, which is
-            secret and another one in each process.
-        parts: What calls and results measure, by their origin and outline.
-        prints: Fingerprints of contents, by their role and what each part is.
+        texts: What texts measure, by their length and Python's own hash.
+        payloads: What calls and results measure, by what `Origins.name` returns.
+        prints: Fingerprints of contents of calls and results, by role and `exact_key`.
     """
 
     def __init__(self) -> None:
         self.texts: Recent[tuple[int, int], PartMeasure] = Recent()
-        self.parts: Recent[Hashable, PartMeasure] = Recent()
+        self.payloads: Recent[Hashable, PartMeasure] = Recent()
         self.prints: Recent[Hashable, bytes] = Recent()
         self._invocation_id = ""
 
@@ -84,8 +90,20 @@ class KeptMeasures:
             return  # Another agent of the same run.
         self._invocation_id = invocation_id
         self.texts.begin_generation()
-        self.parts.begin_generation()
+        self.payloads.begin_generation()
         self.prints.begin_generation()
+
+
+def exact_key(value: dict[str, Any]) -> bytes | None:
+    """Returns a digest of all that is in a payload, down to the types of numbers.
+
+    None where things are in it that do not show all of themselves, or it is too deep.
+    """
+    try:
+        spelled = marshal.dumps(value, _MARSHAL_VERSION)
+    except ValueError:
+        return None
+    return hashlib.blake2b(spelled, digest_size=_DIGEST_BYTES).digest()
 
 
 class Origins:
@@ -105,38 +123,28 @@ class Origins:
                 value = _payload_of(part)
                 if value is not None:
                     found.append((value, event.id, number))
-        self._places = {id(origin[0]): origin for origin in found}
-        if not len(self._places) == len({origin[1:] for origin in found}) == len(found):
-            self._places = _drop_ambiguous(found)
+        self._origins = {id(origin[0]): origin for origin in found}
+        if len({origin[1:] for origin in found}) < len(found):
+            # Ids that someone has set tell nothing apart.
+            counts = Counter(origin[1:] for origin in found)
+            unique = [origin for origin in found if counts[origin[1:]] == 1]
+            self._origins = {id(origin[0]): origin for origin in unique}
 
     def name(
         self, value: dict[str, Any], is_call: bool, tool: str | None
     ) -> Hashable | None:
-        """Names a payload by its origin and its outline; None if either is missing.
+        """Names a payload by its event and its outline; None if either is missing.
 
         Args:
             value: The payload.
             is_call: Whether it is a call's.
             tool: The name of the tool.
         """
-        origin = self._places.get(id(value))
+        origin = self._origins.get(id(value))
         outline = _outline(value) if origin else None
         if origin is None or outline is None:
             return None
         return origin[1], origin[2], hash((is_call, tool, *outline))
-
-
-def _drop_ambiguous(
-    found: Sequence[tuple[dict[str, Any], str, int]],
-) -> dict[int, tuple[dict[str, Any], str, int]]:
-    """The payloads that stand in one place alone, where nothing else stands."""
-    payloads = Counter(id(origin[0]) for origin in found)
-    places = Counter(origin[1:] for origin in found)
-    return {
-        id(origin[0]): origin
-        for origin in found
-        if payloads[id(origin[0])] == places[origin[1:]] == 1
-    }
 
 
 def _payload_of(part: types.Part | None) -> dict[str, Any] | None:
@@ -153,7 +161,7 @@ def _outline(value: dict[str, Any]) -> list[object] | None:
 
     None where things of other kinds are, which do not show what becomes of them.
     """
-    seen: list[object] = [len(value)]
+    seen: list[object] = []
     waiting: list[Any] = [value]
     for container in waiting:
         items = container
@@ -163,13 +171,14 @@ def _outline(value: dict[str, Any]) -> list[object] | None:
         for item in items:
             kind = type(item)
             if kind is dict or kind is list:
-                seen.append(len(item))
+                seen += kind, len(item)
                 if len(item) <= _OUTLINED_ITEMS and len(waiting) < _OUTLINED_CONTAINERS:
                     waiting.append(item)
-            elif kind is str and len(item) > _OUTLINED_CHARS:
-                seen.append(len(item))
-            elif kind in _PLAIN_TYPES:
-                seen.append(item)
+            elif kind is str:
+                is_long = len(item) > _OUTLINED_CHARS
+                seen += (kind, len(item), item.isascii()) if is_long else (item,)
+            elif kind is int or kind is float or kind is bool or item is None:
+                seen += kind, item
             else:
                 return None
     return seen

@@ -23,7 +23,7 @@ MAX_REMEMBERED = 1_024
 MAX_CACHES = 64
 """Runs whose measures are kept; an ADK that does not tell when a run ends fills it."""
 
-MAX_KEPT = 128
+MAX_KEPT = 32
 """Sessions whose measures are kept from run to run."""
 
 K = TypeVar("K", bound=Hashable)

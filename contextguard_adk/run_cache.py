@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from google.genai import types
 
 from contextguard_adk.coverage import fingerprint
-from contextguard_adk.kept_measures import KeptMeasures, Origins, Recent
+from contextguard_adk.kept_measures import KeptMeasures, Origins, Recent, exact_key
 from contextguard_adk.provenance import EventIndex, find_history
 from contextguard_adk.tokens import (
     PartMeasure,
@@ -33,18 +33,21 @@ class RunCache:
 
     Texts never change, payloads may: what a tool was given or returned in this run may
     still be in its hands. So it is measured again once anything in it has changed. A
-    payload that is older than the run is the session's own: only its top is compared,
-    and what it measured in an earlier run stands while its outline is the same.
+    payload that is older than the run is the session's own; only its top is compared.
 
     The cache keeps alive the payloads that the last calls have met, and texts that
     are not ASCII, so it must not outlive the run.
 
     Args:
         kept: What earlier runs of the session have measured.
+        trusts_sizes: Whether a size stands while the outline of what it is of does.
     """
 
-    def __init__(self, kept: KeptMeasures | None = None) -> None:
+    def __init__(
+        self, kept: KeptMeasures | None = None, trusts_sizes: bool = False
+    ) -> None:
         self._kept = kept or KeptMeasures()
+        self._trusts_sizes = trusts_sizes
         self._events: Sequence[Event] = ()
         self._origins: Origins | None = None
         self._texts: Recent[str, PartMeasure] = Recent()
@@ -62,7 +65,6 @@ class RunCache:
             invocation_id: The run.
         """
         self._events = events
-        self._kept.begin_run(invocation_id)
         fresh = set()
         for event in reversed(events):
             if event.content is None or event.invocation_id != invocation_id:
@@ -76,7 +78,9 @@ class RunCache:
                 break  # The message that the run began with.
         self._fresh = frozenset(fresh)
         self._call_count += 1
-        if self._call_count % _GENERATION_CALLS == 0:
+        # ADK 2.0 copies all payloads for each call; they fill the cache in vain.
+        is_full = len(self._payloads) > len(events) + _GENERATION_CALLS
+        if is_full or self._call_count % _GENERATION_CALLS == 0:
             self._texts.begin_generation()
             self._payloads.begin_generation()
             self._prints.begin_generation()
@@ -113,7 +117,23 @@ class RunCache:
             payload = self._payload(part)
         if payload is None:
             return measure_part(part)
-        return payload.measure or self._measure(payload, part)
+        if payload.measure is None:
+            payload.measure = self._measure_payload(payload, part)
+        return payload.measure
+
+    def _measure_payload(
+        self, payload: _Payload, part: types.Part | None
+    ) -> PartMeasure:
+        if not payload.is_settled:
+            return measure_part(part)
+        if self._origins is None:
+            self._origins = Origins(self._events)
+        name = self._origins.name(payload.value, payload.is_call, payload.name)
+        if name is None:
+            return measure_part(part)
+        kept = self._kept.payloads
+        known = kept.get(name) if self._trusts_sizes else None
+        return known or kept.put(name, measure_part(part))
 
     def _measure_text(self, text: str, part: types.Part) -> PartMeasure:
         if text.isascii():
@@ -124,16 +144,6 @@ class RunCache:
             known = kept.get(key) or kept.put(key, measure_part(part))
             self._texts.put(text, known)
         return known
-
-    def _measure(self, payload: _Payload, part: types.Part | None) -> PartMeasure:
-        origin, kept = payload.origin, self._kept.parts
-        measure = kept.get(origin) if origin else None
-        if measure is None:
-            measure = measure_part(part)
-            if origin:
-                kept.put(origin, measure)
-        payload.measure = measure
-        return measure
 
     def fingerprint(self, content: types.Content) -> bytes:
         """Returns the fingerprint of a content, as the function of that name does."""
@@ -152,11 +162,11 @@ class RunCache:
     def _take_fingerprint(
         self, content: types.Content, said: Sequence[str | _Payload]
     ) -> bytes:
-        origins = [one.origin for one in said if isinstance(one, _Payload)]
-        # Texts are not kept: they take little time, and much room.
-        if len(origins) < len(said) or None in origins:
+        keys = [one.exact_key for one in said if isinstance(one, _Payload)]
+        # Texts are not kept: they take little time.
+        if len(keys) < len(said) or None in keys:
             return fingerprint(content)
-        key = content.role, *origins
+        key = content.role, *keys
         prints = self._kept.prints
         return prints.get(key) or prints.put(key, fingerprint(content))
 
@@ -184,20 +194,11 @@ class RunCache:
                     return known if known.is_comparable else None
             except Exception:  # noqa: BLE001 - objects of any class may be there.
                 pass
-        payload = _Payload(is_call, name, value, id(value) in self._fresh)
-        if known is None:
-            payload.origin = self._find_origin(is_call, name, value)
+        is_fresh = id(value) in self._fresh
+        payload = _Payload(is_call, name, value, is_fresh)
+        payload.is_settled = known is None and not is_fresh
         self._payloads.put(id(value), payload)
         return payload if payload.is_comparable else None
-
-    def _find_origin(
-        self, is_call: bool, name: str | None, value: dict[str, Any]
-    ) -> Hashable | None:
-        if id(value) in self._fresh:
-            return None
-        if self._origins is None:
-            self._origins = Origins(self._events)
-        return self._origins.name(value, is_call, name)
 
 
 class _Payload:
@@ -210,16 +211,23 @@ class _Payload:
         is_fresh: Whether everything in it may change, not only its top.
 
     Attributes:
+        value: What it stands for.
         held: The containers that may change.
         before: Copies of them as they were.
         is_comparable: Whether a change would be seen.
+        is_settled: Whether it is older than the run, and has not changed in it.
         measure: What it measures with the name; None while unknown.
-        origin: Names it in other runs; None where it has no such name.
     """
 
     __slots__ = (
-        *("before", "held", "is_call", "is_comparable"),
-        *("measure", "name", "origin"),
+        "before",
+        "held",
+        "is_call",
+        "is_comparable",
+        "is_settled",
+        "measure",
+        "name",
+        "value",
     )
 
     def __init__(
@@ -227,9 +235,10 @@ class _Payload:
     ) -> None:
         self.is_call = is_call
         self.name = name
-        self.is_comparable = True
+        self.value = value
         self.measure: PartMeasure | None = None
-        self.origin: Hashable | None = None
+        self.is_comparable = True
+        self.is_settled = False
         self.held: object = value
         self.before: object = value.copy()
         if is_fresh:
@@ -237,6 +246,12 @@ class _Payload:
             self.is_comparable = bool(containers)
             self.held = containers
             self.before = [container.copy() for container in containers]
+
+    @property
+    def exact_key(self) -> Hashable | None:
+        """Tells it from all others, also in other runs; None where that cannot be."""
+        digest = exact_key(self.value)
+        return None if digest is None else (self.is_call, self.name, digest)
 
 
 def _find_containers(value: dict[str, Any]) -> list[Any]:

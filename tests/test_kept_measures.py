@@ -16,7 +16,7 @@ from contextguard_adk.kept_measures import KeptMeasures
 from contextguard_adk.run_cache import RunCache
 from contextguard_adk.telemetry import CallRecord
 from contextguard_adk.testing import SimulatedLlm
-from contextguard_adk.tokens import measure_part
+from contextguard_adk.tokens import estimate_contents_tokens, measure_part
 from tests.builders import (
     Chat,
     call,
@@ -71,15 +71,31 @@ def events_of(*contents: types.Content) -> list[Event]:
     ]
 
 
-def check_run(kept: KeptMeasures, events: Sequence[Event], run: str = "i-2") -> None:
-    """A run on the session, loaded anew, measures like the functions."""
+def begin_run(
+    kept: KeptMeasures, events: Sequence[Event], trusts_sizes: bool, run: str = "i-2"
+) -> tuple[RunCache, list[types.Content]]:
+    """A run on the session, loaded anew."""
     loaded = copy.deepcopy(list(events))
-    cache = RunCache(kept)
+    kept.begin_run(run)
+    cache = RunCache(kept, trusts_sizes)
     cache.begin_call(loaded, run)
-    for event in loaded:
-        assert event.content
-        assert cache.fingerprint(event.content) == fingerprint(event.content)
-        for part in event.content.parts or ():
+    return cache, [event.content for event in loaded if event.content]
+
+
+def check_run(
+    kept: KeptMeasures,
+    events: Sequence[Event],
+    trusts_sizes: bool = True,
+    run: str = "i-2",
+) -> None:
+    """The run measures like the functions."""
+    cache, contents = begin_run(kept, events, trusts_sizes, run)
+    for content in contents:
+        assert cache.fingerprint(content) == fingerprint(content)
+        assert cache.estimate_contents_tokens([content]) == estimate_contents_tokens(
+            [content]
+        )
+        for part in content.parts or ():
             assert cache.measure_part(part) == measure_part(part)
 
 
@@ -88,11 +104,26 @@ def test_a_later_run_looks_through_nothing_again(looks: Counted) -> None:
     kept = KeptMeasures()
     parallel = responses(response_part("look", RESULT), response_part("read"))
     russian = user("Привет, как дела?")
-    events = events_of(call("look", page=1), response("look", RESULT), parallel)
-    check_run(kept, [*events, *events_of(russian)[:1]])
-    assert looks.take() == 3 + 4 + 2  # Fingerprints, parts; the text for both.
-    check_run(kept, [*events, *events_of(russian)[:1]])
+    events = events_of(
+        call("look", page=1), response("look", RESULT), parallel, russian
+    )
+    check_run(kept, events)
+    assert looks.take() == 4 + 5  # Fingerprints of contents, measures of parts.
+    check_run(kept, events)
     assert looks.take() == 1  # The fingerprint of a text is not kept.
+
+
+def test_sizes_are_taken_anew_where_they_matter(looks: Counted) -> None:
+    """Near the threshold only what is in a result now counts, however deep."""
+    kept = KeptMeasures()
+    content = response("look", {"a": {"b": {"c": {"d": "x"}}}})
+    events = events_of(content)
+    check_run(kept, events)
+    _payload_of(content)["a"]["b"]["c"]["d"] = "x" * 1_000
+    check_run(kept, events, trusts_sizes=False)
+    looks.take()
+    check_run(kept, events)
+    assert looks.take() == 0
 
 
 CHANGES: dict[str, Callable[[dict[str, Any]], None]] = {
@@ -100,10 +131,15 @@ CHANGES: dict[str, Callable[[dict[str, Any]], None]] = {
     "key renamed": lambda value: value.update(sort=value.pop("kind")),
     "short text of the same length": lambda value: value.update(kind="Pods"),
     "long text": lambda value: value.update(note="x" * 1_001),
+    "another script": lambda value: value.update(note="я" * 1_000),
+    "count for a text": lambda value: value.update(note=1_000),
     "number": lambda value: value["data"].update(next=12_345),
     "switch": lambda value: value.update(ok=None),
+    "one for true": lambda value: value.update(ok=1),
+    "text for true": lambda value: value.update(ok="True"),
     "list in it grows": lambda value: value["data"]["rows"].append({"id": 3}),
-    "item in the list": lambda value: value["data"].update(rows=[[]]),
+    "count for a list": lambda value: value["data"].update(rows=2),
+    "item of the list": lambda value: value["data"]["rows"].__setitem__(0, "one"),
     "another kind of thing": lambda value: value.update(data={1, 2}),
 }
 
@@ -122,40 +158,88 @@ def test_an_event_that_was_edited_is_measured_anew(
     check_run(kept, events)
 
 
+DEEP: dict[str, Callable[[dict[str, Any]], None]] = {
+    "masked": lambda value: value.update(note="y" * 1_000),
+    "deep": lambda value: value["data"]["rows"][1].update(id=3),
+    "negative": lambda value: value.update(count=-2),
+    "whole": lambda value: value.update(ok=1.0),
+}
+
+
+@pytest.mark.parametrize("change", DEEP.values(), ids=DEEP.keys())
+def test_a_fingerprint_is_of_all_that_is_there_now(
+    change: Callable[[dict[str, Any]], None],
+) -> None:
+    """However small or deep a change is: what is sent depends on it."""
+    kept = KeptMeasures()
+    content = response("look", {**copy.deepcopy(RESULT), "count": -1, "ok": 1})
+    for _ in range(2):
+        cache, [loaded] = begin_run(kept, events_of(content), trusts_sizes=True)
+        assert cache.fingerprint(loaded) == fingerprint(content)
+        change(_payload_of(content))
+
+
 def test_a_replaced_text_of_the_same_length_is_seen_within_a_run() -> None:
     """What is no longer there is compared as it was, not by its outline."""
+    kept = KeptMeasures()
     [event] = events_of(response("look", copy.deepcopy(RESULT)))
-    cache = RunCache(KeptMeasures())
+    check_run(kept, [event])
+    cache = RunCache(kept, trusts_sizes=True)
     cache.begin_call([event], "i-2")
     assert event.content
-    for letter in "xyz":
+    [part] = event.content.parts or []
+    for letter in "xyя":
         _payload_of(event.content)["note"] = letter * 1_000
         assert cache.fingerprint(event.content) == fingerprint(event.content)
+        assert cache.measure_part(part) == measure_part(part)
 
 
 def test_what_is_there_twice_is_not_confused() -> None:
-    """Ids that someone has set by hand, a dict that a tool returns again and again."""
+    """Ids that someone has set by hand, and contents that differ in one thing."""
     kept = KeptMeasures()
-    same = {"note": "x" * 300}
-    other = {"note": "y" * 300}
-    twins = [
-        Event(id="e", author="agent", content=response("look", payload))
-        for payload in (same, other)
-    ]
-    check_run(kept, twins)
-    nameless = [Event(author="agent", content=response("look", other))]
-    nameless[0].id = "e"
-    check_run(kept, nameless)
-    shared = events_of(response("look", same), response("read", same))
-    check_run(kept, shared)
-    check_run(kept, events_of(call("look", **other)))
+    note = {"note": "x" * 300}
+    other = {"note": "x" * 299 + '"'}
+    check_run(
+        kept,
+        [
+            Event(id="e", author="agent", content=response("look", payload))
+            for payload in (note, other)
+        ],
+    )
+    check_run(kept, events_of(user("я" * 100), user("人" * 100)))
+    for content in (
+        response("look", note),
+        response("read_it", note),
+        call("look", **note),
+        types.Content(role="model", parts=response("look", note).parts),
+        responses(response_part("look", note), response_part("look", other)),
+    ):
+        check_run(kept, events_of(content))
+
+
+def test_a_result_of_this_run_is_never_taken_for_settled() -> None:
+    """What a tool was given or returned may change as long as the run lasts."""
+    kept = KeptMeasures()
+    deep: dict[str, Any] = {"a": {"b": {"c": {"d": "x"}}}}
+    events = events_of(call("look", **copy.deepcopy(deep)), response("look", deep))
+    for chars in (10, 1_000):
+        cache, contents = begin_run(kept, events, trusts_sizes=True, run="i-1")
+        for content in contents:
+            payload = _payload_of(content)
+            payload["a"]["b"]["c"]["d"] = "x" * chars
+            for part in content.parts or ():
+                assert cache.measure_part(part) == measure_part(part)
 
 
 def test_what_cannot_be_outlined_is_measured_in_each_run(looks: Counted) -> None:
     """An object of another kind does not show what becomes of it."""
     kept = KeptMeasures()
+
+    class Thing:
+        """Neither JSON nor a plain value."""
+
     for _ in range(2):
-        check_run(kept, events_of(response("look", {"rows": (1, 2)})))
+        check_run(kept, events_of(response("look", {"rows": [1], "thing": Thing()})))
         assert looks.take() == 2
 
 
@@ -164,14 +248,14 @@ def test_what_two_runs_have_not_met_is_forgotten(looks: Counted) -> None:
     kept = KeptMeasures()
     events = events_of(*(response("look", {"page": page}) for page in range(10)))
     for run in range(30):
-        check_run(kept, events[run % 10 :], run=f"i-{run}")
-        check_run(kept, [*events, *events_of(user("Да."))][run % 10 :], run=f"i-{run}")
-        assert len(kept.parts) == len(kept.prints) <= 10
+        for loaded in (events, [*events, *events_of(user("Да."))]):
+            check_run(kept, loaded[run % 10 :], run=f"run-{run}")
+        assert len(kept.payloads) == len(kept.prints) <= 10
     for run in range(30, 32):
-        check_run(kept, [], run=f"i-{run}")
-    assert len(kept.parts) == len(kept.prints) == len(kept.texts) == 0
+        check_run(kept, [], run=f"run-{run}")
+    assert len(kept.payloads) == len(kept.prints) == len(kept.texts) == 0
     looks.take()
-    check_run(kept, events, run="i-33")
+    check_run(kept, events, run="run-33")
     assert looks.take() == 20
 
 
@@ -199,7 +283,9 @@ def fetch() -> dict[str, Any]:
 
 
 def _payload_of(content: types.Content) -> dict[str, Any]:
-    result = (content.parts or [])[0].function_response
-    assert result
-    assert result.response
-    return result.response
+    [part] = content.parts or []
+    if part.function_call and part.function_call.args:
+        return part.function_call.args
+    assert part.function_response
+    assert part.function_response.response
+    return part.function_response.response

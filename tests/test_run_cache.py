@@ -30,6 +30,16 @@ from tests.builders import (
     user,
 )
 
+
+def filed_part(data: bytes) -> types.Part:
+    """A result with a file beside it."""
+    blob = types.FunctionResponseBlob(mime_type="image/png", data=data)
+    part = response_part("look", {"found": 1})
+    assert part.function_response
+    part.function_response.parts = [types.FunctionResponsePart(inline_data=blob)]
+    return part
+
+
 PAYLOAD: dict[str, Any] = {"rows": [{"id": 1, "name": "ünï", "of": None}] * 3}
 CONTENTS = {
     "text": user("Hello."),
@@ -48,6 +58,8 @@ CONTENTS = {
     "result of another tool": response("read", PAYLOAD),
     "result as text": response("look", "plain"),
     "empty result": response("look", {}),
+    "result with a file": responses(filed_part(b"one")),
+    "result with another file": responses(filed_part(b"another one")),
     "results": responses(response_part("look", PAYLOAD), response_part("look")),
 }
 
@@ -67,6 +79,21 @@ def test_the_cache_measures_like_the_functions(content: types.Content) -> None:
         assert list(map(cache.measure_part, content.parts or ())) == list(
             map(measure_part, content.parts or ())
         )
+
+
+def test_a_payload_in_two_places_is_not_confused() -> None:
+    """A plugin may show what one tool returned as another's, or as arguments."""
+    shared = {"page": 1}
+    uses = [response("look"), response("read_it"), call("look"), call("read_it")]
+    for content in uses:
+        [part] = content.parts or []
+        if part.function_call:
+            part.function_call.args = shared
+        elif part.function_response:
+            part.function_response.response = shared
+    cache = RunCache()
+    for content in uses * 2:
+        check_measures(cache, content)
 
 
 def test_equal_ids_of_other_results_are_not_confused() -> None:
@@ -170,12 +197,13 @@ def test_what_no_call_meets_any_more_is_let_go() -> None:
     """Copies that are made anew for each call are not kept to the end of the run."""
     kept = response("look", {"page": 0})
     cache = begin_call(kept, "i-2")
-    for number in range(100):
+    for number in range(20):
         cache.begin_call([], "i-2")
         check_measures(cache, kept)
-        check_measures(cache, response("look", {"page": number}))
-    assert len(cache._payloads) <= 32
-    assert len(cache._prints) <= 32
+        for page in range(100):
+            check_measures(cache, response("look", {"page": page, "call": number}))
+    assert len(cache._payloads) <= 202
+    assert len(cache._prints) <= 202
 
 
 def test_an_event_of_another_run_hides_no_result_of_this_one() -> None:
