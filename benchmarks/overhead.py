@@ -4,7 +4,7 @@
 
 A turn of four model calls, three of which call a tool, is run by turns without and with
 the guard, in one process, on sessions of the same contents: processor time, garbage
-collector off, lower quartiles. The model answers at once, and the sessions are in ADK's
+collector off, medians. The model answers at once, and the sessions are in ADK's
 `InMemorySessionService`, the fastest that it has, so that nothing but ADK's own work
 stands beside the guard's. That service copies the whole session for each turn; a second
 ratio leaves out the time that this takes, on both sides. Each turn is taken out of the
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import operator
 import os
 import random
 import statistics
@@ -270,19 +271,19 @@ async def time_pairs(kind: str, count: int, pairs: int) -> dict[str, float]:
             whole_ms, _ = await _time(await chats[which].make_anew())
             first[which].append(whole_ms)
     gc.unfreeze()
-    loading_ms = _typical([loading for _, loading in times[0]])
-    adk_ms, guarded_ms = (_typical([whole for whole, _ in side]) for side in times)
-    adk_calls_ms, guarded_calls_ms = (
-        _typical([whole - loading for whole, loading in side]) for side in times
+    whole = [[whole for whole, _ in side] for side in times]
+    calls = [[whole - loading for whole, loading in side] for side in times]
+    added_ms = statistics.median(
+        guarded - bare for bare, guarded in zip(*whole, strict=True)
     )
     return {
-        "adk_ms": adk_ms,
-        "adk_loading_ms": loading_ms,
-        "added_ms": guarded_ms - adk_ms,
-        "ratio": guarded_ms / adk_ms,
-        "ratio_without_loading": guarded_calls_ms / adk_calls_ms,
-        "ratio_of_first_turn": _typical(first[1]) / _typical(first[0]),
-        "added_us_per_content": 1_000 * (guarded_ms - adk_ms) / count,
+        "adk_ms": statistics.median(whole[0]),
+        "adk_loading_ms": statistics.median(loading for _, loading in times[0]),
+        "added_ms": added_ms,
+        "ratio": _ratio(whole),
+        "ratio_without_loading": _ratio(calls),
+        "ratio_of_first_turn": _ratio(first),
+        "added_us_per_content": 1_000 * added_ms / count,
         **await measure_memory(chats),
     }
 
@@ -295,9 +296,10 @@ async def _time(chat: Chat) -> tuple[float, float]:
     return times
 
 
-def _typical(times_ms: Sequence[float]) -> float:
-    """The lower quartile: whatever else the machine does adds to a time."""
-    return statistics.quantiles(times_ms, n=4)[0] if len(times_ms) > 1 else times_ms[0]
+def _ratio(sides: Sequence[Sequence[float]]) -> float:
+    """The median over pairs: the machine is as fast for one turn as for the next."""
+    bare, guarded = sides
+    return statistics.median(map(operator.truediv, guarded, bare))
 
 
 async def measure_memory(chats: tuple[Chat, Chat]) -> dict[str, float]:
