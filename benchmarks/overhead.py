@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import operator
 import os
 import random
 import statistics
@@ -296,10 +295,11 @@ async def _time(chat: Chat) -> tuple[float, float]:
     return times
 
 
-def _ratio(sides: Sequence[Sequence[float]]) -> float:
+def _ratio(sides: list[list[float]]) -> float:
     """The median over pairs: the machine is as fast for one turn as for the next."""
-    bare, guarded = sides
-    return statistics.median(map(operator.truediv, guarded, bare))
+    return statistics.median(
+        guarded / bare for bare, guarded in zip(*sides, strict=True)
+    )
 
 
 async def measure_memory(chats: tuple[Chat, Chat]) -> dict[str, float]:
