@@ -297,9 +297,8 @@ async def _time(chat: Chat) -> tuple[float, float]:
 
 def _ratio(sides: list[list[float]]) -> float:
     """The median over pairs: the machine is as fast for one turn as for the next."""
-    return statistics.median(
-        guarded / bare for bare, guarded in zip(*sides, strict=True)
-    )
+    pairs = zip(sides[0], sides[1], strict=True)
+    return statistics.median(guarded / bare for bare, guarded in pairs)
 
 
 async def measure_memory(chats: tuple[Chat, Chat]) -> dict[str, float]:
