@@ -1,7 +1,8 @@
 """What the model calls of one run measure again and again, measured once.
 
 ADK builds the contents anew for every call, but the texts and payloads in them are
-those of the session's events, the same objects throughout a run.
+those of the session's events, the same objects throughout a run. (ADK 2.0 copies them
+for every call; there results are measured in each.)
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 _PLAIN_TYPES = frozenset({str, int, float, bool, type(None)})
 _MAX_CONTAINERS = 10_000
-_GENERATION_CALLS = 8
+_GENERATION_CALLS = 8  # To go through all entries in each call would cost as much.
 
 
 class RunCache:
@@ -35,8 +36,8 @@ class RunCache:
     still be in its hands. So it is measured again once anything in it has changed. A
     payload that is older than the run is the session's own; only its top is compared.
 
-    The cache keeps alive the payloads that the last calls have met, and texts that
-    are not ASCII, so it must not outlive the run.
+    The cache keeps alive the session's events and what the last calls have met, so it
+    must not outlive the run.
 
     Args:
         kept: What earlier runs of the session have measured.
@@ -207,11 +208,10 @@ class _Payload:
     Args:
         is_call: Whether they are arguments.
         name: Of the tool.
-        value: What to hold, so that nothing else can come to have its id.
+        value: The dict; it is held, so that nothing else can come to have its id.
         is_fresh: Whether everything in it may change, not only its top.
 
     Attributes:
-        value: What it stands for.
         held: The containers that may change.
         before: Copies of them as they were.
         is_comparable: Whether a change would be seen.
