@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from google.adk.apps.app import EventsCompactionConfig
 from google.adk.events.event import Event
 from google.genai import types
 
@@ -259,6 +260,10 @@ def test_what_two_runs_have_not_met_is_forgotten(looks: Counted) -> None:
     assert looks.take() == 20
 
 
+@pytest.mark.skipif(
+    EventsCompactionConfig.model_fields["compaction_interval"].is_required(),
+    reason="this google-adk copies what tools returned for every call",
+)
 async def test_a_run_knows_what_the_ones_before_have_measured(looks: Counted) -> None:
     """Through ADK's runner, where each run has a copy of the session."""
     records: list[CallRecord] = []
