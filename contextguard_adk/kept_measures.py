@@ -48,7 +48,7 @@ class Recent(Generic[K, V]):
         """Returns the value of a key, or None."""
         found = self._new.get(key)
         if found is None:
-            found = self._old.pop(key, None)
+            found = self._old.get(key)
             if found is not None:
                 self._new[key] = found
         return found
@@ -63,7 +63,7 @@ class Recent(Generic[K, V]):
         self._old, self._new = self._new, {}
 
     def __len__(self) -> int:
-        return len(self._new) + len(self._old)
+        return len(self._new.keys() | self._old.keys())
 
 
 class KeptMeasures:

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 _PLAIN_TYPES = frozenset({str, int, float, bool, type(None)})
 _MAX_CONTAINERS = 10_000
-_GENERATION_CALLS = 8  # To go through all entries in each call would cost as much.
 
 
 class RunCache:
@@ -36,8 +35,8 @@ class RunCache:
     still be in its hands. So it is measured again once anything in it has changed. A
     payload that is older than the run is the session's own; only its top is compared.
 
-    The cache keeps alive the session's events and what the last calls have met, so it
-    must not outlive the run.
+    The cache keeps alive the session's events and what the last two calls have met, so
+    it must not outlive the run.
 
     Args:
         kept: What earlier runs of the session have measured.
@@ -53,8 +52,7 @@ class RunCache:
         self._origins: Origins | None = None
         self._texts: Recent[str, PartMeasure] = Recent()
         self._payloads: Recent[int, _Payload] = Recent()
-        self._prints: Recent[Hashable, bytes] = Recent()
-        self._call_count = 0
+        self._prints: Recent[Hashable, tuple[list[str | _Payload], bytes]] = Recent()
         self._fresh: frozenset[int] = frozenset()
         self._index: EventIndex | None = None
 
@@ -78,13 +76,10 @@ class RunCache:
             if event.author == "user" and not event.get_function_responses():
                 break  # The message that the run began with.
         self._fresh = frozenset(fresh)
-        self._call_count += 1
-        # ADK 2.0 copies all payloads for each call; they fill the cache in vain.
-        is_full = len(self._payloads) > len(events) + _GENERATION_CALLS
-        if is_full or self._call_count % _GENERATION_CALLS == 0:
-            self._texts.begin_generation()
-            self._payloads.begin_generation()
-            self._prints.begin_generation()
+        # What no call since the last one has met comes no more, such as copies.
+        self._texts.begin_generation()
+        self._payloads.begin_generation()
+        self._prints.begin_generation()
 
     def find_history(
         self,
@@ -154,11 +149,14 @@ class RunCache:
             if one is None:
                 return fingerprint(content)
             said.append(one)
-        key = content.role, *said
+        # A payload that has changed takes the place of what it was.
+        places = [one if isinstance(one, str) else id(one.value) for one in said]
+        key = content.role, *places
         known = self._prints.get(key)
-        if known is None:
-            known = self._prints.put(key, self._take_fingerprint(content, said))
-        return known
+        if known is None or known[0] != said:
+            taken = self._take_fingerprint(content, said)
+            known = self._prints.put(key, (said, taken))
+        return known[1]
 
     def _take_fingerprint(
         self, content: types.Content, said: Sequence[str | _Payload]
@@ -189,17 +187,11 @@ class RunCache:
         if type(value) is not dict:
             return None
         known = self._payloads.get(id(value))
-        if known is not None and known.name == name and known.is_call is is_call:
-            try:
-                if known.held == known.before:
-                    return known if known.is_comparable else None
-            except Exception:  # noqa: BLE001 - objects of any class may be there.
-                pass
-        is_fresh = id(value) in self._fresh
-        payload = _Payload(is_call, name, value, is_fresh)
-        payload.is_settled = known is None and not is_fresh
-        self._payloads.put(id(value), payload)
-        return payload if payload.is_comparable else None
+        if known is None or not known.stands_for(is_call, name):
+            payload = _Payload(is_call, name, value, id(value) in self._fresh)
+            payload.is_settled = known is None and id(value) not in self._fresh
+            known = self._payloads.put(id(value), payload)
+        return known if known.is_comparable else None
 
 
 class _Payload:
@@ -212,16 +204,14 @@ class _Payload:
         is_fresh: Whether everything in it may change, not only its top.
 
     Attributes:
-        held: The containers that may change.
-        before: Copies of them as they were.
         is_comparable: Whether a change would be seen.
         is_settled: Whether it is older than the run, and has not changed in it.
         measure: What it measures with the name; None while unknown.
     """
 
     __slots__ = (
-        "before",
-        "held",
+        "_before",
+        "_held",
         "is_call",
         "is_comparable",
         "is_settled",
@@ -239,13 +229,23 @@ class _Payload:
         self.measure: PartMeasure | None = None
         self.is_comparable = True
         self.is_settled = False
-        self.held: object = value
-        self.before: object = value.copy()
+        self._held: object = value
+        self._before: object = value.copy()
         if is_fresh:
             containers = _find_containers(value)
             self.is_comparable = bool(containers)
-            self.held = containers
-            self.before = [container.copy() for container in containers]
+            self._held = containers
+            self._before = [container.copy() for container in containers]
+
+    def stands_for(self, is_call: bool, name: str | None) -> bool:
+        """Tells whether it is used so, and each container holds the same things, or
+        equal ones."""
+        if self.is_call is not is_call or self.name != name:
+            return False
+        try:
+            return self._held == self._before
+        except Exception:  # noqa: BLE001 - whoever compares may be anyone's object.
+            return False
 
     @property
     def exact_key(self) -> Hashable | None:
