@@ -21,44 +21,23 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import random
 import statistics
 import subprocess
 import sys
-import time
 import tracemalloc
-from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from google.adk.agents import LlmAgent
-from google.adk.apps import App
-from google.adk.events.event import Event
-from google.adk.models.base_llm import BaseLlm
-from google.adk.models.llm_request import LlmRequest
-from google.adk.models.llm_response import LlmResponse
-from google.adk.runners import Runner
-from google.adk.sessions import InMemorySessionService, Session
-from google.genai import types
-from pydantic import PrivateAttr
 from rich.progress import track
 
 from benchmarks import _common
-from contextguard_adk import ContextGuardPlugin, Threshold, request_compaction
+from benchmarks._turns import RESULT_CHARS, Chat, make_pair
 
 SIZES = (10, 100, 1_000, 5_000)
 PAIRS = 30
-CALLS = 4
-"""Model calls in a turn."""
-
-TEXT_CHARS = 800
-RESULT_CHARS = 4_000
-TOKENS_PER_CONTENT = {"text": 215, "languages": 200, "summary": 215, "tools": 800}
-"""What o200k_base counts for a content of such a session."""
-
 IMPORTS = 7
 
 KINDS = {
@@ -70,187 +49,6 @@ KINDS = {
 }
 GOALS = {("text", 1_000): 1.03, ("tools", 1_000): 1.10, ("summary", 1_000): 1.05}
 IMPORT_GOAL_MS = 50
-
-
-class InstantLlm(BaseLlm):
-    """A model that calls a tool, and again, and then answers, each at once."""
-
-    tokens_per_content: int
-    """What it reports of its prompts, about what o200k_base counts."""
-
-    _step: int = PrivateAttr(default=0)
-
-    async def generate_content_async(
-        self, llm_request: LlmRequest, stream: bool = False
-    ) -> AsyncGenerator[LlmResponse, None]:
-        """Answers."""
-        usage = types.GenerateContentResponseUsageMetadata(
-            prompt_token_count=self.tokens_per_content * len(llm_request.contents),
-            candidates_token_count=3,
-        )
-        part = types.Part(text="Understood.")
-        # A request for a summary declares no tools.
-        self._step += bool(llm_request.config.tools)
-        if llm_request.config.tools and self._step % CALLS:
-            look = types.FunctionCall(name="look", args={})
-            part = types.Part(function_call=look)
-        yield LlmResponse(
-            content=types.Content(role="model", parts=[part]), usage_metadata=usage
-        )
-
-
-def look() -> dict[str, str]:
-    """Looks."""
-    return {"status": "ok"}
-
-
-class TimedSessions(InMemorySessionService):
-    """Measures how long it takes to hand out a session."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.loading_seconds = 0.0
-
-    async def get_session(self, **arguments: Any) -> Session | None:
-        """Returns a copy of the session."""
-        started = time.process_time()
-        session = await super().get_session(**arguments)
-        self.loading_seconds += time.process_time() - started
-        if tracemalloc.is_tracing():
-            # To copy takes far more than the copy, and all else would hide behind it.
-            tracemalloc.reset_peak()
-        return session
-
-    @property
-    def stored(self) -> Session:
-        """The one session, as it is stored."""
-        return self.sessions["app"]["user"]["session"]
-
-
-def make_events(kind: str, count: int) -> list[Event]:
-    """A history of so many contents."""
-    rng = random.Random(f"{kind}-{count}")
-    events = []
-    for number in range(count):
-        role = ("user", "model")[number % 2]
-        if kind.startswith("tools"):
-            ref = f"call-{number // 2}"
-            name = "kubectl_get"
-            if number % 2 == 0:
-                role = "model"
-                made = types.FunctionCall(id=ref, name=name, args={"page": number})
-                part = types.Part(function_call=made)
-            else:
-                role = "user"
-                rows = _common.make_list(RESULT_CHARS, rng)
-                found = types.FunctionResponse(id=ref, name=name, response=rows)
-                part = types.Part(function_response=found)
-        else:
-            pool = "other languages" if kind == "languages" else "prose"
-            text = f"{number}: {_common.cut_text(pool, TEXT_CHARS, rng)}"
-            part = types.Part(text=text)
-        is_user = role == "user" and not part.function_response
-        events.append(
-            Event(
-                author="user" if is_user else "agent",
-                invocation_id=f"i-{number // 2}",
-                content=types.Content(role=role, parts=[part]),
-            )
-        )
-    return events
-
-
-@dataclass
-class Chat:
-    """One session, with or without the guard, that stays as long as it is."""
-
-    kind: str
-    guard: ContextGuardPlugin | None
-    runner: Runner
-    sessions: TimedSessions
-    base: list[Event]
-
-    async def turn(self) -> list[Event]:
-        """Plays a turn and takes it back; returns its events."""
-        message = types.Content(role="user", parts=[types.Part(text="Go on, please.")])
-        async for _ in self.runner.run_async(
-            user_id="user", session_id="session", new_message=message
-        ):
-            pass
-        stored = self.sessions.stored
-        events = stored.events[len(self.base) :]
-        stored.events[:] = self.base
-        return events
-
-    async def timed_turn(self) -> tuple[float, float]:
-        """Plays a turn; returns the processor time of a call, in milliseconds.
-
-        And how much of it went into loading the session.
-        """
-        self.sessions.loading_seconds = 0.0
-        started = time.process_time()
-        await self.turn()
-        seconds = time.process_time() - started
-        return seconds * 1_000 / CALLS, self.sessions.loading_seconds * 1_000 / CALLS
-
-    async def make_anew(self) -> Chat:
-        """Makes the same session in the same state, with a runner and guard of its
-        own, as another process would have it."""
-        guard = _make_guard() if self.guard else None
-        chat = await _make_chat(self.kind, self.base, guard)
-        chat.sessions.stored.state.update(self.sessions.stored.state)
-        return chat
-
-
-def _make_guard() -> ContextGuardPlugin:
-    return ContextGuardPlugin(default=Threshold(context_window=100_000_000))
-
-
-async def _make_chat(
-    kind: str, events: Sequence[Event], guard: ContextGuardPlugin | None
-) -> Chat:
-    agent = LlmAgent(
-        name="agent",
-        model=InstantLlm(
-            model="instant", tokens_per_content=TOKENS_PER_CONTENT[kind.split(",")[0]]
-        ),
-        instruction="You help.",
-        tools=[look],
-    )
-    plugins = [guard] if guard else []
-    app = App(name="app", root_agent=agent, plugins=[*plugins])
-    sessions = TimedSessions()
-    await sessions.create_session(app_name="app", user_id="user", session_id="session")
-    sessions.stored.events.extend(events)
-    runner = Runner(app=app, session_service=sessions)
-    return Chat(kind, guard, runner, sessions, list(events))
-
-
-async def make_pair(kind: str, count: int) -> tuple[Chat, Chat]:
-    """Makes the session without the guard and the one with it."""
-    events = make_events(kind, count)
-    guarded = await _make_chat(kind, events, _make_guard())
-    stored = guarded.sessions.stored
-    if kind.endswith("summary"):
-        half = count // 2 // 2 * 2
-        guarded.base = events[:half]
-        stored.events[:] = guarded.base
-        request_compaction(stored.state)
-    turn = await guarded.turn()
-    if kind.endswith("summary"):
-        if not any("summary" in key for key in stored.state):
-            raise RuntimeError("no summary was stored")
-        # The session goes on behind the question and the answer of that turn.
-        events[half : half + 2] = turn[0], turn[-1]
-    # What the guard says of a call is stored with each answer, and loaded with it.
-    described = {"custom_metadata": turn[-1].custom_metadata}
-    guarded.base = [
-        event if event.author == "user" else event.model_copy(update=described)
-        for event in events
-    ]
-    stored.events[:] = guarded.base
-    bare = [event.model_copy(update={"custom_metadata": None}) for event in events]
-    return await _make_chat(kind, bare, None), guarded
 
 
 async def time_pairs(kind: str, count: int, pairs: int) -> dict[str, float]:

@@ -12,9 +12,9 @@ from google.genai import types
 from contextguard_adk.density import (
     SizedText,
     count_spare_tokens,
-    json_text,
     weighted_tokens,
 )
+from contextguard_adk.json_size import json_text
 from contextguard_adk.tokens import (
     PartMeasure,
     estimate_content_tokens,

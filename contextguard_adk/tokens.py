@@ -14,13 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 from google.genai import types
 from pydantic import BaseModel, PydanticUserError
 
-from contextguard_adk.density import (
-    count_spare_tokens,
-    estimate_text_density,
-    json_bytes,
-    json_text,
-    text_bytes,
-)
+from contextguard_adk.density import count_spare_tokens, estimate_text_density
+from contextguard_adk.json_size import json_bytes, json_text, text_bytes
 
 if TYPE_CHECKING:
     from google.adk.models.llm_request import LlmRequest

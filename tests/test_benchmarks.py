@@ -12,6 +12,7 @@ from google.adk.apps.app import EventsCompactionConfig
 from benchmarks import _common, accuracy, compare, overhead
 from benchmarks._conversations import SHAPES, total_tokens, write_conversation
 from benchmarks._play import Way, play
+from benchmarks._turns import make_pair
 
 WINDOW = 8_000
 OURS = [way for way in compare.WAYS if way.is_ours]
@@ -95,7 +96,7 @@ async def test_the_baseline_compacts_and_finishes() -> None:
 @pytest.mark.parametrize("kind", overhead.KINDS)
 async def test_the_overhead_is_measured(kind: str) -> None:
     """Both sessions stay as long as they are; the guard keeps nothing."""
-    bare, guarded = await overhead.make_pair(kind, 20)
+    bare, guarded = await make_pair(kind, 20)
     for chat in (bare, guarded):
         await chat.turn()
         assert chat.sessions.stored.events == chat.base
@@ -130,7 +131,7 @@ async def test_the_memory_of_a_turn_compares(
     # As in a run of the benchmark, where ADK writes no request into a trace.
     monkeypatch.setenv("ADK_TELEMETRY_SCHEMA_VERSION_OPT_IN", "1")
     monkeypatch.setenv("ADK_CAPTURE_MESSAGE_CONTENT_IN_SPANS", "false")
-    memory = await overhead.measure_memory(await overhead.make_pair(kind, 200))
+    memory = await overhead.measure_memory(await make_pair(kind, 200))
     assert memory["adk_peak_kb"] > 200
     assert 1.0 <= memory["peak_ratio"] < 2.0
     assert abs(memory["kept_kb"]) < 50

@@ -23,11 +23,9 @@ from contextguard_adk.density import (
     SizedText,
     count_spare_tokens,
     estimate_text_density,
-    json_bytes,
-    json_text,
-    text_bytes,
     weighted_tokens,
 )
+from contextguard_adk.json_size import json_bytes, json_text, text_bytes
 
 # A machine under load is no reason to fail.
 unhurried = settings(

@@ -23,6 +23,7 @@ LAYERS = (
     # Facts about texts, contents and models.
     "errors",
     "sharing",
+    "json_size",
     "density",
     "tokens",
     "calibration",
