@@ -1,4 +1,4 @@
-"""Turns of four model calls on sessions that stay as they are, with and without guard."""
+"""Turns of four model calls on sessions that stay as they are, guarded or not."""
 
 from __future__ import annotations
 
