@@ -127,14 +127,18 @@ async def test_the_overhead_has_a_row_for_each_size(
 async def test_the_memory_of_a_turn_compares(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A turn has a peak of the size of its contents, and leaves next to nothing."""
+    """A turn has a peak of the size of its contents, and leaves only measures."""
     # As in a run of the benchmark, where ADK writes no request into a trace.
     monkeypatch.setenv("ADK_TELEMETRY_SCHEMA_VERSION_OPT_IN", "1")
     monkeypatch.setenv("ADK_CAPTURE_MESSAGE_CONTENT_IN_SPANS", "false")
-    memory = await overhead.measure_memory(await make_pair(kind, 200))
+    contents = 200
+    memory = await overhead.measure_memory(await make_pair(kind, contents))
     assert memory["adk_peak_kb"] > 200
-    assert 1.0 <= memory["peak_ratio"] < 2.0
-    assert abs(memory["kept_kb"]) < 50
+    # Below the threshold the guard adds nearly nothing, and ADK alone varies by KBs.
+    assert 0.95 < memory["peak_ratio"] < 1.5
+    # Up to 280 bytes for each content were measured.
+    assert abs(memory["kept_kb"]) * 1_024 < 400 * contents
+    assert abs(memory["adk_kept_kb"]) < 20
 
 
 @pytest.mark.parametrize("columns", ["40", "100"])
