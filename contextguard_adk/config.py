@@ -141,6 +141,10 @@ def _build_strategy(file: Path, key: str, table: object) -> Strategy | None:
     settings = {name: value for name, value in table.items() if name != "strategy"}
     name = table.get("strategy", "threshold")
     if name == NO_STRATEGY:
+        if settings:
+            setting, value = next(iter(settings.items()))
+            expected = f'strategy "{NO_STRATEGY}" has no settings'
+            raise _error(file, f"{key}.{setting}", value, expected)
         return None
     try:
         strategy = STRATEGIES.get(name) or import_subclass(

@@ -201,6 +201,11 @@ def test_yaml_says_the_same(tmp_path: Path, name: str) -> None:
     [
         pytest.param("obserf = true", ["obserf", "known here", "observe"], id="key"),
         pytest.param(
+            "[agents.a]\nstrategy = 'none'\nmax_tokens = 8000",
+            ["agents.a.max_tokens = 8000", 'strategy "none" has no settings'],
+            id="settings of none",
+        ),
+        pytest.param(
             "[agents.a]\nmax_turns = 9",
             ["agents.a.max_turns = 9", "known here", "context_window"],
             id="key of another strategy",
