@@ -9,8 +9,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
-from opentelemetry import trace
-
 logger = logging.getLogger("contextguard_adk.telemetry")
 
 METADATA_KEY = "context_guard"
@@ -168,6 +166,8 @@ async def report_call(record: CallRecord, observers: Observers) -> None:
 
 def trace_compaction(record: CompactionRecord) -> None:
     """Adds a span that covers the compaction; nothing where nobody collects spans."""
+    from opentelemetry import trace  # ADK loads it with the first run.
+
     end_nanoseconds = time.time_ns()
     span = trace.get_tracer("contextguard_adk").start_span(
         SPAN_NAME,
