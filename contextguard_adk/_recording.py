@@ -19,6 +19,9 @@ from contextguard_adk.state import COMPACT_NOW_KEY, GuardState
 from contextguard_adk.telemetry import METADATA_KEY
 
 _SQLITE_MAGIC = b"SQLite format 3\0"
+MAX_PROMPT_TOKENS = 20_000_000
+"""The largest count that is replayed: twice the largest context window of today."""
+
 _READING = ("SELECT", "PRAGMA", "SHOW", "WITH", "SET", "DESCRIBE", "EXPLAIN")
 _GUARD_PREFIXES = ("__context_guard_", "context_guard:")
 _KEPT_PREFIXES = ("__context_guard_todos_", "context_guard:todos:", COMPACT_NOW_KEY)
@@ -211,6 +214,9 @@ def list_calls(session: Session, agent: str | None = None) -> Iterator[RecordedC
     Args:
         session: The session.
         agent: Only this agent's calls; None lists all.
+
+    Raises:
+        RecordingError: A count cannot be one.
     """
     state: dict[str, Any] = {}
     before: Event | None = None
@@ -223,6 +229,11 @@ def list_calls(session: Session, agent: str | None = None) -> Iterator[RecordedC
         if event.author == "user" or not prompt_tokens:
             before = event
             continue
+        if not 0 < prompt_tokens <= MAX_PROMPT_TOKENS:
+            raise RecordingError(
+                f"event {index}: prompt_token_count is {prompt_tokens:,}; at most "
+                f"{MAX_PROMPT_TOKENS:,} tokens are accepted, and no less than 0"
+            )
         if agent in (None, event.author) and not _is_same_call(before, event):
             yield RecordedCall(index, event, prompt_tokens, _was_guarded(event, state))
         before = event

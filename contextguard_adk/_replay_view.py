@@ -22,7 +22,7 @@ from contextguard_adk._replayed import (
     ReplayedCall,
     measure_accuracy,
 )
-from contextguard_adk._terminal import clean_text
+from contextguard_adk._terminal import clean_text, print_whole
 
 LONG_CALLS = 50
 """From so many calls on there is a progress bar, and the table leaves calls out."""
@@ -34,6 +34,9 @@ SHOWN_BESIDE = 1
 """… and beside each compaction."""
 
 WIDE_COLUMNS = 120
+
+_LEAST_COLUMNS = 20
+"""What is left to the text of a compaction on a narrow terminal."""
 
 
 @contextmanager
@@ -68,7 +71,7 @@ def print_replayed(replayed: Replayed, is_complete: bool) -> None:
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=WIDE_COLUMNS)
-    console.print(_tabulate(console, replayed, is_complete))
+    print_whole(console, _tabulate(console, replayed, is_complete))
     console.print()
     for line in list_facts(replayed):
         console.print(Text(clean_text(console, line)), soft_wrap=True)
@@ -79,7 +82,7 @@ def _tabulate(console: Console, replayed: Replayed, is_complete: bool) -> Table:
     names = ("call", "contents", "estimate", "real", "error", "pressure", "sent")
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("compaction", no_wrap=True)
+    table.add_column("compaction", min_width=_LEAST_COLUMNS)
     has_agents = len({call.agent for call in replayed.calls}) > 1
     if has_agents:
         table.add_column("agent", overflow="fold")

@@ -8,7 +8,8 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.measure import Measurement
 from rich.text import Text
 
 _NOISY_LOGGERS = ("google_adk", "google_genai", "LiteLLM", "opentelemetry")
@@ -22,6 +23,14 @@ def clean_text(console: Console, text: str) -> str:
         text = text.translate(_PLAIN_GLYPHS)
     text = "".join(c if c.isprintable() else "?" for c in text)
     return text.encode(console.encoding, "replace").decode(console.encoding, "replace")
+
+
+def print_whole(console: Console, table: RenderableType) -> None:
+    """Prints a table so wide that no number in it is cut, whatever the terminal."""
+    unbounded = console.options.update(max_width=10_000)
+    least = Measurement.get(console, unbounded, table).minimum
+    console.width = max(console.width, least)
+    console.print(table)
 
 
 class WarningHandler(logging.Handler):

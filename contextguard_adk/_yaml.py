@@ -17,6 +17,9 @@ def load_yaml(text: str) -> object:
         return yaml.load(text, Loader=_UniqueKeysLoader)
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from error
+    except (AttributeError, LookupError, TypeError) as error:
+        # What PyYAML's readers of !!int, !!bool and the like raise for other text.
+        raise ValueError(f"a value does not fit its tag ({error!r})") from error
 
 
 class _UniqueKeysLoader(yaml.SafeLoader):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -13,9 +14,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from contextguard_adk._terminal import clean_text, quiet_logs
+from contextguard_adk._terminal import clean_text, print_whole, quiet_logs
 from contextguard_adk.config import CONFIG_VARIABLE, PluginSettings, load_settings
-from contextguard_adk.strategies import Strategy
+from contextguard_adk.strategies import Pipeline, Strategy
 from contextguard_adk.windows import (
     LitellmRegistry,
     buffer_tokens,
@@ -117,12 +118,24 @@ def examine_settings(
         yield AgentReport(
             agent=agent,
             strategy=type(strategy).__name__,
-            settings=strategy.model_dump(
-                exclude_unset=True, exclude=_SHOWN_ELSEWHERE, serialize_as_any=True
-            ),
+            settings=_dump_settings(strategy),
             summarizer=name,
             budgets=tuple(_list_budgets(strategy, models)),
         )
+
+
+def _dump_settings(strategy: Strategy) -> dict[str, Any]:
+    settings = strategy.model_dump(
+        exclude_unset=True, exclude=_SHOWN_ELSEWHERE, serialize_as_any=True
+    )
+    if isinstance(strategy, Pipeline) and strategy.reducers:
+        settings["reducers"] = [
+            {"reducer": f"{type(reducer).__module__}.{type(reducer).__name__}", **items}
+            for reducer, items in zip(
+                strategy.reducers, settings["reducers"], strict=True
+            )
+        ]
+    return settings
 
 
 def _list_budgets(strategy: Strategy, models: Sequence[str]) -> Iterator[ModelBudgets]:
@@ -138,13 +151,17 @@ def _find_budgets(strategy: Strategy, model: str | None) -> ModelBudgets:
         model or "", configured=strategy.context_window, registry=registry
     )
     is_listed = model and window.source == "registry"
+    due_tokens = threshold_tokens(window.tokens)
+    if isinstance(strategy, Pipeline) and strategy.compression_threshold:
+        early_tokens = math.ceil(strategy.compression_threshold * window.tokens)
+        due_tokens = min(due_tokens, early_tokens)
     return ModelBudgets(
         model=model,
         window_tokens=window.tokens,
         source=window.source,
         registry_entry=registry.entry_name(model) if model and is_listed else None,
         buffer_tokens=buffer_tokens(window.tokens),
-        threshold_tokens=threshold_tokens(window.tokens),
+        threshold_tokens=due_tokens,
         summary_tokens=summary_budget_tokens(window.tokens),
     )
 
@@ -180,9 +197,8 @@ def _print(
         for text in _list_facts(report):
             _line(console, f"  {text}")
         if report.budgets:
-            console.print(
-                Padding(_tabulate(report.budgets), (0, 0, 0, 2), expand=False)
-            )
+            table = Padding(_tabulate(report.budgets), (0, 0, 0, 2), expand=False)
+            print_whole(console, table)
 
 
 def _list_facts(report: AgentReport) -> Iterator[str]:

@@ -40,7 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     try:
         arguments = _build_parser().parse_args(argv)
-        return int(arguments.run(arguments))
+        exit_code = int(arguments.run(arguments))
+        sys.stdout.flush()
+        return exit_code
     except SystemExit as end:  # How argparse ends after --help and --version.
         return int(end.code or 0)
     except _UsageError as error:
@@ -49,10 +51,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("contextguard: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read the output is gone; Python must not flush to it at exit.
+    except OSError as error:
+        # The output cannot be written, or whoever read it is gone; Python must not
+        # flush to it at exit.
         with open(os.devnull, "w") as nowhere:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            print(f"contextguard: error: {error.strerror or error}", file=sys.stderr)
         return EXIT_FAILED
 
 
@@ -168,8 +173,16 @@ def _add_check(commands: argparse._SubParsersAction[_Parser]) -> None:
 
 def _run_check(arguments: argparse.Namespace) -> int:
     from contextguard_adk.check import run_check
+    from contextguard_adk.config import SETTINGS_SUFFIXES
     from contextguard_adk.errors import ConfigError
 
+    for model in arguments.model:
+        if model.lower().endswith(SETTINGS_SUFFIXES):
+            raise _UsageError(
+                f"contextguard check: error: {model!r} stands among the models; name "
+                "the file before --model"
+            )
+    _find_classes_here()
     try:
         return run_check(arguments.config, arguments.model, arguments.json)
     except ConfigError as error:
@@ -244,11 +257,19 @@ def _run_replay(arguments: argparse.Namespace) -> int:
         is_json=arguments.json,
         is_complete=arguments.all,
     )
+    _find_classes_here()
     try:
         return run_replay(command)
     except (RecordingError, ConfigError) as error:
         text = " ".join(str(error).split())
         raise _UsageError(f"contextguard replay: error: {text}") from error
+
+
+def _find_classes_here() -> None:
+    """Lets a settings file name classes in the present folder, as `adk web` does."""
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.append(here)
 
 
 def _parse_folder(text: str) -> Path:

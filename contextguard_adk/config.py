@@ -18,6 +18,9 @@ from contextguard_adk.strategies.base import import_subclass
 CONFIG_VARIABLE = "CONTEXTGUARD_CONFIG"
 """The environment variable that names a file where no arguments are given."""
 
+SETTINGS_SUFFIXES = (".toml", ".yaml", ".yml")
+"""How names of settings files end."""
+
 STRATEGIES: Mapping[str, type[Strategy]] = {
     "threshold": Threshold,
     "sliding_window": SlidingWindow,
@@ -74,9 +77,13 @@ def load_settings(path: str | os.PathLike[str]) -> PluginSettings:
     agents = raw.get("agents", {})
     if not isinstance(agents, dict):
         raise _error(file, "agents", agents, "a table of agents is expected")
+    for name, table in agents.items():
+        if not isinstance(name, str):
+            expected = f"a name in quotes is expected, not {type(name).__name__}"
+            raise _error(file, f"agents.{name}", table, expected)
     values = dict(raw)
     values["agents"] = {
-        str(name): _build_strategy(file, f"agents.{name}", table)
+        name: _build_strategy(file, f"agents.{name}", table)
         for name, table in agents.items()
     }
     if "default" in raw:
@@ -96,7 +103,7 @@ def settings_from_environment() -> PluginSettings | None:
 
 def _read_file(file: Path) -> dict[str, Any]:
     suffix = file.suffix.lower()
-    if suffix not in (".toml", ".yaml", ".yml"):
+    if suffix not in SETTINGS_SUFFIXES:
         raise _complain(file, "the name must end in .toml, .yaml or .yml")
     try:
         text = file.read_text("utf-8-sig")  # Some editors begin files with a mark.

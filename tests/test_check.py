@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -220,3 +221,64 @@ def test_the_registry_names_its_entry(model: str, entry: str | None) -> None:
     assert registry.entry_name(model) == entry
     if entry:
         assert registry.context_window(model) == registry.context_window(entry)
+
+
+def test_a_pipeline_shows_when_it_runs_and_what(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It may run before the threshold, and its own reducers have names."""
+    path = tmp_path / "guard.toml"
+    path.write_text(
+        "[default]\nstrategy = 'pipeline'\ncompression_threshold = 0.75\n"
+        "context_window = 32_000\n[[default.reducers]]\n"
+        "reducer = 'contextguard_adk.TokenWindow'\nbudget_tokens = 500\n"
+    )
+    default = check_json(capsys, str(path))["agents"][0]
+    assert default["budgets"][0]["threshold_tokens"] == 24_000
+    assert default["settings"]["reducers"] == [
+        {
+            "reducer": "contextguard_adk.strategies.reducers.TokenWindow",
+            "budget_tokens": 500,
+        }
+    ]
+
+
+def test_a_file_among_the_models_is_an_error(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would else be taken for a model, and not be read."""
+    assert main(["check", "--model", "gpt-4o", str(config)]) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert "name the file before --model" in output.err
+
+
+def test_classes_of_the_present_folder_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A strategy in a module beside the agents needs no installing."""
+    (tmp_path / "our_strategies_here.py").write_text(
+        "from contextguard_adk import Threshold\n\n\nclass Ours(Threshold):\n    pass\n"
+    )
+    path = tmp_path / "guard.toml"
+    path.write_text("default = 'our_strategies_here.Ours'")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    assert check_json(capsys, str(path))["agents"][0]["strategy"] == "Ours"
+
+
+@pytest.mark.parametrize("columns", ["20", "30", "80"])
+def test_no_number_is_cut(
+    columns: str,
+    config: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """On a narrow terminal the table is wider than it is."""
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert main(["check", str(config), "--model", "gpt-4o"]) == 0
+    printed = capsys.readouterr().out
+    for number in ("128,000", "25,600", "102,400", "12,800"):
+        assert number in printed
+    assert "…" not in printed

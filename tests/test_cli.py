@@ -289,6 +289,21 @@ def test_reader_that_leaves_is_no_traceback(
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_an_output_that_is_full_is_one_line() -> None:
+    """Though it shows only when the last of it is written."""
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-m", "contextguard_adk", "check"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == ["contextguard: error: No space left on device"]
+
+
 def test_output_that_cannot_show_a_character_gets_another() -> None:
     """An ASCII output gets plain glyphs; names lose control characters."""
     raw = io.BytesIO()

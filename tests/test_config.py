@@ -428,6 +428,15 @@ def test_a_mistake_names_file_key_value_and_range(
         pytest.param(
             "guard.yaml", b"a: !!python/object/apply:os.getcwd []", "tag", id="a tag"
         ),
+        pytest.param("guard.yaml", b"a: !!int ''", "tag", id="no number in a tag"),
+        pytest.param("guard.yaml", b"a: !!bool perhaps", "tag", id="neither"),
+        pytest.param("guard.yaml", b"a: !!timestamp now", "tag", id="no time"),
+        pytest.param(
+            "guard.yaml", b"agents: {no: none}", "a name in quotes", id="name as truth"
+        ),
+        pytest.param(
+            "guard.yaml", b"agents: {7: none}", "a name in quotes", id="number as name"
+        ),
         pytest.param("guard.yaml", b"a: 1\n---\nb: 1", "single", id="two documents"),
         pytest.param("guard.yaml", b"? [a]\n: 1", "unhashable", id="a list as key"),
         pytest.param("guard.yaml", b"1: 2", "1 = 1: Keys", id="a number as key"),

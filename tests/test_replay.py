@@ -241,6 +241,25 @@ def test_it_prints_calls_and_sums(
     assert ") saved." in output.out
 
 
+@pytest.mark.parametrize("columns", ["30", "60", "80"])
+def test_no_number_is_cut_on_a_narrow_terminal(
+    columns: str,
+    export: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What a compaction did takes several lines; every number stays whole."""
+    calls = replay_json(capsys, export)["calls"]
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert main(["replay", str(export), "--window", str(WINDOW)]) == 0
+    printed = capsys.readouterr().out
+    assert "…" not in printed
+    for call in calls:
+        assert f"{call['estimated_tokens']:,}" in printed
+        assert f"{call['real_tokens']:,}" in printed
+
+
 def test_a_long_table_is_shortened(
     export: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -612,6 +631,19 @@ def test_a_session_without_counts_cannot_be_replayed(
     path = tmp_path / "session.json"
     path.write_text(session.model_dump_json())
     assert "recorded prompt token count" in fail(capsys, str(path))
+
+
+@pytest.mark.parametrize("tokens", [-5, 10**8, 10**30])
+def test_a_count_that_cannot_be_one_is_one_line(
+    tokens: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No request of such a size is made up to see how the guard would take it."""
+    dumped = json.loads(two_agents().model_dump_json())
+    told = next(each for each in dumped["events"] if each["usage_metadata"])
+    told["usage_metadata"]["prompt_token_count"] = tokens
+    path = tmp_path / "session.json"
+    path.write_text(json.dumps(dumped))
+    assert f"prompt_token_count is {tokens:,}" in fail(capsys, str(path))
 
 
 def test_an_agent_that_never_spoke_is_named(

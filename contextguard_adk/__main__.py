@@ -1,0 +1,9 @@
+"""Runs the command line as `python -m contextguard_adk`."""
+
+from __future__ import annotations
+
+import sys
+
+from contextguard_adk.cli import main
+
+sys.exit(main())
