@@ -121,6 +121,7 @@ class Played:
         cached_tokens: Of those, what a prompt cache serves.
         served_tokens: What it serves of summary requests as well.
         user_facts, tool_facts: Of those planted, how many stand in the last request.
+        ideal_user_facts: The former where the summariser keeps every fact it is shown.
         ideal_tool_facts: The latter where the summariser keeps every fact it is shown.
     """
 
@@ -136,6 +137,7 @@ class Played:
     served_tokens: int = 0
     user_facts: int = 0
     tool_facts: int = 0
+    ideal_user_facts: int = 0
     ideal_tool_facts: int = 0
 
     @property

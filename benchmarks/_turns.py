@@ -31,6 +31,13 @@ RESULT_CHARS = 4_000
 TOKENS_PER_CONTENT = {"text": 215, "languages": 200, "summary": 215, "tools": 800}
 """What o200k_base counts for a content of such a session."""
 
+ROOMY_TOKENS = 100_000_000
+"""A context window that stays nearly empty."""
+
+NEARLY_FULL = "nearly full"
+FULL_RATIO = 0.95
+"""How much of the threshold the largest request of a turn takes there."""
+
 
 class InstantLlm(BaseLlm):
     """A model that calls a tool, and again, and then answers, each at once."""
@@ -129,6 +136,7 @@ class Chat:
     runner: Runner
     sessions: TimedSessions
     base: list[Event]
+    window_tokens: int = ROOMY_TOKENS
 
     async def turn(self) -> list[Event]:
         """Plays a turn and takes it back; returns its events."""
@@ -156,14 +164,27 @@ class Chat:
     async def make_anew(self) -> Chat:
         """Makes the same session in the same state, with a runner and guard of its
         own, as another process would have it."""
-        guard = _make_guard() if self.guard else None
+        guard = _make_guard(self.window_tokens) if self.guard else None
         chat = await _make_chat(self.kind, self.base, guard)
+        chat.window_tokens = self.window_tokens
         chat.sessions.stored.state.update(self.sessions.stored.state)
         return chat
 
 
-def _make_guard() -> ContextGuardPlugin:
-    return ContextGuardPlugin(default=Threshold(context_window=100_000_000))
+def _make_guard(window_tokens: int) -> ContextGuardPlugin:
+    return ContextGuardPlugin(default=Threshold(context_window=window_tokens))
+
+
+def _full_window(kind: str, count: int) -> int:
+    """A window of which the largest request of a turn takes nearly the threshold."""
+    # A turn adds the question and up to seven contents.
+    due_tokens = int((count + 8) * _content_tokens(kind) / FULL_RATIO)
+    # The buffer is 20 %, or 20,000 tokens of windows of 200,000 and more.
+    return due_tokens + 20_000 if due_tokens >= 180_000 else int(due_tokens / 0.8)
+
+
+def _content_tokens(kind: str) -> int:
+    return TOKENS_PER_CONTENT[kind.split(",")[0]]
 
 
 async def _make_chat(
@@ -171,9 +192,7 @@ async def _make_chat(
 ) -> Chat:
     agent = LlmAgent(
         name="agent",
-        model=InstantLlm(
-            model="instant", tokens_per_content=TOKENS_PER_CONTENT[kind.split(",")[0]]
-        ),
+        model=InstantLlm(model="instant", tokens_per_content=_content_tokens(kind)),
         instruction="You help.",
         tools=[look],
     )
@@ -189,7 +208,7 @@ async def _make_chat(
 async def make_pair(kind: str, count: int) -> tuple[Chat, Chat]:
     """Makes the session without the guard and the one with it."""
     events = make_events(kind, count)
-    guarded = await _make_chat(kind, events, _make_guard())
+    guarded = await _make_chat(kind, events, _make_guard(ROOMY_TOKENS))
     stored = guarded.sessions.stored
     if kind.endswith("summary"):
         half = count // 2 // 2 * 2
@@ -209,5 +228,9 @@ async def make_pair(kind: str, count: int) -> tuple[Chat, Chat]:
         for event in events
     ]
     stored.events[:] = guarded.base
+    if kind.endswith(NEARLY_FULL):
+        # Only now: before the first count the estimate is too high to stay below it.
+        guarded.window_tokens = _full_window(kind, count)
+        guarded = await guarded.make_anew()
     bare = [event.model_copy(update={"custom_metadata": None}) for event in events]
     return await _make_chat(kind, bare, None), guarded

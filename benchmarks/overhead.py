@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from rich.progress import track
 
 from benchmarks import _common
-from benchmarks._turns import RESULT_CHARS, Chat, make_pair
+from benchmarks._turns import NEARLY_FULL, RESULT_CHARS, Chat, make_pair
 
 SIZES = (10, 100, 1_000, 5_000)
 PAIRS = 30
@@ -44,6 +44,7 @@ KINDS = {
     "text": "text, below the threshold",
     "languages": "text in German, Spanish, Russian, Arabic, Hindi",
     "tools": f"every second content {RESULT_CHARS // 1_000} KB of nested JSON",
+    f"tools, {NEARLY_FULL}": "the same, just below the threshold",
     "summary": "text, a stored summary covers half",
     "tools, summary": "nested JSON, a stored summary covers half",
 }

@@ -11,16 +11,12 @@ tool-heavy conversations. Where one is not what is promised the exit code is 1.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
-import logging
 import math
-import os
 import random
 import statistics
 import sys
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +33,7 @@ from google.adk.runners import Runner
 from google.adk.sessions import InMemorySessionService
 from google.genai import types
 
+from benchmarks import _common
 from contextguard_adk import (
     CompactionRecord,
     ContextGuardPlugin,
@@ -312,21 +309,15 @@ async def measure() -> dict[str, float]:
 
 def main() -> int:
     """Prints the table, and writes it as JSON where asked; 1 for a broken promise."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path, help="where to write the figures")
-    arguments = parser.parse_args()
-    os.environ.setdefault("ADK_TELEMETRY_SCHEMA_VERSION_OPT_IN", "1")
-    os.environ.setdefault("ADK_CAPTURE_MESSAGE_CONTENT_IN_SPANS", "false")
-    logging.disable(logging.CRITICAL)
-    warnings.simplefilter("ignore")
+    arguments = _common.build_parser(__doc__).parse_args()
+    _common.quiet()
     figures = {**asyncio.run(measure()), **asyncio.run(measure_tool_heavy())}
     broken = find_broken(figures)
     for name, value in figures.items():
         digits = 3 if isinstance(value, float) else 0
         note = "  BROKEN" if name in broken else ""
         print(f"{name:44} {value:10.{digits}f}{note}")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(figures, indent=2) + "\n", "utf-8")
+    _common.write_json(arguments.json, figures)
     return 1 if broken else 0
 
 

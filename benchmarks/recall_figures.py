@@ -1,25 +1,21 @@
 """Measures whether anything is lost: facts planted in long conversations, asked later.
 
-    python benchmarks/recall_figures.py [--json FILE]
+    python benchmarks/recall_figures.py [--json FILE] [--seeds N]
 
 No key and no network is needed. Facts stand at random places in tool results of 4,000
 to 240,000 characters, in the user's messages and in the model's answers. After ten
-compactions a scripted agent wants each of them back. A fact counts as kept when it
-stands in the request, and as reached when at most two calls of `recall_history` show
-it. The exit code is 1 where a fact was out of reach, or a request was refused.
+compactions a scripted agent wants each of them back that a compaction has taken out.
+A fact counts as kept when it stands in the request before it is asked for anything,
+and as reached when at most two calls of `recall_history` show it. The exit code is 1
+where a fact was out of reach, or a request was refused.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
-import logging
-import os
 import random
 import re
 import sys
-import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -32,9 +28,8 @@ from google.adk.models.llm_request import LlmRequest
 from google.adk.runners import Runner
 from google.adk.sessions import InMemorySessionService
 from google.genai import types
-from rich.console import Console
-from rich.table import Table
 
+from benchmarks import _common
 from contextguard_adk import CompactionRecord, ContextGuardPlugin, Threshold
 from contextguard_adk.testing import RecordedRequest, Reply, SimulatedLlm, call
 
@@ -89,7 +84,6 @@ class Figures:
     facts: int = 0
     compactions: int = 0
     refused: int = 0
-    compacted: int = 0
     shown_to_summariser: int = 0
     fitting: int = 0
     fitting_shown: int = 0
@@ -211,23 +205,25 @@ class Conversation:
             words = " ".join(self._filler(120))
             fact = self._new_fact()
             await self._say(f"{turn}. {fact.line} Now look further. {words}")
-        self._judge_prompts()
-        self.figures.facts = len(self.facts)
-        for fact in self.facts:
-            if fact.value in self._last_agent_request().text:
+        facts = self._judge_prompts()
+        self.figures.facts = len(facts)
+        request = self._last_agent_request().text
+        for fact in facts:
+            if fact.value in request:
                 self.figures.in_request += 1
-                continue
-            await self._ask(fact)
+            else:
+                await self._ask(fact)
         self.figures.refused = self.llm.rejections + self.llm.violations
         return self.figures
 
-    def _judge_prompts(self) -> None:
-        """Counts the facts that the summariser was shown.
+    def _judge_prompts(self) -> list[Fact]:
+        """Counts the facts that the summariser was shown; returns the compacted ones.
 
         A fact fits where nothing was shortened or left out in the prompts of the
         compaction that took it out of the request.
         """
         requests = self.llm.requests
+        compacted = []
         for fact in self.facts:
             prompts: list[RecordedRequest] = []
             for record in requests[fact.request_count :]:
@@ -239,10 +235,11 @@ class Conversation:
                 continue  # It was never compacted.
             is_shown = any(fact.value in record.text for record in prompts)
             is_whole = not any(" left out" in record.text for record in prompts)
-            self.figures.compacted += 1
+            compacted.append(fact)
             self.figures.shown_to_summariser += is_shown
             self.figures.fitting += is_whole
             self.figures.fitting_shown += is_whole and is_shown
+        return compacted
 
     def _last_agent_request(self) -> RecordedRequest:
         return next(r for r in reversed(self.llm.requests) if not r.is_summary)
@@ -283,8 +280,7 @@ class Conversation:
 
 
 def _print(all_figures: list[Figures]) -> None:
-    table = Table(title="Facts after ten compactions and more")
-    columns = (
+    header = (
         "window",
         "facts",
         "compactions",
@@ -296,25 +292,31 @@ def _print(all_figures: list[Figures]) -> None:
         "second recall",
         "out of reach",
     )
-    for column in columns:
-        table.add_column(column, justify="right")
-    for f in all_figures:
-        table.add_row(
+    rows = [
+        [
             f"{f.window_tokens:,}",
-            f"{f.facts}",
-            f"{f.compactions}",
-            f"{f.refused}",
-            f"{f.shown_to_summariser} of {f.compacted}",
+            f.facts,
+            f.compactions,
+            f.refused,
+            f"{f.shown_to_summariser} of {f.facts}",
             f"{f.fitting_shown} of {f.fitting}",
-            f"{f.in_request / f.facts:.0%}",
-            f"{f.first_recall / f.facts:.0%}",
-            f"{f.second_recall / f.facts:.0%}",
-            f"{f.out_of_reach}",
-        )
-    Console().print(table)
-    facts = sum(f.facts for f in all_figures)
-    lost = sum(f.out_of_reach for f in all_figures)
-    print(f"{facts - lost} of {facts} facts are in the request or within two recalls.")
+            f.in_request,
+            f.first_recall,
+            f.second_recall,
+            f.out_of_reach,
+        ]
+        for f in all_figures
+    ]
+    facts, kept, first, second = (
+        sum(getattr(f, name) for f in all_figures)
+        for name in ("facts", "in_request", "first_recall", "second_recall")
+    )
+    notes = (
+        f"Of {facts} facts {kept} ({kept / facts:.0%}) are in the request, {first} on "
+        f"the first page of a recall, {second} on the second."
+    )
+    title = "Facts taken out by a compaction, after ten of them and more"
+    _common.print_table(title, header, rows, notes)
 
 
 async def measure(windows_tokens: tuple[int, ...], seeds: int) -> list[Figures]:
@@ -328,17 +330,16 @@ async def measure(windows_tokens: tuple[int, ...], seeds: int) -> list[Figures]:
 
 def main() -> int:
     """Prints the figures; 1 where something was lost or refused."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", metavar="FILE", type=Path)
-    parser.add_argument("--seeds", type=int, default=2)
-    args = parser.parse_args()
-    warnings.simplefilter("ignore")
-    os.environ["ADK_CAPTURE_MESSAGE_CONTENT_IN_SPANS"] = "false"
-    logging.getLogger("google_adk").setLevel(logging.ERROR)
-    all_figures = asyncio.run(measure(WINDOWS_TOKENS, args.seeds))
+    parser = _common.build_parser(__doc__)
+    parser.add_argument(
+        "--seeds", type=int, default=2, metavar="N", help="conversations of each window"
+    )
+    arguments = parser.parse_args()
+    _common.quiet()
+    all_figures = asyncio.run(measure(WINDOWS_TOKENS, arguments.seeds))
     _print(all_figures)
-    if args.json:
-        args.json.write_text(json.dumps([asdict(f) for f in all_figures], indent=2))
+    figures = {"conversations": [asdict(found) for found in all_figures]}
+    _common.write_json(arguments.json, figures)
     return int(any(f.is_broken for f in all_figures))
 
 

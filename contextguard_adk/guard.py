@@ -71,9 +71,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("contextguard_adk.guard")
 
-TRUST_RATIO = 0.5
+TRUST_RATIO = 0.8
 """Of the threshold: while the provider last counted less, old results are not looked
-through again in each run, and one that was edited in place may count what it did."""
+through again in each run, and one that was edited in place may count what it did.
+To overflow so, it would have to grow unseen by the rest, and the buffer."""
 
 
 class ModelCall:

@@ -4,7 +4,7 @@ A session service hands out copies, or rows read anew, so nothing is known again
 identity. A fingerprint, on which it depends what the model sees, is known by all that
 is in the content. To look through every result once a run takes longer than anything
 else in a model call, though. So a size is known by the event, and by an outline that
-shows most edits; the guard relies on that while the window is far from full.
+shows most edits; the guard relies on that until the window is nearly full.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ async def test_the_comparison_says_what_it_compares(
     for way in compare.WAYS:
         assert way.name in printed
     assert figures["ways"]["no guard"]["lost_turns"] > 0
-    assert figures["against_baseline"]["no guard"] is None
+    assert figures["against"][compare.BASELINE]["no guard"] is None
     assert figures["ways"]["no guard"]["tool_facts"] == 0
 
 

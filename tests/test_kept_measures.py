@@ -282,6 +282,37 @@ async def test_a_run_knows_what_the_ones_before_have_measured(looks: Counted) ->
         assert record.estimated_tokens >= record.real_tokens
 
 
+@pytest.mark.skipif(
+    EventsCompactionConfig.model_fields["compaction_interval"].is_required(),
+    reason="this google-adk copies what tools returned for every call",
+)
+async def test_sizes_are_taken_anew_where_the_window_is_nearly_full(
+    looks: Counted,
+) -> None:
+    """Below four fifths of the threshold, old results are not looked through."""
+
+    async def play(window_tokens: int) -> tuple[list[CallRecord], int]:
+        records: list[CallRecord] = []
+        guard = ContextGuardPlugin(
+            default=Threshold(context_window=window_tokens), on_call=records.append
+        )
+        script = [call_part("fetch"), "Done."] * 20
+        llm = SimulatedLlm(script=[*script, "Good."], token_ratio=1.0)
+        chat = Chat(guarded_agent(llm, [fetch]), [guard])
+        for number in range(20):
+            await chat.say(f"Go {number}.")
+        looks.take()
+        await chat.say("How is it?")
+        return records, looks.take()
+
+    records, count = await play(1_000_000)
+    assert count < 5
+    used_tokens = records[-1].real_tokens or 0
+    nearly_full, count = await play(int(used_tokens / 0.9 / 0.8))
+    assert not any(record.compaction for record in nearly_full)
+    assert count >= 20
+
+
 def fetch() -> dict[str, Any]:
     """Fetches."""
     return copy.deepcopy(RESULT)

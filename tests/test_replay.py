@@ -255,9 +255,9 @@ def test_no_number_is_cut_on_a_narrow_terminal(
     assert main(["replay", str(export), "--window", str(WINDOW)]) == 0
     printed = capsys.readouterr().out
     assert "…" not in printed
-    for call in calls:
-        assert f"{call['estimated_tokens']:,}" in printed
-        assert f"{call['real_tokens']:,}" in printed
+    for each in calls:
+        assert f"{each['estimated_tokens']:,}" in printed
+        assert f"{each['real_tokens']:,}" in printed
 
 
 def test_a_long_table_is_shortened(
