@@ -296,8 +296,8 @@ async def test_sizes_are_taken_anew_where_the_window_is_nearly_full(
         guard = ContextGuardPlugin(
             default=Threshold(context_window=window_tokens), on_call=records.append
         )
-        script = [call_part("fetch"), "Done."] * 20
-        llm = SimulatedLlm(script=[*script, "Good."], token_ratio=1.0)
+        script: list[Any] = [*([call_part("fetch"), "Done."] * 20), "Good."]
+        llm = SimulatedLlm(script=script, token_ratio=1.0)
         chat = Chat(guarded_agent(llm, [fetch]), [guard])
         for number in range(20):
             await chat.say(f"Go {number}.")
