@@ -177,8 +177,8 @@ def _make_guard(window_tokens: int) -> ContextGuardPlugin:
 
 def _full_window(kind: str, count: int) -> int:
     """A window of which the largest request of a turn takes nearly the threshold."""
-    # A turn adds the question and up to seven contents.
-    due_tokens = int((count + 8) * _content_tokens(kind) / FULL_RATIO)
+    # The last call of a turn has its question, three calls and three results as well.
+    due_tokens = int((count + 7) * _content_tokens(kind) / FULL_RATIO)
     # The buffer is 20 %, or 20,000 tokens of windows of 200,000 and more.
     return due_tokens + 20_000 if due_tokens >= 180_000 else int(due_tokens / 0.8)
 
@@ -232,5 +232,8 @@ async def make_pair(kind: str, count: int) -> tuple[Chat, Chat]:
         # Only now: before the first count the estimate is too high to stay below it.
         guarded.window_tokens = _full_window(kind, count)
         guarded = await guarded.make_anew()
+        await guarded.turn()
+        if any("summary" in key for key in guarded.sessions.stored.state):
+            raise RuntimeError("the window is too full")
     bare = [event.model_copy(update={"custom_metadata": None}) for event in events]
     return await _make_chat(kind, bare, None), guarded

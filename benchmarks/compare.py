@@ -86,13 +86,17 @@ def _adk(name: str, kept_events: int, is_early: bool = False) -> Way:
     return Way(name, app=configure)
 
 
-def _ours(strategy: type[Strategy], name: str = "", **settings: Any) -> Way:
+def _ours(
+    strategy: type[Strategy], name: str = "", share: float = 1.0, **settings: Any
+) -> Way:
     return Way(
         name or strategy.__name__,
         is_ours=True,
         plugins=lambda talk: [
             ContextGuardPlugin(
-                default=strategy(context_window=talk.configured_tokens, **settings)
+                default=strategy(
+                    context_window=int(share * talk.configured_tokens), **settings
+                )
             )
         ],
     )
@@ -110,6 +114,7 @@ WAYS = (
     _adk(EARLY, 0, is_early=True),
     _adk("ADK compaction, keeps 6", 6),
     _ours(Threshold),
+    _ours(Threshold, "Threshold, at half", share=0.5 / 0.8),
     _ours(SlidingWindow),
     _ours(Pipeline),
     _ours(
@@ -131,8 +136,9 @@ ADK compaction, keeps N  EventsCompactionConfig(token_threshold=ours: 80 % of th
 ADK compaction, at half  the same, keeps 0, token_threshold=half of the window.
 Threshold, SlidingWindow, Pipeline
                          this package with context_window set, all else default.
-Pipeline, last Nk        the same, but for window=TokenWindow(budget_tokens=N,000):
-                         what is older leaves without a summary.
+Threshold, at half       the same with 5/8 of the window: half of it is its threshold.
+Pipeline, last Nk        all default but window=TokenWindow(budget_tokens=N,000): what
+                         is older leaves without a summary.
 
 rejections       requests that the provider refused as too long.
 broken pairs     requests refused for a call without its result, or the reverse.

@@ -336,7 +336,7 @@ def main() -> int:
     )
     arguments = parser.parse_args()
     _common.quiet()
-    all_figures = asyncio.run(measure(WINDOWS_TOKENS, arguments.seeds))
+    all_figures = asyncio.run(measure(WINDOWS_TOKENS, max(1, arguments.seeds)))
     _print(all_figures)
     figures = {"conversations": [asdict(found) for found in all_figures]}
     _common.write_json(arguments.json, figures)

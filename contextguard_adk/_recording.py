@@ -20,7 +20,7 @@ from contextguard_adk.telemetry import METADATA_KEY
 
 _SQLITE_MAGIC = b"SQLite format 3\0"
 MAX_PROMPT_TOKENS = 20_000_000
-"""The largest count that is replayed: twice the largest context window of today."""
+"""The largest count that is replayed: a request of that size is made up for it."""
 
 _READING = ("SELECT", "PRAGMA", "SHOW", "WITH", "SET", "DESCRIBE", "EXPLAIN")
 _GUARD_PREFIXES = ("__context_guard_", "context_guard:")
@@ -229,12 +229,12 @@ def list_calls(session: Session, agent: str | None = None) -> Iterator[RecordedC
         if event.author == "user" or not prompt_tokens:
             before = event
             continue
-        if not 0 < prompt_tokens <= MAX_PROMPT_TOKENS:
-            raise RecordingError(
-                f"event {index}: prompt_token_count is {prompt_tokens:,}; at most "
-                f"{MAX_PROMPT_TOKENS:,} tokens are accepted, and no less than 0"
-            )
         if agent in (None, event.author) and not _is_same_call(before, event):
+            if not 0 < prompt_tokens <= MAX_PROMPT_TOKENS:
+                raise RecordingError(
+                    f"event {index}: prompt_token_count is {prompt_tokens:,}; 0 to "
+                    f"{MAX_PROMPT_TOKENS:,} tokens are accepted"
+                )
             yield RecordedCall(index, event, prompt_tokens, _was_guarded(event, state))
         before = event
 

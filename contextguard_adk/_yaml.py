@@ -19,7 +19,7 @@ def load_yaml(text: str) -> object:
         raise ValueError(str(error)) from error
     except (AttributeError, LookupError, TypeError) as error:
         # What PyYAML's readers of !!int, !!bool and the like raise for other text.
-        raise ValueError(f"a value does not fit its tag ({error!r})") from error
+        raise ValueError("a value does not fit its tag") from error
 
 
 class _UniqueKeysLoader(yaml.SafeLoader):

@@ -46,7 +46,7 @@ class ModelBudgets:
         source: Where it comes from: the settings, litellm's table, or nowhere.
         registry_entry: The entry of that table.
         buffer_tokens: What is kept free.
-        threshold_tokens: From here on a compaction is due.
+        threshold_tokens: From here on a compaction is due, or a pipeline tries one.
         summary_tokens: What a summary may take.
     """
 
@@ -128,7 +128,7 @@ def _dump_settings(strategy: Strategy) -> dict[str, Any]:
     settings = strategy.model_dump(
         exclude_unset=True, exclude=_SHOWN_ELSEWHERE, serialize_as_any=True
     )
-    if isinstance(strategy, Pipeline) and strategy.reducers:
+    if isinstance(strategy, Pipeline) and "reducers" in settings:
         settings["reducers"] = [
             {"reducer": f"{type(reducer).__module__}.{type(reducer).__name__}", **items}
             for reducer, items in zip(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib.metadata
 import os
 import sys
@@ -52,12 +53,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("contextguard: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except OSError as error:
-        # The output cannot be written, or whoever read it is gone; Python must not
-        # flush to it at exit.
+        if error.errno == errno.ENOSPC:
+            print(f"contextguard: error: {error}", file=sys.stderr)
+        elif not isinstance(error, BrokenPipeError):
+            raise
+        # Nobody takes the output any more; Python must not flush to it at exit.
         with open(os.devnull, "w") as nowhere:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
-        if not isinstance(error, BrokenPipeError):
-            print(f"contextguard: error: {error.strerror or error}", file=sys.stderr)
         return EXIT_FAILED
 
 
@@ -266,7 +268,10 @@ def _run_replay(arguments: argparse.Namespace) -> int:
 
 
 def _find_classes_here() -> None:
-    """Lets a settings file name classes in the present folder, as `adk web` does."""
+    """Lets a settings file name classes in the present folder.
+
+    As `adk web` does with the folder that it is given, by default the present one.
+    """
     here = os.getcwd()
     if here not in sys.path:
         sys.path.append(here)

@@ -74,7 +74,8 @@ logger = logging.getLogger("contextguard_adk.guard")
 TRUST_RATIO = 0.8
 """Of the threshold: while the provider last counted less, old results are not looked
 through again in each run, and one that was edited in place may count what it did.
-To overflow so, it would have to grow unseen by the rest, and the buffer."""
+To overflow so, such an edit must add more than the buffer while the run itself adds all
+that is left below the threshold; the provider's refusal is then recovered from."""
 
 
 class ModelCall:

@@ -301,7 +301,9 @@ def test_an_output_that_is_full_is_one_line() -> None:
             check=False,
         )
     assert done.returncode == 1
-    assert done.stderr.splitlines() == ["contextguard: error: No space left on device"]
+    assert done.stderr.splitlines() == [
+        "contextguard: error: [Errno 28] No space left on device"
+    ]
 
 
 def test_output_that_cannot_show_a_character_gets_another() -> None:

@@ -85,7 +85,6 @@ class Strategy(BaseModel, ABC):
         extra="forbid",
         arbitrary_types_allowed=True,
         populate_by_name=True,
-        defer_build=True,  # Importing the package would else take longer.
     )
 
     context_window: int | None = Field(

@@ -26,7 +26,7 @@ class Reducer(BaseModel, ABC):
     A reducer is a value like a strategy: frozen settings and one method.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     @abstractmethod
     async def reduce(self, reduction: Reduction) -> StrategyResult:
