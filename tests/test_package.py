@@ -100,6 +100,7 @@ LAYERS = (
     "_demo_run",
     "demo",
     "cli",
+    "__main__",
 )
 """Every module may import those above it; "" is the package itself."""
 
