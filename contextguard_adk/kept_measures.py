@@ -69,8 +69,8 @@ class Recent(Generic[K, V]):
 class KeptMeasures:
     """What the last two runs of one session have met.
 
-    Sizes and digests alone, nothing of what was said: some 200 bytes for each call and
-    result, and for each text that is not ASCII.
+    Sizes and digests alone, nothing of what was said: 200 to 500 bytes for each call
+    and result, and for each text that is not ASCII.
 
     Attributes:
         texts: What texts measure, by their length and Python's own hash.
