@@ -16,7 +16,7 @@ from typing import Any
 from pydantic_core import to_json
 
 from benchmarks import _common
-from contextguard_adk import _simulated
+from contextguard_adk.testing import provider as _simulated
 
 _SAYINGS = (
     "Incident {0}: {1} quarantined, shard {2} reassigned to {4} at {3}.",

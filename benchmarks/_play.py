@@ -20,9 +20,10 @@ from google.genai import types
 from pydantic import Field
 
 from benchmarks._conversations import Conversation
-from contextguard_adk import _extractive, _simulated
+from contextguard_adk.measuring.budgets import summary_budget_tokens
 from contextguard_adk.testing import Reply, SimulatedLlm
-from contextguard_adk.windows import summary_budget_tokens
+from contextguard_adk.testing import extractive as _extractive
+from contextguard_adk.testing import provider as _simulated
 
 INSTRUCTION = "You help an engineer with whatever is asked, and use the tools for it."
 

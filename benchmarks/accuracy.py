@@ -38,8 +38,9 @@ from google.genai import types
 from rich.progress import track
 
 from benchmarks import _common
-from contextguard_adk import ContextGuardPlugin, Threshold, _simulated
+from contextguard_adk import ContextGuardPlugin, Threshold
 from contextguard_adk.testing import Reply, SimulatedLlm
+from contextguard_adk.testing import provider as _simulated
 from contextguard_adk.usage import call_key
 
 WINDOW_TOKENS = 32_000

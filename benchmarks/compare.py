@@ -41,8 +41,8 @@ from contextguard_adk import (
     Threshold,
     TokenWindow,
 )
+from contextguard_adk.measuring.budgets import threshold_tokens
 from contextguard_adk.testing import SimulatedLlm
-from contextguard_adk.windows import threshold_tokens
 
 WINDOW_TOKENS = 16_000
 KEPT_INVOCATIONS = 3

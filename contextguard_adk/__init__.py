@@ -1,9 +1,10 @@
 """Keeps every Google ADK agent inside its model's context window."""
 
-from contextguard_adk.compaction import Budgets, Compaction, CompactionContext
 from contextguard_adk.errors import ConfigError, ContextGuardError, SummaryError
+from contextguard_adk.history.state import request_compaction
+from contextguard_adk.measuring.budgets import Budgets
 from contextguard_adk.plugin import ContextGuardPlugin
-from contextguard_adk.state import request_compaction
+from contextguard_adk.providers.windows import ModelRegistry
 from contextguard_adk.strategies import (
     MessageWindow,
     Pipeline,
@@ -17,9 +18,9 @@ from contextguard_adk.strategies import (
     TokenWindow,
     ToolOutputTruncation,
 )
+from contextguard_adk.summarizing.context import Compaction, CompactionContext
+from contextguard_adk.summarizing.todos import TodosTool
 from contextguard_adk.telemetry import CallRecord, CompactionRecord, PressureRecord
-from contextguard_adk.todos import TodosTool
-from contextguard_adk.windows import ModelRegistry
 
 __all__ = [
     "Budgets",

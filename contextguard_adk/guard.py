@@ -14,56 +14,52 @@ from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
-from contextguard_adk.assembly import render_request
-from contextguard_adk.calibration import (
+from contextguard_adk.history.rendering import render_request
+from contextguard_adk.history.state import GuardState
+from contextguard_adk.history.stored_summary import StoredSummary
+from contextguard_adk.history.view import HistoryView
+from contextguard_adk.kept_measures import KeptMeasures
+from contextguard_adk.measuring.budgets import (
+    Budgets,
+    summary_budget_tokens,
+    threshold_tokens,
+)
+from contextguard_adk.measuring.calibration import (
     DEFAULT_CORRECTION,
     correction_factor,
     estimate_prompt_tokens,
+    token_counter,
 )
-from contextguard_adk.compaction import (
-    Budgets,
-    Compaction,
-    CompactionContext,
-    Reason,
+from contextguard_adk.measuring.shortening import TokenCounter
+from contextguard_adk.measuring.tokens import (
+    estimate_config_tokens,
+    text_bytes,
 )
-from contextguard_adk.history_view import HistoryView, StoredSummary
-from contextguard_adk.kept_measures import KeptMeasures
 from contextguard_adk.memory import CallInFlight, Memory, SessionKey
-from contextguard_adk.overflow import MIN_LIMIT_TOKENS
 from contextguard_adk.pressure import Pressure
-from contextguard_adk.prompt_cache import ConversationEnd
-from contextguard_adk.recall_offer import RecallOffer
+from contextguard_adk.providers.overflow import MIN_LIMIT_TOKENS
+from contextguard_adk.providers.windows import ModelRegistry, resolve_context_window
+from contextguard_adk.recall.offer import RecallOffer
 from contextguard_adk.restraint import Restraint
 from contextguard_adk.run_cache import RunCache
-from contextguard_adk.state import GuardState
 from contextguard_adk.strategies.base import Strategy
-from contextguard_adk.summarizer import token_counter
 from contextguard_adk.summarizers import Summarizers
-from contextguard_adk.summary_call import SummaryModel
+from contextguard_adk.summarizing.context import Compaction, CompactionContext, Reason
+from contextguard_adk.summarizing.in_place import ConversationEnd
+from contextguard_adk.summarizing.summary_call import SummaryModel
+from contextguard_adk.summarizing.todos import (
+    TODOS_TOOL,
+    load_todos,
+    render_todos,
+    write_todo_list,
+)
 from contextguard_adk.summary_store import SummaryStore
 from contextguard_adk.telemetry import (
     CompactionRecord,
     Observers,
     report_compaction,
 )
-from contextguard_adk.todos import (
-    TODOS_TOOL,
-    load_todos,
-    render_todos,
-    write_todo_list,
-)
-from contextguard_adk.tokens import (
-    estimate_config_tokens,
-    text_bytes,
-)
-from contextguard_adk.transcript import TokenCounter
 from contextguard_adk.usage import call_key, name_session
-from contextguard_adk.windows import (
-    ModelRegistry,
-    resolve_context_window,
-    summary_budget_tokens,
-    threshold_tokens,
-)
 
 if TYPE_CHECKING:
     from google.adk.agents.callback_context import CallbackContext

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from google.genai import types
 
-from contextguard_adk.tokens import PartMeasure
+from contextguard_adk.measuring.tokens import PartMeasure
 
 if TYPE_CHECKING:
     from google.adk.events.event import Event

@@ -23,21 +23,23 @@ from contextguard_adk.config import (
     settings_from_environment,
 )
 from contextguard_adk.guard import ModelCall
-from contextguard_adk.last_resort import cut_request
+from contextguard_adk.history.state import declares_state_schema
+from contextguard_adk.measuring.budgets import threshold_tokens
 from contextguard_adk.memory import Memory
 from contextguard_adk.neighbours import (
     is_held_by_provider,
     warn_of_native_compaction,
     warn_of_second_guard,
 )
-from contextguard_adk.overflow import parse_overflow
-from contextguard_adk.recovery import (
+from contextguard_adk.providers.overflow import parse_overflow
+from contextguard_adk.providers.windows import ModelRegistry, resolve_context_window
+from contextguard_adk.recovery.fit import cut_request
+from contextguard_adk.recovery.resend import (
     Recovery,
     measure_sent,
     resolve_model,
     restore_contents,
 )
-from contextguard_adk.state import declares_state_schema
 from contextguard_adk.strategies import Strategy, Threshold
 from contextguard_adk.telemetry import (
     CallRecord,
@@ -52,11 +54,6 @@ from contextguard_adk.usage import (
     name_session,
     record_usage,
     report_answer,
-)
-from contextguard_adk.windows import (
-    ModelRegistry,
-    resolve_context_window,
-    threshold_tokens,
 )
 
 logger = logging.getLogger("contextguard_adk.plugin")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from contextguard_adk.compaction import CompactionContext
 from contextguard_adk.memory import Memory, SessionKey
+from contextguard_adk.summarizing.context import CompactionContext
 from contextguard_adk.telemetry import Observers, PressureRecord, report_pressure
 
 

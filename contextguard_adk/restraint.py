@@ -6,9 +6,10 @@ import logging
 
 from google.genai import types
 
-from contextguard_adk.calibration import request_spare_tokens
-from contextguard_adk.compaction import Budgets, CompactionContext
+from contextguard_adk.measuring.budgets import Budgets
+from contextguard_adk.measuring.calibration import request_spare_tokens
 from contextguard_adk.memory import Memory, SessionKey
+from contextguard_adk.summarizing.context import CompactionContext
 
 logger = logging.getLogger("contextguard_adk.restraint")
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from google.genai import types
 
-from contextguard_adk.coverage import fingerprint
+from contextguard_adk.history.coverage import fingerprint
+from contextguard_adk.history.origin import EventIndex, find_history
 from contextguard_adk.kept_measures import KeptMeasures, Origins, Recent, exact_key
-from contextguard_adk.provenance import EventIndex, find_history
-from contextguard_adk.tokens import (
+from contextguard_adk.measuring.tokens import (
     PartMeasure,
     estimate_contents_tokens,
     measure_part,

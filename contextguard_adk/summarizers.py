@@ -10,10 +10,10 @@ from google.adk.models.llm_request import LlmRequest
 from google.adk.models.registry import LLMRegistry
 
 from contextguard_adk.memory import Memory
-from contextguard_adk.prompts import SUMMARY_INSTRUCTION
+from contextguard_adk.providers.windows import ModelRegistry, resolve_context_window
 from contextguard_adk.strategies.base import Strategy
-from contextguard_adk.summary_call import SummaryModel
-from contextguard_adk.windows import ModelRegistry, resolve_context_window
+from contextguard_adk.summarizing.prompts import SUMMARY_INSTRUCTION
+from contextguard_adk.summarizing.summary_call import SummaryModel
 
 logger = logging.getLogger("contextguard_adk.summarizers")
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from contextguard_adk.coverage import decode_covered, encode_covered
-from contextguard_adk.history_view import HistoryView, StoredSummary
-from contextguard_adk.ledger import dump_ledger, load_ledger
+from contextguard_adk.history.coverage import decode_covered, encode_covered
+from contextguard_adk.history.state import GuardState
+from contextguard_adk.history.stored_summary import StoredSummary, SummaryMark
+from contextguard_adk.history.view import HistoryView
 from contextguard_adk.memory import Memory, SessionKey
-from contextguard_adk.state import GuardState, SummaryMark
 
 logger = logging.getLogger("contextguard_adk.summary_store")
 
@@ -118,3 +119,19 @@ def _split_text(stored: str, mark: SummaryMark) -> tuple[str, str, str]:
         return stored, "", ""  # The mark belongs to another text.
     todos, index = stored[todos_at:index_at], stored[index_at:]
     return stored[:todos_at], todos.removeprefix(_GAP), index.removeprefix(_GAP)
+
+
+def dump_ledger(excerpts: Sequence[str]) -> str:
+    """Writes a ledger as one string for session state."""
+    return json.dumps(list(excerpts), ensure_ascii=False)
+
+
+def load_ledger(stored: str) -> list[str]:
+    """Reads what `dump_ledger` wrote; anything else is an empty ledger."""
+    try:
+        values = json.loads(stored) if stored else []
+    except (ValueError, RecursionError):
+        return []
+    if not isinstance(values, list):
+        return []
+    return [value for value in values if isinstance(value, str)]

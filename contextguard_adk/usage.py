@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from google.adk.models.llm_response import LlmResponse
 
-from contextguard_adk.calibration import request_spare_tokens
+from contextguard_adk.history.state import GuardState
+from contextguard_adk.measuring.calibration import request_spare_tokens
 from contextguard_adk.memory import CallInFlight, CallKey, Memory
 from contextguard_adk.run_cache import RunCache
-from contextguard_adk.state import GuardState
 from contextguard_adk.telemetry import (
     METADATA_KEY,
     CallRecord,

@@ -38,8 +38,8 @@ from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
 from contextguard_adk import ContextGuardPlugin, Threshold
-from contextguard_adk._simulated import list_content_texts
 from contextguard_adk.testing import Reply, SimulatedLlm, call
+from contextguard_adk.testing.provider import list_content_texts
 
 APP, USER, SESSION = "app", "user", "session"
 WINDOW = 4_000

@@ -21,8 +21,8 @@ from google.adk.tools.base_tool import BaseTool
 from google.genai import types
 from pydantic_core import to_json
 
-from contextguard_adk import _simulated
-from contextguard_adk.windows import summary_budget_tokens, threshold_tokens
+from contextguard_adk.measuring.budgets import summary_budget_tokens, threshold_tokens
+from contextguard_adk.testing import provider as _simulated
 from tests.builders import Conversation, ScriptedTool, ToolUse, Turn
 
 LARGEST_BPE_WINDOW_TOKENS = 32_000

@@ -24,10 +24,10 @@ from google.genai import types
 from pydantic import Field
 
 from contextguard_adk import ContextGuardPlugin, SlidingWindow, Strategy, Threshold
-from contextguard_adk.compaction import Compaction, CompactionContext
-from contextguard_adk.coverage import decode_covered
-from contextguard_adk.prompts import SUMMARY_BEGIN, SUMMARY_END
-from contextguard_adk.state import SummaryMark
+from contextguard_adk.history.coverage import decode_covered
+from contextguard_adk.history.rendering import SUMMARY_BEGIN, SUMMARY_END
+from contextguard_adk.history.stored_summary import SummaryMark
+from contextguard_adk.summarizing.context import Compaction, CompactionContext
 from contextguard_adk.testing import (
     ContextOverflowError,
     RecordedRequest,

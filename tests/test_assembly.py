@@ -11,18 +11,19 @@ from google.genai import types
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contextguard_adk.assembly import (
+from contextguard_adk.history.coverage import cover, fingerprint
+from contextguard_adk.history.pairs import keep_pairs_whole
+from contextguard_adk.history.rendering import (
+    continuation_text,
     find_fingerprint,
     find_quoted_request,
     render_head,
     render_request,
+    summary_text,
 )
-from contextguard_adk.coverage import cover, fingerprint
-from contextguard_adk.history import keep_pairs_whole
-from contextguard_adk.history_view import HistoryView, StoredSummary
-from contextguard_adk.prompts import continuation_text, summary_text
-from contextguard_adk.state import SummaryMark
-from contextguard_adk.truncation import Truncation
+from contextguard_adk.history.stored_summary import StoredSummary, SummaryMark
+from contextguard_adk.history.truncation import Truncation
+from contextguard_adk.history.view import HistoryView
 from tests.builders import (
     MadeHistory,
     call,

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from contextguard_adk.check import DEFAULT
-from contextguard_adk.cli import main
 from contextguard_adk.config import CONFIG_VARIABLE
-from contextguard_adk.windows import LitellmRegistry
+from contextguard_adk.providers.windows import LitellmRegistry
+from contextguard_adk.tools.check import DEFAULT
+from contextguard_adk.tools.cli import main
 
 SETTINGS = """
 warning_threshold = 0.8

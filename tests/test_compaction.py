@@ -11,16 +11,16 @@ import pytest
 from google.genai import types
 
 from contextguard_adk import Budgets, Compaction, CompactionContext
-from contextguard_adk.compaction import Reason
-from contextguard_adk.coverage import cover, fingerprint
-from contextguard_adk.drafts import Drafts
-from contextguard_adk.history import pair_contents
-from contextguard_adk.history_view import HistoryView, StoredSummary
-from contextguard_adk.items import INDEX_GAP
-from contextguard_adk.state import SummaryMark
-from contextguard_adk.summary_call import SummaryModel
+from contextguard_adk.history.coverage import cover, fingerprint
+from contextguard_adk.history.pairs import pair_contents
+from contextguard_adk.history.stored_summary import StoredSummary, SummaryMark
+from contextguard_adk.history.view import HistoryView
+from contextguard_adk.measuring.budgets import summary_budget_tokens, threshold_tokens
+from contextguard_adk.summarizing.compose import Drafts
+from contextguard_adk.summarizing.context import Reason
+from contextguard_adk.summarizing.items import INDEX_GAP
+from contextguard_adk.summarizing.summary_call import SummaryModel
 from contextguard_adk.testing import SimulatedLlm
-from contextguard_adk.windows import summary_budget_tokens, threshold_tokens
 from tests.builders import call, calls, event, model, response, user
 from tests.builders import call_part as part
 

@@ -17,7 +17,7 @@ from google.genai import types
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contextguard_adk.coverage import (
+from contextguard_adk.history.coverage import (
     BLOCK_COUNT,
     FINGERPRINT_BYTES,
     MAX_BLOCKS,

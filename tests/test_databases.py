@@ -30,8 +30,8 @@ from sqlalchemy import make_url, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from contextguard_adk import ContextGuardPlugin, SlidingWindow, Strategy, Threshold
-from contextguard_adk.coverage import decode_covered, fingerprint
-from contextguard_adk.state import SummaryMark
+from contextguard_adk.history.coverage import decode_covered, fingerprint
+from contextguard_adk.history.stored_summary import SummaryMark
 from contextguard_adk.strategies import Pipeline, SummaryCompaction
 from contextguard_adk.testing import RecordedRequest, SimulatedLlm
 from tests.builders import (

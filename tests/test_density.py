@@ -19,13 +19,13 @@ import tiktoken
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from contextguard_adk.density import (
+from contextguard_adk.measuring.density import (
     SizedText,
     count_spare_tokens,
     estimate_text_density,
     weighted_tokens,
 )
-from contextguard_adk.json_size import json_bytes, json_text, text_bytes
+from contextguard_adk.measuring.json_size import json_bytes, json_text, text_bytes
 
 # A machine under load is no reason to fail.
 unhurried = settings(

@@ -30,13 +30,14 @@ from google.adk.tools.base_tool import BaseTool
 from google.genai import types
 
 from contextguard_adk import ContextGuardPlugin, SlidingWindow, Threshold
-from contextguard_adk.compaction import Compaction, CompactionContext
-from contextguard_adk.coverage import decode_covered
-from contextguard_adk.state import SummaryMark
+from contextguard_adk.history.coverage import decode_covered
+from contextguard_adk.history.stored_summary import SummaryMark
+from contextguard_adk.measuring.budgets import summary_budget_tokens
+from contextguard_adk.measuring.tokens import text_bytes
+from contextguard_adk.providers.windows import DEFAULT_CONTEXT_WINDOW
 from contextguard_adk.strategies import Pipeline, Strategy, SummaryCompaction
+from contextguard_adk.summarizing.context import Compaction, CompactionContext
 from contextguard_adk.testing import Reply, SimulatedLlm
-from contextguard_adk.tokens import text_bytes
-from contextguard_adk.windows import DEFAULT_CONTEXT_WINDOW, summary_budget_tokens
 from tests.builders import (
     Chat,
     answer_text,

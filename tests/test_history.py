@@ -10,7 +10,7 @@ from google.genai import types
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contextguard_adk.history import (
+from contextguard_adk.history.pairs import (
     Pairs,
     content_text,
     find_live_request,
@@ -385,7 +385,7 @@ def test_split_without_a_boundary_warns(
     contents: list[types.Content], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Where every cut splits a pair the first content is cut off, with a warning."""
-    with caplog.at_level(logging.WARNING, "contextguard_adk.history"):
+    with caplog.at_level(logging.WARNING, "contextguard_adk.history.pairs"):
         assert find_safe_split(contents, 1) == 1
     assert f"No boundary between tool calls found in {len(contents)}" in caplog.text
 

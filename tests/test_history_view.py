@@ -10,11 +10,11 @@ from google.genai import types
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contextguard_adk import history_view
-from contextguard_adk.coverage import Covered, cover, fingerprint
-from contextguard_adk.history import content_text, keep_pairs_whole, pair_contents
-from contextguard_adk.history_view import HistoryView, StoredSummary, is_user_text
-from contextguard_adk.state import SummaryMark
+from contextguard_adk.history import view as history_view
+from contextguard_adk.history.coverage import Covered, cover, fingerprint
+from contextguard_adk.history.pairs import content_text, keep_pairs_whole, pair_contents
+from contextguard_adk.history.stored_summary import StoredSummary, SummaryMark
+from contextguard_adk.history.view import HistoryView, is_user_text
 from tests.builders import (
     MadeHistory,
     call,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from contextguard_adk.item_search import find_matches
-from contextguard_adk.items import Item, list_items
+from contextguard_adk.recall.search import find_matches
+from contextguard_adk.summarizing.items import Item, list_items
 from tests.builders import call, response, user
 
 

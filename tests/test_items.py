@@ -5,8 +5,13 @@ from __future__ import annotations
 import pytest
 from google.genai import types
 
-from contextguard_adk.coverage import HANDLE_CHARS, handle_of
-from contextguard_adk.items import INDEX_GAP, INDEX_HEADING, list_items, write_index
+from contextguard_adk.history.coverage import HANDLE_CHARS, handle_of
+from contextguard_adk.summarizing.items import (
+    INDEX_GAP,
+    INDEX_HEADING,
+    list_items,
+    write_index,
+)
 from tests.builders import (
     call,
     call_part,

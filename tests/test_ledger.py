@@ -9,18 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contextguard_adk.ledger import (
+from contextguard_adk.history.rendering import render_ledger
+from contextguard_adk.summarizing.ledger import (
     MAX_EXCERPT_BYTES,
     MAX_FIRST_BYTES,
     MAX_LEDGER_BYTES,
     MIN_EXCERPT_BYTES,
-    dump_ledger,
     excerpt,
     extend_ledger,
-    load_ledger,
-    render_ledger,
     telling_excerpt,
 )
+from contextguard_adk.summary_store import dump_ledger, load_ledger
 
 SCRIPTS = {
     "ascii": "abcdefghij",

@@ -12,7 +12,11 @@ from google.genai import errors as genai_errors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contextguard_adk.overflow import Overflow, parse_overflow, parse_overflow_text
+from contextguard_adk.providers.overflow import (
+    Overflow,
+    parse_overflow,
+    parse_overflow_text,
+)
 from tests.growth import MAX_GROWTH, time_growth
 
 

@@ -16,7 +16,7 @@ from contextguard_adk import (
     Threshold,
     ToolOutputTruncation,
 )
-from contextguard_adk.compaction import Compaction, CompactionContext
+from contextguard_adk.summarizing.context import Compaction, CompactionContext
 from contextguard_adk.testing import SimulatedLlm, call
 from tests.builders import Chat, guarded_agent, queued_tool
 

@@ -22,7 +22,7 @@ from contextguard_adk import (
     Threshold,
     request_compaction,
 )
-from contextguard_adk.prompt_cache import answers_freely
+from contextguard_adk.summarizing.in_place import answers_freely
 from contextguard_adk.testing import (
     ContextOverflowError,
     RecordedRequest,

@@ -9,14 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contextguard_adk.prompts import (
+from contextguard_adk.history.rendering import (
     SUMMARY_BEGIN,
     SUMMARY_END,
     continuation_text,
-    summary_instruction,
-    summary_prompt,
     summary_text,
 )
+from contextguard_adk.summarizing.prompts import summary_instruction, summary_prompt
 
 COMPACTED = (
     "[System: The conversation was compacted because it exceeded the context window. "

@@ -31,16 +31,20 @@ from contextguard_adk import (
     Strategy,
     Threshold,
 )
-from contextguard_adk._simulated import count_request_tokens
-from contextguard_adk.assembly import render_request
-from contextguard_adk.coverage import decode_covered, encode_covered, fingerprint
-from contextguard_adk.history_view import HistoryView, StoredSummary
-from contextguard_adk.last_resort import reduce_contents
-from contextguard_adk.ledger import dump_ledger, load_ledger
-from contextguard_adk.state import SummaryMark
-from contextguard_adk.summary_call import SummaryModel
-from contextguard_adk.tokens import estimate_contents_tokens
-from contextguard_adk.windows import summary_budget_tokens, threshold_tokens
+from contextguard_adk.history.coverage import (
+    decode_covered,
+    encode_covered,
+    fingerprint,
+)
+from contextguard_adk.history.rendering import render_request
+from contextguard_adk.history.stored_summary import StoredSummary, SummaryMark
+from contextguard_adk.history.view import HistoryView
+from contextguard_adk.measuring.budgets import summary_budget_tokens, threshold_tokens
+from contextguard_adk.measuring.tokens import estimate_contents_tokens
+from contextguard_adk.recovery.fit import reduce_contents
+from contextguard_adk.summarizing.summary_call import SummaryModel
+from contextguard_adk.summary_store import dump_ledger, load_ledger
+from contextguard_adk.testing.provider import count_request_tokens
 from tests.builders import MadeHistory, event, histories, model, user
 
 WINDOW_TOKENS = 4_000

@@ -20,9 +20,9 @@ from google.adk.sessions import InMemorySessionService
 from google.adk.sessions.database_session_service import DatabaseSessionService
 
 from contextguard_adk import ContextGuardPlugin, SlidingWindow, Threshold
-from contextguard_adk.cli import main
 from contextguard_adk.config import CONFIG_VARIABLE, load_settings
 from contextguard_adk.testing import SimulatedLlm, call
+from contextguard_adk.tools.cli import main
 from tests.builders import Chat, answer_text, guarded_agent, user
 
 ROOT = Path(__file__).parent.parent

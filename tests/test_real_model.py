@@ -18,7 +18,7 @@ from google.adk.models.base_llm import BaseLlm
 from google.genai import types
 
 from contextguard_adk import ContextGuardPlugin, Threshold
-from contextguard_adk.overflow import parse_overflow
+from contextguard_adk.providers.overflow import parse_overflow
 from contextguard_adk.telemetry import CompactionRecord
 from tests.builders import Chat, answer_text, call_part, event, model, response, user
 from tests.real_model import (

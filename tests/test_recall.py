@@ -14,10 +14,10 @@ from google.adk.tools.function_tool import FunctionTool
 from google.genai import types
 
 from contextguard_adk import ContextGuardPlugin, Threshold
-from contextguard_adk.items import list_files, list_items
-from contextguard_adk.recall import RecallHistoryTool, RecallSource
-from contextguard_adk.recall_offer import attach_files, may_offer
-from contextguard_adk.summarizer import token_counter
+from contextguard_adk.measuring.calibration import token_counter
+from contextguard_adk.recall.offer import attach_files, may_offer
+from contextguard_adk.recall.tool import RecallHistoryTool, RecallSource
+from contextguard_adk.summarizing.items import list_files, list_items
 from contextguard_adk.testing import Reply, SimulatedLlm
 from contextguard_adk.testing import call as tool_call
 from tests.builders import (

@@ -19,7 +19,7 @@ from google.adk.sessions.base_session_service import GetSessionConfig
 from google.genai import types
 
 from contextguard_adk import ContextGuardPlugin, Threshold
-from contextguard_adk.recall_offer import is_visible, without_rewound
+from contextguard_adk.recall.offer import is_visible, without_rewound
 from contextguard_adk.testing import Reply, SimulatedLlm
 from contextguard_adk.testing import call as tool_call
 from tests.builders import (

@@ -22,8 +22,12 @@ from google.genai import types
 from pydantic import Field
 
 from contextguard_adk import ContextGuardPlugin, SlidingWindow, Threshold
-from contextguard_adk.compaction import Compaction, CompactionContext
+from contextguard_adk.measuring.tokens import (
+    estimate_config_tokens,
+    estimate_contents_tokens,
+)
 from contextguard_adk.strategies import Strategy
+from contextguard_adk.summarizing.context import Compaction, CompactionContext
 from contextguard_adk.testing import (
     ContextOverflowError,
     ErrorStyle,
@@ -31,7 +35,6 @@ from contextguard_adk.testing import (
     Reply,
     SimulatedLlm,
 )
-from contextguard_adk.tokens import estimate_config_tokens, estimate_contents_tokens
 from tests.builders import (
     Chat,
     answer_text,

@@ -19,9 +19,9 @@ from contextguard_adk import (
     TokenWindow,
     ToolOutputTruncation,
 )
-from contextguard_adk.compaction import CompactionContext
-from contextguard_adk.history_view import HistoryView
+from contextguard_adk.history.view import HistoryView
 from contextguard_adk.strategies.reduction import Yielding
+from contextguard_adk.summarizing.context import CompactionContext
 from contextguard_adk.testing import SimulatedLlm
 from tests.builders import call, event, model, response, user
 from tests.test_strategies import context, names, small_talk, words

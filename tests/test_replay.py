@@ -23,13 +23,13 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from contextguard_adk import CallRecord, ContextGuardPlugin, Threshold
-from contextguard_adk._fixed_part import fit_counts
-from contextguard_adk._recording import RecordingError, SessionKey, load_session
-from contextguard_adk._replay_run import replay_session
-from contextguard_adk._replay_settings import ReplaySettings
-from contextguard_adk.cli import main
 from contextguard_adk.config import CONFIG_VARIABLE, PluginSettings
 from contextguard_adk.testing import Reply, SimulatedLlm
+from contextguard_adk.tools.cli import main
+from contextguard_adk.tools.fixed_part import fit_counts
+from contextguard_adk.tools.recordings import RecordingError, SessionKey, load_session
+from contextguard_adk.tools.replay_run import replay_session
+from contextguard_adk.tools.replay_settings import ReplaySettings
 from tests.builders import (
     Chat,
     call,
@@ -264,8 +264,8 @@ def test_a_long_table_is_shortened(
     export: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its ends and the compactions are shown; `--all` shows it whole."""
-    monkeypatch.setattr("contextguard_adk._replay_view.LONG_CALLS", CALLS)
-    monkeypatch.setattr("contextguard_adk._replay_view.SHOWN_ENDS", 2)
+    monkeypatch.setattr("contextguard_adk.tools.replay_view.LONG_CALLS", CALLS)
+    monkeypatch.setattr("contextguard_adk.tools.replay_view.SHOWN_ENDS", 2)
     main(["replay", str(export), "--window", str(WINDOW)])
     short = capsys.readouterr().out
     main(["replay", str(export), "--window", str(WINDOW), "--all"])

@@ -11,12 +11,12 @@ from google.adk.events.event import Event
 from google.genai import types
 
 from contextguard_adk import ContextGuardPlugin, Threshold
-from contextguard_adk.coverage import fingerprint
-from contextguard_adk.provenance import find_history
+from contextguard_adk.history.coverage import fingerprint
+from contextguard_adk.history.origin import find_history
+from contextguard_adk.measuring.tokens import estimate_contents_tokens, measure_part
 from contextguard_adk.run_cache import RunCache
 from contextguard_adk.telemetry import CallRecord
 from contextguard_adk.testing import SimulatedLlm
-from contextguard_adk.tokens import estimate_contents_tokens, measure_part
 from tests.builders import (
     Chat,
     call,

@@ -27,8 +27,8 @@ from google.adk.sessions import InMemorySessionService, Session
 
 import contextguard_adk
 from contextguard_adk import ContextGuardPlugin, SlidingWindow, Strategy, Threshold
+from contextguard_adk.summarizing.transcript import RECALL_TOOL
 from contextguard_adk.testing import Reply, SimulatedLlm
-from contextguard_adk.transcript import RECALL_TOOL
 from tests.builders import (
     Chat,
     KeptSessions,

@@ -21,10 +21,10 @@ from google.adk.plugins.context_filter_plugin import ContextFilterPlugin
 from google.genai import types
 
 from contextguard_adk import ContextGuardPlugin, SlidingWindow, Strategy, Threshold
-from contextguard_adk.calibration import estimate_prompt_tokens
+from contextguard_adk.measuring.calibration import estimate_prompt_tokens
+from contextguard_adk.measuring.tokens import estimate_contents_tokens, text_bytes
 from contextguard_adk.telemetry import METADATA_KEY
 from contextguard_adk.testing import Reply, SimulatedLlm
-from contextguard_adk.tokens import estimate_contents_tokens, text_bytes
 from tests.builders import Chat, call_part, guarded_agent, model, queued_tool, user
 
 WINDOW_TOKENS = 12_000

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contextguard_adk.sharing import fair_shares
+from contextguard_adk.measuring.shortening import divide_budget
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_shares(
     costs: list[float], weights: list[float], room: float, expected: list[float]
 ) -> None:
     """What a small item does not need goes to the others, by weight."""
-    assert fair_shares(costs, weights, room) == pytest.approx(expected)
+    assert divide_budget(costs, weights, room) == pytest.approx(expected)
 
 
 ITEMS = st.lists(st.tuples(st.integers(0, 10_000), st.floats(1, 4)), max_size=40)
@@ -40,7 +40,7 @@ ITEMS = st.lists(st.tuples(st.integers(0, 10_000), st.floats(1, 4)), max_size=40
 def test_shares_stay_within_the_room(items: list[tuple[int, float]], room: int) -> None:
     """No item gets more than it takes, and together no more than there is."""
     costs, weights = [cost for cost, _ in items], [weight for _, weight in items]
-    shares = fair_shares(costs, weights, room)
+    shares = divide_budget(costs, weights, room)
     assert sum(shares) <= max(0, room) + 1e-6
     assert all(0 <= share <= cost for share, cost in zip(shares, costs, strict=True))
 
@@ -49,7 +49,7 @@ def test_shares_stay_within_the_room(items: list[tuple[int, float]], room: int) 
 def test_small_items_stay_whole(items: list[tuple[int, float]], room: int) -> None:
     """What takes less than its part by weight is whole, and no room is wasted."""
     costs, weights = [cost for cost, _ in items], [weight for _, weight in items]
-    shares = fair_shares(costs, weights, room)
+    shares = divide_budget(costs, weights, room)
     for cost, weight, share in zip(costs, weights, shares, strict=True):
         if cost < room * weight / sum(weights) - 1e-6:
             assert share == cost

@@ -10,11 +10,11 @@ from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
 from contextguard_adk import ContextGuardPlugin
-from contextguard_adk.ledger import MAX_LEDGER_BYTES
+from contextguard_adk.measuring.budgets import summary_budget_tokens, threshold_tokens
+from contextguard_adk.measuring.tokens import estimate_contents_tokens
 from contextguard_adk.strategies import SlidingWindow, Strategy, Threshold
+from contextguard_adk.summarizing.ledger import MAX_LEDGER_BYTES
 from contextguard_adk.testing import SimulatedLlm
-from contextguard_adk.tokens import estimate_contents_tokens
-from contextguard_adk.windows import summary_budget_tokens, threshold_tokens
 from tests.builders import (
     AgentCall,
     Chat,

@@ -17,15 +17,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from contextguard_adk import state as state_module
-from contextguard_adk.state import (
+from contextguard_adk.history import state as state_module
+from contextguard_adk.history.state import (
     COMPACT_NOW_KEY,
     MAX_COUNT,
     GuardState,
-    SummaryMark,
     declares_state_schema,
     request_compaction,
 )
+from contextguard_adk.history.stored_summary import SummaryMark
 
 PLAIN, SPACED = "__context_guard_summary_agent", "context_guard:summary:agent"
 
@@ -152,7 +152,7 @@ def test_text_of_any_type(
 ) -> None:
     """What is no text counts as absent, with one warning that hides the value."""
     guard = GuardState({PLAIN: stored}, "agent")
-    with caplog.at_level(logging.WARNING, "contextguard_adk.state"):
+    with caplog.at_level(logging.WARNING, "contextguard_adk.history.state"):
         assert [guard.read_text("summary") for _ in range(3)] == [text] * 3
     assert len(caplog.records) == is_warned
     if is_warned:
@@ -188,7 +188,7 @@ def test_count_of_any_type(
 ) -> None:
     """What is no positive number counts as absent, with one warning."""
     guard = GuardState({PLAIN: stored}, "agent")
-    with caplog.at_level(logging.WARNING, "contextguard_adk.state"):
+    with caplog.at_level(logging.WARNING, "contextguard_adk.history.state"):
         assert [guard.read_count("summary") for _ in range(3)] == [count] * 3
     assert len(caplog.records) == is_warned
 
@@ -242,7 +242,7 @@ def test_mark_of_another_release() -> None:
 def test_broken_mark_is_absent(stored: str, caplog: pytest.LogCaptureFixture) -> None:
     """A mark that is none is ignored, with one warning."""
     guard = GuardState({"__context_guard_mark_agent": stored}, "agent")
-    with caplog.at_level(logging.WARNING, "contextguard_adk.state"):
+    with caplog.at_level(logging.WARNING, "contextguard_adk.history.state"):
         assert guard.read_mark() is guard.read_mark() is None
     assert len(caplog.records) == 1
 

@@ -18,12 +18,12 @@ from contextguard_adk import (
     Strategy,
     Threshold,
 )
-from contextguard_adk.compaction import Reason
-from contextguard_adk.history_view import HistoryView
-from contextguard_adk.summary_call import SummaryModel
+from contextguard_adk.history.view import HistoryView
+from contextguard_adk.measuring.budgets import summary_budget_tokens, threshold_tokens
+from contextguard_adk.summarizing.context import Reason
+from contextguard_adk.summarizing.summary_call import SummaryModel
 from contextguard_adk.testing import RecordedRequest, SimulatedLlm
 from contextguard_adk.testing import call as scripted_call
-from contextguard_adk.windows import summary_budget_tokens, threshold_tokens
 from tests.builders import (
     Chat,
     answer_text,

@@ -16,18 +16,18 @@ from google.adk.models.registry import LLMRegistry
 from google.genai import types
 
 from contextguard_adk import SummaryError, Threshold
+from contextguard_adk.measuring.calibration import token_counter
 from contextguard_adk.memory import Memory
-from contextguard_adk.summarizer import (
+from contextguard_adk.summarizers import Summarizers
+from contextguard_adk.summarizing.summarizer import (
     SummaryTask,
     summarize,
-    token_counter,
     write_mechanical_summary,
 )
-from contextguard_adk.summarizers import Summarizers
-from contextguard_adk.summary_call import SummaryModel
+from contextguard_adk.summarizing.summary_call import SummaryModel
+from contextguard_adk.summarizing.transcript import Entry, render_entries
 from contextguard_adk.testing import ContextOverflowError, SimulatedLlm
 from contextguard_adk.testing import call as scripted_call
-from contextguard_adk.transcript import Entry, render_entries
 from tests.builders import call, model, response, user
 
 

@@ -28,7 +28,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from contextguard_adk import _extractive, _simulated, testing
 from contextguard_adk.testing import (
     ContextOverflowError,
     ErrorStyle,
@@ -39,6 +38,9 @@ from contextguard_adk.testing import (
     SimulatedProviderError,
     call,
 )
+from contextguard_adk.testing import extractive as _extractive
+from contextguard_adk.testing import llm as testing_llm
+from contextguard_adk.testing import provider as _simulated
 from tests.growth import MAX_GROWTH, time_growth
 
 
@@ -341,7 +343,7 @@ async def test_an_overflow_is_told_in_the_words_of_a_provider(
 
 def test_every_error_style_has_words() -> None:
     """The styles of the type are those of the table."""
-    assert set(typing.get_args(ErrorStyle)) == set(testing._OVERFLOW_WORDS)
+    assert set(typing.get_args(ErrorStyle)) == set(testing_llm._OVERFLOW_WORDS)
 
 
 # Structure

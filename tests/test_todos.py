@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from contextguard_adk.todos import MAX_TODOS_CHARS, load_todos, render_todos
+from contextguard_adk.summarizing.todos import MAX_TODOS_CHARS, load_todos, render_todos
 
 
 class Todo(BaseModel):

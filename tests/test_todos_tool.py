@@ -11,9 +11,9 @@ from google.adk.tools.agent_tool import AgentTool
 from pydantic import BaseModel
 
 from contextguard_adk import ContextGuardPlugin, Threshold, TodosTool
+from contextguard_adk.summarizing.todos import LIST_HEADING, write_todo_list
 from contextguard_adk.testing import Reply, SimulatedLlm
 from contextguard_adk.testing import call as tool_call
-from contextguard_adk.todos import LIST_HEADING, write_todo_list
 from tests.builders import Chat, answer_text, queued_tool
 
 KEY = "__context_guard_todos_agent"

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
-from contextguard_adk.calibration import (
+from contextguard_adk.measuring.calibration import (
     DEFAULT_CORRECTION,
     MAX_CORRECTION,
     calibrated_tokens,
@@ -21,7 +21,7 @@ from contextguard_adk.calibration import (
     estimate_prompt_tokens,
     request_spare_tokens,
 )
-from contextguard_adk.tokens import (
+from contextguard_adk.measuring.tokens import (
     content_bytes,
     estimate_config_tokens,
     estimate_content_tokens,

@@ -12,15 +12,14 @@ from google.genai import types
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contextguard_adk.transcript import (
+from contextguard_adk.measuring.shortening import shorten, shorten_to_tokens
+from contextguard_adk.summarizing.transcript import (
     MIN_BODY_TOKENS,
     Entry,
     describe_media,
     fit_entries,
     payload_text,
     render_entries,
-    shorten,
-    shorten_to_tokens,
     split_entries,
 )
 from tests.builders import (

@@ -12,8 +12,8 @@ from google.genai import types
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contextguard_adk.coverage import handle_of
-from contextguard_adk.truncation import (
+from contextguard_adk.history.coverage import handle_of
+from contextguard_adk.history.truncation import (
     MAX_DEPTH,
     Truncation,
     truncate_content,

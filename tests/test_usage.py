@@ -16,10 +16,13 @@ from google.genai import types
 from pydantic import Field
 
 from contextguard_adk import ContextGuardPlugin, Strategy, Threshold
-from contextguard_adk.compaction import Compaction, CompactionContext
+from contextguard_adk.measuring.tokens import (
+    estimate_config_tokens,
+    estimate_contents_tokens,
+)
 from contextguard_adk.memory import CallInFlight, Memory
+from contextguard_adk.summarizing.context import Compaction, CompactionContext
 from contextguard_adk.testing import SimulatedLlm
-from contextguard_adk.tokens import estimate_config_tokens, estimate_contents_tokens
 from contextguard_adk.usage import finish_calls
 from tests.builders import Chat, call_part, guarded_agent, model, queued_tool
 

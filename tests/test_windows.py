@@ -18,17 +18,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contextguard_adk import windows
-from contextguard_adk.windows import (
+from contextguard_adk.measuring.budgets import (
+    buffer_tokens,
+    summarizer_input_tokens,
+    summary_budget_tokens,
+    threshold_tokens,
+)
+from contextguard_adk.providers import windows
+from contextguard_adk.providers.windows import (
     DEFAULT_CONTEXT_WINDOW,
     LitellmRegistry,
     ModelRegistry,
     ResolvedWindow,
-    buffer_tokens,
     resolve_context_window,
-    summarizer_input_tokens,
-    summary_budget_tokens,
-    threshold_tokens,
 )
 
 _ROOT = Path(__file__).resolve().parents[1]
@@ -68,7 +70,7 @@ def _fresh_process_state(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def warnings_logged(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     """Captures the module's log."""
-    caplog.set_level(logging.WARNING, logger="contextguard_adk.windows")
+    caplog.set_level(logging.WARNING, logger="contextguard_adk.providers.windows")
     return caplog
 
 
@@ -445,7 +447,7 @@ def refuse(*args, **kwargs):
     raise AssertionError("network")
 
 socket.socket.connect = socket.create_connection = socket.getaddrinfo = refuse
-from contextguard_adk import windows
+from contextguard_adk.providers import windows
 assert not windows._tables, "read at import"
 found = windows.resolve_context_window("openrouter/openai/gpt-4o")
 assert found == windows.ResolvedWindow(128_000, "registry"), found

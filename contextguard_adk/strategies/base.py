@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from abc import ABC, abstractmethod
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from google.adk.models.base_llm import BaseLlm
 from pydantic import (
@@ -17,11 +17,13 @@ from pydantic import (
     model_validator,
 )
 
-from contextguard_adk.compaction import Compaction, CompactionContext
-from contextguard_adk.prompt_cache import ReusePromptCache
-from contextguard_adk.recall_offer import Recall
+from contextguard_adk.summarizing.context import Compaction, CompactionContext
+from contextguard_adk.summarizing.in_place import ReusePromptCache
 
 T = TypeVar("T")
+
+Recall = Literal["auto"] | bool
+"""Whether to offer the tool; `"auto"` only where it cannot do harm."""
 
 
 def import_subclass(path: object, base: type[T]) -> type[T]:

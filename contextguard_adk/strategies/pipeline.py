@@ -12,7 +12,6 @@ from pydantic import (
     model_validator,
 )
 
-from contextguard_adk.compaction import Compaction, CompactionContext
 from contextguard_adk.strategies.base import Strategy, import_subclass
 from contextguard_adk.strategies.reducers import (
     MessageWindow,
@@ -23,6 +22,7 @@ from contextguard_adk.strategies.reducers import (
 )
 from contextguard_adk.strategies.reduction import Reduction, StrategyResult, Yielding
 from contextguard_adk.strategies.threshold import summarize_everything
+from contextguard_adk.summarizing.context import Compaction, CompactionContext
 
 DEFAULT_TARGET_RATIO = 0.50
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from contextguard_adk.history.truncation import Truncation
 from contextguard_adk.strategies.reduction import Reduction, StrategyResult
-from contextguard_adk.truncation import Truncation
 
 TIGHT_RATIO = 0.25
 """Of the length set: how short tool results become before a summary is paid for."""

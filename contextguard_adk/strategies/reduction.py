@@ -8,18 +8,18 @@ from enum import Enum
 
 from google.genai import types
 
-from contextguard_adk.assembly import find_fingerprint
-from contextguard_adk.compaction import Compaction, CompactionContext
-from contextguard_adk.drafts import TruncatedUpto
-from contextguard_adk.history import (
+from contextguard_adk.history.pairs import (
     has_function_call,
     has_function_response,
     keep_pairs_whole,
 )
-from contextguard_adk.history_view import HistoryView
-from contextguard_adk.state import SummaryMark
-from contextguard_adk.tokens import estimate_contents_tokens
-from contextguard_adk.truncation import Truncation, truncate_content
+from contextguard_adk.history.rendering import find_fingerprint
+from contextguard_adk.history.stored_summary import SummaryMark
+from contextguard_adk.history.truncation import Truncation, truncate_content
+from contextguard_adk.history.view import HistoryView
+from contextguard_adk.measuring.tokens import estimate_contents_tokens
+from contextguard_adk.summarizing.compose import TruncatedUpto
+from contextguard_adk.summarizing.context import Compaction, CompactionContext
 
 
 class StrategyResult(Enum):

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from pydantic import Field
 
-from contextguard_adk.compaction import Compaction, CompactionContext
 from contextguard_adk.strategies.base import Strategy
 from contextguard_adk.strategies.threshold import summarize_everything
+from contextguard_adk.summarizing.context import Compaction, CompactionContext
 
 MIN_KEPT_CONTENTS = 3
 KEPT_RATIO = 0.30

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from contextguard_adk.calibration import DEFAULT_CORRECTION
-from contextguard_adk.compaction import Compaction, CompactionContext
+from contextguard_adk.measuring.calibration import DEFAULT_CORRECTION, token_counter
 from contextguard_adk.strategies.base import Strategy
-from contextguard_adk.summarizer import token_counter
+from contextguard_adk.summarizing.context import Compaction, CompactionContext
 
 
 class Threshold(Strategy):

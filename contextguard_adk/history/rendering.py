@@ -1,0 +1,186 @@
+"""Puts a summary in the place of the contents that it covers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from google.genai import types
+
+from contextguard_adk.history.coverage import fingerprint, handle_of
+from contextguard_adk.history.pairs import content_text
+from contextguard_adk.history.stored_summary import StoredSummary
+from contextguard_adk.history.truncation import Truncation, truncate_content
+from contextguard_adk.history.view import HistoryView
+from contextguard_adk.measuring.shortening import shorten
+
+
+def render_request(
+    view: HistoryView, stored: StoredSummary, covered: Collection[int]
+) -> list[types.Content]:
+    """Returns the contents to send: the summary for what it covers, the rest as is.
+
+    The summary and, where there is one, the continuation stand where the first
+    covered content stood; nothing else moves. The same arguments give the same
+    bytes, on this call and on every later one.
+    """
+    contents = _truncate(view, stored)
+    if not covered and not stored.text:
+        return contents
+    head = render_head(view, stored, covered)
+    first = min(covered, default=min(view.history, default=0))
+    before = [contents[i] for i in range(first) if i not in covered]
+    behind = [contents[i] for i in range(first, len(contents)) if i not in covered]
+    return before + head + behind
+
+
+def _truncate(view: HistoryView, stored: StoredSummary) -> list[types.Content]:
+    """The contents, tool results shortened as far as it was once decided."""
+    contents = list(view.contents)
+    if not stored.mark.truncation:
+        return contents
+    try:
+        truncation = Truncation.from_json(stored.mark.truncation)
+    except (ValueError, RecursionError):
+        return contents
+    upto = find_fingerprint(view, stored.mark.truncated_upto)
+    for index in view.history:
+        if index > upto:
+            break
+        contents[index] = truncate_content(
+            contents[index], truncation, stored.mark.has_recall
+        )
+    return contents
+
+
+def find_fingerprint(view: HistoryView, wanted: str) -> int:
+    """Finds a history content by its fingerprint in hex; -1 if there is none.
+
+    Of several equal ones it is the newest, or after a dot the how-manyth.
+    """
+    digest, _, number = wanted.partition(".")
+    same = [i for i in view.history if view.fingerprints[i].hex() == digest]
+    if number.isdecimal() and len(number) < 10:  # Python refuses huge numbers.
+        same = same[: int(number)]
+    return same[-1] if same else -1
+
+
+def render_head(
+    view: HistoryView, stored: StoredSummary, covered: Collection[int]
+) -> list[types.Content]:
+    """Returns the summary content and, where there is one, the continuation."""
+    head = [_user_content([types.Part(text=summary_text(_summary_body(stored)))])]
+    if stored.mark.has_continuation:
+        head.append(_continuation(view, stored, covered))
+    return head
+
+
+def _summary_body(stored: StoredSummary) -> str:
+    """The summary and, out of the model's reach, what the guard keeps itself."""
+    text = stored.text or NO_SUMMARY
+    kept = (text, render_ledger(stored.ledger), stored.todos, stored.index)
+    return "\n\n".join(filter(None, kept))
+
+
+def _continuation(
+    view: HistoryView, stored: StoredSummary, covered: Collection[int]
+) -> types.Content:
+    """The request to carry on, with the live message's images and files."""
+    request = find_quoted_request(view, stored.mark.request, covered)
+    if request is None:
+        return _user_content([types.Part(text=continuation_text(""))])
+    text = content_text(request)
+    if stored.mark.request_chars >= 0:
+        handle = _longest_text_handle(request) if stored.mark.has_recall else ""
+        text = shorten(text, stored.mark.request_chars, handle)
+    media = [
+        part
+        for part in request.parts or ()
+        if part and (part.inline_data or part.file_data)
+    ]
+    return _user_content([types.Part(text=continuation_text(text)), *media])
+
+
+def _longest_text_handle(content: types.Content) -> str:
+    """The handle of the part that loses most where a message is shortened."""
+    texts = [part for part in content.parts or () if part and part.text]
+    longest = max(texts, key=lambda part: len(part.text or ""), default=None)
+    return handle_of(longest) if longest else ""
+
+
+def find_quoted_request(
+    view: HistoryView, wanted: str, covered: Collection[int]
+) -> types.Content | None:
+    """Finds the message that a continuation quotes by its fingerprint in hex."""
+    if not wanted:
+        return None
+    for index in sorted(covered, reverse=True):
+        if view.fingerprint(index).hex() == wanted:
+            return view.contents[index]
+    user_content = view.user_content
+    if user_content is not None and fingerprint(user_content).hex() == wanted:
+        return user_content
+    return None
+
+
+def _user_content(parts: list[types.Part]) -> types.Content:
+    return types.Content(role="user", parts=parts)
+
+
+SUMMARY_BEGIN = "[Previous conversation summary]"
+
+
+SUMMARY_END = "[End of summary — conversation continues below]"
+
+
+NO_SUMMARY = "Older messages were left out; they are not summarised."
+"""What stands in the summary content where messages were dropped without one."""
+
+
+_CONTINUATION = (
+    "[System: The conversation was compacted because it exceeded the context window. "
+    "The summary above contains all prior context. {request}Continue working on this "
+    "request without asking the user to repeat anything. If a newer message of the "
+    "user follows below, that message is the current request instead.]"
+)
+
+
+_GENERIC_CONTINUATION = (
+    "[System: The conversation was compacted because it exceeded the context window. "
+    "The summary above contains all prior context. Continue where it leaves off "
+    "without asking the user to repeat anything. If a newer message of the user "
+    "follows below, that message is the current request.]"
+)
+
+
+def summary_text(summary: str) -> str:
+    """Wraps a summary in the markers under which the agent's model sees it.
+
+    Markers inside the text lose their brackets, so that nothing a tool returned can
+    end the summary early.
+    """
+    for marker in (SUMMARY_BEGIN, SUMMARY_END):
+        while marker in summary:  # "[[…]]" leaves one behind.
+            summary = summary.replace(marker, marker[1:-1])
+    return f"{SUMMARY_BEGIN}\n{summary}\n{SUMMARY_END}"
+
+
+def continuation_text(request: str) -> str:
+    """Tells the agent to carry on after a compaction.
+
+    Args:
+        request: The user's current request; "" gives a generic continuation.
+    """
+    if not request:
+        return _GENERIC_CONTINUATION
+    quoted = f"The user's current request is: `{request}`. "
+    return _CONTINUATION.replace("{request}", quoted)
+
+
+LEDGER_HEADING = "[The user's messages up to here, in order; long ones are excerpts]"
+
+
+def render_ledger(excerpts: Sequence[str]) -> str:
+    """Renders a ledger for the summary content; "" when it is empty."""
+    if not excerpts:
+        return ""
+    return "\n".join([LEDGER_HEADING, *(f"- {text}" for text in excerpts)])

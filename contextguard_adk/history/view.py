@@ -1,0 +1,210 @@
+"""What is known of one request's contents: history, pairs, what is covered.
+
+Each fact is computed when it is first asked for: a request below the threshold of
+a session without a summary pays for none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from google.genai import types
+
+from contextguard_adk.history.coverage import Covered, align_covered, cover, fingerprint
+from contextguard_adk.history.origin import find_history
+from contextguard_adk.history.pairs import (
+    Pairs,
+    content_text,
+    find_live_request,
+    has_function_response,
+    is_relay,
+    keep_pairs_whole,
+    pair_contents,
+)
+from contextguard_adk.history.stored_summary import StoredSummary
+
+if TYPE_CHECKING:
+    from google.adk.events.event import Event
+
+
+class HistoryView:
+    """Lazily computed facts about the contents of one request.
+
+    Args:
+        contents: The contents as ADK built them.
+        events: The session's events.
+        transient: Contents known to belong to this request alone.
+        user_content: What started the invocation.
+        invocation_id: The invocation.
+        stored: The summary that applies to this history, if any.
+        take_fingerprint: Gives the fingerprint of a content.
+        find_history: Gives the indexes of the history among contents.
+    """
+
+    def __init__(
+        self,
+        contents: Sequence[types.Content],
+        *,
+        events: Sequence[Event] = (),
+        transient: Sequence[types.Content] = (),
+        user_content: types.Content | None = None,
+        invocation_id: str = "",
+        stored: StoredSummary | None = None,
+        take_fingerprint: Callable[[types.Content], bytes] = fingerprint,
+        find_history: Callable[
+            [Sequence[types.Content], Sequence[Event], Sequence[types.Content]],
+            list[int],
+        ] = find_history,
+    ) -> None:
+        self.contents = contents
+        self.user_content = user_content
+        self.invocation_id = invocation_id
+        self.stored = stored
+        self._events = events
+        self._transient = transient
+        self._take_fingerprint = take_fingerprint
+        self._find_history = find_history
+        self._fingerprints: dict[int, bytes] = {}
+
+    @cached_property
+    def history(self) -> list[int]:
+        """Indexes of the contents that derive from session events."""
+        return self._find_history(self.contents, self._events, self._transient)
+
+    @cached_property
+    def pairs(self) -> Pairs:
+        """Which contents belong together."""
+        return pair_contents(self.contents)
+
+    @cached_property
+    def pinned_calls(self) -> frozenset[int]:
+        """Contents with a call still open, and all that was answered beside it."""
+        groups = (self.pairs.group_of(index) for index in self.pairs.open_calls)
+        return frozenset(index for group in groups for index in group)
+
+    @cached_property
+    def fingerprints(self) -> dict[int, bytes]:
+        """The fingerprint of each history content, by index."""
+        return {index: self.fingerprint(index) for index in self.history}
+
+    def fingerprint(self, index: int) -> bytes:
+        """The fingerprint of one content."""
+        known = self._fingerprints.get(index)
+        if known is None:
+            known = self._take_fingerprint(self.contents[index])
+            self._fingerprints[index] = known
+        return known
+
+    @cached_property
+    def live_index(self) -> int | None:
+        """Where the user's current request stands, if it does."""
+        return find_live_request(self.contents, self.history, self.user_content)
+
+    @cached_property
+    def first_task_index(self) -> int | None:
+        """Where the first message of the user stands."""
+        return next(iter(self.user_messages), None)
+
+    @cached_property
+    def user_messages(self) -> list[int]:
+        """Indexes of what the user wrote: no tool results, no other agents."""
+        return [index for index in self.history if is_user_text(self.contents[index])]
+
+    @cached_property
+    def covered(self) -> frozenset[int]:
+        """Indexes of the contents that the stored summary stands for."""
+        return frozenset(self._matches)
+
+    @cached_property
+    def model_covered(self) -> frozenset[int]:
+        """Those of them that a model summarised."""
+        if self.stored is None or not self.stored.is_mechanical:
+            return self.covered
+        count = self.stored.mark.model_covered_count
+        return frozenset(
+            index for index, position in self._matches.items() if position < count
+        )
+
+    @cached_property
+    def uncovered(self) -> list[int]:
+        """History that stands in the request beside the summary."""
+        return [index for index in self.history if index not in self.covered]
+
+    @cached_property
+    def compactable(self) -> list[int]:
+        """History that a model has not summarised yet and that may be."""
+        return [
+            index
+            for index in self.history
+            if index not in self.model_covered and index not in self.pinned_calls
+        ]
+
+    @cached_property
+    def _matches(self) -> dict[int, int]:
+        """Covered contents, with their position in the covered set."""
+        if self.stored is None:
+            return {}
+        matches = self._align(self.stored.covered, self.history)
+        if self._may_split_pairs(matches) and self.pinned_calls & matches.keys():
+            # A call that waits for its result must not pass for an equal one.
+            closed = [i for i in self.history if i not in self.pinned_calls]
+            matches = self._align(self.stored.covered, closed)
+        if self.stored.mark.invocation != self.invocation_id:
+            # A repeated message ("yes", "yes") must not pass for the covered one.
+            live = self.live_index
+            if live is not None:
+                matches = {i: left for i, left in matches.items() if i < live}
+        if self._may_split_pairs(matches):
+            whole = keep_pairs_whole(matches, self.pairs)
+            matches = {i: left for i, left in matches.items() if i in whole}
+        return matches
+
+    def _align(self, covered: Covered, indexes: Sequence[int]) -> dict[int, int]:
+        """Finds what is covered among some contents, with its position there."""
+        count = covered.content_count
+        prints = [self.fingerprint(index) for index in indexes[:count]]
+        if len(prints) == count and cover(prints) == covered:
+            return dict(zip(indexes, range(count), strict=False))
+        prints += [self.fingerprint(index) for index in indexes[count:]]
+        return {indexes[right]: left for left, right in align_covered(covered, prints)}
+
+    def _may_split_pairs(self, matches: dict[int, int]) -> bool:
+        """Tells whether pairs need a look: not where a clean prefix is covered."""
+        count = len(matches)
+        if list(matches) != self.history[:count]:
+            return True
+        if self.stored and count != self.stored.covered.content_count:
+            return True
+        rest = self.history[count:]
+        return bool(rest) and has_function_response(self.contents[rest[0]])
+
+    def was_rewound_since(self, invocation_id: str) -> bool:
+        """Tells whether the session was taken back after an invocation."""
+        for event in reversed(self._events):
+            if event.invocation_id == invocation_id:
+                return False
+            if event.actions and event.actions.rewind_before_invocation_id:
+                return True
+        return False
+
+    def name_place(self, index: int) -> str:
+        """Names a history content: its fingerprint, and the how-manyth like it it is.
+
+        Later contents, equal ones too, do not change the name.
+        """
+        wanted = self.fingerprint(index)
+        same = sum(self.fingerprints[i] == wanted for i in self.history if i <= index)
+        return f"{wanted.hex()}.{same}"
+
+    def cover(self, indexes: frozenset[int]) -> Covered:
+        """Builds what a summary of these contents is stored with."""
+        return cover([self.fingerprint(index) for index in sorted(indexes)])
+
+
+def is_user_text(content: types.Content) -> bool:
+    """Tells whether a content is a message that the user wrote."""
+    if content.role != "user" or has_function_response(content):
+        return False
+    return bool(content_text(content)) and not is_relay(content)

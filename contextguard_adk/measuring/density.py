@@ -1,0 +1,306 @@
+"""How many tokens each four bytes of a text take.
+
+Four bytes to a token fits English prose and code. Digits, compact JSON and base64
+take two to three times as many tokens, and a context window fills as much sooner.
+Loading a tokenizer to find out costs a hundred megabytes and knows one provider only,
+so `estimate_text_density` reads the shape of the text: every byte of a sample is
+reduced to its class (vowel, consonant, capital, digit, space, mark, script), one
+pattern cuts the classes into the pieces that byte-pair tokenizers cut before they
+merge, and each piece costs what such a piece costs on average.
+
+The costs are a least-squares fit to o200k_base over some 2,000 texts of 100 kinds
+(code, markup, JSON, YAML, CSV, logs, identifiers, base64, prose in 30 languages). On as
+many other texts the median error is 3 % in ASCII, where 95 % are within 11 % and under
+1 % are more than 10 % too low. Of prose in other languages half is within 7 % and 95 %
+within 22 %. cl100k_base differs little in ASCII and takes up to three times as many
+tokens in other scripts.
+
+Most other scripts take fewer tokens than bytes / 4, `count_spare_tokens` says how many
+fewer at best.
+"""
+
+import re
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from itertools import accumulate
+from typing import NamedTuple
+
+from contextguard_adk.measuring.json_size import json_text
+
+__all__ = [
+    "SizedText",
+    "count_spare_tokens",
+    "estimate_text_density",
+    "weighted_tokens",
+]
+
+_MIN_DENSITY = 0.1
+_SAMPLE_SLICES = 24
+_SLICE_BYTES = 384
+# Of every text that is not ASCII, and on the way of each call: few and short.
+_SCRIPT_SLICES = 10
+_SCRIPT_SLICE_BYTES = 48
+
+# Tokens for a piece of text, or for each further byte or character of it.
+_WORD = 0.87
+_WORD_WITHOUT_SPACE = 0.15
+_LETTER_AFTER_MARK = 0.095
+_CAPITALISED_WITHOUT_SPACE = 0.08
+_LETTER_OVER_5 = 0.07
+_LETTER_OVER_9 = 0.43
+_LETTER_AT_RANDOM = 0.51
+_DIACRITIC = 0.65
+_FINAL_VOWEL = 0.4
+_CAPITAL_OVER_2 = 0.285
+_MIXED_CASE = 2.3
+_MIXED_CASE_OVER_2 = 0.39
+_DIGITS_OR_LETTER = 1.03
+_SPACES = 0.97
+_MARKS = 0.97
+_MARK_OVER_2 = 0.04
+_SYMBOL = 1.1
+_SYMBOL_OVER_3 = 0.1
+_REPEATED_LETTER = 0.125
+_SCRIPTS = {
+    b"G": 0.32,  # Greek
+    b"C": 0.15,  # Cyrillic
+    b"A": 0.31,  # Armenian, Syriac, Thaana, N'Ko
+    b"H": 0.32,  # Hebrew
+    b"R": 0.26,  # Arabic
+    b"I": 0.34,  # Indic scripts, Thai, Lao
+    b"E": 0.25,  # Georgian, Ethiopic, Khmer, Vietnamese diacritics
+    b"K": 0.74,  # kana
+    b"Z": 0.8,  # Han
+    b"O": 0.53,  # Hangul
+    b"F": 0.7,  # full-width forms
+    b"Q": 1.65,  # emoji and all else beyond the first plane
+}
+# By how much a character's bytes / 4 exceed the fewest tokens that it was seen to take:
+# o200k_base, Universal Declaration of Human Rights, in the language and the thousand
+# characters that take fewest. Han, kana, Hangul and Latin take about bytes / 4 or more.
+_SPARE_TOKENS = {
+    b"G": 0.5 - 0.35,  # Greek
+    b"C": 0.5 - 0.21,  # Russian; all other Cyrillic takes 0.28 or more
+    b"A": 0.5 - 0.25,  # Armenian
+    b"H": 0.5 - 0.41,  # Hebrew
+    b"R": 0.5 - 0.30,  # Arabic
+    b"I": 0.75 - 0.27,  # Hindi
+    b"E": 0.75 - 0.27,  # Georgian
+}
+# A lead byte tells the script. S: symbols, L: Latin with diacritics.
+_NON_ASCII_CLASSES = {
+    0x80: b"~", 0xC0: b"S", 0xC3: b"L", 0xCC: b"G", 0xD0: b"C", 0xD4: b"A",
+    0xD6: b"H", 0xD8: b"R", 0xDC: b"A", 0xE0: b"I", 0xE1: b"E", 0xE2: b"S",
+    0xE3: b"K", 0xE4: b"Z", 0xEA: b"O", 0xEE: b"S", 0xEF: b"F", 0xF0: b"Q",
+}  # fmt: skip
+
+
+def _byte_class(byte: int) -> bytes:
+    char = chr(byte)
+    if byte >= 0x80:
+        return _NON_ASCII_CLASSES[max(key for key in _NON_ASCII_CLASSES if key <= byte)]
+    if char in "\r\n":
+        return b"n"
+    if char <= " ":
+        return b"s"
+    if char.isdigit():
+        return b"d"
+    if char.isupper():
+        return b"u"
+    if char.islower():
+        return b"e" if char == "e" else b"v" if char in "aiou" else b"l"
+    return b"p"
+
+
+_CLASSES = b"".join(map(_byte_class, range(256)))
+# The pieces of the o200k pattern. Their bounds keep them few and short in the cache.
+_PIECES = re.compile(
+    rb"[sp]?[lve]{1,64}(?:L~[lve]{0,64}){0,16}"
+    rb"|d{1,3}"
+    rb"|[sp]?u{1,64}[lve]{0,64}(?:L~[lve]{0,64}){0,16}"
+    rb"|s?p{1,64}n*|s*n+|s+(?=s[^sn])|s+"
+    rb"|[sp]?(?:[GCAHRIE]~+){1,16}|(?:S~+){1,16}|(?:[KZOFQ]~+){1,16}"
+    rb"|[sp]?(?:L~[lve]{0,64}){1,16}|~+"
+)
+_LONG_RUNS = (b"l" * 32, b"v" * 32, b"e" * 32, b"u" * 32)
+_REPEATED = re.compile(rb"([A-Za-z])\1{31,}")
+
+
+class SizedText(NamedTuple):
+    """A text whose size is known, to be read where it matters.
+
+    Attributes:
+        size_bytes: Of the text.
+        other_bytes: What counts besides, such as media.
+        read: Returns the text, in UTF-8.
+    """
+
+    size_bytes: int
+    other_bytes: int
+    read: Callable[[], bytes]
+
+
+@lru_cache(maxsize=4096)
+def _piece_tokens(piece: bytes) -> float:
+    """Returns what a piece costs on average, from the classes of its bytes."""
+    has_lead = len(piece) > 1 and piece[:1] in b"sp" and piece[1:2] not in b"spn"
+    lead, body = (piece[:1], piece[1:]) if has_lead else (b"", piece)
+    first = body[:1]
+    if first in b"ulveL":
+        return _word_tokens(lead, body)
+    if first == b"d":
+        return _DIGITS_OR_LETTER
+    if first in b"spn":
+        marks = body.count(b"p")
+        return _MARKS + _MARK_OVER_2 * min(max(marks - 2, 0), 4) if marks else _SPACES
+    if first == b"S":
+        symbols = body.count(b"S")
+        return _SYMBOL * min(symbols, 3) + _SYMBOL_OVER_3 * max(symbols - 3, 0)
+    return sum(body.count(script) * cost for script, cost in _SCRIPTS.items())
+
+
+def _word_tokens(lead: bytes, letters: bytes) -> float:
+    """Returns what Latin letters cost after a space, after a mark, or after neither."""
+    capitals, diacritics = letters.count(b"u"), letters.count(b"L")
+    length = len(letters) - diacritics
+    if length == 1 and lead != b"p":
+        return _DIGITS_OR_LETTER + _DIACRITIC * diacritics
+    if capitals == length:
+        return _WORD + _CAPITAL_OVER_2 * max(length - 2, 0)
+    if capitals > 1:
+        return _MIXED_CASE + _MIXED_CASE_OVER_2 * (length - 2)
+    # Words have a vowel in three letters, hashes and base64 do not.
+    vowels = letters.count(b"v") + letters.count(b"e") + diacritics
+    missing_vowels = (length - 2) * 0.35 - vowels
+    tokens = (
+        _WORD
+        + _LETTER_OVER_5 * max(length - 5, 0)
+        + _LETTER_OVER_9 * max(length - 9, 0)
+        + _LETTER_AT_RANDOM * length * min(max(missing_vowels, 0.0), 1.0)
+        + _DIACRITIC * diacritics
+    )
+    # English words seldom end in a, i, o or u; those of languages with fewer tokens do.
+    if length > 3 and letters[-1:] == b"v":
+        tokens += _FINAL_VOWEL
+    if lead == b"s":
+        return tokens
+    tokens += _CAPITALISED_WITHOUT_SPACE * capitals
+    return tokens + (_LETTER_AFTER_MARK * length if lead else _WORD_WITHOUT_SPACE)
+
+
+def _count_tokens(text: bytes) -> float:
+    classes = text.translate(_CLASSES)
+    tokens = 0.0
+    if any(run in classes for run in _LONG_RUNS):
+        rest = _REPEATED.sub(b"", text)
+        tokens = _REPEATED_LETTER * (len(text) - len(rest))
+        classes = rest.translate(_CLASSES)
+    for piece, count in Counter(_PIECES.findall(classes)).items():
+        tokens += count * _piece_tokens(piece)
+    return tokens
+
+
+def _sample_ranges(size_bytes: int) -> list[tuple[int, int]]:
+    """The whole of a text, or evenly spaced slices of a long one."""
+    if size_bytes <= _SAMPLE_SLICES * _SLICE_BYTES:
+        return [(0, size_bytes)]
+    step = (size_bytes - _SLICE_BYTES) / (_SAMPLE_SLICES - 1)
+    starts = (int(index * step) for index in range(_SAMPLE_SLICES))
+    return [(start, start + _SLICE_BYTES) for start in starts]
+
+
+def count_spare_tokens(text: bytes) -> float:
+    """Returns how far below bytes / 4 the tokens of a text may be by its script.
+
+    Args:
+        text: UTF-8. A long one is judged by slices.
+
+    Returns:
+        Tokens; 0.0 where all is ASCII, Latin, Han, kana or Hangul. A script is known by
+        its lead bytes: Vietnamese, and Latin or Hangul in decomposed form, share some.
+    """
+    if text.isascii():
+        return 0.0
+    sample = text
+    if len(text) > 2 * _SCRIPT_SLICES * _SCRIPT_SLICE_BYTES:
+        # Slices in step with a sentence that repeats itself would see one word of it.
+        step = len(text) // _SCRIPT_SLICES + 17
+        starts = range(0, len(text) - _SCRIPT_SLICE_BYTES, step)
+        sample = b"".join([text[i : i + _SCRIPT_SLICE_BYTES] for i in starts])
+    classes = sample.translate(_CLASSES)
+    spare = 0.0
+    for script, each in _SPARE_TOKENS.items():
+        if script in classes:
+            spare += classes.count(script) * each
+    return spare * len(text) / len(sample)
+
+
+def estimate_text_density(text: str | bytes) -> float:
+    """Estimates the tokens that a text takes for each four of its UTF-8 bytes.
+
+    For tokenizers like o200k_base: English prose comes out near 0.85, code near 1.0,
+    digits near 2, base64 near 2.7. Beyond 9 KiB evenly spaced slices are judged, so
+    that the work is bounded and every part of the text counts by its length.
+
+    Args:
+        text: Any text; lone surrogates are allowed, and UTF-8 cut inside a character.
+
+    Returns:
+        Tokens per four bytes, at least 0.1; 1.0 for an empty text.
+    """
+    if isinstance(text, str):
+        text = json_text(text)
+    ranges = _sample_ranges(len(text))
+    return _sample_density(b"".join([text[start:end] for start, end in ranges]))
+
+
+def _sample_density(sample: bytes) -> float:
+    if not sample:
+        return 1.0
+    return max(_count_tokens(sample) * 4 / len(sample), _MIN_DENSITY)
+
+
+def weighted_tokens(parts: Iterable[SizedText], heuristic_tokens: int) -> float:
+    """Returns what the next parts of that heuristic take, by the density of their text.
+
+    Args:
+        parts: As many are taken as the heuristic covers, of the last the end of its
+            text.
+        heuristic_tokens: Bytes / 4. What the parts do not account for stays as it is.
+    """
+    missing_bytes = heuristic_tokens * 4
+    taken: list[SizedText] = []
+    for part in parts:
+        missing_bytes -= part.size_bytes + part.other_bytes
+        taken.append(part)
+        if missing_bytes <= 0:
+            break
+    surplus_bytes = max(-missing_bytes, 0)
+    sizes = [part.size_bytes for part in taken]
+    if sizes:
+        sizes[-1] = max(sizes[-1] - surplus_bytes, 0)
+    density = _sample_density(_sample_parts(taken, sizes))
+    return heuristic_tokens + sum(sizes) / 4 * (density - 1)
+
+
+def _sample_parts(parts: Sequence[SizedText], sizes: Sequence[int]) -> bytes:
+    """Returns slices of the ends of texts, as if they were one; reads no others."""
+    ends = list(accumulate(sizes))
+    slices = []
+    text, read_index = b"", None
+    for start, end in _sample_ranges(sum(sizes)):
+        pieces = []
+        index = bisect_right(ends, start)
+        while start < end:
+            if index != read_index:
+                text, read_index = parts[index].read(), index
+            stop = min(end, ends[index])
+            # Seen from its end: of the last part the beginning may not count.
+            shift = len(text) - ends[index]
+            pieces.append(text[max(start + shift, 0) : max(stop + shift, 0)])
+            start = stop
+            index += 1
+        slices.append(b"\n".join(pieces))
+    return b"".join(slices)

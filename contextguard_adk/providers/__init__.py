@@ -1,0 +1,1 @@
+"""What providers do: how they refuse requests, and how large their windows are."""

@@ -1,0 +1,274 @@
+"""From a model's name to its context window, and from a window to its budgets."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import re
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from threading import Lock
+from typing import Final, Literal, NamedTuple, Protocol, TypeGuard
+
+_LOGGER = logging.getLogger("contextguard_adk.providers.windows")
+
+DEFAULT_CONTEXT_WINDOW: Final = 128_000
+"""The window, in tokens, that is assumed for a model nobody knows."""
+
+_TABLE_NAME = "model_prices_and_context_window_backup.json"
+_CHAT_MODES = ("chat", "responses", "completion")
+_MIN_WINDOW_TOKENS = 1_000  # smaller values are no chat windows
+_MIN_LEGACY_TOKENS = 8_000  # below it `max_tokens` is an output cap
+_PLAUSIBLE_RATIO = 0.25
+_CACHED_MODELS = 1_024
+
+_VENDOR_PREFIX = re.compile(r"[a-z][a-z0-9]*(?:-gov)?\.(?=[a-z])")  # us. anthropic.
+_SUFFIX = re.compile(
+    r"""( -v\d+:\d+(:\w+)?  | (?<!\bft):[^:/]*  | @[^@/]*  # -v1:0  :free  @20250929
+        | -\d{4}-\d\d-\d\d | -\d{8} | -\d\d-\d{4} | -\d\d-\d\d  # -2024-08-06  -05-20
+        | -(0[1-9]|1[0-2]|2[3-9])\d\d | -\d{3}  # -0613  -2507  -001, but not -8192
+        | -latest | -preview | -exp | -experimental )$""",
+    re.VERBOSE,
+)
+_ANY_PROVIDER = "*/"
+
+_tables: dict[Path | None, dict[str, _Entry]] = {}
+_warned: set[tuple[str, str]] = set()
+_lock = Lock()  # of the two above
+
+
+class ModelRegistry(Protocol):
+    """Knows the context windows of models."""
+
+    def context_window(self, model: str) -> int | None:
+        """Returns the input window of `model` in tokens; None means unknown."""
+        ...
+
+
+@dataclass(frozen=True)
+class ResolvedWindow:
+    """A context window in tokens, and who said so."""
+
+    tokens: int
+    source: Literal["configured", "registry", "default"]
+
+
+class _Entry(NamedTuple):
+    window_tokens: int
+    has_reasoning: bool
+    name: str  # in the table
+
+
+class LitellmRegistry:
+    """Looks windows up in the table that litellm ships, without importing litellm.
+
+    Importing litellm takes seconds and fetches a price map over the network; reading
+    its packaged table takes milliseconds. That happens at the first lookup, once per
+    process. litellm is imported only when that file is missing or unusable.
+
+    A name is looked up as written, then without its path and vendor prefixes, from the
+    left, then the same without its date, version or tag; case is ignored and `4.5` is
+    `4-5`. Where several providers serve a model and none of them is named, the smallest
+    plausible window counts: the smallest that is at least a quarter of the low median,
+    so that one provider's 4,096 does not decide where the others say 262,144.
+
+    Args:
+        table_path: A JSON table in litellm's format; None means litellm's own.
+    """
+
+    def __init__(self, table_path: Path | None = None) -> None:
+        self._table_path = table_path
+        # Asked on every model call.
+        self._find = lru_cache(maxsize=_CACHED_MODELS)(self._find_uncached)
+
+    def context_window(self, model: str) -> int | None:
+        """Returns the input window of `model` in tokens; None means unknown."""
+        entry = self._find(model)
+        return entry.window_tokens if entry else None
+
+    def supports_reasoning(self, model: str) -> bool:
+        """Tells whether `model` can think before it answers; unknown models cannot."""
+        entry = self._find(model)
+        return entry is not None and entry.has_reasoning
+
+    def entry_name(self, model: str) -> str | None:
+        """Returns which entry of the table says the window of `model`."""
+        entry = self._find(model)
+        return entry.name if entry else None
+
+    def _find_uncached(self, model: str) -> _Entry | None:
+        table = _load_table(self._table_path)
+        keys = map(_key, _candidate_names(model))
+        return next((table[key] for key in keys if key in table), None)
+
+
+_shared_registry = LitellmRegistry()
+
+
+def _candidate_names(model: str) -> Iterator[str]:
+    """Yields the names to look up, the most specific first."""
+    name = model.strip().lower()
+    while name:
+        yield from (names := _without_prefixes(name))
+        if "/" not in name:  # what ADK itself sends to Google
+            yield f"gemini/{name}"
+        yield _ANY_PROVIDER + names[-1]
+        name = _without_suffix(name)
+
+
+def _without_prefixes(name: str) -> list[str]:
+    names = [name]
+    while "/" in names[-1]:
+        names.append(names[-1].partition("/")[2])
+    while prefix := _VENDOR_PREFIX.match(names[-1]):
+        names.append(names[-1][prefix.end() :])
+    return names
+
+
+def _without_suffix(name: str) -> str:
+    """Returns the name without its last date, version or tag; empty if it has none."""
+    return name[: suffix.start()] if (suffix := _SUFFIX.search(name)) else ""
+
+
+def _key(name: str) -> str:
+    return name.replace(".", "-")
+
+
+def _load_table(path: Path | None) -> dict[str, _Entry]:
+    """Reads and indexes a table once per process; empty if even litellm has none."""
+    with _lock:
+        if path not in _tables:
+            _tables[path] = _read_table(path) or _import_table()
+        return _tables[path]
+
+
+def _read_table(path: Path | None) -> dict[str, _Entry]:
+    try:
+        raw = json.loads((path or _find_packaged_table()).read_bytes())
+        if table := _index(raw if isinstance(raw, dict) else {}):
+            return table
+        reason: object = "no chat models in it"
+    except (OSError, ValueError) as error:
+        reason = error
+    _LOGGER.warning("Cannot use litellm's model table (%s); importing litellm", reason)
+    return {}
+
+
+def _import_table() -> dict[str, _Entry]:
+    # Not litellm.get_model_info: it prints to stdout and asks servers over HTTP.
+    with suppress(Exception):  # whatever importing it may raise
+        return _index(importlib.import_module("litellm").model_cost)
+    return {}
+
+
+def _find_packaged_table() -> Path:
+    spec = importlib.util.find_spec("litellm")
+    if spec is None or spec.origin is None:
+        raise FileNotFoundError("no litellm package")
+    return Path(spec.origin).with_name(_TABLE_NAME)
+
+
+def _index(raw: Mapping[str, object]) -> dict[str, _Entry]:
+    """Maps full names and, for any provider, last parts and undated last parts."""
+    full, last, undated = (defaultdict[str, list[_Entry]](list) for _ in range(3))
+    for name, value in raw.items():
+        if entry := _parse_entry(name, value):
+            *_, stem = _without_prefixes(name.lower())
+            full[_key(name.lower())].append(entry)
+            last[_key(_ANY_PROVIDER + stem)].append(entry)
+            while shorter := _without_suffix(stem):
+                stem = shorter
+            if "-" in stem:  # else a family: `gemini` of `gemini-exp-1206`
+                undated[_key(_ANY_PROVIDER + stem)].append(entry)
+    return {key: _merge(found) for key, found in (undated | last | full).items()}
+
+
+def _parse_entry(name: str, value: object) -> _Entry | None:
+    """Reads one entry of the table; None for what is no chat model with a window.
+
+    Where `max_input_tokens` is missing, a large `max_tokens` stands in for chat models:
+    litellm means the output limit by it, and no window is smaller than that.
+    """
+    if not isinstance(value, Mapping) or value.get("mode") not in _CHAT_MODES:
+        return None
+    window, minimum = value.get("max_input_tokens"), _MIN_WINDOW_TOKENS
+    if window is None and value["mode"] == "chat":
+        window, minimum = value.get("max_tokens"), _MIN_LEGACY_TOKENS
+    if not _is_tokens(window) or window < minimum:
+        return None
+    return _Entry(window, value.get("supports_reasoning") is True, name)
+
+
+def _is_tokens(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _merge(entries: Iterable[_Entry]) -> _Entry:
+    """Joins what several providers say of one model, as `LitellmRegistry` documents."""
+    by_window = sorted(entries)
+    windows = [entry.window_tokens for entry in by_window]
+    floor_tokens = statistics.median_low(windows) * _PLAUSIBLE_RATIO
+    smallest = next(e for e in by_window if e.window_tokens >= floor_tokens)
+    has_reasoning = any(entry.has_reasoning for entry in by_window)
+    return smallest._replace(has_reasoning=has_reasoning)
+
+
+def resolve_context_window(
+    model: str,
+    *,
+    configured: int | None = None,
+    registry: ModelRegistry | None = None,
+    agent: str = "",
+) -> ResolvedWindow:
+    """Returns the context window of `model` and where it comes from; never raises.
+
+    A configured window wins over the registry, the registry over
+    `DEFAULT_CONTEXT_WINDOW`, which is used with one warning per model and process.
+
+    Args:
+        model: The name as the agent has it, such as `openrouter/openai/gpt-4o`.
+        configured: The window in tokens that the user set; None to look it up.
+        registry: Who to ask; None means a shared `LitellmRegistry`.
+        agent: The agent's name, for the warning.
+    """
+    if configured is not None:
+        return ResolvedWindow(configured, "configured")
+    asked = _shared_registry if registry is None else registry
+    if (tokens := _ask_registry(asked, model)) is not None:
+        return ResolvedWindow(tokens, "registry")
+    _warn_once(
+        "The context window of model %r is unknown; %d tokens are assumed. Set "
+        "context_window= on the agent's strategy, as in "
+        'ContextGuardPlugin(agents={"%s": Threshold(context_window=...)}).',
+        model,
+        DEFAULT_CONTEXT_WINDOW,
+        agent or "<agent>",
+    )
+    return ResolvedWindow(DEFAULT_CONTEXT_WINDOW, "default")
+
+
+def _ask_registry(registry: ModelRegistry, model: str) -> int | None:
+    try:
+        answer: object = registry.context_window(model)
+    except Exception as error:  # noqa: BLE001 - anyone's code, and no turn ends here
+        answer = error
+    if answer is None or (_is_tokens(answer) and answer >= _MIN_WINDOW_TOKENS):
+        return answer
+    _warn_once("The model registry gave no token count for %r but %r", model, answer)
+    return None
+
+
+def _warn_once(message: str, model: str, *args: object) -> None:
+    with _lock:
+        if (message, model) in _warned:
+            return
+        if len(_warned) >= _CACHED_MODELS:
+            _warned.clear()
+        _warned.add((message, model))
+    _LOGGER.warning(message, model, *args)

@@ -1,0 +1,1 @@
+"""The tool by which an agent reads back what was compacted."""

@@ -1,0 +1,277 @@
+"""When an agent is offered the recall tool, and what the tool may read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING
+
+from google.adk.models.llm_request import LlmRequest
+from google.genai import types
+
+from contextguard_adk.history.pairs import has_function_response
+from contextguard_adk.history.rendering import find_fingerprint
+from contextguard_adk.history.stored_summary import StoredSummary
+from contextguard_adk.history.view import HistoryView
+from contextguard_adk.measuring.shortening import TokenCounter
+from contextguard_adk.measuring.tokens import estimate_config_tokens
+from contextguard_adk.recall.tool import ATTACHED_KEY, RecallHistoryTool, RecallSource
+from contextguard_adk.strategies.base import Recall
+from contextguard_adk.summarizing.in_place import answers_freely
+from contextguard_adk.summarizing.items import Item, list_files, list_items
+from contextguard_adk.summarizing.transcript import HIDDEN_CALLS, RECALL_TOOL
+
+if TYPE_CHECKING:
+    from google.adk.agents.invocation_context import InvocationContext
+    from google.adk.events.event import Event
+
+
+INTERNAL_CALLS = HIDDEN_CALLS | {"adk_request_confirmation", "adk_framework"}
+"""Calls of ADK itself; no agent is shown them."""
+
+
+class RecallOffer:
+    """Offers the recall tool in one request.
+
+    Args:
+        invocation: The invocation.
+        request: The request; the tool is added to it once something was compacted.
+        recall: The setting.
+        page_tokens: What one page may take.
+        load_counter: Gives what counts tokens of a text.
+    """
+
+    def __init__(
+        self,
+        invocation: InvocationContext,
+        request: LlmRequest,
+        recall: Recall,
+        page_tokens: int,
+        load_counter: Callable[[], TokenCounter],
+    ) -> None:
+        self._invocation = invocation
+        self._request = request
+        self._page_tokens = page_tokens
+        self._load_counter = load_counter
+        self.is_possible = may_offer(request, invocation.agent, recall)
+
+    def adapt(self, stored: StoredSummary | None) -> StoredSummary | None:
+        """Takes the tool out of what a summary says where the agent has it no more.
+
+        ADK ends the turn when a model calls a tool that is not in the request.
+        """
+        if stored is None or self.is_possible or not stored.mark.has_recall:
+            return stored
+        return replace(stored, index="", mark=replace(stored.mark, has_recall=False))
+
+    def make(
+        self,
+        view: HistoryView,
+        stored: StoredSummary,
+        covered: Collection[int],
+        window_tokens: int,
+    ) -> None:
+        """Gives the agent the tool, to read what a summary covers."""
+        if not self.is_possible:
+            return
+        invocation = self._invocation  # Not `self`, which holds the request.
+
+        async def load() -> RecallSource:
+            older = await _load_older_items(invocation)
+            return find_source(view, stored, covered, older)
+
+        tool = RecallHistoryTool(
+            load, window_tokens, self._page_tokens, self._load_counter
+        )
+        if RECALL_TOOL in self._request.tools_dict:
+            self._request.tools_dict[RECALL_TOOL] = tool
+        else:
+            self._request.append_tools([tool])
+
+    def attach(
+        self, view: HistoryView, contents: Sequence[types.Content]
+    ) -> Sequence[types.Content]:
+        """Adds the files that the agent has read back."""
+        if not self.is_possible:
+            return contents
+        return attach_files(contents, lambda: list_files(view.contents, view.history))
+
+    @property
+    def missing_tokens(self) -> int:
+        """What the tool will take once it is offered, by bytes / 4."""
+        if not self.is_possible or RECALL_TOOL in self._request.tools_dict:
+            return 0
+        return _declaration_tokens()
+
+
+@cache
+def _declaration_tokens() -> int:
+    request = LlmRequest()
+    request.append_tools([RecallHistoryTool(_nothing, 0, 0, lambda: len)])
+    return estimate_config_tokens(request.config)
+
+
+async def _nothing() -> RecallSource:
+    return RecallSource((), frozenset())
+
+
+def find_source(
+    view: HistoryView,
+    stored: StoredSummary,
+    covered: Collection[int],
+    older: Sequence[Item] = (),
+) -> RecallSource:
+    """Gathers what can be read back, and what of it the request does not show whole.
+
+    Args:
+        view: The history.
+        stored: The summary that stands in the request.
+        covered: What it stands for.
+        older: Items that ADK did not even put into the request.
+    """
+    items = list_items(view.contents, view.history)
+    hidden = set(covered)
+    if view.live_index is not None and stored.mark.request_chars < 0:
+        hidden.discard(view.live_index)  # The continuation quotes it.
+    if stored.mark.truncation:
+        upto = find_fingerprint(view, stored.mark.truncated_upto)
+        hidden |= {
+            index
+            for index in view.history
+            if index <= upto and has_function_response(view.contents[index])
+        }
+    known = {item.handle for item in items}
+    missing = [
+        replace(item, content_index=-1) for item in older if item.handle not in known
+    ]
+    return RecallSource([*missing, *items], frozenset(hidden | {-1}))
+
+
+def may_offer(request: LlmRequest, agent: object, recall: Recall) -> bool:
+    """Tells whether a request may be given the recall tool.
+
+    With `"auto"` only requests that have function tools and nothing which refuses
+    their company: no built-in tool, no output schema, no forced tool choice.
+    """
+    present = request.tools_dict.get(RECALL_TOOL)
+    if not recall or not (present is None or isinstance(present, RecallHistoryTool)):
+        return False
+    if recall is True:
+        return True
+    has_functions = bool(request.tools_dict and request.config.tools)
+    return has_functions and answers_freely(request, agent)
+
+
+def attach_files(
+    contents: Sequence[types.Content], load_files: Callable[[], Sequence[Item]]
+) -> list[types.Content]:
+    """Puts each file that was read back behind the result that announced it.
+
+    Args:
+        contents: What is to be sent.
+        load_files: Gives the files of the history.
+
+    Returns:
+        The contents with the files; nothing is changed in place.
+    """
+    found: dict[str, Item] | None = None
+    sent: list[types.Content] = []
+    for content in contents:
+        sent.append(content)
+        for handle in _announced(content):
+            if found is None:
+                found = {item.handle: item for item in load_files()}
+            item = found.get(handle)
+            if item and item.media:
+                title = types.Part(text=f"[{item.title}]")
+                sent.append(types.Content(role="user", parts=[title, item.media]))
+    return sent
+
+
+def _announced(content: types.Content) -> list[str]:
+    """Handles of the files that results in a content announce."""
+    handles = []
+    for part in content.parts or ():
+        response = part.function_response if part else None
+        if response and response.name == RECALL_TOOL and response.response:
+            handle = response.response.get(ATTACHED_KEY)
+            if isinstance(handle, str):
+                handles.append(handle)
+    return handles
+
+
+async def _load_older_items(invocation: InvocationContext) -> list[Item]:
+    """Items of events that ADK leaves out of every request.
+
+    There are some where a run loads only the newest events of a session, and where
+    ADK's own compaction is on. Of all others the request tells, as other plugins
+    want them shown: what they have masked must not come back from the session.
+    """
+    session = invocation.session
+    if getattr(invocation.agent, "include_contents", "default") == "none":
+        return []
+    events: Sequence[Event] = session.events
+    loaded = {event.id for event in events}
+    if getattr(invocation.run_config, "get_session_config", None) is not None:
+        whole = await invocation.session_service.get_session(
+            app_name=session.app_name, user_id=session.user_id, session_id=session.id
+        )
+        events = whole.events if whole else events
+    standing = without_rewound(events)
+    compactions = [
+        event.actions.compaction
+        for event in standing
+        if event.actions and event.actions.compaction
+    ]
+    contents = [
+        event.content
+        for event in standing
+        if event.content
+        and (
+            event.id not in loaded
+            or any(
+                compacted.start_timestamp <= event.timestamp <= compacted.end_timestamp
+                for compacted in compactions
+            )
+        )
+        and is_visible(event, invocation)
+    ]
+    return list_items(contents, range(len(contents)))
+
+
+def is_visible(event: Event, invocation: InvocationContext) -> bool:
+    """Tells whether the agent of an invocation may see an event.
+
+    It stands on the agent's branch or above, in its isolation scope, and is none of
+    ADK's own calls; what a workflow gave to another node is not shown either.
+    """
+    scope = getattr(invocation, "isolation_scope", None)
+    if getattr(event, "isolation_scope", None) != scope:
+        return False
+    branch = invocation.branch
+    if branch and event.branch and not f"{branch}.".startswith(f"{event.branch}."):
+        return False
+    if event.author == "user" and not event.get_function_responses():
+        node = getattr(event, "node_info", None)
+        if getattr(node, "path", None):
+            return False
+    names = {call.name for call in event.get_function_calls()}
+    names |= {response.name for response in event.get_function_responses()}
+    return names.isdisjoint(INTERNAL_CALLS)
+
+
+def without_rewound(events: Sequence[Event]) -> list[Event]:
+    """Leaves out the events that a rewind took back, and the rewinds themselves."""
+    kept: list[Event] = []
+    position = len(events) - 1
+    while position >= 0:
+        event = events[position]
+        target = event.actions.rewind_before_invocation_id if event.actions else None
+        if target:
+            first = (i for i in range(position) if events[i].invocation_id == target)
+            position = next(first, position)
+        else:
+            kept.append(event)
+        position -= 1
+    return kept[::-1]

@@ -1,0 +1,287 @@
+"""What follows when a provider says that a request is too long."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from google.adk.agents.invocation_context import InvocationContext
+from google.adk.agents.readonly_context import ReadonlyContext
+from google.adk.models.base_llm import BaseLlm
+from google.adk.models.llm_request import LlmRequest
+from google.adk.models.llm_response import LlmResponse
+from google.genai import types
+
+from contextguard_adk.guard import ModelCall
+from contextguard_adk.history.rendering import render_head
+from contextguard_adk.history.view import HistoryView
+from contextguard_adk.measuring.calibration import DEFAULT_CORRECTION
+from contextguard_adk.measuring.tokens import (
+    estimate_config_tokens,
+    estimate_contents_tokens,
+)
+from contextguard_adk.memory import CallInFlight
+from contextguard_adk.providers.overflow import Overflow, parse_overflow
+from contextguard_adk.recovery.fit import reduce_contents
+from contextguard_adk.summarizing.context import CompactionContext
+
+logger = logging.getLogger("contextguard_adk.recovery")
+
+UNNAMED_WINDOW_RATIO = 0.85
+"""The window that is assumed where the provider names none, of the estimate."""
+
+HARDER_RATIO = 0.8
+"""How much of the usual threshold the first request after a rejection may take."""
+
+MINIMAL_RATIO = 0.5
+"""How much of the window the second, minimal request may take."""
+
+MINIMAL_HEAD_RATIO = 0.5
+"""How much of its room summary and continuation may take."""
+
+COUNT_MARGIN = 1.1
+"""The real count is at least the limit; this much more is assumed."""
+
+OUTPUT_MARGIN_RATIO = 0.98
+"""How much of the output room that the provider's numbers leave is reserved."""
+
+MIN_OUTPUT_TOKENS = 256
+"""Lowering `max_output_tokens` below this helps nobody."""
+
+MAX_RECOVERY_CORRECTION = 20.0
+
+
+class Recovery:
+    """Sends a rejected request again, smaller.
+
+    Args:
+        call: The model call, with its contents as they were before the guard
+            changed them.
+        sent: What the guard sent.
+        rejected: The request that the provider rejected.
+        llm: The agent's model.
+    """
+
+    def __init__(
+        self,
+        call: ModelCall,
+        sent: CallInFlight,
+        rejected: LlmRequest,
+        llm: BaseLlm,
+    ) -> None:
+        self._call = call
+        self._sent = sent
+        self._rejected = rejected
+        self._llm = llm
+        self._tried_tokens = [sent.heuristic_tokens]
+        self._factor = sent.estimated_tokens / max(1, sent.heuristic_tokens)
+
+    async def run(self, overflow: Overflow) -> LlmResponse | None:
+        """Asks the model again, with ever smaller requests.
+
+        An error about input plus output first lowers the reserved output. Then the
+        history is compacted harder than last time; then only summary, live request
+        and the newest contents are sent, shortened.
+
+        Returns:
+            The first answer; None when the provider rejected them all, or failed
+            otherwise, or there was nothing smaller to send.
+        """
+        for attempt in (self._lower_output, self._compact, self._minimize):
+            contents = await attempt(overflow)
+            if contents is None:
+                continue
+            outcome = await self._send(contents)
+            if isinstance(outcome, LlmResponse) or outcome is None:
+                return outcome
+            overflow = outcome
+        self._report()
+        return None
+
+    async def _lower_output(self, overflow: Overflow) -> list[types.Content] | None:
+        """Reserves less output where the sum of input and output was too much."""
+        limit, prompt = overflow.limit_tokens, overflow.prompt_tokens
+        if not overflow.is_input_plus_output or limit is None or prompt is None:
+            return None
+        room = int((limit - prompt) * OUTPUT_MARGIN_RATIO)
+        if room < MIN_OUTPUT_TOKENS:
+            return None
+        config = self._rejected.config.model_copy(update={"max_output_tokens": room})
+        self._rejected = self._rejected.model_copy(update={"config": config})
+        self._call.request.config = config  # A later attempt may add a tool to it.
+        return list(self._rejected.contents)
+
+    async def _compact(self, overflow: Overflow) -> list[types.Content] | None:
+        """Compacts harder than last time."""
+        self._learn_window(overflow)
+        context = self._context(overflow, HARDER_RATIO)
+        if context.fixed_tokens >= context.budgets.window_tokens:
+            return None  # A summary would be paid for in vain.
+        started = time.monotonic()
+        compaction = await self._call.strategy.compact(context)
+        if compaction is None or not self._is_smaller(compaction.contents):
+            return None
+        count = len(context.view.contents)
+        await self._call.accept(context, compaction, started, count)
+        return compaction.contents
+
+    async def _minimize(self, overflow: Overflow) -> list[types.Content] | None:
+        """Summary, live request and the newest contents, shortened to half."""
+        self._learn_window(overflow)
+        context = self._context(overflow, MINIMAL_RATIO)
+        view, stored = context.view, context.view.stored
+        factor = context.correction or DEFAULT_CORRECTION
+        room = min(
+            context.budgets.threshold_tokens,
+            int(self._tried_tokens[-1] * MINIMAL_RATIO * factor),
+        )
+        room -= int(context.config_heuristic_tokens * factor)
+        head: list[types.Content] = []
+        for draft in (stored, *context.drafts.shorten(stored)) if stored else ():
+            head = render_head(view, draft, view.covered)
+            if estimate_contents_tokens(head) * factor <= room * MINIMAL_HEAD_RATIO:
+                break
+        live = None if _is_request_quoted(view) else view.live_index
+        contents = reduce_contents(view.contents, room, factor, head, live)
+        return contents if self._is_smaller(contents) else None
+
+    def _context(self, overflow: Overflow, ratio: float) -> CompactionContext:
+        sent_tokens = max(1, self._tried_tokens[-1])
+        context = self._call.examine_rejected(ratio)
+        known = context.correction or DEFAULT_CORRECTION
+        at_least = (overflow.limit_tokens or 0) - (overflow.output_tokens or 0)
+        if overflow.prompt_tokens is not None:
+            correction = overflow.prompt_tokens / sent_tokens
+        elif known * sent_tokens <= at_least:
+            correction = at_least * COUNT_MARGIN / sent_tokens
+        else:
+            correction = known
+        correction = min(max(correction, 1.0), MAX_RECOVERY_CORRECTION)
+        if correction > DEFAULT_CORRECTION:
+            # Only a provider that reports no usage will need it again.
+            self._call.state.write("learned_correction", round(correction * 100))
+        self._factor = correction
+        return replace(context, correction=correction)
+
+    def _learn_window(self, overflow: Overflow) -> None:
+        """Remembers the provider's limit; it never widens what is configured."""
+        learned = overflow.limit_tokens
+        if learned is None:
+            real = self._call.state.read_count("real_tokens") or 0
+            # Of the newest request that was rejected, not of the first.
+            factor = self._sent.estimated_tokens / max(1, self._sent.heuristic_tokens)
+            assumed = int(self._tried_tokens[-1] * factor * UNNAMED_WINDOW_RATIO)
+            learned = max(real, assumed)
+        if learned < self._call.window_tokens():
+            self._call.state.write("learned_window", learned)
+
+    def _is_smaller(self, contents: Sequence[types.Content]) -> bool:
+        return self._measure(contents) < self._tried_tokens[-1]
+
+    def _measure(self, contents: Sequence[types.Content]) -> int:
+        config_tokens = estimate_config_tokens(self._rejected.config)
+        return config_tokens + estimate_contents_tokens(contents)
+
+    async def _send(
+        self, contents: Sequence[types.Content]
+    ) -> LlmResponse | Overflow | None:
+        """Asks the model; returns its answer, a new rejection, or None."""
+        heuristic = self._measure(contents)
+        self._tried_tokens.append(heuristic)
+        request = self._rejected.model_copy(
+            update={"contents": list(contents), "cache_metadata": None}
+        )
+        answer: LlmResponse | None = None
+        try:
+            async for response in self._llm.generate_content_async(
+                request, stream=False
+            ):
+                if not response.partial:
+                    answer = response
+        except Exception as error:  # noqa: BLE001 - a client may raise anything.
+            overflow = parse_overflow(error)
+            if overflow is None:
+                logger.warning(
+                    "The resend for agent %r failed with %s.",
+                    self._call.agent,
+                    type(error).__name__,
+                )
+            return overflow
+        if answer is not None:
+            self._describe_sent(heuristic)
+            logger.info(
+                "Agent %r recovered: a request of about %d tokens was rejected, one of "
+                "%d was answered.",
+                self._call.agent,
+                self._tried_tokens[0],
+                heuristic,
+            )
+        return answer
+
+    def _describe_sent(self, heuristic_tokens: int) -> None:
+        """Makes the call in flight that of the request that was answered."""
+        sent, budgets = self._sent, self._call.budgets()
+        sent.heuristic_tokens = heuristic_tokens
+        sent.estimated_tokens = int(heuristic_tokens * self._factor)
+        sent.window_tokens = budgets.window_tokens
+        sent.threshold_tokens = budgets.threshold_tokens
+        sent.is_recovered = True
+        sent.compaction = self._call.compaction or sent.compaction
+
+    def _report(self) -> None:
+        logger.error(
+            "The provider rejected every request for agent %r: window %d tokens, "
+            "system instruction and tools %d, sizes tried %s (bytes / 4). Check "
+            "`context_window` and what the agent is given apart from its history.",
+            self._call.agent,
+            self._call.window_tokens(),
+            estimate_config_tokens(self._rejected.config),
+            self._tried_tokens,
+        )
+
+
+def _is_request_quoted(view: HistoryView) -> bool:
+    """Tells whether the continuation after the summary quotes the live request."""
+    if view.stored is None or view.live_index is None:
+        return False
+    mark = view.stored.mark
+    wanted = view.fingerprint(view.live_index).hex()
+    return mark.has_continuation and mark.request == wanted
+
+
+def restore_contents(
+    sent: CallInFlight, rejected: Sequence[types.Content]
+) -> list[types.Content]:
+    """Returns the contents as they were before the guard changed them.
+
+    What other callbacks added to the request after the guard comes last. Where they
+    replaced or removed contents, what they made of the request stands.
+    """
+    present = {id(content) for content in rejected}
+    if any(id(content) not in present for content in sent.sent_contents):
+        return list(rejected)
+    known = {id(content) for content in (*sent.sent_contents, *sent.original_contents)}
+    added = [content for content in rejected if id(content) not in known]
+    return [*sent.original_contents, *added]
+
+
+def measure_sent(request: LlmRequest) -> CallInFlight:
+    """Describes a request that the guard did not get to measure."""
+    heuristic = estimate_config_tokens(request.config)
+    heuristic += estimate_contents_tokens(request.contents)
+    estimated = int(heuristic * DEFAULT_CORRECTION)
+    contents = tuple(request.contents)
+    return CallInFlight(heuristic, estimated, estimated, contents, contents)
+
+
+async def resolve_model(invocation: InvocationContext) -> BaseLlm | None:
+    """Returns the model that ADK calls for this agent."""
+    agent = invocation.agent
+    resolve = getattr(agent, "canonical_model_async", None)  # Not in ADK 2.0.
+    if resolve is not None:
+        model = await resolve(ReadonlyContext(invocation))
+    else:
+        model = getattr(agent, "canonical_model", None)
+    return model if isinstance(model, BaseLlm) else None

@@ -1,0 +1,1 @@
+"""What a compaction may do, and how a summary comes to be written."""

@@ -1,0 +1,161 @@
+"""How `SimulatedLlm` recognises a request for a summary, and summarises by extraction.
+
+It ranks what it was shown by rarity, names, digits and fault words, prefers statements
+to code, and does not know what any test looks for.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+
+from google.adk.models.llm_request import LlmRequest
+
+from contextguard_adk.testing.provider import list_content_texts
+
+_FENCE = re.compile(r"^<transcript-([^>\s]*)", re.MULTILINE)
+_IN_PLACE = "[System: Summarise the conversation above now"
+_ADK_PROMPT = "The following is a conversation history between a user and an AI agent"
+_ADK_PROMPT_ENDS = "capture the essence of the interaction."
+
+_LONG_LINE_CHARS = 240
+_PIECE_CHARS = 100
+# After a sentence, between the fields of JSON, at an escaped line break.
+_PIECE_ENDS = re.compile(
+    r'(?<=[.!?;])\s+|(?<=[\u3002\uff01\uff1f\uff1b])|(?<=[,}\]])\s*(?=["{])|\\n'
+)
+_WORD = re.compile(r"\w+(?:[./:@#+-]\w+)*")
+_VARYING = re.compile(r"[^\W_]*\d[^\W_]*")
+_NAME = re.compile(r"_|[./:@#+-]|[a-z][A-Z]")
+_MAX_MISSES = 20
+_SYMBOL = re.compile(r"[()\[\]{}=<>|\\/*`~^&%$#@+]")
+# Chosen on the conversations of `benchmarks/compare.py`, whose facts are terse reports.
+KNOWN_WEIGHT = 1.1  # Of a line of the summary before.
+SYMBOL_WEIGHT = 2.0  # How much the share of code's symbols takes away.
+MAX_NAMES = 3.5  # More names in a piece add nothing.
+_FAULT = re.compile(r"error|exception|fail|denied|refused|fatal|warning", re.IGNORECASE)
+
+
+def looks_like_summary_request(request: LlmRequest) -> bool:
+    """Tells whether a request asks for a summary: the guard's or ADK's own prompt."""
+    text = _last_text(request)
+    if text.startswith((_ADK_PROMPT, _IN_PLACE)):
+        return True
+    return _FENCE.search(text) is not None
+
+
+def read_summary_material(request: LlmRequest) -> str:
+    """Returns what a request wants summarised, without fences and ADK's prompt."""
+    text = _last_text(request)
+    if text.startswith(_IN_PLACE):
+        return "\n".join(list_content_texts(request.contents[:-1]))
+    if text.startswith(_ADK_PROMPT):
+        text = text.partition(_ADK_PROMPT_ENDS)[2]
+        # ADK 2.0 escapes the line breaks of its prompt by mistake.
+        return text.replace(r"\n", "\n") if text.startswith(r"\n\n") else text
+    if fence := _FENCE.search(text):
+        # The other blocks of the prompt are fenced with the same marker.
+        fence_lines = rf"^</?[\w-]+-{re.escape(fence[1])}>$"
+        return re.sub(fence_lines, "", text, flags=re.MULTILINE)
+    return text
+
+
+def _last_text(request: LlmRequest) -> str:
+    return "\n".join(list_content_texts(request.contents[-1:]))
+
+
+def summarize(
+    material: str,
+    budget_tokens: int,
+    count: Callable[[str], int],
+    earlier: Collection[str] = (),
+) -> str:
+    """Picks the most telling pieces of a text, in their order, within a budget.
+
+    A piece tells much when its words are rare in this text and name something:
+    numbers, identifiers, paths, faults; and when it reads as a statement and not as
+    code. Nothing is known of what a reader wants.
+
+    Args:
+        material: The text.
+        budget_tokens: What the summary may take.
+        count: Tokens of a text.
+        earlier: Lines of the summary before, which are merged: they weigh more.
+    """
+    pieces = list(dict.fromkeys(_cut_pieces(material)))
+    ranks = [
+        rank * (KNOWN_WEIGHT if piece in earlier else 1)
+        for piece, rank in zip(pieces, _rank_pieces(pieces), strict=True)
+    ]
+    best_first = sorted(range(len(pieces)), key=ranks.__getitem__, reverse=True)
+    chosen, left_tokens, misses = [], budget_tokens, 0
+    for index in best_first:
+        cost_tokens = count(pieces[index]) + 1
+        if cost_tokens <= left_tokens:
+            chosen.append(index)
+            left_tokens -= cost_tokens
+        else:
+            misses += 1
+        if misses == _MAX_MISSES:
+            break
+    while chosen and count(_join(pieces, chosen)) > budget_tokens:
+        chosen.pop()
+    summary = _join(pieces, chosen or best_first[:1])
+    while summary and count(summary) > budget_tokens:
+        summary = summary[: len(summary) * 2 // 3]
+    return summary
+
+
+def _join(pieces: list[str], chosen: list[int]) -> str:
+    return "\n".join(pieces[index] for index in sorted(chosen))
+
+
+def _cut_pieces(material: str) -> Iterator[str]:
+    for line in filter(None, map(str.strip, material.splitlines())):
+        if len(line) <= _LONG_LINE_CHARS:
+            yield line
+            continue
+        piece = ""
+        for field in _PIECE_ENDS.split(line):
+            if piece and len(piece) + len(field) > _PIECE_CHARS:
+                yield piece
+                piece = ""
+            piece = f"{piece} {field}".strip()
+            while len(piece) > _LONG_LINE_CHARS:
+                blank = piece.rfind(" ", 1, _LONG_LINE_CHARS)
+                cut = blank if blank > 0 else _LONG_LINE_CHARS
+                yield piece[:cut]
+                piece = piece[cut:].strip()
+        if piece:
+            yield piece
+
+
+def _rank_pieces(pieces: list[str]) -> list[float]:
+    """Scores pieces by their rare words and names, per word of their length."""
+    spellings = [_WORD.findall(piece) for piece in pieces]
+    vocabulary = {word for words in spellings for word in words}
+    weights = {word: _weigh_name(word) for word in vocabulary}
+    # What differs in its numbers only is the same word: rows of a table are alike.
+    shape_of = {word: _VARYING.sub("0", word.lower()) for word in vocabulary}
+    shapes = [{shape_of[word] for word in words} for words in spellings]
+    highest = math.log(len(pieces) + 1)
+    frequency = Counter(shape for words in shapes for shape in words)
+    rarity = {shape: highest - math.log(n) for shape, n in frequency.items()}
+    ranks = []
+    for index, piece in enumerate(pieces):
+        rarest = sorted(map(rarity.__getitem__, shapes[index]))[-8:]
+        names = min(sum(map(weights.__getitem__, spellings[index])), MAX_NAMES)
+        faults = 0.5 * bool(_FAULT.search(piece))
+        rank = (sum(rarest) + (names + faults) * highest) / (len(shapes[index]) + 8)
+        symbols = len(_SYMBOL.findall(piece)) / len(piece)
+        rank *= max(0.3, 1 - SYMBOL_WEIGHT * symbols)
+        ranks.append(rank)
+    return ranks
+
+
+def _weigh_name(word: str) -> float:
+    if _VARYING.search(word):
+        return 1
+    return 0.4 if _NAME.search(word) else 0

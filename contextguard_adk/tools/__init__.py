@@ -1,0 +1,1 @@
+"""The command line: `contextguard check`, `demo` and `replay`."""

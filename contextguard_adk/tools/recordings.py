@@ -1,0 +1,270 @@
+"""Reads recorded ADK sessions, from an export or a database; never writes to one."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from google.adk.events.event import Event
+from google.adk.sessions import BaseSessionService, Session
+from pydantic import ValidationError
+
+from contextguard_adk.history.state import COMPACT_NOW_KEY, GuardState
+from contextguard_adk.telemetry import METADATA_KEY
+
+_SQLITE_MAGIC = b"SQLite format 3\0"
+MAX_PROMPT_TOKENS = 20_000_000
+"""The largest count that is replayed: a request of that size is made up for it."""
+
+_READING = ("SELECT", "PRAGMA", "SHOW", "WITH", "SET", "DESCRIBE", "EXPLAIN")
+_GUARD_PREFIXES = ("__context_guard_", "context_guard:")
+_KEPT_PREFIXES = ("__context_guard_todos_", "context_guard:todos:", COMPACT_NOW_KEY)
+
+
+class RecordingError(Exception):
+    """Why a recording cannot be replayed; its text is one line for the user."""
+
+
+@dataclass(frozen=True)
+class SessionKey:
+    """Which session of a database to read; None where the user did not say."""
+
+    app: str | None = None
+    user: str | None = None
+    session: str | None = None
+
+
+@dataclass(frozen=True)
+class RecordedCall:
+    """One model call of a recording.
+
+    Attributes:
+        index: Of the event that holds the model's response.
+        event: That event.
+        prompt_tokens: What the provider counted.
+        is_guarded: Whether a guard had changed the request when it was recorded, so
+            that the count is not that of the whole history.
+    """
+
+    index: int
+    event: Event
+    prompt_tokens: int
+    is_guarded: bool
+
+
+async def load_session(source: str, key: SessionKey) -> Session:
+    """Reads a recorded session.
+
+    Args:
+        source: A JSON export, an SQLite file as `adk web` writes it, or a URL that
+            `DatabaseSessionService` takes.
+        key: Which session of a database.
+
+    Raises:
+        RecordingError: There is none, or it cannot be read.
+    """
+    if "://" in source:
+        return await _load_from_url(source, key)
+    path = Path(source)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise RecordingError(f"{source}: cannot be read: {reason}") from error
+    if data.startswith(_SQLITE_MAGIC):
+        return await _load_from_sqlite_file(path, key)
+    return _parse_export(source, data)
+
+
+def _parse_export(source: str, data: bytes) -> Session:
+    """Reads what `Session.model_dump_json` or ADK itself wrote."""
+    try:
+        raw: object = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise RecordingError(f"{source}: no JSON: {error}") from error
+    if not isinstance(raw, dict) or not isinstance(raw.get("events"), list):
+        raise RecordingError(f"{source}: no ADK session: it has no list of events")
+    try:
+        return Session(
+            id=str(raw.get("id") or "session"),
+            app_name=str(raw.get("appName") or raw.get("app_name") or "app"),
+            user_id=str(raw.get("userId") or raw.get("user_id") or "user"),
+            state=raw.get("state") or {},
+            events=[Event.model_validate(item) for item in raw["events"]],
+        )
+    except ValidationError as error:
+        problem = error.errors()[0]
+        place = ".".join(str(item) for item in problem["loc"])
+        raise RecordingError(
+            f"{source}: no ADK session: {place}: {problem['msg']}"
+        ) from error
+
+
+async def _load_from_url(url: str, key: SessionKey) -> Session:
+    try:
+        import sqlalchemy
+        from google.adk.sessions import DatabaseSessionService
+    except ImportError as error:
+        raise RecordingError(
+            "databases need SQLAlchemy: pip install 'google-adk[db]'"
+        ) from error
+    _require_key(key)
+    try:
+        parsed = sqlalchemy.make_url(url)
+        database = Path(parsed.database or "")
+        if parsed.get_backend_name() == "sqlite":
+            if not database.is_file():
+                raise RecordingError(f"{database}: no such file")
+            if parsed.drivername == "sqlite":  # The form that `adk web` takes.
+                return await _load_from_sqlite_file(database, key)
+        service = DatabaseSessionService(url)
+        sqlalchemy.event.listen(
+            service.db_engine.sync_engine,
+            "before_cursor_execute",
+            _replace_write,
+            retval=True,
+        )
+        try:
+            return await _read_session(service, key)
+        finally:
+            await service.db_engine.dispose()
+    except RecordingError:
+        raise
+    except Exception as error:
+        raise RecordingError(
+            f"the database cannot be read: {_name_cause(error)}"
+        ) from error
+
+
+def _replace_write(
+    connection: object,
+    cursor: object,
+    statement: str,
+    parameters: Any,
+    context: object,
+    is_many: bool,
+) -> tuple[str, Any]:
+    """Lets a statement pass that reads, and replaces any other.
+
+    ADK makes missing tables and indexes before it reads.
+    """
+    if statement.lstrip().upper().startswith(_READING):
+        return statement, parameters
+    return "SELECT 1", ()
+
+
+async def _load_from_sqlite_file(path: Path, key: SessionKey) -> Session:
+    """Reads a copy: ADK's service makes missing tables in what it opens."""
+    from google.adk.sessions.sqlite_session_service import SqliteSessionService
+
+    _require_key(key)
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "session.db"
+        try:
+            with (
+                closing(
+                    sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+                ) as source,
+                closing(sqlite3.connect(copy)) as target,
+            ):
+                source.backup(target)
+            return await _read_session(SqliteSessionService(str(copy)), key)
+        except (sqlite3.Error, RuntimeError, ValueError, KeyError) as error:
+            raise RecordingError(
+                f"{path}: cannot be read: {_name_cause(error)}"
+            ) from error
+
+
+def _require_key(key: SessionKey) -> None:
+    values = {"--app": key.app, "--user": key.user, "--session": key.session}
+    missing = [option for option, value in values.items() if not value]
+    if missing:
+        raise RecordingError(f"a database needs {', '.join(missing)} as well")
+
+
+async def _read_session(service: BaseSessionService, key: SessionKey) -> Session:
+    assert key.app is not None
+    assert key.user is not None
+    assert key.session is not None
+    session = await service.get_session(
+        app_name=key.app, user_id=key.user, session_id=key.session
+    )
+    if session is None:
+        raise RecordingError(
+            f"there is no session {key.session!r} of user {key.user!r} and app "
+            f"{key.app!r}"
+        )
+    return session
+
+
+def _name_cause(error: Exception) -> str:
+    cause = getattr(error, "orig", None) or error.__cause__ or error
+    return f"{type(cause).__name__}: {' '.join(str(cause).split())[:200]}"
+
+
+def list_calls(session: Session, agent: str | None = None) -> Iterator[RecordedCall]:
+    """Lists the model calls whose prompt tokens a session has recorded.
+
+    Args:
+        session: The session.
+        agent: Only this agent's calls; None lists all.
+
+    Raises:
+        RecordingError: A count cannot be one.
+    """
+    state: dict[str, Any] = {}
+    before: Event | None = None
+    for index, event in enumerate(session.events):
+        state.update(event.actions.state_delta)
+        usage = event.usage_metadata
+        prompt_tokens = usage.prompt_token_count if usage else None
+        if event.partial:
+            continue
+        if event.author == "user" or not prompt_tokens:
+            before = event
+            continue
+        if agent in (None, event.author) and not _is_same_call(before, event):
+            if not 0 < prompt_tokens <= MAX_PROMPT_TOKENS:
+                raise RecordingError(
+                    f"event {index}: prompt_token_count is {prompt_tokens:,}; 0 to "
+                    f"{MAX_PROMPT_TOKENS:,} tokens are accepted"
+                )
+            yield RecordedCall(index, event, prompt_tokens, _was_guarded(event, state))
+        before = event
+
+
+def _is_same_call(before: Event | None, event: Event) -> bool:
+    """Tells whether two events are parts of one response: of some streams, the text
+    and the calls are."""
+    if before is None or before.usage_metadata is None or event.usage_metadata is None:
+        return False
+    return (
+        before.author == event.author
+        and before.invocation_id == event.invocation_id
+        and before.usage_metadata.prompt_token_count
+        == event.usage_metadata.prompt_token_count
+    )
+
+
+def _was_guarded(event: Event, state: dict[str, Any]) -> bool:
+    said = (event.custom_metadata or {}).get(METADATA_KEY)
+    is_recovered = isinstance(said, dict) and bool(said.get("recovered"))
+    return is_recovered or bool(GuardState(state, event.author).read("mark"))
+
+
+def own_state(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what is in state apart from what a guard keeps there for itself.
+
+    Todos and a wish for a compaction are the user's.
+    """
+    return {
+        key: value
+        for key, value in values.items()
+        if key.startswith(_KEPT_PREFIXES) or not key.startswith(_GUARD_PREFIXES)
+    }
