@@ -6,11 +6,15 @@ class ContextGuardError(Exception):
 
 
 class SummaryError(ContextGuardError):
-    """A summariser gave no usable summary.
+    """A summarizer gave no usable summary.
 
     Raised and caught inside a compaction: the strategy then falls back to a
     mechanical summary, so a user's turn never sees it.
     """
+
+
+class UnusableAnswerError(SummaryError):
+    """The summarizer answered, but with no summary."""
 
 
 class ConfigError(ContextGuardError, ValueError):

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
 from contextguard_adk.history.rendering import render_request
-from contextguard_adk.history.state import GuardState
-from contextguard_adk.history.stored_summary import StoredSummary
+from contextguard_adk.history.state import AgentState
+from contextguard_adk.history.stored_summary import StoredSummary, Unsaved
 from contextguard_adk.history.view import HistoryView
-from contextguard_adk.kept_measures import KeptMeasures
 from contextguard_adk.measuring.budgets import (
     Budgets,
     summary_budget_tokens,
@@ -30,230 +26,245 @@ from contextguard_adk.measuring.calibration import (
     estimate_prompt_tokens,
     token_counter,
 )
-from contextguard_adk.measuring.shortening import TokenCounter
 from contextguard_adk.measuring.tokens import (
     estimate_config_tokens,
+    estimate_contents_tokens,
     text_bytes,
 )
-from contextguard_adk.memory import CallInFlight, Memory, SessionKey
-from contextguard_adk.pressure import Pressure
+from contextguard_adk.memory import (
+    CallInFlight,
+    Memory,
+    branch_scope,
+    call_key,
+    name_session,
+    summary_scope,
+)
 from contextguard_adk.providers.overflow import MIN_LIMIT_TOKENS
 from contextguard_adk.providers.windows import ModelRegistry, resolve_context_window
 from contextguard_adk.recall.offer import RecallOffer
-from contextguard_adk.restraint import Restraint
-from contextguard_adk.run_cache import RunCache
 from contextguard_adk.strategies.base import Strategy
-from contextguard_adk.summarizers import Summarizers
-from contextguard_adk.summarizing.context import Compaction, CompactionContext, Reason
-from contextguard_adk.summarizing.in_place import ConversationEnd
-from contextguard_adk.summarizing.summary_call import SummaryModel
-from contextguard_adk.summarizing.todos import (
-    TODOS_TOOL,
-    load_todos,
-    render_todos,
-    write_todo_list,
+from contextguard_adk.summarizing.context import (
+    Compaction,
+    CompactionContext,
+    Reason,
 )
-from contextguard_adk.summary_store import SummaryStore
+from contextguard_adk.summarizing.items import attach_files
+from contextguard_adk.summarizing.skipping import should_skip_compaction
+from contextguard_adk.summarizing.summarizer import Summarizer, find_llm
+from contextguard_adk.summarizing.todos import load_todos
 from contextguard_adk.telemetry import (
     CompactionRecord,
     Observers,
+    PressureRecord,
     report_compaction,
+    report_pressure,
 )
-from contextguard_adk.usage import call_key, name_session
 
 if TYPE_CHECKING:
     from google.adk.agents.callback_context import CallbackContext
-    from google.adk.agents.invocation_context import InvocationContext
 
 logger = logging.getLogger("contextguard_adk.guard")
 
-TRUST_RATIO = 0.8
-"""Of the threshold: while the provider last counted less, old results are not looked
-through again in each run, and one that was edited in place may count what it did.
-To overflow so, such an edit must add more than the buffer while the run itself adds all
-that is left below the threshold; the provider's refusal is then recovered from."""
+
+@dataclass
+class Guard:
+    """What lives as long as the plugin.
+
+    Attributes:
+        registry: Where context windows are looked up; None is the default.
+        observers: Who is told what happened.
+        has_namespaced_keys: Which form of session-state keys to write.
+        memory: What is remembered between two callbacks.
+    """
+
+    registry: ModelRegistry | None = None
+    observers: Observers = field(default_factory=Observers)
+    has_namespaced_keys: bool = False
+    memory: Memory = field(default_factory=Memory)
+
+    def state(self, context: CallbackContext) -> AgentState:
+        """The values of a callback's agent in session state."""
+        return AgentState(
+            context.state,
+            context.agent_name,
+            self.has_namespaced_keys,
+            branch_scope(context.get_invocation_context()),
+        )
 
 
 class ModelCall:
     """One model call of one guarded agent.
 
     Args:
+        guard: What lives as long as the plugin.
         context: ADK's callback context.
-        invocation: Its invocation context.
         request: The request, as the plugin sees it.
         strategy: The agent's strategy.
-        memory: What the plugin remembers in process.
-        registry: Where context windows are looked up; None is the default.
-        is_namespaced: Which form of state keys to write.
-        observers: Who is told what happened.
     """
 
     def __init__(
         self,
+        guard: Guard,
         context: CallbackContext,
-        invocation: InvocationContext,
         request: LlmRequest,
         strategy: Strategy,
-        memory: Memory,
-        registry: ModelRegistry | None,
-        is_namespaced: bool,
-        observers: Observers | None = None,
     ) -> None:
+        invocation = context.get_invocation_context()
         self.agent = context.agent_name
         self.request = request
         self.strategy = strategy
-        self.state = GuardState(context.state, self.agent, is_namespaced)
+        self.state = guard.state(context)
+        self.compaction: CompactionRecord | None = None
+        self._guard = guard
         self._context = context
         self._invocation = invocation
-        self._memory = memory
-        self._registry = registry
-        self._is_namespaced = is_namespaced
-        self.scope = _scope(invocation)
-        self.session_key: SessionKey = (
-            name_session(invocation),
-            self.agent,
-            self.scope,
-        )
-        self._observers = observers or Observers()
-        self.compaction: CompactionRecord | None = None
-        self._store = SummaryStore(self.state, memory, self.session_key)
-        self._restraint = Restraint(memory, self.session_key)
-        self._pressure = Pressure(
-            memory, self.session_key, invocation.session.id, self._observers
-        )
-        self._calibration = _Calibration()
+        self._key = call_key(context)
+        self._scope = summary_scope(invocation)
+        session_key = name_session(invocation), self.agent, self._scope
+        self._session = guard.memory.session(session_key)
+        self._memo = guard.memory.memo(invocation, self._key)
+        self._read_counts()
         self._recall = RecallOffer(
             invocation,
             request,
             strategy.recall,
             strategy.recall_page_tokens,
-            self._calibration.load_counter,
+            token_counter(self._correction or DEFAULT_CORRECTION),
         )
-        self._summarizers = Summarizers(memory, registry)
-        key = call_key(context, invocation)
-        self._cache = memory.caches.get(key) or self._begin_cache(key[0])
-        self._cache.begin_call(invocation.session.events, context.invocation_id)
-        memory.caches.put(key, self._cache)
-        self._measured: tuple[Sequence[types.Content], int] = ((), 0)
-        self._lowered_ratio = 1.0
 
-    def _begin_cache(self, session: str) -> RunCache:
-        kept = self._memory.kept.get(session) or KeptMeasures()
-        kept.begin_run(self._context.invocation_id)
-        self._memory.kept.put(session, kept)
-        real = self.state.read_count("real_tokens") or 0
-        is_far = 0 < real < self.budgets().threshold_tokens * TRUST_RATIO
-        return RunCache(kept, trusts_sizes=is_far)
+    def _read_counts(self) -> None:
+        """Reads what the provider counted last, and what follows from it."""
+        self._real = self.state.read_count("real_tokens")
+        self._last = self.state.read_count("last_heuristic")
+        self._correction = self.state.record.learned_correction
+        if self._real and self._last:
+            self._correction = correction_factor(self._real, self._last)
 
-    async def guard(self, is_observing: bool = False) -> None:
+    async def run(self, is_observing: bool = False) -> None:
         """Changes the request so that it fits, and remembers what is sent."""
         original = self.request.contents
-        stored = None if is_observing else self._load_summary()
-        view = self._view(stored)
-        contents: Sequence[types.Content] = original
-        if stored is not None:
-            contents = render_request(view, stored, view.covered)
-            self._recall.make(view, stored, view.covered, self.window_tokens())
-            contents = self._recall.attach(view, contents)
-        context = self._measure(view, contents)
-        tokens = context.tokens
-        if is_observing:
-            self._report(context)
-            await self._pressure.watch(context, tokens, is_final=True)
-        else:
-            compaction = await self._compact(context, contents)
-            if compaction is not None:
-                contents = compaction.contents
-                tokens = compaction.tokens
-            is_final = context.is_due or compaction is not None
-            await self._pressure.watch(context, tokens, is_final)
-            if contents is not original:
-                self.request.contents = list(contents)
-        measured, contents_tokens = self._measured
-        if contents is not measured:
-            contents_tokens = self._cache.estimate_contents_tokens(contents)
+        view = self._view(None if is_observing else self._load_summary())
+        contents = self._apply_summary(view)
         config_tokens = estimate_config_tokens(self.request.config)
-        self._memory.calls.put(
-            call_key(self._context, self._invocation),
-            CallInFlight(
-                heuristic_tokens=config_tokens + contents_tokens,
-                estimated_tokens=tokens,
-                window_tokens=context.budgets.window_tokens,
-                original_contents=tuple(original),
-                sent_contents=tuple(contents),
-                sent_config=self.request.config,
-                threshold_tokens=context.budgets.threshold_tokens,
-                compaction=self.compaction,
-                session_key=self.session_key,
-            ),
+        contents_tokens = estimate_contents_tokens(contents, self._memo.part_bytes)
+        context = self._examine(view, contents, config_tokens, contents_tokens)
+        compaction = None if is_observing else await self._compact(context)
+        tokens = context.tokens
+        if compaction is not None:
+            contents, tokens = compaction.contents, compaction.tokens
+            config_tokens = context.config_heuristic_tokens
+            contents_tokens = estimate_contents_tokens(contents, self._memo.part_bytes)
+        if contents is not original:
+            self.request.contents = list(contents)
+        if is_observing and context.is_due:
+            logger.info(
+                "Observing agent %r: %d tokens have reached the threshold of %d; a "
+                "compaction would be due.",
+                self.agent,
+                context.tokens,
+                context.budgets.threshold_tokens,
+            )
+        is_final = is_observing or context.is_due or compaction is not None
+        await self._watch_pressure(context, tokens, is_final)
+        call = CallInFlight(
+            heuristic_tokens=config_tokens + contents_tokens,
+            estimated_tokens=tokens,
+            window_tokens=context.budgets.window_tokens,
+            threshold_tokens=context.budgets.threshold_tokens,
+            original_contents=tuple(original),
+            sent_contents=tuple(contents),
+            sent_config=self.request.config,
+            session=self._session,
+            compaction=self.compaction,
+        )
+        self._guard.memory.begin_call(self._key, call)
+
+    def _view(self, stored: StoredSummary | None) -> HistoryView:
+        return HistoryView(
+            self.request.contents,
+            self._invocation,
+            self._context.user_content,
+            stored,
+            self._memo,
         )
 
     def _load_summary(self) -> StoredSummary | None:
-        return self._recall.adapt(self._store.load(self._view))
+        """Reads the stored summary; writes a paid one again whose state was lost."""
+        unsaved, self._session.unsaved = self._session.unsaved, None
+        # Another record means that it was saved, or that another process saved one.
+        if unsaved is not None and unsaved.replaced == self.state.record_at_start:
+            view = self._view(unsaved.summary)
+            is_whole = len(view.covered) == unsaved.summary.covered.content_count
+            # After a rewind the summary knows too much: it was shown the request.
+            if is_whole and not view.was_rewound_since(unsaved.summary.invocation):
+                self._save(unsaved.summary, unsaved.tokens)
+        return self._recall.adapt(self.state.load_summary(self._scope))
 
-    def _view(self, stored: StoredSummary | None) -> HistoryView:
-        run_config = self._invocation.run_config
-        transient = getattr(run_config, "model_input_context", None) or ()
-        return HistoryView(
-            self.request.contents,
-            events=self._invocation.session.events,
-            transient=transient,
-            user_content=self._context.user_content,
-            invocation_id=self._context.invocation_id,
-            stored=stored,
-            take_fingerprint=self._cache.fingerprint,
-            find_history=self._cache.find_history,
-        )
+    def _save(self, summary: StoredSummary, tokens: int) -> None:
+        self.state.save_summary(summary, tokens)
+        replaced = self.state.record_at_start
+        self._session.unsaved = Unsaved(summary, tokens, replaced)
 
-    def _measure(
-        self, view: HistoryView, contents: Sequence[types.Content]
+    def _apply_summary(self, view: HistoryView) -> list[types.Content]:
+        """The contents, with the stored summary in place of what it covers."""
+        if view.stored is None:
+            return self.request.contents
+        contents = render_request(view, view.stored, view.covered)
+        self._recall.make(view, view.stored, view.covered, self.window_tokens())
+        if self._recall.is_possible:
+            contents = attach_files(contents, view.contents, view.history)
+        return contents
+
+    def _examine(
+        self,
+        view: HistoryView,
+        contents: Sequence[types.Content],
+        config_tokens: int,
+        contents_tokens: int,
     ) -> CompactionContext:
-        """Estimates the request as it stands, and gathers what a strategy reads."""
-        config_tokens = estimate_config_tokens(self.request.config)
-        contents_tokens = self._cache.estimate_contents_tokens(contents)
-        self._measured = contents, contents_tokens
-        heuristic = config_tokens + contents_tokens
-        real = self.state.read_count("real_tokens")
-        last = self.state.read_count("last_heuristic")
-        reason: Reason = "tokens"
-        if self.state.is_compaction_requested():
-            reason = "requested"
-        correction = self._learned_correction()
+        """Estimates a request, and gathers what a strategy reads.
+
+        Args:
+            view: The history.
+            contents: What would be sent.
+            config_tokens: The heuristic of system instruction and tools.
+            contents_tokens: The heuristic of the contents.
+        """
+        budgets = self.budgets()
+        is_requested = self.state.is_compaction_requested()
+        reason: Reason = "requested" if is_requested else "tokens"
         tokens = estimate_prompt_tokens(
-            heuristic,
-            real,
-            last,
+            config_tokens + contents_tokens,
+            self._real,
+            self._last,
             contents,
-            default=correction or DEFAULT_CORRECTION,
+            default=self._correction or DEFAULT_CORRECTION,
             config=self.request.config,
-            measure=self._cache.measure_part,
+            measure=self._memo.measure_part,
         )
-        self._lowered_ratio = min(1.0, tokens / max(1, heuristic))
-        if real and last:
-            correction = correction_factor(real, last)
-        self._calibration.correction = correction or DEFAULT_CORRECTION
         return CompactionContext(
             agent=self.agent,
             reason=reason,
             tokens=tokens,
             config_heuristic_tokens=config_tokens + self._recall.missing_tokens,
-            correction=correction,
-            budgets=self.budgets(),
+            correction=self._correction,
+            budgets=budgets,
             view=view,
-            scope=self.scope,
-            load_summary_model=self._summary_model,
-            conversation_end=ConversationEnd(
-                self._memory,
-                self.session_key,
-                self.strategy.reuse_prompt_cache,
-                self._invocation.agent,
-                self.request,
-                contents,
+            contents=contents,
+            scope=self._scope,
+            summarizer=Summarizer(
+                settings=self.strategy,
+                request=self.request,
+                agent=self._invocation.agent,
+                window_tokens=budgets.window_tokens,
+                registry=self._guard.registry,
+                session=self._session,
+                breaker=self._guard.memory.breaker,
             ),
-            load_todos=self._todos,
-            load_todo_list=self._todo_list,
+            todos=load_todos(
+                self._context.state, self.agent, self._guard.has_namespaced_keys
+            ),
             has_recall=self._recall.is_possible,
-            attach_files=partial(self._recall.attach, view),
         )
 
     def examine_rejected(self, ratio: float) -> CompactionContext:
@@ -262,9 +273,12 @@ class ModelCall:
         Args:
             ratio: How much of the usual threshold the next request may take.
         """
-        stored = self._load_summary()
-        view = self._view(stored)
-        context = self._measure(view, self.request.contents)
+        self._read_counts()
+        view = self._view(self._load_summary())
+        contents = self.request.contents
+        config_tokens = estimate_config_tokens(self.request.config)
+        contents_tokens = estimate_contents_tokens(contents, self._memo.part_bytes)
+        context = self._examine(view, contents, config_tokens, contents_tokens)
         budgets = context.budgets
         threshold = int(budgets.threshold_tokens * ratio)
         return replace(
@@ -273,35 +287,29 @@ class ModelCall:
             budgets=replace(budgets, threshold_tokens=threshold),
         )
 
-    async def _compact(
-        self, context: CompactionContext, contents: Sequence[types.Content]
-    ) -> Compaction | None:
+    async def _compact(self, context: CompactionContext) -> Compaction | None:
         """Lets the strategy compact, and takes its result where that is smaller."""
-        if self._restraint.holds_back(
-            context, self.request.config, self._lowered_ratio
-        ):
+        if should_skip_compaction(context):
             return None
         started = time.monotonic()
         compaction = await self.strategy.compact(context)
-        if compaction is not None or context.failures:
-            has_failed = bool(context.failures)
-            self._summarizers.note(self.strategy, self._agent_model(), has_failed)
+        context.summarizer.end()
         if context.reason == "requested":
             self.state.clear_compaction_request()
         if compaction is None:
             return None
-        before = context.measure(contents)
-        has_gained = compaction.tokens < before
-        self._restraint.note(context, has_gained)
-        if not has_gained:
+        self._session.was_just_compacted = True
+        before_tokens = context.measure(context.contents)
+        if compaction.tokens >= before_tokens:
+            self._session.dropped_tokens = context.tokens
             logger.info(
                 "Compaction for agent %r dropped: %d tokens would become %d.",
                 self.agent,
-                before,
+                before_tokens,
                 compaction.tokens,
             )
             return None
-        await self.accept(context, compaction, started, len(contents))
+        await self.accept(context, compaction, started)
         return compaction
 
     async def accept(
@@ -309,7 +317,6 @@ class ModelCall:
         context: CompactionContext,
         compaction: Compaction,
         started_seconds: float,
-        contents_before: int,
     ) -> None:
         """Stores a compaction and says so.
 
@@ -317,47 +324,57 @@ class ModelCall:
             context: What the strategy read.
             compaction: What it returned.
             started_seconds: When it began, by `time.monotonic`.
-            contents_before: How many contents would have been sent without it.
         """
-        self._store.save(compaction.stored, context.tokens)
-        self._restraint.forget_dropped()
-        self._recall.make(
-            context.view,
-            compaction.stored,
-            compaction.covered,
-            context.budgets.window_tokens,
-        )
-        self.request.cache_metadata = None  # It describes a prefix that is gone.
         stored = compaction.stored
-        record = CompactionRecord(
+        self._save(stored, context.tokens)
+        self._session.dropped_tokens = None
+        window_tokens = context.budgets.window_tokens
+        self._recall.make(context.view, stored, compaction.covered, window_tokens)
+        self.request.cache_metadata = None  # It describes a prefix that is gone.
+        self.compaction = CompactionRecord(
             agent=self.agent,
             session_id=self._invocation.session.id,
             strategy=type(self.strategy).__name__,
             reason=compaction.reason or context.reason,
-            tokens_before=context.tokens,
+            tokens_before=context.measure(context.contents),
             tokens_after=compaction.tokens,
-            contents_before=contents_before,
+            contents_before=len(context.contents),
             contents_after=len(compaction.contents),
             summary_tokens=text_bytes(stored.text) // 4,
             duration_seconds=time.monotonic() - started_seconds,
             attempts=compaction.attempts,
             is_mechanical=stored.is_mechanical,
         )
-        self.compaction = record
-        await report_compaction(
-            record, context.budgets.threshold_tokens, self._observers
-        )
+        threshold = context.budgets.threshold_tokens
+        await report_compaction(self.compaction, threshold, self._guard.observers)
 
-    def _report(self, context: CompactionContext) -> None:
-        """Says what a guard that only observes would have done."""
-        if context.is_due:
-            logger.info(
-                "Observing agent %r: %d tokens have reached the threshold of %d; a "
-                "compaction would be due.",
-                self.agent,
-                context.tokens,
-                context.budgets.threshold_tokens,
-            )
+    async def _watch_pressure(
+        self, context: CompactionContext, tokens: int, is_final: bool
+    ) -> None:
+        """Reports once that what is sent still fills much of the window.
+
+        Only after compaction had its turn, or where it never will have: on the way up
+        to the threshold there is nothing to worry about.
+        """
+        observers, session = self._guard.observers, self._session
+        window_tokens = context.budgets.window_tokens
+        pressure = tokens / window_tokens
+        if pressure < observers.warning_threshold:
+            session.is_under_pressure = False
+            return
+        if session.is_under_pressure or not is_final:
+            return
+        session.is_under_pressure = True
+        record = PressureRecord(
+            agent=self.agent,
+            session_id=self._invocation.session.id,
+            tokens=tokens,
+            window_tokens=window_tokens,
+            pressure_before=context.tokens / window_tokens,
+            pressure=pressure,
+            warning_threshold=observers.warning_threshold,
+        )
+        await report_pressure(record, observers)
 
     def budgets(self) -> Budgets:
         """The sizes that this call has to respect."""
@@ -371,69 +388,15 @@ class ModelCall:
 
     def window_tokens(self) -> int:
         """The agent's context window, never wider than a provider has said."""
+        model = self.request.model
+        if not model:
+            llm = find_llm(self._invocation.agent)
+            model = llm.model if llm else ""
         window = resolve_context_window(
-            self._model_name(),
+            model,
             configured=self.strategy.context_window,
-            registry=self._registry,
+            registry=self._guard.registry,
             agent=self.agent,
         ).tokens
-        learned = self.state.read_count("learned_window") or 0
+        learned = self.state.record.learned_window_tokens or 0
         return min(window, learned) if learned >= MIN_LIMIT_TOKENS else window
-
-    def _learned_correction(self) -> float | None:
-        """What a rejection has taught about the tokenizer of a silent provider."""
-        percent = self.state.read_count("learned_correction")
-        return percent / 100 if percent else None
-
-    def _model_name(self) -> str:
-        if self.request.model:
-            return self.request.model
-        llm = self._agent_model()
-        return llm.model if llm else ""
-
-    def _agent_model(self) -> BaseLlm | None:
-        model = getattr(self._invocation.agent, "canonical_model", None)
-        return model if isinstance(model, BaseLlm) else None
-
-    def _summary_model(self) -> SummaryModel | None:
-        return self._summarizers.choose(
-            self.strategy, self._agent_model(), self.window_tokens(), self.request
-        )
-
-    def _todos(self) -> str:
-        has_tool = TODOS_TOOL in self.request.tools_dict
-        return render_todos(self._load_todos(), has_todos_tool=has_tool)
-
-    def _todo_list(self, budget_tokens: int, count: TokenCounter) -> str:
-        return write_todo_list(self._load_todos(), budget_tokens, count)
-
-    def _load_todos(self) -> list[tuple[str, str]]:
-        return load_todos(self._context.state, self.agent, self._is_namespaced)
-
-
-@dataclass
-class _Calibration:
-    """How many real tokens a heuristic one stands for, as far as is known.
-
-    The recall tool, which the request holds, holds this rather than the model call:
-    that would be a cycle, and every request stay in memory until it is collected.
-    """
-
-    correction: float = DEFAULT_CORRECTION
-
-    def load_counter(self) -> TokenCounter:
-        """Returns what counts tokens of a text."""
-        return token_counter(self.correction)
-
-
-def _scope(invocation: InvocationContext) -> str:
-    """A digest of session, branch and isolation scope; of the invocation as well
-    where the agent sees nothing else."""
-    scope = [
-        invocation.session.id,
-        invocation.branch or "",
-        getattr(invocation, "isolation_scope", None) or "",
-    ]
-    if getattr(invocation.agent, "include_contents", "default") == "none":
-        scope.append(invocation.invocation_id)
-    return hashlib.blake2b("\0".join(scope).encode(), digest_size=8).hexdigest()

@@ -6,66 +6,85 @@ summary, and pays for it again.
 
 from __future__ import annotations
 
+import hashlib
+import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from google.genai import types
 
-from contextguard_adk.kept_measures import KeptMeasures
-from contextguard_adk.run_cache import RunCache
+from contextguard_adk.history.stored_summary import Unsaved
+from contextguard_adk.measuring.memo import Memo
 from contextguard_adk.telemetry import CompactionRecord
 
+if TYPE_CHECKING:
+    from google.adk.agents.callback_context import CallbackContext
+    from google.adk.agents.invocation_context import InvocationContext
+
 MAX_REMEMBERED = 1_024
-"""Model calls, sessions or models remembered at once; the oldest go first."""
+"""Calls in flight, sessions, models and warnings remembered; the oldest go first."""
 
-MAX_CACHES = 64
-"""Runs whose measures are kept; an ADK that does not tell when a run ends fills it."""
+MAX_MEMOS = 16
+"""Runs whose sizes are remembered; ADK 2.0, which reports no end of a run, fills it."""
 
-MAX_KEPT = 32
-"""Sessions whose measures are kept from run to run."""
+MAX_CALL_SECONDS = 3_600
+"""A model call that is older is not waited for any longer."""
+
+FAILURES_BEFORE_BREAK = 3
+"""After so many failures in a row a summarizer is not asked …"""
+
+SKIPPED_COMPACTIONS = 5
+"""… for so many compactions, which are then mechanical."""
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-class BoundedDict(Generic[K, V]):
+class BoundedDict(OrderedDict[K, V], Generic[K, V]):
     """A dict that forgets its oldest entry when it is full."""
 
     def __init__(self, max_count: int = MAX_REMEMBERED) -> None:
-        self._items: OrderedDict[K, V] = OrderedDict()
+        super().__init__()
         self._max_count = max_count
 
-    def get(self, key: K) -> V | None:
-        """Returns the value of a key, or None."""
-        return self._items.get(key)
+    def __setitem__(self, key: K, value: V) -> None:
+        super().__setitem__(key, value)
+        self.move_to_end(key)
+        while len(self) > self._max_count:
+            self.popitem(last=False)
 
-    def put(self, key: K, value: V) -> None:
-        """Sets a value and makes it the newest."""
-        self._items[key] = value
-        self._items.move_to_end(key)
-        while len(self._items) > self._max_count:
-            self._items.popitem(last=False)
 
-    def pop(self, key: K) -> V | None:
-        """Removes a key and returns its value, or None."""
-        return self._items.pop(key, None)
-
-    def pop_where(self, is_wanted: Callable[[K], bool]) -> list[tuple[K, V]]:
-        """Removes and returns every entry whose key is wanted."""
-        keys = [key for key in self._items if is_wanted(key)]
-        return [(key, self._items.pop(key)) for key in keys]
-
-    def __len__(self) -> int:
-        return len(self._items)
-
+SessionKey = tuple[str, str, str]
+"""Session, agent, scope."""
 
 CallKey = tuple[str, str, str, str]
 """Session, invocation, agent, branch."""
 
-SessionKey = tuple[str, str, str]
-"""Session, agent, scope."""
+
+@dataclass
+class SessionMemory:
+    """What is remembered of one agent in one scope of a session.
+
+    Attributes:
+        unsaved: A paid summary whose state has not been seen in the session yet.
+        was_just_compacted: Whether the last call was compacted.
+        dropped_tokens: The estimate at which a compaction gained nothing; None where
+            the last one gained something.
+        is_fixed_part_reported: Whether a fixed part that is too large was reported.
+        is_under_pressure: Whether the last request was under pressure.
+        cached_ratio: How much of the last prompt the provider served from a cache.
+        is_in_place_useless: Whether a summary asked for in place was unusable.
+    """
+
+    unsaved: Unsaved | None = None
+    was_just_compacted: bool = False
+    dropped_tokens: int | None = None
+    is_fixed_part_reported: bool = False
+    is_under_pressure: bool = False
+    cached_ratio: float = 0.0
+    is_in_place_useless: bool = False
 
 
 @dataclass
@@ -73,70 +92,139 @@ class CallInFlight:
     """A model call between `before_model` and its answer.
 
     Attributes:
-        heuristic_tokens: Of the request that was sent.
-        estimated_tokens: What it was expected to take.
+        heuristic_tokens: Of the request that was sent, by bytes / 4.
+        estimated_tokens: The estimate of that request, in real tokens.
         window_tokens: The context window that it was measured against.
-        threshold_tokens: From where on a compaction was due.
+        threshold_tokens: From here on a compaction was due.
         original_contents: The contents before the guard changed them.
         sent_contents: The contents that the guard sent.
         sent_config: The configuration that they went with.
-        is_answered: Whether an answer with content or usage came.
+        session: What is remembered of its agent and session.
+        compaction: The compaction that ran for it.
+        is_answered: Whether an error came, or an answer with content or usage.
         is_reported: Whether its record was handed out.
         is_recovered: Whether the provider had rejected a larger request before.
-        compaction: The compaction that ran for it.
-        session_key: The agent and the session.
+        started_seconds: When it began, by `time.monotonic`.
     """
 
     heuristic_tokens: int
     estimated_tokens: int
     window_tokens: int
+    threshold_tokens: int = 0
     original_contents: Sequence[types.Content] = ()
     sent_contents: Sequence[types.Content] = ()
     sent_config: types.GenerateContentConfig | None = None
-    threshold_tokens: int = 0
+    session: SessionMemory = field(default_factory=SessionMemory)
+    compaction: CompactionRecord | None = None
     is_answered: bool = False
     is_reported: bool = False
     is_recovered: bool = False
-    compaction: CompactionRecord | None = None
-    session_key: SessionKey | None = None
+    started_seconds: float = field(default_factory=time.monotonic)
 
 
-@dataclass
+class CircuitBreaker:
+    """Stops asking a summarizer that keeps failing, for a number of compactions."""
+
+    def __init__(self) -> None:
+        # Failures in a row by model; below zero, compactions that are still skipped.
+        self._failures: BoundedDict[str, int] = BoundedDict()
+
+    def allows(self, model: str) -> bool:
+        """Whether to ask a model; called once for each compaction."""
+        failures = self._failures.get(model, 0)
+        if failures >= FAILURES_BEFORE_BREAK:
+            failures = -SKIPPED_COMPACTIONS
+        if failures < 0:
+            self._failures[model] = failures + 1
+        return failures >= 0
+
+    def note(self, model: str, has_failed: bool) -> None:
+        """Counts a failure of a model that was asked; a success ends the count."""
+        self._failures[model] = self._failures.get(model, 0) + 1 if has_failed else 0
+
+
 class Memory:
     """All that one plugin instance remembers.
 
     Attributes:
         calls: Model calls in flight.
-        unsaved: Paid summaries whose state write has not been seen yet, each with the
-            mark of the summary that it replaced.
-        compacted: Where the last model call was compacted.
-        dropped: Where a compaction gained nothing, and the estimate at that time.
-        reported: Where a fixed part that is too large was reported.
-        pressed: Where the last request was under pressure.
-        noticed: What was said of an app, and of which.
-        caches: What the runs under way have measured.
-        kept: What the last runs have measured, by session.
-        cached_ratios: How much of the last prompt the provider served from a cache.
-        in_vain: Where a summary was asked for at the end of the conversation in vain.
-        failures: Summariser failures in a row, by model name; negative while the
-            summariser is spared.
+        sessions: Agents in their sessions.
+        breaker: Summarizers that keep failing.
     """
 
-    calls: BoundedDict[CallKey, CallInFlight] = field(default_factory=BoundedDict)
-    unsaved: BoundedDict[SessionKey, tuple[str, dict[str, str | int | None]]] = field(
-        default_factory=BoundedDict
+    def __init__(self) -> None:
+        self.calls: BoundedDict[CallKey, CallInFlight] = BoundedDict()
+        self.sessions: BoundedDict[SessionKey, SessionMemory] = BoundedDict()
+        self.breaker = CircuitBreaker()
+        self._memos: BoundedDict[CallKey, Memo] = BoundedDict(MAX_MEMOS)
+
+    def session(self, key: SessionKey) -> SessionMemory:
+        """What is remembered of an agent in a session."""
+        known = self.sessions.get(key) or SessionMemory()
+        self.sessions[key] = known
+        return known
+
+    def begin_call(self, key: CallKey, call: CallInFlight) -> None:
+        """Remembers a model call; forgets those that have waited too long."""
+        self.calls[key] = call
+        oldest_seconds = call.started_seconds - MAX_CALL_SECONDS
+        while next(iter(self.calls.values())).started_seconds < oldest_seconds:
+            self.calls.popitem(last=False)
+
+    def memo(self, invocation: InvocationContext, key: CallKey) -> Memo:
+        """What was computed earlier in a run."""
+        known = self._memos.get(key)
+        if known is None:
+            known = Memo(invocation.session.events, invocation.invocation_id)
+            self._memos[key] = known
+        return known
+
+    def end_run(self, invocation_id: str) -> list[tuple[CallKey, CallInFlight]]:
+        """Forgets the model calls of a run, and returns them."""
+        for key in [key for key in self._memos if key[1] == invocation_id]:
+            del self._memos[key]
+        keys = [key for key in self.calls if key[1] == invocation_id]
+        return [(key, self.calls.pop(key)) for key in keys]
+
+
+def name_session(invocation: InvocationContext) -> str:
+    """Names a session; its id alone does not, every user may have one of that id."""
+    session = invocation.session
+    return "\0".join((session.app_name, session.user_id, session.id))
+
+
+def call_key(context: CallbackContext) -> CallKey:
+    """Identifies the model call that a callback is about."""
+    invocation = context.get_invocation_context()
+    return (
+        name_session(invocation),
+        context.invocation_id,
+        context.agent_name,
+        invocation.branch or "",
     )
-    compacted: BoundedDict[SessionKey, bool] = field(default_factory=BoundedDict)
-    dropped: BoundedDict[SessionKey, int] = field(default_factory=BoundedDict)
-    reported: BoundedDict[SessionKey, bool] = field(default_factory=BoundedDict)
-    pressed: BoundedDict[SessionKey, bool] = field(default_factory=BoundedDict)
-    noticed: BoundedDict[tuple[str, str], bool] = field(default_factory=BoundedDict)
-    caches: BoundedDict[CallKey, RunCache] = field(
-        default_factory=lambda: BoundedDict(MAX_CACHES)
-    )
-    kept: BoundedDict[str, KeptMeasures] = field(
-        default_factory=lambda: BoundedDict(MAX_KEPT)
-    )
-    cached_ratios: BoundedDict[SessionKey, float] = field(default_factory=BoundedDict)
-    in_vain: BoundedDict[SessionKey, bool] = field(default_factory=BoundedDict)
-    failures: BoundedDict[str, int] = field(default_factory=BoundedDict)
+
+
+def summary_scope(invocation: InvocationContext) -> str:
+    """A digest of where a summary is valid: session, branch and isolation scope.
+
+    The invocation belongs to it where the agent sees nothing else.
+    """
+    scope = [
+        invocation.session.id,
+        invocation.branch or "",
+        getattr(invocation, "isolation_scope", None) or "",
+    ]
+    if getattr(invocation.agent, "include_contents", "default") == "none":
+        scope.append(invocation.invocation_id)
+    return _digest(scope)
+
+
+def branch_scope(invocation: InvocationContext) -> str:
+    """A short name of branch and isolation scope; "" where there are none."""
+    isolation = getattr(invocation, "isolation_scope", None)
+    names = [invocation.branch or "", isolation or ""]
+    return _digest(names) if any(names) else ""
+
+
+def _digest(names: Sequence[str]) -> str:
+    return hashlib.blake2b("\0".join(names).encode(), digest_size=8).hexdigest()

@@ -16,21 +16,17 @@ from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.adk.plugins.base_plugin import BasePlugin
 
+from contextguard_adk.answers import end_run, take_answer
 from contextguard_adk.config import (
     PluginSettings,
     StateKeys,
     load_settings,
     settings_from_environment,
 )
-from contextguard_adk.guard import ModelCall
+from contextguard_adk.guard import Guard, ModelCall
 from contextguard_adk.history.state import declares_state_schema
 from contextguard_adk.measuring.budgets import threshold_tokens
-from contextguard_adk.memory import Memory
-from contextguard_adk.neighbours import (
-    is_held_by_provider,
-    warn_of_native_compaction,
-    warn_of_second_guard,
-)
+from contextguard_adk.memory import BoundedDict, call_key
 from contextguard_adk.providers.overflow import parse_overflow
 from contextguard_adk.providers.windows import ModelRegistry, resolve_context_window
 from contextguard_adk.recovery.fit import cut_request
@@ -47,13 +43,6 @@ from contextguard_adk.telemetry import (
     Listener,
     Observers,
     PressureRecord,
-)
-from contextguard_adk.usage import (
-    call_key,
-    finish_calls,
-    name_session,
-    record_usage,
-    report_answer,
 )
 
 logger = logging.getLogger("contextguard_adk.plugin")
@@ -129,27 +118,20 @@ class ContextGuardPlugin(BasePlugin):
         )
         if settings == PluginSettings() and default is GUARD_ALL:
             settings = settings_from_environment() or settings
-        self._registry = registry
-        self._memory = Memory()
-        self._on_pressure = on_pressure
-        self._on_compaction = on_compaction
-        self._on_call = on_call
+        self._guard = Guard(registry)
+        self._warned: BoundedDict[tuple[str, str], bool] = BoundedDict()
+        self._listeners = (on_pressure, on_compaction, on_call)
         self._apply(settings)
 
     def _apply(self, settings: PluginSettings) -> None:
         self._settings = settings
-        self._is_namespaced = settings.state_keys == "namespaced"
-        self._observers = Observers(
-            settings.warning_threshold,
-            self._on_pressure,
-            self._on_compaction,
-            self._on_call,
-        )
+        self._guard.has_namespaced_keys = settings.state_keys == "namespaced"
+        self._guard.observers = Observers(settings.warning_threshold, *self._listeners)
 
     @property
     def has_namespaced_keys(self) -> bool:
         """Whether session-state keys have the form `context_guard:<name>:{agent}`."""
-        return self._is_namespaced
+        return self._guard.has_namespaced_keys
 
     @classmethod
     def from_file(
@@ -191,22 +173,18 @@ class ContextGuardPlugin(BasePlugin):
         self, *, invocation_context: InvocationContext
     ) -> None:
         """Decides which form of state keys this app needs."""
-        invocation_id = invocation_context.invocation_id
-        session = name_session(invocation_context)
-        # ADK 2.0 does not tell when a run ends.
-        finish_calls(
-            lambda key: key[0] == session and key[1] != invocation_id, self._memory
-        )
-        if self._settings.state_keys == "auto" and not self._is_namespaced:
-            # An AgentTool's child run shares this instance, and its state delta
-            # goes back to the parent, so the decision is never taken back.
-            # ADK shows no plugin the workflow at the root; it may declare one.
-            root = getattr(invocation_context.agent, "root_agent", None)
-            try:
-                self._is_namespaced = root is None or declares_state_schema(root)
-            except Exception as error:  # noqa: BLE001 - a turn must not end here.
-                _log_failure("The guard could not look for a state schema", error)
-                self._is_namespaced = True  # Such keys pass in any case.
+        guard = self._guard
+        if self._settings.state_keys != "auto" or guard.has_namespaced_keys:
+            return
+        # An AgentTool's child run shares this instance, and its state delta goes back
+        # to the parent, so the decision is never taken back.
+        # ADK shows no plugin the workflow at the root; it may declare one.
+        root = getattr(invocation_context.agent, "root_agent", None)
+        try:
+            guard.has_namespaced_keys = root is None or declares_state_schema(root)
+        except Exception as error:  # noqa: BLE001 - a turn must not end here.
+            _log_failure("The guard could not look for a state schema", error)
+            guard.has_namespaced_keys = True  # Such keys pass in any case.
 
     async def before_model_callback(
         self, *, callback_context: CallbackContext, llm_request: LlmRequest
@@ -220,8 +198,8 @@ class ContextGuardPlugin(BasePlugin):
         if strategy is None:
             return
         try:
-            call = self._model_call(callback_context, llm_request, strategy)
-            await call.guard(self._settings.observe)
+            call = ModelCall(self._guard, callback_context, llm_request, strategy)
+            await call.run(self._settings.observe)
         except Exception as error:  # noqa: BLE001 - a turn must not end here.
             agent = callback_context.agent_name
             _log_failure(
@@ -236,21 +214,7 @@ class ContextGuardPlugin(BasePlugin):
     ) -> None:
         """Stores the prompt tokens that the provider counted, and reports the call."""
         try:
-            invocation = callback_context.get_invocation_context()
-            record_usage(
-                callback_context,
-                invocation,
-                llm_response,
-                self._memory,
-                self._is_namespaced,
-            )
-            await report_answer(
-                callback_context,
-                invocation,
-                llm_response,
-                self._memory,
-                self._observers,
-            )
+            await take_answer(self._guard, callback_context, llm_response)
         except Exception as error:  # noqa: BLE001 - a turn must not end here.
             _log_failure("The guard could not store the provider's token count", error)
 
@@ -263,26 +227,27 @@ class ContextGuardPlugin(BasePlugin):
     ) -> LlmResponse | None:
         """Sends a request that the provider found too long again, smaller."""
         try:
+            calls, key = self._guard.memory.calls, call_key(callback_context)
+            if (sent := calls.get(key)) is not None:
+                sent.is_answered = True
             overflow = parse_overflow(error)
+            if overflow is None or self._settings.observe:
+                return None
             strategy = self._strategy_for(callback_context, llm_request)
-            if strategy is None or self._settings.observe:
+            llm = await resolve_model(callback_context.get_invocation_context())
+            if strategy is None or llm is None:
                 return None
-            invocation = callback_context.get_invocation_context()
-            sent = self._memory.calls.pop(call_key(callback_context, invocation))
-            llm = await resolve_model(invocation)
-            if overflow is None or llm is None:
-                return None
-            sent = sent or measure_sent(llm_request)
+            sent = calls.pop(key, None) or measure_sent(llm_request)
             whole = llm_request.model_copy(
                 update={"contents": restore_contents(sent, llm_request.contents)}
             )
-            call = self._model_call(callback_context, whole, strategy)
+            call = ModelCall(self._guard, callback_context, whole, strategy)
             recovery = Recovery(call, sent, llm_request, llm)
             # In a task of its own: an error in there would else have the rejection
             # as its context, and be taken for another one.
             answer = await asyncio.create_task(recovery.run(overflow))
             if answer is not None:
-                self._memory.calls.put(call_key(callback_context, invocation), sent)
+                calls[key] = sent
             return answer
         except Exception as failure:  # noqa: BLE001 - the caller gets the error.
             agent = callback_context.agent_name
@@ -293,8 +258,10 @@ class ContextGuardPlugin(BasePlugin):
         self, *, invocation_context: InvocationContext
     ) -> None:
         """Forgets the model calls of a finished run."""
-        invocation_id = invocation_context.invocation_id
-        finish_calls(lambda key: key[1] == invocation_id, self._memory)
+        try:
+            end_run(self._guard, invocation_context.invocation_id)
+        except Exception as error:  # noqa: BLE001 - a turn must not end here.
+            _log_failure("The guard could not end a run", error)
 
     def _strategy_for(
         self, context: CallbackContext, request: LlmRequest
@@ -308,42 +275,30 @@ class ContextGuardPlugin(BasePlugin):
     def _strategy_of(self, agent: str) -> Strategy | None:
         return self._settings.agents.get(agent, self._settings.default)
 
-    def _model_call(
-        self, context: CallbackContext, request: LlmRequest, strategy: Strategy
-    ) -> ModelCall:
-        return ModelCall(
-            context,
-            context.get_invocation_context(),
-            request,
-            strategy,
-            self._memory,
-            self._registry,
-            self._is_namespaced,
-            self._observers,
-        )
-
     def _cut_to_fit(
         self, context: CallbackContext, request: LlmRequest, strategy: Strategy
     ) -> None:
-        """The last resort: a mechanical reduction that needs nothing else."""
+        """Reduces a request mechanically, with nothing but its contents."""
         try:
             # What is remembered of an earlier call does not describe this one.
-            invocation = context.get_invocation_context()
-            self._memory.calls.pop(call_key(context, invocation))
+            self._guard.memory.calls.pop(call_key(context), None)
             window = resolve_context_window(
                 request.model or "",
                 configured=strategy.context_window,
-                registry=self._registry,
+                registry=self._guard.registry,
             ).tokens
             cut_request(request, threshold_tokens(window))
         except Exception as error:  # noqa: BLE001 - a turn must not end here.
             _log_failure("The request goes out as it came", error)
 
     def _is_ours(self, context: CallbackContext, request: LlmRequest) -> bool:
-        """Tells whether the request carries a history that is ours to change."""
+        """Whether the request carries a history that is ours to change."""
         invocation = context.get_invocation_context()
-        if is_held_by_provider(invocation, request):
+        if invocation.live_request_queue is not None:
             return False
+        if getattr(request, "previous_interaction_id", None):
+            return False  # The provider holds the history.
+        app = invocation.session.app_name
         guards = [
             plugin
             for plugin in invocation.plugin_manager.plugins
@@ -351,11 +306,30 @@ class ContextGuardPlugin(BasePlugin):
             and plugin._strategy_of(context.agent_name) is not None
         ]
         if guards and guards[0] is not self:
-            warn_of_second_guard(invocation, guards[0].name, self.name, self._memory)
+            self._warn_once(
+                "App %r has two guards for the same agents, perhaps one in the App and "
+                "one on --extra_plugins: %r does the work, %r is idle.",
+                app,
+                guards[0].name,
+                self.name,
+            )
             return False
-        if not self._settings.observe:
-            warn_of_native_compaction(invocation, self._memory)
+        if not self._settings.observe and getattr(
+            invocation, "events_compaction_config", None
+        ):
+            self._warn_once(
+                "App %r also has an events_compaction_config: ADK's compaction and the "
+                "guard both pay for summaries of the same history. Remove it from the "
+                "App to leave the history to the guard.",
+                app,
+            )
         return True
+
+    def _warn_once(self, message: str, app: str, *args: object) -> None:
+        """Warns once for an app."""
+        if (message, app) not in self._warned:
+            self._warned[message, app] = True
+            logger.warning(message, app, *args)
 
 
 def _log_failure(what: str, error: Exception) -> None:

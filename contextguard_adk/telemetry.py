@@ -147,24 +147,49 @@ async def report_compaction(
     record: CompactionRecord, threshold_tokens: int, observers: Observers
 ) -> None:
     """Tells log, trace and listener of a compaction that has just ended."""
-    trace_compaction(record)
-    log_compaction(record, threshold_tokens)
+    _trace_compaction(record)
+    logger.info(
+        "Compacted agent %r (%s): %d to %d tokens, %d to %d contents, threshold %d, "
+        "%d summaries%s.",
+        record.agent,
+        record.reason,
+        record.tokens_before,
+        record.tokens_after,
+        record.contents_before,
+        record.contents_after,
+        threshold_tokens,
+        record.attempts,
+        ", mechanical" if record.is_mechanical else "",
+    )
     await notify(observers.on_compaction, record)
 
 
 async def report_pressure(record: PressureRecord, observers: Observers) -> None:
     """Tells log and listener of a request that fills much of the window."""
-    log_pressure(record)
+    logger.warning(
+        "Agent %r is under pressure: %d of %d tokens (%.0f %%) are sent.",
+        record.agent,
+        record.tokens,
+        record.window_tokens,
+        100 * record.pressure,
+    )
     await notify(observers.on_pressure, record)
 
 
 async def report_call(record: CallRecord, observers: Observers) -> None:
     """Tells log and listener of an answered model call."""
-    log_call(record)
+    logger.debug(
+        "Agent %r: about %d tokens were sent, %s counted, window %d (%.0f %%).",
+        record.agent,
+        record.estimated_tokens,
+        "none" if record.real_tokens is None else record.real_tokens,
+        record.window_tokens,
+        100 * record.pressure,
+    )
     await notify(observers.on_call, record)
 
 
-def trace_compaction(record: CompactionRecord) -> None:
+def _trace_compaction(record: CompactionRecord) -> None:
     """Adds a span that covers the compaction; nothing where nobody collects spans."""
     from opentelemetry import trace  # ADK loads it with the first run.
 
@@ -203,43 +228,3 @@ def describe_call(record: CallRecord) -> dict[str, Any]:
             "mechanical": compaction.is_mechanical,
         }
     return described
-
-
-def log_call(record: CallRecord) -> None:
-    """Logs one answered model call."""
-    logger.debug(
-        "Agent %r: about %d tokens were sent, %s counted, window %d (%.0f %%).",
-        record.agent,
-        record.estimated_tokens,
-        "none" if record.real_tokens is None else record.real_tokens,
-        record.window_tokens,
-        100 * record.pressure,
-    )
-
-
-def log_compaction(record: CompactionRecord, threshold_tokens: int) -> None:
-    """Logs one compaction."""
-    logger.info(
-        "Compacted agent %r (%s): %d to %d tokens, %d to %d contents, threshold %d, "
-        "%d summaries%s.",
-        record.agent,
-        record.reason,
-        record.tokens_before,
-        record.tokens_after,
-        record.contents_before,
-        record.contents_after,
-        threshold_tokens,
-        record.attempts,
-        ", mechanical" if record.is_mechanical else "",
-    )
-
-
-def log_pressure(record: PressureRecord) -> None:
-    """Logs that a request fills much of the window."""
-    logger.warning(
-        "Agent %r is under pressure: %d of %d tokens (%.0f %%) are sent.",
-        record.agent,
-        record.tokens,
-        record.window_tokens,
-        100 * record.pressure,
-    )

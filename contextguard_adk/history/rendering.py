@@ -9,9 +9,25 @@ from google.genai import types
 from contextguard_adk.history.coverage import fingerprint, handle_of
 from contextguard_adk.history.pairs import content_text
 from contextguard_adk.history.stored_summary import StoredSummary
-from contextguard_adk.history.truncation import Truncation, truncate_content
+from contextguard_adk.history.truncation import truncate_content
 from contextguard_adk.history.view import HistoryView
 from contextguard_adk.measuring.shortening import shorten
+
+SUMMARY_BEGIN = "[Previous conversation summary]"
+
+SUMMARY_END = "[End of summary — conversation continues below]"
+
+NO_SUMMARY = "Older messages were left out; they are not summarized."
+"""What stands in the summary content where messages were dropped without one."""
+
+_CONTINUATION = (
+    "[System: The conversation was compacted because it exceeded the context window. "
+    "The summary above contains all prior context. {request}Continue {where} without "
+    "asking the user to repeat anything. If a newer message of the user follows below, "
+    "that message is the current request{instead}.]"
+)
+
+LEDGER_HEADING = "[The user's messages up to here, in order; long ones are excerpts]"
 
 
 def render_request(
@@ -36,18 +52,14 @@ def render_request(
 def _truncate(view: HistoryView, stored: StoredSummary) -> list[types.Content]:
     """The contents, tool results shortened as far as it was once decided."""
     contents = list(view.contents)
-    if not stored.mark.truncation:
+    if stored.truncation is None:
         return contents
-    try:
-        truncation = Truncation.from_json(stored.mark.truncation)
-    except (ValueError, RecursionError):
-        return contents
-    upto = find_fingerprint(view, stored.mark.truncated_upto)
+    upto = find_fingerprint(view, stored.truncated_upto)
     for index in view.history:
         if index > upto:
             break
         contents[index] = truncate_content(
-            contents[index], truncation, stored.mark.has_recall
+            contents[index], stored.truncation, stored.has_recall
         )
     return contents
 
@@ -55,7 +67,8 @@ def _truncate(view: HistoryView, stored: StoredSummary) -> list[types.Content]:
 def find_fingerprint(view: HistoryView, wanted: str) -> int:
     """Finds a history content by its fingerprint in hex; -1 if there is none.
 
-    Of several equal ones it is the newest, or after a dot the how-manyth.
+    A number behind a dot says which of several equal ones it is, from 1; without it,
+    it is the newest.
     """
     digest, _, number = wanted.partition(".")
     same = [i for i in view.history if view.fingerprints[i].hex() == digest]
@@ -69,7 +82,7 @@ def render_head(
 ) -> list[types.Content]:
     """Returns the summary content and, where there is one, the continuation."""
     head = [_user_content([types.Part(text=summary_text(_summary_body(stored)))])]
-    if stored.mark.has_continuation:
+    if stored.has_continuation:
         head.append(_continuation(view, stored, covered))
     return head
 
@@ -85,13 +98,13 @@ def _continuation(
     view: HistoryView, stored: StoredSummary, covered: Collection[int]
 ) -> types.Content:
     """The request to carry on, with the live message's images and files."""
-    request = find_quoted_request(view, stored.mark.request, covered)
+    request = find_quoted_request(view, stored.request, covered)
     if request is None:
         return _user_content([types.Part(text=continuation_text(""))])
     text = content_text(request)
-    if stored.mark.request_chars >= 0:
-        handle = _longest_text_handle(request) if stored.mark.has_recall else ""
-        text = shorten(text, stored.mark.request_chars, handle)
+    if stored.request_chars >= 0:
+        handle = _longest_text_handle(request) if stored.has_recall else ""
+        text = shorten(text, stored.request_chars, handle)
     media = [
         part
         for part in request.parts or ()
@@ -126,32 +139,6 @@ def _user_content(parts: list[types.Part]) -> types.Content:
     return types.Content(role="user", parts=parts)
 
 
-SUMMARY_BEGIN = "[Previous conversation summary]"
-
-
-SUMMARY_END = "[End of summary — conversation continues below]"
-
-
-NO_SUMMARY = "Older messages were left out; they are not summarised."
-"""What stands in the summary content where messages were dropped without one."""
-
-
-_CONTINUATION = (
-    "[System: The conversation was compacted because it exceeded the context window. "
-    "The summary above contains all prior context. {request}Continue working on this "
-    "request without asking the user to repeat anything. If a newer message of the "
-    "user follows below, that message is the current request instead.]"
-)
-
-
-_GENERIC_CONTINUATION = (
-    "[System: The conversation was compacted because it exceeded the context window. "
-    "The summary above contains all prior context. Continue where it leaves off "
-    "without asking the user to repeat anything. If a newer message of the user "
-    "follows below, that message is the current request.]"
-)
-
-
 def summary_text(summary: str) -> str:
     """Wraps a summary in the markers under which the agent's model sees it.
 
@@ -171,12 +158,10 @@ def continuation_text(request: str) -> str:
         request: The user's current request; "" gives a generic continuation.
     """
     if not request:
-        return _GENERIC_CONTINUATION
+        return _CONTINUATION.format(request="", where="where it leaves off", instead="")
     quoted = f"The user's current request is: `{request}`. "
-    return _CONTINUATION.replace("{request}", quoted)
-
-
-LEDGER_HEADING = "[The user's messages up to here, in order; long ones are excerpts]"
+    where, instead = "working on this request", " instead"
+    return _CONTINUATION.format(request=quoted, where=where, instead=instead)
 
 
 def render_ledger(excerpts: Sequence[str]) -> str:

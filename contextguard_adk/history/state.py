@@ -1,25 +1,33 @@
 """The only reader and writer of the guard's keys in session state.
 
-Session state is untrusted: a tool, another plugin or an old release may have put
+Session state is untrusted: a tool, another plugin or another release may have put
 anything under these keys. A value of the wrong type counts as absent.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import logging
 from collections.abc import MutableMapping
 from typing import Any, Protocol
 
-from contextguard_adk.history.stored_summary import SummaryMark
+from pydantic import ValidationError
 
-logger = logging.getLogger("contextguard_adk.history.state")
+from contextguard_adk.history.stored_summary import AgentRecord, StoredSummary
+
+logger = logging.getLogger("contextguard_adk.state")
 
 COMPACT_NOW_KEY = "context_guard:compact"
 """Set to True in session state, it forces a compaction on the next model call."""
 
 MAX_COUNT = 2**53
 """Above it a stored number counts as broken: not every database keeps it exactly."""
+
+MAX_SCOPES = 16
+"""Branches and isolation scopes of one agent that are kept; the oldest go."""
+
+SCOPED_NAMES = ("summary", "summarized_at", "real_tokens", "last_heuristic", "record")
 
 
 class StateLike(Protocol):
@@ -48,41 +56,52 @@ def request_compaction(
     state[f"{COMPACT_NOW_KEY}:{agent}" if agent else COMPACT_NOW_KEY] = True
 
 
-class GuardState:
+class AgentState:
     """Reads and writes one agent's values.
 
     Args:
-        state: The session state, as a callback sees it.
+        state: The session state of a callback or a tool.
         agent: The agent's name.
-        is_namespaced: Whether to write keys with a colon, which pass where a
-            `state_schema` is declared. Both forms are read.
+        is_namespaced: Which form of keys to write; both forms are read.
+        scope: A short name of the agent's branch and isolation scope; "" for none.
     """
 
-    def __init__(self, state: StateLike, agent: str, is_namespaced: bool = False):
+    def __init__(
+        self,
+        state: StateLike,
+        agent: str,
+        is_namespaced: bool = False,
+        scope: str = "",
+    ) -> None:
         self._state = state
         self._agent = agent
         self._is_namespaced = is_namespaced
+        self._scope = scope
+        self.record_at_start = self._read_text("record")
 
     def key(self, name: str) -> str:
         """Returns the key under which `name` is written."""
-        return _key(name, self._agent, self._is_namespaced)
+        return _key(name, self._owner, self._is_namespaced)
 
-    def _other_key(self, name: str) -> str:
-        return _key(name, self._agent, not self._is_namespaced)
+    @property
+    def _owner(self) -> str:
+        return f"{self._agent}@{self._scope}" if self._scope else self._agent
 
     def read(self, name: str) -> Any:
         """Returns a stored value, or None."""
         value = self._state.get(self.key(name))
         return self._state.get(self._other_key(name)) if value is None else value
 
-    def read_text(self, name: str) -> str:
+    def _other_key(self, name: str) -> str:
+        return _key(name, self._owner, not self._is_namespaced)
+
+    def _read_text(self, name: str) -> str:
         """Returns a stored text; "" when absent or of another type."""
         value = self.read(name)
         if isinstance(value, str):
             return value
-        if value is None or value == 0:
-            return ""
-        _warn_once(self.key(name), type(value).__name__, "a text")
+        if value is not None and value != 0:
+            _warn_once(self.key(name), type(value).__name__, "a text")
         return ""
 
     def read_count(self, name: str) -> int | None:
@@ -96,19 +115,59 @@ class GuardState:
         _warn_once(self.key(name), type(value).__name__, "a positive number")
         return None
 
-    def read_mark(self) -> SummaryMark | None:
-        """Returns the mark of the stored summary, or None."""
-        text = self.read_text("mark")
+    @functools.cached_property
+    def record(self) -> AgentRecord:
+        """What is stored beside the documented keys; empty where it is unusable."""
+        text = self._read_text("record")
         if not text:
-            return None
+            return AgentRecord()
         try:
-            return SummaryMark.from_json(text)
-        except (ValueError, RecursionError):
-            _warn_once(self.key("mark"), "str", "a summary mark")
+            return AgentRecord.model_validate_json(text)
+        except (ValidationError, RecursionError):
+            _warn_once(self.key("record"), "str", "a record of this version")
+            return AgentRecord()
+
+    def learn(
+        self,
+        *,
+        window_tokens: int | None = None,
+        correction: float | None = None,
+    ) -> None:
+        """Remembers what a rejection has shown; None leaves a value as it is."""
+        learned = {
+            "learned_window_tokens": window_tokens,
+            "learned_correction": correction,
+        }
+        update = {name: value for name, value in learned.items() if value is not None}
+        self._write_record(self.record.model_copy(update=update))
+
+    def load_summary(self, scope: str) -> StoredSummary | None:
+        """Reads the stored summary, if it was made in this very scope."""
+        summary, text = self.record.summary, self.read("summary")
+        # "" says that messages were dropped; anything but a text is lost or broken.
+        if summary is None or summary.scope != scope or not isinstance(text, str):
             return None
+        return summary.model_copy(update={"text": text})
+
+    def save_summary(self, summary: StoredSummary, tokens: int) -> None:
+        """Stores a summary and starts the calibration anew.
+
+        Args:
+            summary: The summary.
+            tokens: The estimate of the request before the compaction.
+        """
+        self.write("summary", summary.text)
+        self._write_record(self.record.model_copy(update={"summary": summary}))
+        self.write("summarized_at", tokens)
+        self.write("real_tokens", None)
+        self.write("last_heuristic", None)
+
+    def _write_record(self, record: AgentRecord) -> None:
+        self.record = record
+        self.write("record", record.model_dump_json(exclude_none=True))
 
     def write(self, name: str, value: str | int | None) -> None:
-        """Stores a value where it differs from what is stored.
+        """Stores a value if it differs from what is stored.
 
         State has no delete: None is written in its place, and only where there is
         something to overwrite. A value under the other form of the key, which a
@@ -118,9 +177,34 @@ class GuardState:
             value = 0
         if self._state.get(self.key(name)) != value:
             self._state[self.key(name)] = value
+            if self._scope and value is not None:
+                self._note_scope()
+
+    def _note_scope(self) -> None:
+        """Makes this scope the newest, and clears the oldest beyond `MAX_SCOPES`."""
+        key = _key("scopes", self._agent, self._is_namespaced)
+        noted = _read_scopes(self._state.get(key))
+        if noted[-1:] == [self._scope]:
+            return
+        # Of parallel branches that wrote at once only one is noted.
+        first = self.key("last_heuristic").removesuffix(self._scope)
+        to_dict = getattr(self._state, "to_dict", dict)
+        found = [
+            name.removeprefix(first)
+            for name, value in to_dict().items()
+            if name.startswith(first) and value is not None
+        ]
+        scopes = [scope for scope in found if scope not in noted]
+        scopes += [scope for scope in noted if scope != self._scope] + [self._scope]
+        for scope in scopes[:-MAX_SCOPES]:
+            for name in SCOPED_NAMES:
+                old = _key(name, f"{self._agent}@{scope}", self._is_namespaced)
+                if self._state.get(old) is not None:
+                    self._state[old] = None
+        self._state[key] = json.dumps(scopes[-MAX_SCOPES:])
 
     def is_compaction_requested(self) -> bool:
-        """Tells whether `request_compaction` was called for this agent."""
+        """Whether `request_compaction` was called for this agent."""
         return any(self._state.get(key) is True for key in self._request_keys())
 
     def clear_compaction_request(self) -> None:
@@ -133,10 +217,19 @@ class GuardState:
         return COMPACT_NOW_KEY, f"{COMPACT_NOW_KEY}:{self._agent}"
 
 
-def _key(name: str, agent: str, is_namespaced: bool) -> str:
+def _key(name: str, owner: str, is_namespaced: bool) -> str:
     if is_namespaced:
-        return f"context_guard:{name}:{agent}"
-    return f"__context_guard_{name}_{agent}"
+        return f"context_guard:{name}:{owner}"
+    return f"__context_guard_{name}_{owner}"
+
+
+def _read_scopes(text: object) -> list[str]:
+    try:
+        scopes = json.loads(text) if isinstance(text, str) else []
+    except (ValueError, RecursionError):
+        return []
+    is_list = isinstance(scopes, list)
+    return [scope for scope in scopes if isinstance(scope, str)] if is_list else []
 
 
 @functools.lru_cache(maxsize=256)
@@ -151,7 +244,7 @@ def _warn_once(key: str, found: str, wanted: str) -> None:
 
 
 def declares_state_schema(root: object) -> bool:
-    """Tells whether anything in an agent tree declares a `state_schema`.
+    """Whether anything in an agent tree declares a `state_schema`.
 
     Sub-agents, workflow nodes, also those that run in parallel, and the agents and
     nodes behind tools are searched.

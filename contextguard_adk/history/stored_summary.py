@@ -1,95 +1,124 @@
-"""A summary as session state keeps it."""
+"""A summary as session state keeps it, and the record that it stands in.
+
+Session state is untrusted: everything is validated when it is read.
+"""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
-from contextguard_adk.history.coverage import Covered
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+)
+
+from contextguard_adk.history.coverage import (
+    Covered,
+    decode_covered,
+    encode_covered,
+)
+from contextguard_adk.history.truncation import Truncation
+
+MAX_RECORD_BYTES = 16 * 1024
+"""What a record takes at most, as JSON, whatever the length of the session."""
 
 
-@dataclass(frozen=True)
-class SummaryMark:
-    """What a stored summary was made for; kept as one flat JSON string.
+def _read_covered(value: object) -> Covered:
+    return value if isinstance(value, Covered) else decode_covered(str(value))
+
+
+CoveredText = Annotated[
+    Covered, PlainValidator(_read_covered), PlainSerializer(encode_covered)
+]
+
+
+class _Stored(BaseModel):
+    model_config = ConfigDict(frozen=True, strict=True, arbitrary_types_allowed=True)
+
+
+class StoredSummary(_Stored):
+    """A summary, what it stands for, and what the guard keeps beside it.
 
     Attributes:
+        text: What the model, or the mechanical fallback, wrote; it has a key of its
+            own in session state.
+        covered: Fingerprints of the contents that it stands for.
+        ledger: Excerpts of the user's messages that it covers.
+        todos: The todo list as it stood, written by the guard.
+        index: Which items were left out, written by the guard.
         scope: Session, branch and isolation scope; it is used nowhere else.
         invocation: The invocation in which the compaction ran.
         request: Hex fingerprint of the live request that the continuation quotes,
             or "" for the generic continuation.
         request_chars: How many characters of it are quoted; -1 is all of it.
         has_continuation: Whether a continuation follows the summary.
-        model_summary_chars: Length of the leading part of the summary that a model
-            wrote; what follows is mechanical.
+        model_chars: Length of the leading part of the text that a model wrote; what
+            follows is mechanical.
         model_covered_count: How many covered contents that part stands for.
-        truncation: How tool results are shortened, as JSON; "" for not at all.
-        truncated_upto: The newest content that is shortened: its fingerprint in
-            hex, and after a dot the how-manyth with it it is.
-        todos_chars: Length of the todo list that is stored behind the summary.
-        index_chars: Length of the index of items that is stored behind that.
-        has_recall: Whether handles of what is left out are told.
+        truncation: How tool results are shortened; None for not at all.
+        truncated_upto: The newest content that is shortened: its fingerprint in hex,
+            a dot, and its number among equal contents, from 1.
+        has_recall: Whether the agent is told handles of what is left out.
     """
 
+    text: str = Field(default="", exclude=True)
+    covered: CoveredText = Covered()
+    ledger: tuple[str, ...] = Field(default=(), strict=False)
+    todos: str = ""
+    index: str = ""
     scope: str = ""
     invocation: str = ""
     request: str = ""
     request_chars: int = -1
     has_continuation: bool = True
-    model_summary_chars: int = 0
+    model_chars: int = 0
     model_covered_count: int = 0
-    truncation: str = ""
+    truncation: Truncation | None = None
     truncated_upto: str = ""
-    todos_chars: int = 0
-    index_chars: int = 0
     has_recall: bool = False
-
-    def to_json(self) -> str:
-        """Writes the mark as JSON."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> SummaryMark:
-        """Reads what `to_json` wrote.
-
-        Raises:
-            ValueError: The text is not such a mark.
-        """
-        values = json.loads(text)
-        if not isinstance(values, dict):
-            raise ValueError("not an object")
-        mark = cls(**{f.name: values[f.name] for f in fields(cls) if f.name in values})
-        for item in fields(cls):
-            if type(getattr(mark, item.name)) is not type(item.default):
-                raise ValueError(f"{item.name} has the wrong type")
-        return mark
-
-
-@dataclass(frozen=True)
-class StoredSummary:
-    """A summary as session state keeps it.
-
-    Attributes:
-        text: What the model, or the mechanical fallback, wrote.
-        ledger: Excerpts of the user's messages that it covers.
-        covered: Fingerprints of the contents that it stands for.
-        mark: What it was made for.
-        todos: The todo list as it stood, written by the guard.
-        index: Which items were left out, written by the guard.
-    """
-
-    text: str
-    ledger: tuple[str, ...]
-    covered: Covered
-    mark: SummaryMark
-    todos: str = ""
-    index: str = ""
 
     @property
     def is_mechanical(self) -> bool:
         """Whether a part of it was written without a model."""
-        return self.mark.model_covered_count < self.covered.content_count
+        return self.model_covered_count < self.covered.content_count
 
     @property
     def model_text(self) -> str:
         """The part of it that a model wrote."""
-        return self.text[: self.mark.model_summary_chars]
+        return self.text[: self.model_chars]
+
+
+class AgentRecord(_Stored):
+    """All that the guard keeps of one agent in one scope beside the documented keys.
+
+    Attributes:
+        version: Of this format; a record of another version is ignored.
+        learned_window_tokens: A limit that a provider has named; None for none.
+        learned_correction: Real tokens per heuristic token, as a rejection has shown;
+            None for unknown.
+        summary: The summary; None where nothing was compacted.
+    """
+
+    version: Literal[1] = 1
+    learned_window_tokens: int | None = Field(default=None, ge=1, le=2**53)
+    learned_correction: float | None = Field(default=None, ge=1, le=100)
+    summary: StoredSummary | None = None
+
+
+@dataclass(frozen=True)
+class Unsaved:
+    """A summary that was written, but not yet seen in the session.
+
+    Attributes:
+        summary: The summary.
+        tokens: The estimate of the request before the compaction.
+        replaced: The record that it replaced, as it stood when the call began.
+    """
+
+    summary: StoredSummary
+    tokens: int
+    replaced: str

@@ -6,7 +6,7 @@ a session without a summary pays for none of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -24,8 +24,10 @@ from contextguard_adk.history.pairs import (
     pair_contents,
 )
 from contextguard_adk.history.stored_summary import StoredSummary
+from contextguard_adk.measuring.memo import Memo
 
 if TYPE_CHECKING:
+    from google.adk.agents.invocation_context import InvocationContext
     from google.adk.events.event import Event
 
 
@@ -34,44 +36,39 @@ class HistoryView:
 
     Args:
         contents: The contents as ADK built them.
-        events: The session's events.
-        transient: Contents known to belong to this request alone.
+        invocation: The invocation, with the session's events; None where there is
+            none, and all contents then have no event.
         user_content: What started the invocation.
-        invocation_id: The invocation.
         stored: The summary that applies to this history, if any.
-        take_fingerprint: Gives the fingerprint of a content.
-        find_history: Gives the indexes of the history among contents.
+        memo: What was computed earlier in the run.
     """
 
     def __init__(
         self,
         contents: Sequence[types.Content],
-        *,
-        events: Sequence[Event] = (),
-        transient: Sequence[types.Content] = (),
+        invocation: InvocationContext | None = None,
         user_content: types.Content | None = None,
-        invocation_id: str = "",
         stored: StoredSummary | None = None,
-        take_fingerprint: Callable[[types.Content], bytes] = fingerprint,
-        find_history: Callable[
-            [Sequence[types.Content], Sequence[Event], Sequence[types.Content]],
-            list[int],
-        ] = find_history,
+        memo: Memo | None = None,
     ) -> None:
         self.contents = contents
+        self.invocation_id = invocation.invocation_id if invocation else ""
         self.user_content = user_content
-        self.invocation_id = invocation_id
         self.stored = stored
-        self._events = events
-        self._transient = transient
-        self._take_fingerprint = take_fingerprint
-        self._find_history = find_history
+        self._invocation = invocation
+        self._memo = memo
         self._fingerprints: dict[int, bytes] = {}
 
     @cached_property
     def history(self) -> list[int]:
         """Indexes of the contents that derive from session events."""
-        return self._find_history(self.contents, self._events, self._transient)
+        run_config = self._invocation and self._invocation.run_config
+        transient = getattr(run_config, "model_input_context", None) or ()
+        return find_history(self.contents, self._events, transient)
+
+    @property
+    def _events(self) -> Sequence[Event]:
+        return self._invocation.session.events if self._invocation else ()
 
     @cached_property
     def pairs(self) -> Pairs:
@@ -93,7 +90,12 @@ class HistoryView:
         """The fingerprint of one content."""
         known = self._fingerprints.get(index)
         if known is None:
-            known = self._take_fingerprint(self.contents[index])
+            content = self.contents[index]
+            if self._memo is None:
+                known = fingerprint(content)
+            else:
+                parts = content.parts or ()
+                known = self._memo.get(fingerprint, content, parts, content.role)
             self._fingerprints[index] = known
         return known
 
@@ -122,7 +124,7 @@ class HistoryView:
         """Those of them that a model summarised."""
         if self.stored is None or not self.stored.is_mechanical:
             return self.covered
-        count = self.stored.mark.model_covered_count
+        count = self.stored.model_covered_count
         return frozenset(
             index for index, position in self._matches.items() if position < count
         )
@@ -151,7 +153,7 @@ class HistoryView:
             # A call that waits for its result must not pass for an equal one.
             closed = [i for i in self.history if i not in self.pinned_calls]
             matches = self._align(self.stored.covered, closed)
-        if self.stored.mark.invocation != self.invocation_id:
+        if self.stored.invocation != self.invocation_id:
             # A repeated message ("yes", "yes") must not pass for the covered one.
             live = self.live_index
             if live is not None:
@@ -171,7 +173,7 @@ class HistoryView:
         return {indexes[right]: left for left, right in align_covered(covered, prints)}
 
     def _may_split_pairs(self, matches: dict[int, int]) -> bool:
-        """Tells whether pairs need a look: not where a clean prefix is covered."""
+        """Whether pairs need a look: not where a clean prefix is covered."""
         count = len(matches)
         if list(matches) != self.history[:count]:
             return True
@@ -181,7 +183,7 @@ class HistoryView:
         return bool(rest) and has_function_response(self.contents[rest[0]])
 
     def was_rewound_since(self, invocation_id: str) -> bool:
-        """Tells whether the session was taken back after an invocation."""
+        """Whether the session was taken back after an invocation."""
         for event in reversed(self._events):
             if event.invocation_id == invocation_id:
                 return False
@@ -190,7 +192,7 @@ class HistoryView:
         return False
 
     def name_place(self, index: int) -> str:
-        """Names a history content: its fingerprint, and the how-manyth like it it is.
+        """Names a history content by its fingerprint and its number among equal ones.
 
         Later contents, equal ones too, do not change the name.
         """
@@ -204,7 +206,7 @@ class HistoryView:
 
 
 def is_user_text(content: types.Content) -> bool:
-    """Tells whether a content is a message that the user wrote."""
+    """Whether a content is a message that the user wrote."""
     if content.role != "user" or has_function_response(content):
         return False
     return bool(content_text(content)) and not is_relay(content)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
 from google.adk.models.llm_request import LlmRequest
-from google.genai import types
 
 from contextguard_adk.history.pairs import has_function_response
 from contextguard_adk.history.rendering import find_fingerprint
@@ -16,10 +15,10 @@ from contextguard_adk.history.stored_summary import StoredSummary
 from contextguard_adk.history.view import HistoryView
 from contextguard_adk.measuring.shortening import TokenCounter
 from contextguard_adk.measuring.tokens import estimate_config_tokens
-from contextguard_adk.recall.tool import ATTACHED_KEY, RecallHistoryTool, RecallSource
+from contextguard_adk.recall.tool import RecallHistoryTool, RecallSource
 from contextguard_adk.strategies.base import Recall
 from contextguard_adk.summarizing.in_place import answers_freely
-from contextguard_adk.summarizing.items import Item, list_files, list_items
+from contextguard_adk.summarizing.items import Item, list_items
 from contextguard_adk.summarizing.transcript import HIDDEN_CALLS, RECALL_TOOL
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ class RecallOffer:
         request: The request; the tool is added to it once something was compacted.
         recall: The setting.
         page_tokens: What one page may take.
-        load_counter: Gives what counts tokens of a text.
+        count: Tokens of a text.
     """
 
     def __init__(
@@ -48,12 +47,12 @@ class RecallOffer:
         request: LlmRequest,
         recall: Recall,
         page_tokens: int,
-        load_counter: Callable[[], TokenCounter],
+        count: TokenCounter,
     ) -> None:
         self._invocation = invocation
         self._request = request
         self._page_tokens = page_tokens
-        self._load_counter = load_counter
+        self._count = count
         self.is_possible = may_offer(request, invocation.agent, recall)
 
     def adapt(self, stored: StoredSummary | None) -> StoredSummary | None:
@@ -61,9 +60,9 @@ class RecallOffer:
 
         ADK ends the turn when a model calls a tool that is not in the request.
         """
-        if stored is None or self.is_possible or not stored.mark.has_recall:
+        if stored is None or self.is_possible or not stored.has_recall:
             return stored
-        return replace(stored, index="", mark=replace(stored.mark, has_recall=False))
+        return stored.model_copy(update={"index": "", "has_recall": False})
 
     def make(
         self,
@@ -81,21 +80,11 @@ class RecallOffer:
             older = await _load_older_items(invocation)
             return find_source(view, stored, covered, older)
 
-        tool = RecallHistoryTool(
-            load, window_tokens, self._page_tokens, self._load_counter
-        )
+        tool = RecallHistoryTool(load, window_tokens, self._page_tokens, self._count)
         if RECALL_TOOL in self._request.tools_dict:
             self._request.tools_dict[RECALL_TOOL] = tool
         else:
             self._request.append_tools([tool])
-
-    def attach(
-        self, view: HistoryView, contents: Sequence[types.Content]
-    ) -> Sequence[types.Content]:
-        """Adds the files that the agent has read back."""
-        if not self.is_possible:
-            return contents
-        return attach_files(contents, lambda: list_files(view.contents, view.history))
 
     @property
     def missing_tokens(self) -> int:
@@ -108,7 +97,7 @@ class RecallOffer:
 @cache
 def _declaration_tokens() -> int:
     request = LlmRequest()
-    request.append_tools([RecallHistoryTool(_nothing, 0, 0, lambda: len)])
+    request.append_tools([RecallHistoryTool(_nothing, 0, 0, len)])
     return estimate_config_tokens(request.config)
 
 
@@ -132,10 +121,10 @@ def find_source(
     """
     items = list_items(view.contents, view.history)
     hidden = set(covered)
-    if view.live_index is not None and stored.mark.request_chars < 0:
+    if view.live_index is not None and stored.request_chars < 0:
         hidden.discard(view.live_index)  # The continuation quotes it.
-    if stored.mark.truncation:
-        upto = find_fingerprint(view, stored.mark.truncated_upto)
+    if stored.truncation:
+        upto = find_fingerprint(view, stored.truncated_upto)
         hidden |= {
             index
             for index in view.history
@@ -161,44 +150,6 @@ def may_offer(request: LlmRequest, agent: object, recall: Recall) -> bool:
         return True
     has_functions = bool(request.tools_dict and request.config.tools)
     return has_functions and answers_freely(request, agent)
-
-
-def attach_files(
-    contents: Sequence[types.Content], load_files: Callable[[], Sequence[Item]]
-) -> list[types.Content]:
-    """Puts each file that was read back behind the result that announced it.
-
-    Args:
-        contents: What is to be sent.
-        load_files: Gives the files of the history.
-
-    Returns:
-        The contents with the files; nothing is changed in place.
-    """
-    found: dict[str, Item] | None = None
-    sent: list[types.Content] = []
-    for content in contents:
-        sent.append(content)
-        for handle in _announced(content):
-            if found is None:
-                found = {item.handle: item for item in load_files()}
-            item = found.get(handle)
-            if item and item.media:
-                title = types.Part(text=f"[{item.title}]")
-                sent.append(types.Content(role="user", parts=[title, item.media]))
-    return sent
-
-
-def _announced(content: types.Content) -> list[str]:
-    """Handles of the files that results in a content announce."""
-    handles = []
-    for part in content.parts or ():
-        response = part.function_response if part else None
-        if response and response.name == RECALL_TOOL and response.response:
-            handle = response.response.get(ATTACHED_KEY)
-            if isinstance(handle, str):
-                handles.append(handle)
-    return handles
 
 
 async def _load_older_items(invocation: InvocationContext) -> list[Item]:

@@ -13,7 +13,7 @@ from google.genai import types
 from contextguard_adk.measuring.shortening import TokenCounter
 from contextguard_adk.measuring.tokens import estimate_part_tokens
 from contextguard_adk.recall.search import Match, find_matches
-from contextguard_adk.summarizing.items import Item
+from contextguard_adk.summarizing.items import ATTACHED_KEY, Item
 from contextguard_adk.summarizing.transcript import RECALL_TOOL
 
 if TYPE_CHECKING:
@@ -35,9 +35,6 @@ MAX_ECHO_CHARS = 40
 MAX_OFFSET = 10**12
 MAX_HITS_PER_PAGE = 5
 MIN_EXCERPT_TOKENS = 30
-
-ATTACHED_KEY = "attached"
-"""In a result of the tool: the handle of the file to attach."""
 
 # Short: it stands in every request from the first compaction on.
 _DESCRIPTION = (
@@ -74,7 +71,7 @@ class RecallHistoryTool(BaseTool):
         load_source: Gives what can be read back.
         window_tokens: The agent's context window.
         page_tokens: What one page may take; never more than a tenth of the window.
-        load_counter: Gives what counts tokens of a text.
+        count: Tokens of a text.
     """
 
     def __init__(
@@ -82,16 +79,13 @@ class RecallHistoryTool(BaseTool):
         load_source: Callable[[], Awaitable[RecallSource]],
         window_tokens: int,
         page_tokens: int,
-        load_counter: Callable[[], TokenCounter],
+        count: TokenCounter,
     ) -> None:
         super().__init__(name=RECALL_TOOL, description=_DESCRIPTION)
         self._load_source = load_source
         self._window_tokens = window_tokens
         self._page_tokens = min(page_tokens, int(window_tokens * PAGE_RATIO))
-        self._load_counter = load_counter
-
-    def _count(self, text: str) -> int:
-        return self._load_counter()(text)
+        self._count = count
 
     def _get_declaration(self) -> types.FunctionDeclaration:
         return types.FunctionDeclaration(

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from google.adk.agents.invocation_context import InvocationContext
 from google.adk.agents.readonly_context import ReadonlyContext
@@ -14,7 +15,6 @@ from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.genai import types
 
-from contextguard_adk.guard import ModelCall
 from contextguard_adk.history.rendering import render_head
 from contextguard_adk.history.view import HistoryView
 from contextguard_adk.measuring.calibration import DEFAULT_CORRECTION
@@ -25,7 +25,10 @@ from contextguard_adk.measuring.tokens import (
 from contextguard_adk.memory import CallInFlight
 from contextguard_adk.providers.overflow import Overflow, parse_overflow
 from contextguard_adk.recovery.fit import reduce_contents
-from contextguard_adk.summarizing.context import CompactionContext
+
+if TYPE_CHECKING:
+    from contextguard_adk.guard import ModelCall
+    from contextguard_adk.summarizing.context import CompactionContext
 
 logger = logging.getLogger("contextguard_adk.recovery")
 
@@ -118,13 +121,12 @@ class Recovery:
         self._learn_window(overflow)
         context = self._context(overflow, HARDER_RATIO)
         if context.fixed_tokens >= context.budgets.window_tokens:
-            return None  # A summary would be paid for in vain.
+            return None  # A summary would be paid for without effect.
         started = time.monotonic()
         compaction = await self._call.strategy.compact(context)
         if compaction is None or not self._is_smaller(compaction.contents):
             return None
-        count = len(context.view.contents)
-        await self._call.accept(context, compaction, started, count)
+        await self._call.accept(context, compaction, started)
         return compaction.contents
 
     async def _minimize(self, overflow: Overflow) -> list[types.Content] | None:
@@ -139,7 +141,7 @@ class Recovery:
         )
         room -= int(context.config_heuristic_tokens * factor)
         head: list[types.Content] = []
-        for draft in (stored, *context.drafts.shorten(stored)) if stored else ():
+        for draft in (stored, *context.composer.shorten(stored)) if stored else ():
             head = render_head(view, draft, view.covered)
             if estimate_contents_tokens(head) * factor <= room * MINIMAL_HEAD_RATIO:
                 break
@@ -161,7 +163,7 @@ class Recovery:
         correction = min(max(correction, 1.0), MAX_RECOVERY_CORRECTION)
         if correction > DEFAULT_CORRECTION:
             # Only a provider that reports no usage will need it again.
-            self._call.state.write("learned_correction", round(correction * 100))
+            self._call.state.learn(correction=round(correction, 2))
         self._factor = correction
         return replace(context, correction=correction)
 
@@ -175,7 +177,7 @@ class Recovery:
             assumed = int(self._tried_tokens[-1] * factor * UNNAMED_WINDOW_RATIO)
             learned = max(real, assumed)
         if learned < self._call.window_tokens():
-            self._call.state.write("learned_window", learned)
+            self._call.state.learn(window_tokens=learned)
 
     def _is_smaller(self, contents: Sequence[types.Content]) -> bool:
         return self._measure(contents) < self._tried_tokens[-1]
@@ -246,9 +248,8 @@ def _is_request_quoted(view: HistoryView) -> bool:
     """Tells whether the continuation after the summary quotes the live request."""
     if view.stored is None or view.live_index is None:
         return False
-    mark = view.stored.mark
     wanted = view.fingerprint(view.live_index).hex()
-    return mark.has_continuation and mark.request == wanted
+    return view.stored.has_continuation and view.stored.request == wanted
 
 
 def restore_contents(
@@ -273,7 +274,13 @@ def measure_sent(request: LlmRequest) -> CallInFlight:
     heuristic += estimate_contents_tokens(request.contents)
     estimated = int(heuristic * DEFAULT_CORRECTION)
     contents = tuple(request.contents)
-    return CallInFlight(heuristic, estimated, estimated, contents, contents)
+    return CallInFlight(
+        heuristic,
+        estimated,
+        window_tokens=estimated,
+        original_contents=contents,
+        sent_contents=contents,
+    )
 
 
 async def resolve_model(invocation: InvocationContext) -> BaseLlm | None:

@@ -7,18 +7,14 @@ import inspect
 from abc import ABC, abstractmethod
 from typing import Literal, TypeVar
 
-from google.adk.models.base_llm import BaseLlm
 from pydantic import (
     AliasChoices,
-    BaseModel,
-    ConfigDict,
     Field,
-    InstanceOf,
     model_validator,
 )
 
 from contextguard_adk.summarizing.context import Compaction, CompactionContext
-from contextguard_adk.summarizing.in_place import ReusePromptCache
+from contextguard_adk.summarizing.summarizer import SummarySettings
 
 T = TypeVar("T")
 
@@ -47,7 +43,7 @@ def import_subclass(path: object, base: type[T]) -> type[T]:
     return found
 
 
-class Strategy(BaseModel, ABC):
+class Strategy(SummarySettings, ABC):
     """Decides when an agent's history is compacted, and what of it.
 
     A strategy is a value: frozen settings and one method. One instance may serve
@@ -59,7 +55,7 @@ class Strategy(BaseModel, ABC):
             accepted as `max_tokens`. None asks the model registry.
         summarizer: The model that writes summaries: a `BaseLlm`, or a name that
             ADK's `LLMRegistry` knows. None takes the agent's own model.
-        summarizer_context_window: The summariser's context window in tokens. None
+        summarizer_context_window: The summarizer's context window in tokens. None
             takes the agent's for the agent's own model, else asks the registry.
         max_compaction_attempts: How many summaries one compaction may pay for, 1 to
             10. More than one is used only while the result is still too large.
@@ -72,7 +68,7 @@ class Strategy(BaseModel, ABC):
             end of the conversation itself, which a prompt cache serves, in place of a
             transcript in a prompt of its own. "auto" does so where the provider has
             reported that at least half of the agent's last prompt came from a cache.
-            Only where all of the history is summarised, as by `Threshold`. Where the
+            Only where all of the history is summarized, as by `Threshold`. Where the
             conversation does not fit with the question, something else than plain text
             is asked of the agent, or the answer is no summary, it is the transcript.
         recall: Whether the agent is offered the tool `recall_history` once something
@@ -82,25 +78,13 @@ class Strategy(BaseModel, ABC):
             never takes more than a tenth of the window.
     """
 
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        arbitrary_types_allowed=True,
-        populate_by_name=True,
-    )
-
     context_window: int | None = Field(
         default=None,
         ge=1_000,
         strict=True,
         validation_alias=AliasChoices("context_window", "max_tokens"),
     )
-    summarizer: InstanceOf[BaseLlm] | str | None = None
-    summarizer_context_window: int | None = Field(default=None, ge=1_000, strict=True)
     max_compaction_attempts: int = Field(default=3, ge=1, le=10, strict=True)
-    summary_timeout_seconds: float = Field(default=60.0, gt=0, le=3_600, strict=True)
-    summary_instruction: str | None = Field(default=None, pattern=r"\S")
-    reuse_prompt_cache: ReusePromptCache = "auto"
     recall: Recall = "auto"
     recall_page_tokens: int = Field(default=2_000, ge=100, strict=True)
 

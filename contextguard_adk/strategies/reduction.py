@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from google.genai import types
@@ -14,11 +14,9 @@ from contextguard_adk.history.pairs import (
     keep_pairs_whole,
 )
 from contextguard_adk.history.rendering import find_fingerprint
-from contextguard_adk.history.stored_summary import SummaryMark
 from contextguard_adk.history.truncation import Truncation, truncate_content
-from contextguard_adk.history.view import HistoryView
 from contextguard_adk.measuring.tokens import estimate_contents_tokens
-from contextguard_adk.summarizing.compose import TruncatedUpto
+from contextguard_adk.summarizing.compose import Draft
 from contextguard_adk.summarizing.context import Compaction, CompactionContext
 
 
@@ -73,13 +71,19 @@ class Reduction:
         self.attempts = 0
         view = context.view
         stored = view.stored
-        self._text = stored.text if stored else ""
-        self._model_chars = stored.mark.model_summary_chars if stored else 0
-        self._model_covered = view.model_covered
-        self._covered = view.covered
-        self._truncation: TruncatedUpto | None = None
-        if stored and stored.mark.truncation:
-            self._truncation = _read_truncation(view, stored.mark)
+        self._draft = Draft(
+            stored.text if stored else "",
+            view.covered,
+            view.model_covered,
+            stored.model_chars if stored else 0,
+        )
+        if stored and stored.truncation:
+            # What an earlier run decided, while it still concerns the request.
+            upto = find_fingerprint(view, stored.truncated_upto)
+            if upto >= 0 and upto not in view.covered:
+                self._draft = replace(
+                    self._draft, truncation=stored.truncation, truncated_upto=upto
+                )
 
     @property
     def tokens(self) -> int:
@@ -89,7 +93,7 @@ class Reduction:
     @property
     def kept(self) -> list[int]:
         """Indexes of the history that stands in the request, oldest first."""
-        return [i for i in self.context.view.history if i not in self._covered]
+        return [i for i in self.context.view.history if i not in self._draft.covered]
 
     @property
     def protected(self) -> frozenset[int]:
@@ -99,9 +103,10 @@ class Reduction:
         return view.pinned_calls | frozenset(live)
 
     @property
-    def truncation(self) -> TruncatedUpto | None:
+    def truncation(self) -> tuple[Truncation, int] | None:
         """How tool results in the request are shortened, and up to which content."""
-        return self._truncation
+        draft = self._draft
+        return (draft.truncation, draft.truncated_upto) if draft.truncation else None
 
     def measure(self, indexes: Iterable[int]) -> int:
         """Heuristic tokens of some contents, shortened as they stand."""
@@ -109,9 +114,10 @@ class Reduction:
 
     def _as_sent(self, index: int) -> types.Content:
         content = self.context.view.contents[index]
-        if self._truncation is None or index > self._truncation[1]:
+        draft = self._draft
+        if draft.truncation is None or index > draft.truncated_upto:
             return content
-        return truncate_content(content, self._truncation[0], self.context.has_recall)
+        return truncate_content(content, draft.truncation, self.context.has_recall)
 
     def expect_beside_summary(self, keep_count: int) -> int:
         """Estimates what would stand beside a summary of all but the newest.
@@ -120,26 +126,28 @@ class Reduction:
             keep_count: How many of the newest contents stay.
         """
         covered = self.context.older_than(keep_count)
-        return self._render("", covered, covered, 0).tokens
+        draft = replace(
+            self._draft, text="", covered=covered, model_covered=covered, model_chars=0
+        )
+        return self.context.render(draft).tokens
 
     def drop(self, indexes: Collection[int]) -> StrategyResult:
         """Takes contents out of the request, calls and results together.
 
         They are not summarised; a later summary starts from the originals.
         """
-        view = self.context.view
-        wanted = self._covered | (frozenset(indexes) - self.protected)
-        covered = keep_pairs_whole(wanted, view.pairs)
-        if covered <= self._covered:
+        draft = self._draft
+        wanted = draft.covered | (frozenset(indexes) - self.protected)
+        covered = keep_pairs_whole(wanted, self.context.view.pairs)
+        if covered <= draft.covered:
             return StrategyResult.NO_CHANGE
-        self._covered = covered
-        self._text = self._text[: self._model_chars]
-        return self._apply()
+        text = draft.text[: draft.model_chars]
+        return self._apply(replace(draft, covered=covered, text=text))
 
     def truncate(self, truncation: Truncation, upto: int) -> StrategyResult:
         """Shortens every tool result up to and including content `upto`."""
-        self._truncation = (truncation, upto)
-        return self._apply()
+        draft = replace(self._draft, truncation=truncation, truncated_upto=upto)
+        return self._apply(draft)
 
     async def summarize(self, keep_count: int) -> StrategyResult:
         """Has all but the newest `keep_count` contents summarised.
@@ -147,39 +155,29 @@ class Reduction:
         A summariser that has failed is not asked again in the same run.
         """
         covered = self.context.older_than(keep_count)
-        if self.context.failures or not covered - self._model_covered:
+        if self.context.failures or not covered - self._draft.model_covered:
             return StrategyResult.NO_CHANGE
         compaction = await self.context.summarize(covered)
         self.attempts += 1
-        stored = compaction.stored
-        self._text, self._covered = stored.text, compaction.covered
-        self._model_chars = stored.mark.model_summary_chars
-        if not stored.is_mechanical:
-            self._model_covered = compaction.covered
-        return self._apply()
+        stored, known = compaction.stored, self._draft.model_covered
+        draft = replace(
+            self._draft,
+            text=stored.text,
+            covered=compaction.covered,
+            model_covered=known if stored.is_mechanical else compaction.covered,
+            model_chars=stored.model_chars,
+        )
+        return self._apply(draft)
 
-    def _apply(self) -> StrategyResult:
+    def _apply(self, draft: Draft) -> StrategyResult:
         """Renders what was decided, and tells what it achieved."""
         before = self.tokens
-        self.compaction = self._render(
-            self._text, self._covered, self._model_covered, self._model_chars
-        )
+        self._draft = draft
+        self.compaction = self.context.render(draft)
         if self.tokens <= self.target_tokens:
             return StrategyResult.TARGET_REACHED
         changed = self.tokens < before
         return StrategyResult.APPLIED if changed else StrategyResult.NO_CHANGE
-
-    def _render(
-        self,
-        text: str,
-        covered: frozenset[int],
-        model_covered: Collection[int],
-        model_chars: int,
-    ) -> Compaction:
-        stored = self.context.drafts.write(
-            text, covered, model_covered, model_chars, self._truncation
-        )
-        return self.context.render(stored, covered)
 
     def last_tool_result(self, before: int | None = None) -> int | None:
         """The index of the newest tool result in the request, older than `before`."""
@@ -196,14 +194,3 @@ class Reduction:
         content = self.context.view.contents[index]
         is_tool = has_function_call(content) or has_function_response(content)
         return content.role not in ("user", "model") and not is_tool
-
-
-def _read_truncation(view: HistoryView, mark: SummaryMark) -> TruncatedUpto | None:
-    """What an earlier run decided, while it still concerns the request."""
-    upto = find_fingerprint(view, mark.truncated_upto)
-    if upto < 0 or upto in view.covered:
-        return None
-    try:
-        return Truncation.from_json(mark.truncation), upto
-    except (ValueError, RecursionError):
-        return None

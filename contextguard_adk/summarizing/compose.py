@@ -1,16 +1,16 @@
-"""Drafts of what a compaction would store, whole or shortened until it fits."""
+"""Puts together what a compaction would store, whole or shortened until it fits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from functools import cached_property
 
 from google.genai import types
 
 from contextguard_adk.history.coverage import fingerprint
 from contextguard_adk.history.pairs import content_text
-from contextguard_adk.history.stored_summary import StoredSummary, SummaryMark
+from contextguard_adk.history.stored_summary import MAX_RECORD_BYTES, StoredSummary
 from contextguard_adk.history.truncation import Truncation
 from contextguard_adk.history.view import HistoryView
 from contextguard_adk.measuring.calibration import DEFAULT_CORRECTION, token_counter
@@ -22,8 +22,9 @@ from contextguard_adk.summarizing.items import (
     write_index,
 )
 from contextguard_adk.summarizing.ledger import extend_ledger
+from contextguard_adk.summarizing.todos import TodoList
 
-LIVE_REQUEST_RATIO = 0.30
+LIVE_REQUEST_WINDOW_RATIO = 0.30
 """The live request is quoted whole while it takes at most this much of the window."""
 
 MIN_QUOTED_CHARS = 240
@@ -34,31 +35,44 @@ MAX_INDEX_TOKENS = 1_500
 """What the index of items may take, of a summary's budget and at most."""
 
 MAX_TODOS_RATIO = 0.5
-"""What the todo list may take, of a summary's budget."""
+MAX_TODOS_TOKENS = 1_000
+"""What the todo list may take, of a summary's budget and at most."""
 
 SQUEEZE_STEPS = (
-    # Of the summary, of the live request, of the ledger. The index of items goes at
-    # once: the recall tool lists them as well. The todo list goes with the ledger.
-    (1.0, 1.0, 1.0),
-    (1.0, 1.0, 0.5),
-    (1.0, 1.0, 0.0),
-    (0.5, 1.0, 0.0),
-    (0.25, 1.0, 0.0),
-    (0.25, 0.5, 0.0),
-    (0.25, 0.25, 0.0),
-    (0.25, 0.1, 0.0),
-    (0.25, 0.02, 0.0),
+    (1.0, 1.0, True),
+    (0.5, 1.0, False),
+    (0.25, 0.3, False),
+    (0.25, 0.02, False),
 )
-"""How much is kept, step by step, where a compacted request is still too large."""
-
-
-TruncatedUpto = tuple[Truncation, int]
-"""How tool results are shortened, and the index of the newest such content."""
+"""What is kept, step by step, where a compacted request is still too large: of the
+summary, of the live request, and whether ledger and todo list stay. The index of items
+goes at once: the recall tool lists them as well."""
 
 
 @dataclass(frozen=True)
-class Drafts:
-    """Makes stored summaries of one history.
+class Draft:
+    """What a compaction has decided.
+
+    Attributes:
+        text: The summary.
+        covered: Indexes of the contents that it stands for.
+        model_covered: Those of them that a model has summarized.
+        model_chars: Length of the leading part of the text that a model wrote.
+        truncation: How tool results are shortened; None for not at all.
+        truncated_upto: The index of the newest content that is shortened.
+    """
+
+    text: str
+    covered: frozenset[int]
+    model_covered: frozenset[int]
+    model_chars: int
+    truncation: Truncation | None = None
+    truncated_upto: int = -1
+
+
+@dataclass(frozen=True)
+class Composer:
+    """Composes stored summaries of one history.
 
     Attributes:
         view: The history.
@@ -66,8 +80,8 @@ class Drafts:
         summary_tokens: The budget of a summary, which bounds what is kept beside it.
         correction: Real tokens per heuristic token; None while unknown.
         scope: Where the summary is valid.
+        todos: The agent's todo list.
         has_recall: Whether the agent can read back what is left out.
-        load_todos: Gives the todo list, cut to a number of tokens.
     """
 
     view: HistoryView
@@ -75,78 +89,53 @@ class Drafts:
     summary_tokens: int
     correction: float | None
     scope: str
-    has_recall: bool = False
-    load_todos: Callable[[int, TokenCounter], str] = lambda _tokens, _count: ""
+    todos: TodoList
+    has_recall: bool
 
-    def write(
-        self,
-        text: str,
-        covered: frozenset[int],
-        model_covered: Collection[int],
-        model_chars: int,
-        truncation: TruncatedUpto | None = None,
-    ) -> StoredSummary:
-        """Puts a summary's text together with what the guard keeps beside it.
-
-        Args:
-            text: The summary.
-            covered: Indexes of the contents that it stands for.
-            model_covered: Those of them that a model has summarised.
-            model_chars: Length of the leading part of `text` that a model wrote.
-            truncation: How tool results are shortened, and up to which content.
-        """
-        request, has_continuation = self._quoted_request(covered)
-        mark = SummaryMark(
+    def compose(self, draft: Draft) -> StoredSummary:
+        """Puts a summary together with what the guard keeps beside it."""
+        request, has_continuation = self._quoted_request(draft.covered)
+        upto = draft.truncated_upto
+        stored = StoredSummary(
+            text=_storable(draft.text),
+            covered=self.view.cover(draft.covered),
+            ledger=self._ledger(draft.covered),
+            todos=self._todos,
             scope=self.scope,
             invocation=self.view.invocation_id,
             request=fingerprint(request).hex() if request is not None else "",
             request_chars=self._quoted_chars,
             has_continuation=has_continuation,
-            model_summary_chars=model_chars,
-            model_covered_count=_leading_count(covered, model_covered),
+            model_chars=draft.model_chars,
+            model_covered_count=_leading_count(draft.covered, draft.model_covered),
+            truncation=draft.truncation,
+            truncated_upto=self.view.name_place(upto) if draft.truncation else "",
             has_recall=self.has_recall,
         )
-        if truncation is not None:
-            settings, upto = truncation
-            mark = replace(
-                mark,
-                truncation=settings.to_json(),
-                truncated_upto=self.view.name_place(upto),
-            )
-        return StoredSummary(
-            text=_storable(text),
-            ledger=self._ledger(covered),
-            covered=self.view.cover(covered),
-            mark=mark,
-            todos=self._todos,
-            index=self._index(covered),
-        )
+        taken = len(stored.model_dump_json().encode()) + 200
+        room_tokens = max(0, MAX_RECORD_BYTES - taken) // 4
+        index = self._index(draft.covered, room_tokens)
+        return stored.model_copy(update={"index": index})
 
     def shorten(self, whole: StoredSummary) -> Iterator[StoredSummary]:
         """Yields ever shorter versions; the user's request is touched last."""
-        count = self._count
-        tokens = count(whole.text)
-        whole_chars = whole.mark.request_chars
+        tokens = self._count(whole.text)
+        whole_chars = whole.request_chars
         if whole_chars < 0:
             whole_chars = len(self.live_text)
-        for summary_ratio, request_ratio, ledger_ratio in SQUEEZE_STEPS:
-            text = shorten_to_tokens(whole.text, summary_ratio * tokens, count)
-            kept = int(len(whole.ledger) * ledger_ratio)
-            mark = replace(
-                whole.mark,
-                model_summary_chars=min(whole.mark.model_summary_chars, len(text)),
-            )
+        for summary_ratio, request_ratio, keeps_more in SQUEEZE_STEPS:
+            text = shorten_to_tokens(whole.text, summary_ratio * tokens, self._count)
+            update: dict[str, object] = {
+                "text": text,
+                "model_chars": min(whole.model_chars, len(text)),
+                "index": "",
+            }
+            if not keeps_more:
+                update |= {"ledger": (), "todos": ""}
             if request_ratio < 1:
                 chars = max(MIN_QUOTED_CHARS, int(whole_chars * request_ratio))
-                mark = replace(mark, request_chars=chars)
-            yield replace(
-                whole,
-                text=text,
-                ledger=whole.ledger[len(whole.ledger) - kept :],
-                mark=mark,
-                todos=whole.todos if ledger_ratio else "",
-                index="",
-            )
+                update["request_chars"] = chars
+            yield whole.model_copy(update=update)
 
     @cached_property
     def live_text(self) -> str:
@@ -171,10 +160,10 @@ class Drafts:
     @cached_property
     def _todos(self) -> str:
         """The todo list as it stands now."""
-        most = int(self.summary_tokens * MAX_TODOS_RATIO)
-        return _storable(self.load_todos(most, self._count))
+        budget = min(MAX_TODOS_TOKENS, int(self.summary_tokens * MAX_TODOS_RATIO))
+        return _storable(self.todos.render(budget, self._count))
 
-    def _index(self, covered: Collection[int]) -> str:
+    def _index(self, covered: Collection[int], room_tokens: int) -> str:
         """The index of covered items; that of the stored summary comes last."""
         if not self.has_recall:
             return ""
@@ -184,7 +173,9 @@ class Drafts:
             known = f"{INDEX_HEADING}\n{INDEX_GAP}"
         whole = () if self._quoted_chars >= 0 else (view.live_index,)
         new = sorted(i for i in covered if i not in view.covered and i not in whole)
-        budget = min(MAX_INDEX_TOKENS, int(self.summary_tokens * INDEX_RATIO))
+        budget = min(
+            MAX_INDEX_TOKENS, int(self.summary_tokens * INDEX_RATIO), room_tokens
+        )
         items = list_items(view.contents, new)
         return _storable(write_index(items, known, budget, self._count))
 
@@ -221,7 +212,7 @@ class Drafts:
     @cached_property
     def _quoted_chars(self) -> int:
         """How many characters of the live request to quote; -1 for all."""
-        most = int(self.window_tokens * LIVE_REQUEST_RATIO)
+        most = int(self.window_tokens * LIVE_REQUEST_WINDOW_RATIO)
         if self._count(self.live_text) <= most:
             return -1
         return len(shorten_to_tokens(self.live_text, most, self._count))
@@ -233,7 +224,7 @@ def _storable(text: str) -> str:
 
 
 def _leading_count(covered: Collection[int], model_covered: Collection[int]) -> int:
-    """How many covered contents, from the oldest on, a model has summarised."""
+    """How many covered contents, from the oldest on, a model has summarized."""
     count = 0
     for index in sorted(covered):
         if index not in model_covered:

@@ -7,9 +7,8 @@ here.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -31,28 +30,23 @@ from contextguard_adk.measuring.calibration import (
     estimate_prompt_tokens,
     token_counter,
 )
-from contextguard_adk.measuring.shortening import TokenCounter
-from contextguard_adk.measuring.tokens import (
-    estimate_contents_tokens,
-)
-from contextguard_adk.summarizing.compose import Drafts
-from contextguard_adk.summarizing.in_place import ConversationEnd
+from contextguard_adk.measuring.tokens import estimate_contents_tokens
+from contextguard_adk.summarizing.compose import Composer, Draft
+from contextguard_adk.summarizing.in_place import find_conversation
+from contextguard_adk.summarizing.items import attach_files
 from contextguard_adk.summarizing.summarizer import (
+    Summarizer,
     SummaryTask,
-    summarize,
     write_mechanical_summary,
 )
-from contextguard_adk.summarizing.summary_call import SummaryModel
+from contextguard_adk.summarizing.todos import TodoList
 from contextguard_adk.summarizing.transcript import render_entries
-
-logger = logging.getLogger("contextguard_adk.summarizing.context")
 
 MECHANICAL_TAIL_RATIO = 0.45
 """How much of the threshold stays as it is when no model wrote the summary."""
 
 MECHANICAL_SUMMARY_RATIO = 0.20
 """How much of the threshold a mechanical summary may take."""
-
 
 Reason = Literal["tokens", "requested", "overflow", "turns"]
 """Why a history is compacted; `turns` where there are too many contents."""
@@ -67,7 +61,7 @@ class Compaction:
         covered: Indexes of the contents that it stands for.
         contents: The request's contents with it.
         tokens: The estimate of that request.
-        attempts: How many times a summariser was asked.
+        attempts: How many times a summarizer was asked.
         reason: Why, where that is not what `CompactionContext.reason` says.
     """
 
@@ -96,15 +90,11 @@ class CompactionContext:
         correction: Real tokens per heuristic token; None while unknown.
         budgets: Window, threshold and what follows from them.
         view: The history.
-        scope: Where the summary is valid.
-        load_summary_model: Gives the model that writes summaries; None asks for a
-            mechanical one.
-        conversation_end: Where a summary may be asked for without a transcript.
-        load_todos: Gives the rendered todo list, as the summariser is shown it.
-        load_todo_list: Gives the todo list for the agent, cut to a number of tokens.
+        contents: What would be sent without a compaction.
+        scope: Where a summary is valid.
+        summarizer: Has summaries written.
+        todos: The agent's todo list.
         has_recall: Whether the agent can read back what is left out.
-        attach_files: Adds the files that the agent has read back.
-        failures: What went wrong with the summariser, newest last.
     """
 
     agent: str
@@ -114,14 +104,16 @@ class CompactionContext:
     correction: float | None
     budgets: Budgets
     view: HistoryView
-    scope: str = ""
-    load_summary_model: Callable[[], SummaryModel | None] = lambda: None
-    conversation_end: ConversationEnd | None = None
-    load_todos: Callable[[], str] = lambda: ""
-    load_todo_list: Callable[[int, TokenCounter], str] = lambda _tokens, _count: ""
+    contents: Sequence[types.Content]
+    scope: str
+    summarizer: Summarizer
+    todos: TodoList
     has_recall: bool = False
-    attach_files: Callable[[Sequence[types.Content]], Sequence[types.Content]] = list
-    failures: list[SummaryError] = field(default_factory=list)
+
+    @property
+    def failures(self) -> Sequence[SummaryError]:
+        """What went wrong with the summarizer, newest last."""
+        return self.summarizer.failures
 
     @property
     def is_due(self) -> bool:
@@ -168,7 +160,7 @@ class CompactionContext:
         return budgets.overfull_tokens
 
     def fits(self, compaction: Compaction) -> bool:
-        """Tells whether a compacted request may go out."""
+        """Whether a compacted request may go out."""
         return compaction.tokens <= self.limit_tokens
 
     def older_than(self, keep_count: int) -> frozenset[int]:
@@ -179,7 +171,7 @@ class CompactionContext:
                 keep; the cut moves to where it separates no call from its response.
 
         Returns:
-            Indexes to cover, those that a model has summarised included; empty when
+            Indexes to cover, those that a model has summarized included; empty when
             nothing is left to summarise.
         """
         candidates = self.view.compactable
@@ -201,55 +193,77 @@ class CompactionContext:
 
     def expect(self, covered: frozenset[int]) -> int:
         """Estimates the request with a full-length summary of these contents."""
-        draft = self._draft("", covered, covered, 0)
-        return draft.tokens + self.budgets.summary_tokens
+        beside = self.render(Draft("", covered, covered, 0))
+        return beside.tokens + self.budgets.summary_tokens
 
     async def summarize(
         self, covered: frozenset[int], budget_tokens: int | None = None
     ) -> Compaction:
-        """Has contents summarised; never fails.
+        """Has contents summarized; never fails.
 
-        Where the summariser gives nothing usable, a mechanical summary covers no
+        Where the summarizer gives nothing usable, a mechanical summary covers no
         more than it must.
 
         Args:
             covered: What to cover, as `older_than` returns it.
             budget_tokens: What the summary may take; None is the usual budget.
         """
-        # A summariser that has just failed would only cost its timeout once more.
-        model = None if self.failures else self.load_summary_model()
-        if model is None:
-            return self._summarize_mechanically(covered)
         task = self._task(covered, budget_tokens or self.budgets.summary_tokens)
-        try:
-            text = ""
-            if self.conversation_end and self.reason != "overflow":
-                text = await self.conversation_end.summarize(
-                    task, model, self.view, covered, self.tokens
-                )
-            text = text or await summarize(task, model)
-        except SummaryError as error:
-            self.failures.append(error)
-            logger.warning(
-                "The summariser of agent %r failed (%s); a mechanical summary takes "
-                "its place.",
-                self.agent,
-                error,
-            )
+        text = await self.summarizer.summarize(task)
+        if not text:
             return self._summarize_mechanically(covered)
-        return self._draft(text, covered, covered, len(text))
+        return self.render(Draft(text, covered, covered, len(text)))
+
+    async def summarize_all(self, max_attempts: int) -> Compaction | None:
+        """Summarizes all history that may be, in as few summaries as it takes.
+
+        Args:
+            max_attempts: How many summaries may be paid for; each further one is
+                asked for half the length.
+
+        Returns:
+            The compaction; None when nothing is left to summarize.
+        """
+        covered = self.older_than(0)
+        if not covered - self.view.model_covered:
+            return None
+        budget_tokens = self.budgets.summary_tokens
+        compaction = await self.summarize(covered)
+        attempts = 1
+        while (
+            not self.fits(compaction)
+            and attempts < max_attempts
+            and not compaction.stored.is_mechanical
+            and self._can_shorter_fit(compaction, budget_tokens // 2)
+        ):
+            budget_tokens //= 2
+            compaction = await self.summarize(covered, budget_tokens)
+            attempts += 1
+        return self.squeeze(compaction).after(attempts)
+
+    def _can_shorter_fit(self, compaction: Compaction, budget_tokens: int) -> bool:
+        """Whether a summary of that length is shorter, and could be enough."""
+        count = token_counter(self.correction or DEFAULT_CORRECTION)
+        text_tokens = count(compaction.stored.text)
+        without_text = compaction.tokens - text_tokens
+        return text_tokens > budget_tokens and without_text < self.limit_tokens
 
     def _task(self, covered: frozenset[int], budget_tokens: int) -> SummaryTask:
         view = self.view
         pinned = [i for i in (view.first_task_index, view.live_index) if i is not None]
         new = sorted(covered - view.model_covered)
+        conversation: Sequence[types.Content] = ()
+        if self.reason != "overflow" and self.summarizer.is_in_place_wanted:
+            conversation = find_conversation(view, covered, self.contents)
         return SummaryTask(
             entries=render_entries(view.contents, new, pinned, self.has_recall),
             previous_summary=view.stored.model_text if view.stored else "",
-            live_request=self.drafts.live_text,
-            todos=self.load_todos(),
+            live_request=self.composer.live_text,
+            todos=self.todos.for_summarizer(),
             budget_tokens=budget_tokens,
             correction=self.correction,
+            conversation=conversation,
+            conversation_tokens=self.tokens,
         )
 
     def _summarize_mechanically(self, covered: frozenset[int]) -> Compaction:
@@ -266,7 +280,7 @@ class CompactionContext:
             int(self.budgets.threshold_tokens * MECHANICAL_SUMMARY_RATIO),
             token_counter(self.correction or DEFAULT_CORRECTION),
         )
-        return self._draft(text, covered, view.model_covered, len(previous))
+        return self.render(Draft(text, covered, view.model_covered, len(previous)))
 
     def _mechanical_tail_count(self, new: Sequence[int]) -> int:
         """How many of the newest contents need no mechanical summary."""
@@ -298,38 +312,34 @@ class CompactionContext:
         Returns:
             The first version that fits; where none does, the shortest.
         """
-        shorter = self.drafts.shorten(compaction.stored)
+        shorter = self.composer.shorten(compaction.stored)
         while not self.fits(compaction):
             stored = next(shorter, None)
             if stored is None:
                 break
-            compaction = self.render(stored, compaction.covered)
+            compaction = self.apply(stored, compaction.covered)
         return compaction
 
-    def _draft(
-        self,
-        text: str,
-        covered: frozenset[int],
-        model_covered: Collection[int],
-        model_chars: int,
-    ) -> Compaction:
-        stored = self.drafts.write(text, covered, model_covered, model_chars)
-        return self.render(stored, covered)
+    def render(self, draft: Draft) -> Compaction:
+        """Composes what is to be stored, applies it, and measures the result."""
+        return self.apply(self.composer.compose(draft), draft.covered)
 
-    def render(self, stored: StoredSummary, covered: frozenset[int]) -> Compaction:
+    def apply(self, stored: StoredSummary, covered: frozenset[int]) -> Compaction:
         """Applies a summary to this history, and measures the result."""
-        contents = list(self.attach_files(render_request(self.view, stored, covered)))
+        contents = render_request(self.view, stored, covered)
+        if self.has_recall:
+            contents = attach_files(contents, self.view.contents, self.view.history)
         return Compaction(stored, covered, contents, self.measure(contents))
 
     @cached_property
-    def drafts(self) -> Drafts:
-        """Makes what a compaction of this history would store."""
-        return Drafts(
+    def composer(self) -> Composer:
+        """Composes what a compaction of this history would store."""
+        return Composer(
             view=self.view,
             window_tokens=self.budgets.window_tokens,
             summary_tokens=self.budgets.summary_tokens,
             correction=self.correction,
             scope=self.scope,
+            todos=self.todos,
             has_recall=self.has_recall,
-            load_todos=self.load_todo_list,
         )

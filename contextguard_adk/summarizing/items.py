@@ -28,6 +28,10 @@ INDEX_HEADING = (
 INDEX_GAP = "- … and older ones; recall_history() lists them all"
 
 
+ATTACHED_KEY = "attached"
+"""In a result of the recall tool: the handle of the file to attach."""
+
+
 @dataclass(frozen=True)
 class Item:
     """One message, call, tool result or file of a history.
@@ -210,3 +214,44 @@ def write_index(
 
 def _handle_in(line: str) -> str:
     return line[2 : 2 + HANDLE_CHARS]
+
+
+def attach_files(
+    sent: Sequence[types.Content],
+    contents: Sequence[types.Content],
+    history: Iterable[int],
+) -> list[types.Content]:
+    """Puts each file that was read back behind the result that announced it.
+
+    Args:
+        sent: What is to be sent.
+        contents: The contents as ADK built them.
+        history: Indexes of those that are history.
+
+    Returns:
+        The contents with the files; nothing is changed in place.
+    """
+    found: dict[str, Item] | None = None
+    attached: list[types.Content] = []
+    for content in sent:
+        attached.append(content)
+        for handle in _announced(content):
+            if found is None:
+                found = {item.handle: item for item in list_files(contents, history)}
+            item = found.get(handle)
+            if item and item.media:
+                title = types.Part(text=f"[{item.title}]")
+                attached.append(types.Content(role="user", parts=[title, item.media]))
+    return attached
+
+
+def _announced(content: types.Content) -> list[str]:
+    """Handles of the files that results in a content announce."""
+    handles = []
+    for part in content.parts or ():
+        response = part.function_response if part else None
+        if response and response.name == RECALL_TOOL and response.response:
+            handle = response.response.get(ATTACHED_KEY)
+            if isinstance(handle, str):
+                handles.append(handle)
+    return handles

@@ -1,41 +1,86 @@
-"""Asks a model for a summary, and writes one mechanically where that fails."""
+"""Has summaries written: by which model, in how many calls, and without one."""
 
 from __future__ import annotations
 
 import functools
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from contextguard_adk.errors import SummaryError
+from google.adk.models.base_llm import BaseLlm
+from google.adk.models.llm_request import LlmRequest
+from google.adk.models.registry import LLMRegistry
+from google.genai import types
+from pydantic import BaseModel, ConfigDict, Field, InstanceOf
+
+from contextguard_adk.errors import SummaryError, UnusableAnswerError
 from contextguard_adk.measuring.budgets import summarizer_input_tokens
 from contextguard_adk.measuring.calibration import DEFAULT_CORRECTION, token_counter
 from contextguard_adk.measuring.shortening import TokenCounter, shorten_to_tokens
+from contextguard_adk.memory import CircuitBreaker, SessionMemory
 from contextguard_adk.providers.overflow import parse_overflow
-from contextguard_adk.summarizing.prompts import summary_instruction, summary_prompt
-from contextguard_adk.summarizing.summary_call import (
+from contextguard_adk.providers.windows import (
+    LitellmRegistry,
+    ModelRegistry,
+    resolve_context_window,
+)
+from contextguard_adk.summarizing import in_place
+from contextguard_adk.summarizing.model import (
     Answer,
     SummaryModel,
+    ask_in_place,
     ask_with_transcript,
+)
+from contextguard_adk.summarizing.prompts import (
+    SUMMARY_INSTRUCTION,
+    closing_prompt,
+    summary_instruction,
+    summary_prompt,
 )
 from contextguard_adk.summarizing.transcript import Entry, fit_entries, split_entries
 
-logger = logging.getLogger("contextguard_adk.summarizing.summarizer")
+logger = logging.getLogger("contextguard_adk.summarizer")
 
 MAX_ROLLING_CALLS = 3
-"""Into how many calls a transcript is split before its payloads are shortened."""
+"""Into how many calls a transcript is split at most; beyond that it is shortened."""
 
-LIVE_REQUEST_RATIO = 0.15
-PREVIOUS_SUMMARY_RATIO = 0.4
+FIT_RATIO = 0.8
+"""How much of the room of three calls a shortened transcript takes."""
+
+LIVE_REQUEST_INPUT_RATIO = 0.15
+PREVIOUS_SUMMARY_INPUT_RATIO = 0.4
 """What the live request and the previous summary may take of the input at most."""
 
 OVERFLOW_RETRY_RATIO = 0.6
 """How much of the input is tried again after the provider found it too long."""
 
+MIN_SUMMARY_RATIO = 0.05
+"""Of the budget: a shorter answer in place that has no heading is small talk."""
+
+
+_REGISTRY = LitellmRegistry()  # Its table is read once for each process.
+
+
+class SummarySettings(BaseModel):
+    """The settings of an agent that say how its summaries are written."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        arbitrary_types_allowed=True,
+        populate_by_name=True,
+    )
+
+    summarizer: InstanceOf[BaseLlm] | str | None = None
+    summarizer_context_window: int | None = Field(default=None, ge=1_000, strict=True)
+    summary_timeout_seconds: float = Field(default=60.0, gt=0, le=3_600, strict=True)
+    summary_instruction: str | None = Field(default=None, pattern=r"\S")
+    reuse_prompt_cache: in_place.ReusePromptCache = "auto"
+
 
 @dataclass(frozen=True)
 class SummaryTask:
-    """What is to be summarised.
+    """What is to be summarized.
 
     Attributes:
         entries: The transcript.
@@ -45,6 +90,8 @@ class SummaryTask:
         budget_tokens: What the summary may take.
         correction: Real tokens per estimated token of the agent's model; None while
             unknown.
+        conversation: The conversation itself, where it shows all of the transcript.
+        conversation_tokens: The estimate of the request with that conversation.
     """
 
     entries: Sequence[Entry]
@@ -53,10 +100,177 @@ class SummaryTask:
     todos: str = ""
     budget_tokens: int = 1_000
     correction: float | None = None
+    conversation: Sequence[types.Content] = ()
+    conversation_tokens: int = 0
+
+
+@dataclass
+class Summarizer:
+    """Writes the summaries of one compaction of one agent.
+
+    Attributes:
+        settings: The agent's settings.
+        request: The agent's request.
+        agent: The agent.
+        window_tokens: The context window of the agent's own model.
+        registry: Where context windows are looked up; None is the default.
+        session: What is remembered of the agent in this session.
+        breaker: Counts failures.
+        failures: What went wrong, newest last.
+    """
+
+    settings: SummarySettings
+    request: LlmRequest
+    agent: object
+    window_tokens: int
+    registry: ModelRegistry | None
+    session: SessionMemory
+    breaker: CircuitBreaker
+    failures: list[SummaryError] = field(default_factory=list)
+
+    @functools.cached_property
+    def model(self) -> SummaryModel | None:
+        """The model to ask; None where there is none, or its circuit is open."""
+        settings, own = self.settings, find_llm(self.agent)
+        llm = _resolve(settings.summarizer) or own
+        if llm is None or not self.breaker.allows(llm.model):
+            return None
+        window = settings.summarizer_context_window
+        if window is None and llm is own:
+            window = self.window_tokens
+        if window is None:
+            window = resolve_context_window(llm.model, registry=self.registry).tokens
+        return SummaryModel(
+            llm=llm,
+            window_tokens=window,
+            timeout_seconds=settings.summary_timeout_seconds,
+            config=self.request.config,
+            instruction=settings.summary_instruction or SUMMARY_INSTRUCTION,
+            is_agents_own=llm is own,
+            can_think=self._can_think(llm.model),
+        )
+
+    def _can_think(self, model: str) -> bool:
+        # A registry of the user's own need not know.
+        ask = getattr(self.registry, "supports_reasoning", _REGISTRY.supports_reasoning)
+        return bool(ask(model))
+
+    @property
+    def is_in_place_wanted(self) -> bool:
+        """Whether to ask for the summary behind the conversation itself."""
+        if self.model is None or not self.model.is_agents_own:
+            return False
+        return not self.session.is_in_place_useless and in_place.is_wanted(
+            self.settings.reuse_prompt_cache,
+            self.session.cached_ratio,
+            self.request,
+            self.agent,
+        )
+
+    async def summarize(self, task: SummaryTask) -> str:
+        """Has a summary written, in place or from the transcript.
+
+        Returns:
+            The summary, at most `task.budget_tokens` long; "" where no model is to be
+            asked, because there is none or it has just failed.
+        """
+        # A summarizer that has just failed would only cost its timeout once more.
+        if self.failures or self.model is None:
+            return ""
+        try:
+            text = await self._summarize_in_place(task, self.model)
+            text = text or await summarize(task, self.model)
+        except SummaryError as error:
+            self.failures.append(error)
+            logger.warning(
+                "The summarizer of agent %r failed (%s); a mechanical summary takes "
+                "its place.",
+                getattr(self.agent, "name", ""),
+                error,
+            )
+            text = ""
+        return text
+
+    def end(self) -> None:
+        """Counts how the compaction ended; called once behind it."""
+        if "model" in self.__dict__ and self.model is not None:
+            self.breaker.note(self.model.llm.model, bool(self.failures))
+
+    async def _summarize_in_place(self, task: SummaryTask, model: SummaryModel) -> str:
+        """Has the agent's model end the conversation with its summary.
+
+        Returns:
+            The summary; "" where a transcript is to be used.
+
+        Raises:
+            SummaryError: There was no answer in time.
+        """
+        prompt = closing_prompt(task.budget_tokens, model.instruction, task.todos)
+        count = token_counter(task.correction or DEFAULT_CORRECTION)
+        thinking = model.config.thinking_config
+        thoughts = (thinking and thinking.thinking_budget) or 0
+        output_tokens = task.budget_tokens + max(model.headroom_tokens, thoughts)
+        needed = task.conversation_tokens + count(prompt) + output_tokens
+        if not task.conversation or needed > model.window_tokens:
+            return ""
+        conversation = self.request.model_copy(
+            update={"contents": list(task.conversation)}
+        )
+        try:
+            answer = await ask_in_place(model, conversation, prompt, output_tokens)
+            is_short = count(answer.text) < MIN_SUMMARY_RATIO * task.budget_tokens
+            has_own_form = model.instruction == SUMMARY_INSTRUCTION
+            if has_own_form and is_short and "#" not in answer.text:
+                raise UnusableAnswerError("the answer is no summary")
+        except SummaryError as error:
+            if isinstance(error.__cause__, TimeoutError):
+                raise
+            # Where the answer shows that it is no use, it is not asked so again.
+            if isinstance(error, UnusableAnswerError) or _is_overflow(error):
+                self.session.is_in_place_useless = True
+            logger.info(
+                "The model of agent %r gave no summary at the end of the conversation "
+                "(%s); it is shown a transcript.",
+                getattr(self.agent, "name", ""),
+                error,
+            )
+            return ""
+        return _clip_answer(answer, task)
+
+
+def find_llm(agent: object) -> BaseLlm | None:
+    """The model of an agent, where ADK can name it without a call."""
+    model = getattr(agent, "canonical_model", None)
+    return model if isinstance(model, BaseLlm) else None
+
+
+def _resolve(model: BaseLlm | str | None) -> BaseLlm | None:
+    if not isinstance(model, str):
+        return model
+    try:
+        # Each time anew: a client belongs to the event loop that it was made in.
+        return LLMRegistry.new_llm(model)
+    except (ValueError, ImportError) as error:
+        _warn_unknown(model, type(error).__name__)
+        return None
+
+
+@functools.lru_cache(maxsize=64)
+def _warn_unknown(name: str, error: str) -> None:
+    logger.warning(
+        "ADK knows no model %r for summaries (%s); the agent's own model writes them. "
+        "Set `summarizer` to a model name that ADK's LLMRegistry resolves.",
+        name,
+        error,
+    )
+
+
+def _is_overflow(error: SummaryError) -> bool:
+    return error.__cause__ is not None and parse_overflow(error.__cause__) is not None
 
 
 async def summarize(task: SummaryTask, model: SummaryModel) -> str:
-    """Asks a model for a summary, in up to three rolling calls.
+    """Asks a model for a summary of a transcript, in up to three rolling calls.
 
     Each call stays within 80 % of the model's window; every call after the first
     merges the summary so far. Beyond three calls tool results are shortened.
@@ -71,9 +285,9 @@ async def summarize(task: SummaryTask, model: SummaryModel) -> str:
     try:
         return await _summarize_within(task, model, input_tokens)
     except SummaryError as error:
-        if error.__cause__ is None or parse_overflow(error.__cause__) is None:
+        if not _is_overflow(error):
             raise
-    logger.info("The summariser found its input too long; trying again with less.")
+    logger.info("The summarizer found its input too long; trying again with less.")
     return await _summarize_within(
         task, model, int(input_tokens * OVERFLOW_RETRY_RATIO)
     )
@@ -84,42 +298,30 @@ async def _summarize_within(
 ) -> str:
     count = functools.cache(token_counter(task.correction or DEFAULT_CORRECTION))
     live_request = shorten_to_tokens(
-        task.live_request, LIVE_REQUEST_RATIO * input_tokens, count
+        task.live_request, LIVE_REQUEST_INPUT_RATIO * input_tokens, count
     )
     summary = shorten_to_tokens(
-        task.previous_summary, PREVIOUS_SUMMARY_RATIO * input_tokens, count
+        task.previous_summary, PREVIOUS_SUMMARY_INPUT_RATIO * input_tokens, count
     )
     instruction = summary_instruction(task.budget_tokens, model.instruction)
     around = summary_prompt("", "", live_request, task.todos)
     beside = count(instruction) + count(around)
-    parts = _split_transcript(
-        task.entries,
-        # One call alone reads the summary so far; a later one reads what was written.
-        max(input_tokens - beside - count(summary), input_tokens // 4),
-        max(
-            input_tokens - beside - max(count(summary), task.budget_tokens),
-            input_tokens // 4,
-        ),
-        count,
-    )
-    for part in parts:
+    # One call alone reads the summary so far; a later one reads what was written.
+    rooms = [
+        max(input_tokens - beside - summary_tokens, input_tokens // 4)
+        for summary_tokens in (
+            count(summary),
+            max(count(summary), task.budget_tokens),
+        )
+    ]
+    for part in _split_transcript(task.entries, rooms[0], rooms[1], count):
         transcript = "\n".join(entry.text for entry in part)
         prompt = summary_prompt(transcript, summary, live_request, task.todos)
         answer = await ask_with_transcript(
             model, instruction, prompt, task.budget_tokens
         )
-        summary = clip_answer(answer, task)
+        summary = _clip_answer(answer, task)
     return summary
-
-
-def clip_answer(answer: Answer, task: SummaryTask) -> str:
-    """Cuts an answer that is too long."""
-    # The provider's count is exact, and an answer cut for nothing loses facts.
-    if 0 < answer.output_tokens <= task.budget_tokens:
-        return answer.text
-    return shorten_to_tokens(
-        answer.text, task.budget_tokens, token_counter(task.correction)
-    )
 
 
 def _split_transcript(
@@ -132,13 +334,21 @@ def _split_transcript(
     parts = split_entries(entries, single_room_tokens, count)
     if len(parts) == 1:
         return parts
+    budget = int(MAX_ROLLING_CALLS * room_tokens * FIT_RATIO)
     parts = split_entries(entries, room_tokens, count)
-    for slack in (0.95, 0.8, 0.6):
-        if len(parts) <= MAX_ROLLING_CALLS:
-            return parts
-        budget = int(MAX_ROLLING_CALLS * room_tokens * slack)
+    if len(parts) > MAX_ROLLING_CALLS:
         parts = split_entries(fit_entries(entries, budget, count), room_tokens, count)
     return parts[-MAX_ROLLING_CALLS:]
+
+
+def _clip_answer(answer: Answer, task: SummaryTask) -> str:
+    """Cuts an answer that is too long."""
+    # The provider's count is exact, and an answer cut for nothing loses facts.
+    if 0 < answer.output_tokens <= task.budget_tokens:
+        return answer.text
+    return shorten_to_tokens(
+        answer.text, task.budget_tokens, token_counter(task.correction)
+    )
 
 
 def write_mechanical_summary(

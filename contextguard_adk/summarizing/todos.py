@@ -10,7 +10,7 @@ from google.adk.tools.base_tool import BaseTool
 from google.genai import types
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-from contextguard_adk.history.state import GuardState, StateLike, declares_state_schema
+from contextguard_adk.history.state import AgentState, StateLike, declares_state_schema
 from contextguard_adk.measuring.shortening import TokenCounter
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class TodosTool(BaseTool):
             }
         # The other form of the key could hold an older list, which would be read.
         stored = [item.model_dump(exclude_defaults=True) for item in items]
-        state[GuardState(state, agent, is_namespaced).key(SHARED_TODOS_KEY)] = [
+        state[AgentState(state, agent, is_namespaced).key(SHARED_TODOS_KEY)] = [
             {"status": "pending", **item} for item in stored
         ]
         open_count = sum(item.status != "completed" for item in items)
@@ -117,9 +117,19 @@ def _needs_namespaced_keys(tool_context: ToolContext) -> bool:
     return root is None or declares_state_schema(root)
 
 
-def load_todos(
-    state: StateLike, agent: str, is_namespaced: bool = False
-) -> list[tuple[str, str]]:
+class TodoList(list[tuple[str, str]]):
+    """Todos."""
+
+    def render(self, budget_tokens: int, count: TokenCounter) -> str:
+        """For the agent."""
+        return write_todo_list(self, budget_tokens, count)
+
+    def for_summarizer(self) -> str:
+        """For the summarizer."""
+        return render_todos(self)
+
+
+def load_todos(state: StateLike, agent: str, is_namespaced: bool = False) -> TodoList:
     """Reads the todo list of an agent from session state.
 
     The agent's own key is read first, then the plain `todos` key that other tools
@@ -129,12 +139,12 @@ def load_todos(
     Returns:
         `(status, content)` pairs; empty when there is no list.
     """
-    stored = GuardState(state, agent, is_namespaced).read(SHARED_TODOS_KEY)
+    stored = AgentState(state, agent, is_namespaced).read(SHARED_TODOS_KEY)
     if not isinstance(stored, list):
         stored = state.get(SHARED_TODOS_KEY)
     if not isinstance(stored, list):
-        return []
-    return [item for item in map(_read_item, stored) if item]
+        return TodoList()
+    return TodoList(item for item in map(_read_item, stored) if item)
 
 
 def _read_item(item: object) -> tuple[str, str] | None:

@@ -16,7 +16,7 @@ from google.adk.runners import Runner
 from google.adk.sessions import InMemorySessionService, Session
 from google.genai import types
 
-from contextguard_adk.history.state import GuardState
+from contextguard_adk.history.state import AgentState
 from contextguard_adk.providers.overflow import parse_overflow
 from contextguard_adk.testing.llm import SimulatedProviderError
 from contextguard_adk.tools.demo_plan import OfflineAgent, Turn
@@ -33,7 +33,7 @@ MAX_REFUSED_TURNS = 10
 """After so many refused turns in a row the user gives up."""
 
 _MAX_REASON_CHARS = 200
-_SUMMARIZED_AT = GuardState({}, AGENT).key("summarized_at")
+_SUMMARIZED_AT = AgentState({}, AGENT).key("summarized_at")
 
 
 class Meter:

@@ -15,7 +15,7 @@ from google.adk.events.event import Event
 from google.adk.sessions import BaseSessionService, Session
 from pydantic import ValidationError
 
-from contextguard_adk.history.state import COMPACT_NOW_KEY, GuardState
+from contextguard_adk.history.state import COMPACT_NOW_KEY, AgentState
 from contextguard_adk.telemetry import METADATA_KEY
 
 _SQLITE_MAGIC = b"SQLite format 3\0"
@@ -255,7 +255,7 @@ def _is_same_call(before: Event | None, event: Event) -> bool:
 def _was_guarded(event: Event, state: dict[str, Any]) -> bool:
     said = (event.custom_metadata or {}).get(METADATA_KEY)
     is_recovered = isinstance(said, dict) and bool(said.get("recovered"))
-    return is_recovered or bool(GuardState(state, event.author).read("mark"))
+    return is_recovered or bool(AgentState(state, event.author).read("mark"))
 
 
 def own_state(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,8 +10,7 @@ from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
-from contextguard_adk.errors import SummaryError
-from contextguard_adk.providers.windows import LitellmRegistry
+from contextguard_adk.errors import SummaryError, UnusableAnswerError
 from contextguard_adk.summarizing.prompts import SUMMARY_INSTRUCTION
 
 THINKING_HEADROOM_TOKENS = 4_096
@@ -31,6 +30,7 @@ class SummaryModel:
             `http_options`, `labels` and `safety_settings`.
         instruction: The system instruction; `{max_words}` is replaced in it.
         is_agents_own: Whether it is the model that the agent itself calls.
+        can_think: Whether it may think before it answers.
     """
 
     llm: BaseLlm
@@ -41,18 +41,15 @@ class SummaryModel:
     )
     instruction: str = SUMMARY_INSTRUCTION
     is_agents_own: bool = False
+    can_think: bool = False
 
     @property
     def headroom_tokens(self) -> int:
         """What thoughts may take beside a summary, in tokens."""
-        if not LitellmRegistry().supports_reasoning(self.llm.model):
+        if not self.can_think:
             return 0
         most = int(THINKING_HEADROOM_RATIO * self.window_tokens)
         return min(THINKING_HEADROOM_TOKENS, most)
-
-
-class UnusableAnswerError(SummaryError):
-    """The model answered, but with no summary."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +72,7 @@ class Answer:
 async def ask_with_transcript(
     model: SummaryModel, instruction: str, prompt: str, budget_tokens: int
 ) -> Answer:
-    """Has a model summarise what stands in a prompt.
+    """Has a model summarize what stands in a prompt.
 
     Raises:
         SummaryError: The model failed, timed out, or wrote nothing.
@@ -97,22 +94,10 @@ async def ask_with_transcript(
     return await _ask(model, request)
 
 
-def output_tokens_at_end(model: SummaryModel, budget_tokens: int) -> int:
-    """What a summary may take together with thoughts of the length that the agent has.
-
-    Args:
-        model: The agent's own model, with its configuration.
-        budget_tokens: What the summary may take.
-    """
-    thinking = model.config.thinking_config
-    thoughts = (thinking and thinking.thinking_budget) or 0
-    return budget_tokens + max(model.headroom_tokens, thoughts)
-
-
-async def ask_at_end(
+async def ask_in_place(
     model: SummaryModel, conversation: LlmRequest, prompt: str, output_tokens: int
 ) -> Answer:
-    """Has the agent's model summarise the conversation that it has before it.
+    """Has the agent's model summarize the conversation that it has before it.
 
     Everything before the prompt is what the agent itself would send, tools and
     settings included: a change would cost the prompt cache.

@@ -1,0 +1,138 @@
+"""What is done with a model's answer: its token count is stored, the call reported."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import TYPE_CHECKING
+
+from google.adk.models.llm_response import LlmResponse
+
+from contextguard_adk.measuring.calibration import request_spare_tokens
+from contextguard_adk.measuring.memo import Memo
+from contextguard_adk.memory import CallInFlight, call_key
+from contextguard_adk.telemetry import (
+    METADATA_KEY,
+    CallRecord,
+    describe_call,
+    report_call,
+)
+
+if TYPE_CHECKING:
+    from google.adk.agents.callback_context import CallbackContext
+
+    from contextguard_adk.guard import Guard
+
+logger = logging.getLogger("contextguard_adk.answers")
+
+TRUNCATION_RATIO = 0.5
+"""A count this far below what the text takes means that the server cut the prompt.
+
+It takes bytes / 4, less what its scripts may spare: o200k_base counts 0.42 of bytes / 4
+for Georgian and 0.45 for Hindi.
+"""
+
+MIN_TRUNCATED_TOKENS = 2_000
+"""Requests smaller than this are not suspected."""
+
+SILENT_REFUSAL_RATIO = 0.4
+"""Of the window; an empty answer to less is not suspected.
+
+Where a server streams no usage, LiteLLM counts with a tokenizer of its own: on lists of
+numbers it was seen to find 40 % of the tokens that SmolLM2 counts.
+"""
+
+
+async def take_answer(
+    guard: Guard, context: CallbackContext, response: LlmResponse
+) -> None:
+    """Stores what the provider counted, and reports the call once.
+
+    Partial chunks and answers without usage leave the stored counts alone: a
+    correction is only ever taken from two numbers of the same call.
+    """
+    key = call_key(context)
+    call = guard.memory.calls.get(key)
+    if call is None:
+        return
+    usage = response.usage_metadata
+    real = (usage.prompt_token_count if usage else None) or None
+    if real or (response.content and response.content.parts):
+        call.is_answered = True
+    if response.partial:
+        return
+    if usage and real:
+        memo = guard.memory.memo(context.get_invocation_context(), key)
+        if _is_truncated(call, real, memo):
+            _warn_truncation(context.agent_name, call.window_tokens)
+        call.session.cached_ratio = (usage.cached_content_token_count or 0) / real
+        state = guard.state(context)
+        state.write("real_tokens", real)
+        state.write("last_heuristic", call.heuristic_tokens)
+    # A recovery needs them no more.
+    call.original_contents = call.sent_contents = ()
+    call.sent_config = None
+    if not call.is_reported:
+        call.is_reported = True
+        await _report(guard, context, response, call, real)
+
+
+async def _report(
+    guard: Guard,
+    context: CallbackContext,
+    response: LlmResponse,
+    call: CallInFlight,
+    real_tokens: int | None,
+) -> None:
+    """Reports a call, in short also in `custom_metadata`, which ADK stores."""
+    record = CallRecord(
+        agent=context.agent_name,
+        session_id=context.get_invocation_context().session.id,
+        estimated_tokens=call.estimated_tokens,
+        real_tokens=real_tokens,
+        window_tokens=call.window_tokens,
+        threshold_tokens=call.threshold_tokens,
+        pressure=call.estimated_tokens / call.window_tokens,
+        is_recovered=call.is_recovered,
+        compaction=call.compaction,
+    )
+    described = {METADATA_KEY: describe_call(record)}
+    response.custom_metadata = {**(response.custom_metadata or {}), **described}
+    await report_call(record, guard.observers)
+
+
+def _is_truncated(call: CallInFlight, real_tokens: int, memo: Memo) -> bool:
+    """Whether the provider counted too little for all that was sent."""
+    suspect_tokens = call.heuristic_tokens * TRUNCATION_RATIO
+    if real_tokens >= suspect_tokens or suspect_tokens <= MIN_TRUNCATED_TOKENS:
+        return False
+    discount_tokens = request_spare_tokens(
+        call.sent_contents, call.sent_config, memo.measure_part
+    )
+    return real_tokens < suspect_tokens - discount_tokens * TRUNCATION_RATIO
+
+
+@functools.lru_cache(maxsize=256)
+def _warn_truncation(agent: str, window_tokens: int) -> None:
+    logger.warning(
+        "The provider counted far fewer prompt tokens for agent %r than were sent: it "
+        "seems to truncate silently. Its real window may be smaller than the %d tokens "
+        "assumed; set `context_window`.",
+        agent,
+        window_tokens,
+    )
+
+
+def end_run(guard: Guard, invocation_id: str) -> None:
+    """Forgets the model calls of a run; reports those that came to nothing."""
+    for key, call in guard.memory.end_run(invocation_id):
+        suspect_tokens = SILENT_REFUSAL_RATIO * call.window_tokens
+        if not call.is_answered and call.estimated_tokens >= suspect_tokens:
+            logger.warning(
+                "The model of agent %r answered nothing, not even usage, to a request "
+                "of about %d tokens; its window is %d. Some servers do so instead of "
+                "rejecting what is too long.",
+                key[2],
+                call.estimated_tokens,
+                call.window_tokens,
+            )
