@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
+import reprlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from google.adk.models.registry import LLMRegistry
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from contextguard_adk.config_problems import describe_problems, show_value
 from contextguard_adk.errors import ConfigError
 from contextguard_adk.strategies import Pipeline, SlidingWindow, Strategy, Threshold
 from contextguard_adk.strategies.base import import_subclass
+from contextguard_adk.strategies.reducers import Reducer
 
 CONFIG_VARIABLE = "CONTEXTGUARD_CONFIG"
 """The environment variable that names a file where no arguments are given."""
@@ -28,13 +29,13 @@ STRATEGIES: Mapping[str, type[Strategy]] = {
 }
 """Short names of strategies in a file; any other is a dotted path to a class."""
 
-NO_STRATEGY = "none"
-"""The strategy of agents that are not guarded."""
-
-UNGUARDED_NOTE = (
+_UNGUARDED_NOTE = (
     "Nothing is guarded until this is mended: under --extra_plugins ADK only logs this "
     "error and runs the app without the guard."
 )
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 80
 
 StateKeys = Literal["auto", "plain", "namespaced"]
 
@@ -49,8 +50,8 @@ class PluginSettings(BaseModel):
         default: The strategy of all other agents; None guards only the named ones.
         observe: Measures and reports, but changes no request.
         state_keys: Which form of session-state keys to write.
-        warning_threshold: Of the context window; above it, after any compaction, a
-            request counts as under pressure.
+        warning_threshold: Share of the context window above which a request, after any
+            compaction, counts as under pressure.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
@@ -66,7 +67,7 @@ def load_settings(path: str | os.PathLike[str]) -> PluginSettings:
     """Reads settings from a TOML (`.toml`) or YAML (`.yaml`, `.yml`) file.
 
     A table `[default]` and tables `[agents.<name>]` each name a `strategy` and its
-    settings; everything else stands at the top.
+    settings; all other settings stand at the top.
 
     Raises:
         ConfigError: The file cannot be read, or a setting is wrong; it names the file,
@@ -92,22 +93,20 @@ def load_settings(path: str | os.PathLike[str]) -> PluginSettings:
 
 
 def settings_from_environment() -> PluginSettings | None:
-    """Reads the file that `CONTEXTGUARD_CONFIG` names; None where it is not set.
-
-    Raises:
-        ConfigError: As `load_settings` does.
-    """
+    """Reads the file that `CONTEXTGUARD_CONFIG` names; None if it is unset."""
     path = os.environ.get(CONFIG_VARIABLE)
     return load_settings(path) if path else None
 
 
 def _read_file(file: Path) -> dict[str, Any]:
+    import tomllib  # Both readers take as long to import as all of this package.
+
     suffix = file.suffix.lower()
     if suffix not in SETTINGS_SUFFIXES:
         raise _complain(file, "the name must end in .toml, .yaml or .yml")
     try:
         text = file.read_text("utf-8-sig")  # Some editors begin files with a mark.
-        raw = _load_toml(text) if suffix == ".toml" else _load_yaml(text)
+        raw = tomllib.loads(text) if suffix == ".toml" else _load_yaml(text)
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise _complain(file, f"cannot be read: {reason}") from error
@@ -122,35 +121,45 @@ def _read_file(file: Path) -> dict[str, Any]:
     return raw
 
 
-# The readers take as long to import as all of this package.
-def _load_toml(text: str) -> object:
-    import tomllib
-
-    return tomllib.loads(text)
-
-
 def _load_yaml(text: str) -> object:
-    from contextguard_adk._yaml import load_yaml
+    """Reads YAML, and refuses keys that stand twice in one table, as TOML does."""
+    import yaml
 
-    return load_yaml(text)
+    class UniqueKeys(yaml.SafeLoader):
+        def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+            node = super().compose_mapping_node(anchor)
+            seen: set[str] = set()
+            keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+            for key in keys:
+                if key.value in seen:
+                    place = f"again in line {key.start_mark.line + 1}"
+                    raise ValueError(f"{key.value!r} stands twice, {place}")
+                seen.add(key.value)
+            return node
+
+    try:
+        return yaml.load(text, Loader=UniqueKeys)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error
+    except (AttributeError, LookupError, TypeError) as error:
+        # What PyYAML's readers of !!int, !!bool and the like raise for other text.
+        raise ValueError("a value does not fit its tag") from error
 
 
 def _build_strategy(file: Path, key: str, table: object) -> Strategy | None:
-    """Builds one strategy from its table."""
-    if table in (NO_STRATEGY, False):
+    """Builds the strategy that a table, or a name alone, describes."""
+    if table is False:
         return None
     if isinstance(table, str):
         table = {"strategy": table}
     if not isinstance(table, dict):
-        raise _error(
-            file, key, table, 'a table, the name of a strategy or "none" is expected'
-        )
+        expected = 'a table, the name of a strategy or "none" is expected'
+        raise _error(file, key, table, expected)
     settings = {name: value for name, value in table.items() if name != "strategy"}
     name = table.get("strategy", "threshold")
-    if name == NO_STRATEGY:
-        if settings:
-            setting, value = next(iter(settings.items()))
-            expected = f'strategy "{NO_STRATEGY}" has no settings'
+    if name == "none":
+        for setting, value in settings.items():
+            expected = 'strategy "none" has no settings'
             raise _error(file, f"{key}.{setting}", value, expected)
         return None
     try:
@@ -159,37 +168,76 @@ def _build_strategy(file: Path, key: str, table: object) -> Strategy | None:
             Strategy,  # type: ignore[type-abstract]
         )
     except (ValueError, TypeError) as error:
-        known = ", ".join((*STRATEGIES, NO_STRATEGY))
-        expected = f"one of {known}, or the dotted path of a Strategy ({error})"
+        known = ", ".join(STRATEGIES)
+        expected = f"one of {known}, none, or the path of a Strategy ({error})"
         raise _error(file, f"{key}.strategy", name, expected) from error
     built = _validate(file, key, strategy, settings)
-    _check_summarizer(file, f"{key}.summarizer", built.summarizer)
+    if isinstance(built.summarizer, str):
+        try:  # A mistyped name is found here, not at the first summary.
+            LLMRegistry.resolve(built.summarizer)
+        except (ValueError, ImportError) as error:
+            expected = f"a name that ADK's LLMRegistry resolves is expected ({error})"
+            key = f"{key}.summarizer"
+            raise _error(file, key, built.summarizer, expected) from error
     return built
-
-
-def _check_summarizer(file: Path, key: str, model: object) -> None:
-    """Finds a mistyped name here, not at the first summary."""
-    if not isinstance(model, str):
-        return
-    try:
-        LLMRegistry.resolve(model)
-    except (ValueError, ImportError) as error:
-        expected = f"a model name that ADK's LLMRegistry resolves is expected ({error})"
-        raise _error(file, key, model, expected) from error
 
 
 def _validate(file: Path, key: str, model: type[M], values: Mapping[str, Any]) -> M:
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        raise _complain(file, describe_problems(error, key, model, values)) from error
+        problems: dict[str, list[str]] = {}
+        for problem in error.errors():
+            place, message = _describe(problem, model, values)
+            place = f"{key}.{place}".strip(".") or "(top level)"
+            problems.setdefault(place, []).append(message)
+        # There is a message for each type that a value may have.
+        said = [f"{place}: {' or '.join(all_)}" for place, all_ in problems.items()]
+        raise _complain(file, "; ".join(said)) from error
+
+
+def _describe(problem: Any, model: type[BaseModel], table: Any) -> tuple[str, str]:
+    """Returns the key with its value, as the file has them, and what is wrong."""
+    names: list[str] = []
+    value = table
+    for item in problem["loc"]:
+        try:
+            value = value[item]
+        except (LookupError, TypeError):
+            if problem["type"] != "missing":
+                break  # Of a value that may have several types pydantic names the type.
+        names.append(str(item))
+    place = ".".join(names)
+    if not isinstance(problem["input"], Mapping):
+        place += f" = {_SHORT.repr(problem['input'])}"
+    if problem["type"] == "extra_forbidden":
+        known = _list_known_keys(model, table, problem["loc"])
+        return place, f"unknown key; known here: {', '.join(sorted(known))}"
+    return place, str(problem["msg"]).removeprefix("Value error, ")
+
+
+def _list_known_keys(model: type[BaseModel], table: Any, location: Any) -> set[str]:
+    """Returns the fields of the model that has an unknown key there."""
+    *path, name = location
+    kinds: list[Any] = [model]
+    for item in path:
+        table = table[item]
+        if isinstance(item, int):  # One of several reducers.
+            kinds = [import_subclass(table["reducer"], Reducer)]  # type: ignore[type-abstract]
+            continue
+        hints = [kind.model_fields[item].annotation for kind in kinds]
+        types = [each for hint in hints for each in get_args(hint) or (hint,)]
+        kinds = [each for each in types if hasattr(each, "model_fields")]
+    # Of two kinds of window it is the other one that lacks the key.
+    lacking = [kind for kind in kinds if name not in kind.model_fields]
+    return {key for kind in lacking for key in kind.model_fields}
 
 
 def _error(file: Path, key: str, value: object, expected: str) -> ConfigError:
-    return _complain(file, f"{key} = {show_value(value)}: {expected}")
+    return _complain(file, f"{key} = {_SHORT.repr(value)}: {expected}")
 
 
 def _complain(file: Path, problem: str) -> ConfigError:
-    """One line, however many a parser has to say."""
+    """Returns an error of one line, however many a parser has to say."""
     reason = " ".join(problem.split()).rstrip(".")
-    return ConfigError(f"{file}: {reason}. {UNGUARDED_NOTE}")
+    return ConfigError(f"{file}: {reason}. {_UNGUARDED_NOTE}")

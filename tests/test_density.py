@@ -19,13 +19,14 @@ import tiktoken
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from benchmarks._common import make_pod
 from contextguard_adk.measuring.density import (
     SizedText,
-    count_spare_tokens,
     estimate_text_density,
+    script_discount_tokens,
     weighted_tokens,
 )
-from contextguard_adk.measuring.json_size import json_bytes, json_text, text_bytes
+from contextguard_adk.measuring.tokens import text_bytes
 
 # A machine under load is no reason to fail.
 unhurried = settings(
@@ -61,33 +62,7 @@ JAPANESE = (
 
 def make_pods() -> dict[str, Any]:
     """A list of pods in the shape of `kubectl get pods -o json`."""
-    rng = random.Random(5)
-    identifiers = (str(uuid.UUID(int=rng.getrandbits(128))) for _ in range(1_000))
-
-    def pod(index: int) -> dict[str, Any]:
-        return {
-            "metadata": {
-                "creationTimestamp": f"2024-03-{index + 1:02d}T09:{index:02d}:41Z",
-                "labels": {"app": "billing", "pod-template-hash": "7d9f8c6b5"},
-                "name": f"billing-7d9f8c6b5-{identifiers.__next__()[:5]}",
-                "namespace": "default",
-                "uid": next(identifiers),
-            },
-            "spec": {
-                "containers": [
-                    {"image": "registry.example.com/billing:v1.4.2", "name": "app"}
-                ],
-                "nodeName": f"ip-10-0-{index}-17.ec2.internal",
-                "restartPolicy": "Always",
-            },
-            "status": {
-                "conditions": [{"status": "True", "type": "Ready"}],
-                "hostIP": f"10.0.{index}.17",
-                "phase": "Running",
-            },
-        }
-
-    return {"apiVersion": "v1", "items": [pod(i) for i in range(12)], "kind": "List"}
+    return {"kind": "List", "items": [make_pod(random.Random(i)) for i in range(12)]}
 
 
 def make_texts() -> dict[str, str]:
@@ -164,21 +139,6 @@ def test_density_of_mixed_text_is_near_too(o200k: tiktoken.Encoding) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("denser", "lighter"),
-    [
-        ("base64", "digits"),
-        ("csv", "rows-json"),
-        ("rows-json", "prose"),
-        ("log", "python"),
-        ("kubectl-compact", "kubectl-pretty"),
-    ],
-)
-def test_density_orders_kinds_of_text(denser: str, lighter: str) -> None:
-    """What takes more tokens for its bytes comes out denser."""
-    assert estimate_text_density(TEXTS[denser]) > estimate_text_density(TEXTS[lighter])
-
-
 def test_density_of_no_text_is_neutral() -> None:
     """An empty text neither raises nor lowers an estimate."""
     assert estimate_text_density("") == 1.0
@@ -199,14 +159,6 @@ def test_density_of_repetition_is_low(text: str, most: float) -> None:
     assert 0.1 <= estimate_text_density(text) <= most
 
 
-def test_density_of_a_long_text_sees_all_of_it() -> None:
-    """Prose followed by as much base64 lies between the two, wherever it is cut."""
-    prose, dense = PROSE * 400, base64.b64encode(random.Random(1).randbytes(150_000))
-    middle = estimate_text_density(prose[: len(dense)] + dense.decode())
-    ends = estimate_text_density(prose), estimate_text_density(dense)
-    assert middle == pytest.approx(sum(ends) / 2, rel=0.1)
-
-
 @unhurried
 @given(st.text(alphabet=st.characters(), max_size=200), st.integers(0, 3))
 def test_density_of_any_text_is_bounded(text: str, cut: int) -> None:
@@ -214,116 +166,6 @@ def test_density_of_any_text_is_bounded(text: str, cut: int) -> None:
     data = text.encode("utf-8", "surrogatepass")
     assert estimate_text_density(text) == estimate_text_density(data)
     assert 0.1 <= estimate_text_density(data[cut:]) <= 8.0
-
-
-@pytest.mark.parametrize(
-    ("text", "size_bytes"),
-    [
-        pytest.param("", 0, id="empty"),
-        pytest.param("hello", 5, id="ascii"),
-        pytest.param("naïve", 6, id="latin"),
-        pytest.param("日本語", 9, id="cjk"),
-        pytest.param("🚀", 4, id="emoji"),
-        pytest.param("\ud800", 3, id="lone-surrogate"),
-    ],
-)
-def test_text_bytes_are_those_of_utf8(text: str, size_bytes: int) -> None:
-    """Bytes count, not characters."""
-    assert text_bytes(text) == size_bytes
-
-
-class Plain:
-    """An object that JSON does not know."""
-
-    def __init__(self) -> None:
-        self.label = "x" * 50
-
-
-class Silent:
-    """An object without anything to show."""
-
-    __slots__ = ()
-
-
-def make_deep(depth: int, leaf: object) -> object:
-    """Lists in lists."""
-    for _ in range(depth):
-        leaf = [leaf]
-    return leaf
-
-
-def make_cycle() -> dict[str, Any]:
-    """A value that contains itself."""
-    value: dict[str, Any] = {"text": "x" * 40}
-    value["self"] = value
-    return value
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        pytest.param("plain", b"plain", id="text-as-it-is"),
-        pytest.param({"a": [1, None, True]}, b'{"a":[1,null,true]}', id="compact"),
-        pytest.param({"a": "日"}, '{"a":"日"}'.encode(), id="utf8"),
-        pytest.param({"a": 'b"\n'}, b'{"a":"b\\"\\n"}', id="escapes"),
-        pytest.param(float("nan"), b"NaN", id="nan"),
-        pytest.param({}, b"{}", id="empty"),
-        pytest.param(None, b"null", id="none"),
-    ],
-)
-def test_json_is_compact(value: object, text: bytes) -> None:
-    """JSON has no spaces and no escaped letters."""
-    assert json_text(value) == text
-    assert json_bytes(value) == len(text)
-
-
-@pytest.mark.parametrize(
-    ("value", "least", "most"),
-    [
-        pytest.param({"a": "\ud800" * 10}, 30, 50, id="lone-surrogates"),
-        pytest.param({"a": b"\xff" * 30}, 40, 60, id="bytes"),
-        pytest.param({"a": bytearray(b"\xff" * 30), "b": Silent()}, 40, 80, id="array"),
-        pytest.param({"a": Plain()}, 50, 80, id="object"),
-        pytest.param({"a": Silent()}, 6, 30, id="opaque"),
-        pytest.param({"a": Plain}, 4, 30, id="class"),
-        pytest.param(make_deep(10_000, "x" * 100), 20_100, 40_000, id="deep"),
-        pytest.param(make_cycle(), 50, 80, id="cycle"),
-        pytest.param([Silent(), None, 1.5, 7, True, (1, {2})], 20, 60, id="scalars"),
-        pytest.param([Silent(), 10**9_000], 7_000, 10_000, id="long-number"),
-        pytest.param([object()] * 5, 4, 40, id="shared"),
-    ],
-)
-def test_json_has_a_size_for_every_value(value: object, least: int, most: int) -> None:
-    """What JSON cannot express counts about what its parts count."""
-    assert least <= json_bytes(value) <= most
-
-
-def test_walking_a_huge_value_is_bounded() -> None:
-    """A value that JSON refuses costs bounded work, however large it is."""
-    assert json_bytes([Silent(), *range(500_000)]) < 1_000_000
-
-
-any_value = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.text(alphabet=st.characters())
-    | st.binary()
-    | st.builds(Plain)
-    | st.builds(Silent)
-    | st.complex_numbers(),
-    lambda inner: (
-        st.lists(inner) | st.dictionaries(st.text(), inner) | st.tuples(inner, inner)
-    ),
-)
-
-
-@unhurried
-@given(any_value)
-def test_json_never_raises(value: object) -> None:
-    """Every value has a size and a text of that size."""
-    assert json_bytes(value) == len(json_text(value)) >= 0
 
 
 DENSE = base64.b64encode(random.Random(2).randbytes(3_000))
@@ -351,11 +193,8 @@ def test_weighted_tokens_follow_the_density(
 
 @pytest.mark.parametrize(
     ("count", "size_bytes", "most_reads"),
-    [
-        pytest.param(1, 2_000_000, 1, id="one-large"),
-        pytest.param(1_000, 4_000, 48, id="many"),
-        pytest.param(90, 100, 90, id="short"),
-    ],
+    [(1, 2_000_000, 1), (1_000, 4_000, 48), (90, 100, 90)],
+    ids=["one-large", "many", "short"],
 )
 def test_only_parts_in_the_sample_are_read(
     count: int, size_bytes: int, most_reads: int
@@ -367,11 +206,11 @@ def test_only_parts_in_the_sample_are_read(
         reads.append(text)
         return text
 
-    texts = [DENSE[start : start + 3_000] * 700 for start in range(count)]
+    repeats = size_bytes // 3_000 + 1
+    texts = [DENSE[start : start + 3_000] * repeats for start in range(count)]
     parts = [SizedText(size_bytes, 0, partial(read, t[:size_bytes])) for t in texts]
-    heuristic_tokens = count * size_bytes // 4
-    weighted = weighted_tokens(parts, heuristic_tokens)
-    assert weighted == pytest.approx(2.7 * heuristic_tokens, rel=0.06)
+    weighted = weighted_tokens(parts, count * size_bytes // 4)
+    assert weighted == pytest.approx(2.7 * count * size_bytes / 4, rel=0.06)
     assert 0 < len(reads) <= most_reads
 
 
@@ -391,22 +230,17 @@ def test_parts_are_judged_like_one_text(texts: list[bytes], heuristic: int) -> N
     assert weighted_tokens(sized, heuristic) == pytest.approx(weighted)
 
 
-# --- spare tokens
-
-
-def read_declaration(name: str) -> str:
-    """The Universal Declaration of Human Rights."""
-    folder = Path(__file__).parent.parent / "benchmarks" / "udhr"
-    return (folder / f"{name}.txt").read_text("utf-8")
+# --- script discounts
 
 
 @pytest.mark.parametrize("name", ["ru", "ar", "hi"])
-def test_spare_tokens_leave_no_more_than_the_text_takes(
+def test_discount_tokens_leave_no_more_than_the_text_takes(
     name: str, o200k: tiktoken.Encoding
 ) -> None:
     """What a script takes at best is close below what real text takes."""
-    text = read_declaration(name).encode()
-    least_tokens = len(text) / 4 - count_spare_tokens(text)
+    folder = Path(__file__).parent.parent / "benchmarks" / "udhr"
+    text = (folder / f"{name}.txt").read_bytes()
+    least_tokens = len(text) / 4 - script_discount_tokens(text)
     tokens = len(o200k.encode_ordinary(text.decode()))
     assert 0.7 < least_tokens / tokens < 1.0
 
@@ -423,15 +257,17 @@ def test_spare_tokens_leave_no_more_than_the_text_takes(
         pytest.param("🙂🚀 → “…” " * 9, id="symbols"),
     ],
 )
-def test_other_text_has_no_spare_tokens(text: str) -> None:
+def test_other_text_has_no_discount_tokens(text: str) -> None:
     """Where a script takes bytes / 4 or more nothing is lowered."""
-    assert count_spare_tokens(text.encode()) == 0.0
+    assert script_discount_tokens(text.encode()) == 0.0
 
 
-def test_spare_tokens_of_a_long_text_are_judged_by_slices() -> None:
+def test_discount_tokens_of_a_long_text_are_judged_by_slices() -> None:
     """A long text has as many for each byte as its part, and the mixed one half."""
     one = RUSSIAN.encode()
-    each = count_spare_tokens(one) / len(one)
-    assert count_spare_tokens(one * 500) == pytest.approx(each * len(one) * 500, 0.05)
+    each = script_discount_tokens(one) / len(one)
+    assert script_discount_tokens(one * 500) == pytest.approx(
+        each * len(one) * 500, 0.05
+    )
     mixed = one * 500 + b"x" * len(one) * 500
-    assert count_spare_tokens(mixed) == pytest.approx(each * len(one) * 500, 0.1)
+    assert script_discount_tokens(mixed) == pytest.approx(each * len(one) * 500, 0.1)

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from contextguard_adk.providers.overflow import (
     Overflow,
     parse_overflow,
-    parse_overflow_text,
 )
 from tests.growth import MAX_GROWTH, time_growth
 
@@ -561,7 +560,7 @@ class TestTexts:
     def test_overflow_is_read(self, case: tuple[str, Overflow]) -> None:
         """Each provider's words give its limit and its counts."""
         text, expected = case
-        assert parse_overflow_text(text) == expected
+        assert parse_overflow(Exception(text)) == expected
 
     @cases(OVERFLOWS)
     def test_form_does_not_matter(self, case: tuple[str, Overflow]) -> None:
@@ -570,19 +569,19 @@ class TestTexts:
         nested = json.dumps({"error": json.dumps({"message": text})})
         for_html = json.dumps(text).replace(">", r"\u003e").replace("'", r"\u0027")
         for form in (text.upper(), text.replace(" ", "\n  "), nested, for_html):
-            assert parse_overflow_text(form) == expected
+            assert parse_overflow(Exception(form)) == expected
 
     @cases(REFUSALS | UNRELATED)
     def test_other_failure_is_no_overflow(self, case: str) -> None:
         """Rate limits, quotas and limits on the output or on a field do not match."""
-        assert parse_overflow_text(case) is None
+        assert parse_overflow(Exception(case)) is None
 
     @cases(REFUSALS)
     def test_echoed_prompt_makes_no_overflow(self, case: str) -> None:
         """A rate limit that echoes any provider's overflow text stays a rate limit."""
         for text, _ in OVERFLOWS.values():
-            assert parse_overflow_text(f"{case} Your request: {text}") is None
-            assert parse_overflow_text(f"{text} caused: {case}") is None
+            assert parse_overflow(Exception(f"{case} Your request: {text}")) is None
+            assert parse_overflow(Exception(f"{text} caused: {case}")) is None
 
     @pytest.mark.parametrize(
         ("number", "limit"),
@@ -602,29 +601,29 @@ class TestTexts:
     def test_limit_must_be_plausible(self, number: str, limit: int | None) -> None:
         """A limit under 256 or over 100 million is unknown, and still an overflow."""
         text = f"maximum context length is {number} tokens"
-        assert parse_overflow_text(text) == said(limit)
+        assert parse_overflow(Exception(text)) == said(limit)
 
     def test_two_limits_are_none(self) -> None:
         """Where one wording names two limits, one is a quotation, and neither holds."""
         text = "maximum context length is 300 tokens. maximum context length is 8192"
-        assert parse_overflow_text(text) == said()
+        assert parse_overflow(Exception(text)) == said()
 
     def test_repeated_limit_holds(self) -> None:
         """A wrapper that repeats the message in its own format changes nothing."""
         text = "maximum context length is 8,192. Error: maximum context length is 8192"
-        assert parse_overflow_text(text) == said(8_192)
+        assert parse_overflow(Exception(text)) == said(8_192)
 
     def test_far_counts_are_not_read(self) -> None:
         """A count far from the limit belongs to something else."""
         text = (
             f"maximum prompt length is 8192 {'x ' * 400} request contains 9000 tokens"
         )
-        assert parse_overflow_text(text) == said(8_192)
+        assert parse_overflow(Exception(text)) == said(8_192)
 
     def test_output_over_total_gives_no_prompt(self) -> None:
         """Counts that contradict each other give no prompt count."""
         text = "maximum context length is 8192; requested 9 tokens (99 in the output)"
-        assert parse_overflow_text(text) == said(8_192, None, 99)
+        assert parse_overflow(Exception(text)) == said(8_192, None, 99)
 
     @pytest.mark.parametrize("is_first", [True, False])
     def test_long_echo_hides_nothing(self, is_first: bool) -> None:
@@ -632,12 +631,12 @@ class TestTexts:
         text, expected = OVERFLOWS["anthropic"]
         echo = "word " * 200_000
         long = f"{text} {echo}" if is_first else f"{echo} {text}"
-        assert parse_overflow_text(long) == expected
+        assert parse_overflow(Exception(long)) == expected
 
     def test_middle_of_long_text_is_not_read(self) -> None:
         """What stands amid a very long text is the request's, not the provider's."""
         text, _ = OVERFLOWS["anthropic"]
-        assert parse_overflow_text("x " * 20_000 + text + " x" * 20_000) is None
+        assert parse_overflow(Exception("x " * 20_000 + text + " x" * 20_000)) is None
 
     @pytest.mark.parametrize(
         "unit",
@@ -661,23 +660,23 @@ class TestTexts:
     def test_hostile_text_takes_linear_time(self, unit: str) -> None:
         """A wording that starts again and again is read in proportion to its length."""
 
-        def repeat(chars: int) -> str:
-            return unit * (chars // len(unit))
+        def repeat(chars: int) -> Exception:
+            return Exception(unit * (chars // len(unit)))
 
-        assert time_growth(repeat, parse_overflow_text, 100_000) < MAX_GROWTH
+        assert time_growth(repeat, parse_overflow, 100_000) < MAX_GROWTH
 
     @settings(deadline=None)
     @given(st.text())
     def test_any_text_is_read(self, text: str) -> None:
         """No text at all makes the reader fail."""
-        parse_overflow_text(text)
+        parse_overflow(Exception(text))
 
     @settings(deadline=None)
     @given(st.lists(st.sampled_from([text for text, _ in OVERFLOWS.values()])))
     def test_no_digits_no_numbers(self, texts: list[str]) -> None:
         """A text without digits gives no number."""
         bare = "".join(c for c in " ".join(texts) if not c.isdigit())
-        overflow = parse_overflow_text(bare)
+        overflow = parse_overflow(Exception(bare))
         assert overflow is None or overflow == said(
             is_sum=overflow.is_input_plus_output
         )
@@ -690,7 +689,7 @@ class TestTexts:
     )
     def test_refusal_always_wins(self, text: str, refusal: str, between: str) -> None:
         """Whatever stands between them, a refusal wins over an overflow."""
-        assert parse_overflow_text(f"{text} {between} {refusal}") is None
+        assert parse_overflow(Exception(f"{text} {between} {refusal}")) is None
 
 
 class TestErrors:

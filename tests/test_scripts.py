@@ -21,11 +21,10 @@ from google.adk.plugins.context_filter_plugin import ContextFilterPlugin
 from google.genai import types
 
 from contextguard_adk import ContextGuardPlugin, SlidingWindow, Strategy, Threshold
-from contextguard_adk.measuring.calibration import estimate_prompt_tokens
 from contextguard_adk.measuring.tokens import estimate_contents_tokens, text_bytes
 from contextguard_adk.telemetry import METADATA_KEY
 from contextguard_adk.testing import Reply, SimulatedLlm
-from tests.builders import Chat, call_part, guarded_agent, model, queued_tool, user
+from tests.builders import Chat, call_part, guarded_agent, model, queued_tool
 
 WINDOW_TOKENS = 12_000
 STRATEGIES = (
@@ -106,16 +105,20 @@ def fetcher() -> Callable[[LlmRequest], Reply]:
     return answer
 
 
-@by_strategy
-@pytest.mark.parametrize("kind", RESULTS)
-@pytest.mark.parametrize("script", SENTENCES)
+@pytest.mark.parametrize(
+    ("script", "kind"),
+    [
+        *(("Russian", "English"), ("Greek", "digits"), ("Arabic", "JSON")),
+        *(("Hindi", "base64"), ("Thai", "rows"), ("Georgian", "base64")),
+    ],
+)
 async def test_dense_result_after_a_talk_in_another_script_is_not_refused(
-    script: str, kind: str, strategy: Strategy
+    script: str, kind: str
 ) -> None:
     """The low count of the script says nothing of the result that came after it."""
     for share in (0.5, 0.72):
         llm = SimulatedLlm(context_window=WINDOW_TOKENS, script=fetcher())
-        chat = guarded(llm, strategy, cut_result(kind, 0.35))
+        chat = guarded(llm, STRATEGIES[0], cut_result(kind, 0.35))
         await fill(chat, llm, SENTENCES[script], share)
         [asked, fetched] = count_calls(await chat.say("Fetch."))
         assert not llm.rejections
@@ -123,15 +126,14 @@ async def test_dense_result_after_a_talk_in_another_script_is_not_refused(
         assert fetched["estimate"] > 0.9 * fetched["real"]
 
 
-@by_strategy
 @pytest.mark.parametrize("script", SENTENCES)
 async def test_result_in_another_script_after_english_is_not_refused(
-    script: str, strategy: Strategy
+    script: str,
 ) -> None:
     """Text of another script counts bytes / 4 when it comes, and less once counted."""
     for share in (0.5, 0.72):
         llm = SimulatedLlm(context_window=WINDOW_TOKENS, script=fetcher())
-        chat = guarded(llm, strategy, SENTENCES[script] * 250)
+        chat = guarded(llm, STRATEGIES[0], SENTENCES[script] * 250)
         await fill(chat, llm, ENGLISH, share)
         [_, fetched] = count_calls(await chat.say("Fetch."))
         [later] = count_calls(await chat.say("Well?"))
@@ -141,7 +143,7 @@ async def test_result_in_another_script_after_english_is_not_refused(
 
 
 @by_strategy
-@pytest.mark.parametrize("script", SENTENCES)
+@pytest.mark.parametrize("script", ["Russian", "Hindi"])
 async def test_mixed_talk_stays_inside_the_window(
     script: str, strategy: Strategy
 ) -> None:
@@ -159,7 +161,7 @@ async def test_mixed_talk_stays_inside_the_window(
     assert not llm.rejections
 
 
-@pytest.mark.parametrize("script", SENTENCES)
+@pytest.mark.parametrize("script", ["Russian", "Hindi", "Thai"])
 async def test_window_is_used_whatever_the_script(script: str) -> None:
     """The first compaction comes when the threshold is near in real tokens."""
     llm = SimulatedLlm(context_window=WINDOW_TOKENS, script=lambda _: "Да.")
@@ -171,7 +173,7 @@ async def test_window_is_used_whatever_the_script(script: str) -> None:
     assert not llm.rejections
 
 
-@pytest.mark.parametrize("script", SENTENCES)
+@pytest.mark.parametrize("script", ["Russian", "Hindi"])
 async def test_count_that_no_script_explains_is_not_believed(script: str) -> None:
     """Where a provider leaves out what its cache held, bytes / 4 stay the floor."""
     usage = types.GenerateContentResponseUsageMetadata(prompt_token_count=120)
@@ -229,7 +231,7 @@ async def test_long_instruction_in_another_script_leaves_room_to_compact() -> No
 
 
 @by_strategy
-@pytest.mark.parametrize("script", SENTENCES)
+@pytest.mark.parametrize("script", ["Russian", "Hindi"])
 async def test_dense_text_in_the_place_of_another_script_is_not_refused(
     script: str, strategy: Strategy
 ) -> None:
@@ -247,21 +249,10 @@ async def test_dense_text_in_the_place_of_another_script_is_not_refused(
     assert llm.rejections == 0
 
 
-@pytest.mark.parametrize("real_tokens", [10, 500, 2_400])
-def test_what_grew_does_not_explain_a_low_count(real_tokens: int) -> None:
-    """A count of English that leaves tokens out stands no better for Russian behind."""
-    english, russian = user(ENGLISH * 260), user(SENTENCES["Russian"] * 500)
-    last = estimate_contents_tokens([english])
-    now = estimate_contents_tokens([english, russian])
-    assert last > 2 * real_tokens
-    estimate = estimate_prompt_tokens(now, real_tokens, last, [english, russian])
-    assert estimate >= now
-
-
 async def test_an_english_instruction_is_not_measured_by_a_russian_talk(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """What fills the window alone is said to, whatever the history is written in."""
+    """An instruction that fills the window is reported, whatever the history's script."""
     llm = SimulatedLlm(context_window=WINDOW_TOKENS, script=lambda _: "Да.")
     instruction = "".join(f"Rule {i}: {ENGLISH}" for i in range(450))
     chat = Chat(

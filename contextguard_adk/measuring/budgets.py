@@ -28,10 +28,6 @@ class Budgets:
         return int(self.window_tokens * OVERFULL_RATIO)
 
 
-def _base_buffer_tokens(window_tokens: int) -> int:
-    return 20_000 if window_tokens >= 200_000 else window_tokens * 20 // 100
-
-
 def buffer_tokens(window_tokens: int, reserved_output_tokens: int = 0) -> int:
     """Returns the tokens of the window that are kept free.
 
@@ -57,5 +53,9 @@ def summary_budget_tokens(window_tokens: int) -> int:
 
 
 def summarizer_input_tokens(window_tokens: int) -> int:
-    """Returns the tokens a summariser with this window is given: 80 % of the window."""
+    """Returns the tokens a summarizer with this window is given: 80 % of the window."""
     return window_tokens * 80 // 100
+
+
+def _base_buffer_tokens(window_tokens: int) -> int:
+    return 20_000 if window_tokens >= 200_000 else window_tokens * 20 // 100

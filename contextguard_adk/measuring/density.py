@@ -1,12 +1,12 @@
 """How many tokens each four bytes of a text take.
 
-Four bytes to a token fits English prose and code. Digits, compact JSON and base64
-take two to three times as many tokens, and a context window fills as much sooner.
-Loading a tokenizer to find out costs a hundred megabytes and knows one provider only,
-so `estimate_text_density` reads the shape of the text: every byte of a sample is
-reduced to its class (vowel, consonant, capital, digit, space, mark, script), one
-pattern cuts the classes into the pieces that byte-pair tokenizers cut before they
-merge, and each piece costs what such a piece costs on average.
+Four bytes to a token fits English prose and code. Digits, compact JSON and base64 take
+two to three times as many tokens. Loading a tokenizer to find out costs a hundred
+megabytes and knows one provider only, so `estimate_text_density` reads the shape of the
+text: every byte of a sample is reduced to its class (vowel, consonant, capital, digit,
+space, mark, script), one pattern cuts the classes into the pieces that byte-pair
+tokenizers cut before they merge, and each piece costs what such a piece costs on
+average.
 
 The costs are a least-squares fit to o200k_base over some 2,000 texts of 100 kinds
 (code, markup, JSON, YAML, CSV, logs, identifiers, base64, prose in 30 languages). On as
@@ -14,9 +14,6 @@ many other texts the median error is 3 % in ASCII, where 95 % are within 11 % an
 1 % are more than 10 % too low. Of prose in other languages half is within 7 % and 95 %
 within 22 %. cl100k_base differs little in ASCII and takes up to three times as many
 tokens in other scripts.
-
-Most other scripts take fewer tokens than bytes / 4, `count_spare_tokens` says how many
-fewer at best.
 """
 
 import re
@@ -27,19 +24,10 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
-from contextguard_adk.measuring.json_size import json_text
-
-__all__ = [
-    "SizedText",
-    "count_spare_tokens",
-    "estimate_text_density",
-    "weighted_tokens",
-]
-
 _MIN_DENSITY = 0.1
 _SAMPLE_SLICES = 24
 _SLICE_BYTES = 384
-# Of every text that is not ASCII, and on the way of each call: few and short.
+# Each call takes them of every text that is not ASCII: few and short.
 _SCRIPT_SLICES = 10
 _SCRIPT_SLICE_BYTES = 48
 
@@ -80,7 +68,7 @@ _SCRIPTS = {
 # By how much a character's bytes / 4 exceed the fewest tokens that it was seen to take:
 # o200k_base, Universal Declaration of Human Rights, in the language and the thousand
 # characters that take fewest. Han, kana, Hangul and Latin take about bytes / 4 or more.
-_SPARE_TOKENS = {
+_DISCOUNT_TOKENS = {
     b"G": 0.5 - 0.35,  # Greek
     b"C": 0.5 - 0.21,  # Russian; all other Cyrillic takes 0.28 or more
     b"A": 0.5 - 0.25,  # Armenian
@@ -129,12 +117,12 @@ _REPEATED = re.compile(rb"([A-Za-z])\1{31,}")
 
 
 class SizedText(NamedTuple):
-    """A text whose size is known, to be read where it matters.
+    """A text of known size, which is read only if the sample needs it.
 
     Attributes:
         size_bytes: Of the text.
-        other_bytes: What counts besides, such as media.
-        read: Returns the text, in UTF-8.
+        other_bytes: What counts beside it, such as media.
+        read: Returns the text in UTF-8.
     """
 
     size_bytes: int
@@ -203,7 +191,7 @@ def _count_tokens(text: bytes) -> float:
 
 
 def _sample_ranges(size_bytes: int) -> list[tuple[int, int]]:
-    """The whole of a text, or evenly spaced slices of a long one."""
+    """Returns the whole of a text, or evenly spaced slices of a long one."""
     if size_bytes <= _SAMPLE_SLICES * _SLICE_BYTES:
         return [(0, size_bytes)]
     step = (size_bytes - _SLICE_BYTES) / (_SAMPLE_SLICES - 1)
@@ -211,15 +199,12 @@ def _sample_ranges(size_bytes: int) -> list[tuple[int, int]]:
     return [(start, start + _SLICE_BYTES) for start in starts]
 
 
-def count_spare_tokens(text: bytes) -> float:
+def script_discount_tokens(text: bytes) -> float:
     """Returns how far below bytes / 4 the tokens of a text may be by its script.
 
-    Args:
-        text: UTF-8. A long one is judged by slices.
-
-    Returns:
-        Tokens; 0.0 where all is ASCII, Latin, Han, kana or Hangul. A script is known by
-        its lead bytes: Vietnamese, and Latin or Hangul in decomposed form, share some.
+    Most scripts take fewer tokens than bytes / 4; ASCII, Latin, Han, kana and Hangul do
+    not. A script is known by its lead bytes: Vietnamese, and Latin or Hangul in
+    decomposed form, share some. A long text is judged by slices.
     """
     if text.isascii():
         return 0.0
@@ -230,11 +215,11 @@ def count_spare_tokens(text: bytes) -> float:
         starts = range(0, len(text) - _SCRIPT_SLICE_BYTES, step)
         sample = b"".join([text[i : i + _SCRIPT_SLICE_BYTES] for i in starts])
     classes = sample.translate(_CLASSES)
-    spare = 0.0
-    for script, each in _SPARE_TOKENS.items():
+    discount_tokens = 0.0
+    for script, each in _DISCOUNT_TOKENS.items():
         if script in classes:
-            spare += classes.count(script) * each
-    return spare * len(text) / len(sample)
+            discount_tokens += classes.count(script) * each
+    return discount_tokens * len(text) / len(sample)
 
 
 def estimate_text_density(text: str | bytes) -> float:
@@ -251,7 +236,7 @@ def estimate_text_density(text: str | bytes) -> float:
         Tokens per four bytes, at least 0.1; 1.0 for an empty text.
     """
     if isinstance(text, str):
-        text = json_text(text)
+        text = text.encode("utf-8", "surrogatepass")
     ranges = _sample_ranges(len(text))
     return _sample_density(b"".join([text[start:end] for start, end in ranges]))
 
@@ -266,9 +251,9 @@ def weighted_tokens(parts: Iterable[SizedText], heuristic_tokens: int) -> float:
     """Returns what the next parts of that heuristic take, by the density of their text.
 
     Args:
-        parts: As many are taken as the heuristic covers, of the last the end of its
+        parts: As many are taken as the heuristic covers; of the last, the end of its
             text.
-        heuristic_tokens: Bytes / 4. What the parts do not account for stays as it is.
+        heuristic_tokens: Bytes / 4. What the parts do not cover stays as it is.
     """
     missing_bytes = heuristic_tokens * 4
     taken: list[SizedText] = []
@@ -286,7 +271,7 @@ def weighted_tokens(parts: Iterable[SizedText], heuristic_tokens: int) -> float:
 
 
 def _sample_parts(parts: Sequence[SizedText], sizes: Sequence[int]) -> bytes:
-    """Returns slices of the ends of texts, as if they were one; reads no others."""
+    """Returns slices of the ends of texts as if they were one; reads no other texts."""
     ends = list(accumulate(sizes))
     slices = []
     text, read_index = b"", None

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-HEAD_RATIO = 0.6
-"""How much of a shortened text is its beginning."""
-
+_HEAD_RATIO = 0.6  # Of a shortened text.
 
 TokenCounter = Callable[[str], int]
 
@@ -16,16 +14,16 @@ def shorten(text: str, max_chars: int, handle: str = "") -> str:
 
     Args:
         text: Any text.
-        max_chars: The most characters to return, the notice included; at least
-            the notice is returned.
-        handle: Under which name the whole can be read back; "" for none.
+        max_chars: The most characters to return, notice included; the notice is
+            returned in any case.
+        handle: The name under which the whole can be read back; "" for none.
     """
     if len(text) <= max_chars:
         return text
     item = f"; item {handle}" if handle else ""
     notice = f"\n[… {len(text)} characters in all, middle left out{item} …]\n"
     room = max(0, max_chars - len(notice))
-    head = int(room * HEAD_RATIO)
+    head = int(room * _HEAD_RATIO)
     tail = room - head
     return text[:head] + notice + (text[-tail:] if tail else "")
 
@@ -47,11 +45,11 @@ def shorten_to_tokens(
 def divide_budget(
     costs: Sequence[float], weights: Sequence[float], room: float
 ) -> list[float]:
-    """Divides room by weight; what a small item does not need goes to the others.
+    """Divides a budget by weight; what a small item does not need goes to the others.
 
     Args:
-        costs: What each item would take whole.
-        weights: How much an item may take beside the others; positive.
+        costs: What each item takes in full.
+        weights: The relative share of each item; positive.
         room: What there is to divide, in the unit of `costs`.
 
     Returns:

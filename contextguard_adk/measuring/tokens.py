@@ -1,45 +1,31 @@
 """Measuring contents and requests in tokens.
 
 The heuristic is the documented one: the UTF-8 bytes of what the model reads, divided by
-four. It is cheap and knows no provider; `calibration` turns it into an estimate. Bytes
-are summed over all that is measured and rounded up once. Role names, call ids and
-thought signatures do not count; the text of thoughts does.
+four, rounded up once. It is cheap and knows no provider; `calibration` turns it into an
+estimate. Role names, call ids and thought signatures do not count, the text of thoughts
+does. Tools that run at the provider, and callables among the tools, declare nothing.
 """
 
 import re
+from base64 import b64encode
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from google.genai import types
 from pydantic import BaseModel, PydanticUserError
+from pydantic_core import SchemaSerializer, core_schema
 
-from contextguard_adk.measuring.density import count_spare_tokens, estimate_text_density
-from contextguard_adk.measuring.json_size import json_bytes, json_text, text_bytes
+from contextguard_adk.measuring.density import script_discount_tokens
 
 if TYPE_CHECKING:
     from google.adk.models.llm_request import LlmRequest
 
-__all__ = [
-    "PartMeasure",
-    "content_bytes",
-    "estimate_config_tokens",
-    "estimate_content_tokens",
-    "estimate_contents_tokens",
-    "estimate_conversation_tokens",
-    "estimate_part_tokens",
-    "estimate_request_tokens",
-    "estimate_text_density",
-    "json_bytes",
-    "measure_part",
-    "media_tokens",
-    "part_bytes",
-    "part_text",
-    "read_part",
-    "text_bytes",
-]
+CountBytes = Callable[[types.Part | None], int]
+"""Returns what `part_bytes` does."""
 
 _BYTES_PER_TOKEN = 4
+_MAX_WALKED_VALUES = 100_000
 
 _RAW_AUDIO = re.compile(r"audio/(x-|vnd\.)?(wav|l16|l24|pcm|aiff)")
 _TEXT_FILE = re.compile(
@@ -52,6 +38,68 @@ _UNREAD_FIELDS = {
 }
 
 
+# `pydantic_core.to_json` makes one anew on every call, which takes a fifth of the time.
+_TO_JSON = SchemaSerializer(
+    core_schema.any_schema(), core_schema.CoreConfig(ser_json_inf_nan="constants")
+).to_json
+
+
+def text_bytes(text: str) -> int:
+    """Returns the UTF-8 size of a text; a lone surrogate counts three bytes."""
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
+def json_bytes(value: object) -> int:
+    """Returns the size of what `json_text` returns."""
+    return text_bytes(value) if isinstance(value, str) else len(json_text(value))
+
+
+def json_text(value: object) -> bytes:
+    """Returns any value as compact JSON in UTF-8; a text as it is, without quotes.
+
+    Never raises: what JSON cannot express (own classes, bytes, lone surrogates, nesting
+    of any depth, cycles) comes out about as long as its parts.
+    """
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogatepass")
+    try:
+        return _TO_JSON(value, exclude_none=True)
+    except ValueError:
+        return _walk_text(value)
+
+
+def _walk_text(value: object) -> bytes:
+    """Returns what `to_json` refuses as something close to JSON, each object once."""
+    chunks: list[bytes] = []
+    seen: dict[int, object] = {}
+    stack = [value]
+    while stack and len(chunks) < _MAX_WALKED_VALUES:
+        item = stack.pop()
+        if isinstance(item, str):
+            chunks.append(b'"%b"' % json_text(item))
+        elif isinstance(item, bytes | bytearray):
+            chunks.append(b'"%b"' % b64encode(item))
+        elif isinstance(item, int):
+            # Python refuses to print very long numbers in decimal.
+            chunks.append(b"%x" % item if item.bit_length() > 64 else b"%d" % item)
+        elif item is None or isinstance(item, float):
+            chunks.append(repr(item).encode())
+        elif id(item) not in seen:
+            seen[id(item)] = item
+            chunks.append(b"{}")
+            stack.extend(reversed(_children(item)))
+    return b",".join(chunks)
+
+
+def _children(item: object) -> list[Any]:
+    if isinstance(item, list | tuple | set | frozenset):
+        return list(item)
+    fields = item if isinstance(item, dict) else getattr(item, "__dict__", None)
+    if isinstance(fields, dict):
+        return [child for pair in fields.items() for child in pair]
+    return [type(item).__name__]
+
+
 def _tokens(size_bytes: int) -> int:
     return (size_bytes + _BYTES_PER_TOKEN - 1) // _BYTES_PER_TOKEN
 
@@ -60,11 +108,10 @@ def media_tokens(mime_type: str | None, size_bytes: int | None) -> int:
     """Estimates what a provider takes for an image, a recording or a document.
 
     An image takes 1,120 (the default of Gemini 3; Gemini 2 takes 258 for each tile of
-    768 pixels, OpenAI 765 to 1,105 at high detail, Claude up to about 1,600). Audio
-    takes 32 a second (Gemini), taken to be 64 kbit/s or, raw, 256 kbit/s. Video takes
-    263 a second (Gemini), taken to be 1 Mbit/s. A PDF takes 560 a page (Gemini 3;
-    Gemini 2 takes 258, Claude 1,500 to 3,000) of 50 kB, for at most 1,000 pages. A file
-    of text counts as text, any other 1,000.
+    768 pixels, OpenAI 765 to 1,105 at high detail, Claude up to about 1,600), a second
+    of audio 32 (Gemini; 64 kbit/s or, raw, 256 kbit/s), a second of video 263 (Gemini;
+    1 Mbit/s), a page of a PDF 560 (Gemini 3; Gemini 2 takes 258, Claude 1,500 to 3,000;
+    50 kB, at most 1,000 pages). A file of text counts as text, any other 1,000.
 
     Args:
         mime_type: The declared type, None if unknown.
@@ -92,38 +139,33 @@ def _units(size_bytes: int | None, bytes_per_unit: int, if_unknown: int) -> int:
     return if_unknown if size_bytes is None else -(-size_bytes // bytes_per_unit)
 
 
-def _media_bytes(media: Any) -> int:
-    """Returns what a blob or a file reference counts, in bytes of text."""
-    if media is None:
-        return 0
-    is_reference = getattr(media, "file_uri", None) is not None
-    size_bytes = None if is_reference else len(getattr(media, "data", None) or b"")
-    return media_tokens(media.mime_type, size_bytes) * _BYTES_PER_TOKEN
+def _media_bytes(part: types.Part | types.FunctionResponsePart) -> int:
+    tokens = 0
+    if (blob := part.inline_data) is not None:
+        tokens += media_tokens(blob.mime_type, len(blob.data or b""))
+    if (file := part.file_data) is not None:
+        tokens += media_tokens(file.mime_type, None)
+    return tokens * _BYTES_PER_TOKEN
 
 
-def read_part(part: types.Part | None) -> tuple[Sequence[object], int]:
+def _read_part(part: types.Part | None) -> tuple[Sequence[object], int]:
     """Returns what a part lets the model read, and the bytes that its media count."""
     if part is None:
         return (), 0
     # A part holds one kind of data: the first that is there is all there is.
     if part.text:
         return (part.text,), 0
-    call = part.function_call
-    if call is not None:
+    if (call := part.function_call) is not None:
         return (call.name or "", call.args or ""), 0
-    result = part.function_response
-    if result is not None:
-        media_bytes = sum(
-            _media_bytes(nested.inline_data) + _media_bytes(nested.file_data)
-            for nested in result.parts or ()
-        )
+    if (result := part.function_response) is not None:
+        media_bytes = sum(map(_media_bytes, result.parts or ()))
         return (result.name or "", result.response or ""), media_bytes
     if part.executable_code is not None:
         return (part.executable_code.code or "",), 0
     if part.code_execution_result is not None:
         return (part.code_execution_result.output or "",), 0
     if part.inline_data is not None or part.file_data is not None:
-        return (), _media_bytes(part.inline_data) + _media_bytes(part.file_data)
+        return (), _media_bytes(part)
     others = part.__dict__.items()
     return [value for name, value in others if value and name not in _UNREAD_FIELDS], 0
 
@@ -131,11 +173,10 @@ def read_part(part: types.Part | None) -> tuple[Sequence[object], int]:
 def part_bytes(part: types.Part | None) -> int:
     """Returns the UTF-8 bytes that the model reads of a part.
 
-    Text, names, arguments and results as JSON, code and its output. Media count four
-    bytes for each of their `media_tokens`. A kind of part that is not known here
-    counts as JSON.
+    Media count four bytes for each of their `media_tokens`; a kind of part that is not
+    known here counts as JSON.
     """
-    values, media_bytes = read_part(part)
+    values, media_bytes = _read_part(part)
     return sum(map(json_bytes, values)) + media_bytes
 
 
@@ -145,37 +186,34 @@ class PartMeasure(NamedTuple):
     Attributes:
         text_bytes: The UTF-8 bytes of its text, which `part_text` returns.
         media_bytes: What its media count, in bytes of text.
-        spare_tokens: How far below bytes / 4 the tokens of its text may be by its
-            scripts, as `count_spare_tokens` says; 0.0 for ASCII.
+        script_discount_tokens: How far below bytes / 4 the tokens of its text may be
+            because of its scripts; 0.0 for ASCII.
         is_ascii: Whether its text is ASCII.
     """
 
     text_bytes: int
     media_bytes: int
-    spare_tokens: float
+    script_discount_tokens: float
     is_ascii: bool
 
 
 def measure_part(part: types.Part | None) -> PartMeasure:
-    """Returns what `part_bytes` measures, and what the scripts of it may spare."""
-    values, media_bytes = read_part(part)
+    """Returns what `part_bytes` measures, and what depends on scripts."""
+    values, media_bytes = _read_part(part)
     text = b"".join(map(json_text, values))
-    return PartMeasure(len(text), media_bytes, count_spare_tokens(text), text.isascii())
+    discount = script_discount_tokens(text)
+    return PartMeasure(len(text), media_bytes, discount, text.isascii())
 
 
 def part_text(part: types.Part | None) -> bytes:
     """Returns what the model reads of a part, in UTF-8, without its media."""
-    return b"".join(map(json_text, read_part(part)[0]))
+    return b"".join(map(json_text, _read_part(part)[0]))
 
 
-def _contents_bytes(
-    contents: Iterable[types.Content | None],
-    count_bytes: Callable[[types.Part | None], int] = part_bytes,
-) -> int:
+def _contents_bytes(contents: Iterable[types.Content], count_bytes: CountBytes) -> int:
     size_bytes = 0
     for content in contents:
-        parts = content.parts if content is not None else None
-        for part in parts or ():
+        for part in content.parts or ():
             # Most parts are text, and calling for each would triple the time.
             text = part.text if part is not None else None
             if text and text.isascii():
@@ -185,81 +223,29 @@ def _contents_bytes(
     return size_bytes
 
 
-def content_bytes(content: types.Content | None) -> int:
-    """Returns the UTF-8 bytes that the model reads of a content, without its role."""
-    return _contents_bytes((content,))
-
-
 def estimate_part_tokens(part: types.Part | None) -> int:
     """Estimates the tokens of a part: its bytes / 4, rounded up."""
     return _tokens(part_bytes(part))
 
 
-def estimate_content_tokens(content: types.Content | None) -> int:
-    """Estimates the tokens of a content: its bytes / 4, rounded up."""
-    return _tokens(content_bytes(content))
-
-
 def estimate_contents_tokens(
-    contents: Iterable[types.Content],
-    count_bytes: Callable[[types.Part | None], int] = part_bytes,
+    contents: Iterable[types.Content], count_bytes: CountBytes = part_bytes
 ) -> int:
-    """Estimates the tokens of contents: the sum of their bytes / 4, rounded up once.
-
-    Args:
-        contents: The contents.
-        count_bytes: Gives what `part_bytes` does.
-    """
+    """Estimates the tokens of contents: the sum of their bytes / 4, rounded up once."""
     return _tokens(_contents_bytes(contents, count_bytes))
-
-
-def estimate_conversation_tokens(
-    contents: Iterable[types.Content], *, count_roles: bool = True
-) -> int:
-    """Estimates the tokens of a conversation as a chat API spells it.
-
-    Roles are named `user`, `assistant`, or `tool` where there are tool results, and a
-    result that is only a text stands without the `{"result": ...}` that ADK puts
-    around it.
-
-    Args:
-        contents: The conversation.
-        count_roles: False measures like `estimate_contents_tokens` instead.
-    """
-    contents = list(contents)
-    spelled_bytes = sum(map(_chat_bytes, contents)) if count_roles else 0
-    return _tokens(_contents_bytes(contents) + spelled_bytes)
-
-
-def _chat_bytes(content: types.Content) -> int:
-    """Returns the bytes that a chat API takes beyond what `content_bytes` counts."""
-    role = "assistant" if content.role == "model" else content.role or ""
-    wrapper_bytes = 0
-    for part in content.parts or ():
-        if part is not None and part.function_response:
-            role = "tool"
-            result = part.function_response.response or {}
-            text = result.get("result") if len(result) == 1 else None
-            if isinstance(text, str):
-                wrapper_bytes += json_bytes(result) - text_bytes(text)
-    return len(role) - wrapper_bytes
 
 
 def _instruction_bytes(instruction: Any) -> int:
     if isinstance(instruction, list | tuple):
         return sum(map(_instruction_bytes, instruction))
     if isinstance(instruction, types.Content):
-        return content_bytes(instruction)
+        return _contents_bytes((instruction,), part_bytes)
     if isinstance(instruction, types.Part):
         return part_bytes(instruction)
     return 0 if instruction is None else json_bytes(instruction)
 
 
 def _tool_bytes(tool: object) -> int:
-    """Returns the bytes of the functions that a tool declares.
-
-    Callables and sessions stand in the list of tools too; they declare nothing there.
-    """
     declarations = tool.function_declarations if isinstance(tool, types.Tool) else None
     return sum(
         json_bytes(value)
@@ -297,17 +283,11 @@ def _config_bytes(config: types.GenerateContentConfig | None) -> int:
 
 
 def estimate_config_tokens(config: types.GenerateContentConfig | None) -> int:
-    """Estimates what a request's configuration adds to the prompt.
-
-    That is the system instruction, the declared functions and the response schema.
-    Tools that run at the provider, and callables, are not counted.
-    """
+    """Estimates the tokens of instruction, declared functions and response schema."""
     return _tokens(_config_bytes(config))
 
 
 def estimate_request_tokens(request: "LlmRequest") -> int:
-    """Estimates the tokens of a request, contents and configuration, rounded up once.
-
-    This is the heuristic that the calibration compares with the provider's count.
-    """
-    return _tokens(_contents_bytes(request.contents) + _config_bytes(request.config))
+    """Estimates the tokens of a request: contents and configuration."""
+    contents_bytes = _contents_bytes(request.contents, part_bytes)
+    return _tokens(contents_bytes + _config_bytes(request.config))

@@ -1,16 +1,14 @@
 """Recognises a provider's "your request is too long" and reads its numbers.
 
-Providers agree neither on an exception class nor on a status for it (through LiteLLM
-most are a plain `BadRequestError`, in mid-stream a wrapped one), only roughly on words.
-So the text decides, and the tables below are the words: each stands for a message that
-a provider, a server or a gateway sends, and the tests hold those messages in full.
+Providers agree neither on an exception class nor on a status for it, only roughly on
+words. So the text decides, by the tables of `overflow_wordings`.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import astuple, dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal
 
 from contextguard_adk.providers.overflow_wordings import (
     CAPPED_PROMPTS,
@@ -24,16 +22,11 @@ from contextguard_adk.providers.overflow_wordings import (
     Wordings,
 )
 
-__all__ = ["Overflow", "parse_overflow", "parse_overflow_text"]
-
 MIN_LIMIT_TOKENS: Final = 256
-MAX_TOKENS: Final = 100_000_000
+_MAX_TOKENS: Final = 100_000_000
 # Providers may echo the request; what they have to say stands before or after it.
-MAX_EDGE_CHARS: Final = 20_000
-MAX_LINKED_ERRORS: Final = 32
-# A provider's counts stand in the sentence of the limit or in one beside it.
-COUNTS_BEFORE_CHARS: Final = 300
-COUNTS_AFTER_CHARS: Final = 400
+_MAX_EDGE_CHARS: Final = 20_000
+_MAX_LINKED_ERRORS: Final = 32
 
 
 @dataclass(frozen=True)
@@ -45,8 +38,8 @@ class Overflow:
             characters, two different ones, or one outside 256 to 100 million.
         prompt_tokens: Its own count of the prompt, tools included; None when it gave
             none or only a lower bound.
-        output_tokens: The output that the request reserved, where it counts against
-            the limit; None where it does not or is not named.
+        output_tokens: The reserved output that counts against the limit; None if none
+            does or it is not named.
         is_input_plus_output: The limit is on the prompt and the reserved output
             together, so that a smaller reservation would help as well.
     """
@@ -57,30 +50,24 @@ class Overflow:
     is_input_plus_output: bool
 
 
-_Reading: TypeAlias = Overflow | Literal["refused"] | None
+_Reading = Overflow | Literal["refused"] | None
 
 # Gateways nest JSON in JSON, and some servers write `>` and `'` in ways safe for HTML.
-_ESCAPES: Final = (
-    (r"\n", " "),
-    (r"\u003e", ">"),
-    (r"\u003c", "<"),
-    (r"\u0027", "'"),
-    ("&gt;", ">"),
-    ("&lt;", "<"),
-    ("\u2019", "'"),
-    ("\\", ""),
-    ("`", ""),
-)
+_ESCAPES: Final = {
+    r"\n": " ", r"\u003e": ">", r"\u003c": "<", r"\u0027": "'",
+    "&gt;": ">", "&lt;": "<", "\u2019": "'", "\\": "", "`": "",
+}  # fmt: skip
 
 
 def parse_overflow(error: BaseException) -> Overflow | None:
-    """Tell whether a model call failed because its request was too long.
+    """Reads whether a model call failed because its request was too long.
 
-    An error is one message: its text, body and response together. A message about a
-    rate limit, a quota or the reserved output alone is no overflow whatever else it
-    quotes, so that an echoed prompt cannot make it one; nor is what such an error is
-    the cause of. An error that says neither is looked behind: at its causes, at the
-    members of its group, and last at what was being handled when it was raised.
+    An error is one message: its text, body and response together; of a long one the
+    first and the last 20,000 characters are read. A message about a rate limit, a quota
+    or the reserved output alone is no overflow whatever else it quotes, so that an
+    echoed prompt cannot make it one; nor is what such an error is the cause of. Of an
+    error that says neither, its causes are read, then the members of its group, and
+    last what was being handled when it was raised.
 
     Never raises, whatever the error does when it is read.
 
@@ -94,22 +81,8 @@ def parse_overflow(error: BaseException) -> Overflow | None:
     return reading if isinstance(reading, Overflow) else None
 
 
-def parse_overflow_text(text: str) -> Overflow | None:
-    """Tell whether an error text says that a request was too long.
-
-    Args:
-        text: A provider's message, such as `LlmResponse.error_message`; of a long one
-            the first and the last 20,000 characters are read.
-
-    Returns:
-        What the provider said, or None when it did not say "too long".
-    """
-    reading = _read_message(_flatten((text,)))
-    return reading if isinstance(reading, Overflow) else None
-
-
 def _read_linked(error: BaseException, seen: set[int]) -> _Reading:
-    if id(error) in seen or len(seen) >= MAX_LINKED_ERRORS:
+    if id(error) in seen or len(seen) >= _MAX_LINKED_ERRORS:
         return None
     seen.add(id(error))
     own: _Reading = "refused" if _has_status_429(error) else _read_error(error)
@@ -155,14 +128,15 @@ def _read_message(text: str) -> _Reading:
     return None
 
 
-def _read_numbers(text: str, matches: Sequence[re.Match[str]]) -> Overflow:
+def _read_numbers(text: str, matches: list[re.Match[str]]) -> Overflow:
     named = [match.groupdict() for match in matches]
     limits = {_tokens(each.get("limit")) for each in named}
     if len(limits) > 1:  # One of them is a quotation.
         return Overflow(None, None, None, is_input_plus_output=False)
     limit = limits.pop()
+    # A provider's counts stand in the sentence of the limit or in one beside it.
     start, end = matches[0].span()
-    near = text[max(0, start - COUNTS_BEFORE_CHARS) : end + COUNTS_AFTER_CHARS]
+    near = text[max(0, start - 300) : end + 400]
     output = _tokens(named[0].get("output")) or _find_count(OUTPUTS, near)
     prompt = _tokens(named[0].get("prompt")) or _find_count(PROMPTS, near)
     if prompt is None and (total := _find_count(TOTALS, near)):
@@ -184,27 +158,27 @@ def _find_count(patterns: Wordings, text: str) -> int | None:
 
 def _tokens(digits: str | None) -> int | None:
     count = int(re.sub("[,_]", "", digits)) if digits else 0
-    return count if 0 < count <= MAX_TOKENS else None
+    return count if 0 < count <= _MAX_TOKENS else None
 
 
 def _flatten(texts: Iterable[str]) -> str:
-    text = " | ".join(map(_edges, texts)).lower()
-    for escaped, plain in _ESCAPES:
+    text = " | ".join(map(_keep_edges, texts)).lower()
+    for escaped, plain in _ESCAPES.items():
         text = text.replace(escaped, plain)
     return " ".join(text.split())
 
 
-def _edges(text: str) -> str:
-    if len(text) <= 2 * MAX_EDGE_CHARS:
+def _keep_edges(text: str) -> str:
+    if len(text) <= 2 * _MAX_EDGE_CHARS:
         return text
-    return f"{text[:MAX_EDGE_CHARS]} ... {text[-MAX_EDGE_CHARS:]}"
+    return f"{text[:_MAX_EDGE_CHARS]} ... {text[-_MAX_EDGE_CHARS:]}"
 
 
 def _text_of(source: object) -> str:
     with suppress(Exception):
         if isinstance(source, bytes):
             return source.decode(errors="replace")
-        if isinstance(source, (str, dict, list, BaseException)):
+        if isinstance(source, str | dict | list | BaseException):
             return "".join((str(source),))  # A plain str, whatever the class.
     return ""
 
@@ -218,15 +192,13 @@ def _attribute(source: object, name: str) -> object:
 def _errors_in(error: BaseException, name: str) -> list[BaseException]:
     value = _attribute(error, name)
     with suppress(Exception):
-        linked = value if isinstance(value, (list, tuple)) else (value,)
+        linked = value if isinstance(value, list | tuple) else (value,)
         return [each for each in linked if isinstance(each, BaseException)]
     return []
 
 
 def _has_status_429(error: BaseException) -> bool:
+    names = ("status_code", "code", "status")
     with suppress(Exception):
-        return any(
-            _attribute(error, name) in (429, "429")
-            for name in ("status_code", "code", "status")
-        )
+        return any(_attribute(error, name) in (429, "429") for name in names)
     return False

@@ -1,4 +1,4 @@
-"""From a model's name to its context window, and from a window to its budgets."""
+"""From a model's name to its context window."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ import re
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from threading import Lock
 from typing import Final, Literal, NamedTuple, Protocol, TypeGuard
 
 _LOGGER = logging.getLogger("contextguard_adk.providers.windows")
@@ -21,12 +19,9 @@ _LOGGER = logging.getLogger("contextguard_adk.providers.windows")
 DEFAULT_CONTEXT_WINDOW: Final = 128_000
 """The window, in tokens, that is assumed for a model nobody knows."""
 
-_TABLE_NAME = "model_prices_and_context_window_backup.json"
 _CHAT_MODES = ("chat", "responses", "completion")
 _MIN_WINDOW_TOKENS = 1_000  # smaller values are no chat windows
-_MIN_LEGACY_TOKENS = 8_000  # below it `max_tokens` is an output cap
-_PLAUSIBLE_RATIO = 0.25
-_CACHED_MODELS = 1_024
+_MAX_WARNINGS = 1_024
 
 _VENDOR_PREFIX = re.compile(r"[a-z][a-z0-9]*(?:-gov)?\.(?=[a-z])")  # us. anthropic.
 _SUFFIX = re.compile(
@@ -37,10 +32,6 @@ _SUFFIX = re.compile(
     re.VERBOSE,
 )
 _ANY_PROVIDER = "*/"
-
-_tables: dict[Path | None, dict[str, _Entry]] = {}
-_warned: set[tuple[str, str]] = set()
-_lock = Lock()  # of the two above
 
 
 class ModelRegistry(Protocol):
@@ -69,8 +60,8 @@ class LitellmRegistry:
     """Looks windows up in the table that litellm ships, without importing litellm.
 
     Importing litellm takes seconds and fetches a price map over the network; reading
-    its packaged table takes milliseconds. That happens at the first lookup, once per
-    process. litellm is imported only when that file is missing or unusable.
+    its packaged table takes milliseconds, once per process, at the first lookup.
+    litellm is imported only when that file is missing or unusable.
 
     A name is looked up as written, then without its path and vendor prefixes, from the
     left, then the same without its date, version or tag; case is ignored and `4.5` is
@@ -84,31 +75,23 @@ class LitellmRegistry:
 
     def __init__(self, table_path: Path | None = None) -> None:
         self._table_path = table_path
-        # Asked on every model call.
-        self._find = lru_cache(maxsize=_CACHED_MODELS)(self._find_uncached)
 
     def context_window(self, model: str) -> int | None:
         """Returns the input window of `model` in tokens; None means unknown."""
-        entry = self._find(model)
-        return entry.window_tokens if entry else None
+        return entry.window_tokens if (entry := self._find(model)) else None
 
     def supports_reasoning(self, model: str) -> bool:
-        """Tells whether `model` can think before it answers; unknown models cannot."""
-        entry = self._find(model)
-        return entry is not None and entry.has_reasoning
+        """Returns whether `model` can think before it answers; unknown ones cannot."""
+        return bool((entry := self._find(model)) and entry.has_reasoning)
 
     def entry_name(self, model: str) -> str | None:
         """Returns which entry of the table says the window of `model`."""
-        entry = self._find(model)
-        return entry.name if entry else None
+        return entry.name if (entry := self._find(model)) else None
 
-    def _find_uncached(self, model: str) -> _Entry | None:
+    def _find(self, model: str) -> _Entry | None:
         table = _load_table(self._table_path)
         keys = map(_key, _candidate_names(model))
         return next((table[key] for key in keys if key in table), None)
-
-
-_shared_registry = LitellmRegistry()
 
 
 def _candidate_names(model: str) -> Iterator[str]:
@@ -132,7 +115,7 @@ def _without_prefixes(name: str) -> list[str]:
 
 
 def _without_suffix(name: str) -> str:
-    """Returns the name without its last date, version or tag; empty if it has none."""
+    """Returns the name without its last date, version or tag; "" if it has none."""
     return name[: suffix.start()] if (suffix := _SUFFIX.search(name)) else ""
 
 
@@ -140,15 +123,9 @@ def _key(name: str) -> str:
     return name.replace(".", "-")
 
 
+@lru_cache(maxsize=16)
 def _load_table(path: Path | None) -> dict[str, _Entry]:
     """Reads and indexes a table once per process; empty if even litellm has none."""
-    with _lock:
-        if path not in _tables:
-            _tables[path] = _read_table(path) or _import_table()
-        return _tables[path]
-
-
-def _read_table(path: Path | None) -> dict[str, _Entry]:
     try:
         raw = json.loads((path or _find_packaged_table()).read_bytes())
         if table := _index(raw if isinstance(raw, dict) else {}):
@@ -157,21 +134,19 @@ def _read_table(path: Path | None) -> dict[str, _Entry]:
     except (OSError, ValueError) as error:
         reason = error
     _LOGGER.warning("Cannot use litellm's model table (%s); importing litellm", reason)
-    return {}
-
-
-def _import_table() -> dict[str, _Entry]:
-    # Not litellm.get_model_info: it prints to stdout and asks servers over HTTP.
-    with suppress(Exception):  # whatever importing it may raise
+    try:
+        # Not litellm.get_model_info: it prints to stdout and asks servers over HTTP.
         return _index(importlib.import_module("litellm").model_cost)
-    return {}
+    except Exception:  # noqa: BLE001 - whatever importing it may raise
+        return {}
 
 
 def _find_packaged_table() -> Path:
     spec = importlib.util.find_spec("litellm")
     if spec is None or spec.origin is None:
         raise FileNotFoundError("no litellm package")
-    return Path(spec.origin).with_name(_TABLE_NAME)
+    name = "model_prices_and_context_window_backup.json"
+    return Path(spec.origin).with_name(name)
 
 
 def _index(raw: Mapping[str, object]) -> dict[str, _Entry]:
@@ -190,16 +165,13 @@ def _index(raw: Mapping[str, object]) -> dict[str, _Entry]:
 
 
 def _parse_entry(name: str, value: object) -> _Entry | None:
-    """Reads one entry of the table; None for what is no chat model with a window.
-
-    Where `max_input_tokens` is missing, a large `max_tokens` stands in for chat models:
-    litellm means the output limit by it, and no window is smaller than that.
-    """
+    """Reads one entry of the table; None for what is no chat model with a window."""
     if not isinstance(value, Mapping) or value.get("mode") not in _CHAT_MODES:
         return None
     window, minimum = value.get("max_input_tokens"), _MIN_WINDOW_TOKENS
     if window is None and value["mode"] == "chat":
-        window, minimum = value.get("max_tokens"), _MIN_LEGACY_TOKENS
+        # litellm means an output limit by it; no window is smaller.
+        window, minimum = value.get("max_tokens"), 8_000
     if not _is_tokens(window) or window < minimum:
         return None
     return _Entry(window, value.get("supports_reasoning") is True, name)
@@ -210,11 +182,11 @@ def _is_tokens(value: object) -> TypeGuard[int]:
 
 
 def _merge(entries: Iterable[_Entry]) -> _Entry:
-    """Joins what several providers say of one model, as `LitellmRegistry` documents."""
+    """Joins the entries of several providers, as `LitellmRegistry` explains."""
     by_window = sorted(entries)
     windows = [entry.window_tokens for entry in by_window]
-    floor_tokens = statistics.median_low(windows) * _PLAUSIBLE_RATIO
-    smallest = next(e for e in by_window if e.window_tokens >= floor_tokens)
+    least_tokens = statistics.median_low(windows) / 4
+    smallest = next(e for e in by_window if e.window_tokens >= least_tokens)
     has_reasoning = any(entry.has_reasoning for entry in by_window)
     return smallest._replace(has_reasoning=has_reasoning)
 
@@ -229,18 +201,18 @@ def resolve_context_window(
     """Returns the context window of `model` and where it comes from; never raises.
 
     A configured window wins over the registry, the registry over
-    `DEFAULT_CONTEXT_WINDOW`, which is used with one warning per model and process.
+    `DEFAULT_CONTEXT_WINDOW`, which comes with one warning per model and process.
 
     Args:
         model: The name as the agent has it, such as `openrouter/openai/gpt-4o`.
         configured: The window in tokens that the user set; None to look it up.
-        registry: Who to ask; None means a shared `LitellmRegistry`.
+        registry: The registry to ask; None means `LitellmRegistry`.
         agent: The agent's name, for the warning.
     """
     if configured is not None:
         return ResolvedWindow(configured, "configured")
-    asked = _shared_registry if registry is None else registry
-    if (tokens := _ask_registry(asked, model)) is not None:
+    registry = LitellmRegistry() if registry is None else registry
+    if (tokens := _ask_registry(registry, model)) is not None:
         return ResolvedWindow(tokens, "registry")
     _warn_once(
         "The context window of model %r is unknown; %d tokens are assumed. Set "
@@ -264,11 +236,10 @@ def _ask_registry(registry: ModelRegistry, model: str) -> int | None:
     return None
 
 
+_warned: set[tuple[str, str]] = set()
+
+
 def _warn_once(message: str, model: str, *args: object) -> None:
-    with _lock:
-        if (message, model) in _warned:
-            return
-        if len(_warned) >= _CACHED_MODELS:
-            _warned.clear()
+    if (message, model) not in _warned and len(_warned) < _MAX_WARNINGS:
         _warned.add((message, model))
-    _LOGGER.warning(message, model, *args)
+        _LOGGER.warning(message, model, *args)
