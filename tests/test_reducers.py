@@ -20,14 +20,14 @@ from contextguard_adk import (
     ToolOutputTruncation,
 )
 from contextguard_adk.history.view import HistoryView
-from contextguard_adk.strategies.reduction import Yielding
+from contextguard_adk.strategies.reduction import Relaxed
 from contextguard_adk.summarizing.context import CompactionContext
 from contextguard_adk.testing import SimulatedLlm
 from tests.builders import call, event, model, response, user
 from tests.test_strategies import context, names, small_talk, words
 
 NO_CHANGE, APPLIED, TARGET_REACHED = StrategyResult
-PRESERVED = Yielding(lengths=True, triggers=True, minima=True, preserved=True)
+PRESERVED = Relaxed(lengths=True, preferences=True)
 
 
 def reduction(
@@ -35,7 +35,7 @@ def reduction(
     llm: SimulatedLlm | None = None,
     *,
     target_tokens: int = 1,
-    yielding: Yielding = Yielding(),  # noqa: B008 - frozen.
+    relaxed: Relaxed = Relaxed(),  # noqa: B008 - frozen.
     **settings: Any,
 ) -> Reduction:
     """The start of a pipeline run over these contents, which are all history."""
@@ -47,7 +47,7 @@ def reduction(
         **{**settings, "tokens": settings.get("tokens") or made.measure(contents)},
     )
     run = Reduction(made, target_tokens)
-    run.yielding = yielding
+    run.relaxed = relaxed
     return run
 
 
@@ -123,12 +123,12 @@ async def test_protected_messages_against_a_strict_window(
 
 
 @pytest.mark.parametrize(
-    ("settings", "yielding", "has_system", "has_task"),
+    ("settings", "relaxed", "has_system", "has_task"),
     [
-        pytest.param({}, Yielding(), True, True, id="defaults"),
-        pytest.param({"preserve_system": False}, Yielding(), False, True, id="system"),
+        pytest.param({}, Relaxed(), True, True, id="defaults"),
+        pytest.param({"preserve_system": False}, Relaxed(), False, True, id="system"),
         pytest.param(
-            {"preserve_initial_task": False}, Yielding(), True, False, id="task"
+            {"preserve_initial_task": False}, Relaxed(), True, False, id="task"
         ),
         pytest.param({}, PRESERVED, False, False, id="all give way"),
     ],
@@ -143,13 +143,13 @@ async def test_protected_messages_against_a_strict_window(
 async def test_what_a_window_preserves(
     window: tuple[type[Reducer], dict[str, Any]],
     settings: dict[str, Any],
-    yielding: Yielding,
+    relaxed: Relaxed,
     has_system: bool,
     has_task: bool,
 ) -> None:
     """Instructions in the history and the first task stay, if asked and if possible."""
     talk = [user("Task."), instruction("Rule."), *small_talk(60, 20)]
-    run = reduction(talk, yielding=yielding)
+    run = reduction(talk, relaxed=relaxed)
     kind, own = window
     await kind(**own, **settings).reduce(run)
     texts = names(sent(run))
@@ -235,19 +235,19 @@ def result_lengths(run: Reduction) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("preserve", "yielding", "lengths"),
+    ("preserve", "relaxed", "lengths"),
     [
-        pytest.param(True, Yielding(), [4_000, 9_000], id="kept"),
-        pytest.param(False, Yielding(), [4_000, 4_000], id="shortened when asked"),
-        pytest.param(True, Yielding(lengths=True), [1_000, 9_000], id="tight"),
+        pytest.param(True, Relaxed(), [4_000, 9_000], id="kept"),
+        pytest.param(False, Relaxed(), [4_000, 4_000], id="shortened when asked"),
+        pytest.param(True, Relaxed(lengths=True), [1_000, 9_000], id="tight"),
         pytest.param(True, PRESERVED, [1_000, 1_000], id="gives way"),
     ],
 )
 async def test_the_last_tool_result(
-    preserve: bool, yielding: Yielding, lengths: list[int]
+    preserve: bool, relaxed: Relaxed, lengths: list[int]
 ) -> None:
     """It stays whole unless told otherwise, or the request would not fit."""
-    run = reduction(read_twice(), yielding=yielding)
+    run = reduction(read_twice(), relaxed=relaxed)
     truncation = ToolOutputTruncation(
         preserve_last_tool_result=preserve, show_truncation_notice=False
     )
@@ -271,11 +271,11 @@ async def test_nothing_to_shorten(contents: list[types.Content]) -> None:
 
 async def test_a_shortened_result_does_not_grow_again() -> None:
     """Settings that are looser than what was decided do not undo it."""
-    run = reduction(read_twice(), yielding=PRESERVED)
+    run = reduction(read_twice(), relaxed=PRESERVED)
     truncation = ToolOutputTruncation(show_truncation_notice=False)
     await truncation.reduce(run)
     decided = run.truncation
-    run.yielding = Yielding()
+    run.relaxed = Relaxed()
     assert await truncation.reduce(run) is NO_CHANGE
     assert run.truncation == decided
     assert result_lengths(run) == [1_000, 1_000]
@@ -287,7 +287,7 @@ async def test_a_shortened_result_does_not_grow_again() -> None:
 )
 async def test_tightening_leaves_a_quarter(max_length: int, wanted: int) -> None:
     """To a quarter, to 1,000 characters at most, and never to more than was set."""
-    run = reduction(read_twice(90_000), yielding=Yielding(lengths=True))
+    run = reduction(read_twice(90_000), relaxed=Relaxed(lengths=True))
     truncation = ToolOutputTruncation(
         max_length=max_length, show_truncation_notice=False
     )
@@ -317,28 +317,28 @@ def test_impossible_lengths_are_refused(
 
 
 @pytest.mark.parametrize(
-    ("count", "size_tokens", "yielding", "summaries"),
+    ("count", "size_tokens", "relaxed", "summaries"),
     [
-        pytest.param(100, 800, Yielding(), 0, id="below the trigger"),
-        pytest.param(100, 950, Yielding(), 1, id="above the trigger"),
-        pytest.param(100, 800, Yielding(triggers=True), 1, id="trigger gives way"),
-        pytest.param(19, 5_000, Yielding(), 0, id="too few messages"),
+        pytest.param(100, 800, Relaxed(), 0, id="below the trigger"),
+        pytest.param(100, 950, Relaxed(), 1, id="above the trigger"),
+        pytest.param(100, 800, Relaxed(preferences=True), 1, id="trigger gives way"),
+        pytest.param(19, 5_000, Relaxed(), 0, id="too few messages"),
         pytest.param(
-            19, 4_900, Yielding(triggers=True, minima=True), 1, id="minimum gives way"
+            19, 4_900, Relaxed(preferences=True), 1, id="minimum gives way"
         ),
         pytest.param(
-            20, 9_000, Yielding(triggers=True), 0, id="what is kept leaves no room"
+            20, 9_000, Relaxed(preferences=True), 0, id="what is kept leaves no room"
         ),
         pytest.param(20, 9_000, PRESERVED, 1, id="what is kept gives way"),
     ],
 )
 async def test_when_a_summary_is_paid_for(
-    count: int, size_tokens: int, yielding: Yielding, summaries: int
+    count: int, size_tokens: int, relaxed: Relaxed, summaries: int
 ) -> None:
     """Only where the settings, or the need, ask for one, and where it helps."""
     llm = SimulatedLlm(context_window=1_000_000, summary_replies=["Short."] * 3)
     run = reduction(
-        small_talk(count, size_tokens), llm, target_tokens=50_000, yielding=yielding
+        small_talk(count, size_tokens), llm, target_tokens=50_000, relaxed=relaxed
     )
     await SummaryCompaction().reduce(run)
     assert llm.summaries == run.attempts == summaries
@@ -363,7 +363,7 @@ async def test_a_failed_summariser_is_not_asked_again() -> None:
     )
     run = reduction(small_talk(100, 950), llm, target_tokens=50_000)
     await SummaryCompaction().reduce(run)
-    run.yielding = PRESERVED
+    run.relaxed = PRESERVED
     assert await SummaryCompaction().reduce(run) is NO_CHANGE
     assert llm.summaries == 1
     assert run.compaction
