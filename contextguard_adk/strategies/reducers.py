@@ -113,10 +113,10 @@ def _keep_newest(
     """Drops all but what is protected or preserved and the newest that fit the room."""
     stay = reduction.protected.intersection(costs).union(preserved)
     room -= sum(costs[index] for index in stay)
-    newest = [index for index in costs if index not in stay]
-    while newest and room >= costs[newest[-1]]:
-        room -= costs[newest.pop()]
-    return reduction.drop(newest)
+    dropped = [index for index in costs if index not in stay]
+    while dropped and room >= costs[dropped[-1]]:
+        room -= costs[dropped.pop()]
+    return reduction.drop(dropped)
 
 
 class ToolOutputTruncation(Reducer):
@@ -169,7 +169,7 @@ class ToolOutputTruncation(Reducer):
         return reduction.truncate(truncation, last)
 
     def _truncation(self, is_tight: bool) -> Truncation:
-        """How to shorten: as set, or to a quarter of it but at least 1,000 characters."""
+        """How to shorten: as set, or to a quarter but at least 1,000 characters."""
         ratio = 1.0
         if is_tight:
             ratio = min(1.0, max(0.25, 1_000 / self.max_length))
