@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,13 +18,6 @@ from contextguard_adk.summarizing.ledger import (
 )
 from contextguard_adk.summary_store import dump_ledger, load_ledger
 
-SCRIPTS = {
-    "ascii": "abcdefghij",
-    "latin": "äöüßéèàçñø",
-    "han": "漢字仮名交文書類記",
-    "emoji": "😀🎉🚀🐍🦀",
-}
-
 
 def size(texts: list[str]) -> int:
     """The UTF-8 bytes of all texts."""
@@ -42,104 +32,75 @@ def numbered(count: int, length: int = 400) -> list[str]:
 # --- one excerpt ---
 
 
+EXCERPTS = {
+    "fits": ("abc", 3, "abc"),
+    "head-and-tail": ("abcdefghijkl", 9, "abcd…kl"),
+    "shortest": ("abcdefgh", 5, "ab…"),
+    "too-short-to-say-anything": ("abcdefgh", 4, ""),
+    "negative": ("abcdefgh", -3, ""),
+    "no-half-characters": ("äääääääää", 12, "äää…ä"),
+    "lone-surrogate": ("a\ud800b", 10, "a?b"),
+}
+
+
 @pytest.mark.parametrize(
-    ("text", "max_bytes", "expected"),
-    [
-        pytest.param("", 10, "", id="empty"),
-        pytest.param("abc", 3, "abc", id="fits"),
-        pytest.param("abcdefghijkl", 9, "abcd…kl", id="head-and-tail"),
-        pytest.param("abcdefgh", 5, "ab…", id="shortest"),
-        pytest.param("abcdefgh", 4, "", id="too-short-to-say-anything"),
-        pytest.param("abcdefgh", 0, "", id="no-room"),
-        pytest.param("abcdefgh", -3, "", id="negative"),
-        pytest.param("äääääääää", 12, "äää…ä", id="no-half-characters"),
-        pytest.param("a\ud800b", 10, "a?b", id="lone-surrogate"),
-    ],
+    ("text", "max_bytes", "expected"), EXCERPTS.values(), ids=EXCERPTS
 )
 def test_excerpt(text: str, max_bytes: int, expected: str) -> None:
     """An excerpt is head and tail, two thirds and one, of whole characters."""
     assert excerpt(text, max_bytes) == expected
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
-@pytest.mark.parametrize("max_bytes", range(40))
-def test_excerpts_in_any_script(script: str, max_bytes: int) -> None:
-    """Nothing is cut within a character, and nothing exceeds its bytes."""
-    text = SCRIPTS[script] * 20
-    short = excerpt(text, max_bytes)
-    assert len(short.encode()) <= max_bytes
-    head, _, tail = short.partition("…")
-    assert text.startswith(head)
-    assert text.endswith(tail)
-
-
 @given(st.text(), st.integers(-5, 300))
-def test_excerpt_stays_within_its_bytes(text: str, max_bytes: int) -> None:
-    """An excerpt of any text is at most as long as allowed, or whole."""
-    short = excerpt(text, max_bytes)
-    assert short == text or len(short.encode()) <= max(0, max_bytes)
+def test_excerpts_stay_within_their_bytes(text: str, max_bytes: int) -> None:
+    """An excerpt of any text is at most as long as allowed, or whole, and storable."""
+    whole = text.encode("utf-8", "replace").decode()
+    for short in (excerpt(text, max_bytes), telling_excerpt(text, max_bytes)):
+        assert short == whole or len(short.encode()) <= max(0, max_bytes)
+
+
+TELLING = {
+    "fits": ("Fix it.", 40, "Fix it."),
+    "the-words-around-a-name": (
+        "Please have a look at what went wrong with order A-4711 in the end, if "
+        "you have the time for it today, will you",
+        60,
+        "Please have … went wrong with order A-4711 in the … you",
+    ),
+    "a-wish-behind-what-was-pasted": (
+        "This is what it said. "
+        + "At 12:01 the job stopped again, and so did all the others. " * 9
+        + "Please find out why, and answer in French.",
+        120,
+        "This is … what it said. At 12:01 the job "
+        "… find out why, and answer in French.",
+    ),
+    "names-alone-tell-nothing": (
+        "Look: " + "ERROR a/b.py " * 90 + "Fix it, but never restart billing.",
+        60,
+        "Look: ERROR a/b.py ERROR a/b.py ERROR …er restart billing.",
+    ),
+    "no-name": (
+        "Please have a look at what went wrong with the order of yesterday in the "
+        "end, will you",
+        40,
+        "Please have a look at wha…nd, will you",
+    ),
+    "a-name-without-end": (f"Look: {'1' * 200} there", 60, None),
+    "no-blanks": ("漢字9" * 40, 60, None),
+    "lone-surrogates": ("a\ud8001 " * 40, 60, None),
+}
 
 
 @pytest.mark.parametrize(
-    ("text", "max_bytes", "expected"),
-    [
-        pytest.param("Fix it.", 40, "Fix it.", id="fits"),
-        pytest.param(
-            "Please have a look at what went wrong with order A-4711 in the end, if "
-            "you have the time for it today, will you",
-            60,
-            "Please have … went wrong with order A-4711 in the … you",
-            id="the-words-around-a-name",
-        ),
-        pytest.param(
-            "This is what it said. "
-            + "At 12:01 the job stopped again, and so did all the others. " * 9
-            + "Please find out why, and answer in French.",
-            120,
-            "This is … what it said. At 12:01 the job "
-            "… find out why, and answer in French.",
-            id="a-wish-behind-what-was-pasted",
-        ),
-        pytest.param(
-            "Look: " + "ERROR a/b.py " * 90 + "Fix it, but never restart billing.",
-            60,
-            "Look: ERROR a/b.py ERROR a/b.py ERROR …er restart billing.",
-            id="names-alone-tell-nothing",
-        ),
-        pytest.param(
-            "Please have a look at what went wrong with the order of yesterday in the "
-            "end, will you",
-            40,
-            "Please have a look at wha…nd, will you",
-            id="no-name",
-        ),
-        pytest.param(
-            "Open a/b and c/d and e/f and g/h and i/j and k/l and m/n",
-            33,
-            "Open a/b and c/d and…/l and m/n",
-            id="names-everywhere",
-        ),
-        pytest.param(f"Look: {'1' * 200} there", 60, None, id="a-name-without-end"),
-        pytest.param("漢字9" * 40, 60, None, id="no-blanks"),
-        pytest.param("a\ud8001 " * 40, 60, None, id="lone-surrogates"),
-    ],
+    ("text", "max_bytes", "expected"), TELLING.values(), ids=TELLING
 )
 def test_excerpts_keep_names(text: str, max_bytes: int, expected: str | None) -> None:
     """A ticket, a path, a number stays with its words; else head and tail do."""
     short = telling_excerpt(text, max_bytes)
-    assert len(short.encode()) <= max_bytes
+    assert max_bytes / 2 < len(short.encode()) <= max_bytes or short == expected
     if expected is not None:
         assert short == expected
-    else:
-        assert len(short.encode()) > max_bytes / 2
-
-
-@given(st.text(), st.integers(-5, 300))
-def test_telling_excerpt_stays_within_its_bytes(text: str, max_bytes: int) -> None:
-    """As any other excerpt, and nothing that no database takes."""
-    short = telling_excerpt(text, max_bytes)
-    whole = text.encode("utf-8", "replace").decode()
-    assert short == whole or len(short.encode()) <= max(0, max_bytes)
 
 
 def test_identifiers_survive_many_compactions() -> None:
@@ -166,31 +127,25 @@ def test_short_messages_are_kept_in_order() -> None:
     ]
 
 
-def test_long_message_keeps_head_and_tail() -> None:
-    """One message takes about 240 bytes, its beginning and its end."""
-    long = "begin " + "x" * 5_000 + " end"
-    _, kept = extend_ledger([], ["The task.", long])
-    assert kept.startswith("begin ")
-    assert kept.endswith(" end")
-    assert MAX_EXCERPT_BYTES - 4 <= len(kept.encode()) <= MAX_EXCERPT_BYTES
-
-
 def test_the_first_task_keeps_more() -> None:
-    """What the session is about stays word for word over many compactions."""
+    """It stays word for word over many compactions; other long messages are cut."""
     task = "Move the service. " + "Mind every detail. " * 70
     assert MAX_EXCERPT_BYTES < len(task.strip()) <= MAX_FIRST_BYTES
-    ledger = extend_ledger([], [task])
+    ledger = extend_ledger([], [task, "begin " + "x" * 5_000 + " end"])
+    assert ledger[1].startswith("begin ")
+    assert ledger[1].endswith(" end")
+    assert MAX_EXCERPT_BYTES - 4 <= len(ledger[1].encode()) <= MAX_EXCERPT_BYTES
     for turn in range(20):
         ledger = extend_ledger(ledger, [f"And then step {turn}, please."])
     assert ledger[0] == task.strip()
 
 
-def test_first_and_newest_are_favoured() -> None:
+def test_first_and_newest_are_favored() -> None:
     """Where not all fit, the first two and the newest eight keep the most."""
     lengths = [len(text.encode()) for text in extend_ledger([], numbered(100))]
-    favoured = lengths[:2] + lengths[-8:]
+    favored = lengths[:2] + lengths[-8:]
     assert len(lengths) == 100
-    assert min(favoured) >= 3 * max(lengths[2:-8])
+    assert min(favored) >= 3 * max(lengths[2:-8])
     assert sum(lengths) <= MAX_LEDGER_BYTES
 
 
@@ -206,15 +161,7 @@ def test_middle_is_left_out_last() -> None:
 
 @pytest.mark.parametrize(
     ("max_bytes", "count"),
-    [
-        pytest.param(-1, 0, id="negative"),
-        pytest.param(0, 0, id="nothing"),
-        pytest.param(4, 0, id="too-small-for-one"),
-        pytest.param(24, 1, id="one"),
-        pytest.param(48, 2, id="two"),
-        pytest.param(72, 3, id="three"),
-        pytest.param(10**9, 20, id="never-more-than-6-KiB"),
-    ],
+    [(-1, 0), (0, 0), (4, 0), (24, 1), (48, 2), (72, 3), (10**9, 20)],
 )
 def test_small_budgets(max_bytes: int, count: int) -> None:
     """A small budget keeps the newest message first, then the first ones."""
@@ -225,15 +172,23 @@ def test_small_budgets(max_bytes: int, count: int) -> None:
         assert kept[-1].startswith("<19>")
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_growing_ledger_stays_within_its_bytes(script: str) -> None:
+@pytest.mark.parametrize("letters", ["abcdefgh", "äöüßéèàç", "漢字仮名", "😀🎉🚀"])
+def test_growing_ledger_stays_within_its_bytes(letters: str) -> None:
     """However long the session, the ledger stays below 6 KiB and knows its start."""
     ledger: list[str] = []
     for number in range(60):
-        ledger = extend_ledger(ledger, [f"{number} " + SCRIPTS[script] * 40] * 5)
+        ledger = extend_ledger(ledger, [f"{number} " + letters * 40] * 5)
         assert size(ledger) <= MAX_LEDGER_BYTES
     assert ledger[0].startswith("0 ")
     assert ledger[-1].startswith("59 ")
+
+
+def test_ledger_that_grows_as_json_is_cut() -> None:
+    """Control characters take six times as much in session state."""
+    ledger = extend_ledger([], [f"{n} " + "\x01" * 200 for n in range(40)])
+    assert len(dump_ledger(ledger).encode()) <= 8 * 1024
+    assert ledger[0].startswith("0 ")
+    assert ledger[-1].startswith("39 ")
 
 
 MESSAGES = st.lists(st.text(max_size=400), max_size=60)
@@ -270,28 +225,23 @@ def test_rendered_ledger() -> None:
 
 @given(st.lists(st.text()))
 def test_ledger_is_read_back(ledger: list[str]) -> None:
-    """A ledger survives its storage."""
-    assert load_ledger(dump_ledger(ledger)) == ledger
+    """A ledger survives its storage, without escapes for other scripts."""
+    stored = dump_ledger([*ledger, "漢"])
+    assert load_ledger(stored) == [*ledger, "漢"]
+    assert "漢" in stored
 
 
 @pytest.mark.parametrize(
     ("stored", "expected"),
     [
-        pytest.param("", [], id="empty"),
-        pytest.param("no json", [], id="no-json"),
-        pytest.param("{}", [], id="no-list"),
-        pytest.param("null", [], id="null"),
-        pytest.param("[" * 100_000, [], id="deep"),
-        pytest.param('["a", 1, null, ["b"], "c"]', ["a", "c"], id="other-items"),
+        ("", []),
+        ("no json", []),
+        ("{}", []),
+        ("[" * 100_000, []),
+        ('["a", 1, null, ["b"], "c"]', ["a", "c"]),
     ],
+    ids=["empty", "no-json", "no-list", "deep", "other-items"],
 )
 def test_broken_ledger_is_empty(stored: str, expected: list[str]) -> None:
     """Whatever is no list of texts is left out."""
     assert load_ledger(stored) == expected
-
-
-def test_stored_ledger_is_one_flat_json_string() -> None:
-    """The stored form is readable JSON without escapes for other scripts."""
-    texts = list(itertools.chain.from_iterable(SCRIPTS.values()))
-    assert json.loads(dump_ledger(texts)) == texts
-    assert "漢" in dump_ledger(texts)

@@ -25,7 +25,7 @@ from contextguard_adk import (
     TokenWindow,
     ToolOutputTruncation,
 )
-from contextguard_adk.strategies.reduction import Yielding
+from contextguard_adk.strategies.reduction import Relaxed
 from contextguard_adk.testing import SimulatedLlm
 from tests.builders import (
     Conversation,
@@ -73,7 +73,7 @@ class Spy(Reducer):
 
     async def reduce(self, reduction: Reduction) -> StrategyResult:
         """Notes the run."""
-        self.log.append((reduction.yielding, len(reduction.kept)))
+        self.log.append((reduction.relaxed, len(reduction.kept)))
         return self.result
 
 
@@ -101,7 +101,7 @@ def large_llm(count: int = 9) -> SimulatedLlm:
     return SimulatedLlm(context_window=10_000_000, summary_replies=["Short."] * count)
 
 
-# --- Order, target, yielding --------------------------------------------------------
+# --- Order, target, relaxed --------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -160,12 +160,12 @@ async def test_preferences_yield_in_order() -> None:
     compaction = await Pipeline(
         window=None, tool_output=None, summary=None, reducers=(Spy(log=log),)
     ).compact(talk)
-    assert [yielding for yielding, _ in log] == [
-        Yielding(),
-        Yielding(lengths=True),
-        Yielding(lengths=True, triggers=True),
-        Yielding(lengths=True, triggers=True, minima=True),
-        Yielding(lengths=True, triggers=True, minima=True, preserved=True),
+    assert [relaxed for relaxed, _ in log] == [
+        Relaxed(),
+        Relaxed(lengths=True),
+        Relaxed(lengths=True, triggers=True),
+        Relaxed(lengths=True, triggers=True, minima=True),
+        Relaxed(lengths=True, preferences=True),
     ]
     assert compaction is not None
     assert compaction.covered == frozenset(range(100))

@@ -23,15 +23,6 @@ COMPACTED = (
 )
 
 
-def test_summary_format() -> None:
-    """A summary stands between the documented markers."""
-    assert summary_text("All is known.") == (
-        "[Previous conversation summary]\n"
-        "All is known.\n"
-        "[End of summary — conversation continues below]"
-    )
-
-
 @pytest.mark.parametrize(
     ("summary", "shown"),
     [
@@ -53,11 +44,13 @@ def test_markers_in_a_summary_are_disarmed(summary: str, shown: str) -> None:
 
 @given(st.lists(st.sampled_from(["[", "]", "a", SUMMARY_BEGIN, SUMMARY_END, *"sy"])))
 def test_markers_stand_once(pieces: list[str]) -> None:
-    """However brackets and markers are nested, each marker stands once."""
+    """However brackets and markers are nested, each documented marker stands once."""
     text = summary_text("".join(pieces))
+    begin = "[Previous conversation summary]\n"
+    end = "\n[End of summary — conversation continues below]"
+    assert text.startswith(begin)
+    assert text.endswith(end)
     assert text.count(SUMMARY_BEGIN) == text.count(SUMMARY_END) == 1
-    assert text.startswith(SUMMARY_BEGIN)
-    assert text.endswith(SUMMARY_END)
 
 
 def test_continuation_quotes_the_request() -> None:
@@ -87,32 +80,19 @@ def test_request_is_quoted_as_it_is(request_text: str) -> None:
 
 @pytest.mark.parametrize(
     ("max_tokens", "words"),
-    [(10_000, 7_500), (1_000, 750), (100, 75), (1, 50), (0, 50)],
+    [(1_000, 750), (0, 50)],
 )
 def test_instruction_limits_the_words(max_tokens: int, words: int) -> None:
-    """The summariser is told three words for four tokens, and at least fifty."""
-    assert f"Write at most {words} words" in summary_instruction(max_tokens)
+    """The summarizer is told three words for four tokens, and at least fifty."""
+    instruction = summary_instruction(max_tokens)
+    assert f"Write at most {words} words" in instruction
+    assert "\n## Language and Tools\n" in instruction
 
 
 def test_own_instruction() -> None:
     """A template of one's own keeps every other brace."""
     template = 'Reply {"n": {max_words}} in {style}.'
     assert summary_instruction(100, template) == 'Reply {"n": 75} in {style}.'
-
-
-@pytest.mark.parametrize(
-    "heading",
-    [
-        "## Current State",
-        "## Key Information",
-        "## Context & Decisions",
-        "## Exact Next Steps",
-        "## Language and Tools",
-    ],
-)
-def test_instruction_names_the_sections(heading: str) -> None:
-    """The documented sections are asked for."""
-    assert f"\n{heading}\n" in summary_instruction(1_000)
 
 
 # --- the prompt ---
@@ -145,15 +125,11 @@ def test_full_prompt() -> None:
 
 
 def test_short_prompt() -> None:
-    """What there is not is not mentioned."""
+    """Only what exists is mentioned, and no marker can be guessed from another."""
     prompt = summary_prompt("TRANSCRIPT")
     assert fences(prompt) == ["transcript", "/transcript"]
     assert prompt.endswith("\n\nNow write the summary.")
-
-
-def test_marker_differs_from_call_to_call() -> None:
-    """A marker cannot be guessed from an earlier one."""
-    assert summary_prompt("a") != summary_prompt("a")
+    assert prompt != summary_prompt("TRANSCRIPT")
 
 
 @pytest.mark.parametrize("place", range(3))

@@ -20,14 +20,14 @@ from contextguard_adk import (
     ToolOutputTruncation,
 )
 from contextguard_adk.history.view import HistoryView
-from contextguard_adk.strategies.reduction import Yielding
+from contextguard_adk.strategies.reduction import Relaxed
 from contextguard_adk.summarizing.context import CompactionContext
 from contextguard_adk.testing import SimulatedLlm
 from tests.builders import call, event, model, response, user
 from tests.test_strategies import context, names, small_talk, words
 
 NO_CHANGE, APPLIED, TARGET_REACHED = StrategyResult
-PRESERVED = Yielding(lengths=True, triggers=True, minima=True, preserved=True)
+RELAXED = Relaxed(lengths=True, preferences=True)
 
 
 def reduction(
@@ -35,7 +35,7 @@ def reduction(
     llm: SimulatedLlm | None = None,
     *,
     target_tokens: int = 1,
-    yielding: Yielding = Yielding(),  # noqa: B008 - frozen.
+    relaxed: Relaxed = Relaxed(),  # noqa: B008 - frozen.
     **settings: Any,
 ) -> Reduction:
     """The start of a pipeline run over these contents, which are all history."""
@@ -47,7 +47,7 @@ def reduction(
         **{**settings, "tokens": settings.get("tokens") or made.measure(contents)},
     )
     run = Reduction(made, target_tokens)
-    run.yielding = yielding
+    run.relaxed = relaxed
     return run
 
 
@@ -79,14 +79,12 @@ def instruction(text: str) -> types.Content:
 @pytest.mark.parametrize(
     ("count", "settings", "kept"),
     [
-        pytest.param(49, {}, 49, id="fewer than the minimum"),
-        pytest.param(50, {}, 40, id="the minimum"),
-        pytest.param(100, {}, 40, id="many"),
-        pytest.param(100, {"window_size": 10}, 10, id="small window"),
-        pytest.param(
-            9, {"window_size": 10, "min_messages_before_windowing": 0}, 9, id="all fit"
-        ),
+        (49, {}, 49),
+        (50, {}, 40),
+        (100, {"window_size": 10}, 10),
+        (9, {"window_size": 10, "min_messages_before_windowing": 0}, 9),
     ],
+    ids=["fewer-than-the-minimum", "the-minimum", "small-window", "all-fit"],
 )
 async def test_a_message_window_keeps_the_newest(
     count: int, settings: dict[str, Any], kept: int
@@ -123,15 +121,14 @@ async def test_protected_messages_against_a_strict_window(
 
 
 @pytest.mark.parametrize(
-    ("settings", "yielding", "has_system", "has_task"),
+    ("settings", "relaxed", "has_system", "has_task"),
     [
-        pytest.param({}, Yielding(), True, True, id="defaults"),
-        pytest.param({"preserve_system": False}, Yielding(), False, True, id="system"),
-        pytest.param(
-            {"preserve_initial_task": False}, Yielding(), True, False, id="task"
-        ),
-        pytest.param({}, PRESERVED, False, False, id="all give way"),
+        ({}, Relaxed(), True, True),
+        ({"preserve_system": False}, Relaxed(), False, True),
+        ({"preserve_initial_task": False}, Relaxed(), True, False),
+        ({}, RELAXED, False, False),
     ],
+    ids=["defaults", "system", "task", "relaxed"],
 )
 @pytest.mark.parametrize(
     "window",
@@ -143,13 +140,13 @@ async def test_protected_messages_against_a_strict_window(
 async def test_what_a_window_preserves(
     window: tuple[type[Reducer], dict[str, Any]],
     settings: dict[str, Any],
-    yielding: Yielding,
+    relaxed: Relaxed,
     has_system: bool,
     has_task: bool,
 ) -> None:
     """Instructions in the history and the first task stay, if asked and if possible."""
     talk = [user("Task."), instruction("Rule."), *small_talk(60, 20)]
-    run = reduction(talk, yielding=yielding)
+    run = reduction(talk, relaxed=relaxed)
     kind, own = window
     await kind(**own, **settings).reduce(run)
     texts = names(sent(run))
@@ -159,20 +156,18 @@ async def test_what_a_window_preserves(
 
 
 @pytest.mark.parametrize(
-    ("count", "size_tokens", "budget_tokens", "kept"),
-    [
-        pytest.param(100, 100, 50_000, 100, id="100 small ones all fit"),
-        pytest.param(10, 10_000, 50_000, 5, id="10 large ones of which 5 fit"),
-    ],
+    ("count", "size_tokens", "kept"),
+    [(100, 100, 100), (10, 10_000, 5)],
+    ids=["small-ones-all-fit", "large-ones-of-which-5-fit"],
 )
 async def test_a_token_window_counts_tokens(
-    count: int, size_tokens: int, budget_tokens: int, kept: int
+    count: int, size_tokens: int, kept: int
 ) -> None:
     """Not the number of messages counts but what they take."""
     run = reduction(small_talk(count, size_tokens), window_tokens=200_000)
-    await TokenWindow(budget_tokens=budget_tokens).reduce(run)
+    await TokenWindow(budget_tokens=50_000).reduce(run)
     assert len(run.kept) == kept
-    assert run.measure(run.kept) <= budget_tokens
+    assert run.measure(run.kept) <= 50_000
 
 
 async def test_windows_keep_pairs_whole() -> None:
@@ -235,19 +230,20 @@ def result_lengths(run: Reduction) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("preserve", "yielding", "lengths"),
+    ("preserve", "relaxed", "lengths"),
     [
-        pytest.param(True, Yielding(), [4_000, 9_000], id="kept"),
-        pytest.param(False, Yielding(), [4_000, 4_000], id="shortened when asked"),
-        pytest.param(True, Yielding(lengths=True), [1_000, 9_000], id="tight"),
-        pytest.param(True, PRESERVED, [1_000, 1_000], id="gives way"),
+        (True, Relaxed(), [4_000, 9_000]),
+        (False, Relaxed(), [4_000, 4_000]),
+        (True, Relaxed(lengths=True), [1_000, 9_000]),
+        (True, RELAXED, [1_000, 1_000]),
     ],
+    ids=["kept", "shortened-when-asked", "tight", "relaxed"],
 )
 async def test_the_last_tool_result(
-    preserve: bool, yielding: Yielding, lengths: list[int]
+    preserve: bool, relaxed: Relaxed, lengths: list[int]
 ) -> None:
     """It stays whole unless told otherwise, or the request would not fit."""
-    run = reduction(read_twice(), yielding=yielding)
+    run = reduction(read_twice(), relaxed=relaxed)
     truncation = ToolOutputTruncation(
         preserve_last_tool_result=preserve, show_truncation_notice=False
     )
@@ -257,11 +253,8 @@ async def test_the_last_tool_result(
 
 @pytest.mark.parametrize(
     "contents",
-    [
-        pytest.param(small_talk(5), id="no results"),
-        pytest.param(read_twice()[3:], id="one result"),
-        pytest.param(read_twice(100), id="short results"),
-    ],
+    [small_talk(5), read_twice()[3:], read_twice(100)],
+    ids=["no-results", "one-result", "short-results"],
 )
 async def test_nothing_to_shorten(contents: list[types.Content]) -> None:
     """Without long results before the last one nothing happens."""
@@ -271,11 +264,11 @@ async def test_nothing_to_shorten(contents: list[types.Content]) -> None:
 
 async def test_a_shortened_result_does_not_grow_again() -> None:
     """Settings that are looser than what was decided do not undo it."""
-    run = reduction(read_twice(), yielding=PRESERVED)
+    run = reduction(read_twice(), relaxed=RELAXED)
     truncation = ToolOutputTruncation(show_truncation_notice=False)
     await truncation.reduce(run)
     decided = run.truncation
-    run.yielding = Yielding()
+    run.relaxed = Relaxed()
     assert await truncation.reduce(run) is NO_CHANGE
     assert run.truncation == decided
     assert result_lengths(run) == [1_000, 1_000]
@@ -287,7 +280,7 @@ async def test_a_shortened_result_does_not_grow_again() -> None:
 )
 async def test_tightening_leaves_a_quarter(max_length: int, wanted: int) -> None:
     """To a quarter, to 1,000 characters at most, and never to more than was set."""
-    run = reduction(read_twice(90_000), yielding=Yielding(lengths=True))
+    run = reduction(read_twice(90_000), relaxed=Relaxed(lengths=True))
     truncation = ToolOutputTruncation(
         max_length=max_length, show_truncation_notice=False
     )
@@ -298,12 +291,11 @@ async def test_tightening_leaves_a_quarter(max_length: int, wanted: int) -> None
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        pytest.param(
-            {"smart_truncate": True, "max_length": 3_999}, "4000", id="head and tail"
-        ),
-        pytest.param({"max_length": 0}, "max_length", id="nothing left"),
-        pytest.param({"maxlength": 10}, "maxlength", id="unknown"),
+        ({"smart_truncate": True, "max_length": 3_999}, "4000"),
+        ({"max_length": 0}, "max_length"),
+        ({"maxlength": 10}, "maxlength"),
     ],
+    ids=["head-and-tail", "nothing-left", "unknown"],
 )
 def test_impossible_lengths_are_refused(
     settings: dict[str, Any], complaint: str
@@ -317,28 +309,33 @@ def test_impossible_lengths_are_refused(
 
 
 @pytest.mark.parametrize(
-    ("count", "size_tokens", "yielding", "summaries"),
+    ("count", "size_tokens", "relaxed", "summaries"),
     [
-        pytest.param(100, 800, Yielding(), 0, id="below the trigger"),
-        pytest.param(100, 950, Yielding(), 1, id="above the trigger"),
-        pytest.param(100, 800, Yielding(triggers=True), 1, id="trigger gives way"),
-        pytest.param(19, 5_000, Yielding(), 0, id="too few messages"),
-        pytest.param(
-            19, 4_900, Yielding(triggers=True, minima=True), 1, id="minimum gives way"
-        ),
-        pytest.param(
-            20, 9_000, Yielding(triggers=True), 0, id="what is kept leaves no room"
-        ),
-        pytest.param(20, 9_000, PRESERVED, 1, id="what is kept gives way"),
+        (100, 800, Relaxed(), 0),
+        (100, 950, Relaxed(), 1),
+        (100, 800, RELAXED, 1),
+        (19, 5_000, Relaxed(), 0),
+        (19, 5_000, RELAXED, 1),
+        (20, 9_000, Relaxed(), 0),
+        (20, 9_000, RELAXED, 1),
+    ],
+    ids=[
+        "below-the-trigger",
+        "above-the-trigger",
+        "trigger-relaxed",
+        "too-few",
+        "minimum-relaxed",
+        "what-is-kept-leaves-no-room",
+        "count-relaxed",
     ],
 )
 async def test_when_a_summary_is_paid_for(
-    count: int, size_tokens: int, yielding: Yielding, summaries: int
+    count: int, size_tokens: int, relaxed: Relaxed, summaries: int
 ) -> None:
     """Only where the settings, or the need, ask for one, and where it helps."""
     llm = SimulatedLlm(context_window=1_000_000, summary_replies=["Short."] * 3)
     run = reduction(
-        small_talk(count, size_tokens), llm, target_tokens=50_000, yielding=yielding
+        small_talk(count, size_tokens), llm, target_tokens=50_000, relaxed=relaxed
     )
     await SummaryCompaction().reduce(run)
     assert llm.summaries == run.attempts == summaries
@@ -356,14 +353,12 @@ async def test_the_newest_messages_stay_word_for_word() -> None:
     assert rest == contents[-10:]
 
 
-async def test_a_failed_summariser_is_not_asked_again() -> None:
+async def test_a_failed_summarizer_is_not_asked_again() -> None:
     """One failure is enough for one run: each may take its whole timeout."""
-    llm = SimulatedLlm(
-        context_window=1_000_000, summary_replies=[RuntimeError("down")] * 3
-    )
+    llm = SimulatedLlm(summary_replies=[RuntimeError("down")] * 3)
     run = reduction(small_talk(100, 950), llm, target_tokens=50_000)
     await SummaryCompaction().reduce(run)
-    run.yielding = PRESERVED
+    run.relaxed = RELAXED
     assert await SummaryCompaction().reduce(run) is NO_CHANGE
     assert llm.summaries == 1
     assert run.compaction
@@ -390,11 +385,12 @@ def test_nothing_is_dropped_twice_and_the_live_request_never() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        pytest.param({"truncation": "{"}, id="no JSON"),
-        pytest.param({"truncation": "[1]"}, id="other settings"),
-        pytest.param({"truncation": "[" * 100_000}, id="deep"),
-        pytest.param({"truncated_upto": "00"}, id="unknown content"),
+        {"truncation": "{"},
+        {"truncation": "[1]"},
+        {"truncation": "[" * 100_000},
+        {"truncated_upto": "00"},
     ],
+    ids=["no-json", "other-settings", "deep", "unknown-content"],
 )
 async def test_broken_settings_in_state_count_as_none(change: dict[str, Any]) -> None:
     """State is untrusted: what is no truncation is not applied, and not taken up."""

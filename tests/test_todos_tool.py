@@ -1,7 +1,8 @@
-"""The tool that keeps a todo list, and the list beside a summary."""
+"""The todo list: how it is read, the tool that keeps it, and what models see."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from google.adk.tools.agent_tool import AgentTool
 from pydantic import BaseModel
 
 from contextguard_adk import ContextGuardPlugin, Threshold, TodosTool
-from contextguard_adk.summarizing.todos import LIST_HEADING, write_todo_list
+from contextguard_adk.summarizing.todos import LIST_HEADING, TodoList, load_todos
 from contextguard_adk.testing import Reply, SimulatedLlm
 from contextguard_adk.testing import call as tool_call
 from tests.builders import Chat, answer_text, queued_tool
@@ -30,6 +31,52 @@ agent_tools = pytest.mark.filterwarnings(
 def count(text: str) -> int:
     """One token for four characters."""
     return len(text) // 4
+
+
+class Todo(BaseModel):
+    """A todo as a tool may keep it."""
+
+    content: str
+    status: str
+
+
+@dataclass
+class PlainTodo:
+    """A todo without a status."""
+
+    content: str
+
+
+OWN = "__context_guard_todos_agent"
+TODO = {"content": "Fix it", "status": "done"}
+JUNK = [None, "text", 7, {}, {"content": "  "}, {"content": 1}, {"status": "done"}]
+FOUND = (("done", "Fix it"),)
+STORED: dict[str, tuple[dict[str, Any], Any]] = {
+    "none": ({}, ()),
+    "own-key": ({OWN: [TODO]}, FOUND),
+    "own-key-with-colons": ({"context_guard:todos:agent": [TODO]}, FOUND),
+    "shared-key": ({"todos": [TODO]}, FOUND),
+    "own-key-first": ({OWN: [TODO], "todos": [{"content": "Other"}]}, FOUND),
+    "own-list-is-empty": ({OWN: [], "todos": [TODO]}, ()),
+    "own-is-no-list": ({OWN: "text", "todos": [TODO]}, FOUND),
+    "shared-is-no-list": ({"todos": {"a": TODO}}, ()),
+    "model": ({"todos": [Todo(content="Fix it", status="done")]}, FOUND),
+    "dataclass": ({"todos": [PlainTodo("a")]}, (("pending", "a"),)),
+    "odd-status": ({"todos": [{"content": "a", "status": 1}]}, (("pending", "a"),)),
+    "other-items": ({"todos": [*JUNK, TODO]}, FOUND),
+    "other-agent": ({"__context_guard_todos_other": [TODO]}, ()),
+}
+
+
+@pytest.mark.parametrize(("state", "expected"), STORED.values(), ids=STORED)
+@pytest.mark.parametrize("is_namespaced", [False, True], ids=["plain", "namespaced"])
+def test_todos_are_read(
+    state: dict[str, Any], expected: tuple[tuple[str, str], ...], is_namespaced: bool
+) -> None:
+    """The agent's own list is read, else the shared one; only todos are taken."""
+    todos = load_todos(state, "agent", is_namespaced)
+    assert todos.items == expected
+    assert bool(todos) is bool(expected)
 
 
 def write_once(**args: Any) -> Any:
@@ -100,14 +147,6 @@ async def test_a_bad_list_is_explained_and_nothing_is_lost(
     assert (await chat.state())[KEY] == before
 
 
-async def test_a_list_of_another_tool_is_read() -> None:
-    """The plain key that others use, as long as there is none of our own."""
-    _, chat = chat_with(write_once())
-    await chat.set_state({"todos": [{"content": "Old one"}]})
-    answer = answer_text(await chat.say("todos"))
-    assert "Old one" in answer
-
-
 class Schema(BaseModel):
     """A state that declares nothing of ours."""
 
@@ -156,12 +195,12 @@ async def test_the_list_stands_in_the_request_after_a_compaction() -> None:
         await chat.say("word " * 500)
     assert llm.summaries
     assert "Nothing of note.\n\n[The user's messages" in llm.requests[-1].text
-    assert (
+    listed = (
         f"{LIST_HEADING}\n- [completed] Read the log\n- [in_progress] Fix the leak "
-        "in pod api-7\n- [pending] Write it up\n" in llm.requests[-1].text
+        "in pod api-7\n- [pending] Write it up\n"
     )
-    summary = next(request for request in llm.requests if request.is_summary)
-    assert "restore them using the `todos` tool" in summary.text
+    assert listed in llm.requests[-1].text
+    assert listed in next(r.text for r in llm.requests if r.is_summary)
     # Later changes come after it; the beginning of the request stays as it is.
     head = llm.requests[-1].contents[:2]
     llm.script = write_once(todos=TODOS[:1])
@@ -185,28 +224,28 @@ async def test_no_list_no_words() -> None:
 
 def test_a_long_list_drops_completed_tasks_first() -> None:
     """Then the last ones; it says how many are missing."""
-    todos = [("completed" if n % 2 else "pending", f"task {n}") for n in range(20)]
-    full = write_todo_list(todos, 10_000, count)
-    assert len(full.splitlines()) == 21
-    shorter = write_todo_list(todos, 60, count)
-    assert count(shorter) <= 60
-    kept = [line for line in shorter.splitlines() if "] task" in line]
-    assert kept[0] == "- [pending] task 0"
-    assert not any("completed]" in line for line in kept)
-    assert "more" in shorter.splitlines()[-1]
-    assert write_todo_list(todos, 5, count) == write_todo_list([], 100, count) == ""
+    items = tuple(("completed" if n % 2 else "pending", f"task {n}") for n in range(20))
+    todos = TodoList(items)
+    assert len(todos.render(10_000, count).splitlines()) == 21
+    some = todos.render(100, count)
+    assert 90 < count(some) <= 100
+    assert some.count("- [pending]") == 10
+    assert "task 19" in some
+    assert "task 1\n" not in some
+    few = todos.render(60, count)
+    assert count(few) <= 60
+    assert "completed" not in few
+    assert "task 0\n" in few
+    assert "task 18\n" not in few
+    assert f" {20 - len(few.splitlines()) + 2} more tasks" in few
+    assert todos.render(5, count) == TodoList().render(100, count) == ""
 
 
-def test_a_huge_list_is_cut_in_a_few_steps() -> None:
-    """Somebody else's `todos` key may hold anything."""
-    todos = [("pending", f"task {n} " + "word " * 10) for n in range(4_000)]
-    counted: list[str] = []
-
-    def note(text: str) -> int:
-        counted.append(text)
-        return count(text)
-
-    written = write_todo_list(todos, 500, note)
+def test_a_list_of_anything_is_shown_in_part() -> None:
+    """Somebody else's `todos` key may hold thousands of tasks, or pages in one."""
+    items = [("pending", f"task {n} " + "word " * 10) for n in range(4_000)]
+    written = TodoList((("pending", "page " * 9_000), *items)).render(500, count)
     assert 400 < count(written) <= 500
-    assert written.splitlines()[1].startswith("- [pending] task 0")
-    assert len(counted) < 20
+    _, page, first, *_ = written.splitlines()
+    assert len(page) == 500
+    assert first.startswith("- [pending] task 0")

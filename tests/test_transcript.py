@@ -1,4 +1,4 @@
-"""The conversation as text for a summariser, whole or within a budget."""
+"""The conversation as text for a summarizer, whole or within a budget."""
 
 from __future__ import annotations
 
@@ -24,8 +24,6 @@ from contextguard_adk.summarizing.transcript import (
 )
 from tests.builders import (
     call,
-    call_part,
-    calls,
     model,
     response,
     response_part,
@@ -73,183 +71,123 @@ def answer_with_image(payload: dict[str, Any]) -> types.Content:
     return content(types.Part(function_response=answer))
 
 
+CALL_X = types.FunctionCall(name="x", args={})
+
 # --- rendering ---
 
 
-@pytest.mark.parametrize(
-    ("item", "expected"),
-    [
-        pytest.param(user("Hi."), ["user: Hi."], id="user"),
-        pytest.param(model("Hello."), ["model: Hello."], id="model"),
-        pytest.param(user("a", "b"), ["user: a", "user: b"], id="two-parts"),
-        pytest.param(
-            types.Content(parts=[types.Part(text="a")]), ["user: a"], id="no-role"
+RENDERED: dict[str, tuple[Any, Any]] = {
+    "message": (user("Hi."), ["user: Hi."]),
+    "two-parts": (user("a", "b"), ["user: a", "user: b"]),
+    "no-role": (types.Content(parts=[types.Part(text="a")]), ["user: a"]),
+    "call-without-arguments": (call("search"), ["model: [called tool: search]"]),
+    "call": (
+        call("search", query="Rome"),
+        ['model: [called tool: search]\n{"query":"Rome"}'],
+    ),
+    "result": (
+        response("search", {"a": 1, "b": ["ü"]}),
+        ['user: [tool search returned a result]\n{"a":1,"b":["ü"]}'],
+    ),
+    "empty-result": (response("search", {}), ["user: [tool search returned a result]"]),
+    "result-with-image": (
+        answer_with_image({"result": "seen"}),
+        ["user: [tool look returned a result] [attached image/png, 2 bytes]\nseen"],
+    ),
+    "parallel-results": (
+        responses(response_part("a", "1"), response_part("b", "2")),
+        [
+            "user: [tool a returned a result]\n1",
+            "user: [tool b returned a result]\n2",
+        ],
+    ),
+    "credential-call": (call("adk_request_credential", secret="s3cret"), []),
+    "credential-result": (response("adk_request_credential", {"token": "s3cret"}), []),
+    "thought": (
+        content(types.Part(text="I think.", thought=True), types.Part(text="Yes.")),
+        ["user: Yes."],
+    ),
+    "call-in-a-thought": (
+        content(types.Part(function_call=CALL_X, thought=True), role="model"),
+        ["model: [called tool: x]"],
+    ),
+    "code": (
+        content(
+            types.Part(executable_code=types.ExecutableCode(code="f()")),
+            types.Part(code_execution_result=types.CodeExecutionResult(output="5")),
+            role="model",
         ),
-        pytest.param(
-            call("search"),
-            ["model: [called tool: search]"],
-            id="call-without-arguments",
+        ["model: [ran code]\nf()", "model: [code returned a result]\n5"],
+    ),
+    "empty-code": (
+        content(
+            types.Part(executable_code=types.ExecutableCode()),
+            types.Part(code_execution_result=types.CodeExecutionResult()),
         ),
-        pytest.param(
-            call("search", query="Rome"),
-            ['model: [called tool: search]\n{"query":"Rome"}'],
-            id="call",
-        ),
-        pytest.param(
-            response("search", "sunny"),
-            ["user: [tool search returned a result]\nsunny"],
-            id="result-text",
-        ),
-        pytest.param(
-            response("search", {"a": 1, "b": ["ü"]}),
-            ['user: [tool search returned a result]\n{"a":1,"b":["ü"]}'],
-            id="result-json",
-        ),
-        pytest.param(
-            response("search", {}),
-            ["user: [tool search returned a result]"],
-            id="result-empty",
-        ),
-        pytest.param(
-            response("search", {"error": "not found"}),
-            ['user: [tool search returned a result]\n{"error":"not found"}'],
-            id="result-error",
-        ),
-        pytest.param(
-            answer_with_image({"result": "seen"}),
-            ["user: [tool look returned a result] [attached image/png, 2 bytes]\nseen"],
-            id="result-with-image",
-        ),
-        pytest.param(
-            calls(call_part("a"), call_part("b")),
-            ["model: [called tool: a]", "model: [called tool: b]"],
-            id="parallel-calls",
-        ),
-        pytest.param(
-            responses(response_part("a", "1"), response_part("b", "2")),
-            [
-                "user: [tool a returned a result]\n1",
-                "user: [tool b returned a result]\n2",
-            ],
-            id="parallel-results",
-        ),
-        pytest.param(
-            call("adk_request_credential", secret="s3cret"), [], id="credential-call"
-        ),
-        pytest.param(
-            response("adk_request_credential", {"token": "s3cret"}),
-            [],
-            id="credential-result",
-        ),
-        pytest.param(
-            content(types.Part(text="I think.", thought=True), types.Part(text="Yes.")),
-            ["user: Yes."],
-            id="thought",
-        ),
-        pytest.param(
-            content(
-                types.Part(
-                    function_call=types.FunctionCall(name="x", args={}), thought=True
-                ),
-                role="model",
-            ),
-            ["model: [called tool: x]"],
-            id="call-in-a-thought",
-        ),
-        pytest.param(
-            content(
-                types.Part.from_executable_code(
-                    code="f()", language=types.Language.PYTHON
-                ),
-                types.Part.from_code_execution_result(
-                    outcome=types.Outcome.OUTCOME_OK, output="5"
-                ),
-                role="model",
-            ),
-            ["model: [ran code]\nf()", "model: [code returned a result]\n5"],
-            id="code",
-        ),
-        pytest.param(
-            content(
-                types.Part(executable_code=types.ExecutableCode()),
-                types.Part(code_execution_result=types.CodeExecutionResult()),
-            ),
-            ["user: [ran code]\n", "user: [code returned a result]\n"],
-            id="empty-code",
-        ),
-        pytest.param(
-            content(types.Part(text="See:"), blob()),
-            ["user: See:", "user: [attached image/png, 6 bytes]"],
-            id="image",
-        ),
-        pytest.param(types.Content(role="user"), [], id="no-parts"),
-        pytest.param(
-            types.Content.model_construct(role="user", parts=[None, types.Part()]),
-            [],
-            id="odd-parts",
-        ),
-        pytest.param(
-            user("For context:", "[helper] said: It is sunny."),
-            ["user: [helper] said: It is sunny."],
-            id="relay",
-        ),
-        pytest.param(
-            user("For context: my host is 10.0.0.3."),
-            ["user: For context: my host is 10.0.0.3."],
-            id="user-begins-like-a-relay",
-        ),
-        pytest.param(
-            model("For context: 10.0.0.3."),
-            ["model: For context: 10.0.0.3."],
-            id="model-begins-like-a-relay",
-        ),
-    ],
-)
+        ["user: [ran code]\n", "user: [code returned a result]\n"],
+    ),
+    "image": (
+        content(types.Part(text="See:"), blob()),
+        ["user: See:", "user: [attached image/png, 6 bytes]"],
+    ),
+    "no-parts": (types.Content(role="user"), []),
+    "odd-parts": (
+        types.Content.model_construct(role="user", parts=[None, types.Part()]),
+        [],
+    ),
+    "relay": (
+        user("For context:", "[helper] said: It is sunny."),
+        ["user: [helper] said: It is sunny."],
+    ),
+    "user-begins-like-a-relay": (
+        user("For context: my host is 10.0.0.3."),
+        ["user: For context: my host is 10.0.0.3."],
+    ),
+    "model-begins-like-a-relay": (
+        model("For context: 10.0.0.3."),
+        ["model: For context: 10.0.0.3."],
+    ),
+}
+
+
+@pytest.mark.parametrize(("item", "expected"), RENDERED.values(), ids=RENDERED)
 def test_rendered_content(item: types.Content, expected: list[str]) -> None:
     """Each part has its documented line; credentials and thoughts have none."""
     assert lines(item) == expected
 
 
-def test_entries_know_where_they_come_from() -> None:
-    """Entries carry the index of their content, and whether it may be dropped."""
-    contents = [user("a"), call("x", q=1), response("x", "b"), user("c", "d")]
-    entries = render_entries(contents, [0, 2, 3], pinned=[3])
-    assert [(e.content_index, e.is_tool, e.is_pinned) for e in entries] == [
-        (0, False, False),
-        (2, True, False),
-        (3, False, True),
-        (3, False, True),
+def test_entries_know_what_they_are() -> None:
+    """Entries tell tools from messages, what is pinned, copied and can be recalled."""
+    contents = [user("a"), response("x", "b"), user("c"), content(blob())]
+    contents.append(response("recall_history", "b"))
+    entries = render_entries(contents, [1, 2, 3, 4], pinned=[2], with_handles=True)
+    assert [(e.is_tool, e.is_pinned, e.is_copy) for e in entries] == [
+        (True, False, False),
+        (False, True, False),
+        (False, False, False),
+        (True, False, True),
     ]
+    assert all(entry.handle for entry in entries)
+    assert entries[2].text.endswith(f"6 bytes; item {entries[2].handle}]")
+    assert not render_entries(contents, [1])[0].handle
 
 
-@pytest.mark.parametrize(
-    ("part", "expected"),
-    [
-        pytest.param(blob(), "[attached image/png, 6 bytes]", id="image"),
-        pytest.param(
-            blob("cat.png"), "[attached image/png 'cat.png', 6 bytes]", id="named-image"
-        ),
-        pytest.param(
-            blob(None, None), "[attached file, 6 bytes]", id="image-without-type"
-        ),
-        pytest.param(
-            types.Part(inline_data=types.Blob(mime_type="image/png")),
-            "[attached image/png, 0 bytes]",
-            id="image-without-data",
-        ),
-        pytest.param(file("gs://b/a"), "[attached text/plain 'gs://b/a']", id="file"),
-        pytest.param(
-            file("gs://b/a", "a.txt"), "[attached text/plain 'a.txt']", id="named-file"
-        ),
-        pytest.param(file(None), "[attached text/plain '']", id="file-without-name"),
-        pytest.param(
-            types.Part(file_data=types.FileData(file_uri="gs://b/a")),
-            "[attached file 'gs://b/a']",
-            id="file-without-type",
-        ),
-        pytest.param(types.Part(text="a"), "", id="text"),
-    ],
-)
+MEDIA: dict[str, tuple[Any, Any]] = {
+    "image": (blob("cat.png"), "[attached image/png 'cat.png', 6 bytes]"),
+    "no-type": (blob(None, None), "[attached file, 6 bytes]"),
+    "no-data": (
+        types.Part(inline_data=types.Blob(mime_type="image/png")),
+        "[attached image/png, 0 bytes]",
+    ),
+    "file": (file("gs://b/a"), "[attached text/plain 'gs://b/a']"),
+    "named-file": (file("gs://b/a", "a.txt"), "[attached text/plain 'a.txt']"),
+    "page-long": (file("gs://" + "b" * 9_000), f"[attached text/plain '{'b' * 120}']"),
+    "no-name": (file(None), "[attached text/plain]"),
+    "text": (types.Part(text="a"), ""),
+}
+
+
+@pytest.mark.parametrize(("part", "expected"), MEDIA.values(), ids=MEDIA)
 def test_media_are_named(part: types.Part, expected: str) -> None:
     """An image or a file has a placeholder in place of its bytes."""
     assert describe_media(part) == expected
@@ -270,29 +208,20 @@ def cyclic() -> dict[str, Any]:
     return value
 
 
-@pytest.mark.parametrize(
-    ("payload", "expected"),
-    [
-        pytest.param({"result": "text"}, "text", id="wrapped-text"),
-        pytest.param({"result": ["text"]}, '{"result":["text"]}', id="wrapped-list"),
-        pytest.param({"output": "text"}, '{"output":"text"}', id="other-key"),
-        pytest.param(["a", 1, None], '["a",1,null]', id="list"),
-        pytest.param({"n": math.nan}, '{"n":NaN}', id="nan"),
-        pytest.param({"b": b"ab"}, '{"b":"ab"}', id="bytes"),
-        pytest.param(
-            {"b": b"\xff", "c": "kept"},
-            '{"b": "b\'\\\\xff\'", "c": "kept"}',
-            id="raw-bytes",
-        ),
-        pytest.param(
-            {"a": {"b": "\ud800"}, "c": "ü"},
-            '{"a": {"b": "?"}, "c": "ü"}',
-            id="lone-surrogate",
-        ),
-        pytest.param({"t": datetime.date(2030, 1, 2)}, '{"t":"2030-01-02"}', id="date"),
-        pytest.param({"o": object}, '{"o":"<class \'object\'>"}', id="object"),
-    ],
-)
+PAYLOADS: dict[str, tuple[Any, Any]] = {
+    "text": ({"result": "text"}, "text"),
+    "wrapped": ({"result": ["text"]}, '{"result":["text"]}'),
+    "other-key": ({"output": "text"}, '{"output":"text"}'),
+    "list": (["a", 1, None], '["a",1,null]'),
+    "nan": ({"n": math.nan}, '{"n":NaN}'),
+    "raw-bytes": ({"b": b"\xff", "c": "kept"}, '{"b": "b\'\\\\xff\'", "c": "kept"}'),
+    "surrogate": ({"a": {"b": "\ud800"}, "c": "ü"}, '{"a": {"b": "?"}, "c": "ü"}'),
+    "date": ({"t": datetime.date(2030, 1, 2)}, '{"t":"2030-01-02"}'),
+    "object": ({"o": object}, '{"o":"<class \'object\'>"}'),
+}
+
+
+@pytest.mark.parametrize(("payload", "expected"), PAYLOADS.values(), ids=PAYLOADS)
 def test_payload(payload: object, expected: str) -> None:
     """A text stands as it is, everything else as JSON, whatever is in it."""
     assert payload_text(payload) == expected
@@ -302,11 +231,11 @@ def test_payload(payload: object, expected: str) -> None:
     ("payload", "expected"),
     [
         pytest.param({"note": "still shown", "d": deep(100_000)}, "note", id="deep"),
-        pytest.param(deep(100_000), "list that cannot be shown", id="deep-list"),
+        pytest.param(deep(100_000), "payload: <class 'list'>", id="deep-list"),
         pytest.param(cyclic(), "still shown", id="cycle"),
     ],
 )
-def test_payload_that_cannot_be_serialised(payload: object, expected: str) -> None:
+def test_payload_that_cannot_be_serialized(payload: object, expected: str) -> None:
     """Cycles and endless nesting are described, and what is readable is kept."""
     text = payload_text(payload)
     assert expected in text
@@ -317,34 +246,16 @@ def test_payload_that_cannot_be_serialised(payload: object, expected: str) -> No
 # --- shortening ---
 
 
-@pytest.mark.parametrize(
-    ("text", "max_chars", "expected"),
-    [
-        pytest.param("", 0, "", id="empty"),
-        pytest.param("abc", 3, "abc", id="fits"),
-        pytest.param(
-            "a" * 60 + "b" * 60,
-            64,
-            "aaaaaaaaaa\n[… 120 characters in all, middle left out …]\nbbbbbbbb",
-            id="head-and-tail",
-        ),
-        pytest.param(
-            "a" * 60, 5, "\n[… 60 characters in all, middle left out …]\n", id="notice"
-        ),
-        pytest.param(
-            "a" * 60,
-            -5,
-            "\n[… 60 characters in all, middle left out …]\n",
-            id="negative",
-        ),
-    ],
-)
-def test_shorten(text: str, max_chars: int, expected: str) -> None:
-    """Head and tail are kept, with the whole length between them."""
-    assert shorten(text, max_chars) == expected
+def test_shortened_text() -> None:
+    """Head and tail stay, with the whole length between them; at least the notice."""
+    notice = "\n[… 120 characters in all, middle left out …]\n"
+    text = "a" * 60 + "b" * 60
+    assert shorten(text, 64) == "a" * 10 + notice + "b" * 8
+    assert shorten(text, 5) == shorten(text, -5) == notice
+    assert "left out; item ab12 …" in shorten(text, 64, "ab12")
 
 
-@given(st.text(max_size=2_000), st.integers(60, 2_000))
+@given(st.text(max_size=200), st.integers(60, 300))
 def test_shortened_text_has_its_length(text: str, max_chars: int) -> None:
     """A shortened text is exactly as long as allowed."""
     assert len(shorten(text, max_chars)) == min(len(text), max_chars)
@@ -408,12 +319,12 @@ def test_tool_results_are_shortened_before_messages() -> None:
         assert "20000 characters in all" in entry.body
 
 
-def test_newer_results_keep_more() -> None:
-    """The newest of equal results keeps about three times what the oldest does."""
-    fitted = fit_entries([tool("b" * 9_000) for _ in range(9)], 5_000, count)
-    lengths = [len(entry.body) for entry in fitted]
-    assert lengths == sorted(lengths)
-    assert 2.5 < lengths[-1] / lengths[0] < 3.5
+def test_results_share_the_room() -> None:
+    """Equal results keep equally much; what was recalled once already keeps little."""
+    results = [tool("b" * 9_000), tool("b" * 9_000, is_copy=True), tool("b" * 9_000)]
+    first, copied, last = fit_entries(results, 2_000, count)
+    assert len(first.body) == len(last.body) > 3_000
+    assert 0 < len(copied.body) < 200
 
 
 def test_messages_are_shortened_when_results_are_not_enough() -> None:
@@ -431,9 +342,14 @@ def test_oldest_are_dropped_last_but_never_the_pinned() -> None:
     entries = [said(f"{n} " + "a" * 400) for n in range(100)]
     entries[0] = said("task " + "t" * 400, is_pinned=True)
     entries[40] = said("live " + "l" * 400, is_pinned=True)
+    entries[60] = said("a" * 400, handle="ab12")
+    entries[61] = said("a" * 400, handle="cd34")
     fitted = fit_entries(entries, 1_000, count)
     assert total(fitted) <= 1_000
-    assert fitted[0].text == f"[{100 - len(fitted) + 1} earlier messages left out]"
+    assert fitted[0].text == (
+        f"[{100 - len(fitted) + 1} earlier messages left out; "
+        "the newest are items cd34, ab12]"
+    )
     kept = [entry.body.split()[0] for entry in fitted[1:]]
     assert kept[:2] == ["task", "live"]
     assert kept[2:] == [str(n) for n in range(100 - len(kept) + 2, 100)]
@@ -503,7 +419,7 @@ def joined(parts: list[list[Entry]]) -> str:
         pytest.param(
             [said("a"), Entry("h" * 800), said("b")],
             100,
-            [["a"], ["", "b"]],
+            [["a"], [""], ["b"]],
             id="heading-too-long-between",
         ),
     ],

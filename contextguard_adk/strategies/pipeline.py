@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated
 
 from pydantic import (
@@ -20,23 +21,14 @@ from contextguard_adk.strategies.reducers import (
     TokenWindow,
     ToolOutputTruncation,
 )
-from contextguard_adk.strategies.reduction import Reduction, StrategyResult, Yielding
+from contextguard_adk.strategies.reduction import Reduction, Relaxed, StrategyResult
 from contextguard_adk.strategies.threshold import summarize_everything
 from contextguard_adk.summarizing.context import Compaction, CompactionContext
-
-DEFAULT_TARGET_RATIO = 0.50
 
 EARLY_GAIN_RATIO = 0.05
 """Of the window: what a run before the threshold must gain to be worth a new prefix."""
 
-PASSES = (
-    Yielding(),
-    Yielding(lengths=True),
-    Yielding(lengths=True, triggers=True),
-    Yielding(lengths=True, triggers=True, minima=True),
-    Yielding(lengths=True, triggers=True, minima=True, preserved=True),
-)
-"""What gives way, pass by pass, while the request would not fit otherwise."""
+PASSES = (Relaxed(), Relaxed(lengths=True), Relaxed(lengths=True, preferences=True))
 
 
 def _read_reducer(value: object) -> object:
@@ -51,24 +43,23 @@ def _read_reducer(value: object) -> object:
 
 
 class Pipeline(Strategy):
-    """Drops, shortens and only then summarises.
+    """Drops, shortens and only then summarizes.
 
-    Runs when tokens reach the threshold, or `compression_threshold` of the window
-    where that is set. The reducers run in order: window, tool output, summary,
-    then `reducers`; each is measured before the next one runs, and the pipeline
-    stops at the target, `target_token_ratio` of the window. What was decided stays
-    in place on later calls. A request that would still not fit does not go out
-    because of a preference: lengths, triggers, minima and what is preserved give way
-    in that order, and last the whole history is summarised. Lengths, which cost
-    nothing, also do where the request would stay above the middle between target and
-    threshold: a run that gains little has to be repeated soon.
+    Runs when tokens reach the threshold, or `compression_threshold` of the window if
+    that is less. The reducers run in order: window, tool output, summary, then
+    `reducers`. Each is measured before the next one runs, and the pipeline stops at the
+    target, `target_token_ratio` of the window. What was decided stays in place on later
+    calls. While the request would not fit, settings are relaxed: first lengths, then
+    triggers, minima and what is preserved; at last the whole history is summarized.
+    Lengths are also relaxed when the request would stay above the middle between target
+    and threshold, because a run that gains little has to be repeated soon.
 
     Attributes:
         window: Drops old messages; None leaves them to the other reducers.
         tool_output: Shortens tool results; None leaves them whole.
-        summary: Summarises; None does so only where nothing else helps.
+        summary: Summarizes; None does so only when nothing else helps.
         reducers: Reducers of your own, run after those.
-        compression_threshold: Of the context window, more than 0 and at most 1;
+        compression_threshold: Of the context window, more than 0 and at most 1, and
             larger than the target; None runs at the threshold.
     """
 
@@ -82,8 +73,8 @@ class Pipeline(Strategy):
 
     @field_validator("window", "tool_output", "summary", mode="before")
     @classmethod
-    def _read_switch(cls, value: object, info: ValidationInfo) -> object:
-        """Takes False for None, which TOML cannot write, and tells windows apart."""
+    def _read_step(cls, value: object, info: ValidationInfo) -> object:
+        """Reads False as None, which TOML cannot write, and tells windows apart."""
         if value is False:
             return None
         if not (value is None or isinstance(value, dict | Reducer)):
@@ -106,41 +97,47 @@ class Pipeline(Strategy):
     @property
     def target_token_ratio(self) -> float:
         """Of the context window; where the pipeline may stop."""
-        return self.summary.target_token_ratio if self.summary else DEFAULT_TARGET_RATIO
+        return self.summary.target_token_ratio if self.summary else 0.5
 
     async def compact(self, context: CompactionContext) -> Compaction | None:
-        """Runs the reducers, when the threshold is reached."""
-        if not (context.is_due or self._is_early(context)):
-            return None
+        """Runs the reducers when the threshold is reached."""
         window_tokens = context.budgets.window_tokens
-        target = min(
-            int(self.target_token_ratio * window_tokens), context.limit_tokens - 1
-        )
+        early_tokens = (self.compression_threshold or math.inf) * window_tokens
+        if not (context.is_due or context.tokens >= early_tokens):
+            return None
+        target = int(self.target_token_ratio * window_tokens)
+        target = min(target, context.limit_tokens - 1)
         reduction = Reduction(context, target)
         enough = context.limit_tokens
         if context.is_due:
             enough = (target + enough) // 2
-        for yielding in PASSES:
-            reduction.yielding = yielding
+        for relaxed in PASSES:
+            reduction.relaxed = relaxed
             await self._run(reduction)
             if reduction.tokens <= enough:
                 break
             enough = context.limit_tokens
-        else:
-            return await self._finish(reduction)
-        compaction = reduction.compaction
-        if compaction is None and context.reason == "requested":
-            return await self._finish(reduction)
+        compaction, attempts = reduction.compaction, reduction.attempts
+        is_unanswered = compaction is None and context.reason == "requested"
+        if reduction.tokens > context.limit_tokens or is_unanswered:
+            return await self._summarize_everything(reduction)
         gained_tokens = context.tokens - reduction.tokens
-        least_tokens = int(EARLY_GAIN_RATIO * window_tokens)
-        if compaction is None or not (
-            context.is_due or reduction.attempts or gained_tokens >= least_tokens
+        is_free = not (context.is_due or attempts)
+        if compaction is None or (
+            is_free and gained_tokens < int(EARLY_GAIN_RATIO * window_tokens)
         ):
             return None
-        return compaction.after(reduction.attempts)
+        return compaction.after(attempts)
 
-    async def _finish(self, reduction: Reduction) -> Compaction | None:
-        """Makes the request fit where no reducer could: the full summary."""
+    async def _run(self, reduction: Reduction) -> None:
+        for reducer in (self.window, self.tool_output, self.summary, *self.reducers):
+            if reducer is None:
+                continue
+            if await reducer.reduce(reduction) is StrategyResult.TARGET_REACHED:
+                return
+
+    async def _summarize_everything(self, reduction: Reduction) -> Compaction | None:
+        """Makes the request fit when no reducer could: the full summary."""
         context = reduction.context
         compaction, attempts = reduction.compaction, reduction.attempts
         if compaction is not None and attempts:
@@ -152,18 +149,3 @@ class Pipeline(Strategy):
         if everything is not None:
             return everything.after(attempts + everything.attempts)
         return compaction.after(attempts) if compaction else None
-
-    async def _run(self, reduction: Reduction) -> None:
-        steps = (self.window, self.tool_output, self.summary, *self.reducers)
-        for reducer in steps:
-            if reducer is None:
-                continue
-            result = await reducer.reduce(reduction)
-            if result is StrategyResult.TARGET_REACHED:
-                return
-
-    def _is_early(self, context: CompactionContext) -> bool:
-        early = self.compression_threshold
-        if early is None:
-            return False
-        return context.tokens >= early * context.budgets.window_tokens

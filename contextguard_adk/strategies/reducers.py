@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from contextguard_adk.history.truncation import Truncation
 from contextguard_adk.strategies.reduction import Reduction, StrategyResult
-
-TIGHT_RATIO = 0.25
-"""Of the length set: how short tool results become before a summary is paid for."""
-
-TIGHT_LENGTH = 1_000
-"""Characters; tightening leaves at least so many."""
-
-YIELDING_RATIO = 0.3
-"""Of the target: what the newest messages may take where their number gives way."""
 
 
 class Reducer(BaseModel, ABC):
@@ -34,7 +25,7 @@ class Reducer(BaseModel, ABC):
 
         Args:
             reduction: The request as earlier reducers left it, and what may be done
-                to it. Its `yielding` says which preferences have to give way.
+                to it. Its `relaxed` says which settings not to insist on.
 
         Returns:
             What it achieved; `TARGET_REACHED` stops the pipeline.
@@ -64,24 +55,19 @@ class MessageWindow(Reducer):
 
     async def reduce(self, reduction: Reduction) -> StrategyResult:
         """Drops what is older than the window."""
-        kept = reduction.kept
-        minimum = 0 if reduction.yielding.minima else self.min_messages_before_windowing
-        if len(kept) <= self.window_size or len(kept) < minimum:
+        kept, least = reduction.kept, self.min_messages_before_windowing
+        if reduction.relaxed.preferences:
+            least = 0
+        if len(kept) <= self.window_size or len(kept) < least:
             return StrategyResult.NO_CHANGE
-        stay = {index for index in kept if index in reduction.protected}
-        preserved = [
-            index
-            for index in _find_preserved(
-                reduction, self.preserve_system, self.preserve_initial_task
-            )
-            if index not in stay
-        ]
+        preserved = _find_preserved(self, reduction)
         if self.strict_window_size:
-            preserved = _newest(preserved, self.window_size - len(stay))
-        stay.update(preserved)
-        others = [index for index in kept if index not in stay]
-        stay.update(_newest(others, self.window_size - len(stay)))
-        return reduction.drop([index for index in kept if index not in stay])
+            protected = reduction.protected.intersection(kept)
+            count = max(0, self.window_size - len(protected))
+            preserved = [i for i in preserved if i not in protected]
+            preserved = preserved[max(0, len(preserved) - count) :]
+        costs = dict.fromkeys(kept, 1)
+        return _keep_newest(reduction, preserved, costs, self.window_size)
 
 
 class TokenWindow(Reducer):
@@ -99,22 +85,38 @@ class TokenWindow(Reducer):
 
     async def reduce(self, reduction: Reduction) -> StrategyResult:
         """Drops what is older than the budget reaches."""
-        kept = reduction.kept
-        if reduction.measure(kept) <= self.budget_tokens:
+        costs = {index: reduction.measure([index]) for index in reduction.kept}
+        if sum(costs.values()) <= self.budget_tokens:
             return StrategyResult.NO_CHANGE
-        stay = {index for index in kept if index in reduction.protected}
-        stay.update(
-            _find_preserved(reduction, self.preserve_system, self.preserve_initial_task)
-        )
-        room = self.budget_tokens - reduction.measure(stay)
-        for index in reversed(kept):
-            if index in stay:
-                continue
-            room -= reduction.measure([index])
-            if room < 0:
-                break
-            stay.add(index)
-        return reduction.drop([index for index in kept if index not in stay])
+        preserved = _find_preserved(self, reduction)
+        return _keep_newest(reduction, preserved, costs, self.budget_tokens)
+
+
+def _find_preserved(
+    window: MessageWindow | TokenWindow, reduction: Reduction
+) -> list[int]:
+    """What a window keeps whatever its age, oldest first."""
+    if reduction.relaxed.preferences:
+        return []
+    first = reduction.context.view.first_task_index
+    return [
+        index
+        for index in reduction.kept
+        if (window.preserve_system and reduction.is_instruction(index))
+        or (window.preserve_initial_task and index == first)
+    ]
+
+
+def _keep_newest(
+    reduction: Reduction, preserved: Iterable[int], costs: Mapping[int, int], room: int
+) -> StrategyResult:
+    """Drops all but what is protected or preserved and the newest that fit the room."""
+    stay = reduction.protected.intersection(costs).union(preserved)
+    room -= sum(costs[index] for index in stay)
+    dropped = [index for index in costs if index not in stay]
+    while dropped and room >= costs[dropped[-1]]:
+        room -= costs[dropped.pop()]
+    return reduction.drop(dropped)
 
 
 class ToolOutputTruncation(Reducer):
@@ -151,55 +153,47 @@ class ToolOutputTruncation(Reducer):
         last = reduction.last_tool_result()
         if last is None:
             return StrategyResult.NO_CHANGE
-        upto = last
-        if self.preserve_last_tool_result and not reduction.yielding.preserved:
-            earlier = reduction.last_tool_result(before=last)
-            if earlier is None:
+        if self.preserve_last_tool_result and not reduction.relaxed.preferences:
+            last = reduction.last_tool_result(before=last)
+            if last is None:
                 return StrategyResult.NO_CHANGE
-            upto = earlier
-        truncation = self._truncation(reduction.yielding.lengths)
+        truncation = self._truncation(reduction.relaxed.lengths)
         if reduction.truncation is not None:
             # What is short already does not grow again.
-            known, known_upto = reduction.truncation
-            upto = max(upto, known_upto)
+            known, known_last = reduction.truncation
+            last = max(last, known_last)
             if known.result_length and not truncation.result_length:
                 truncation = known
-            if (truncation, upto) == reduction.truncation:
+            if (truncation, last) == reduction.truncation:
                 return StrategyResult.NO_CHANGE
-        return reduction.truncate(truncation, upto)
+        return reduction.truncate(truncation, last)
 
     def _truncation(self, is_tight: bool) -> Truncation:
-        """How to shorten: as set, or where that does not help to a quarter of it."""
-        truncation = Truncation(
-            max_length=self.max_length,
+        """How to shorten: as set, or to a quarter but at least 1,000 characters."""
+        ratio = 1.0
+        if is_tight:
+            ratio = min(1.0, max(0.25, 1_000 / self.max_length))
+        max_length = int(self.max_length * ratio)
+        return Truncation(
+            max_length=max_length,
             show_truncation_notice=self.show_truncation_notice,
             smart_truncate=self.smart_truncate,
-            head_length=self.head_length,
-            tail_length=self.tail_length,
-        )
-        if not is_tight:
-            return truncation
-        ratio = min(1.0, max(TIGHT_RATIO, TIGHT_LENGTH / self.max_length))
-        tight_length = int(self.max_length * ratio)
-        return replace(
-            truncation,
-            max_length=tight_length,
             head_length=int(self.head_length * ratio),
             tail_length=int(self.tail_length * ratio),
-            result_length=tight_length,
+            result_length=max_length if is_tight else 0,
         )
 
 
 class SummaryCompaction(Reducer):
-    """Summarises all but the newest messages when pressure is very high.
+    """Summarizes all but the newest messages when pressure is very high.
 
-    It is paid for only where the result is expected to leave room for more, half-way
+    It is paid for only when the result is expected to leave room for more, half-way
     between target and threshold; else fewer of the newest messages stay.
 
     Attributes:
-        trigger_threshold: Of the context window; below it nothing is summarised.
+        trigger_threshold: Of the context window; below it nothing is summarized.
         target_token_ratio: Of the context window; where the pipeline may stop.
-        min_messages_for_summary: Below so many messages nothing is summarised.
+        min_messages_for_summary: Below so many messages nothing is summarized.
         preserve_recent_count: How many of the newest messages stay word for word.
     """
 
@@ -218,40 +212,17 @@ class SummaryCompaction(Reducer):
         return self
 
     async def reduce(self, reduction: Reduction) -> StrategyResult:
-        """Summarises, where the request is still above the trigger."""
+        """Summarizes when the request is still above the trigger."""
         window = reduction.context.budgets.window_tokens
-        yielding = reduction.yielding
+        keep, target = self.preserve_recent_count, reduction.target_tokens
+        if reduction.relaxed.preferences:
+            while keep and reduction.expect_beside_summary(keep) > 0.3 * target:
+                keep //= 2
+            return await reduction.summarize(keep)
         is_triggered = reduction.tokens >= self.trigger_threshold * window
         has_enough = len(reduction.kept) >= self.min_messages_for_summary
-        if not (is_triggered or yielding.triggers):
+        if not (is_triggered and has_enough):
             return StrategyResult.NO_CHANGE
-        if not (has_enough or yielding.minima):
+        if reduction.expect_beside_summary(keep) > target:
             return StrategyResult.NO_CHANGE
-        keep = self.preserve_recent_count
-        if not yielding.preserved:
-            if reduction.expect_beside_summary(keep) > reduction.target_tokens:
-                return StrategyResult.NO_CHANGE
-            return await reduction.summarize(keep)
-        few_tokens = int(reduction.target_tokens * YIELDING_RATIO)
-        while keep and reduction.expect_beside_summary(keep) > few_tokens:
-            keep //= 2
         return await reduction.summarize(keep)
-
-
-def _newest(indexes: list[int], count: int) -> list[int]:
-    return indexes[max(0, len(indexes) - count) :] if count > 0 else []
-
-
-def _find_preserved(
-    reduction: Reduction, preserve_system: bool, preserve_task: bool
-) -> list[int]:
-    """What a window keeps whatever its age, oldest first."""
-    if reduction.yielding.preserved:
-        return []
-    first = reduction.context.view.first_task_index
-    return [
-        index
-        for index in reduction.kept
-        if (preserve_system and reduction.is_instruction(index))
-        or (preserve_task and index == first)
-    ]

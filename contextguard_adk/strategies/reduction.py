@@ -34,20 +34,17 @@ class StrategyResult(Enum):
 
 
 @dataclass(frozen=True)
-class Yielding:
-    """Which preferences have to give way, because the request would not fit.
+class Relaxed:
+    """Which settings are relaxed, because the request would not fit.
 
     Attributes:
         lengths: Lengths below which nothing is shortened.
-        triggers: Thresholds at which a reducer starts.
-        minima: Numbers of messages below which it does nothing.
-        preserved: What it would rather leave alone.
+        preferences: Thresholds at which a reducer starts, numbers of messages below
+            which it does nothing, and what it would rather leave alone.
     """
 
     lengths: bool = False
-    triggers: bool = False
-    minima: bool = False
-    preserved: bool = False
+    preferences: bool = False
 
 
 class Reduction:
@@ -58,7 +55,7 @@ class Reduction:
         target_tokens: Where the pipeline may stop.
 
     Attributes:
-        yielding: Which preferences give way in this pass.
+        relaxed: Which settings are relaxed in this pass.
         compaction: What has been decided so far; None while nothing has.
         attempts: How many summaries were paid for.
     """
@@ -66,7 +63,7 @@ class Reduction:
     def __init__(self, context: CompactionContext, target_tokens: int) -> None:
         self.context = context
         self.target_tokens = target_tokens
-        self.yielding = Yielding()
+        self.relaxed = Relaxed()
         self.compaction: Compaction | None = None
         self.attempts = 0
         view = context.view

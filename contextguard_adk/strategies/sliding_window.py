@@ -1,4 +1,4 @@
-"""Summarises the older history and keeps the newest contents word for word."""
+"""Summarizes the older history and keeps the newest contents word for word."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from contextguard_adk.strategies.base import Strategy
 from contextguard_adk.strategies.threshold import summarize_everything
 from contextguard_adk.summarizing.context import Compaction, CompactionContext
 
-MIN_KEPT_CONTENTS = 3
-KEPT_RATIO = 0.30
+MIN_KEPT = 3
+"""Contents."""
 
 KEPT_TOKENS_RATIO = 0.10
 """Of the window; what is kept after tokens ran out should not take more."""
 
 
 class SlidingWindow(Strategy):
-    """Summarises older history when it grows beyond a number of contents.
+    """Summarizes older history when it grows beyond a number of contents.
 
     Fires when more than `max_turns` contents are not covered by a summary, or when
     tokens reach the threshold. It keeps the newest 30 % of them, at least 3, at a
     cut that separates no tool call from its result. While the result would not
     fit, or what is kept would fill the window again soon, the number kept is halved
-    down to 3; where even that does not fit, everything is summarised.
+    down to 3; where even that does not fit, everything is summarized.
 
     Attributes:
         max_turns: How many contents (messages, tool calls, tool results) may stand
@@ -37,7 +37,9 @@ class SlidingWindow(Strategy):
         """Compacts the older contents, when there are too many or too large ones."""
         if context.is_due:
             return await self._compact(context)
-        if not self._has_too_many_contents(context):
+        view, most = context.view, self.max_turns
+        # Counting all contents first is cheaper than finding out what is history.
+        if len(view.contents) <= most or len(view.uncovered) <= most:
             return None
         compaction = await self._compact(context)
         return replace(compaction, reason="turns") if compaction else None
@@ -45,7 +47,7 @@ class SlidingWindow(Strategy):
     async def _compact(self, context: CompactionContext) -> Compaction | None:
         compaction: Compaction | None = None
         attempts = 0
-        keep = max(MIN_KEPT_CONTENTS, int(len(context.view.uncovered) * KEPT_RATIO))
+        keep = max(MIN_KEPT, int(len(context.view.uncovered) * 0.30))
         while attempts < self.max_compaction_attempts:
             keep, covered = _choose(context, keep)
             if not covered - context.view.model_covered:
@@ -56,20 +58,14 @@ class SlidingWindow(Strategy):
             attempts += 1
             if context.fits(compaction):
                 return compaction.after(attempts)
-            if keep <= MIN_KEPT_CONTENTS:
+            if keep <= MIN_KEPT:
                 break
-            keep = max(MIN_KEPT_CONTENTS, keep // 2)
+            keep = max(MIN_KEPT, keep // 2)
         if not context.is_due:
             return context.squeeze(compaction).after(attempts) if compaction else None
         rest = max(1, self.max_compaction_attempts - attempts)
         everything = await summarize_everything(context, rest)
         return everything.after(attempts + everything.attempts) if everything else None
-
-    def _has_too_many_contents(self, context: CompactionContext) -> bool:
-        view = context.view
-        if len(view.contents) <= self.max_turns:
-            return False
-        return len(view.uncovered) > self.max_turns
 
 
 def _choose(context: CompactionContext, keep: int) -> tuple[int, frozenset[int]]:
@@ -78,14 +74,14 @@ def _choose(context: CompactionContext, keep: int) -> tuple[int, frozenset[int]]
     A summary is paid for only where the result is expected to fit.
     """
     covered = context.older_than(keep)
-    while keep > MIN_KEPT_CONTENTS and _is_too_much(context, covered):
-        keep = max(MIN_KEPT_CONTENTS, keep // 2)
+    while keep > MIN_KEPT and _is_too_much(context, covered):
+        keep = max(MIN_KEPT, keep // 2)
         covered = context.older_than(keep)
     return keep, covered
 
 
 def _is_too_much(context: CompactionContext, covered: frozenset[int]) -> bool:
-    """Tells whether what would stay is too large, or large enough to fire again."""
+    """Whether what would stay is too large, or large enough to fire again."""
     if context.expect(covered) > context.limit_tokens:
         return True
     if not context.is_due:

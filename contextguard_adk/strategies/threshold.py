@@ -1,4 +1,4 @@
-"""Summarises the whole history once the window is nearly full."""
+"""Summarizes the whole history once the window is nearly full."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Threshold(Strategy):
 async def summarize_everything(
     context: CompactionContext, max_attempts: int
 ) -> Compaction | None:
-    """Summarises all history that may be, in as few summaries as it takes.
+    """Summarizes all history that may be covered, in as few summaries as possible.
 
     Returns:
-        The compaction; None when nothing is left to summarise.
+        The compaction; None when nothing is left to summarize.
     """
     covered = context.older_than(0)
     if not covered - context.view.model_covered:
@@ -53,7 +53,7 @@ async def summarize_everything(
 def _can_shorter_fit(
     context: CompactionContext, compaction: Compaction, budget_tokens: int
 ) -> bool:
-    """Tells whether a summary of that length is shorter, and could be enough."""
+    """Whether a summary of that length would be shorter, and could be enough."""
     count = token_counter(context.correction or DEFAULT_CORRECTION)
     text_tokens = count(compaction.stored.text)
     without_text = compaction.tokens - text_tokens

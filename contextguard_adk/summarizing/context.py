@@ -48,6 +48,9 @@ MECHANICAL_TAIL_RATIO = 0.45
 MECHANICAL_SUMMARY_RATIO = 0.20
 """How much of the threshold a mechanical summary may take."""
 
+MAX_TODOS_CHARS = 8_000
+"""What a summarizer is shown of a todo list."""
+
 Reason = Literal["tokens", "requested", "overflow", "turns"]
 """Why a history is compacted; `turns` where there are too many contents."""
 
@@ -259,7 +262,7 @@ class CompactionContext:
             entries=render_entries(view.contents, new, pinned, self.has_recall),
             previous_summary=view.stored.model_text if view.stored else "",
             live_request=self.composer.live_text,
-            todos=self.todos.for_summarizer(),
+            todos=self.todos.render(MAX_TODOS_CHARS, len),
             budget_tokens=budget_tokens,
             correction=self.correction,
             conversation=conversation,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import bisect
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from google.adk.tools.base_tool import BaseTool
@@ -17,14 +17,9 @@ if TYPE_CHECKING:
     from google.adk.tools.tool_context import ToolContext
 
 SHARED_TODOS_KEY = "todos"
-MAX_TODO_CHARS = 500
-"""A single item longer than this is cut."""
-
-MAX_TODOS_CHARS = 8_000
-"""A list longer than this is cut at the end of an item."""
-
 TODOS_TOOL = "todos"
 LIST_HEADING = "[The todo list as it stands]"
+
 
 _DESCRIPTION = (
     "Keeps your todo list. Give the whole list in `todos` to replace it; give nothing "
@@ -50,7 +45,7 @@ _TODOS = TypeAdapter(list[TodoItem])
 
 
 class TodosTool(BaseTool):
-    """A tool named `todos`: given the whole list it writes it, given nothing it reads.
+    """A tool named `todos`: writes the whole list when given one, else reads it.
 
     The list is kept in session state under the agent's name. After a compaction it
     stands beside the summary as it is, whatever the summary says.
@@ -60,34 +55,25 @@ class TodosTool(BaseTool):
         super().__init__(name=TODOS_TOOL, description=_DESCRIPTION)
 
     def _get_declaration(self) -> types.FunctionDeclaration:
-        item = TodoItem.model_json_schema()
-        properties = {
-            name: {key: value for key, value in schema.items() if key != "title"}
-            for name, schema in item["properties"].items()
-        }
-        schema = {"type": "object", "properties": properties, "required": ["content"]}
+        schema = TodoItem.model_json_schema()
+        for name in ("title", "description"):
+            del schema[name]
+        todos = {"type": "array", "items": schema}
         return types.FunctionDeclaration(
             name=self.name,
             description=self.description,
-            parameters_json_schema={
-                "type": "object",
-                "properties": {"todos": {"type": "array", "items": schema}},
-            },
+            parameters_json_schema={"type": "object", "properties": {"todos": todos}},
         )
 
     async def run_async(
         self, *, args: dict[str, Any], tool_context: ToolContext
     ) -> dict[str, Any]:
-        """Writes or reads the list; a list that is none gets an answer that helps."""
+        """Writes or reads the list; explains what is wrong with a list it refuses."""
         agent, state = tool_context.agent_name, tool_context.state
         is_namespaced = _needs_namespaced_keys(tool_context)
         if args.get("todos") is None:
-            todos = load_todos(state, agent, is_namespaced)
-            return {
-                "todos": [
-                    {"content": content, "status": status} for status, content in todos
-                ]
-            }
+            todos = load_todos(state, agent, is_namespaced).items
+            return {"todos": [{"content": text, "status": s} for s, text in todos]}
         try:
             items = _TODOS.validate_python(args["todos"])
         except ValidationError as error:
@@ -99,9 +85,9 @@ class TodosTool(BaseTool):
                 "in_progress or completed) and `active_form`."
             }
         # The other form of the key could hold an older list, which would be read.
-        stored = [item.model_dump(exclude_defaults=True) for item in items]
         state[AgentState(state, agent, is_namespaced).key(SHARED_TODOS_KEY)] = [
-            {"status": "pending", **item} for item in stored
+            {"status": "pending", **item.model_dump(exclude_defaults=True)}
+            for item in items
         ]
         open_count = sum(item.status != "completed" for item in items)
         return {"result": f"{len(items)} todos are stored, {open_count} of them open."}
@@ -117,16 +103,45 @@ def _needs_namespaced_keys(tool_context: ToolContext) -> bool:
     return root is None or declares_state_schema(root)
 
 
-class TodoList(list[tuple[str, str]]):
-    """Todos."""
+@dataclass(frozen=True)
+class TodoList:
+    """The todo list of an agent.
+
+    Attributes:
+        items: Status and content of each task.
+    """
+
+    items: tuple[tuple[str, str], ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.items)
 
     def render(self, budget_tokens: int, count: TokenCounter) -> str:
-        """For the agent."""
-        return write_todo_list(self, budget_tokens, count)
+        """Renders the list for a model, one line for each task.
 
-    def for_summarizer(self) -> str:
-        """For the summarizer."""
-        return render_todos(self)
+        What exceeds the budget is left out: completed tasks, oldest first, then the
+        last ones. Returns "" when the list is empty or no task fits.
+        """
+        lines = [
+            " ".join(f"- [{status}] {content}".split())
+            for status, content in self.items
+        ]
+        whole = "\n".join([LIST_HEADING, *lines])
+        if not lines or count(whole) <= budget_tokens:
+            return whole if lines else ""
+        done = [i for i in range(len(lines)) if self.items[i][0] == "completed"]
+        still_open = sorted(set(range(len(lines))).difference(done))
+        note = "- … and {} more tasks that are not shown"
+        room = budget_tokens - count(f"{LIST_HEADING}\n{note}") - 1
+        kept = []
+        for i in [*still_open, *reversed(done)]:
+            if (cost := count(lines[i]) + 1) <= room:
+                room -= cost
+                kept.append(i)
+        if not kept:
+            return ""
+        shown = [lines[i] for i in sorted(kept)]
+        return "\n".join([LIST_HEADING, *shown, note.format(len(lines) - len(kept))])
 
 
 def load_todos(state: StateLike, agent: str, is_namespaced: bool = False) -> TodoList:
@@ -135,97 +150,20 @@ def load_todos(state: StateLike, agent: str, is_namespaced: bool = False) -> Tod
     The agent's own key is read first, then the plain `todos` key that other tools
     write. Items may be dicts or models with `content` and `status`; anything else
     is left out.
-
-    Returns:
-        `(status, content)` pairs; empty when there is no list.
     """
     stored = AgentState(state, agent, is_namespaced).read(SHARED_TODOS_KEY)
     if not isinstance(stored, list):
         stored = state.get(SHARED_TODOS_KEY)
     if not isinstance(stored, list):
         return TodoList()
-    return TodoList(item for item in map(_read_item, stored) if item)
+    return TodoList(tuple(item for item in map(_read_item, stored) if item))
 
 
 def _read_item(item: object) -> tuple[str, str] | None:
-    if isinstance(item, Mapping):
-        content, status = item.get("content"), item.get("status")
-    else:
-        content = getattr(item, "content", None)
-        status = getattr(item, "status", None)
+    content, status = (
+        item.get(name) if isinstance(item, Mapping) else getattr(item, name, None)
+        for name in ("content", "status")
+    )
     if not isinstance(content, str) or not content.strip():
         return None
     return (status if isinstance(status, str) else "pending", content)
-
-
-def render_todos(todos: list[tuple[str, str]], has_todos_tool: bool = True) -> str:
-    """Renders a todo list for the summariser.
-
-    Args:
-        todos: What `load_todos` returned.
-        has_todos_tool: Whether the agent has a tool of that name to restore them.
-
-    Returns:
-        The list and what to do with it; "" when it is empty.
-    """
-    if not todos:
-        return ""
-    lines, used = [], 0
-    for status, content in todos:
-        line = " ".join(f"- [{status}] {content}".split())[:MAX_TODO_CHARS]
-        used += len(line) + 1
-        if used > MAX_TODOS_CHARS:
-            break
-        lines.append(line)
-    instruction = (
-        "Include these tasks and their statuses in your summary under a dedicated "
-        '"## Todo List" section.'
-    )
-    if has_todos_tool:
-        instruction += (
-            " Instruct the resuming assistant to restore them using the `todos` tool "
-            "to continue tracking progress."
-        )
-    listed = "\n".join(lines)
-    return f"[Current todo list]\n{listed}\n[End todo list]\n\n{instruction}"
-
-
-def write_todo_list(
-    todos: Sequence[tuple[str, str]], budget_tokens: int, count: TokenCounter
-) -> str:
-    """Writes a todo list for the agent, word for word.
-
-    Args:
-        todos: What `load_todos` returned.
-        budget_tokens: What the list may take.
-        count: Tokens of a text.
-
-    Returns:
-        The list; where it is too long, completed tasks are left out first, then the
-        last ones. "" when it is empty.
-    """
-    done = [i for i, (status, _) in enumerate(todos) if status == "completed"]
-    still_open = sorted(set(range(len(todos))).difference(done), reverse=True)
-    dispensable = done + still_open
-
-    def write(left_out: int) -> str:
-        gone = set(dispensable[:left_out])
-        lines = [LIST_HEADING]
-        lines += [
-            " ".join(f"- [{status}] {text}".split())
-            for i, (status, text) in enumerate(todos)
-            if i not in gone
-        ]
-        if left_out:
-            lines.append(f"- … and {left_out} more, completed ones first left out")
-        return "\n".join(lines)
-
-    def fits(left_out: int) -> bool:
-        return count(write(left_out)) <= budget_tokens
-
-    if not todos:
-        return ""
-    if fits(0):
-        return write(0)
-    left_out = bisect.bisect_left(range(len(todos)), True, lo=1, key=fits)
-    return write(left_out) if left_out < len(todos) else ""

@@ -1,13 +1,13 @@
-"""The conversation as text for a summariser, within a budget of tokens.
+"""The conversation as text for a summarizer, within a budget of tokens.
 
-Nothing is left out while everything fits. Beyond that tool results are shortened
-first (small ones stay whole, large ones keep head and tail, newer ones get more),
-then messages; only then are the oldest entries dropped, never the first task or the
-live request.
+Everything stays while it fits. Beyond that tool results are shortened first (small
+ones stay whole, large ones keep head and tail), then messages; only then are the
+oldest entries dropped, never the first task or the current request.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -24,25 +24,13 @@ from contextguard_adk.measuring.shortening import (
 )
 
 HIDDEN_CALLS = frozenset({"adk_request_credential"})
-"""Calls that carry credentials; they never reach a summariser."""
+"""Calls that carry credentials; they never reach a summarizer."""
 
 RECALL_TOOL = "recall_history"
 """The tool that reads compacted history back; its results are copies of that."""
 
-NEWEST_WEIGHT = 3.0
-"""The newest tool result may keep this many times what the oldest may."""
-
 MIN_BODY_TOKENS = 40
-"""Below this an excerpt says nothing; the entry is dropped instead."""
-
-MIN_PART_RATIO = 0.25
-"""An entry is split where at least this much of a part would be left unused."""
-
-MAX_NAME_CHARS = 120
-"""The end of a file's name or address that is told; some addresses hold pages."""
-
-MAX_NOTED_HANDLES = 3
-"""How many of the entries that were dropped are named."""
+"""A shorter excerpt says nothing; the entry is dropped instead."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +38,12 @@ class Entry:
     """One message, call or result of a transcript.
 
     Attributes:
-        heading: What always stands there, such as `user: [tool X returned a result]`.
+        heading: What always stays, such as `user: [tool X returned a result]`.
         body: What may be shortened.
         is_tool: Whether the body is a tool's arguments or result.
         is_pinned: Whether the entry is never dropped.
-        is_copy: Whether the body stands in the history once more.
-        handle: Under which name the whole can be read back; "" for none.
-        content_index: Where it comes from.
+        is_copy: Whether the history holds the body a second time.
+        handle: The name under which the whole can be read back; "" for none.
     """
 
     heading: str
@@ -65,7 +52,6 @@ class Entry:
     is_pinned: bool = False
     is_copy: bool = False
     handle: str = ""
-    content_index: int = -1
 
     @property
     def text(self) -> str:
@@ -79,48 +65,40 @@ def render_entries(
     pinned: Iterable[int] = (),
     with_handles: bool = False,
 ) -> list[Entry]:
-    """Renders contents as transcript entries, in order.
+    """Renders some contents as entries, one for each part, in order.
 
-    Args:
-        contents: The contents of the request.
-        indexes: Which of them to render.
-        pinned: Which of those are never dropped.
-        with_handles: Whether the handles of what is shortened are to be told.
-
-    Returns:
-        The entries; a content with several parts gives several.
+    Those of `pinned` contents are never dropped. With handles, what is shortened or
+    attached names the item that can be recalled.
     """
     kept = set(pinned)
-    return [
-        replace(entry, is_pinned=index in kept, content_index=index)
-        for index in indexes
-        for entry in _render_content(contents[index], with_handles)
-    ]
-
-
-def _render_content(content: types.Content, with_handles: bool) -> list[Entry]:
-    role = content.role or "user"
     entries = []
-    parts = [part for part in content.parts or () if part]
-    if is_relay(content):
-        del parts[0]  # ADK's preamble says nothing about the conversation.
-    for part in parts:
-        if part.thought and not part.function_call:
-            continue
-        handle = handle_of(part) if with_handles else ""
-        entry = _render_part(role, part, handle)
-        if entry:
-            entries.append(replace(entry, handle=handle))
+    for index in indexes:
+        content = contents[index]
+        parts = [part for part in content.parts or () if part]
+        if is_relay(content):
+            del parts[0]  # ADK's preamble says nothing about the conversation.
+        for part in parts:
+            handle = handle_of(part) if with_handles else ""
+            entry = _render_part(content.role or "user", part, handle)
+            if entry:
+                is_pinned = index in kept
+                entries.append(replace(entry, is_pinned=is_pinned, handle=handle))
     return entries
 
 
 def _render_part(role: str, part: types.Part, handle: str) -> Entry | None:
+    if part.thought and not part.function_call:
+        return None
     if part.text:
         return Entry(f"{role}: ", part.text)
-    if part.function_call:
-        return _render_call(role, part.function_call)
-    if part.function_response:
-        return _render_response(role, part.function_response)
+    if call := part.function_call:
+        heading = f"{role}: [called tool: {call.name}]"
+        return _render_payload(heading, call.name, call.args)
+    if response := part.function_response:
+        media = [describe_media(item) for item in response.parts or ()]
+        heading = f"{role}: [tool {response.name} returned a result]"
+        heading = " ".join([heading, *filter(None, media)])
+        return _render_payload(heading, response.name, response.response)
     if part.executable_code:
         return Entry(f"{role}: [ran code]\n", part.executable_code.code or "", True)
     if part.code_execution_result:
@@ -132,33 +110,20 @@ def _render_part(role: str, part: types.Part, handle: str) -> Entry | None:
     return Entry(f"{role}: {placeholder}") if placeholder else None
 
 
-def _render_call(role: str, call: types.FunctionCall) -> Entry | None:
-    if call.name in HIDDEN_CALLS:
+def _render_payload(heading: str, tool: str | None, payload: object) -> Entry | None:
+    if tool in HIDDEN_CALLS:
         return None
-    heading = f"{role}: [called tool: {call.name}]"
-    if not call.args:
+    if not payload:
         return Entry(heading)
-    return Entry(f"{heading}\n", payload_text(call.args), True)
-
-
-def _render_response(role: str, response: types.FunctionResponse) -> Entry | None:
-    if response.name in HIDDEN_CALLS:
-        return None
-    heading = f"{role}: [tool {response.name} returned a result]"
-    media = [describe_media(part) for part in response.parts or ()]
-    heading = " ".join([heading, *filter(None, media)])
-    if not response.response:
-        return Entry(heading)
-    body = payload_text(response.response)
-    is_copy = response.name == RECALL_TOOL
-    return Entry(f"{heading}\n", body, is_tool=True, is_copy=is_copy)
+    is_copy = tool == RECALL_TOOL
+    return Entry(f"{heading}\n", payload_text(payload), is_tool=True, is_copy=is_copy)
 
 
 def payload_text(payload: object) -> str:
     """Renders a tool's arguments or result as text.
 
-    ADK wraps what is not a dict as `{"result": …}`; a text in it stands as it is,
-    everything else as JSON.
+    ADK wraps everything but a dict as `{"result": …}`: a text in it is returned as it
+    is, all else as JSON.
     """
     if isinstance(payload, dict) and list(payload) == ["result"]:
         value = payload["result"]
@@ -173,180 +138,115 @@ def payload_text(payload: object) -> str:
     try:
         text = json.dumps(payload, ensure_ascii=False, default=repr)
     except (ValueError, TypeError, RecursionError):
-        return _shallow_text(payload)
+        fields = payload if isinstance(payload, dict) else {"payload": payload}
+        text = "\n".join(
+            f"{name}: {value if isinstance(value, str | int | float) else type(value)}"
+            for name, value in fields.items()
+        )
     return text.encode("utf-8", "replace").decode()
 
 
-def _shallow_text(payload: object) -> str:
-    """Describes what cannot be serialised, a few levels deep, without recursion."""
-    if not isinstance(payload, dict):
-        return f"[{type(payload).__name__} that cannot be shown]"
-    shown = [
-        f"{key}: {value if isinstance(value, str | int | float) else type(value)}"
-        for key, value in payload.items()
-    ]
-    return "\n".join(shown).encode("utf-8", "replace").decode()
-
-
 def describe_media(part: types.Part | types.FunctionResponsePart) -> str:
-    """Names an image or a file where its bytes cannot stand; "" for other parts."""
-    if part.inline_data:
-        blob = part.inline_data
-        name = blob.display_name or ""
-        name = f" {name[-MAX_NAME_CHARS:]!r}" if name else ""
-        size = len(blob.data or b"")
-        return f"[attached {blob.mime_type or 'file'}{name}, {size} bytes]"
-    if part.file_data:
-        data = part.file_data
-        name = data.display_name or data.file_uri or ""
-        return f"[attached {data.mime_type or 'file'} {name[-MAX_NAME_CHARS:]!r}]"
-    return ""
+    """Describes an image or a file without its bytes; "" for other parts."""
+    media = part.inline_data or part.file_data
+    if not media:
+        return ""
+    size = f", {len(part.inline_data.data or b'')} bytes" if part.inline_data else ""
+    address = part.file_data.file_uri if part.file_data else ""
+    name = (media.display_name or address or "")[-120:]  # Some addresses hold pages.
+    label = f" {name!r}" if name else ""
+    return f"[attached {media.mime_type or 'file'}{label}{size}]"
 
 
 def fit_entries(
     entries: Sequence[Entry], budget_tokens: int, count_tokens: TokenCounter
 ) -> list[Entry]:
-    """Shortens and, at last, drops entries until they fit a budget.
+    """Shortens entries, and drops the oldest, until they fit a budget of tokens.
 
-    Args:
-        entries: The transcript, oldest first.
-        budget_tokens: What the result may take.
-        count_tokens: Tokens of a text.
-
-    Returns:
-        The entries that are left, with a note where some were dropped.
+    Where some were dropped, the first entry returned is a note that says so.
     """
     costs = [count_tokens(entry.body) if entry.body else 0 for entry in entries]
     headings = [count_tokens(entry.heading) + 1 for entry in entries]
     if sum(costs) + sum(headings) <= budget_tokens:
         return list(entries)
-    kept, room = _drop_oldest(entries, costs, headings, budget_tokens)
-    shares: dict[int, float] = {}
-    # Messages are shortened last, what can be recalled once more first.
-    messages = [i for i in kept if not entries[i].is_tool]
-    tools = [i for i in kept if entries[i].is_tool and not entries[i].is_copy]
-    copies = [i for i in kept if entries[i].is_copy]
-    for chosen, later in ((messages, tools + copies), (tools, copies), (copies, [])):
-        least = sum(min(costs[i], MIN_BODY_TOKENS) for i in later)
-        shares |= dict(_share(chosen, costs, room - least - sum(shares.values())))
-    fitted = [
-        replace(
-            entries[i],
-            body=shorten_to_tokens(
-                entries[i].body, shares[i], count_tokens, entries[i].handle
-            ),
-        )
-        for i in kept
-    ]
-    dropped = set(range(len(entries))).difference(kept)
-    if dropped:
-        fitted.insert(0, _note_dropped([entries[i] for i in sorted(dropped)]))
-    return fitted
+    least = [min(cost, MIN_BODY_TOKENS) for cost in costs]
+    room = float(budget_tokens - MIN_BODY_TOKENS)  # A note about dropped entries.
+    smallest = [*map(sum, zip(headings, least, strict=True))]
+    kept = sorted(_choose_kept(entries, smallest, room))
+    room -= sum(headings[i] for i in kept)
+    # Each entry gets a little; messages are served first with the rest, copies last.
+    shares = divide_budget([least[i] for i in kept], [1.0] * len(kept), room)
+    missing = [costs[i] - share for i, share in zip(kept, shares, strict=True)]
+    weights = [1e-3 ** (entries[i].is_tool + entries[i].is_copy) for i in kept]
+    more = divide_budget(missing, weights, room - sum(shares))
+    fitted = []
+    for i, *tokens in zip(kept, shares, more, strict=True):
+        entry = entries[i]
+        body = shorten_to_tokens(entry.body, sum(tokens), count_tokens, entry.handle)
+        fitted.append(replace(entry, body=body))
+    dropped = [entry for i, entry in enumerate(entries) if i not in kept]
+    return [_note_dropped(dropped), *fitted] if dropped else fitted
+
+
+def _choose_kept(
+    entries: Sequence[Entry], least_tokens: Sequence[int], room_tokens: float
+) -> set[int]:
+    """Chooses the pinned entries and the newest of the others that fit."""
+    order = sorted(range(len(entries)), key=lambda i: (entries[i].is_pinned, i))[::-1]
+    used = itertools.accumulate(least_tokens[i] for i in order)
+    pairs = zip(order, used, strict=True)
+    return {i for i, tokens in pairs if tokens <= room_tokens or entries[i].is_pinned}
 
 
 def _note_dropped(entries: Sequence[Entry]) -> Entry:
-    """Says how many entries are missing, and how to read the newest of them."""
+    """Says how many entries are missing, and how to read the newest three of them."""
     handles = [entry.handle for entry in entries if entry.handle and entry.body]
-    items = ""
-    if handles:
-        newest = ", ".join(reversed(handles[-MAX_NOTED_HANDLES:]))
-        items = f"; the newest are items {newest}"
+    newest = ", ".join(handles[:-4:-1])
+    items = f"; the newest are items {newest}" if newest else ""
     return Entry(f"[{len(entries)} earlier messages left out{items}]")
-
-
-def _drop_oldest(
-    entries: Sequence[Entry],
-    costs: Sequence[int],
-    headings: Sequence[int],
-    budget_tokens: int,
-) -> tuple[list[int], float]:
-    """Chooses the entries that stay; returns them and the room for their bodies."""
-    room = float(budget_tokens - MIN_BODY_TOKENS)  # The note that some are missing.
-    least = [headings[i] + min(costs[i], MIN_BODY_TOKENS) for i in range(len(entries))]
-    kept = {i for i, entry in enumerate(entries) if entry.is_pinned}
-    used = sum(least[i] for i in kept)
-    for i in range(len(entries) - 1, -1, -1):
-        if i in kept:
-            continue
-        if used + least[i] > room:
-            break
-        kept.add(i)
-        used += least[i]
-    return sorted(kept), max(0.0, room - sum(headings[i] for i in kept))
-
-
-def _share(
-    indexes: Sequence[int], costs: Sequence[int], room: float
-) -> list[tuple[int, float]]:
-    """Divides room so that small texts stay whole and newer ones keep more.
-
-    Each gets what `_drop_oldest` has reserved for it, where there is room for that.
-    """
-    last = max(1, len(indexes) - 1)
-    weights = [1 + (NEWEST_WEIGHT - 1) * order / last for order in range(len(indexes))]
-    least = [float(min(costs[index], MIN_BODY_TOKENS)) for index in indexes]
-    if sum(least) > room:
-        least = [0.0] * len(indexes)
-    more = [costs[index] - given for index, given in zip(indexes, least, strict=True)]
-    shares = divide_budget(more, weights, room - sum(least))
-    return [
-        (index, given + share)
-        for index, given, share in zip(indexes, least, shares, strict=True)
-    ]
 
 
 def split_entries(
     entries: Sequence[Entry], budget_tokens: int, count_tokens: TokenCounter
 ) -> list[list[Entry]]:
-    """Splits a transcript into parts that each fit a budget.
+    """Splits a transcript into parts, at least one, that each fit a budget of tokens.
 
-    A part ends between two entries where it can; an entry that would leave much of
-    a part unused is continued in the next one.
-
-    Args:
-        entries: The transcript, oldest first.
-        budget_tokens: What each part may take.
-        count_tokens: Tokens of a text.
-
-    Returns:
-        The parts, in order; at least one.
+    A part ends between two entries, unless much of it would stay unused: then the
+    entry is continued in the next part.
     """
     parts: list[list[Entry]] = [[]]
-    room = float(budget_tokens)
+    room = budget_tokens
     waiting = list(reversed(entries))
     while waiting:
         entry = waiting.pop()
-        heading_cost = count_tokens(entry.heading) + 1
-        body_cost = count_tokens(entry.body) if entry.body else 0
-        if heading_cost + body_cost <= room:
-            parts[-1].append(entry)
-            room -= heading_cost + body_cost
-            continue
-        first = 0
-        if body_cost and room - heading_cost >= MIN_PART_RATIO * budget_tokens:
-            first = _head_that_fits(entry.body, room - heading_cost, count_tokens)
+        first, rest = _cut_entry(entry, room, budget_tokens, count_tokens)
+        if not (first or parts[-1]):
+            first, rest = entry, None  # Not even its heading fits anywhere.
         if first:
-            parts[-1].append(replace(entry, body=entry.body[:first]))
-            rest = entry.body[first:]
-            waiting.append(replace(entry, heading=_continued(entry), body=rest))
-        elif parts[-1]:
-            waiting.append(entry)
-        else:
-            parts[-1].append(entry)  # Not even its heading fits anywhere.
-            continue
-        parts.append([])
-        room = float(budget_tokens)
-    return [part for part in parts if part] or [[]]
+            parts[-1].append(first)
+            room -= count_tokens(first.heading) + 1 + count_tokens(first.body)
+        if rest:
+            waiting.append(rest)
+            parts.append([])
+            room = budget_tokens
+    return parts
 
 
-def _head_that_fits(body: str, room: float, count_tokens: TokenCounter) -> int:
-    """How many characters of a body to put into the room that is left, or 0."""
-    chars = min(int(len(body) * room / count_tokens(body) * 0.95), len(body) - 1)
-    while chars and count_tokens(body[:chars]) > room:
-        chars = chars * 3 // 4  # Its beginning is denser than the rest.
-    return chars
-
-
-def _continued(entry: Entry) -> str:
+def _cut_entry(
+    entry: Entry, room_tokens: int, part_tokens: int, count_tokens: TokenCounter
+) -> tuple[Entry | None, Entry | None]:
+    """Cuts an entry into what fits the room of a part, and the rest."""
+    body, room = entry.body, room_tokens - count_tokens(entry.heading) - 1
+    cost = count_tokens(body) if body else 0
+    if cost <= room:
+        return entry, None
+    chars = 0
+    if room >= part_tokens / 4:
+        chars = min(int(len(body) * room / cost * 0.95), len(body) - 1)
+        while chars and count_tokens(body[:chars]) > room:
+            chars = chars * 3 // 4  # Its beginning is denser than the rest.
+    if not chars:
+        return None, entry
     heading = entry.heading.rstrip("\n ").removesuffix(" (continued)")
-    return f"{heading} (continued)\n"
+    rest = replace(entry, heading=f"{heading} (continued)\n", body=body[chars:])
+    return replace(entry, body=body[:chars]), rest
