@@ -12,9 +12,11 @@ from google.adk.models.registry import LLMRegistry
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from contextguard_adk.errors import ConfigError
-from contextguard_adk.strategies import Pipeline, SlidingWindow, Strategy, Threshold
-from contextguard_adk.strategies.base import import_subclass
+from contextguard_adk.strategies.base import Strategy, import_subclass
+from contextguard_adk.strategies.pipeline import Pipeline
 from contextguard_adk.strategies.reducers import Reducer
+from contextguard_adk.strategies.sliding_window import SlidingWindow
+from contextguard_adk.strategies.threshold import Threshold
 
 CONFIG_VARIABLE = "CONTEXTGUARD_CONFIG"
 """The environment variable that names a file where no arguments are given."""
@@ -223,7 +225,7 @@ def _list_known_keys(model: type[BaseModel], table: Any, location: Any) -> set[s
     for item in path:
         table = table[item]
         if isinstance(item, int):  # One of several reducers.
-            kinds = [import_subclass(table["reducer"], Reducer)]  # type: ignore[type-abstract]
+            kinds = [import_subclass(table["reducer"], Reducer)]
             continue
         hints = [kind.model_fields[item].annotation for kind in kinds]
         types = [each for hint in hints for each in get_args(hint) or (hint,)]

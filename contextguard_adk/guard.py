@@ -42,7 +42,6 @@ from contextguard_adk.memory import (
 from contextguard_adk.providers.overflow import MIN_LIMIT_TOKENS
 from contextguard_adk.providers.windows import ModelRegistry, resolve_context_window
 from contextguard_adk.recall.offer import RecallOffer
-from contextguard_adk.strategies.base import Strategy
 from contextguard_adk.summarizing.context import (
     Compaction,
     CompactionContext,
@@ -62,6 +61,8 @@ from contextguard_adk.telemetry import (
 
 if TYPE_CHECKING:
     from google.adk.agents.callback_context import CallbackContext
+
+    from contextguard_adk.strategies.base import Strategy
 
 logger = logging.getLogger("contextguard_adk.guard")
 

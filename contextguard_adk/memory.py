@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from google.genai import types
 
-from contextguard_adk.history.stored_summary import Unsaved
 from contextguard_adk.measuring.memo import Memo
 from contextguard_adk.telemetry import CompactionRecord
 
 if TYPE_CHECKING:
     from google.adk.agents.callback_context import CallbackContext
     from google.adk.agents.invocation_context import InvocationContext
+
+    from contextguard_adk.history.stored_summary import Unsaved
 
 MAX_REMEMBERED = 1_024
 """Calls in flight, sessions, models and warnings remembered; the oldest go first."""

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
 
 from google.genai import types
 
 from contextguard_adk.history.coverage import fingerprint, handle_of
 from contextguard_adk.history.pairs import content_text
-from contextguard_adk.history.stored_summary import StoredSummary
 from contextguard_adk.history.truncation import truncate_content
-from contextguard_adk.history.view import HistoryView
 from contextguard_adk.measuring.shortening import shorten
+
+if TYPE_CHECKING:
+    from contextguard_adk.history.stored_summary import StoredSummary
+    from contextguard_adk.history.view import HistoryView
 
 SUMMARY_BEGIN = "[Previous conversation summary]"
 

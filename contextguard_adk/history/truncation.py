@@ -9,7 +9,7 @@ from typing import Any
 from google.genai import types
 
 from contextguard_adk.history.coverage import handle_of
-from contextguard_adk.measuring.json_size import json_text
+from contextguard_adk.measuring.tokens import json_text
 
 HANDLE_KEY = "recall_item"
 """In a shortened result: the handle under which the whole can be read back."""

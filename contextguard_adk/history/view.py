@@ -23,12 +23,13 @@ from contextguard_adk.history.pairs import (
     keep_pairs_whole,
     pair_contents,
 )
-from contextguard_adk.history.stored_summary import StoredSummary
-from contextguard_adk.measuring.memo import Memo
 
 if TYPE_CHECKING:
     from google.adk.agents.invocation_context import InvocationContext
     from google.adk.events.event import Event
+
+    from contextguard_adk.history.stored_summary import StoredSummary
+    from contextguard_adk.measuring.memo import Memo
 
 
 class HistoryView:

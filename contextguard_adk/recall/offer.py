@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from google.adk.models.llm_request import LlmRequest
 
@@ -16,7 +16,6 @@ from contextguard_adk.history.view import HistoryView
 from contextguard_adk.measuring.shortening import TokenCounter
 from contextguard_adk.measuring.tokens import estimate_config_tokens
 from contextguard_adk.recall.tool import RecallHistoryTool, RecallSource
-from contextguard_adk.strategies.base import Recall
 from contextguard_adk.summarizing.in_place import answers_freely
 from contextguard_adk.summarizing.items import Item, list_items
 from contextguard_adk.summarizing.transcript import HIDDEN_CALLS, RECALL_TOOL
@@ -45,7 +44,7 @@ class RecallOffer:
         self,
         invocation: InvocationContext,
         request: LlmRequest,
-        recall: Recall,
+        recall: Literal["auto"] | bool,
         page_tokens: int,
         count: TokenCounter,
     ) -> None:
@@ -137,7 +136,9 @@ def find_source(
     return RecallSource([*missing, *items], frozenset(hidden | {-1}))
 
 
-def may_offer(request: LlmRequest, agent: object, recall: Recall) -> bool:
+def may_offer(
+    request: LlmRequest, agent: object, recall: Literal["auto"] | bool
+) -> bool:
     """Tells whether a request may be given the recall tool.
 
     With `"auto"` only requests that have function tools and nothing which refuses

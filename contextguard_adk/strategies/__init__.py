@@ -5,11 +5,12 @@ from contextguard_adk.strategies.pipeline import Pipeline
 from contextguard_adk.strategies.reducers import (
     MessageWindow,
     Reducer,
+    StrategyResult,
     SummaryCompaction,
     TokenWindow,
     ToolOutputTruncation,
 )
-from contextguard_adk.strategies.reduction import Reduction, StrategyResult
+from contextguard_adk.strategies.reduction import Reduction
 from contextguard_adk.strategies.sliding_window import SlidingWindow
 from contextguard_adk.strategies.threshold import Threshold
 

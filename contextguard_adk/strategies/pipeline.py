@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import (
     BeforeValidator,
@@ -17,13 +17,16 @@ from contextguard_adk.strategies.base import Strategy, import_subclass
 from contextguard_adk.strategies.reducers import (
     MessageWindow,
     Reducer,
+    Relaxed,
+    StrategyResult,
     SummaryCompaction,
     TokenWindow,
     ToolOutputTruncation,
 )
-from contextguard_adk.strategies.reduction import Reduction, Relaxed, StrategyResult
-from contextguard_adk.strategies.threshold import summarize_everything
-from contextguard_adk.summarizing.context import Compaction, CompactionContext
+from contextguard_adk.strategies.reduction import Reduction
+
+if TYPE_CHECKING:
+    from contextguard_adk.summarizing.context import Compaction, CompactionContext
 
 EARLY_GAIN_RATIO = 0.05
 """Of the window: what a run before the threshold must gain to be worth a new prefix."""
@@ -145,7 +148,7 @@ class Pipeline(Strategy):
             if context.fits(compaction):
                 return compaction
         rest = max(1, self.max_compaction_attempts - attempts)
-        everything = await summarize_everything(context, rest)
+        everything = await context.summarize_all(rest)
         if everything is not None:
             return everything.after(attempts + everything.attempts)
         return compaction.after(attempts) if compaction else None

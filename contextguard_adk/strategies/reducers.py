@@ -4,11 +4,43 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from contextguard_adk.history.truncation import Truncation
-from contextguard_adk.strategies.reduction import Reduction, StrategyResult
+
+if TYPE_CHECKING:
+    from contextguard_adk.strategies.reduction import Reduction
+
+
+class StrategyResult(Enum):
+    """What one reducer of a pipeline has achieved."""
+
+    NO_CHANGE = "no_change"
+    """Nothing to do: the request is as it was."""
+
+    APPLIED = "applied"
+    """The request is smaller, but not yet as small as it should be."""
+
+    TARGET_REACHED = "target_reached"
+    """The request is small enough; later reducers do not run."""
+
+
+@dataclass(frozen=True)
+class Relaxed:
+    """Which settings are relaxed, because the request would not fit.
+
+    Attributes:
+        lengths: Lengths below which nothing is shortened.
+        preferences: Thresholds at which a reducer starts, numbers of messages below
+            which it does nothing, and what it would rather leave alone.
+    """
+
+    lengths: bool = False
+    preferences: bool = False
 
 
 class Reducer(BaseModel, ABC):

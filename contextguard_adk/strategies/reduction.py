@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, replace
-from enum import Enum
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from google.genai import types
 
@@ -16,35 +16,11 @@ from contextguard_adk.history.pairs import (
 from contextguard_adk.history.rendering import find_fingerprint
 from contextguard_adk.history.truncation import Truncation, truncate_content
 from contextguard_adk.measuring.tokens import estimate_contents_tokens
+from contextguard_adk.strategies.reducers import Relaxed, StrategyResult
 from contextguard_adk.summarizing.compose import Draft
-from contextguard_adk.summarizing.context import Compaction, CompactionContext
 
-
-class StrategyResult(Enum):
-    """What one reducer of a pipeline has achieved."""
-
-    NO_CHANGE = "no_change"
-    """Nothing to do: the request is as it was."""
-
-    APPLIED = "applied"
-    """The request is smaller, but not yet as small as it should be."""
-
-    TARGET_REACHED = "target_reached"
-    """The request is small enough; later reducers do not run."""
-
-
-@dataclass(frozen=True)
-class Relaxed:
-    """Which settings are relaxed, because the request would not fit.
-
-    Attributes:
-        lengths: Lengths below which nothing is shortened.
-        preferences: Thresholds at which a reducer starts, numbers of messages below
-            which it does nothing, and what it would rather leave alone.
-    """
-
-    lengths: bool = False
-    preferences: bool = False
+if TYPE_CHECKING:
+    from contextguard_adk.summarizing.context import Compaction, CompactionContext
 
 
 class Reduction:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from contextguard_adk.strategies.base import Strategy
-from contextguard_adk.strategies.threshold import summarize_everything
-from contextguard_adk.summarizing.context import Compaction, CompactionContext
+
+if TYPE_CHECKING:
+    from contextguard_adk.summarizing.context import Compaction, CompactionContext
 
 MIN_KEPT = 3
 """Contents."""
@@ -64,7 +66,7 @@ class SlidingWindow(Strategy):
         if not context.is_due:
             return context.squeeze(compaction).after(attempts) if compaction else None
         rest = max(1, self.max_compaction_attempts - attempts)
-        everything = await summarize_everything(context, rest)
+        everything = await context.summarize_all(rest)
         return everything.after(attempts + everything.attempts) if everything else None
 
 

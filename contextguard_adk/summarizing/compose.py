@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from google.genai import types
 
 from contextguard_adk.history.coverage import fingerprint
 from contextguard_adk.history.pairs import content_text
 from contextguard_adk.history.stored_summary import MAX_RECORD_BYTES, StoredSummary
-from contextguard_adk.history.truncation import Truncation
-from contextguard_adk.history.view import HistoryView
 from contextguard_adk.measuring.calibration import DEFAULT_CORRECTION, token_counter
 from contextguard_adk.measuring.shortening import TokenCounter, shorten_to_tokens
 from contextguard_adk.summarizing.items import (
@@ -22,7 +21,11 @@ from contextguard_adk.summarizing.items import (
     write_index,
 )
 from contextguard_adk.summarizing.ledger import extend_ledger
-from contextguard_adk.summarizing.todos import TodoList
+
+if TYPE_CHECKING:
+    from contextguard_adk.history.truncation import Truncation
+    from contextguard_adk.history.view import HistoryView
+    from contextguard_adk.summarizing.todos import TodoList
 
 LIVE_REQUEST_WINDOW_RATIO = 0.30
 """The live request is quoted whole while it takes at most this much of the window."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from google.genai import types
 
@@ -22,8 +22,6 @@ from contextguard_adk.history.pairs import (
     pair_contents,
 )
 from contextguard_adk.history.rendering import render_request
-from contextguard_adk.history.stored_summary import StoredSummary
-from contextguard_adk.history.view import HistoryView
 from contextguard_adk.measuring.budgets import Budgets
 from contextguard_adk.measuring.calibration import (
     DEFAULT_CORRECTION,
@@ -39,8 +37,12 @@ from contextguard_adk.summarizing.summarizer import (
     SummaryTask,
     write_mechanical_summary,
 )
-from contextguard_adk.summarizing.todos import TodoList
 from contextguard_adk.summarizing.transcript import render_entries
+
+if TYPE_CHECKING:
+    from contextguard_adk.history.stored_summary import StoredSummary
+    from contextguard_adk.history.view import HistoryView
+    from contextguard_adk.summarizing.todos import TodoList
 
 MECHANICAL_TAIL_RATIO = 0.45
 """How much of the threshold stays as it is when no model wrote the summary."""

@@ -69,7 +69,7 @@ def summary_prompt(
     todos: str = "",
 ) -> str:
     """The user content of a summary call; data stands between unguessable markers."""
-    marker = _unused_marker(transcript + previous_summary + live_request)
+    marker = _unused_marker(transcript + previous_summary + live_request + todos)
     blocks = [_fence("transcript", marker, transcript)]
     if previous_summary:
         blocks.insert(0, _fence("previous-summary", marker, previous_summary))
@@ -78,8 +78,10 @@ def summary_prompt(
             "The user's current request follows; keep whatever is needed for it.\n"
             + _fence("current-request", marker, live_request)
         )
-    blocks += [todos, "Now write the summary."]
-    return "\n\n".join(filter(None, blocks))
+    if todos:
+        blocks.append(_fence("todo-list", marker, todos))
+    blocks.append("Now write the summary.")
+    return "\n\n".join(blocks)
 
 
 def _fence(name: str, marker: str, text: str) -> str:

@@ -6,6 +6,7 @@ import functools
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
@@ -17,7 +18,6 @@ from contextguard_adk.errors import SummaryError, UnusableAnswerError
 from contextguard_adk.measuring.budgets import summarizer_input_tokens
 from contextguard_adk.measuring.calibration import DEFAULT_CORRECTION, token_counter
 from contextguard_adk.measuring.shortening import TokenCounter, shorten_to_tokens
-from contextguard_adk.memory import CircuitBreaker, SessionMemory
 from contextguard_adk.providers.overflow import parse_overflow
 from contextguard_adk.providers.windows import (
     LitellmRegistry,
@@ -38,6 +38,9 @@ from contextguard_adk.summarizing.prompts import (
     summary_prompt,
 )
 from contextguard_adk.summarizing.transcript import Entry, fit_entries, split_entries
+
+if TYPE_CHECKING:
+    from contextguard_adk.memory import CircuitBreaker, SessionMemory
 
 logger = logging.getLogger("contextguard_adk.summarizer")
 
