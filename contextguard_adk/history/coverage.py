@@ -149,10 +149,10 @@ def _walk(value: object) -> bytes:
         if isinstance(node, dict | list | tuple):
             is_new = id(node) not in seen
             seen.add(id(node))
-            is_dict = isinstance(node, dict)
-            digest.update(b"%d%d%d:" % (is_dict, is_new, len(node)))
+            digest.update(_utf8(f"{type(node).__name__}{is_new:d}{len(node)}:"))
             if is_new:
-                waiting.extend([*node.keys(), *node.values()] if is_dict else node)
+                waiting += node.values() if isinstance(node, dict) else ()
+                waiting += node
         elif type(node) is int:
             digest.update(b"%x," % node)  # Python refuses to print long ones.
         else:

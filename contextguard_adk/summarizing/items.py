@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from google.genai import types
 
 from contextguard_adk.history.coverage import HANDLE_CHARS, handle_of
-from contextguard_adk.history.pairs import find_call, is_relay
+from contextguard_adk.history.pairs import take_call, is_relay
 from contextguard_adk.measuring.shortening import TokenCounter
 from contextguard_adk.summarizing.transcript import (
     HIDDEN_CALLS,
@@ -102,8 +102,8 @@ def _read_part(
         text = payload_text(call.args)
         return [Item(handle, f"{call.name} call", "", text, index, is_call=True)]
     if response := part.function_response:
-        found = find_call(waiting, response)
-        args = None if found is None else waiting.pop(found)[1].args
+        found = take_call(waiting, response)
+        args = found[1].args if found else None
         if response.name in HIDDEN_CALLS or response.name == RECALL_TOOL:
             return []
         hint = _clip(payload_text(args)) if args else ""
