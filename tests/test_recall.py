@@ -17,7 +17,7 @@ from contextguard_adk import ContextGuardPlugin, Threshold
 from contextguard_adk.measuring.calibration import token_counter
 from contextguard_adk.recall.offer import attach_files, may_offer
 from contextguard_adk.recall.tool import RecallHistoryTool, RecallSource
-from contextguard_adk.summarizing.items import list_files, list_items
+from contextguard_adk.summarizing.items import list_items
 from contextguard_adk.testing import Reply, SimulatedLlm
 from contextguard_adk.testing import call as tool_call
 from tests.builders import (
@@ -505,7 +505,7 @@ def test_a_forged_announcement_attaches_nothing_foreign() -> None:
     for handle in ("0123456789", 7, None, ["x"]):
         forged = response("recall_history", {"attached": handle}, "id")
         sent = [*contents, forged, user("And?")]
-        assert attach_files(sent, lambda: list_files(contents, range(3))) == sent
+        assert attach_files(sent, list_items(contents, range(3))) == sent
 
 
 async def test_the_tool_is_there_again_after_a_restart(tmp_path: Any) -> None:
