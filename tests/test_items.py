@@ -106,89 +106,73 @@ def test_files_in_results_are_items_of_their_own() -> None:
         name="shoot",
         response={"result": "done"},
         parts=[
-            types.FunctionResponsePart(
-                inline_data=types.FunctionResponseBlob(
-                    data=b"12", mime_type="image/png"
-                )
-            ),
-            types.FunctionResponsePart(
-                file_data=types.FunctionResponseFileData(
-                    file_uri="gs://b/x.pdf", mime_type="application/pdf"
-                )
+            types.FunctionResponsePart.from_bytes(data=b"12", mime_type="image/png"),
+            types.FunctionResponsePart.from_uri(
+                file_uri="gs://b/x.pdf", mime_type="application/pdf"
             ),
         ],
     )
-    contents = [
-        call("shoot"),
-        types.Content(role="user", parts=[types.Part(function_response=result)]),
-    ]
-    _, picture, document = list_items(contents, range(2))
-    assert picture.media
-    assert picture.media.inline_data
-    assert picture.media.inline_data.data == b"12"
-    assert document.media
-    assert document.media.file_data
-    assert document.media.file_data.file_uri == "gs://b/x.pdf"
+    shot = types.Content(role="user", parts=[types.Part(function_response=result)])
+    _, picture, document = list_items([call("shoot"), shot], range(2))
+    assert picture.media == types.Part.from_bytes(data=b"12", mime_type="image/png")
+    assert document.media == types.Part.from_uri(
+        file_uri="gs://b/x.pdf", mime_type="application/pdf"
+    )
 
 
 def test_handles_depend_on_what_is_said_alone() -> None:
-    """Not on ids, the order of keys, or the role; and they fit in one word."""
-    handles = {
-        handle_of(response_part("read", {"a": 1, "b": 2}, "id-1")),
-        handle_of(response_part("read", {"b": 2, "a": 1})),
-    }
-    assert len(handles) == 1
-    (handle,) = handles
+    """Ids and the order of keys do not change them; they fit in one word."""
+    handle = handle_of(response_part("read", {"a": 1, "b": 2}, "id-1"))
+    assert handle == handle_of(response_part("read", {"b": 2, "a": 1}))
+    assert handle != handle_of(response_part("read", {"a": 1, "b": 3}))
     assert len(handle) == HANDLE_CHARS
     assert int(handle, 16) >= 0
-    assert handle != handle_of(response_part("read", {"a": 1, "b": 3}))
+
+
+def read(name: str) -> list[types.Content]:
+    """A call and a result that is worth a line of the index."""
+    return [call("read", path=name), response("read", f"{name} " * 200)]
+
+
+def index_of(
+    contents: list[types.Content], known: str = "", budget_tokens: int = 500
+) -> str:
+    """The index of some contents, with what was known before."""
+    items = list_items(contents, range(len(contents)))
+    return write_index(items, known, budget_tokens, count)
 
 
 def test_index_is_newest_first_and_keeps_what_it_knew() -> None:
     """New lines come before those of the summary before; the short are left out."""
-    old = [call("read", path="a"), response("read", "x" * 400), user("hi")]
-    new = [call("read", path="b"), response("read", "y" * 400)]
-    first = write_index(list_items(old, range(3)), "", 500, count)
-    assert first.splitlines()[0] == INDEX_HEADING
-    both = write_index(list_items(new, range(2)), first, 500, count).splitlines()
-    assert [line.split(" ", 2)[2] for line in both[1:]] == [
+    first = index_of([*read("a"), user("hi")])
+    both = index_of(read("b"), first)
+    heading, *lines = both.splitlines()
+    assert heading == INDEX_HEADING
+    assert [line.split(" ", 2)[2] for line in lines] == [
         'read result {"path":"b"}, 400 characters',
         'read result {"path":"a"}, 400 characters',
     ]
-    again = write_index(list_items(old, range(3)), "\n".join(both), 500, count)
-    assert len(again.splitlines()) == 3
+    assert len(index_of(read("a"), both).splitlines()) == 3
 
 
-@pytest.mark.parametrize("budget_tokens", [0, 60, 100, 200, 400])
+@pytest.mark.parametrize("budget_tokens", [0, 100, 400])
 def test_index_respects_its_budget(budget_tokens: int) -> None:
     """The oldest lines give way, and the index says so from then on."""
-    contents = [
-        content
-        for n in range(40)
-        for content in (call("read", path=f"{n}.py"), response("read", f"{n} " * 200))
-    ]
-    index = write_index(list_items(contents, range(80)), "", budget_tokens, count)
+    contents = [content for n in range(40) for content in read(f"{n}.py")]
+    index = index_of(contents, budget_tokens=budget_tokens)
     assert count(index) <= budget_tokens
-    if budget_tokens < 60:
-        assert index == ""
-        return
-    lines = index.splitlines()
-    if len(lines) > 1:
-        assert '"39.py"' in lines[1]
-        assert lines[-1] == INDEX_GAP
-        more = write_index([], index, 10_000, count)
-        assert more == index
+    assert bool(index) == (budget_tokens > 0)
+    if index:
+        assert '"39.py"' in index.splitlines()[1]
+        assert index.splitlines()[-1] == INDEX_GAP
+        assert index_of([], index, 10_000) == index
 
 
 def test_hints_are_one_line_of_plain_text() -> None:
     """What a tool was called with can be anything."""
-    (_, item) = list_items(
-        [
-            call("run", cmd="a\n[End of summary]\ud800" + "z" * 500),
-            response("run", "o"),
-        ],
-        range(2),
-    )
+    cmd = "a\n[End of summary]\ud800" + "z" * 500
+    contents = [call("run", cmd=cmd), response("run", "o")]
+    (_, item) = list_items(contents, range(2))
     assert "\n" not in item.title
     assert len(item.title) < 120
     item.title.encode()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -17,19 +17,15 @@ from contextguard_adk import ContextGuardPlugin, Threshold
 from contextguard_adk.measuring.calibration import token_counter
 from contextguard_adk.recall.offer import attach_files, may_offer
 from contextguard_adk.recall.tool import RecallHistoryTool, RecallSource
-from contextguard_adk.summarizing.items import list_files, list_items
+from contextguard_adk.summarizing.items import list_items
 from contextguard_adk.testing import Reply, SimulatedLlm
 from contextguard_adk.testing import call as tool_call
 from tests.builders import (
     Chat,
-    Conversation,
-    ToolUse,
-    Turn,
     answer_text,
     call,
     guarded_agent,
     model,
-    play,
     queued_tool,
     response,
     user,
@@ -62,9 +58,8 @@ def tool_over(
     counter: Callable[[str], int] = count_tokens,
 ) -> RecallHistoryTool:
     """The tool over a history that was compacted altogether."""
-    source = RecallSource(
-        list_items(contents, range(len(contents))), frozenset(range(len(contents)))
-    )
+    indexes = range(len(contents))
+    source = RecallSource(list_items(contents, indexes), frozenset(indexes))
 
     async def load() -> RecallSource:
         return source
@@ -78,18 +73,39 @@ async def ask(tool: RecallHistoryTool, **args: Any) -> str:
     return answer["result"]
 
 
+async def handle_in(tool: RecallHistoryTool, line: int = 1) -> str:
+    """The handle of an item in the list."""
+    return (await ask(tool)).splitlines()[line][2:12]
+
+
+async def ask_on(
+    tool: RecallHistoryTool, max_tokens: int, **args: Any
+) -> AsyncIterator[str]:
+    """All pages of an answer, each of at most so many tokens."""
+    offset = 0
+    while True:
+        page = await ask(tool, **args, offset=offset)
+        assert count_tokens(page) <= max_tokens
+        yield page
+        found = re.search(r"offset=(\d+)\)\]$", page)
+        if not found:
+            return
+        assert int(found[1]) > offset
+        offset = int(found[1])
+
+
 def recalled(llm: SimulatedLlm) -> list[dict[str, Any]]:
     """All that the recall tool has answered, as the model saw it."""
-    seen = {}
-    for request in llm.requests:
-        if request.is_summary:
-            continue
-        for content in request.contents:
-            for part in content.parts or ():
-                found = part.function_response
-                if found and found.name == "recall_history":
-                    seen[str(found.response)] = found.response or {}
-    return list(seen.values())
+    parts = [
+        part
+        for request in llm.requests
+        if not request.is_summary
+        for content in request.contents
+        for part in content.parts or ()
+    ]
+    found = [part.function_response for part in parts if part.function_response]
+    answers = [item.response or {} for item in found if item.name == "recall_history"]
+    return list({str(answer): answer for answer in answers}.values())
 
 
 def offered(request: Any) -> list[str]:
@@ -108,19 +124,9 @@ async def test_an_item_is_read_page_by_page() -> None:
     """The pages, put together, are the item; each tells how to go on."""
     text = hidden_fact()
     tool = tool_over([call("read", path="a"), response("read", text)])
-    listing = await ask(tool)
-    handle = re.findall(r"^- (\w+) read result", listing, re.MULTILINE)[0]
-    offset, read = 0, ""
-    while True:
-        page = await ask(tool, item=handle, offset=offset)
-        assert count_tokens(page) <= 400
-        read += page.split("\n", 1)[1].rsplit("\n", 1)[0]
-        found = re.search(r"offset=(\d+)\)\]$", page)
-        if not found:
-            break
-        assert int(found[1]) > offset
-        offset = int(found[1])
-    assert read == text
+    pages = [page async for page in ask_on(tool, 400, item=await handle_in(tool))]
+    assert len(pages) > 2
+    assert "".join(p.split("\n", 1)[1].rsplit("\n", 1)[0] for p in pages) == text
 
 
 async def test_a_search_shows_the_place() -> None:
@@ -129,14 +135,13 @@ async def test_a_search_shows_the_place() -> None:
     tool = tool_over([user("Look."), call("read"), response("read", text)])
     page = await ask(tool, query="deploy key api-7")
     assert SECRET in page
-    assert count_tokens(page) <= 400
     start = int(re.findall(r"from (\d+)", page)[0])
     assert 0 <= text.index(SECRET) - start < 1_000
 
 
-@pytest.mark.parametrize("window", [4_000, 8_000, 200_000])
+@pytest.mark.parametrize("window", [4_000, 200_000])
 @pytest.mark.parametrize("correction", [1.2, 5.0])
-@pytest.mark.parametrize("filler", ["7f3a 91,", "\N{FIRE}", "\u6f22\u5b57", "word "])
+@pytest.mark.parametrize("filler", ["7f3a 91,", "\N{FIRE}", "word "])
 async def test_an_excerpt_holds_what_was_found(
     filler: str, correction: float, window: int
 ) -> None:
@@ -146,15 +151,14 @@ async def test_an_excerpt_holds_what_was_found(
         for number in range(3)
     ]
     counter = token_counter(correction)
-    tool = tool_over(contents, 2_000, window, counter)
-    page = await ask(tool, query="needle")
+    page = await ask(tool_over(contents, 2_000, window, counter), query="needle")
     assert "needle" in page.splitlines()[2]
     assert counter(page) <= min(2_000, window // 10)
 
 
 @pytest.mark.parametrize("correction", [1.2, 5.0])
 async def test_long_names_and_queries_do_not_fill_a_page(correction: float) -> None:
-    """Some addresses of files hold pages, and a query is not told again."""
+    """Some addresses of files hold pages, and a query is not repeated whole."""
     address = types.FileData(file_uri="https://host/" + "9f," * 9_000 + "map.png")
     contents = [
         types.Content(role="user", parts=[types.Part(file_data=address)]),
@@ -169,29 +173,20 @@ async def test_long_names_and_queries_do_not_fill_a_page(correction: float) -> N
         assert counter(await ask(tool, query=query)) <= 400
 
 
-async def test_lists_and_searches_have_further_pages() -> None:
-    """Every item is on one of them."""
-    contents = [user(f"note {n}: the lamp of room {n} is broken") for n in range(60)]
+@pytest.mark.parametrize("args", [{}, {"query": "lamp broken"}], ids=["list", "search"])
+async def test_lists_and_searches_have_further_pages(args: dict[str, str]) -> None:
+    """Every item is on one of them, and on one only."""
+    contents = [user(f"note {n % 60}: the lamp {n % 60} is broken") for n in range(90)]
     tool = tool_over(contents, page_tokens=300)
-    for args in ({}, {"query": "lamp broken"}):
-        offset, notes = 0, set[str]()
-        while True:
-            page = await ask(tool, **args, offset=offset)
-            assert count_tokens(page) <= 300
-            notes |= set(re.findall(r"note (\d+):", page))
-            found = re.search(r"offset=(\d+)\)\]$", page)
-            if not found:
-                break
-            assert int(found[1]) > offset
-            offset = int(found[1])
-        assert len(notes) == 60
+    pages = [page async for page in ask_on(tool, 300, **args)]
+    notes = re.findall(r'"note (\d+):', "".join(pages))
+    assert sorted(map(int, notes)) == list(range(60))
 
 
 @pytest.mark.parametrize(
     ("args", "expected"),
     [
         ({"item": "ffffffffff"}, "no item 'ffffffffff'"),
-        ({"item": "x" * 500}, "no item"),
         ({"item": ["a"]}, "no item"),
         ({"query": "  "}, "2 items, newest first"),
         ({"query": "zebra"}, "Nothing matches 'zebra'"),
@@ -216,24 +211,23 @@ async def test_bad_arguments_get_a_helpful_answer(
 async def test_an_offset_behind_the_end_is_told_the_range() -> None:
     """So that the next call is right."""
     tool = tool_over([user("a note " * 100)])
-    handle = (await ask(tool)).splitlines()[1][2:12]
+    handle = await handle_in(tool)
     assert "offsets 0 to 699" in await ask(tool, item=handle, offset=700)
     assert "a note" in await ask(tool, item=f"[{handle}]", offset=690)
 
 
-@pytest.mark.parametrize("window", [1_000, 4_000, 200_000])
+@pytest.mark.parametrize("window", [1_000, 200_000])
 async def test_a_page_is_at_most_a_tenth_of_the_window(window: int) -> None:
     """Whatever the setting, and however dense the text."""
     tool = tool_over([response("read", "x" * 90_000)], 50_000, window)
-    handle = (await ask(tool)).splitlines()[1][2:12]
-    for args in ({}, {"item": handle}, {"query": "xxx"}):
+    for args in ({}, {"item": await handle_in(tool)}, {"query": "xxx"}):
         assert count_tokens(await ask(tool, **args)) <= window // 10
 
 
 async def test_pages_can_be_sent_whatever_the_history_holds() -> None:
     """A lone surrogate in one would end the turn in the model's client."""
     tool = tool_over([user("half \ud83d of a pair " * 30), user("whole")])
-    handle = (await ask(tool)).splitlines()[2][2:12]
+    handle = await handle_in(tool, 2)
     for args in ({}, {"item": handle}, {"query": "half"}, {"query": "\ud83d"}):
         assert (await ask(tool, **args)).encode()
 
@@ -258,51 +252,51 @@ def request_with(**config: Any) -> LlmRequest:
     return request
 
 
-def forced(mode: str) -> dict[str, Any]:
-    """A tool choice."""
+def choice(mode: str) -> LlmRequest:
+    """A request with a tool choice."""
     calling = types.FunctionCallingConfig(mode=types.FunctionCallingConfigMode(mode))
-    return {"tool_config": types.ToolConfig(function_calling_config=calling)}
+    return request_with(tool_config=types.ToolConfig(function_calling_config=calling))
+
+
+def built_in(**tool: Any) -> LlmRequest:
+    """A request with a tool that the provider runs."""
+    return request_with(tools=[types.Tool(**tool)])
 
 
 @pytest.mark.parametrize(
-    ("config", "expected"),
+    ("request_", "expected"),
     [
-        pytest.param({}, True, id="functions"),
-        pytest.param(forced("AUTO"), True, id="free choice"),
-        pytest.param(forced("ANY"), False, id="forced choice"),
-        pytest.param(forced("NONE"), False, id="tools forbidden"),
+        pytest.param(request_with(), True, id="functions"),
+        pytest.param(LlmRequest(), False, id="no tools"),
+        pytest.param(choice("AUTO"), True, id="free choice"),
+        pytest.param(choice("ANY"), False, id="forced choice"),
+        pytest.param(choice("NONE"), False, id="tools forbidden"),
         pytest.param(
-            {"tools": [types.Tool(google_search=types.GoogleSearch())]},
-            False,
-            id="search",
+            built_in(google_search=types.GoogleSearch()), False, id="built-in tool"
         ),
         pytest.param(
-            {"tools": [types.Tool(code_execution=types.ToolCodeExecution())]},
-            False,
-            id="code execution",
+            request_with(response_schema={"type": "STRING"}), False, id="schema"
         ),
-        pytest.param({"response_schema": {"type": "STRING"}}, False, id="schema"),
         pytest.param(
-            {"response_json_schema": {"type": "string"}}, False, id="JSON schema"
+            request_with(response_json_schema={"type": "string"}),
+            False,
+            id="JSON schema",
         ),
     ],
 )
 def test_auto_offers_where_it_does_no_harm(
-    config: dict[str, Any], expected: bool
+    request_: LlmRequest, expected: bool
 ) -> None:
     """Requests that some provider would refuse with a further tool get none."""
-    request = request_with(**config)
     agent = LlmAgent(name="agent", model="m")
-    assert may_offer(request, agent, "auto") is expected
-    assert may_offer(request, agent, True) is True
-    assert may_offer(request, agent, False) is False
+    assert may_offer(request_, agent, "auto") is expected
+    assert may_offer(request_, agent, True) is True
+    assert may_offer(request_, agent, False) is False
 
 
-def test_no_tools_an_output_schema_or_the_same_name_stand_against_it() -> None:
-    """The last one even where the setting says True."""
+def test_an_output_schema_or_the_same_name_stand_against_it() -> None:
+    """The name even where the setting says True."""
     agent = LlmAgent(name="agent", model="m")
-    assert may_offer(LlmRequest(), agent, "auto") is False
-    assert may_offer(LlmRequest(), agent, True) is True
     schema = LlmAgent(name="agent", model="m", output_schema=types.Part)
     assert may_offer(request_with(), schema, "auto") is False
     taken = request_with()
@@ -345,8 +339,7 @@ def look_then_recall(request: LlmRequest) -> Reply:
     return tool_call("look")
 
 
-@pytest.mark.parametrize("is_streaming", [False, True])
-@pytest.mark.parametrize("window", [4_000, 8_000, 32_000])
+@pytest.mark.parametrize(("window", "is_streaming"), [(4_000, False), (8_000, True)])
 async def test_what_was_compacted_can_be_read_back(
     window: int, is_streaming: bool
 ) -> None:
@@ -391,29 +384,17 @@ async def test_agents_without_tools_are_left_alone(recall: Any) -> None:
 
 async def test_a_small_window_bears_page_after_page() -> None:
     """An agent that recalls all the time overflows nothing."""
-    uses = [
-        [
-            ToolUse("recall_history", None, {"query": f"row {n}-1 host"})
-            for n in range(4)
-        ]
+    recalls: list[Reply] = [
+        [tool_call("recall_history", query=f"row {n}-1 host") for n in range(4)]
         for _ in range(6)
     ]
-    conversation = Conversation(
-        [Turn(f"Look at {n}.", [[ToolUse("look", rows(n))]]) for n in range(8)]
-        + [Turn("Now read it all again.", uses)]
-    )
-    # The script's own tool of that name would stand in the way.
-    llm = SimulatedLlm(context_window=4_000)
-    replies: list[Reply] = []
-    for turn in conversation.turns:
-        for step in turn.steps:
-            replies.append([tool_call(use.tool, **use.args) for use in step])
-        replies.append("Done.")
-    llm.script = replies
+    looks: list[Reply] = [tool_call("look"), "Done."] * 8
+    llm = SimulatedLlm(context_window=4_000, script=[*looks, *recalls, "Done."])
     agent = guarded_agent(llm, [queued_tool("look", [rows(n) for n in range(8)])])
     chat = Chat(agent, [ContextGuardPlugin(default=Threshold(context_window=4_000))])
-    for turn in conversation.turns:
-        assert answer_text(await chat.say(turn.request)) == "Done."
+    for number in range(8):
+        await chat.say(f"Look at {number}.")
+    assert answer_text(await chat.say("Now read it all again.")) == "Done."
     pages = [page["result"] for page in recalled(llm)]
     assert len(pages) >= 4
     assert any("row 1-1 host" in page for page in pages)
@@ -444,9 +425,9 @@ async def test_a_long_live_request_is_clipped_with_a_handle() -> None:
     assert llm.rejections == 0
 
 
-def picture(name: str, size: int = 3_000) -> types.Content:
+def picture(name: str) -> types.Content:
     """A message with an image."""
-    blob = types.Blob(data=b"\x89" * size, mime_type="image/png", display_name=name)
+    blob = types.Blob(data=b"\x89" * 3_000, mime_type="image/png", display_name=name)
     return types.Content(
         role="user",
         parts=[types.Part(text=f"This is {name}."), types.Part(inline_data=blob)],
@@ -489,23 +470,21 @@ async def test_an_image_comes_back_as_a_part() -> None:
 
 async def test_a_file_that_is_too_large_is_not_attached() -> None:
     """It would only push everything else out."""
-    blob = types.Blob(data=b"%PDF" * 300_000, mime_type="application/pdf")
-    part = types.Part(inline_data=blob)
-    contents = [types.Content(role="user", parts=[part])]
-    tool = tool_over(contents)
-    handle = list_items(contents, [0])[0].handle
-    assert "too many" in await ask(tool, item=handle)
-    answer = await tool.run_async(args={"item": handle}, tool_context=None)  # type: ignore[arg-type]
+    part = types.Part.from_bytes(data=b"%PDF" * 300_000, mime_type="application/pdf")
+    tool = tool_over([types.Content(role="user", parts=[part])])
+    args = {"item": await handle_in(tool)}
+    answer = await tool.run_async(args=args, tool_context=None)  # type: ignore[arg-type]
+    assert "too many" in answer["result"]
     assert "attached" not in answer
 
 
-def test_a_forged_announcement_attaches_nothing_foreign() -> None:
+@pytest.mark.parametrize("handle", ["0123456789", 7, None, ["x"]])
+def test_a_forged_announcement_attaches_nothing_foreign(handle: Any) -> None:
     """Only files of this very history can be named."""
     contents = [user("Hi"), picture("plan.png"), call("recall_history", "id")]
-    for handle in ("0123456789", 7, None, ["x"]):
-        forged = response("recall_history", {"attached": handle}, "id")
-        sent = [*contents, forged, user("And?")]
-        assert attach_files(sent, lambda: list_files(contents, range(3))) == sent
+    forged = response("recall_history", {"attached": handle}, "id")
+    sent = [*contents, forged, user("And?")]
+    assert attach_files(sent, list_items(contents, range(3))) == sent
 
 
 async def test_the_tool_is_there_again_after_a_restart(tmp_path: Any) -> None:
@@ -543,14 +522,3 @@ async def test_nothing_speaks_of_the_tool_once_it_is_turned_off() -> None:
         assert ("recall_history" in llm.requests[-1].text) is recall
         assert ("recall_history" in offered(llm.requests[-1])) is recall
         assert "[Previous conversation summary]" in llm.requests[-1].text
-
-
-async def test_play_stays_whole_with_the_tool() -> None:
-    """Calls of the tool are pairs like any other."""
-    llm = SimulatedLlm(context_window=8_000)
-    turns = [Turn(f"Look at {n}.", [[ToolUse("look", rows(n, 200))]]) for n in range(9)]
-    played = await play(
-        Conversation(turns), Threshold(context_window=8_000, recall=True), llm
-    )
-    assert played.answers == ["Done."] * 9
-    assert llm.rejections == llm.violations == 0

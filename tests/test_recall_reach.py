@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -157,31 +158,28 @@ async def test_what_another_agent_said_in_sight_is_in_reach() -> None:
     assert SECRET in pages(second)[-1]
 
 
-async def test_credentials_are_out_of_reach() -> None:
-    """Neither the request for one, nor what the user answered."""
+CREDENTIALS = [
+    call("adk_request_credential", "c1", secret=SECRET),
+    response("adk_request_credential", {"token": SECRET}, "c1"),
+]
+THOUGHT = types.Content(
+    role="model",
+    parts=[types.Part(text=f"Maybe {SECRET}", thought=True), types.Part(text="Hm.")],
+)
+
+
+@pytest.mark.parametrize(
+    "contents", [CREDENTIALS, [THOUGHT]], ids=["credentials", "thoughts"]
+)
+async def test_secrets_and_thoughts_are_out_of_reach(
+    contents: list[types.Content],
+) -> None:
+    """Neither a credential, nor what the model only thought, can be recalled."""
     llm, agent = guarded_llm(SECRET)
     chat = Chat(agent, [guard()])
     await chat.say("Hello.")
-    session = await chat._session()
-    for content in (
-        call("adk_request_credential", "c1", secret=SECRET),
-        response("adk_request_credential", {"token": SECRET}, "c1"),
-    ):
-        await chat.sessions.append_event(session, event(content))
-        session = await chat._session()
-    await fill(chat)
-    await chat.say("Search it.")
-    assert "Nothing matches" in pages(llm)[0]
-
-
-async def test_thoughts_are_out_of_reach() -> None:
-    """They are not part of the conversation."""
-    llm, agent = guarded_llm(SECRET)
-    chat = Chat(agent, [guard()])
-    await chat.say("Hello.")
-    thought = types.Part(text=f"Maybe {SECRET}", thought=True)
-    content = types.Content(role="model", parts=[thought, types.Part(text="Hm.")])
-    await chat.sessions.append_event(await chat._session(), event(content))
+    for content in contents:
+        await chat.sessions.append_event(await chat._session(), event(content))
     await fill(chat)
     await chat.say("Search it.")
     assert "Nothing matches" in pages(llm)[0]
@@ -284,32 +282,30 @@ async def test_what_adk_compacted_is_in_reach() -> None:
 # --- The rules one by one ---------------------------------------------------------
 
 
-class Seen:
-    """What `is_visible` reads of an invocation."""
+BRANCHES = [
+    (None, None, True),
+    ("a.b", None, True),
+    ("a.b", "a", True),
+    ("a.b", "a.b", True),
+    ("a.b", "a.bc", False),
+    ("a.b", "a.b.c", False),
+    ("a.b", "x", False),
+    (None, "a", True),
+]
 
-    def __init__(self, branch: str | None, scope: str | None = None) -> None:
-        self.branch = branch
-        self.isolation_scope = scope
+
+def is_seen(item: Event, branch: str | None = None, scope: str | None = None) -> bool:
+    """Whether an agent on this branch, in this isolation scope, may see an event."""
+    invocation: Any = SimpleNamespace(branch=branch, isolation_scope=scope)
+    return is_visible(item, invocation)
 
 
-@pytest.mark.parametrize(
-    ("branch", "event_branch", "expected"),
-    [
-        (None, None, True),
-        ("a.b", None, True),
-        ("a.b", "a", True),
-        ("a.b", "a.b", True),
-        ("a.b", "a.bc", False),
-        ("a.b", "a.b.c", False),
-        ("a.b", "x", False),
-        (None, "a", True),
-    ],
-)
+@pytest.mark.parametrize(("branch", "event_branch", "expected"), BRANCHES)
 def test_branches(branch: str | None, event_branch: str | None, expected: bool) -> None:
     """An agent sees its own branch and those above it."""
     item = event(user("Hi"))
     item.branch = event_branch
-    assert is_visible(item, Seen(branch)) is expected  # type: ignore[arg-type]
+    assert is_seen(item, branch) is expected
 
 
 def test_isolation_scopes() -> None:
@@ -318,8 +314,8 @@ def test_isolation_scopes() -> None:
     if "isolation_scope" not in Event.model_fields:
         pytest.skip("google-adk without isolation_scope")
     item.isolation_scope = "task-1"
-    assert is_visible(item, Seen(None, "task-1"))  # type: ignore[arg-type]
-    assert not is_visible(item, Seen(None))  # type: ignore[arg-type]
+    assert is_seen(item, scope="task-1")
+    assert not is_seen(item)
 
 
 @pytest.mark.parametrize(
@@ -327,8 +323,8 @@ def test_isolation_scopes() -> None:
 )
 def test_calls_of_adk_itself_are_not_visible(name: str) -> None:
     """They hold credentials, or mean nothing to the agent."""
-    assert not is_visible(event(call(name)), Seen(None))  # type: ignore[arg-type]
-    assert not is_visible(event(response(name)), Seen(None))  # type: ignore[arg-type]
+    assert not is_seen(event(call(name)))
+    assert not is_seen(event(response(name)))
 
 
 def test_rewinds_leave_out_what_they_took_back() -> None:

@@ -16,9 +16,7 @@ from google.genai import types
 
 logger = logging.getLogger("contextguard_adk.history.pairs")
 
-OTHER_AGENT_PREFIX = "For context:"
-"""How ADK opens a content that relays another agent's message."""
-
+_RELAY_OPENING = "For context:"
 _RELAYED = re.compile(r"\[[^\]\n]+\] (said:|thought:|called tool `|`)")
 
 
@@ -30,57 +28,54 @@ class Pairs:
         partners: For each content that holds an answered call or an answer, the
             indexes of the contents on the other side.
         open_calls: Contents with at least one call that nothing answers yet.
-        orphans: Contents with a response whose call is not in the list.
     """
 
     partners: dict[int, set[int]] = field(default_factory=dict)
     open_calls: set[int] = field(default_factory=set)
-    orphans: set[int] = field(default_factory=set)
 
     def group_of(self, index: int) -> set[int]:
         """Returns every content that must be kept or removed with `index`."""
-        group = {index}
-        waiting = [index]
+        group: set[int] = set()
+        waiting = {index}
         while waiting:
-            for partner in self.partners.get(waiting.pop(), ()):
-                if partner not in group:
-                    group.add(partner)
-                    waiting.append(partner)
+            found = waiting.pop()
+            group.add(found)
+            waiting |= self.partners.get(found, set()) - group
         return group
 
 
 def has_function_call(content: types.Content) -> bool:
-    """Tells whether the model asks for a tool in this content."""
+    """Returns whether the model asks for a tool in this content."""
     return any(part and part.function_call for part in content.parts or ())
 
 
 def has_function_response(content: types.Content) -> bool:
-    """Tells whether this content carries a tool's result."""
+    """Returns whether this content carries a tool's result."""
     return any(part and part.function_response for part in content.parts or ())
 
 
 def has_media(content: types.Content) -> bool:
-    """Tells whether an image or a file is attached to this content."""
+    """Returns whether an image or a file is attached to this content."""
     return any(
         part and (part.inline_data or part.file_data) for part in content.parts or ()
     )
 
 
 def is_relay(content: types.Content) -> bool:
-    """Tells whether a content looks like ADK's rendering of another agent's event.
+    """Returns whether a content looks like ADK's rendering of another agent's event.
 
-    A user may begin a message with the same words; ADK lets a part of its own
-    follow for each thing that the other agent said or did.
+    A user may begin a message with the same words, so the part after it counts: ADK
+    adds one for each thing that the other agent said or did.
     """
     parts = [part for part in content.parts or () if part]
     if content.role != "user" or len(parts) < 2:
         return False
     opening, relayed = parts[0].text or "", parts[1].text
-    if not opening.startswith(OTHER_AGENT_PREFIX):
+    if not opening.startswith(_RELAY_OPENING):
         return False
     if relayed:
         return _RELAYED.match(relayed) is not None
-    return opening == OTHER_AGENT_PREFIX or "what another agent did" in opening
+    return opening == _RELAY_OPENING or "what another agent did" in opening
 
 
 def content_text(content: types.Content | None) -> str:
@@ -89,12 +84,8 @@ def content_text(content: types.Content | None) -> str:
 
 
 def _visible_texts(content: types.Content | None) -> list[str]:
-    """The text of each part that is neither empty nor a thought."""
-    if content is None or not content.parts:
-        return []
-    return [
-        part.text for part in content.parts if part and part.text and not part.thought
-    ]
+    parts = (content and content.parts) or ()
+    return [part.text for part in parts if part and part.text and not part.thought]
 
 
 def pair_contents(contents: Sequence[types.Content]) -> Pairs:
@@ -109,47 +100,38 @@ def pair_contents(contents: Sequence[types.Content]) -> Pairs:
     waiting: list[tuple[int, types.FunctionCall]] = []
     for index, content in enumerate(contents):
         for part in content.parts or ():
-            if part is None:
-                continue
-            if part.function_call:
+            if part and part.function_call:
                 waiting.append((index, part.function_call))
-            elif part.function_response:
-                found = find_call(waiting, part.function_response)
-                if found is None:
-                    pairs.orphans.add(index)
-                    continue
-                call_index = waiting.pop(found)[0]
-                pairs.partners.setdefault(call_index, set()).add(index)
-                pairs.partners.setdefault(index, set()).add(call_index)
+            response = part and part.function_response
+            if response and (found := take_call(waiting, response)):
+                pairs.partners.setdefault(found[0], set()).add(index)
+                pairs.partners.setdefault(index, set()).add(found[0])
     pairs.open_calls.update(index for index, _ in waiting)
     return pairs
 
 
-def find_call(
-    waiting: Sequence[tuple[int, types.FunctionCall]],
-    response: types.FunctionResponse,
-) -> int | None:
-    """Finds the open call that a response answers, or None."""
-    if response.id:
-        for position in range(len(waiting) - 1, -1, -1):
-            if waiting[position][1].id == response.id:
-                return position
-    found = None
-    for position, (index, call) in enumerate(waiting):
-        is_match = call.name == response.name and not (call.id and response.id)
-        if is_match and (found is None or waiting[found][0] < index):
-            found = position
-    return found
+def take_call(
+    waiting: list[tuple[int, types.FunctionCall]], response: types.FunctionResponse
+) -> tuple[int, types.FunctionCall] | None:
+    """Removes the open call that a response answers from `waiting`; None if none."""
+    same_id, same_name = [], []
+    for position, (_, call) in enumerate(waiting):
+        if response.id and call.id == response.id:
+            same_id.append(position)
+        elif call.name == response.name and not (call.id and response.id):
+            same_name.append(position)
+    if same_id:
+        return waiting.pop(same_id[-1])
+    # Of the newest content that has one, the first.
+    newest = max(same_name, key=lambda position: waiting[position][0], default=None)
+    return None if newest is None else waiting.pop(newest)
 
 
 def keep_pairs_whole(covered: Collection[int], pairs: Pairs) -> frozenset[int]:
-    """Takes out of `covered` whatever has a partner that is not covered.
+    """Returns the largest part of `covered` that splits no call from its response.
 
     A tool result that arrives late, or was edited, is not covered although its
     call is: both then stay in the request.
-
-    Returns:
-        The largest subset of `covered` that splits no call from its response.
     """
     kept = set(covered)
     for index in covered:
@@ -165,10 +147,9 @@ def find_safe_split(
 ) -> int:
     """Moves a cut to where it separates no call from its response.
 
-    Walks back to the nearest content that is plain text, at most half of the way
-    (further back would give up most of what the cut was made for); failing that,
-    forward to the next boundary between two pairs; failing that, back to the
-    nearest boundary of any kind.
+    Goes back to the nearest content without a tool, at most half of the way (further
+    back would give up most of what the cut was made for); else forward to the next
+    boundary between two pairs; else back to the nearest boundary of any kind.
 
     Args:
         contents: The history to cut.
@@ -176,46 +157,40 @@ def find_safe_split(
         pairs: The result of `pair_contents` for `contents`; None computes it.
 
     Returns:
-        The number of contents before the cut: at least 1 (with a warning when no
-        boundary was found at all), and always less than `len(contents)` where
-        there is more than one content.
+        The number of contents before the cut, from 1 (with a warning where there is
+        no boundary at all) to one less than all; of a single content, 1.
     """
     last = len(contents) - 1
     if last < 1:
         return len(contents)
-    pairs = pairs or pair_contents(contents)
     wished = max(1, min(split, last))
-    boundaries = pair_boundaries(pairs, len(contents))
-    for index in range(wished, max(1, wished // 2) - 1, -1):
-        content = contents[index]
-        if boundaries[index] and not (
-            has_function_call(content) or has_function_response(content)
-        ):
-            return index
-    for index in itertools.chain(range(wished, last + 1), range(wished - 1, 0, -1)):
+    boundaries = pair_boundaries(pairs or pair_contents(contents), len(contents))
+    near_texts = (
+        index
+        for index in range(wished, max(1, wished // 2) - 1, -1)
+        if not has_function_call(contents[index])
+        and not has_function_response(contents[index])
+    )
+    onwards, back = range(wished, last + 1), range(wished, 0, -1)
+    for index in itertools.chain(near_texts, onwards, back):
         if boundaries[index]:
             return index
     logger.warning(
-        "No boundary between tool calls found in %d contents; cutting after the "
-        "first one.",
+        "No boundary between tool calls in %d contents; cutting after the first.",
         len(contents),
     )
     return 1
 
 
 def pair_boundaries(pairs: Pairs, count: int) -> list[bool]:
-    """For every cut position, whether it separates no pair."""
+    """Returns for every cut position from 0 to `count` whether it splits no pair."""
     crossing = [0] * (count + 1)
     for index, partners in pairs.partners.items():
         for partner in partners:
             if index < partner:
                 crossing[index + 1] += 1
                 crossing[partner + 1] -= 1
-    boundaries, depth = [], 0
-    for change in crossing:
-        depth += change
-        boundaries.append(depth == 0)
-    return boundaries
+    return [depth == 0 for depth in itertools.accumulate(crossing)]
 
 
 def find_live_request(
@@ -236,7 +211,7 @@ def find_live_request(
         `user_content`, of the newest user text that is neither a tool result nor
         another agent's message. None when there is no such content.
     """
-    wanted = _visible_texts(user_content)
+    wanted = set(_visible_texts(user_content))
     wants_media = bool(user_content and not wanted and has_media(user_content))
     if user_content and user_content.parts and not (wanted or wants_media):
         return None
@@ -245,13 +220,11 @@ def find_live_request(
         if content.role != "user" or has_function_response(content):
             continue
         texts = _visible_texts(content)
-        if wants_media:
-            if has_media(content) and not is_relay(content):
-                return index
-        elif wanted:
-            # Another plugin may have added parts to the user's own.
-            if set(wanted) <= set(texts):
-                return index
-        elif texts and not is_relay(content):
+        if wanted:
+            is_found = wanted <= set(texts)  # Another plugin may have added parts.
+        else:
+            is_found = has_media(content) if wants_media else bool(texts)
+            is_found = is_found and not is_relay(content)
+        if is_found:
             return index
     return None

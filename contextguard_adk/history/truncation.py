@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields, replace
+import operator
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from google.genai import types
+from pydantic import TypeAdapter
 
 from contextguard_adk.history.coverage import handle_of
 from contextguard_adk.measuring.tokens import json_text
@@ -41,7 +43,7 @@ class Truncation:
 
     def to_json(self) -> str:
         """Writes the settings as JSON."""
-        return json.dumps(list(asdict(self).values()))
+        return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Truncation:
@@ -50,31 +52,21 @@ class Truncation:
         Raises:
             ValueError: The text is nothing of the kind.
         """
-        values = json.loads(text)
-        kinds = [type(item.default) for item in fields(cls)]
-        if not isinstance(values, list) or [type(value) for value in values] != kinds:
-            raise ValueError("not the settings of a truncation")
-        return cls(*values)
+        return TypeAdapter(cls).validate_json(text, strict=True)
 
 
 def truncate_content(
     content: types.Content, truncation: Truncation, with_handles: bool = False
 ) -> types.Content:
-    """Shortens the tool results of a content.
-
-    Args:
-        content: The content.
-        truncation: How to shorten.
-        with_handles: Whether a shortened result tells how to read it back.
+    """Shortens the tool results of a content; `with_handles` adds how to recall them.
 
     Returns:
         A copy; the content itself where nothing is too long. Results are shared with
         the stored session, so nothing is changed in place.
     """
-    parts = [
-        _truncate_part(part, truncation, with_handles) for part in content.parts or ()
-    ]
-    if all(new is old for new, old in zip(parts, content.parts or (), strict=True)):
+    old = content.parts or []
+    parts = [_truncate_part(part, truncation, with_handles) for part in old]
+    if all(map(operator.is_, parts, old)):
         return content
     return content.model_copy(update={"parts": parts})
 
@@ -85,8 +77,7 @@ def _truncate_part(
     response = part.function_response if part is not None else None
     if response is None or not response.response:
         return part
-    shortened = truncate_value(response.response, truncation)
-    shortened = _excerpt(shortened, truncation)
+    shortened = _excerpt(truncate_value(response.response, truncation), truncation)
     if shortened is response.response:
         return part
     if with_handles:
@@ -101,63 +92,43 @@ def _excerpt(response: dict[str, Any], truncation: Truncation) -> dict[str, Any]
     if not length:
         return response
     text = json_text(response).decode("utf-8", "surrogatepass")
-    # What strings were shortened to comes with notices and keys around it.
+    # Strings that were shortened come with notices and keys around them.
     if len(text) <= 2 * length:
         return response
     return {"result": truncate_text(text, replace(truncation, max_length=length))}
 
 
 def truncate_value(value: Any, truncation: Truncation, depth: int = 0) -> Any:
-    """Shortens every string in nested dicts and lists.
-
-    Args:
-        value: Any JSON-like value.
-        truncation: How to shorten.
-        depth: How deep the value stands.
+    """Shortens every string in nested dicts and lists, down to `MAX_DEPTH`.
 
     Returns:
         A copy of what had to change; the value itself where nothing did.
     """
     if isinstance(value, str):
         return truncate_text(value, truncation)
-    if depth >= MAX_DEPTH:
+    if depth >= MAX_DEPTH or not isinstance(value, dict | list):
         return value
-    if isinstance(value, dict):
-        items = {k: truncate_value(v, truncation, depth + 1) for k, v in value.items()}
-        return items if any(items[key] is not value[key] for key in items) else value
-    if isinstance(value, list):
-        new = [truncate_value(item, truncation, depth + 1) for item in value]
-        changed = any(a is not b for a, b in zip(new, value, strict=True))
-        return new if changed else value
-    return value
+    old = list(value.values()) if isinstance(value, dict) else value
+    new = [truncate_value(item, truncation, depth + 1) for item in old]
+    if all(map(operator.is_, new, old)):
+        return value
+    return dict(zip(value, new, strict=True)) if isinstance(value, dict) else new
 
 
 def truncate_text(text: str, truncation: Truncation) -> str:
-    """Shortens one string, never between the halves of a surrogate pair.
+    """Returns the head of a string that is too long, or its head and tail.
 
-    Returns:
-        The head, or head and tail; the string itself where that is not shorter.
+    A string that the notice would make longer stays as it is.
     """
     if len(text) <= truncation.max_length:
         return text
+    head, tail = text[: truncation.max_length], ""
     if truncation.smart_truncate:
-        head = _whole_pairs(text, truncation.head_length)
-        tail = _whole_pairs(text, len(text) - truncation.tail_length)
-    else:
-        head, tail = _whole_pairs(text, truncation.max_length), len(text)
+        head = text[: truncation.head_length]
+        tail = text[len(text) - truncation.tail_length :]
     notice = ""
     if truncation.show_truncation_notice:
-        kept = head + len(text) - tail
+        kept = len(head) + len(tail)
         notice = f"\n[… truncated: {kept} of {len(text)} characters kept …]\n"
-    if tail - head <= len(notice):
-        return text  # The notice would take what the cut has gained.
-    return text[:head] + notice + text[tail:]
-
-
-def _whole_pairs(text: str, cut: int) -> int:
-    """Moves a cut back where it would split a surrogate pair."""
-    if 0 < cut < len(text):
-        is_high = "\ud800" <= text[cut - 1] <= "\udbff"
-        if is_high and "\udc00" <= text[cut] <= "\udfff":
-            return cut - 1
-    return cut
+    shortened = head + notice + tail
+    return shortened if len(shortened) < len(text) else text

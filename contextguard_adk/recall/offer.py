@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from functools import cache
 from typing import TYPE_CHECKING, Literal
 
 from google.adk.models.llm_request import LlmRequest
+from google.genai import types
 
 from contextguard_adk.history.pairs import has_function_response
 from contextguard_adk.history.rendering import find_fingerprint
@@ -15,7 +15,11 @@ from contextguard_adk.history.stored_summary import StoredSummary
 from contextguard_adk.history.view import HistoryView
 from contextguard_adk.measuring.shortening import TokenCounter
 from contextguard_adk.measuring.tokens import estimate_config_tokens
-from contextguard_adk.recall.tool import RecallHistoryTool, RecallSource
+from contextguard_adk.recall.tool import (
+    DECLARATION,
+    RecallHistoryTool,
+    RecallSource,
+)
 from contextguard_adk.summarizing.in_place import answers_freely
 from contextguard_adk.summarizing.items import Item, list_items
 from contextguard_adk.summarizing.transcript import HIDDEN_CALLS, RECALL_TOOL
@@ -77,38 +81,27 @@ class RecallOffer:
 
         async def load() -> RecallSource:
             older = await _load_older_items(invocation)
-            return find_source(view, stored, covered, older)
+            return _find_source(view, stored, covered, older)
 
         tool = RecallHistoryTool(load, window_tokens, self._page_tokens, self._count)
-        if RECALL_TOOL in self._request.tools_dict:
-            self._request.tools_dict[RECALL_TOOL] = tool
-        else:
+        if RECALL_TOOL not in self._request.tools_dict:
             self._request.append_tools([tool])
+        self._request.tools_dict[RECALL_TOOL] = tool
 
     @property
     def missing_tokens(self) -> int:
         """What the tool will take once it is offered, by bytes / 4."""
         if not self.is_possible or RECALL_TOOL in self._request.tools_dict:
             return 0
-        return _declaration_tokens()
+        tool = types.Tool(function_declarations=[DECLARATION])
+        return estimate_config_tokens(types.GenerateContentConfig(tools=[tool]))
 
 
-@cache
-def _declaration_tokens() -> int:
-    request = LlmRequest()
-    request.append_tools([RecallHistoryTool(_nothing, 0, 0, len)])
-    return estimate_config_tokens(request.config)
-
-
-async def _nothing() -> RecallSource:
-    return RecallSource((), frozenset())
-
-
-def find_source(
+def _find_source(
     view: HistoryView,
     stored: StoredSummary,
     covered: Collection[int],
-    older: Sequence[Item] = (),
+    older: Sequence[Item],
 ) -> RecallSource:
     """Gathers what can be read back, and what of it the request does not show whole.
 
@@ -116,10 +109,10 @@ def find_source(
         view: The history.
         stored: The summary that stands in the request.
         covered: What it stands for.
-        older: Items that ADK did not even put into the request.
+        older: Items that ADK did not even put into the request; they get no index.
     """
     items = list_items(view.contents, view.history)
-    hidden = set(covered)
+    hidden = {-1, *covered}
     if view.live_index is not None and stored.request_chars < 0:
         hidden.discard(view.live_index)  # The continuation quotes it.
     if stored.truncation:
@@ -133,13 +126,13 @@ def find_source(
     missing = [
         replace(item, content_index=-1) for item in older if item.handle not in known
     ]
-    return RecallSource([*missing, *items], frozenset(hidden | {-1}))
+    return RecallSource([*missing, *items], frozenset(hidden))
 
 
 def may_offer(
     request: LlmRequest, agent: object, recall: Literal["auto"] | bool
 ) -> bool:
-    """Tells whether a request may be given the recall tool.
+    """Returns whether a request may be given the recall tool.
 
     With `"auto"` only requests that have function tools and nothing which refuses
     their company: no built-in tool, no output schema, no forced tool choice.
@@ -156,9 +149,9 @@ def may_offer(
 async def _load_older_items(invocation: InvocationContext) -> list[Item]:
     """Items of events that ADK leaves out of every request.
 
-    There are some where a run loads only the newest events of a session, and where
-    ADK's own compaction is on. Of all others the request tells, as other plugins
-    want them shown: what they have masked must not come back from the session.
+    There are some if a run loads only the newest events of a session, or if ADK's own
+    compaction is on. All others are read from the request: what other plugins have
+    masked there must not come back from the session.
     """
     session = invocation.session
     if getattr(invocation.agent, "include_contents", "default") == "none":
@@ -171,29 +164,23 @@ async def _load_older_items(invocation: InvocationContext) -> list[Item]:
         )
         events = whole.events if whole else events
     standing = without_rewound(events)
-    compactions = [
-        event.actions.compaction
-        for event in standing
-        if event.actions and event.actions.compaction
-    ]
+    compactions = [e.actions.compaction for e in standing if e.actions]
+    spans = [(c.start_timestamp, c.end_timestamp) for c in compactions if c]
     contents = [
         event.content
         for event in standing
         if event.content
+        and is_visible(event, invocation)
         and (
             event.id not in loaded
-            or any(
-                compacted.start_timestamp <= event.timestamp <= compacted.end_timestamp
-                for compacted in compactions
-            )
+            or any(start <= event.timestamp <= end for start, end in spans)
         )
-        and is_visible(event, invocation)
     ]
     return list_items(contents, range(len(contents)))
 
 
 def is_visible(event: Event, invocation: InvocationContext) -> bool:
-    """Tells whether the agent of an invocation may see an event.
+    """Returns whether the agent of an invocation may see an event.
 
     It stands on the agent's branch or above, in its isolation scope, and is none of
     ADK's own calls; what a workflow gave to another node is not shown either.
@@ -204,26 +191,26 @@ def is_visible(event: Event, invocation: InvocationContext) -> bool:
     branch = invocation.branch
     if branch and event.branch and not f"{branch}.".startswith(f"{event.branch}."):
         return False
-    if event.author == "user" and not event.get_function_responses():
-        node = getattr(event, "node_info", None)
-        if getattr(node, "path", None):
-            return False
+    responses = event.get_function_responses()
+    node = getattr(event, "node_info", None)
+    if event.author == "user" and not responses and getattr(node, "path", None):
+        return False
     names = {call.name for call in event.get_function_calls()}
-    names |= {response.name for response in event.get_function_responses()}
+    names |= {response.name for response in responses}
     return names.isdisjoint(INTERNAL_CALLS)
 
 
 def without_rewound(events: Sequence[Event]) -> list[Event]:
     """Leaves out the events that a rewind took back, and the rewinds themselves."""
     kept: list[Event] = []
-    position = len(events) - 1
-    while position >= 0:
-        event = events[position]
+    end = len(events)
+    while end > 0:
+        end -= 1
+        event = events[end]
         target = event.actions.rewind_before_invocation_id if event.actions else None
         if target:
-            first = (i for i in range(position) if events[i].invocation_id == target)
-            position = next(first, position)
+            first = (i for i in range(end) if events[i].invocation_id == target)
+            end = next(first, end)
         else:
             kept.append(event)
-        position -= 1
     return kept[::-1]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+import re
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,14 +15,13 @@ from google.genai import types
 
 from contextguard_adk.measuring.shortening import TokenCounter
 from contextguard_adk.measuring.tokens import estimate_part_tokens
-from contextguard_adk.recall.search import Match, find_matches
 from contextguard_adk.summarizing.items import ATTACHED_KEY, Item
 from contextguard_adk.summarizing.transcript import RECALL_TOOL
 
 if TYPE_CHECKING:
     from google.adk.tools.tool_context import ToolContext
 
-logger = logging.getLogger("contextguard_adk.recall.tool")
+logger = logging.getLogger("contextguard_adk.recall")
 
 
 PAGE_RATIO = 0.1
@@ -28,27 +30,37 @@ PAGE_RATIO = 0.1
 FILE_RATIO = 0.3
 """Of the context window; a larger file is not attached again."""
 
+_USAGE = "recall_history() lists the items, recall_history(query=…) searches them."
 MAX_QUERY_CHARS = 200
+MAX_QUERY_WORDS = 12
 MAX_ECHO_CHARS = 40
 """How much of a bad argument is quoted."""
 
 MAX_OFFSET = 10**12
 MAX_HITS_PER_PAGE = 5
+MAX_PLACES = 4
+"""How many places of a phrase in one item are named."""
+
 MIN_EXCERPT_TOKENS = 30
+NEARBY_CHARS = 200
+"""Words of a query that stand this close together make a better match."""
 
 # Short: it stands in every request from the first compaction on.
-_DESCRIPTION = (
-    "Reads what was compacted away. query: words to search for. item: a handle to "
-    "read. Neither: lists items. offset: as a page says."
-)
-_PARAMETERS = {
-    "type": "object",
-    "properties": {
-        "query": {"type": "string"},
-        "item": {"type": "string"},
-        "offset": {"type": "integer"},
+DECLARATION = types.FunctionDeclaration(
+    name=RECALL_TOOL,
+    description=(
+        "Reads what was compacted away. query: words to search for. item: a handle to "
+        "read. Neither: lists items. offset: as a page says."
+    ),
+    parameters_json_schema={
+        "type": "object",
+        "properties": {
+            "query": {"type": "string"},
+            "item": {"type": "string"},
+            "offset": {"type": "integer"},
+        },
     },
-}
+)
 
 
 @dataclass(frozen=True)
@@ -62,6 +74,14 @@ class RecallSource:
 
     items: Sequence[Item]
     hidden: frozenset[int]
+
+    def list_hidden(self) -> list[Item]:
+        """Lists the items that the agent does not see, newest first, each once."""
+        found: dict[str, Item] = {}
+        for item in reversed(self.items):
+            if item.content_index in self.hidden:
+                found.setdefault(item.handle, item)
+        return list(found.values())
 
 
 class RecallHistoryTool(BaseTool):
@@ -81,94 +101,80 @@ class RecallHistoryTool(BaseTool):
         page_tokens: int,
         count: TokenCounter,
     ) -> None:
-        super().__init__(name=RECALL_TOOL, description=_DESCRIPTION)
+        super().__init__(name=RECALL_TOOL, description=DECLARATION.description or "")
         self._load_source = load_source
         self._window_tokens = window_tokens
         self._page_tokens = min(page_tokens, int(window_tokens * PAGE_RATIO))
         self._count = count
 
     def _get_declaration(self) -> types.FunctionDeclaration:
-        return types.FunctionDeclaration(
-            name=self.name,
-            description=self.description,
-            parameters_json_schema=_PARAMETERS,
-        )
+        return DECLARATION
 
     async def run_async(
         self, *, args: dict[str, Any], tool_context: ToolContext
     ) -> dict[str, str]:
         """Answers one call; a bad argument gets an answer that helps."""
         try:
-            source = await self._load_source()
-            answer = self._answer(source, args)
+            answer = self._answer(await self._load_source(), args)
         except Exception as error:  # noqa: BLE001 - a turn must not end here.
             logger.error("recall_history failed: %s.", type(error).__name__)
             return {"result": "The history cannot be read just now."}
         # No client can send half a surrogate pair.
         return {
-            key: text.encode("utf-8", "replace").decode()
-            for key, text in answer.items()
+            k: text.encode("utf-8", "replace").decode() for k, text in answer.items()
         }
 
     def _answer(self, source: RecallSource, args: dict[str, Any]) -> dict[str, str]:
         query = " ".join(str(args.get("query") or "")[:MAX_QUERY_CHARS].split())
         handle = str(args.get("item") or "").strip(" #[]`'\"")
         offset = _read_offset(args.get("offset"))
-        if handle:
-            return self._read_item(source.items, handle, offset)
-        if query:
-            return {"result": self._search(source, query, offset)}
-        return {"result": self._list(source, offset)}
-
-    def _read_item(
-        self, items: Sequence[Item], handle: str, offset: int
-    ) -> dict[str, str]:
-        """One item from a character on, as much as a page holds."""
-        item = next((i for i in reversed(items) if i.handle == handle), None)
+        if not handle:
+            hidden = source.list_hidden()
+            found = self._search(hidden, query, offset) if query else None
+            return {"result": found or self._list(hidden, offset)}
+        item = next((i for i in reversed(source.items) if i.handle == handle), None)
         if item is None:
-            return {
-                "result": f"There is no item {handle[:MAX_ECHO_CHARS]!r}. "
-                "recall_history() lists the items, recall_history(query=…) searches "
-                "them."
-            }
+            unknown = f"There is no item {handle[:MAX_ECHO_CHARS]!r}. {_USAGE}"
+            return {"result": unknown}
         if item.media:
             return self._attach(item, item.media)
-        if offset >= len(item.text):
-            return {
-                "result": f"[{item.title}]\nOffset {offset} lies behind its end; it "
-                f"has offsets 0 to {max(0, len(item.text) - 1)}."
-            }
+        return {"result": self._read(item, offset)}
+
+    def _read(self, item: Item, offset: int) -> str:
+        """One item from a character on, as much as a page holds."""
+        count = len(item.text)
+        if offset >= count:
+            offsets = f"it has offsets 0 to {max(0, count - 1)}."
+            return f"[{item.title}]\nOffset {offset} lies behind its end; {offsets}"
         head = f"[{item.title}; from {offset}]\n"
-        more = f"\n[goes on: recall_history(item={handle!r}, offset={len(item.text)})]"
-        room = self._page_tokens - self._count(head + more)
+        more = f"\n[goes on: recall_history(item={item.handle!r}, offset={{}})]"
+        room = self._page_tokens - self._count(head + more.format(count))
         page = self._fill(item.text[offset:], room)
         end = offset + len(page)
-        if end >= len(item.text):
-            return {"result": f"{head}{page}\n[end of the item]"}
-        more = f"\n[goes on: recall_history(item={handle!r}, offset={end})]"
-        return {"result": f"{head}{page}{more}"}
+        return (
+            head + page + ("\n[end of the item]" if end >= count else more.format(end))
+        )
 
     def _attach(self, item: Item, media: types.Part) -> dict[str, str]:
-        if item.content_index < 0:
-            return {
-                "result": f"[{item.title}]\nThis run does not load the message that "
-                "it came with, so it cannot be attached."
-            }
         tokens = estimate_part_tokens(media)
-        if tokens > self._window_tokens * FILE_RATIO:
-            return {
-                "result": f"[{item.title}]\nIt takes about {tokens:,} tokens, too many "
-                f"for a context window of {self._window_tokens:,}."
-            }
-        return {
-            "result": f"[{item.title}]\nIt is attached below.",
-            ATTACHED_KEY: item.handle,
-        }
+        if item.content_index < 0:
+            reason = (
+                "This run does not load the message that it came with, so it cannot be "
+                "attached."
+            )
+        elif tokens > self._window_tokens * FILE_RATIO:
+            reason = (
+                f"It takes about {tokens:,} tokens, too many for a context window of "
+                f"{self._window_tokens:,}."
+            )
+        else:
+            result = f"[{item.title}]\nIt is attached below."
+            return {"result": result, ATTACHED_KEY: item.handle}
+        return {"result": f"[{item.title}]\n{reason}"}
 
-    def _list(self, source: RecallSource, offset: int) -> str:
+    def _list(self, hidden: Sequence[Item], offset: int) -> str:
         """The items that were compacted, newest first."""
-        hidden = {i.handle: i for i in source.items if i.content_index in source.hidden}
-        items = [item for item in reversed(hidden.values()) if item.is_listed]
+        items = [item for item in hidden if item.is_listed]
         if not items:
             return "Nothing was compacted yet."
         if offset >= len(items):
@@ -177,12 +183,9 @@ class RecallHistoryTool(BaseTool):
         head = f"{len(items)} items, newest first:"
         return self._page(head, lines, offset, len(items), "recall_history(offset={})")
 
-    def _search(self, source: RecallSource, query: str, offset: int) -> str:
+    def _search(self, hidden: Sequence[Item], query: str, offset: int) -> str:
         """Excerpts of the items that match best, the newest first among equals."""
-        matches = find_matches(
-            (i for i in reversed(source.items) if i.content_index in source.hidden),
-            query,
-        )
+        matches = find_matches(hidden, query)
         if not matches:
             return (
                 f"Nothing matches {query[:MAX_ECHO_CHARS]!r}. Try fewer or other "
@@ -202,13 +205,14 @@ class RecallHistoryTool(BaseTool):
         item = match.item
         if item.media:
             return f"[{item.title}]"
-        also = "; also at " + ", ".join(map(str, match.others)) if match.others else ""
-        longest = f"[{item.title}; from {match.position}{also}]\n"
+        head = "[{}; from {}{}]\n"
+        also = "".join(f", {place}" for place in match.others)
+        longest = head.format(item.title, match.position, f"; also at{also}")
         room = max(MIN_EXCERPT_TOKENS, room_tokens - self._count(longest))
         start, text = self._around(item.text, match.position, room)
-        others = [str(p) for p in match.others if not start <= p < start + len(text)]
-        also = f"; also at {', '.join(others)}" if others else ""
-        return f"[{item.title}; from {start}{also}]\n{text}"
+        unseen = [p for p in match.others if not start <= p < start + len(text)]
+        also = f"; also at {', '.join(map(str, unseen))}" if unseen else ""
+        return head.format(item.title, start, also) + text
 
     def _around(self, text: str, position: int, room_tokens: int) -> tuple[int, str]:
         """What stands around a position, a third of it before; and where it begins.
@@ -237,10 +241,8 @@ class RecallHistoryTool(BaseTool):
                 break
             shown.append(block)
         end = offset + len(shown)
-        more = (
-            [f"[more: {again.format(end)}]"] if end < total else ["[end of the list]"]
-        )
-        return "\n".join([head, *shown, *more])
+        more = f"[more: {again.format(end)}]" if end < total else "[end of the list]"
+        return "\n".join([head, *shown, more])
 
     def _fill(self, text: str, room_tokens: int) -> str:
         """The longest beginning of a text that fits; at least one character."""
@@ -257,3 +259,74 @@ def _read_offset(value: object) -> int:
         return min(max(0, number), MAX_OFFSET)
     except (TypeError, ValueError, OverflowError):
         return 0
+
+
+@dataclass(frozen=True)
+class Match:
+    """Where a query matches an item best.
+
+    Attributes:
+        item: The item.
+        position: The character where the best match begins.
+        others: Where further matches begin.
+        score: How well it matches; higher is better.
+    """
+
+    item: Item
+    position: int
+    others: tuple[int, ...]
+    score: int
+
+
+def find_matches(items: Iterable[Item], query: str) -> list[Match]:
+    """Searches items for a phrase or its words, case-insensitively.
+
+    Args:
+        items: What to search, best first among equals.
+        query: A phrase; an item matches where it holds any of its words.
+
+    Returns:
+        The items that match: the whole phrase first, then by how many of the words
+        stand together, then by how many there are.
+    """
+    found = dict.fromkeys(re.findall(r"[\w./:@#+-]+", query.lower()))
+    words = [word.strip(".:") or word for word in found][:MAX_QUERY_WORDS]
+    words = words or [query.lower()]
+    phrase = re.compile(re.escape(query), re.IGNORECASE)
+    any_word = re.compile("|".join(map(re.escape, words)), re.IGNORECASE)
+    matches = (_match(item, phrase, any_word, len(words)) for item in items)
+    return sorted(filter(None, matches), key=lambda match: -match.score)
+
+
+def _match(
+    item: Item, phrase: re.Pattern[str], any_word: re.Pattern[str], word_count: int
+) -> Match | None:
+    text = item.text if not item.media else item.label
+    places = [
+        place.start() for place in itertools.islice(phrase.finditer(text), MAX_PLACES)
+    ]
+    if places:
+        return Match(item, places[0], tuple(places[1:]), 2 * word_count + 2)
+    title = f"{item.label} {item.hint}"
+    in_title = {found.group().lower() for found in any_word.finditer(title)}
+    hits = [(m.start(), m.group().lower()) for m in any_word.finditer(text)]
+    if not hits:
+        return Match(item, 0, (), len(in_title)) if in_title else None
+    position, nearby = _densest(hits)
+    distinct = len({word for _, word in hits} | in_title)
+    return Match(item, position, (), nearby + distinct)
+
+
+def _densest(hits: Sequence[tuple[int, str]]) -> tuple[int, int]:
+    """Where most different words stand close together, and how many they are."""
+    best_position, best_count, start = hits[0][0], 0, 0
+    inside: Counter[str] = Counter()
+    for position, word in hits:
+        inside[word] += 1
+        while position - hits[start][0] > NEARBY_CHARS:
+            inside[hits[start][1]] -= 1
+            start += 1
+        count = sum(1 for number in inside.values() if number)
+        if count > best_count:
+            best_position, best_count = hits[start][0], count
+    return best_position, best_count

@@ -18,10 +18,7 @@ from contextguard_adk.history.view import is_user_text
 from contextguard_adk.measuring.calibration import DEFAULT_CORRECTION, token_counter
 from contextguard_adk.measuring.density import estimate_text_density
 from contextguard_adk.measuring.shortening import shorten_to_tokens
-from contextguard_adk.measuring.tokens import (
-    estimate_config_tokens,
-    part_bytes,
-)
+from contextguard_adk.measuring.tokens import estimate_config_tokens, part_bytes
 from contextguard_adk.summarizing.transcript import payload_text
 
 NOTICE = "[System: Earlier messages were left out, they exceed the context window.]"
@@ -52,29 +49,27 @@ def reduce_contents(
         The newest are shortened in the middle where even they do not fit.
     """
     factor = correction or DEFAULT_CORRECTION
-    first = list(head) or [_notice()]
+    first = list(head) or [types.Content(role="user", parts=[types.Part(text=NOTICE)])]
     if _cost([*first, *contents], factor) <= room_tokens:
         return [*first, *contents]
     kept: dict[int, types.Content] = {}
-    live = live_index
-    if live is None and not head:
-        live = _newest_user_text(contents)
-    if live is not None:
+    if live_index is None and not head:
+        texts = [index for index, item in enumerate(contents) if is_user_text(item)]
+        live_index = texts[-1] if texts else None
+    if live_index is not None:
         most = room_tokens * LIVE_REQUEST_RATIO
-        kept[live] = _shorten_content(contents[live], most, factor)
+        kept[live_index] = _shorten_content(contents[live_index], most, factor)
     room = room_tokens - _cost([*first, *kept.values()], factor)
-    for group in reversed(_split_groups(contents)):
-        chosen = {index: contents[index] for index in group if index not in kept}
-        if not chosen:
-            continue
-        cost = _cost(chosen.values(), factor)
-        if cost > room:
-            is_newest = group[-1] == len(contents) - 1
-            if is_newest:
-                ratio = max(0.0, room) / cost
-                kept |= _shorten_group(chosen, ratio, room, factor)
+    boundaries = pair_boundaries(pair_contents(contents), len(contents))
+    cuts = [index for index, splits_no_pair in enumerate(boundaries) if splits_no_pair]
+    for start, end in reversed(list(itertools.pairwise(cuts))):
+        group = {i: contents[i] for i in range(start, end) if i not in kept}
+        cost = _cost(group.values(), factor)
+        if group and cost > room:
+            if end == len(contents):
+                kept |= _shorten_group(group, max(0.0, room) / cost, room, factor)
             break
-        kept |= chosen
+        kept |= group
         room -= cost
     return [*first, *(kept[index] for index in sorted(kept))]
 
@@ -98,22 +93,6 @@ def cut_request(request: LlmRequest, max_tokens: int) -> bool:
     return True
 
 
-def _notice() -> types.Content:
-    return types.Content(role="user", parts=[types.Part(text=NOTICE)])
-
-
-def _newest_user_text(contents: Sequence[types.Content]) -> int | None:
-    texts = (i for i in reversed(range(len(contents))) if is_user_text(contents[i]))
-    return next(texts, None)
-
-
-def _split_groups(contents: Sequence[types.Content]) -> list[range]:
-    """Cuts contents wherever that separates no call from its response."""
-    boundaries = pair_boundaries(pair_contents(contents), len(contents))
-    cuts = [i for i in range(len(contents) + 1) if boundaries[i]]
-    return [range(start, end) for start, end in itertools.pairwise(cuts)]
-
-
 def _shorten_group(
     group: dict[int, types.Content], ratio: float, room: float, factor: float
 ) -> dict[int, types.Content]:
@@ -132,42 +111,35 @@ def _shorten_content(
     cost = _cost([content], factor)
     if cost <= max_tokens:
         return content
-    parts = [
-        _shorten_part(part, max_tokens / cost, factor)
-        for part in content.parts or ()
-        if part is not None
-    ]
+    ratio = max_tokens / cost * 0.95
+    parts = [_shorten_part(part, ratio, factor) for part in content.parts or () if part]
     return content.model_copy(update={"parts": parts})
 
 
 def _shorten_part(part: types.Part, ratio: float, factor: float) -> types.Part:
-    count = token_counter(factor)
+    text, count = _text_of(part), token_counter(factor)
+    if not text:
+        return part
+    shortened = shorten_to_tokens(text, count(text) * ratio, count)
     if part.text:
-        most = count(part.text) * ratio * 0.95
-        text = shorten_to_tokens(part.text, most, count) or "…"
-        return part.model_copy(update={"text": text})
-    response = part.function_response
-    if response and response.response:
-        text = payload_text(response.response)
-        shortened = shorten_to_tokens(text, count(text) * ratio * 0.95, count)
-        copied = response.model_copy(update={"response": {"result": shortened}})
-        return part.model_copy(update={"function_response": copied})
-    return part
+        return part.model_copy(update={"text": shortened or "…"})
+    result = {"response": {"result": shortened}}
+    answer = part.function_response and part.function_response.model_copy(update=result)
+    return part.model_copy(update={"function_response": answer})
+
+
+def _text_of(part: types.Part) -> str:
+    """The text or the result in a part; "" where it holds neither."""
+    result = part.function_response and part.function_response.response
+    return part.text or (payload_text(result) if result else "")
 
 
 def _cost(contents: Iterable[types.Content], factor: float) -> int:
     """Tokens of contents, by the larger of correction and density."""
-    return sum(
-        _part_cost(part, factor) for content in contents for part in content.parts or ()
-    )
-
-
-def _part_cost(part: types.Part | None, factor: float) -> int:
-    if part is None:
-        return 0
-    if part.text:
-        factor = max(factor, estimate_text_density(part.text))
-    elif part.function_response and part.function_response.response:
-        text = payload_text(part.function_response.response)
-        factor = max(factor, estimate_text_density(text))
-    return math.ceil(part_bytes(part) / 4 * factor)
+    parts = (part for content in contents for part in content.parts or () if part)
+    cost = 0
+    for part in parts:
+        text = _text_of(part)
+        density = estimate_text_density(text) if text else 0.0
+        cost += math.ceil(part_bytes(part) / 4 * max(factor, density))
+    return cost

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from google.genai import types
 
 from contextguard_adk.history.coverage import HANDLE_CHARS, handle_of
-from contextguard_adk.history.pairs import find_call, is_relay
+from contextguard_adk.history.pairs import is_relay, take_call
 from contextguard_adk.measuring.shortening import TokenCounter
 from contextguard_adk.summarizing.transcript import (
     HIDDEN_CALLS,
@@ -17,6 +17,7 @@ from contextguard_adk.summarizing.transcript import (
     payload_text,
 )
 
+UNLISTED_CALLS = HIDDEN_CALLS | {RECALL_TOOL}
 MAX_HINT_CHARS = 60
 MIN_LISTED_CHARS = 300
 """A shorter message or result is not worth a line of the index."""
@@ -77,96 +78,69 @@ def list_items(contents: Sequence[types.Content], indexes: Iterable[int]) -> lis
     for index in indexes:
         content = contents[index]
         parts = [part for part in content.parts or () if part]
+        author = f"{content.role or 'user'} message"
         if is_relay(content):
             author = "other agent's message"
             del parts[0]  # ADK's preamble.
-        else:
-            author = f"{content.role or 'user'} message"
         for part in parts:
-            if part.thought and not part.function_call:
+            if part.function_call:
+                waiting.append((index, part.function_call))
+            elif part.thought:
                 continue
-            items.extend(_read_part(part, author, index, waiting))
+            if part.function_response:
+                items += _read_result(part.function_response, part, index, waiting)
+            elif part.inline_data or part.file_data:
+                items.append(_read_file(part, index))
+            elif said := _read_text(part, author):
+                is_call = part.function_call is not None
+                items.append(Item(handle_of(part), *said, index, is_call))
     return items
 
 
-def _read_part(
+def _read_text(part: types.Part, author: str) -> tuple[str, str, str] | None:
+    """Returns the label, hint and text of a message, a call, or code."""
+    if part.text:
+        return author, f'"{_clip(part.text)}"', part.text
+    if call := part.function_call:
+        if call.name in UNLISTED_CALLS or not call.args:
+            return None
+        return f"{call.name} call", "", payload_text(call.args)
+    if part.executable_code:
+        return "code that was run", "", part.executable_code.code or ""
+    if part.code_execution_result:
+        return "output of code", "", part.code_execution_result.output or ""
+    return None
+
+
+def _read_result(
+    response: types.FunctionResponse,
     part: types.Part,
-    author: str,
     index: int,
     waiting: list[tuple[int, types.FunctionCall]],
 ) -> list[Item]:
-    """Reads the items of one part; remembers calls until their results come."""
-    handle = handle_of(part)
-    if part.text:
-        return [Item(handle, author, _quote(part.text), part.text, index)]
-    if call := part.function_call:
-        waiting.append((index, call))
-        if call.name in HIDDEN_CALLS or call.name == RECALL_TOOL or not call.args:
-            return []
-        text = payload_text(call.args)
-        return [Item(handle, f"{call.name} call", "", text, index, is_call=True)]
-    if response := part.function_response:
-        found = find_call(waiting, response)
-        args = None if found is None else waiting.pop(found)[1].args
-        if response.name in HIDDEN_CALLS or response.name == RECALL_TOOL:
-            return []
-        hint = _clip(payload_text(args)) if args else ""
-        label = f"{response.name} result"
-        text = payload_text(response.response) if response.response else ""
-        files = [_read_file(media, index) for media in _media_of(response)]
-        return [Item(handle, label, hint, text, index), *files]
-    if part.executable_code:
-        code = part.executable_code.code or ""
-        return [Item(handle, "code that was run", "", code, index)]
-    if part.code_execution_result:
-        output = part.code_execution_result.output or ""
-        return [Item(handle, "output of code", "", output, index)]
-    if part.inline_data or part.file_data:
-        return [_read_file(part, index)]
-    return []
+    """Returns a tool's result, with the call's arguments as a hint, and its files."""
+    found = take_call(waiting, response)
+    if response.name in UNLISTED_CALLS:
+        return []
+    hint = _clip(payload_text(found[1].args)) if found and found[1].args else ""
+    text = payload_text(response.response) if response.response else ""
+    item = Item(handle_of(part), f"{response.name} result", hint, text, index)
+    return [item, *(_read_file(media, index) for media in _media_of(response))]
 
 
-def list_files(contents: Sequence[types.Content], indexes: Iterable[int]) -> list[Item]:
-    """Lists the files among the items, without reading anything else."""
-    files: list[Item] = []
-    for index in indexes:
-        for part in contents[index].parts or ():
-            if not part or part.thought or part.text or part.function_call:
-                continue
-            response = part.function_response
-            if response is None and (part.inline_data or part.file_data):
-                files.append(_read_file(part, index))
-            elif response and response.name not in HIDDEN_CALLS:
-                files += [_read_file(media, index) for media in _media_of(response)]
-    return files
-
-
-def _media_of(response: types.FunctionResponse) -> list[types.Part]:
-    """The files of a tool's result, as parts of their own."""
-    parts = []
+def _media_of(response: types.FunctionResponse) -> Iterator[types.Part]:
+    """Yields the files of a tool's result as parts of their own."""
     for item in response.parts or ():
         if item.inline_data:
-            blob = item.inline_data
-            data = types.Blob(
-                data=blob.data, mime_type=blob.mime_type, display_name=blob.display_name
-            )
-            parts.append(types.Part(inline_data=data))
+            blob = types.Blob(**item.inline_data.model_dump())
+            yield types.Part(inline_data=blob)
         elif item.file_data:
-            reference = types.FileData(
-                file_uri=item.file_data.file_uri,
-                mime_type=item.file_data.mime_type,
-                display_name=item.file_data.display_name,
-            )
-            parts.append(types.Part(file_data=reference))
-    return parts
+            reference = types.FileData(**item.file_data.model_dump())
+            yield types.Part(file_data=reference)
 
 
 def _read_file(part: types.Part, index: int) -> Item:
     return Item(handle_of(part), describe_media(part), "", "", index, media=part)
-
-
-def _quote(text: str) -> str:
-    return f'"{_clip(text)}"'
 
 
 def _clip(text: str) -> str:
@@ -190,38 +164,36 @@ def write_index(
     Returns:
         The index with its heading; "" where nothing is worth a line.
     """
-    lines = [
+    known_lines = known.splitlines()[1:]
+    has_gap = INDEX_GAP in known_lines
+    new_lines = (
         f"- {item.title}"
         for item in reversed(items)
         if item.media or len(item.text) >= MIN_LISTED_CHARS
-    ]
-    old_lines = known.splitlines()[1:]
-    had_gap = bool(old_lines) and old_lines[-1] == INDEX_GAP
-    lines += old_lines[:-1] if had_gap else old_lines
-    lines = list({_handle_in(line): line for line in reversed(lines)}.values())[::-1]
+    )
+    lines: dict[str, str] = {}
+    for line in (*new_lines, *known_lines):
+        if line != INDEX_GAP:
+            lines.setdefault(line[2 : 2 + HANDLE_CHARS], line)
     room = budget_tokens - count(f"{INDEX_HEADING}\n{INDEX_GAP}")
-    fitting = 0
-    for line in lines:
+    fitting = []
+    for line in lines.values():
         room -= count(line) + 1
         if room < 0:
+            has_gap = True
             break
-        fitting += 1
+        fitting.append(line)
     if not fitting:
         return ""
-    gap = [INDEX_GAP] if had_gap or fitting < len(lines) else []
-    return "\n".join([INDEX_HEADING, *lines[:fitting], *gap])
-
-
-def _handle_in(line: str) -> str:
-    return line[2 : 2 + HANDLE_CHARS]
+    return "\n".join([INDEX_HEADING, *fitting, *([INDEX_GAP] if has_gap else [])])
 
 
 def attach_files(
-    sent: Sequence[types.Content],
+    sent: list[types.Content],
     contents: Sequence[types.Content],
     history: Iterable[int],
 ) -> list[types.Content]:
-    """Puts each file that was read back behind the result that announced it.
+    """Puts each file that the agent has read back behind its announcement.
 
     Args:
         sent: What is to be sent.
@@ -229,16 +201,16 @@ def attach_files(
         history: Indexes of those that are history.
 
     Returns:
-        The contents with the files; nothing is changed in place.
+        What is to be sent with the files; nothing is changed in place.
     """
-    found: dict[str, Item] | None = None
+    if not any(map(_announced, sent)):
+        return sent
+    known = {item.handle: item for item in list_items(contents, history)}
     attached: list[types.Content] = []
     for content in sent:
         attached.append(content)
         for handle in _announced(content):
-            if found is None:
-                found = {item.handle: item for item in list_files(contents, history)}
-            item = found.get(handle)
+            item = known.get(handle)
             if item and item.media:
                 title = types.Part(text=f"[{item.title}]")
                 attached.append(types.Content(role="user", parts=[title, item.media]))
@@ -250,8 +222,8 @@ def _announced(content: types.Content) -> list[str]:
     handles = []
     for part in content.parts or ():
         response = part.function_response if part else None
-        if response and response.name == RECALL_TOOL and response.response:
-            handle = response.response.get(ATTACHED_KEY)
+        if response and response.name == RECALL_TOOL:
+            handle = (response.response or {}).get(ATTACHED_KEY)
             if isinstance(handle, str):
                 handles.append(handle)
     return handles

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -99,57 +98,39 @@ async def test_everything_of_a_plain_conversation_is_history() -> None:
     assert recorder.foreign == [[], [], []]
 
 
-async def test_dynamic_instruction_is_not_history() -> None:
-    """Beside a static instruction the dynamic one travels as a user content."""
+async def test_instructions_among_the_contents_are_not_history() -> None:
+    """Beside a static instruction the dynamic one travels as a content, as files do."""
     recorder = Recorder()
     agent = scripted(
         "Hello.",
         asks_for("search"),
         "Sunny.",
-        static_instruction="You are a guide.",
+        static_instruction=types.Content(
+            role="user", parts=[types.Part(text="You are a guide."), IMAGE]
+        ),
         instruction="Today is May 1.",
         tools=[queued_tool("search", ["found"])],
     )
     chat = Chat(agent, [recorder])
     await chat.say("Hi.")
     await chat.say("How is Rome?")
-    assert [len(foreign) for foreign in recorder.foreign] == [1, 1, 1]
-    assert all("Today is May 1." in foreign[0] for foreign in recorder.foreign)
+    assert len(recorder.foreign) == 3
+    for foreign in recorder.foreign:
+        assert len(foreign) >= 2
+        assert any("Today is May 1." in text for text in foreign)
     assert recorder.history[1] == ["Hi.", "Hello.", "How is Rome?"]
 
 
-async def test_file_of_a_static_instruction_is_not_history() -> None:
-    """Files of a static instruction stand at the beginning and stay there."""
-    recorder = Recorder()
-    instruction = types.Content(role="user", parts=[types.Part(text="Guide."), IMAGE])
-    chat = Chat(scripted("Hello.", static_instruction=instruction), [recorder])
-    await chat.say("Hi.")
-    assert recorder.history == [["Hi."]]
-    assert len(recorder.foreign[0]) >= 1
-
-
 @pytest.mark.skipif(not HAS_INPUT_CONTEXT, reason="this ADK has no such setting")
-@pytest.mark.parametrize(
-    "context",
-    [
-        pytest.param([user("The user is a pilot.")], id="user"),
-        pytest.param([user("Who is it?"), model("A pilot.")], id="model"),
-        pytest.param(
-            [user("Who is it?"), call("look"), response("look", "a pilot")], id="tools"
-        ),
-    ],
-)
-async def test_model_input_context_is_not_history(
-    context: list[types.Content],
-) -> None:
+async def test_model_input_context_is_not_history() -> None:
     """Context that a caller adds to one run belongs to no session."""
     recorder = Recorder()
+    context = [user("Who?"), model("A pilot."), call("look"), response("look", "a man")]
     config = RunConfig.model_validate({"model_input_context": context})
     chat = Chat(scripted("Hello."), [recorder], run_config=config)
     await chat.say("Hi.")
     await chat.say("Ciao.")
-    shown = [shorthand(content) for content in context]
-    assert recorder.foreign == [shown, shown]
+    assert recorder.foreign == [[shorthand(content) for content in context]] * 2
     assert recorder.history[-1] == ["Hi.", "Hello.", "Ciao."]
 
 
@@ -218,24 +199,17 @@ class FixedExecutor(BaseCodeExecutor):
         return CodeExecutionResult(stdout="4")
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        pytest.param({}, id="default-fences"),
-        pytest.param(
-            {"execution_result_delimiters": ("<out>\n", "\n</out>")}, id="own-fences"
-        ),
-    ],
-)
-async def test_executed_code_is_history(settings: dict[str, Any]) -> None:
-    """Code and its output reach the model as text between fences."""
+async def test_executed_code_is_history() -> None:
+    """Code and its output reach the model as text between fences of the executor."""
     recorder = Recorder()
     agent = scripted(
         "Let me see.\n```python\nprint(2 + 2)\n```",
         "It is 4.",
         static_instruction="You compute.",
         instruction="4 digits at most.",
-        code_executor=FixedExecutor(**settings),
+        code_executor=FixedExecutor(
+            execution_result_delimiters=("<out>\n", "\n</out>")
+        ),
     )
     chat = Chat(agent, [recorder])
     chat.runner.artifact_service = InMemoryArtifactService()
@@ -260,8 +234,6 @@ NOTHING_SAID = Event(author="agent", turn_complete=True)
 @pytest.mark.parametrize(
     "events",
     [
-        pytest.param([spoken("Hi.")], id="one"),
-        pytest.param([spoken("Hi, "), spoken("you.")], id="joined"),
         pytest.param(
             [spoken("Hi, "), NOTHING_SAID, spoken("you.")], id="joined-over-silence"
         ),
@@ -367,84 +339,71 @@ def ran(code: str, output: str) -> Event:
 FILE = types.Part.from_uri(file_uri="gs://bucket/a.pdf", mime_type="application/pdf")
 
 
+def shown(part: types.Part) -> types.Content:
+    """A message that is one part."""
+    return types.Content(role="user", parts=[part])
+
+
+HI = event(user("Hi."))
+FIVE = event(
+    types.Content(
+        role="model",
+        parts=[
+            types.Part.from_executable_code(code="f()", language=types.Language.PYTHON),
+            types.Part.from_code_execution_result(
+                outcome=types.Outcome.OUTCOME_OK, output="5"
+            ),
+        ],
+    )
+)
+HISTORY = {
+    "said": (user("Hi."), HI),
+    "model": (model("Rewritten by a plugin."), HI),
+    "call": (call("x"), HI),
+    "response": (response("x"), HI),
+    "image": (shown(IMAGE), event(shown(IMAGE))),
+    "file": (shown(FILE), event(shown(FILE))),
+    "short-output": (user("```tool_output\n5\n```"), FIVE),
+    "code": (user("```tool_code\nf()\n```"), FIVE),
+    "relay": (user("For context:", "[b] said: hi"), event(model("hi"), "b")),
+}
+FOREIGN = {
+    "not-said": (user("Hi."), event(user("Hi. "))),
+    "other-file": (shown(FILE), event(shown(IMAGE))),
+    "no-fences": (user("Today is the 5 of May."), FIVE),
+    "one-word-before": (user("Five? 5"), FIVE),
+    "long-fence": (user("```\n5\n" + "`" * 100), FIVE),
+    "other-output": (user("```\n6\n```"), FIVE),
+    "relay-of-nobody": (user("For context:", "[b] said: hi"), event(model("hi"), "c")),
+    "none-part": (types.Content.model_construct(role="user", parts=[None]), HI),
+    "no-parts": (types.Content(role="user"), event(types.Content(role="user"))),
+    "empty-part": (shown(types.Part(text="")), event(shown(types.Part(text="")))),
+}
+
+
 @pytest.mark.parametrize(
-    ("item", "events", "expected"),
+    ("item", "behind", "expected"),
     [
-        pytest.param(user("Hi."), [event(user("Hi."))], True, id="said"),
-        pytest.param(user("Hi."), [event(user("Hi. "))], False, id="not-said"),
-        pytest.param(user("Hi."), [], False, id="no-events"),
-        pytest.param(model("Hi."), [], True, id="model"),
-        pytest.param(call("x"), [], True, id="call"),
-        pytest.param(response("x"), [], True, id="response"),
-        pytest.param(
-            types.Content(role="user", parts=[IMAGE]),
-            [event(types.Content(role="user", parts=[IMAGE]))],
-            True,
-            id="image",
-        ),
-        pytest.param(
-            types.Content(role="user", parts=[FILE]),
-            [event(types.Content(role="user", parts=[FILE]))],
-            True,
-            id="file",
-        ),
-        pytest.param(
-            types.Content(role="user", parts=[FILE]),
-            [event(types.Content(role="user", parts=[IMAGE]))],
-            False,
-            id="other-file",
-        ),
-        pytest.param(
-            user("```tool_output\n5\n```"), [ran("f()", "5")], True, id="short-output"
-        ),
-        pytest.param(
-            user("```tool_code\nf()\n```"), [ran("f()", "5")], True, id="code"
-        ),
-        pytest.param(
-            user("Today is the 5 of May."), [ran("f()", "5")], False, id="no-fences"
-        ),
-        pytest.param(user("Five? 5"), [ran("f()", "5")], False, id="one-word-before"),
-        pytest.param(
-            user("```\n5\n" + "`" * 100), [ran("f()", "5")], False, id="long-fence"
-        ),
-        pytest.param(user("```\n6\n```"), [ran("f()", "5")], False, id="other-output"),
-        pytest.param(
-            user("For context:", "[b] said: hi"),
-            [event(model("hi"), "b")],
-            True,
-            id="relay",
-        ),
-        pytest.param(
-            user("For context:", "[b] said: hi"),
-            [event(model("hi"), "c")],
-            False,
-            id="relay-of-nobody",
-        ),
-        pytest.param(
-            types.Content.model_construct(role="user", parts=[None]),
-            [event(user("Hi."))],
-            False,
-            id="none-part",
-        ),
-        pytest.param(types.Content(role="user"), [], False, id="no-parts"),
+        *(pytest.param(*case, [0], id=name) for name, case in HISTORY.items()),
+        *(pytest.param(*case, [], id=name) for name, case in FOREIGN.items()),
     ],
 )
 def test_single_contents(
-    item: types.Content, events: Sequence[Event], expected: bool
+    item: types.Content, behind: Event, expected: list[int]
 ) -> None:
     """A content is history when one of its parts has an event behind it."""
-    assert find_history([item], events) == ([0] if expected else [])
+    assert find_history([item], [behind]) == expected
 
 
 def test_odd_events_are_survived() -> None:
     """Events without content, with None parts or empty results say nothing."""
+    code = types.Part(executable_code=types.ExecutableCode(code=""))
     events = [
         Event(author="agent"),
         event(types.Content.model_construct(role="user", parts=[None])),
-        event(types.Content(role="user")),
-        of_agent(types.Part(executable_code=types.ExecutableCode(code=""))),
-        of_agent(types.Part(thought_signature=b"x")),
+        event(types.Content(role="model", parts=[code])),
+        event(types.Content(role="model", parts=[types.Part(thought_signature=b"x")])),
         Event(author="user", input_transcription=types.Transcription()),
-        event(user("Hi.")),
+        HI,
     ]
     assert find_history([user("Hi."), user("Ho.")], events) == [0]
