@@ -308,26 +308,21 @@ def test_impossible_lengths_are_refused(
 # --- Summaries --------------------------------------------------------------------
 
 
+SUMMARIES = {
+    "below the trigger": (100, 800, Relaxed(), 0),
+    "above the trigger": (100, 950, Relaxed(), 1),
+    "trigger relaxed": (100, 800, RELAXED, 1),
+    "too few messages": (19, 5_000, Relaxed(), 0),
+    "minimum relaxed": (19, 5_000, RELAXED, 1),
+    "what is kept leaves no room": (20, 9_000, Relaxed(), 0),
+    "number kept relaxed": (20, 9_000, RELAXED, 1),
+}
+
+
 @pytest.mark.parametrize(
     ("count", "size_tokens", "relaxed", "summaries"),
-    [
-        (100, 800, Relaxed(), 0),
-        (100, 950, Relaxed(), 1),
-        (100, 800, RELAXED, 1),
-        (19, 5_000, Relaxed(), 0),
-        (19, 5_000, RELAXED, 1),
-        (20, 9_000, Relaxed(), 0),
-        (20, 9_000, RELAXED, 1),
-    ],
-    ids=[
-        "below-the-trigger",
-        "above-the-trigger",
-        "trigger-relaxed",
-        "too-few",
-        "minimum-relaxed",
-        "what-is-kept-leaves-no-room",
-        "count-relaxed",
-    ],
+    SUMMARIES.values(),
+    ids=SUMMARIES,
 )
 async def test_when_a_summary_is_paid_for(
     count: int, size_tokens: int, relaxed: Relaxed, summaries: int
@@ -355,7 +350,9 @@ async def test_the_newest_messages_stay_word_for_word() -> None:
 
 async def test_a_failed_summarizer_is_not_asked_again() -> None:
     """One failure is enough for one run: each may take its whole timeout."""
-    llm = SimulatedLlm(summary_replies=[RuntimeError("down")] * 3)
+    llm = SimulatedLlm(
+        context_window=1_000_000, summary_replies=[RuntimeError("down")] * 3
+    )
     run = reduction(small_talk(100, 950), llm, target_tokens=50_000)
     await SummaryCompaction().reduce(run)
     run.relaxed = RELAXED
