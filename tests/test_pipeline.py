@@ -14,6 +14,7 @@ from google.genai import types
 
 from benchmarks.pipeline_figures import PROMISED, TOOL_HEAVY, find_broken
 from contextguard_adk import (
+    Compaction,
     MessageWindow,
     Pipeline,
     Reducer,
@@ -102,6 +103,12 @@ def large_llm(count: int = 9) -> SimulatedLlm:
     return SimulatedLlm(context_window=10_000_000, summary_replies=["Short."] * count)
 
 
+async def compact(pipeline: Pipeline, talk: Any) -> Compaction:
+    """What the pipeline decides where it has to decide something."""
+    compaction = await compact(pipeline, talk)
+    return compaction
+
+
 # --- Order, target, what is relaxed ---
 
 
@@ -130,10 +137,10 @@ async def test_the_window_comes_before_truncation() -> None:
     contents = tool_talk(60, 6_000)
     talk = measured(contents, large_llm(), 105_000)
     assert talk.is_due
-    compaction = await Pipeline(
-        window=MessageWindow(window_size=20, preserve_initial_task=False)
-    ).compact(talk)
-    assert compaction is not None
+    compaction = await compact(
+        Pipeline(window=MessageWindow(window_size=20, preserve_initial_task=False)),
+        talk,
+    )
     assert compaction.contents[-18:] == contents[-18:]
     assert compaction.attempts == 0
 
@@ -194,8 +201,7 @@ async def test_no_preference_keeps_a_request_too_large(
     """What leaves is below the threshold, whatever was preferred."""
     talk = measured(contents, large_llm(), 100_000)
     assert talk.is_due
-    compaction = await pipeline.compact(talk)
-    assert compaction is not None
+    compaction = await compact(pipeline, talk)
     assert compaction.tokens < talk.budgets.threshold_tokens
     assert compaction.attempts <= 1
 
@@ -219,8 +225,7 @@ async def test_what_was_paid_for_is_shortened_before_another_summary() -> None:
     contents = [*small_talk(40, 1_000), user(words(27_000, "live"))]
     talk = measured(contents, llm, 100_000)
     talk = replace(talk, config_heuristic_tokens=44_000, tokens=talk.tokens + 44_000)
-    compaction = await Pipeline(window=None, tool_output=None).compact(talk)
-    assert compaction is not None
+    compaction = await compact(Pipeline(window=None, tool_output=None), talk)
     assert talk.fits(compaction)
     assert llm.summaries == compaction.attempts == 1
 
@@ -237,8 +242,7 @@ async def test_nesting_10_000_deep_does_not_overflow_the_stack() -> None:
     contents = [user("Task."), call("dump"), content, *tool_talk(40, 8_000)]
     talk = measured(contents, large_llm(), 100_000)
     assert talk.is_due
-    compaction = await Pipeline(window=None, summary=None).compact(talk)
-    assert compaction is not None
+    compaction = await compact(Pipeline(window=None, summary=None), talk)
     assert talk.fits(compaction)
 
 
@@ -248,8 +252,7 @@ async def test_a_summarizer_that_is_down_is_asked_once() -> None:
         context_window=10_000_000, summary_replies=[RuntimeError("down")] * 9
     )
     talk = measured(small_talk(100, 950), llm, 100_000)
-    compaction = await Pipeline(window=None, tool_output=None).compact(talk)
-    assert compaction is not None
+    compaction = await compact(Pipeline(window=None, tool_output=None), talk)
     assert compaction.stored.is_mechanical
     assert talk.fits(compaction)
     assert llm.summaries == 1
@@ -263,8 +266,7 @@ async def test_an_early_run_must_be_worth_a_new_prefix() -> None:
     assert await pipeline.compact(little) is None
     much = measured(tool_talk(4, 12_000), large_llm(), 20_000)
     assert not much.is_due
-    compaction = await pipeline.compact(much)
-    assert compaction is not None
+    compaction = await compact(pipeline, much)
     assert compaction.attempts == 0
 
 
@@ -285,8 +287,7 @@ async def test_a_run_that_gains_little_shortens_further(
         summary=None,
         tool_output=ToolOutputTruncation(show_truncation_notice=False),
     )
-    compaction = await pipeline.compact(talk)
-    assert compaction is not None
+    compaction = await compact(pipeline, talk)
     assert compaction.attempts == 0
     assert compaction.tokens <= 65_000  # Half-way between target and threshold.
     results = [
