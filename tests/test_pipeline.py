@@ -105,7 +105,8 @@ def large_llm(count: int = 9) -> SimulatedLlm:
 
 async def compact(pipeline: Pipeline, talk: Any) -> Compaction:
     """What the pipeline decides where it has to decide something."""
-    compaction = await compact(pipeline, talk)
+    compaction = await pipeline.compact(talk)
+    assert compaction is not None
     return compaction
 
 
