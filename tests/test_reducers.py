@@ -21,7 +21,6 @@ from contextguard_adk import (
 )
 from contextguard_adk.history.view import HistoryView
 from contextguard_adk.strategies.reduction import Relaxed
-from contextguard_adk.summarizing.context import CompactionContext
 from contextguard_adk.testing import SimulatedLlm
 from tests.builders import call, event, model, response, user
 from tests.test_strategies import context, names, small_talk, words
@@ -36,16 +35,11 @@ def reduction(
     *,
     target_tokens: int = 1,
     relaxed: Relaxed = Relaxed(),  # noqa: B008 - frozen.
-    **settings: Any,
+    window_tokens: int = 100_000,
 ) -> Reduction:
     """The start of a pipeline run over these contents, which are all history."""
-    settings.setdefault("window_tokens", 100_000)
-    made: CompactionContext = context(contents, llm, **settings)
-    made = context(
-        contents,
-        llm,
-        **{**settings, "tokens": settings.get("tokens") or made.measure(contents)},
-    )
+    tokens = context(contents).measure(contents)
+    made = context(contents, llm, window_tokens=window_tokens, tokens=tokens)
     run = Reduction(made, target_tokens)
     run.relaxed = relaxed
     return run
@@ -55,17 +49,9 @@ def sent(run: Reduction) -> list[types.Content]:
     """The contents as the reducers left them, without the head of a summary."""
     if run.compaction is None:
         return list(run.context.view.contents)
-    head = ("[Previous conversation summary]", "[System: The conversation was")
-    return [
-        content
-        for content in run.compaction.contents
-        if not first_text(content).startswith(head)
-    ]
-
-
-def first_text(content: types.Content) -> str:
-    """The first text of a content."""
-    return (content.parts or [types.Part()])[0].text or ""
+    contents = run.compaction.contents
+    heads = ("[Previous", "[System:")
+    return [c for c in contents if not names([c])[0].startswith(heads)]
 
 
 def instruction(text: str) -> types.Content:
@@ -101,8 +87,7 @@ async def test_a_message_window_keeps_the_newest(
 
 
 @pytest.mark.parametrize(
-    ("is_strict", "kept"),
-    [pytest.param(True, 10, id="strict"), pytest.param(False, 15, id="not strict")],
+    ("is_strict", "kept"), [(True, 10), (False, 15)], ids=["strict", "not strict"]
 )
 async def test_protected_messages_against_a_strict_window(
     is_strict: bool, kept: int
@@ -308,26 +293,21 @@ def test_impossible_lengths_are_refused(
 # --- Summaries --------------------------------------------------------------------
 
 
+SUMMARIES = {
+    "below the trigger": (100, 800, Relaxed(), 0),
+    "above the trigger": (100, 950, Relaxed(), 1),
+    "trigger relaxed": (100, 800, RELAXED, 1),
+    "too few messages": (19, 5_000, Relaxed(), 0),
+    "minimum relaxed": (19, 5_000, RELAXED, 1),
+    "what is kept leaves no room": (20, 9_000, Relaxed(), 0),
+    "number kept relaxed": (20, 9_000, RELAXED, 1),
+}
+
+
 @pytest.mark.parametrize(
     ("count", "size_tokens", "relaxed", "summaries"),
-    [
-        (100, 800, Relaxed(), 0),
-        (100, 950, Relaxed(), 1),
-        (100, 800, RELAXED, 1),
-        (19, 5_000, Relaxed(), 0),
-        (19, 5_000, RELAXED, 1),
-        (20, 9_000, Relaxed(), 0),
-        (20, 9_000, RELAXED, 1),
-    ],
-    ids=[
-        "below-the-trigger",
-        "above-the-trigger",
-        "trigger-relaxed",
-        "too-few",
-        "minimum-relaxed",
-        "what-is-kept-leaves-no-room",
-        "count-relaxed",
-    ],
+    SUMMARIES.values(),
+    ids=SUMMARIES,
 )
 async def test_when_a_summary_is_paid_for(
     count: int, size_tokens: int, relaxed: Relaxed, summaries: int
@@ -355,7 +335,9 @@ async def test_the_newest_messages_stay_word_for_word() -> None:
 
 async def test_a_failed_summarizer_is_not_asked_again() -> None:
     """One failure is enough for one run: each may take its whole timeout."""
-    llm = SimulatedLlm(summary_replies=[RuntimeError("down")] * 3)
+    llm = SimulatedLlm(
+        context_window=1_000_000, summary_replies=[RuntimeError("down")] * 3
+    )
     run = reduction(small_talk(100, 950), llm, target_tokens=50_000)
     await SummaryCompaction().reduce(run)
     run.relaxed = RELAXED

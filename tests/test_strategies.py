@@ -96,6 +96,15 @@ def context(
     )
 
 
+async def compact(
+    strategy: Strategy, contents: Sequence[types.Content], llm: Any, **settings: Any
+) -> Compaction:
+    """What a strategy decides where it has to decide something."""
+    compaction = await strategy.compact(context(contents, llm, **settings))
+    assert compaction is not None
+    return compaction
+
+
 def small_talk(count: int, size_tokens: int = 1) -> list[types.Content]:
     """Alternating messages, the last of them the user's."""
     return [
@@ -107,20 +116,20 @@ def small_talk(count: int, size_tokens: int = 1) -> list[types.Content]:
 # --- Settings ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("strategy", [Threshold, SlidingWindow])
-def test_settings_have_documented_defaults(strategy: type[Strategy]) -> None:
+def test_settings_have_documented_defaults() -> None:
     """A strategy without arguments asks the registry and the agent's own model."""
-    settings = strategy()
-    assert settings.context_window is None
-    assert settings.summarizer is None
-    assert settings.summarizer_context_window is None
-    assert settings.max_compaction_attempts == 3
-    assert settings.summary_timeout_seconds == 60.0
-
-
-def test_sliding_window_has_a_default_number_of_turns() -> None:
-    """Twenty contents may stand beside the summary."""
-    assert SlidingWindow().max_turns == 20
+    assert Threshold() == Threshold(
+        context_window=None,
+        summarizer=None,
+        summarizer_context_window=None,
+        max_compaction_attempts=3,
+        summary_timeout_seconds=60.0,
+        summary_instruction=None,
+        reuse_prompt_cache="auto",
+        recall="auto",
+        recall_page_tokens=2_000,
+    )
+    assert SlidingWindow() == SlidingWindow(max_turns=20)
 
 
 def test_max_tokens_is_another_name_of_the_context_window() -> None:
@@ -130,36 +139,28 @@ def test_max_tokens_is_another_name_of_the_context_window() -> None:
     assert settings == Threshold(context_window=32_000)
 
 
-@pytest.mark.parametrize("strategy", [Threshold, SlidingWindow])
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        pytest.param({"context_window": 999}, "1000", id="window below 1,000"),
-        pytest.param({"max_tokens": 999}, "1000", id="max_tokens below 1,000"),
-        pytest.param({"context_window": "big"}, "integer", id="window is a word"),
-        pytest.param({"contextwindow": 8_000}, "contextwindow", id="unknown field"),
-        pytest.param({"summarizer_context_window": 10}, "1000", id="summariser's"),
-        pytest.param({"max_compaction_attempts": 0}, "1", id="no attempt"),
-        pytest.param({"max_compaction_attempts": 11}, "10", id="many attempts"),
-        pytest.param({"summary_timeout_seconds": 0}, "0", id="no time"),
-        pytest.param({"summarizer": 7}, "summarizer", id="summariser is a number"),
+        ({"context_window": 999}, "1000"),
+        ({"max_tokens": 999}, "1000"),
+        ({"context_window": "big"}, "integer"),
+        ({"contextwindow": 8_000}, "contextwindow"),
+        ({"summarizer_context_window": 10}, "1000"),
+        ({"max_compaction_attempts": 0}, "1"),
+        ({"max_compaction_attempts": 11}, "10"),
+        ({"summary_timeout_seconds": 0}, "0"),
+        ({"summarizer": 7}, "summarizer"),
+        ({"max_turns": 3}, "4"),
     ],
 )
-def test_bad_settings_are_refused(
-    strategy: type[Strategy], settings: dict[str, Any], complaint: str
-) -> None:
+def test_bad_settings_are_refused(settings: dict[str, Any], complaint: str) -> None:
     """A mistake is an error at start that names the setting and its bound."""
     with pytest.raises(ValidationError) as caught:
-        strategy(**settings)
-    name = next(iter(settings))
+        SlidingWindow(**settings)
     assert complaint in str(caught.value)
+    name = next(iter(settings))
     assert name in str(caught.value) or "context_window" in str(caught.value)
-
-
-def test_too_few_turns_are_refused() -> None:
-    """Three contents are always kept, so a window needs four."""
-    with pytest.raises(ValidationError, match="max_turns"):
-        SlidingWindow(max_turns=3)
 
 
 def test_settings_are_frozen() -> None:
@@ -179,41 +180,26 @@ def test_a_strategy_needs_its_method() -> None:
 
 
 async def test_threshold_leaves_a_small_request_alone() -> None:
-    """Below the threshold nothing is decided."""
+    """Below the threshold, or without a history, nothing is decided."""
     llm = SimulatedLlm()
-    compaction = await Threshold().compact(context(small_talk(5), llm, tokens=3_199))
-    assert compaction is None
-    assert llm.calls == 0
-
-
-@pytest.mark.parametrize("reason", ["requested", "overflow"])
-async def test_threshold_obeys_a_demand(reason: Reason) -> None:
-    """A compaction that was asked for does not wait for the threshold."""
-    llm = SimulatedLlm(summary_replies=["Short."])
-    asked = context(small_talk(5, 50), llm, tokens=300, reason=reason)
-    compaction = await Threshold().compact(asked)
-    assert compaction is not None
-    assert compaction.stored.text == "Short."
-    assert compaction.covered == frozenset(range(5))
-
-
-async def test_threshold_finds_nothing_to_summarise() -> None:
-    """Without history there is no compaction, however full the request."""
-    llm = SimulatedLlm()
+    small = context(small_talk(5), llm, tokens=3_199)
+    assert await Threshold().compact(small) is None
     assert await Threshold().compact(context([], llm, tokens=9_999)) is None
     assert llm.calls == 0
 
 
-async def test_one_summary_is_normal() -> None:
-    """A summary that makes the request fit is not asked for twice."""
-    llm = SimulatedLlm()
-    compaction = await Threshold().compact(
-        context(small_talk(9, 300), llm, tokens=3_200)
-    )
-    assert compaction is not None
+@pytest.mark.parametrize(
+    ("reason", "tokens"), [("tokens", 3_200), ("requested", 300), ("overflow", 300)]
+)
+async def test_threshold_summarizes_everything(reason: Reason, tokens: int) -> None:
+    """At the threshold, or when asked, into one summary and the continuation."""
+    llm = SimulatedLlm(summary_replies=["Short."])
+    contents = small_talk(5, 100)
+    compaction = await compact(Threshold(), contents, llm, tokens=tokens, reason=reason)
+    assert compaction.stored.text == "Short."
+    assert compaction.covered == frozenset(range(5))
     assert compaction.attempts == llm.summaries == 1
-    assert texts(compaction.contents)[0].startswith("[Previous conversation summary]")
-    assert len(compaction.contents) == 2
+    assert names(compaction.contents) == ["[Previous", "[System:"]
 
 
 @pytest.mark.parametrize("max_attempts", [1, 2, 3])
@@ -223,42 +209,33 @@ async def test_more_attempts_only_while_over_the_threshold(max_attempts: int) ->
     # The live request and the fixed part leave no room for a summary of 200.
     contents = [*small_talk(4, 300)[:-1], user(words(1_100, "live"))]
     strategy = Threshold(max_compaction_attempts=max_attempts)
-    compaction = await strategy.compact(
-        context(contents, llm, tokens=4_000, fixed_tokens=1_780)
+    compaction = await compact(
+        strategy, contents, llm, tokens=4_000, fixed_tokens=1_780
     )
-    assert compaction is not None
     assert llm.summaries == compaction.attempts == max_attempts
     budgets = [request.config.max_output_tokens for request in llm.requests]
     assert budgets == [400, 200, 100][:max_attempts]
     assert compaction.tokens <= 3_200
 
 
-async def test_a_short_summary_is_not_asked_for_again() -> None:
-    """Where the summary is not what is too long, a shorter one would not help."""
-    llm = SimulatedLlm(summary_replies=lambda request: "Short.")
+@pytest.mark.parametrize(
+    ("reply", "fixed_tokens"),
+    [("Short.", 2_300), (RuntimeError("down"), 1_700)],
+    ids=["a shorter one would not help", "the summarizer is down"],
+)
+async def test_another_summary_is_not_asked_for(reply: Any, fixed_tokens: int) -> None:
+    """Where it would not help, the request is shortened in another way."""
+    llm = SimulatedLlm(summary_replies=lambda request: reply)
     contents = [*small_talk(4, 300)[:-1], user(words(1_100, "live"))]
-    compaction = await Threshold().compact(
-        context(contents, llm, tokens=4_000, fixed_tokens=2_300)
+    compaction = await compact(
+        Threshold(), contents, llm, tokens=4_000, fixed_tokens=fixed_tokens
     )
-    assert compaction is not None
     assert llm.summaries == compaction.attempts == 1
+    assert compaction.stored.is_mechanical is isinstance(reply, Exception)
     assert compaction.tokens <= 3_200
 
 
-async def test_a_failed_summary_is_not_tried_again() -> None:
-    """A mechanical summary that is too large is shortened, not asked for anew."""
-    llm = SimulatedLlm(summary_replies=lambda request: RuntimeError("down"))
-    contents = [*small_talk(4, 300)[:-1], user(words(1_100, "live"))]
-    compaction = await Threshold().compact(
-        context(contents, llm, tokens=4_000, fixed_tokens=1_700)
-    )
-    assert compaction is not None
-    assert llm.summaries == 1
-    assert compaction.stored.is_mechanical
-    assert compaction.tokens <= 3_200
-
-
-async def test_threshold_summarises_once_over_a_long_conversation() -> None:
+async def test_threshold_summarizes_once_over_a_long_conversation() -> None:
     """The summary stays in place; what follows is only appended to it."""
     llm = SimulatedLlm(context_window=WINDOW)
     chat = guarded_chat(llm, Threshold(context_window=WINDOW))
@@ -279,43 +256,24 @@ async def test_threshold_summarises_once_over_a_long_conversation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "covered_count"),
-    [
-        pytest.param(20, None, id="20 of 20"),
-        pytest.param(21, 14, id="21: keeps 7, at a user's message"),
-        pytest.param(41, 28, id="41: keeps 13"),
-    ],
+    ("max_turns", "count", "kept_count"),
+    [(20, 21, 7), (20, 41, 13), (4, 5, 3)],
+    ids=["one too many", "30 percent", "at least 3"],
 )
 async def test_sliding_window_fires_beyond_its_turns(
-    count: int, covered_count: int | None
+    max_turns: int, count: int, kept_count: int
 ) -> None:
-    """More contents than `max_turns` are too many; about 30 % of them stay."""
-    llm = SimulatedLlm()
-    contents = small_talk(count, 60)
-    compaction = await SlidingWindow().compact(
-        context(contents, llm, window_tokens=100_000)
-    )
-    if covered_count is None:
-        assert compaction is None
-        assert llm.calls == 0
-        return
-    assert compaction is not None
+    """With more contents than `max_turns` about 30 % of them stay, word for word."""
+    llm, contents = SimulatedLlm(), small_talk(count, 60)
+    strategy, window_tokens = SlidingWindow(max_turns=max_turns), 100_000
+    right = context(contents[-max_turns:], llm, window_tokens=window_tokens)
+    assert await strategy.compact(right) is None
+    compaction = await compact(strategy, contents, llm, window_tokens=window_tokens)
     kept = compaction.contents[1:]
     assert kept == contents[count - len(kept) :]
+    assert len(kept) == pytest.approx(kept_count, abs=1)
+    assert len(kept) >= 3
     assert len(compaction.covered) == count - len(kept)
-    assert len(compaction.covered) == pytest.approx(covered_count, abs=1)
-
-
-async def test_sliding_window_keeps_at_least_three() -> None:
-    """However few the turns, the newest three contents stay word for word."""
-    llm = SimulatedLlm(summary_replies=["Short."])
-    contents = small_talk(5, 40)
-    compaction = await SlidingWindow(max_turns=4).compact(
-        context(contents, llm, window_tokens=100_000)
-    )
-    assert compaction is not None
-    assert compaction.contents[-3:] == contents[-3:]
-    assert compaction.covered == {0, 1}
     assert not compaction.stored.mark.has_continuation
 
 
@@ -323,10 +281,7 @@ async def test_sliding_window_halves_what_it_keeps() -> None:
     """Where 30 % would not fit, fewer are kept; one summary is paid for."""
     llm = SimulatedLlm()
     contents = small_talk(21, 450)
-    compaction = await SlidingWindow(max_turns=40).compact(
-        context(contents, llm, tokens=9_450)
-    )
-    assert compaction is not None
+    compaction = await compact(SlidingWindow(max_turns=40), contents, llm, tokens=9_450)
     assert llm.summaries == 1
     kept = compaction.contents[1:]
     assert kept == contents[-3:]
@@ -334,13 +289,12 @@ async def test_sliding_window_halves_what_it_keeps() -> None:
 
 
 async def test_sliding_window_falls_back_to_a_full_summary() -> None:
-    """Where not even three contents fit, everything is summarised."""
+    """Where not even three contents fit, everything is summarized."""
     llm = SimulatedLlm()
     contents = [*small_talk(9, 1_500), user("live request")]
-    compaction = await SlidingWindow(max_turns=40).compact(
-        context(contents, llm, tokens=13_500)
+    compaction = await compact(
+        SlidingWindow(max_turns=40), contents, llm, tokens=13_500
     )
-    assert compaction is not None
     assert llm.summaries == 1
     assert len(compaction.contents) == 2
     assert "`live request`" in texts(compaction.contents)[1]
@@ -351,46 +305,35 @@ async def test_sliding_window_keeps_little_once_tokens_ran_out() -> None:
     llm = SimulatedLlm(summary_replies=["Short."])
     contents = small_talk(31, 150)
     strategy = SlidingWindow(max_turns=40)
-    due = await strategy.compact(context(contents, llm, tokens=4_650))
-    assert due is not None
+    due = await compact(strategy, contents, llm, tokens=4_650)
     assert due.contents[1:] == contents[-3:]
-    by_turns = await SlidingWindow(max_turns=30).compact(
-        context(contents, SimulatedLlm(summary_replies=["Short."]), tokens=3_000)
+    by_turns = await compact(
+        SlidingWindow(max_turns=30),
+        contents,
+        SimulatedLlm(summary_replies=["Short."]),
+        tokens=3_000,
     )
-    assert by_turns is not None
     assert by_turns.contents[1:] == contents[-9:]
-
-
-async def test_sliding_window_of_three_giants_is_summarised_whole() -> None:
-    """Three contents always stay, unless the request would not fit."""
-    llm = SimulatedLlm()
-    contents = [user(words(1_500, "live")), *small_talk(2, 1_500)]
-    compaction = await SlidingWindow().compact(context(contents, llm, tokens=4_500))
-    assert compaction is not None
-    assert compaction.covered == {0, 1, 2}
-    assert len(compaction.contents) == 2
-    assert compaction.tokens <= 3_200
 
 
 @pytest.mark.parametrize(
     ("max_attempts", "attempts"), [(1, 1), (3, 2)], ids=["squeezed", "halved"]
 )
-async def test_sliding_window_fits_without_its_summariser(
+async def test_sliding_window_fits_without_its_summarizer(
     max_attempts: int, attempts: int
 ) -> None:
     """A mechanical summary that is too large costs no second call to a model."""
     llm = SimulatedLlm(summary_replies=lambda request: RuntimeError("down"))
     strategy = SlidingWindow(max_compaction_attempts=max_attempts)
-    compaction = await strategy.compact(
-        context(small_talk(21, 140), llm, tokens=3_140, fixed_tokens=200)
+    compaction = await compact(
+        strategy, small_talk(21, 140), llm, tokens=3_140, fixed_tokens=200
     )
-    assert compaction is not None
     assert compaction.attempts == attempts
     assert compaction.tokens <= 3_200
     assert llm.calls == 1
 
 
-async def test_sliding_window_has_nothing_left_to_summarise() -> None:
+async def test_sliding_window_has_nothing_left_to_summarize() -> None:
     """A history of three contents stays, even at the threshold, if it must."""
     llm = SimulatedLlm()
     contents = [*small_talk(1), call("ask"), call("wait")]
@@ -414,22 +357,6 @@ async def test_sliding_window_never_splits_a_call_from_its_result() -> None:
     assert llm.summaries >= 3
 
 
-async def test_sliding_window_keeps_its_tail_on_later_calls() -> None:
-    """What was kept at a compaction stays in the requests that follow it."""
-    llm = SimulatedLlm(context_window=32_000, summary_replies=["About turn0."])
-    chat = guarded_chat(llm, SlidingWindow(context_window=32_000, max_turns=6))
-    for number in range(5):
-        await chat.say(words(400, f"turn{number}"))
-    requests = agent_requests(llm)
-    assert llm.summaries == 1
-    fired, after = requests[3], requests[4]
-    assert names(fired.contents) == ["[Previous", "turn2", "Acknowledged:", "turn3"]
-    assert after.contents[:4] == fired.contents
-    assert names(after.contents)[4:] == ["Acknowledged:", "turn4"]
-    state = await chat.state()
-    assert state["__context_guard_summary_agent"] == "About turn0."
-
-
 async def test_sliding_window_merges_its_own_summary() -> None:
     """The next summary is made of the previous one and of what came since."""
     llm = SimulatedLlm(context_window=32_000, summary_replies=["FIRST", "SECOND"])
@@ -444,42 +371,3 @@ async def test_sliding_window_merges_its_own_summary() -> None:
     sent = texts(llm.requests[-1].contents)
     assert sent[0].startswith("[Previous conversation summary]\nSECOND")
     assert (await chat.state())["__context_guard_summary_agent"] == "SECOND"
-
-
-async def test_sliding_window_survives_a_failing_summariser() -> None:
-    """Over its turns, but far from the threshold, it still gets a summary."""
-    llm = SimulatedLlm(
-        context_window=32_000, summary_replies=lambda request: RuntimeError("down")
-    )
-    chat = guarded_chat(llm, SlidingWindow(context_window=32_000, max_turns=6))
-    for number in range(8):
-        answer = answer_text(await chat.say(words(400, f"turn{number}")))
-        assert answer.startswith("Acknowledged: turn")
-    assert llm.violations == 0
-
-
-# --- A strategy of one's own ------------------------------------------------------
-
-
-class KeepNewest(Strategy):
-    """Keeps the newest contents whenever there are more."""
-
-    keep_count: int = 2
-
-    async def compact(self, context: CompactionContext) -> Compaction | None:
-        """Summarises all but the newest."""
-        covered = context.older_than(self.keep_count)
-        if len(context.view.uncovered) <= self.keep_count or not covered:
-            return None
-        return await context.summarize(covered)
-
-
-async def test_a_strategy_of_ones_own_works() -> None:
-    """A subclass gets the context, and its compaction is applied and stored."""
-    llm = SimulatedLlm(summary_replies=["Short.", "Shorter."])
-    chat = guarded_chat(llm, KeepNewest(context_window=32_000, keep_count=3))
-    for number in range(3):
-        await chat.say(words(400, f"turn{number}"))
-    sent = llm.requests[-1].contents
-    assert names(sent) == ["[Previous", "turn1", "Acknowledged:", "turn2"]
-    assert (await chat.state())["__context_guard_summary_agent"] == "Short."

@@ -358,12 +358,9 @@ def test_oldest_are_dropped_last_but_never_the_pinned() -> None:
 def test_pinned_entries_stay_however_small_the_budget() -> None:
     """Where not even the pinned entries fit their headings remain."""
     entries = [said("t" * 4_000, is_pinned=True), said("a"), tool("b", is_pinned=True)]
-    fitted = fit_entries(entries, 10, count)
-    assert [entry.heading for entry in fitted[1:]] == [
-        entries[0].heading,
-        entries[2].heading,
-    ]
-    assert fitted[1].body == ""
+    _, *kept = fit_entries(entries, 10, count)
+    assert [e.heading for e in kept] == [entries[0].heading, entries[2].heading]
+    assert kept[0].body == ""
 
 
 ENTRIES = st.lists(
@@ -404,29 +401,24 @@ def joined(parts: list[list[Entry]]) -> str:
     return "".join(entry.body for part in parts for entry in part)
 
 
-@pytest.mark.parametrize(
-    ("entries", "budget", "expected"),
-    [
-        pytest.param([], 100, [[]], id="empty"),
-        pytest.param([said("a"), said("b")], 100, [["a", "b"]], id="one-part"),
-        pytest.param(
-            [said("a" * 160), said("b" * 160), said("c" * 160)],
-            100,
-            [["a" * 160, "b" * 160], ["c" * 160]],
-            id="between-entries",
-        ),
-        pytest.param([Entry("h" * 800, "b")], 100, [["b"]], id="heading-too-long"),
-        pytest.param(
-            [said("a"), Entry("h" * 800), said("b")],
-            100,
-            [["a"], [""], ["b"]],
-            id="heading-too-long-between",
-        ),
-    ],
-)
-def test_split(entries: list[Entry], budget: int, expected: list[list[str]]) -> None:
+SPLIT = {
+    "empty": ([], [[]]),
+    "one-part": ([said("a"), said("b")], [["a", "b"]]),
+    "between-entries": (
+        [said("a" * 160), said("b" * 160), said("c" * 160)],
+        [["a" * 160, "b" * 160], ["c" * 160]],
+    ),
+    "heading-too-long": (
+        [said("a"), Entry("h" * 800), said("b")],
+        [["a"], [""], ["b"]],
+    ),
+}
+
+
+@pytest.mark.parametrize(("entries", "expected"), SPLIT.values(), ids=SPLIT)
+def test_split(entries: list[Entry], expected: list[list[str]]) -> None:
     """A part ends between two entries where it can."""
-    parts = split_entries(entries, budget, count)
+    parts = split_entries(entries, 100, count)
     assert [[entry.body for entry in part] for part in parts] == expected
 
 
@@ -456,11 +448,8 @@ def test_split_loses_nothing(entries: list[Entry], budget: int) -> None:
 )
 def test_uneven_entries_fit_their_parts(pieces: list[str], budget: int) -> None:
     """A part fits its budget even where a text is denser at its beginning."""
-    entry = said("".join(pieces))
-    parts = split_entries([entry], budget, dense_count)
-    assert joined(parts) == entry.body
+    parts = split_entries([said("".join(pieces))], budget, dense_count)
+    assert joined(parts) == "".join(pieces)
     for part in parts:
-        assert (
-            sum(dense_count(e.heading) + dense_count(e.body) + 1 for e in part)
-            <= budget
-        )
+        costs = [dense_count(e.heading) + dense_count(e.body) + 1 for e in part]
+        assert sum(costs) <= budget

@@ -247,14 +247,14 @@ class SummaryCompaction(Reducer):
         """Summarizes when the request is still above the trigger."""
         window = reduction.context.budgets.window_tokens
         keep, target = self.preserve_recent_count, reduction.target_tokens
-        if reduction.relaxed.preferences:
-            while keep and reduction.expect_beside_summary(keep) > 0.3 * target:
-                keep //= 2
-            return await reduction.summarize(keep)
+        is_relaxed = reduction.relaxed.preferences
         is_triggered = reduction.tokens >= self.trigger_threshold * window
         has_enough = len(reduction.kept) >= self.min_messages_for_summary
-        if not (is_triggered and has_enough):
+        if not (is_relaxed or (is_triggered and has_enough)):
             return StrategyResult.NO_CHANGE
         if reduction.expect_beside_summary(keep) > target:
-            return StrategyResult.NO_CHANGE
+            if not is_relaxed:
+                return StrategyResult.NO_CHANGE
+            while keep and reduction.expect_beside_summary(keep) > 0.3 * target:
+                keep //= 2
         return await reduction.summarize(keep)
