@@ -1,14 +1,15 @@
 """Whatever breaks beside the agent, the user's turn ends with an answer.
 
 Every collaborator of the guard fails in turn: session state, the model registry, the
-summariser, the todo list, and the contents themselves. A real Runner drives both
-strategies, streaming or not, against a strict provider.
+summarizer, the todo list, a strategy, listeners, other plugins, and the contents
+themselves. A real Runner drives every strategy, streaming or not, against a strict
+provider.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
+import itertools
 import logging
 import re
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -24,19 +25,22 @@ from google.adk.agents.callback_context import CallbackContext
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
+from google.adk.models.registry import LLMRegistry
 from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.sessions.state import State
 from google.adk.tools.base_tool import BaseTool
 from google.genai import types
 
-from contextguard_adk import ContextGuardPlugin, SlidingWindow, Threshold
-from contextguard_adk.history.coverage import decode_covered
-from contextguard_adk.history.stored_summary import SummaryMark
-from contextguard_adk.measuring.budgets import summary_budget_tokens
-from contextguard_adk.measuring.tokens import text_bytes
-from contextguard_adk.providers.windows import DEFAULT_CONTEXT_WINDOW
-from contextguard_adk.strategies import Pipeline, Strategy, SummaryCompaction
-from contextguard_adk.summarizing.context import Compaction, CompactionContext
+from contextguard_adk import (
+    Compaction,
+    CompactionContext,
+    ContextGuardPlugin,
+    Pipeline,
+    SlidingWindow,
+    Strategy,
+    SummaryCompaction,
+    Threshold,
+)
 from contextguard_adk.testing import Reply, SimulatedLlm
 from tests.builders import (
     Chat,
@@ -47,90 +51,59 @@ from tests.builders import (
     queued_tool,
     user,
 )
-
-WINDOW_TOKENS = 8_000
-TURNS = 2
-FINDING = "The scanner found part 7f3a of the old press in hall B. " * 130
-TEXT_KEYS = ("summary", "covered", "mark", "ledger")
-COUNT_KEYS = (
-    *("real_tokens", "last_heuristic", "summarized_at"),
-    *("learned_window", "learned_correction"),
+from tests.guarded import (
+    NOW,
+    SUMMARY,
+    SUMMARY_BEGINS,
+    guarded_chat,
+    is_compacted,
+    summary_requests,
 )
 
+WINDOW_TOKENS = 8_000
+FINDING = "The scanner found part 7f3a of the old press in hall B. " * 130
 MakeStrategy = Callable[..., Strategy]
 
 
-def make_sliding_window(**settings: Any) -> SlidingWindow:
+def sliding_window(**settings: Any) -> SlidingWindow:
     """A sliding window that its count of contents triggers as well as tokens do."""
     return SlidingWindow(max_turns=8, **settings)
+
+
+def pipeline(**settings: Any) -> Pipeline:
+    """A pipeline that summarizes in a short history."""
+    summary = SummaryCompaction(min_messages_for_summary=4, preserve_recent_count=3)
+    return Pipeline(window=None, tool_output=None, summary=summary, **settings)
+
+
+def each(name: str, values: Mapping[str, Any]) -> pytest.MarkDecorator:
+    """Each value with one of the strategies, whole or streamed, in turn."""
+    modes = itertools.cycle(
+        zip((Threshold, sliding_window, pipeline) * 2, (True, False) * 3, strict=True)
+    )
+    cells = [
+        pytest.param(make, is_streaming, value, id=value_id)
+        for (value_id, value), (make, is_streaming) in zip(
+            values.items(), modes, strict=False
+        )
+    ]
+    return pytest.mark.parametrize(("make", "is_streaming", name), cells)
+
+
+every_mode = pytest.mark.parametrize(
+    ("make", "is_streaming"),
+    [
+        pytest.param(Threshold, False, id="threshold"),
+        pytest.param(sliding_window, True, id="sliding window, streamed"),
+        pytest.param(pipeline, False, id="pipeline"),
+    ],
+)
 
 
 @pytest.fixture(autouse=True)
 def _no_contents_in_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keeps ADK 2.0 from failing itself on contents that it copies into its spans."""
     monkeypatch.setenv("ADK_CAPTURE_MESSAGE_CONTENT_IN_SPANS", "false")
-
-
-@pytest.fixture(params=[False, True], ids=["whole", "streamed"])
-def is_streaming(request: pytest.FixtureRequest) -> bool:
-    """Both ways in which a model's answer arrives."""
-    return bool(request.param)
-
-
-def make_pipeline(**settings: Any) -> Pipeline:
-    """A pipeline whose summary comes as early as in a short history it can."""
-    summary = SummaryCompaction(min_messages_for_summary=4, preserve_recent_count=3)
-    return Pipeline(window=None, tool_output=None, summary=summary, **settings)
-
-
-@pytest.fixture(
-    params=[Threshold, make_sliding_window, make_pipeline],
-    ids=["threshold", "sliding window", "pipeline"],
-)
-def make_strategy(request: pytest.FixtureRequest) -> MakeStrategy:
-    """Each strategy."""
-    make: MakeStrategy = request.param
-    return make
-
-
-class TolerantLlm(SimulatedLlm):
-    """A provider that overlooks empty contents and parts, and knows every role."""
-
-    async def generate_content_async(
-        self, llm_request: LlmRequest, stream: bool = False
-    ) -> AsyncGenerator[LlmResponse, None]:
-        """Answers what is left of a request without its empty parts."""
-        contents = [_tidy(content) for content in llm_request.contents]
-        tidied = llm_request.model_copy(
-            update={"contents": [content for content in contents if content.parts]}
-        )
-        async for response in super().generate_content_async(tidied, stream):
-            yield response
-
-
-def _tidy(content: types.Content) -> types.Content:
-    known = ("text", "function_call", "function_response", "inline_data")
-    parts = [
-        part
-        for part in content.parts or ()
-        if part is not None and any(getattr(part, name) for name in known)
-    ]
-    role = "model" if content.role == "model" else "user"
-    return types.Content(role=role, parts=parts)
-
-
-class Intruder(BasePlugin):
-    """Puts odd contents before every request; registered before the guard."""
-
-    def __init__(self, contents: Sequence[types.Content]) -> None:
-        super().__init__(name="intruder")
-        self._contents = contents
-
-    async def before_model_callback(
-        self, *, callback_context: CallbackContext, llm_request: LlmRequest
-    ) -> None:
-        """Changes the request that the guard will see."""
-        llm_request.contents = [*self._contents, *llm_request.contents]
 
 
 @dataclass
@@ -141,7 +114,7 @@ class Session:
     chat: Chat
     turns: int = 0
 
-    async def work(self, turns: int = TURNS) -> None:
+    async def work(self, turns: int = 2) -> None:
         """Has some turns; each must end with its answer, nothing may be refused."""
         for _ in range(turns):
             events = await self.chat.say(f"Question {self.turns}?")
@@ -149,35 +122,28 @@ class Session:
             self.turns += 1
         assert (self.llm.rejections, self.llm.violations) == (0, 0)
 
-    async def stored(self) -> dict[str, Any]:
-        """The guard's values by name, without those that were reset."""
-        found = {}
-        for key, value in (await self.chat.state()).items():
-            match = re.fullmatch("__context_guard_(.+)_agent", key)
-            if match and value is not None:
-                found[match[1]] = value
-        return found
+    async def summary(self) -> str:
+        """The stored summary."""
+        return str((await self.chat.state()).get(SUMMARY) or "")
 
-    async def assert_state_is_valid(self) -> None:
-        """Every value of the guard has its type and can be read back."""
-        stored = await self.stored()
-        assert set(stored) <= {*TEXT_KEYS, *COUNT_KEYS}
-        for name in COUNT_KEYS:
-            value = stored.get(name, 1)
+    async def assert_carries_on(self) -> None:
+        """A new process reads the state without a complaint, and compacts."""
+        state = await self.chat.state()
+        for name in ("real_tokens", "last_heuristic", "summarized_at"):
+            value = state.get(f"__context_guard_{name}_agent") or 1
             assert isinstance(value, int)
             assert value >= 1
-        assert all(isinstance(stored.get(name, ""), str) for name in TEXT_KEYS)
-        if "mark" in stored:
-            covered = decode_covered(stored["covered"])
-            mark = SummaryMark.from_json(stored["mark"])
-            assert 0 <= mark.model_covered_count <= covered.content_count
-            assert 0 <= mark.model_summary_chars <= len(stored["summary"])
-            assert all(isinstance(text, str) for text in json.loads(stored["ledger"]))
+        plugin = ContextGuardPlugin(default=Threshold(context_window=WINDOW_TOKENS))
+        agent = self.chat.app.root_agent
+        self.chat = Chat(agent, [plugin], session_service=self.chat.sessions)
+        await self.work(1)
+        assert await self.summary()
+        assert SUMMARY_BEGINS in self.llm.requests[-1].text
 
 
 def open_session(
     strategy: Strategy,
-    is_streaming: bool,
+    is_streaming: bool = False,
     *,
     results: Sequence[Any] = (FINDING,),
     plugins: Sequence[BasePlugin] = (),
@@ -189,7 +155,7 @@ def open_session(
     """Opens a session with the guard and a provider that counts a third more."""
     llm_settings.setdefault("context_window", WINDOW_TOKENS)
     script: list[Reply] = []
-    for turn in range(4 * TURNS):
+    for turn in range(8):
         search = call_part("search", **(args or {}))
         script += [search, search, f"Answer {turn}."]
     llm = llm_class(token_ratio=1.3, **{"script": script, **llm_settings})
@@ -198,13 +164,16 @@ def open_session(
     return Session(llm, Chat(agent, [*plugins, plugin], is_streaming=is_streaming))
 
 
+# --- Session state ----------------------------------------------------------------
+
+
 def is_guard_key(key: str) -> bool:
-    """Tells whether a key of session state is the guard's."""
+    """Whether a key of session state is the guard's."""
     return key.startswith(("__context_guard_", "context_guard:"))
 
 
 def break_state(
-    monkeypatch: pytest.MonkeyPatch, *, reads: str = "", writes: str = ""
+    patch: pytest.MonkeyPatch, *, reads: str = "", writes: str = ""
 ) -> None:
     """Has reads or writes of the guard's keys raise; the patterns say which."""
     get, put = State.get, State.__setitem__
@@ -219,64 +188,90 @@ def break_state(
             raise ConnectionError("the database is gone")
         put(state, key, value)
 
-    monkeypatch.setattr(State, "get", failing_get)
-    monkeypatch.setattr(State, "__setitem__", failing_put)
+    patch.setattr(State, "get", failing_get)
+    patch.setattr(State, "__setitem__", failing_put)
 
 
-@pytest.mark.parametrize(
-    "broken",
-    [
-        pytest.param({"reads": "."}, id="every read"),
-        pytest.param({"writes": "."}, id="every write"),
-        pytest.param({"reads": ".", "writes": "."}, id="reads and writes"),
-        pytest.param({"writes": "covered"}, id="one write of a summary"),
-        pytest.param({"writes": "_tokens"}, id="writes of the token count"),
-        pytest.param({"reads": "todos"}, id="reads of the todo list"),
-        pytest.param({"reads": "compact"}, id="reads of the request to compact"),
-    ],
-)
+BROKEN_STATE = {
+    "every read": {"reads": "."},
+    "every write": {"writes": "."},
+    "reads and writes": {"reads": ".", "writes": "."},
+    "one write of a summary": {"writes": "_summary_"},
+    "writes of the token count": {"writes": "_tokens"},
+    "reads of the todo list": {"reads": "todos"},
+    "reads of the request to compact": {"reads": "compact"},
+}
+
+
+@each("broken", BROKEN_STATE)
 async def test_broken_state_costs_no_turn(
     monkeypatch: pytest.MonkeyPatch,
-    make_strategy: MakeStrategy,
+    make: MakeStrategy,
     is_streaming: bool,
     broken: dict[str, str],
 ) -> None:
     """While state fails the history is cut to what fits; then the guard carries on."""
-    session = open_session(make_strategy(context_window=WINDOW_TOKENS), is_streaming)
+    session = open_session(make(context_window=WINDOW_TOKENS), is_streaming)
     with monkeypatch.context() as patch:
         break_state(patch, **broken)
         await session.work()
     await session.work()
-    await session.assert_state_is_valid()
-    assert (await session.stored())["summary"]
+    await session.assert_carries_on()
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        pytest.param(name, value, id=f"{name} is {kind}")
-        for name in (*TEXT_KEYS, *COUNT_KEYS)
-        for kind, value in {
-            "a list": [[1], {"a": None}],
-            "garbage": "\x00 not {json",
-            "negative": -1,
-            "one": 1,
-        }.items()
-    ],
+@each(
+    "value",
+    {
+        "a list": [[1], {"a": None}],
+        "garbage": "\x00 not {json",
+        "half of it": ...,
+        "negative": -1,
+        "one": 1,
+        "a huge number": 2**80,
+        "a fraction": 1.5,
+    },
 )
 async def test_values_of_others_under_the_guards_keys_cost_no_turn(
-    make_strategy: MakeStrategy, name: str, value: Any
+    make: MakeStrategy, is_streaming: bool, value: Any
 ) -> None:
-    """What a tool or an old release left under the guard's keys is written over."""
-    session = open_session(make_strategy(context_window=WINDOW_TOKENS), False)
-    key = f"__context_guard_{name}_agent"
-    await session.chat.set_state({key: value, "context_guard:compact": "yes"})
-    await session.work(1)
-    await session.work(1)
-    stored = await session.stored()
-    assert stored["summary"]
-    if not name.startswith("learned_"):  # Nothing was learned in this session.
-        await session.assert_state_is_valid()
+    """What a tool or an old release left under any of them is written over."""
+    names = ["real_tokens", "last_heuristic", "summarized_at", "todos"]
+    keys = {SUMMARY, *(f"__context_guard_{name}_agent" for name in names)}
+    first = open_session(make(context_window=WINDOW_TOKENS))
+    await first.work()
+    stored = {k: v for k, v in (await first.chat.state()).items() if is_guard_key(k)}
+    for key in keys | stored.keys():
+        session = open_session(make(context_window=WINDOW_TOKENS), is_streaming)
+        half = str(stored.get(key))[: len(str(stored.get(key))) // 2]
+        broken = half if value is ... else value
+        await session.chat.set_state({**stored, key: broken})
+        await session.work()
+        assert await session.summary()
+    await session.assert_carries_on()
+
+
+@pytest.mark.parametrize("value", [7, "{", "%%%", 1.5, [1]], ids=str)
+async def test_broken_values_beside_a_summary_are_ignored(value: Any) -> None:
+    """Either the summary is used or the whole history is; the turn goes on."""
+    first = open_session(Threshold(context_window=WINDOW_TOKENS))
+    await first.work()
+    for key in filter(is_guard_key, await first.chat.state()):
+        before = (await first.chat.state())[key]
+        await first.chat.set_state({key: value})
+        llm = SimulatedLlm(context_window=100_000)
+        strategy = Threshold(context_window=100_000)
+        successor = guarded_chat(
+            llm, strategy, chat={"session_service": first.chat.sessions}
+        )
+        assert answer_text(await successor.say("And now?")) == "Acknowledged: And now?"
+        assert llm.violations == 0
+        request = llm.requests[0]
+        is_whole = request.contents[0] == user("Question 0?")
+        assert is_compacted(request) is not is_whole
+        await first.chat.set_state({key: before})
+
+
+# --- The registry -----------------------------------------------------------------
 
 
 class BrokenRegistry:
@@ -293,34 +288,39 @@ class BrokenRegistry:
         return answer
 
 
-@pytest.mark.parametrize(
+@each(
     "answer",
-    [
-        pytest.param(RuntimeError("no registry"), id="raises"),
-        pytest.param(None, id="knows nothing"),
-        pytest.param("128k", id="gives a text"),
-        pytest.param(-5, id="gives a negative number"),
-        pytest.param(0, id="gives zero"),
-        pytest.param(True, id="gives a bool"),
-        pytest.param(float("nan"), id="gives no number"),
-        pytest.param([128_000], id="gives a list"),
-        pytest.param(1, id="gives one token"),
-    ],
+    {
+        "raises": RuntimeError("no registry"),
+        "knows nothing": None,
+        "gives a text": "128k",
+        "gives a negative number": -5,
+        "gives zero": 0,
+        "gives a bool": True,
+        "gives no number": float("nan"),
+        "gives a list": [128_000],
+        "gives one token": 1,
+    },
 )
 async def test_broken_registry_means_the_default_window(
-    make_strategy: MakeStrategy, is_streaming: bool, answer: Any
+    make: MakeStrategy, is_streaming: bool, answer: Any
 ) -> None:
     """Whatever else than a token count comes, 128,000 tokens are assumed."""
+    windows: list[int] = []
     session = open_session(
-        make_strategy(),
+        make(),
         is_streaming,
-        results=[FINDING * 14],
-        guard={"registry": BrokenRegistry(answer)},
-        context_window=DEFAULT_CONTEXT_WINDOW,
+        guard={
+            "registry": BrokenRegistry(answer),
+            "on_call": lambda record: windows.append(record.window_tokens),
+        },
+        context_window=128_000,
     )
-    await session.work()
-    await session.assert_state_is_valid()
-    assert session.llm.summaries
+    await session.work(1)
+    assert set(windows) == {128_000}
+
+
+# --- The summarizer ---------------------------------------------------------------
 
 
 class OddSummarizer(BaseLlm):
@@ -357,12 +357,14 @@ async def hang(_: LlmRequest) -> Reply:
     raise AssertionError
 
 
-def says(*texts: str, **settings: Any) -> LlmResponse:
-    """A response of a summariser."""
-    return LlmResponse(content=model(*texts), **settings)
-
-
-BAD_REPLIES: dict[str, Callable[[LlmRequest], Any]] = {
+PART = LlmResponse(content=model("The us"), partial=True)
+NO_PART = LlmResponse.model_construct(
+    content=types.Content.model_construct(role="model", parts=[None]),
+    partial=False,
+    error_code=None,
+)
+IMAGE = types.Part(inline_data=types.Blob(data=b"png", mime_type="image/png"))
+BAD_SUMMARIZERS: dict[str, Any] = {
     "raises": lambda _: RuntimeError("out of order"),
     "raises a time-out of its own": lambda _: TimeoutError(),
     "raises a group": lambda _: ExceptionGroup("many", [ValueError("one")]),
@@ -376,100 +378,150 @@ BAD_REPLIES: dict[str, Callable[[LlmRequest], Any]] = {
     "returns an error": lambda _: LlmResponse(error_code="SAFETY"),
     "returns a tool call": lambda _: call_part("search"),
     "only thinks": lambda _: types.Part(text="Let me see …", thought=True),
-    "returns an image": lambda _: types.Part(
-        inline_data=types.Blob(data=b"png", mime_type="image/png")
-    ),
-}
-BAD_SUMMARIZERS: dict[str, BaseLlm] = {
+    "returns an image": lambda _: IMAGE,
     "yields nothing": OddSummarizer(),
-    "breaks off": OddSummarizer(
-        replies=[says("The us", partial=True), OSError("connection reset")]
-    ),
-    "yields chunks only": OddSummarizer(replies=[says("The us", partial=True)]),
-    "holds a part that is None": OddSummarizer(
-        replies=[
-            LlmResponse.model_construct(
-                content=types.Content.model_construct(role="model", parts=[None]),
-                partial=False,
-                error_code=None,
-            )
-        ]
-    ),
+    "breaks off": OddSummarizer(replies=[PART, OSError("connection reset")]),
+    "yields chunks only": OddSummarizer(replies=[PART]),
+    "holds a part that is None": OddSummarizer(replies=[NO_PART]),
     "is no generator": NoGenerator(),
 }
 
 
-async def assert_summaries_are_mechanical(session: Session) -> None:
-    """The turns are answered with summaries that no model has written."""
+@each("bad", BAD_SUMMARIZERS)
+async def test_summarizer_that_gives_nothing_usable_is_replaced(
+    make: MakeStrategy, is_streaming: bool, bad: Any
+) -> None:
+    """A mechanical summary takes its place; the next one is of the originals."""
+    summarizer = bad
+    if not isinstance(bad, BaseLlm):
+        summarizer = SimulatedLlm(model="odd", summary_replies=bad)
+    settings = {"summary_timeout_seconds": 0.02, "summarizer_context_window": 100_000}
+    strategy = make(context_window=WINDOW_TOKENS, summarizer=summarizer, **settings)
+    records: list[Any] = []
+    guard = {"on_compaction": records.append}
+    session = open_session(strategy, is_streaming, guard=guard)
     await session.work()
-    await session.assert_state_is_valid()
-    stored = await session.stored()
-    assert SummaryMark.from_json(stored["mark"]).model_summary_chars == 0
-    assert "user: Question 0?" in stored["summary"]
-
-
-@pytest.mark.parametrize("name", BAD_REPLIES)
-async def test_summariser_that_gives_nothing_usable_is_replaced(
-    make_strategy: MakeStrategy, is_streaming: bool, name: str
-) -> None:
-    """A mechanical summary stands in for one that failed, hung or says nothing."""
-    strategy = make_strategy(context_window=WINDOW_TOKENS, summary_timeout_seconds=0.02)
-    session = open_session(strategy, is_streaming, summary_replies=BAD_REPLIES[name])
-    await assert_summaries_are_mechanical(session)
-    assert session.llm.summaries
-
-
-@pytest.mark.parametrize("name", BAD_SUMMARIZERS)
-async def test_summariser_that_breaks_its_contract_is_replaced(
-    make_strategy: MakeStrategy, is_streaming: bool, name: str
-) -> None:
-    """A summariser whose call itself is broken costs no turn either."""
-    strategy = make_strategy(
-        context_window=WINDOW_TOKENS, summarizer=BAD_SUMMARIZERS[name]
+    assert records
+    assert all(record.is_mechanical for record in records)
+    assert (await session.summary()).startswith("user: Question 0?")
+    good = SimulatedLlm(model="odd", summary_replies=lambda _: "A good summary.")
+    session.chat = guarded_chat(
+        session.llm,
+        Threshold(context_window=WINDOW_TOKENS, summarizer=good, **settings),
+        chat={"session_service": session.chat.sessions},
+        tools=[queued_tool("search", [FINDING])],
     )
-    await assert_summaries_are_mechanical(open_session(strategy, is_streaming))
+    await session.chat.set_state(NOW)
+    await session.work(1)
+    assert (await session.summary()).startswith("A good summary.")
+    asked = summary_requests(good)[0].text
+    assert "Question 0?" in asked
+    assert asked.count("7f3a") > 100
 
 
-@pytest.mark.parametrize("factor", [2, 50], ids=["twice", "fifty times"])
+@every_mode
 async def test_summary_beyond_its_budget_is_clipped(
-    make_strategy: MakeStrategy, is_streaming: bool, factor: int
+    make: MakeStrategy, is_streaming: bool
 ) -> None:
-    """A summariser that ignores its limit cannot fill the window."""
-
-    def ramble(request: LlmRequest) -> str:
-        words = (request.config.max_output_tokens or 0) * factor
-        return "The old press stands in hall B. " * (words // 7)
-
-    strategy = make_strategy(context_window=WINDOW_TOKENS)
-    session = open_session(strategy, is_streaming, summary_replies=ramble)
+    """A summarizer that ignores its limit cannot fill the window."""
+    strategy = make(context_window=WINDOW_TOKENS)
+    session = open_session(strategy, is_streaming)
+    session.llm.summary_replies = lambda _: f"HEAD {'It is in hall B. ' * 4_000} TAIL"
     await session.work()
-    await session.assert_state_is_valid()
-    summary = (await session.stored())["summary"]
-    assert text_bytes(summary) / 4 <= summary_budget_tokens(WINDOW_TOKENS)
+    summary = (await session.summary()).partition("\n\n[Items left out")[0]
+    assert summary.startswith("HEAD")
+    assert summary.endswith("TAIL")
     assert "middle left out" in summary
+    assert len(summary) / 4 <= WINDOW_TOKENS * 0.2 * 0.5
 
 
-async def test_failing_summariser_is_spared_for_a_while(
-    make_strategy: MakeStrategy, is_streaming: bool
-) -> None:
+class NamedLlm(SimulatedLlm):
+    """A model that ADK finds by its name."""
+
+    @classmethod
+    def supported_models(cls) -> list[str]:
+        """The names."""
+        return [r"contextguard-failures-.*"]
+
+    def model_post_init(self, context: Any) -> None:
+        """Counts its construction."""
+        super().model_post_init(context)
+        made_models.append(self.model)
+        if "bad" in self.model:
+            self.summary_replies = lambda _: RuntimeError("out of order")
+
+
+made_models: list[str] = []
+
+
+class TwoSummaries(Strategy):
+    """Asks for two summaries whenever a compaction is demanded."""
+
+    async def compact(self, context: CompactionContext) -> Compaction | None:
+        """Compacts a part, and then everything."""
+        if context.reason != "requested":
+            return None
+        await context.summarize(context.older_than(3))
+        return await context.summarize(context.older_than(0))
+
+
+async def count_asked(strategy: Strategy, replies: Any, demands: int) -> list[int]:
+    """How many summaries were asked for on each demand."""
+    llm = SimulatedLlm(context_window=200_000, summary_replies=replies)
+    chat = guarded_chat(llm, strategy)
+    asked = []
+    for number in range(demands):
+        before = llm.summaries
+        await chat.set_state(NOW)
+        await chat.say(f"{number} {FINDING[:900]}")
+        asked.append(llm.summaries - before)
+    return asked
+
+
+@pytest.mark.parametrize("make", [Threshold, sliding_window, pipeline])
+async def test_failing_summarizer_is_left_alone_for_a_while(make: MakeStrategy) -> None:
     """After three failures five compactions cost no summary, then it is tried again."""
     errors = iter([RuntimeError("out of order")] * 3)
-    session = open_session(
-        make_strategy(context_window=WINDOW_TOKENS),
-        is_streaming,
-        summary_replies=lambda _: next(errors, "They spoke of a press."),
-        script=None,
-    )
-    asked = []
-    for _ in range(9):
-        before = session.llm.summaries
-        await session.chat.set_state({"context_guard:compact": True})
-        await session.chat.say(FINDING[:900])
-        asked.append(session.llm.summaries - before)
+    strategy = make(context_window=100_000)
+    asked = await count_asked(strategy, lambda _: next(errors, "They spoke."), 9)
     assert asked == [1, 1, 1, 0, 0, 0, 0, 0, 1]
-    summary = (await session.stored())["summary"]
-    assert summary.startswith("They spoke of a press.\n\n[Items left out")
-    await session.assert_state_is_valid()
+
+
+async def test_a_success_ends_the_count_of_failures() -> None:
+    """Only failures in a row count."""
+    replies: list[Reply] = [RuntimeError("down"), RuntimeError("down"), "Good."]
+    asked = await count_asked(Threshold(context_window=100_000), replies * 3, 9)
+    assert asked == [1] * 9
+
+
+@pytest.mark.xfail(strict=True, reason="the circuit breaker counts look-ups")
+async def test_the_circuit_breaker_counts_compactions() -> None:
+    """A strategy that asks twice in one compaction does not shorten the pause."""
+    strategy = TwoSummaries(context_window=100_000)
+    asked = await count_asked(strategy, lambda _: RuntimeError("down"), 9)
+    assert asked == [1, 1, 1, 0, 0, 0, 0, 0, 1]
+
+
+@pytest.mark.xfail(strict=True, reason="a model is also made to read its name")
+@pytest.mark.parametrize("name", ["good", "bad"])
+async def test_a_summarizer_by_name_is_made_once_for_a_compaction(name: str) -> None:
+    """A client may cost a connection, so no other one is made to read its name."""
+    LLMRegistry.register(NamedLlm)
+    made_models.clear()
+    strategy = Threshold(
+        context_window=100_000, summarizer=f"contextguard-failures-{name}"
+    )
+    assert await count_asked(strategy, None, 2) == [0, 0]
+    assert made_models == [strategy.summarizer] * 2
+
+
+async def test_an_unknown_summarizer_leaves_it_to_the_agents_own_model() -> None:
+    """A name that ADK cannot resolve does not leave the agent unguarded."""
+    strategy = Threshold(context_window=100_000, summarizer="no-such-model")
+    assert await count_asked(strategy, None, 2) == [1, 1]
+
+
+# --- The agent's own call ---------------------------------------------------------
 
 
 class LosingLlm(SimulatedLlm):
@@ -482,29 +534,28 @@ class LosingLlm(SimulatedLlm):
     ) -> AsyncGenerator[LlmResponse, None]:
         """Answers, but for the one answer that is lost."""
         loss = "" if self.is_summary_request(llm_request) else self.loss
+        self.loss = "" if loss else self.loss
         async for response in super().generate_content_async(llm_request, stream):
             if not loss:
                 yield response
-            elif loss == "breaks off":
-                self.loss = ""
+                continue
+            if loss == "breaks off":
                 raise ConnectionError("connection reset")
-            else:
-                self.loss = ""
-                if loss == "ends with a chunk":
-                    yield LlmResponse(content=model("A"), partial=True)
-                return
+            if loss == "ends with a chunk":
+                yield LlmResponse(content=model("A"), partial=True)
+            return
 
 
-@pytest.mark.parametrize("loss", ["breaks off", "ends with a chunk", "is empty"])
+LOSSES = ("breaks off", "ends with a chunk", "is empty")
+
+
+@each("loss", {loss: loss for loss in LOSSES})
 async def test_paid_summary_outlives_the_answer_it_was_made_for(
-    make_strategy: MakeStrategy, is_streaming: bool, loss: str
+    make: MakeStrategy, is_streaming: bool, loss: str
 ) -> None:
     """Where a model call fails, so that its state is lost, the next one has it."""
-    session = open_session(
-        make_strategy(context_window=WINDOW_TOKENS),
-        is_streaming,
-        llm_class=LosingLlm,
-    )
+    strategy = make(context_window=WINDOW_TOKENS)
+    session = open_session(strategy, is_streaming, llm_class=LosingLlm)
     assert isinstance(session.llm, LosingLlm)
     await session.work(1)
     session.llm.loss = loss
@@ -513,138 +564,143 @@ async def test_paid_summary_outlives_the_answer_it_was_made_for(
     assert session.llm.loss == ""
     paid_count = session.llm.summaries
     assert paid_count
-    assert "summary" not in await session.stored()
+    assert not await session.summary()
     await session.chat.say("Are you there?")
-    await session.assert_state_is_valid()
-    assert (await session.stored())["summary"]
+    assert await session.summary()
     assert session.llm.summaries == paid_count
-    assert "[Previous conversation summary]" in session.llm.requests[-1].text
+    assert SUMMARY_BEGINS in session.llm.requests[-1].text
 
 
+@every_mode
 async def test_cancelled_turn_leaves_the_session_usable(
-    make_strategy: MakeStrategy, is_streaming: bool
+    make: MakeStrategy, is_streaming: bool
 ) -> None:
     """A caller who gives up while a summary is written gets no answer, but a next."""
     entered = asyncio.Event()
 
-    async def stall(_: LlmRequest) -> Reply:
+    async def stall(request: LlmRequest) -> Reply:
         entered.set()
-        await asyncio.Event().wait()
-        raise AssertionError
+        return await hang(request)
 
-    strategy = make_strategy(context_window=WINDOW_TOKENS)
+    strategy = make(context_window=WINDOW_TOKENS)
     session = open_session(strategy, is_streaming, summary_replies=stall)
     work = asyncio.create_task(session.work())
     await asyncio.wait_for(entered.wait(), 5)
     work.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await work
+        await asyncio.wait_for(work, 5)
     session.llm.summary_replies = None
     await session.chat.say("Are you still there?")
-    await session.assert_state_is_valid()
-    assert (await session.stored())["summary"]
+    assert await session.summary()
     assert (session.llm.rejections, session.llm.violations) == (0, 0)
 
 
-@pytest.mark.parametrize(
+# --- Todos, contents, results, messages -------------------------------------------
+
+
+@each(
     "todos",
-    [
-        pytest.param("buy milk", id="a text"),
-        pytest.param(42, id="a number"),
-        pytest.param({"content": "buy milk"}, id="a dict"),
-        pytest.param([None, 3, [], "buy milk", {}], id="items without content"),
-        pytest.param([{"content": 7, "status": "open"}], id="content of another type"),
-        pytest.param([{"content": "milk", "status": 7}], id="status of another type"),
-        pytest.param([{"content": "milk " * 50_000}], id="a very long item"),
-        pytest.param([{"content": "milk"}] * 20_000, id="very many items"),
-    ],
+    {
+        "a text": "buy milk",
+        "a number": 42,
+        "a dict": {"content": "buy milk"},
+        "items without content": [None, 3, [], "buy milk", {}],
+        "content of another type": [{"content": 7, "status": "open"}],
+        "status of another type": [{"content": "milk", "status": 7}],
+        "a very long item": [{"content": "milk " * 50_000}],
+        "very many items": [{"content": "milk"}] * 5_000,
+    },
 )
 async def test_todos_of_a_wrong_kind_cost_no_turn(
-    make_strategy: MakeStrategy, is_streaming: bool, todos: Any
+    make: MakeStrategy, is_streaming: bool, todos: Any
 ) -> None:
     """What is no todo list is left out of the summary."""
-    session = open_session(make_strategy(context_window=WINDOW_TOKENS), is_streaming)
+    session = open_session(make(context_window=WINDOW_TOKENS), is_streaming)
     await session.chat.set_state({"todos": todos})
     await session.work()
-    await session.assert_state_is_valid()
     assert session.llm.summaries
 
 
-def part_with_none(*parts: types.Part | None) -> types.Content:
+class TolerantLlm(SimulatedLlm):
+    """A provider that overlooks empty contents and parts, and knows every role."""
+
+    async def generate_content_async(
+        self, llm_request: LlmRequest, stream: bool = False
+    ) -> AsyncGenerator[LlmResponse, None]:
+        """Answers what is left of a request without its empty parts."""
+        known = ("text", "function_call", "function_response", "inline_data")
+        contents = []
+        for content in llm_request.contents:
+            kept = [
+                part
+                for part in getattr(content, "parts", None) or ()
+                if part is not None and any(getattr(part, name) for name in known)
+            ]
+            role = "model" if getattr(content, "role", "") == "model" else "user"
+            contents += [types.Content(role=role, parts=kept)] if kept else []
+        tidied = llm_request.model_copy(update={"contents": contents})
+        async for response in super().generate_content_async(tidied, stream):
+            yield response
+
+
+class Intruder(BasePlugin):
+    """Puts odd contents before every request; registered before the guard."""
+
+    def __init__(self, *contents: Any) -> None:
+        super().__init__(name="intruder")
+        self._contents = contents
+
+    async def before_model_callback(
+        self, *, callback_context: CallbackContext, llm_request: LlmRequest
+    ) -> None:
+        """Changes the request that the guard will see."""
+        llm_request.contents[:0] = self._contents
+
+
+def odd(*parts: types.Part | None, role: str = "user") -> types.Content:
     """A content as nothing but a careless callback would make it."""
-    return types.Content.model_construct(role="user", parts=list(parts))
+    return types.Content.model_construct(role=role, parts=list(parts))
 
 
 ODD_CONTENTS: dict[str, list[types.Content]] = {
     "no parts": [types.Content(role="user", parts=None)],
-    "empty parts": [types.Content(role="user", parts=[])],
-    "a part that is None": [part_with_none(None), part_with_none(None, types.Part())],
-    "empty part": [types.Content(role="user", parts=[types.Part()])],
+    "empty parts": [odd()],
+    "a part that is None": [odd(None), odd(None, types.Part())],
+    "empty part": [odd(types.Part())],
     "empty text": [user("")],
     "no role": [types.Content(parts=[types.Part(text="Hello.")])],
-    "another role": [types.Content(role="system", parts=[types.Part(text="Hello.")])],
-    "metadata only": [
-        types.Content(
-            role="user",
-            parts=[types.Part(video_metadata=types.VideoMetadata(fps=1.0))],
-        )
-    ],
-    "blob without data": [
-        types.Content(role="user", parts=[types.Part(inline_data=types.Blob())])
-    ],
-    "file without address": [
-        types.Content(role="user", parts=[types.Part(file_data=types.FileData())])
-    ],
+    "another role": [odd(types.Part(text="Hello."), role="system")],
+    "metadata only": [odd(types.Part(video_metadata=types.VideoMetadata(fps=1.0)))],
+    "blob without data": [odd(types.Part(inline_data=types.Blob()))],
+    "file without address": [odd(types.Part(file_data=types.FileData()))],
     "code that never ran": [
-        types.Content(
-            role="user",
-            parts=[types.Part(executable_code=types.ExecutableCode(code="1 / 0"))],
-        )
+        odd(types.Part(executable_code=types.ExecutableCode(code="1 / 0")))
     ],
     "call without a name": [
         user("Hello."),
-        types.Content(
-            role="model", parts=[types.Part(function_call=types.FunctionCall())]
-        ),
-        types.Content(
-            role="user", parts=[types.Part(function_response=types.FunctionResponse())]
-        ),
-    ],
-    "all at once": [
-        part_with_none(
-            None,
-            types.Part(),
-            types.Part(text=""),
-            types.Part(text="Hello."),
-            types.Part(thought=True),
-            types.Part(inline_data=types.Blob(data=b"", mime_type="image/png")),
-        )
+        odd(types.Part(function_call=types.FunctionCall()), role="model"),
+        odd(types.Part(function_response=types.FunctionResponse())),
     ],
 }
 
 
-@pytest.mark.parametrize("name", ODD_CONTENTS)
+@each("contents", ODD_CONTENTS)
 async def test_odd_contents_of_another_plugin_cost_no_turn(
     caplog: pytest.LogCaptureFixture,
-    make_strategy: MakeStrategy,
+    make: MakeStrategy,
     is_streaming: bool,
-    name: str,
+    contents: list[types.Content],
 ) -> None:
     """Contents that no event stands behind are measured, left alone and sent on."""
     session = open_session(
-        make_strategy(context_window=WINDOW_TOKENS),
+        make(context_window=WINDOW_TOKENS),
         is_streaming,
-        plugins=[Intruder(ODD_CONTENTS[name])],
+        plugins=[Intruder(*contents)],
         llm_class=TolerantLlm,
     )
     await session.work()
-    await session.assert_state_is_valid()
     assert session.llm.summaries
     assert "The guard failed" not in caplog.text
-
-
-class Plain:
-    """A value that no JSON has."""
 
 
 def nested(depth: int) -> dict[str, Any]:
@@ -656,18 +712,17 @@ def nested(depth: int) -> dict[str, Any]:
 
 
 ODD_RESULTS: dict[str, Any] = {
-    "one megabyte of prose": FINDING * (1_000_000 // len(FINDING)),
-    "one megabyte without a blank": "QUJDREVG" * 125_000,
-    "one megabyte of one character": "a" * 1_000_000,
-    "one megabyte deep in JSON": {"rows": [{"cell": FINDING * 140}]},
+    "long prose": FINDING * 28,
+    "long without a blank": "QUJDREVG" * 25_000,
+    "one character": "a" * 200_000,
+    "long and deep in JSON": {"rows": [{"cell": FINDING * 28}]},
     "two hundred levels": nested(200),
     "lone surrogates": f"\ud800 {FINDING} \udfff",
     "lone surrogates in keys": {"\ud800": FINDING, "list": ["\udfff"]},
     "control characters": "\x00\x1b[31m" + FINDING,
     "bytes": {"raw": b"\xff\xfe\x00" * 1_000, "text": FINDING},
-    "an object": {"object": Plain(), "text": FINDING},
+    "an object": {"object": Chat, "item": object(), "text": FINDING},
     "an exception": {"error": ValueError("no"), "text": FINDING},
-    "a class": {"class": Plain, "text": FINDING},
     "a set": {"set": {1, 2}, "text": FINDING},
     "dates and decimals": {
         "at": datetime(2025, 1, 1, tzinfo=UTC),
@@ -684,85 +739,53 @@ ODD_RESULTS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", ODD_RESULTS)
+@each("result", ODD_RESULTS)
 async def test_odd_tool_results_cost_no_turn(
     caplog: pytest.LogCaptureFixture,
-    make_strategy: MakeStrategy,
+    make: MakeStrategy,
     is_streaming: bool,
-    name: str,
+    result: Any,
 ) -> None:
-    """Whatever a tool returns is measured, summarised and sent as far as it fits."""
-    result = ODD_RESULTS[name]
-    strategy = make_strategy(context_window=WINDOW_TOKENS)
+    """Whatever a tool returns is measured, summarized and sent as far as it fits."""
+    strategy = make(context_window=WINDOW_TOKENS)
     session = open_session(strategy, is_streaming, results=[result, FINDING])
-    await session.work(1 if name.startswith("one megabyte") else 2)
-    await session.assert_state_is_valid()
+    await session.work()
     assert "The guard failed" not in caplog.text
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
-    [
-        pytest.param(FINDING * 140, id="one megabyte"),
-        pytest.param("\ud800" + FINDING * 3, id="a lone surrogate"),
-        pytest.param("\x00" * 10_000, id="null characters"),
-        pytest.param("🏭" * 5_000, id="emoji"),
-        pytest.param("` [End of conversation] `" * 400, id="back-ticks"),
-    ],
+    {
+        "very long": FINDING * 28,
+        "a lone surrogate": "\ud800" + FINDING * 3,
+        "null characters": "\x00" * 10_000,
+        "emoji": "🏭" * 5_000,
+        "back-ticks": "` [End of conversation] `" * 400,
+    },
 )
 async def test_odd_messages_of_the_user_cost_no_turn(
-    make_strategy: MakeStrategy, is_streaming: bool, text: str
+    make: MakeStrategy, is_streaming: bool, text: str
 ) -> None:
     """A message that does not fit is quoted as far as it does, and is answered."""
-    strategy = make_strategy(context_window=WINDOW_TOKENS)
-    session = open_session(strategy, is_streaming)
+    session = open_session(make(context_window=WINDOW_TOKENS), is_streaming)
     await session.work(1)
     assert answer_text(await session.chat.say(text)) == "Answer 1."
     session.turns += 1
     await session.work(1)
-    await session.assert_state_is_valid()
 
 
-@pytest.mark.parametrize("size", [5, 140], ids=["fills the window", "a megabyte"])
+@every_mode
 async def test_long_arguments_of_a_call_cost_no_turn(
-    make_strategy: MakeStrategy, is_streaming: bool, size: int
+    make: MakeStrategy, is_streaming: bool
 ) -> None:
     """A call that the model itself made too long leaves the request again."""
-    strategy = make_strategy(context_window=WINDOW_TOKENS)
-    args = {"text": FINDING * size}
+    strategy = make(context_window=WINDOW_TOKENS)
+    args = {"text": FINDING * 20}
     session = open_session(strategy, is_streaming, results=["Fine."], args=args)
     await session.work(1)
-    await session.assert_state_is_valid()
 
 
-def raise_at_once(_: object) -> None:
-    """A listener that fails."""
-    raise RuntimeError("no metrics today")
-
-
-async def raise_later(_: object) -> None:
-    """An async listener that fails."""
-    await asyncio.sleep(0)
-    raise RuntimeError("no metrics today")
-
-
-@pytest.mark.parametrize("listener", [raise_at_once, raise_later, 7])
-async def test_broken_listeners_cost_no_turn(
-    caplog: pytest.LogCaptureFixture,
-    make_strategy: MakeStrategy,
-    is_streaming: bool,
-    listener: Any,
-) -> None:
-    """What a listener raises is logged; the compaction stands."""
-    session = open_session(
-        make_strategy(context_window=WINDOW_TOKENS),
-        is_streaming,
-        guard={"on_compaction": listener, "on_pressure": listener},
-    )
-    await session.work()
-    await session.assert_state_is_valid()
-    assert (await session.stored())["summary"]
-    assert "A listener for CompactionRecord failed" in caplog.text
+# --- The guard itself -------------------------------------------------------------
 
 
 class OddTool(BaseTool):
@@ -774,11 +797,9 @@ class OddTool(BaseTool):
         raise RuntimeError("not yet connected")
 
 
-async def test_agent_tree_that_cannot_be_searched_costs_no_turn(
-    make_strategy: MakeStrategy, is_streaming: bool
-) -> None:
+async def test_agent_tree_that_cannot_be_searched_costs_no_turn() -> None:
     """Where no `state_schema` can be looked for, keys are used that always pass."""
-    session = open_session(make_strategy(context_window=WINDOW_TOKENS), is_streaming)
+    session = open_session(Threshold(context_window=WINDOW_TOKENS))
     agent = session.chat.app.root_agent
     assert isinstance(agent, LlmAgent)
     agent.tools.append(OddTool(name="odd", description="Odd."))
@@ -794,13 +815,61 @@ class BrokenStrategy(Strategy):
         raise KeyError("a mistake")
 
 
+@pytest.mark.parametrize(
+    ("window_tokens", "registry"),
+    [(WINDOW_TOKENS, None), (None, BrokenRegistry(WINDOW_TOKENS))],
+    ids=["configured", "registry"],
+)
 async def test_broken_strategy_costs_no_turn(
-    caplog: pytest.LogCaptureFixture, is_streaming: bool
+    window_tokens: int | None, registry: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Where a strategy raises, the history is cut mechanically and that is logged."""
-    session = open_session(BrokenStrategy(context_window=WINDOW_TOKENS), is_streaming)
+    strategy = BrokenStrategy(context_window=window_tokens)
+    session = open_session(strategy, guard={"registry": registry})
     await session.work()
     failures = [r for r in caplog.records if "The guard failed" in r.getMessage()]
-    assert len(failures) == 3 * TURNS
+    assert len(failures) == 6
     assert {r.levelno for r in failures} == {logging.ERROR}
+    assert "'agent'" in failures[0].getMessage()
+    assert "KeyError" in failures[0].getMessage()
+    assert "mistake" not in caplog.text
+    assert "Earlier messages were left out" in session.llm.requests[-1].text
     assert "Question 1?" in session.llm.requests[-1].text
+
+
+class Repair(BasePlugin):
+    """Removes what is no content, after the guard."""
+
+    async def before_model_callback(
+        self, *, callback_context: CallbackContext, llm_request: LlmRequest
+    ) -> None:
+        """Changes the request that is sent."""
+        kept = [c for c in llm_request.contents if isinstance(c, types.Content)]
+        llm_request.contents = kept
+
+
+@pytest.mark.parametrize("observe", [False, True], ids=["guarding", "observing"])
+async def test_where_nothing_helps_the_request_goes_out_as_it_came(
+    observe: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever fails in a callback is logged, and the turn goes on."""
+    llm = SimulatedLlm()
+    guard = ContextGuardPlugin(default=Threshold(context_window=100), observe=observe)
+    chat = Chat(guarded_agent(llm), [Intruder(object()), guard, Repair("repair")])
+    assert answer_text(await chat.say(FINDING))
+    assert llm.requests[0].contents == [user(FINDING)]
+    assert "The guard failed" in caplog.text
+    assert ("goes out as it came" in caplog.text) is not observe
+
+
+async def test_a_failing_recovery_leaves_the_error_as_it_was(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A mistake in the recovery does not replace the provider's error."""
+    llm = SimulatedLlm(context_window=500)
+    chat = guarded_chat(llm, BrokenStrategy(context_window=100_000))
+    with pytest.raises(Exception, match="maximum context length"):
+        await chat.say(FINDING)
+    assert llm.calls == 1
+    assert "The recovery failed for agent 'agent'" in caplog.text
+    assert "KeyError" in caplog.text
