@@ -854,7 +854,7 @@ async def test_where_nothing_helps_the_request_goes_out_as_it_came(
 ) -> None:
     """Whatever fails in a callback is logged, and the turn goes on."""
     llm = SimulatedLlm()
-    guard = ContextGuardPlugin(default=Threshold(context_window=100), observe=observe)
+    guard = ContextGuardPlugin(default=Threshold(context_window=1_000), observe=observe)
     chat = Chat(guarded_agent(llm), [Intruder(object()), guard, Repair("repair")])
     assert answer_text(await chat.say(FINDING))
     assert llm.requests[0].contents == [user(FINDING)]
