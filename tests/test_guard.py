@@ -29,12 +29,9 @@ from contextguard_adk.testing import Reply, SimulatedLlm
 from contextguard_adk.testing import call as scripted_call
 from tests.builders import (
     Chat,
-    KeptSessions,
     RequestTap,
     answer_text,
-    call_part,
     guarded_agent,
-    model,
     queued_tool,
     user,
 )
@@ -47,7 +44,6 @@ from tests.guarded import (
     SUMMARY_BEGINS,
     WINDOW,
     agent_requests,
-    first_words,
     guarded_chat,
     is_compacted,
     long_chat,
@@ -126,27 +122,6 @@ async def test_ledger_keeps_the_users_words() -> None:
     assert (await chat.state())[SUMMARY] == "Nothing of interest."
 
 
-async def test_state_stays_small() -> None:
-    """Beside the summary an agent takes at most 16 KiB, however long the session."""
-    llm = SimulatedLlm(context_window=1_000_000, summary_replies=["Short."])
-    sessions = KeptSessions()
-    strategy = Threshold(context_window=1_000_000)
-    chat = guarded_chat(llm, strategy, chat={"session_service": sessions})
-    contents = [
-        (model if number % 2 else user)(words(60, f"message {number}"))
-        for number in range(1_500)
-    ]
-    await seed(chat, *contents, state=NOW)
-    await chat.say("Go on.")
-    state = await chat.state()
-    assert len(llm.requests[-1].contents) == 2
-    sizes = [len(str(state[key]).encode()) for key in state if key != SUMMARY]
-    assert sum(sizes) <= 16 * 1024
-    await chat.say("And now?")
-    assert len(llm.requests[-1].contents) == 4
-    assert llm.summaries == 1
-
-
 async def test_summaries_of_another_session_are_not_used() -> None:
     """A copied state does not bring a foreign summary into a conversation."""
     llm = SimulatedLlm()
@@ -173,37 +148,6 @@ async def test_a_newer_summary_is_not_overwritten_by_a_remembered_one() -> None:
     await one.say("And now?")
     assert text_of(llm.requests[-1].contents[0]).startswith(f"{SUMMARY_BEGINS}SECOND")
     assert (await one.state())[SUMMARY] == "SECOND"
-
-
-@pytest.mark.parametrize(
-    ("undone", "expected"),
-    [
-        pytest.param(2, ["The", "second", "Something"], id="the summarized turn"),
-        pytest.param(3, ["[Previous", "Acknowledged:"], id="a turn after it"),
-    ],
-)
-async def test_a_rewind_takes_back_what_was_summarized_in_it(
-    undone: int, expected: list[str]
-) -> None:
-    """A summary goes with the turn that it was made in, and stays otherwise."""
-    llm = SimulatedLlm(context_window=20_000, token_ratio=0.5)
-    chat = guarded_chat(llm)
-    turns = [
-        await chat.say(message)
-        for message in ("The task.", words(1_000, "second"), words(2_200, "third"))
-    ]
-    turns.append(await chat.say("A mistake."))
-    assert llm.summaries == 1
-    await chat.runner.rewind_async(
-        user_id="user",
-        session_id=chat.session_id,
-        rewind_before_invocation_id=turns[undone][0].invocation_id,
-    )
-    await chat.say("Something else.")
-    assert first_words(llm)[::2] == expected
-    assert llm.summaries == 1
-    assert "mistake" not in llm.requests[-1].text
-    assert bool((await chat.state()).get(SUMMARY)) is (undone == 3)
 
 
 # --- A compaction on demand -------------------------------------------------------
@@ -373,17 +317,6 @@ async def test_a_fixed_part_beyond_the_window_costs_no_summaries(
     assert len(llm.requests[-1].contents) == 11
 
 
-async def test_a_compaction_that_gains_nothing_is_dropped() -> None:
-    """A summary as long as what it stands for does not replace it."""
-    llm = SimulatedLlm(summary_replies=lambda request: "fact 4711. " * 200)
-    chat = guarded_chat(llm)
-    await seed(chat, user_task(), original(100), state=NOW)
-    await chat.say("Go on.")
-    assert llm.summaries == 1
-    assert len(llm.requests[-1].contents) == 3
-    assert SUMMARY not in await chat.state()
-
-
 async def test_short_messages_do_not_buy_useless_summaries() -> None:
     """A window of short messages is not summarized again and again for nothing."""
     llm = SimulatedLlm(
@@ -419,31 +352,6 @@ async def test_reserved_output_lowers_the_threshold() -> None:
     await seed(chat, user_task(), original(2_490), state={REAL: 100, HEURISTIC: 100})
     await chat.say("Go on.")
     assert llm.summaries == 1
-
-
-async def test_summaries_carry_the_agents_call_settings() -> None:
-    """Transport, labels and safety settings are those of the agent's own calls."""
-    llm = SimulatedLlm()
-    config = types.GenerateContentConfig(
-        http_options=types.HttpOptions(timeout=1_234, headers={"x-team": "blue"}),
-        labels={"team": "blue"},
-        safety_settings=[
-            types.SafetySetting(
-                category=types.HarmCategory.HARM_CATEGORY_HARASSMENT,
-                threshold=types.HarmBlockThreshold.BLOCK_NONE,
-            )
-        ],
-        temperature=0.9,
-        stop_sequences=["###"],
-    )
-    await long_chat(llm, generate_content_config=config)
-    sent = summary_requests(llm)[0].config
-    assert sent.http_options is not None
-    assert (sent.http_options.headers or {})["x-team"] == "blue"
-    assert sent.labels == {"team": "blue"}
-    assert sent.safety_settings == config.safety_settings
-    assert sent.stop_sequences is None
-    assert not sent.tools
 
 
 # --- What the request holds beside history ----------------------------------------
@@ -485,23 +393,6 @@ async def test_transient_context_is_neither_summarized_nor_dropped() -> None:
         assert request.text.count("The weather is fine.") == 1
 
 
-async def test_thought_signatures_come_back_verbatim() -> None:
-    """Contents that are kept are kept whole, with their signatures."""
-    part = call_part("look")
-    part.thought_signature = b"\x01signature"
-    thought = types.Part(text="Hm.", thought=True)
-    llm = SimulatedLlm(script=[[thought, part], "Found.", "Bye."])
-    strategy = SlidingWindow(context_window=100_000, max_turns=4)
-    chat = guarded_chat(llm, strategy, tools=[queued_tool("look", ["a result"])])
-    await seed(chat, user_task(), model(words(900)), user("And?"), model("So."))
-    await chat.say("Look!")
-    assert llm.summaries >= 1
-    kept = llm.requests[-1].contents
-    (signed,) = (p for c in kept for p in c.parts or () if p.thought_signature)
-    assert signed.thought_signature == b"\x01signature"
-    assert signed.function_call
-
-
 @pytest.mark.parametrize(
     ("text", "quoted"),
     [
@@ -527,25 +418,6 @@ async def test_images_of_the_live_message_ride_on_the_continuation(
 
 
 # --- The live request -------------------------------------------------------------
-
-
-async def test_live_request_stays_word_for_word() -> None:
-    """Up to 30 % of the window the user's message is quoted whole, on every call."""
-    llm = SimulatedLlm(
-        context_window=20_000,
-        token_ratio=1.0,
-        script=[scripted_call("look"), scripted_call("look"), "Done."],
-        summary_replies=["A summary."],
-    )
-    chat = guarded_chat(llm, tools=[queued_tool("look", [words(100)])])
-    message = f"BEGIN {words(390)} MIDDLE {words(390)} END"
-    await seed(chat, user_task(), original(2_500))
-    await chat.say(message)
-    requests = agent_requests(llm)
-    assert len(requests) == 3
-    assert llm.summaries == 1
-    for request in requests:
-        assert f"`{message}`" in text_of(request.contents[1])
 
 
 async def test_giant_live_request_is_clipped_in_the_middle() -> None:
@@ -691,43 +563,6 @@ async def test_an_edited_payload_is_no_longer_what_the_summary_covers(
     assert llm.violations == 0
 
 
-async def test_a_list_that_a_tool_keeps_filling_counts_whole() -> None:
-    """An older result of a run has grown as well when its list comes again."""
-    rows: list[str] = []
-
-    def note() -> dict[str, Any]:
-        """Notes something."""
-        rows.append(f"{len(rows)} " + "note " * 100)
-        return {"rows": rows}
-
-    records: list[CallRecord] = []
-    llm = SimulatedLlm(script=[call_part("note")] * 5 + ["Done."], token_ratio=1.0)
-    strategy = Threshold(context_window=1_000_000)
-    guard = {"on_call": records.append}
-    await guarded_chat(llm, strategy, guard=guard, tools=[note]).say("Go.")
-    assert len(records) == 6
-    for record in records[1:]:
-        assert record.estimated_tokens >= (record.real_tokens or 0) > 0
-
-
-@pytest.mark.parametrize(
-    "payload",
-    [
-        pytest.param({"rows": ([], "x")}, id="a tuple"),
-        pytest.param({"thing": object()}, id="an object"),
-    ],
-)
-async def test_payloads_that_are_no_json_are_measured(payload: Any) -> None:
-    """What a tool returned beside JSON is measured in this run and in the next."""
-    records: list[CallRecord] = []
-    llm = SimulatedLlm(script=[call_part("look"), "Found.", "Done."], token_ratio=1.0)
-    tools = [queued_tool("look", [payload])]
-    chat = guarded_chat(llm, guard={"on_call": records.append}, tools=tools)
-    await chat.say("Look!")
-    await chat.say("And now?")
-    assert len(records) == 3
-
-
 # --- What stays in memory ---------------------------------------------------------
 
 
@@ -794,30 +629,6 @@ async def test_a_long_session_leaves_nothing_behind_in_memory() -> None:
 
 
 # --- Several at once --------------------------------------------------------------
-
-
-async def test_concurrent_sessions_do_not_mix() -> None:
-    """One plugin serves many sessions at once; each gets its own summary."""
-
-    def summarize(request: LlmRequest) -> str:
-        text = text_of(request.contents[-1])
-        return next(f"About {n}." for n in range(5) if f"session-{n} " in text)
-
-    llm = SimulatedLlm(summary_replies=summarize, latency_seconds=0.01)
-    plugin = ContextGuardPlugin(default=SMALL)
-    chats = [
-        Chat(guarded_agent(llm), [plugin], session_id=str(number))
-        for number in range(5)
-    ]
-
-    async def talk(number: int, chat: Chat) -> None:
-        await seed(chat, user("Hi."), model(words(3_000, f"session-{number}")))
-        await chat.say("Go on.")
-        await chat.say("And now?")
-
-    await asyncio.gather(*(talk(number, chat) for number, chat in enumerate(chats)))
-    for number, chat in enumerate(chats):
-        assert (await chat.state())[SUMMARY] == f"About {number}."
 
 
 @pytest.mark.xfail(

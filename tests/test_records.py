@@ -6,7 +6,6 @@ import json
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import FrozenInstanceError, asdict
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.adk.plugins.base_plugin import BasePlugin
-from google.adk.sessions import DatabaseSessionService
 from google.genai import types
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
@@ -30,12 +28,10 @@ from contextguard_adk import (
     CompactionContext,
     CompactionRecord,
     ContextGuardPlugin,
-    Pipeline,
     PressureRecord,
     SlidingWindow,
     Strategy,
     Threshold,
-    ToolOutputTruncation,
 )
 from contextguard_adk.measuring.tokens import (
     estimate_config_tokens,
@@ -450,25 +446,6 @@ async def test_a_call_that_somebody_else_answered_is_no_call() -> None:
     assert [record.real_tokens for record in recorded.calls] == recorded.real_tokens
 
 
-async def test_a_database_keeps_what_events_say(tmp_path: Path) -> None:
-    """Read anew, each event has what the runner yielded."""
-    place = {"app_name": "app", "user_id": "user", "session_id": "session"}
-    url = f"sqlite+aiosqlite:///{tmp_path / 'sessions.db'}"
-    service, reader = DatabaseSessionService(url), DatabaseSessionService(url)
-    try:
-        llm = SimulatedLlm(context_window=WINDOW, script=searching())
-        recorded = Recorded(llm, session_service=service)
-        await recorded.work(4)
-        session = await reader.get_session(**place)
-    finally:
-        await service.close()
-        await reader.close()
-    assert session is not None
-    stored = [value for event in session.events if (value := metadata(event))]
-    assert stored == [metadata(event) for event in recorded.answers]
-    assert any("compaction" in value for value in stored)
-
-
 # --- Listeners --------------------------------------------------------------------
 
 
@@ -543,30 +520,6 @@ async def test_the_estimate_is_of_the_request_not_of_the_last_response() -> None
     assert record.tokens == pytest.approx(120_000, rel=0.03)
     assert record.pressure_before == record.pressure == pytest.approx(0.9375, rel=0.03)
     assert record.window_tokens == 128_000
-
-
-async def test_no_warning_when_compaction_helped(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """100K of 128K brought down to 80K is 62 %, which is below 70 %."""
-    strategy = Pipeline(
-        context_window=128_000,
-        compression_threshold=0.75,
-        window=None,
-        summary=None,
-        tool_output=ToolOutputTruncation(
-            max_length=40_000, preserve_last_tool_result=False
-        ),
-    )
-    recorded = watched(strategy, ["ok", call_part("search"), "ok", "ok", "ok"])
-    for count in (20_000, 25_000, 25_000):
-        await recorded.work(1, words(count))
-    (compaction,) = recorded.compactions
-    assert compaction.reason == "tokens"  # Below the threshold, it came early.
-    assert compaction.tokens_before == pytest.approx(100_000, rel=0.02)
-    assert compaction.tokens_after == pytest.approx(80_000, rel=0.05)
-    assert recorded.pressures == []
-    assert "pressure" not in caplog.text
 
 
 @pytest.mark.parametrize(("threshold", "warnings"), [(0.70, 0), (0.05, 1)])
@@ -687,22 +640,7 @@ async def test_no_message_text_is_reported(
     assert SECRET not in repr([span.to_json() for span in ours])
     lines = own_lines(caplog)
     assert len(lines) >= 3
-    assert SECRET not in repr(lines)
-
-
-async def test_the_log_has_the_numbers(caplog: pytest.LogCaptureFixture) -> None:
-    """A compaction is information, a call is for debugging only."""
-    caplog.set_level(logging.DEBUG, "contextguard_adk")
-    recorded = Recorded(SimulatedLlm(context_window=WINDOW, script=searching()))
-    await recorded.work(2)
-    calls = [r for r in caplog.records if "were sent" in r.getMessage()]
-    compactions = [r for r in caplog.records if "Compacted agent" in r.getMessage()]
-    assert [line.levelno for line in calls] == [logging.DEBUG] * len(recorded.calls)
-    for line, call in zip(calls, recorded.calls, strict=True):
-        assert f"about {call.estimated_tokens} tokens" in line.getMessage()
-        assert f"{call.real_tokens} counted" in line.getMessage()
-    for line, record in zip(compactions, recorded.compactions, strict=True):
-        assert line.levelno == logging.INFO
+    for record in recorded.compactions:
         sizes = f"{record.tokens_before} to {record.tokens_after} tokens"
-        assert sizes in line.getMessage()
-        assert "threshold 3200" in line.getMessage()
+        assert any(sizes in line for line in lines)
+    assert SECRET not in repr(lines)
