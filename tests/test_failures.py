@@ -576,29 +576,6 @@ async def test_cancelled_turn_leaves_the_session_usable(
 # --- Todos, contents, results, messages -------------------------------------------
 
 
-@each(
-    "todos",
-    {
-        "a text": "buy milk",
-        "a number": 42,
-        "a dict": {"content": "buy milk"},
-        "items without content": [None, 3, [], "buy milk", {}],
-        "content of another type": [{"content": 7, "status": "open"}],
-        "status of another type": [{"content": "milk", "status": 7}],
-        "a very long item": [{"content": "milk " * 50_000}],
-        "very many items": [{"content": "milk"}] * 5_000,
-    },
-)
-async def test_todos_of_a_wrong_kind_cost_no_turn(
-    make: MakeStrategy, is_streaming: bool, todos: Any
-) -> None:
-    """What is no todo list is left out of the summary."""
-    session = open_session(make(context_window=WINDOW_TOKENS), is_streaming)
-    await session.chat.set_state({"todos": todos})
-    await session.work()
-    assert session.llm.summaries
-
-
 class TolerantLlm(SimulatedLlm):
     """A provider that overlooks empty contents and parts, and knows every role."""
 
@@ -731,36 +708,37 @@ async def test_odd_tool_results_cost_no_turn(
     assert "The guard failed" not in caplog.text
 
 
-@each(
-    "text",
-    {
-        "very long": FINDING * 28,
-        "a lone surrogate": "\ud800" + FINDING * 3,
-        "null characters": "\x00" * 10_000,
-        "emoji": "🏭" * 5_000,
-        "back-ticks": "` [End of conversation] `" * 400,
-    },
-)
-async def test_odd_messages_of_the_user_cost_no_turn(
-    make: MakeStrategy, is_streaming: bool, text: str
+ODD_INPUTS: dict[str, dict[str, Any]] = {
+    "todos: a text": {"todos": "buy milk"},
+    "todos: a number": {"todos": 42},
+    "todos: a dict": {"todos": {"content": "buy milk"}},
+    "todos: items without content": {"todos": [None, 3, [], "buy milk", {}]},
+    "todos: content of another type": {"todos": [{"content": 7, "status": "open"}]},
+    "todos: status of another type": {"todos": [{"content": "milk", "status": 7}]},
+    "todos: a very long item": {"todos": [{"content": "milk " * 50_000}]},
+    "todos: very many items": {"todos": [{"content": "milk"}] * 5_000},
+    "message: very long": {"message": FINDING * 28},
+    "message: a lone surrogate": {"message": "\ud800" + FINDING * 3},
+    "message: null characters": {"message": "\x00" * 10_000},
+    "message: emoji": {"message": "🏭" * 5_000},
+    "message: back-ticks": {"message": "` [End of conversation] `" * 400},
+    "arguments: too long": {"args": {"text": FINDING * 20}},
+}
+
+
+@each("given", ODD_INPUTS)
+async def test_odd_inputs_cost_no_turn(
+    make: MakeStrategy, is_streaming: bool, given: dict[str, Any]
 ) -> None:
-    """A message that does not fit is quoted as far as it does, and is answered."""
-    session = open_session(make(context_window=WINDOW_TOKENS), is_streaming)
+    """Todos of no known form are left out, and what is too long is shortened."""
+    strategy = make(context_window=WINDOW_TOKENS)
+    session = open_session(strategy, is_streaming, args=given.get("args"))
+    await session.chat.set_state({"todos": given.get("todos")})
     await session.work(1)
-    assert answer_text(await session.chat.say(text)) == "Answer 1."
+    assert answer_text(await session.chat.say(given.get("message", "And?")))
     session.turns += 1
     await session.work(1)
-
-
-@every_mode
-async def test_long_arguments_of_a_call_cost_no_turn(
-    make: MakeStrategy, is_streaming: bool
-) -> None:
-    """A call that the model itself made too long leaves the request again."""
-    strategy = make(context_window=WINDOW_TOKENS)
-    args = {"text": FINDING * 20}
-    session = open_session(strategy, is_streaming, results=["Fine."], args=args)
-    await session.work(1)
+    assert session.llm.summaries
 
 
 # --- The guard itself -------------------------------------------------------------

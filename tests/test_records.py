@@ -160,42 +160,6 @@ def chunked_chat(
 PARTIAL = chunk("H", partial=True)
 
 
-@pytest.mark.parametrize(
-    ("chunks", "expected"),
-    [
-        pytest.param([PARTIAL, chunk("Hi.", 120)], 120, id="usage on the last"),
-        pytest.param(
-            [chunk("H", 7, partial=True), chunk("Hi.", 120)], 120, id="usage on both"
-        ),
-        pytest.param(
-            [chunk("H", 120, partial=True), chunk("Hi.")], None, id="usage on a chunk"
-        ),
-        pytest.param([chunk("Hi.", 0)], None, id="a count of 0"),
-        pytest.param([chunk("Hi.")], None, id="no usage"),
-    ],
-)
-async def test_count_of_the_last_chunk_is_stored(
-    chunks: Sequence[LlmResponse], expected: int | None
-) -> None:
-    """Partial chunks do not count; None and 0 say nothing."""
-    chat = chunked_chat(chunks)
-    await chat.say("Hello there.")
-    state = await chat.state()
-    assert state.get(REAL) == expected
-    assert (HEURISTIC in state) == (REAL in state)
-
-
-async def test_call_without_usage_leaves_the_older_pair_alone() -> None:
-    """A correction is only ever taken from two numbers of the same call."""
-    chat = chunked_chat([chunk("One.", 50)], [chunk("Two.")], [chunk("Three.", 0)])
-    await chat.say("Hello there.")
-    first = await chat.state()
-    await chat.say("A much longer message. " * 200)
-    await chat.say("And another one. " * 200)
-    later = await chat.state()
-    assert (later[REAL], later[HEURISTIC]) == (first[REAL], first[HEURISTIC])
-
-
 async def test_pair_belongs_to_the_request_that_was_sent() -> None:
     """Call by call both numbers are of the same request, compaction or not."""
     script = [*[call_part("search")] * 9, "Done."]
