@@ -56,8 +56,9 @@ async def seed(
 ) -> None:
     """Puts an earlier conversation and state into the session."""
     await chat.set_state(state or {})
-    place = {"app_name": "app", "user_id": "user", "session_id": chat.session_id}
-    session = await chat.sessions.get_session(**place)
+    session = await chat.sessions.get_session(
+        app_name="app", user_id="user", session_id=chat.session_id
+    )
     assert session
     for content in contents:
         await chat.sessions.append_event(session, event(content))

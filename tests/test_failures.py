@@ -376,7 +376,10 @@ async def test_summarizer_that_gives_nothing_usable_is_replaced(
     summarizer = bad
     if not isinstance(bad, BaseLlm):
         summarizer = SimulatedLlm(model="odd", summary_replies=bad)
-    settings = {"summary_timeout_seconds": 0.02, "summarizer_context_window": 100_000}
+    settings: dict[str, Any] = {
+        "summary_timeout_seconds": 0.02,
+        "summarizer_context_window": 100_000,
+    }
     strategy = make(context_window=WINDOW_TOKENS, summarizer=summarizer, **settings)
     records: list[Any] = []
     guard = {"on_compaction": records.append}

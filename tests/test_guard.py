@@ -518,7 +518,12 @@ async def test_a_payload_that_changes_is_measured_as_it_is_now(
         return {**RESULT, "data": {"rows": [{"id": 1}]}}
 
     masking = Masking(edit)
-    script = [scripted_call("look"), scripted_call("look"), "Found.", "Done."]
+    script: list[Reply] = [
+        scripted_call("look"),
+        scripted_call("look"),
+        "Found.",
+        "Done.",
+    ]
     llm = SimulatedLlm(context_window=100_000, token_ratio=1.0, script=script)
     plugin = ContextGuardPlugin(
         default=Threshold(context_window=3_500), on_call=records.append
@@ -547,7 +552,7 @@ async def test_an_edited_payload_is_no_longer_what_the_summary_covers(
     """A result that changed after it was summarized comes back with its call."""
     masking = Masking(edit)
     result = {**RESULT, "data": {"rows": [{"id": 1}]}}
-    script = [scripted_call("look"), "Found."]
+    script: list[Reply] = [scripted_call("look"), "Found."]
     llm = SimulatedLlm(script=script, summary_replies=["A summary."])
     plugin = ContextGuardPlugin(default=SMALL)
     chat = Chat(guarded_agent(llm, [queued_tool("look", [result])]), [masking, plugin])

@@ -162,7 +162,7 @@ PARTIAL = chunk("H", partial=True)
 
 async def test_pair_belongs_to_the_request_that_was_sent() -> None:
     """Call by call both numbers are of the same request, compaction or not."""
-    script = [*[call_part("search")] * 9, "Done."]
+    script: list[Reply] = [*[call_part("search")] * 9, "Done."]
     llm = SimulatedLlm(context_window=WINDOW, token_ratio=1.3, script=script)
     recorded = Recorded(llm)
     await recorded.work(1)

@@ -113,7 +113,7 @@ async def test_each_agent_has_its_own_strategy_and_summary() -> None:
         LlmAgent(name=name, model=llms[name], tools=[looking_tool(300)])
         for name in ("researcher", "writer")
     )
-    agents = [researcher, writer]
+    agents: list[BaseAgent] = [researcher, writer]
     root = LlmAgent(name="root", model=llms["root"], sub_agents=agents)
     plugin = ContextGuardPlugin(
         agents={
