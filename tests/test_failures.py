@@ -225,7 +225,6 @@ async def test_broken_state_costs_no_turn(
         "garbage": "\x00 not {json",
         "half of it": ...,
         "negative": -1,
-        "one": 1,
         "a huge number": 2**80,
         "a fraction": 1.5,
     },

@@ -36,7 +36,14 @@ CONTINUATION_BEGIN = "[System: The conversation was compacted"
 
 # Strategies and call ids take turns.
 MODES = list(itertools.product((Threshold, SlidingWindow), (False, True)))
-each_run = pytest.mark.parametrize("name", LONG_RUNS)
+SLOW_RUNS = ("parallel bursts", "fifty turns", "only tool results", "coding agent")
+each_run = pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name in SLOW_RUNS else [])
+        for name in LONG_RUNS
+    ],
+)
 
 _played: dict[str, list[AgentCall]] = {}
 

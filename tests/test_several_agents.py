@@ -150,8 +150,8 @@ async def test_agents_side_by_side(strategy: Strategy, kind: type[BaseAgent]) ->
     if isinstance(root, LoopAgent):
         root.max_iterations = 2
     talk = Talk(root, strategy, *llms)
-    for number in range(6):
-        await talk.ask(message(number, words=120))
+    for number in range(4):
+        await talk.ask(message(number, words=200))
     assert all(llm.summaries for llm in llms)
     talk.check()
 
