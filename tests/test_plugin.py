@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 import pytest
 from google.adk.agents import (
     BaseAgent,
     LlmAgent,
-    LoopAgent,
-    ParallelAgent,
     SequentialAgent,
 )
 from google.adk.agents.callback_context import CallbackContext
@@ -26,36 +23,34 @@ from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.plugins.plugin_manager import PluginManager
 from google.adk.sessions import InMemorySessionService
 from google.adk.tools.agent_tool import AgentTool
-from google.adk.tools.tool_context import ToolContext
 from google.adk.workflow import START, Workflow
-from google.genai import types
 from pydantic import BaseModel
 
 from contextguard_adk import (
-    Compaction,
-    CompactionContext,
     ContextGuardPlugin,
     SlidingWindow,
-    Strategy,
     Threshold,
 )
-from contextguard_adk.testing import RecordedRequest, Reply, SimulatedLlm
+from contextguard_adk.testing import SimulatedLlm
 from contextguard_adk.testing import call as scripted_call
 from tests.builders import (
     Chat,
     answer_text,
-    event,
     guarded_agent,
     model,
     queued_tool,
     user,
 )
-
-WINDOW = 4_000
-"""Threshold 3,200 tokens, summaries of 400."""
-
-SMALL = Threshold(context_window=WINDOW, summarizer_context_window=100_000)
-SUMMARY_BEGINS = "[Previous conversation summary]\n"
+from tests.guarded import (
+    NOW,
+    SMALL,
+    SUMMARY,
+    SUMMARY_BEGINS,
+    is_compacted,
+    seed,
+    text_of,
+    words,
+)
 
 # ADK wants workflows in their place, but supports them, and AgentTool uses the other.
 workflow_agents = pytest.mark.filterwarnings(
@@ -64,58 +59,6 @@ workflow_agents = pytest.mark.filterwarnings(
 agent_tools = pytest.mark.filterwarnings(
     "ignore:The `plugins` argument is deprecated:DeprecationWarning"
 )
-
-
-def words(token_count: int, name: str = "") -> str:
-    """Prose of four bytes for each token, recognisable by its name."""
-    return f"{name} {'notebooks ' * token_count}"[: 4 * token_count]
-
-
-async def seed(
-    chat: Chat,
-    *contents: types.Content,
-    author: str = "agent",
-    state: dict[str, Any] | None = None,
-) -> None:
-    """Puts an earlier conversation and state into the session."""
-    place: dict[str, Any] = {"app_name": "app", "user_id": "user"}
-    place["session_id"] = chat.session_id
-    session = await chat.sessions.get_session(**place)
-    if session is None:
-        session = await chat.sessions.create_session(**place)
-    for content in contents:
-        name = "user" if content.role == "user" else author
-        await chat.sessions.append_event(session, event(content, name))
-    if state:
-        last = event(user("Noted."))
-        last.content = None
-        last.actions.state_delta = dict(state)
-        await chat.sessions.append_event(session, last)
-
-
-def text_of(content: types.Content) -> str:
-    """The texts of a content."""
-    return "\n".join(part.text for part in content.parts or () if part.text)
-
-
-def agent_requests(llm: SimulatedLlm) -> list[RecordedRequest]:
-    """The requests for answers, without those for summaries."""
-    return [request for request in llm.requests if not request.is_summary]
-
-
-def is_compacted(request: RecordedRequest) -> bool:
-    """Whether a summary stands at the beginning of a request."""
-    return bool(request.contents) and text_of(request.contents[0]).startswith(
-        SUMMARY_BEGINS
-    )
-
-
-async def summary_of(chat: Chat, agent: str) -> Any:
-    """The stored summary of an agent, without its index, under whichever key."""
-    state = await chat.state()
-    plain = state.get(f"__context_guard_summary_{agent}")
-    summary = plain or state.get(f"context_guard:summary:{agent}")
-    return summary and summary.partition("\n\n[Items left out")[0]
 
 
 # --- Settings ---------------------------------------------------------------------
@@ -217,31 +160,18 @@ async def test_agents_and_default_decide_who_is_guarded(
     assert bool(llm.summaries) is is_guarded
 
 
-async def test_the_registry_is_asked_for_the_agents_model() -> None:
-    """Without a configured window the model's name decides."""
+@pytest.mark.parametrize(
+    ("window_tokens", "asked"), [(None, {"simulated"}), (100_000, set())]
+)
+async def test_a_configured_window_wins_over_the_registry(
+    window_tokens: int | None, asked: set[str]
+) -> None:
+    """The registry is asked for the agent's model where no window is set."""
     registry = Registry(4_000)
-    await talk(ContextGuardPlugin(registry=registry))
-    assert set(registry.asked) == {"simulated"}
-
-
-async def test_a_configured_window_wins_over_the_registry() -> None:
-    """What the user has set needs no look-up."""
-    registry = Registry(4_000)
-    strategy = Threshold(context_window=100_000)
+    strategy = Threshold(context_window=window_tokens)
     llm = await talk(ContextGuardPlugin(default=strategy, registry=registry))
-    assert llm.summaries == 0
-    assert registry.asked == []
-
-
-async def test_a_failing_registry_is_no_obstacle() -> None:
-    """A registry that raises leaves the assumed window of 128,000 tokens."""
-
-    class Failing(Registry):
-        def context_window(self, model: str) -> int | None:
-            raise OSError("no network")
-
-    llm = await talk(ContextGuardPlugin(registry=Failing(None)))
-    assert llm.summaries == 0
+    assert bool(llm.summaries) is bool(asked)
+    assert set(registry.asked) == asked
 
 
 # --- Observing --------------------------------------------------------------------
@@ -254,20 +184,19 @@ async def test_observing_changes_nothing_but_reports(
     caplog.set_level(logging.INFO, logger="contextguard_adk")
     llm = SimulatedLlm(context_window=1_000_000, token_ratio=1.0)
     chat = Chat(guarded_agent(llm), [ContextGuardPlugin(default=SMALL, observe=True)])
+    await chat.say("Hello.")
+    assert "Observing" not in caplog.text
     history = [user("The task."), model(words(5_000))]
-    await seed(chat, *history, state={"context_guard:compact": True})
+    await seed(chat, *history, state=NOW)
     await chat.say("Go on.")
     assert llm.summaries == 0
-    assert llm.requests[0].contents == [*history, user("Go on.")]
+    assert llm.requests[1].contents[2:] == [*history, user("Go on.")]
     state = await chat.state()
     assert state["context_guard:compact"] is True
-    assert not [key for key in state if "summar" in key or "covered" in key]
+    assert not [key for key in state if "summar" in key]
     (line,) = (r.getMessage() for r in caplog.records if "Observing" in r.getMessage())
     assert "'agent'" in line
     assert "3200" in line
-    await seed(chat, state={"context_guard:compact": False})
-    await chat.say("Thanks.")
-    assert llm.requests[1].contents[:3] == llm.requests[0].contents
 
 
 async def test_observing_sets_a_stored_summary_aside(
@@ -287,30 +216,8 @@ async def test_observing_sets_a_stored_summary_aside(
     await observing.say("Thanks.")
     assert text_of(llm.requests[-1].contents[0]) == "The task."
     assert len(llm.requests[-1].contents) == 5
-    assert await summary_of(guarded, "agent")
+    assert (await guarded.state())[SUMMARY]
     assert "Observing agent 'agent'" in caplog.text
-
-
-async def test_observing_does_not_recover() -> None:
-    """A rejected request stays rejected while the guard only observes."""
-    llm = SimulatedLlm(context_window=WINDOW, token_ratio=1.0)
-    chat = Chat(guarded_agent(llm), [ContextGuardPlugin(default=SMALL, observe=True)])
-    await seed(chat, user("The task."), model(words(5_000)))
-    with pytest.raises(Exception, match="maximum context length"):
-        await chat.say("Go on.")
-    assert llm.calls == 1
-
-
-async def test_observing_says_nothing_of_small_requests(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """Below the threshold there is nothing to report."""
-    caplog.set_level(logging.INFO, logger="contextguard_adk")
-    chat = Chat(
-        guarded_agent(SimulatedLlm()), [ContextGuardPlugin(default=SMALL, observe=True)]
-    )
-    await chat.say("Hello.")
-    assert "Observing" not in caplog.text
 
 
 # --- Requests that are left alone -------------------------------------------------
@@ -412,360 +319,34 @@ async def test_two_guards_may_share_the_agents(
 # --- The boundary -----------------------------------------------------------------
 
 
-class Broken(Strategy):
-    """Fails on every call."""
+class Strange(CallbackContext):
+    """A callback context of an ADK that does not exist yet."""
 
-    async def compact(self, context: CompactionContext) -> Compaction | None:
+    def get_invocation_context(self) -> InvocationContext:
         """Raises."""
-        raise LookupError("a mistake in the strategy")
-
-
-async def test_a_failing_guard_cuts_instead(caplog: pytest.LogCaptureFixture) -> None:
-    """Where the guard itself fails, the request is cut to what fits."""
-    llm = SimulatedLlm(context_window=WINDOW)
-    plugin = ContextGuardPlugin(default=Broken(context_window=WINDOW))
-    chat = Chat(guarded_agent(llm), [plugin])
-    await seed(
-        chat, user("The task."), model(words(5_000)), user("And?"), model("Yes.")
-    )
-    assert answer_text(await chat.say("Go on.")) == "Acknowledged: Go on."
-    assert llm.rejections == 0
-    assert "The guard failed for agent 'agent'" in caplog.text
-    assert "LookupError" in caplog.text
-    assert "Earlier messages were left out" in llm.requests[-1].text
-
-
-async def test_a_failing_guard_asks_its_registry_for_the_window() -> None:
-    """The last resort knows the same window as the guard."""
-    llm = SimulatedLlm(context_window=WINDOW)
-    plugin = ContextGuardPlugin(default=Broken(), registry=Registry(WINDOW))
-    chat = Chat(guarded_agent(llm), [plugin])
-    await seed(
-        chat, user("The task."), model(words(5_000)), user("And?"), model("Yes.")
-    )
-    assert answer_text(await chat.say("Go on.")) == "Acknowledged: Go on."
-    assert llm.rejections == 0
-
-
-async def test_nothing_of_the_guard_ends_a_turn(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Whatever fails in a callback is logged, and the turn goes on."""
-
-    def fail(*args: object, **kwargs: object) -> None:
-        raise ZeroDivisionError("a mistake in the guard")
-
-    for name in ("record_usage", "cut_request", "ModelCall"):
-        monkeypatch.setattr(f"contextguard_adk.plugin.{name}", fail)
-    llm = SimulatedLlm()
-    chat = Chat(guarded_agent(llm), [ContextGuardPlugin(default=SMALL)])
-    assert answer_text(await chat.say("Hello.")) == "Acknowledged: Hello."
-    assert llm.requests[0].contents == [user("Hello.")]
-    assert "could not store the provider's token count" in caplog.text
-    assert "goes out as it came" in caplog.text
-
-
-async def test_observing_cuts_nothing_where_it_fails(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A guard that only observes changes no request, not even in distress."""
-
-    def fail(*args: object, **kwargs: object) -> None:
-        raise ZeroDivisionError("a mistake in the guard")
-
-    monkeypatch.setattr("contextguard_adk.plugin.ModelCall", fail)
-    llm = SimulatedLlm(context_window=1_000_000)
-    chat = Chat(guarded_agent(llm), [ContextGuardPlugin(default=SMALL, observe=True)])
-    history = [user("The task."), model(words(5_000))]
-    await seed(chat, *history)
-    await chat.say("Go on.")
-    assert llm.requests[0].contents == [*history, user("Go on.")]
-
-
-async def test_an_unreadable_request_goes_out_as_it_came(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Where the guard cannot even tell whose request it is, it leaves it alone."""
-    plugin = ContextGuardPlugin(default=SMALL)
-
-    def fail(*args: object) -> None:
         raise AttributeError("a new ADK")
 
-    monkeypatch.setattr(plugin, "_is_ours", fail)
-    llm = SimulatedLlm()
-    chat = Chat(guarded_agent(llm), [plugin])
-    assert answer_text(await chat.say("Hello.")) == "Acknowledged: Hello."
+
+async def test_callbacks_never_raise(caplog: pytest.LogCaptureFixture) -> None:
+    """Where the guard cannot even see whose request it is, it leaves it alone."""
+    plugin = ContextGuardPlugin(default=SMALL)
+    known = await callback_context(guarded_agent(SimulatedLlm()), plugin)
+    context = Strange(known.get_invocation_context())
+    request = LlmRequest(model="simulated", contents=[user(words(5_000))])
+    error = ValueError("prompt is too long: 9000 tokens > 4000 maximum")
+    await plugin.before_model_callback(callback_context=context, llm_request=request)
+    assert request.contents == [user(words(5_000))]
     assert "could not tell whether a request is its own" in caplog.text
-
-
-async def test_cancellation_passes_through() -> None:
-    """A user who gives up while a summary is written does not have to wait."""
-    started = asyncio.Event()
-
-    async def hang(request: LlmRequest) -> Reply:
-        started.set()
-        await asyncio.sleep(60)
-        return "Too late."
-
-    llm = SimulatedLlm(context_window=1_000_000, summary_replies=hang)
-    chat = Chat(guarded_agent(llm), [ContextGuardPlugin(default=SMALL)])
-    await seed(chat, user("The task."), model(words(5_000)))
-    turn = asyncio.create_task(chat.say("Go on."))
-    await asyncio.wait_for(started.wait(), 10)
-    turn.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(turn, 10)
-    assert agent_requests(llm) == []
-
-
-class TooLong(BaseLlm):
-    """Rejects every request, in the words of a provider."""
-
-    calls: int = 0
-
-    async def generate_content_async(
-        self, llm_request: LlmRequest, stream: bool = False
-    ) -> AsyncGenerator[LlmResponse, None]:
-        """Raises."""
-        self.calls += 1
-        raise ValueError("prompt is too long: 9000 tokens > 4000 maximum")
-        yield LlmResponse()
-
-
-async def test_an_error_of_another_kind_is_not_ours() -> None:
-    """A failure that has nothing to do with length reaches the user unchanged."""
-    llm = SimulatedLlm(script=[ConnectionError("no network")])
-    chat = Chat(guarded_agent(llm), [ContextGuardPlugin(default=SMALL)])
-    with pytest.raises(Exception, match="no network"):
-        await chat.say("Hello.")
-    assert llm.calls == 1
-
-
-@pytest.mark.parametrize("default", [None, SMALL], ids=["unguarded", "guarded"])
-async def test_what_no_recovery_helps_reaches_the_user(
-    default: Strategy | None, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A provider that rejects everything is reported, in its own words."""
-    rejecting = TooLong(model="rejecting")
-    agent = guarded_agent(SimulatedLlm())
-    agent.model = rejecting
-    chat = Chat(agent, [ContextGuardPlugin(default=default)])
-    with pytest.raises(Exception, match="prompt is too long"):
-        await chat.say("Hello.")
-    if default is None:
-        assert rejecting.calls == 1
-    else:
-        assert 1 <= rejecting.calls <= 4
-        assert not await summary_of(chat, "agent")
-
-
-async def test_a_failing_recovery_leaves_the_error_as_it_was(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A mistake in the recovery does not replace the provider's error."""
-
-    def fail(*args: object, **kwargs: object) -> None:
-        raise ZeroDivisionError("a mistake in the recovery")
-
-    monkeypatch.setattr("contextguard_adk.plugin.Recovery", fail)
-    agent = guarded_agent(SimulatedLlm())
-    agent.model = TooLong(model="rejecting")
-    chat = Chat(agent, [ContextGuardPlugin(default=SMALL)])
-    with pytest.raises(Exception, match="prompt is too long"):
-        await chat.say("Hello.")
+    await plugin.after_model_callback(
+        callback_context=context, llm_response=LlmResponse(content=model("Fine."))
+    )
+    assert "could not store the provider's token count" in caplog.text
+    answer = await plugin.on_model_error_callback(
+        callback_context=context, llm_request=request, error=error
+    )
+    assert answer is None
     assert "The recovery failed for agent 'agent'" in caplog.text
-    assert "ZeroDivisionError" in caplog.text
-
-
-@pytest.mark.parametrize("is_streaming", [False, True], ids=["whole", "streamed"])
-async def test_a_rejected_request_is_answered_after_all(is_streaming: bool) -> None:
-    """A window that was assumed too wide costs the user nothing."""
-    llm = SimulatedLlm(context_window=WINDOW, summary_replies=["A summary."])
-    plugin = ContextGuardPlugin(default=Threshold(context_window=100_000))
-    chat = Chat(guarded_agent(llm), [plugin], is_streaming=is_streaming)
-    history = [model(words(900, "B")), user(words(900, "A"))] * 8
-    await seed(chat, *reversed(history))
-    assert answer_text(await chat.say("Go on."))
-    assert llm.rejections >= 1
-    state = await chat.state()
-    assert state["__context_guard_learned_window_agent"] == WINDOW
-    sent = agent_requests(llm)[-1]
-    assert state["__context_guard_real_tokens_agent"] == sent.prompt_tokens
-    rejections = llm.rejections
-    await chat.say("And now?")
-    assert llm.rejections == rejections
-
-
-# --- Several agents ---------------------------------------------------------------
-
-
-def transfer(name: str) -> types.Part:
-    """A call that hands the conversation over."""
-    return scripted_call("transfer_to_agent", agent_name=name)
-
-
-async def test_sub_agents_are_guarded_each_by_its_own_strategy() -> None:
-    """Two agents that hand over to each other keep their state apart."""
-    root_llm = SimulatedLlm(
-        context_window=1_000_000, script=[transfer("researcher"), "Welcome back."]
-    )
-    researcher_llm = SimulatedLlm(
-        context_window=1_000_000,
-        token_ratio=1.0,
-        script=[scripted_call("look"), "Found it.", transfer("writer")],
-        summary_replies=["By the researcher."],
-    )
-    writer_llm = SimulatedLlm(
-        context_window=1_000_000,
-        token_ratio=1.0,
-        script=["Written.", transfer("root")],
-        summary_replies=["By the writer."],
-    )
-    researcher = LlmAgent(
-        name="researcher",
-        model=researcher_llm,
-        description="Looks things up.",
-        tools=[queued_tool("look", [words(3_300, "RESULT")])],
-    )
-    writer = LlmAgent(name="writer", model=writer_llm, description="Writes.")
-    root = LlmAgent(name="root", model=root_llm, sub_agents=[researcher, writer])
-    plugin = ContextGuardPlugin(
-        agents={
-            "researcher": SMALL,
-            "writer": SlidingWindow(context_window=100_000, max_turns=8),
-            "root": None,
-        }
-    )
-    chat = Chat(root, [plugin])
-    assert answer_text(await chat.say("Look it up.")) == "Found it."
-    assert answer_text(await chat.say("Write it down.")) == "Written."
-    assert answer_text(await chat.say("Back to the start.")) == "Welcome back."
-    assert await summary_of(chat, "researcher") == "By the researcher."
-    assert await summary_of(chat, "writer") == "By the writer."
-    assert await summary_of(chat, "root") is None
-    assert root_llm.summaries == 0
-    assert is_compacted(agent_requests(researcher_llm)[1])
-    assert is_compacted(agent_requests(writer_llm)[0])
-    assert "RESULT" in root_llm.requests[-1].text
-    for llm in (root_llm, researcher_llm, writer_llm):
-        assert llm.violations == llm.rejections == 0
-
-
-@agent_tools
-async def test_an_agent_as_a_tool_is_guarded() -> None:
-    """Its own session is compacted; the parent's state is not harmed."""
-    child_llm = SimulatedLlm(
-        context_window=1_000_000,
-        token_ratio=1.0,
-        script=[scripted_call("look"), "Found one.", scripted_call("look"), "Two."],
-        summary_replies=["FIRST", "SECOND"],
-    )
-    child = LlmAgent(
-        name="child",
-        model=child_llm,
-        description="Looks things up.",
-        tools=[queued_tool("look", [words(3_500)])],
-    )
-    llm = SimulatedLlm(
-        script=[
-            scripted_call("child", request="Find one."),
-            "One.",
-            scripted_call("child", request="Find two."),
-            "Two.",
-        ]
-    )
-    agent = guarded_agent(llm)
-    agent.tools = [AgentTool(child)]
-    chat = Chat(agent, [ContextGuardPlugin(default=SMALL)])
-    assert answer_text(await chat.say("One, please.")) == "One."
-    assert answer_text(await chat.say("Two, please.")) == "Two."
-    assert child_llm.summaries == 2
-    one, compacted_one, two, compacted_two = agent_requests(child_llm)
-    assert not is_compacted(one)
-    assert "`Find one.`" in compacted_one.text
-    # A new session: the summary of the first one is not used in it.
-    assert not is_compacted(two)
-    assert "`Find two.`" in compacted_two.text
-    assert "FIRST" not in compacted_two.text
-    assert llm.violations == child_llm.violations == 0
-    assert not is_compacted(llm.requests[-1])
-
-
-@workflow_agents
-async def test_parallel_agents_are_guarded_apart() -> None:
-    """Each branch compacts its own history at the same time."""
-    llms = {
-        name: SimulatedLlm(
-            context_window=1_000_000,
-            token_ratio=1.0,
-            latency_seconds=0.01,
-            script=[scripted_call("look"), f"Done by {name}."],
-            summary_replies=[f"By {name}."],
-        )
-        for name in ("left", "right")
-    }
-    agents = [
-        LlmAgent(
-            name=name, model=llm, tools=[queued_tool("look", [words(3_500, name)])]
-        )
-        for name, llm in llms.items()
-    ]
-    chat = Chat(
-        ParallelAgent(name="both", sub_agents=list(agents)),
-        [ContextGuardPlugin(default=SMALL)],
-    )
-    events = await chat.say("Look everywhere.")
-    answers = {text_of(item.content) for item in events if item.content}
-    assert {"Done by left.", "Done by right."} <= answers
-    for name, llm in llms.items():
-        assert await summary_of(chat, name) == f"By {name}."
-        assert llm.summaries == 1
-        assert llm.violations == 0
-        assert "`Look everywhere.`" in llm.requests[-1].text
-
-
-@workflow_agents
-async def test_a_loop_keeps_its_summary_from_round_to_round() -> None:
-    """An agent that runs again and again carries its summary along."""
-    llm = SimulatedLlm(
-        context_window=WINDOW,
-        token_ratio=1.0,
-        script=[
-            part for _ in range(4) for part in (scripted_call("look"), "Next round.")
-        ],
-    )
-    tool = queued_tool("look", [words(900)])
-    worker = LlmAgent(name="worker", model=llm, tools=[tool])
-    loop = LoopAgent(name="loop", sub_agents=[worker], max_iterations=4)
-    chat = Chat(loop, [ContextGuardPlugin(default=Threshold(context_window=WINDOW))])
-    await chat.say("Work.")
-    requests = agent_requests(llm)
-    assert len(requests) == 8
-    assert llm.rejections == llm.violations == 0
-    first = next(i for i, request in enumerate(requests) if is_compacted(request))
-    assert all(is_compacted(request) for request in requests[first:])
-    assert all("`Work.`" in request.text for request in requests[first:])
-
-
-@workflow_agents
-async def test_a_sequence_is_guarded_step_by_step() -> None:
-    """The second agent of a sequence summarises what the first one said."""
-    first_llm = SimulatedLlm(script=[words(3_500, "DRAFT")])
-    second_llm = SimulatedLlm(
-        context_window=1_000_000, script=["Polished."], summary_replies=["A draft."]
-    )
-    sequence = SequentialAgent(
-        name="sequence",
-        sub_agents=[
-            LlmAgent(name="first", model=first_llm),
-            LlmAgent(name="second", model=second_llm),
-        ],
-    )
-    chat = Chat(sequence, [ContextGuardPlugin(default=SMALL)])
-    assert answer_text(await chat.say("Write.")) == "Polished."
-    assert "DRAFT" in second_llm.requests[0].text
-    assert "DRAFT" not in second_llm.requests[-1].text
-    assert await summary_of(chat, "second") == "A draft."
+    assert "a new ADK" not in caplog.text
 
 
 # --- State schemas ----------------------------------------------------------------
@@ -777,9 +358,7 @@ class Declared(BaseModel):
     city: str = ""
 
 
-async def compact_with(
-    root: Any, llm: SimulatedLlm, agent: str, **settings: Any
-) -> Chat:
+async def compact_with(root: Any, llm: SimulatedLlm, **settings: Any) -> Chat:
     """Has an agent compact its history twice in one turn, and returns the chat."""
     chat = Chat(root, [ContextGuardPlugin(default=SMALL, **settings)])
     await chat.say("Look it up.")
@@ -804,37 +383,13 @@ def looking_agent(llm: BaseLlm, **settings: Any) -> LlmAgent:
     return LlmAgent(name="agent", model=llm, tools=[tool], **settings)
 
 
-def schema_on_root(llm: BaseLlm) -> Any:
-    """The agent itself declares the keys."""
-    return looking_agent(llm, state_schema=Declared)
-
-
-def schema_on_ancestor(llm: BaseLlm) -> Any:
-    """The agent runs below one that declares the keys."""
-    return SequentialAgent(
-        name="root", sub_agents=[looking_agent(llm)], state_schema=Declared
-    )
-
-
-def schema_on_sibling(llm: BaseLlm) -> Any:
-    """An agent beside it declares the keys."""
+def with_sibling(llm: BaseLlm) -> Any:
+    """An agent beside the guarded one declares the keys."""
     other = LlmAgent(name="other", model=SimulatedLlm(), state_schema=Declared)
     return SequentialAgent(name="root", sub_agents=[looking_agent(llm), other])
 
 
-def schema_on_workflow(llm: BaseLlm) -> Any:
-    """The workflow around the agent declares the keys."""
-    agent = looking_agent(llm)
-    return Workflow(name="root", edges=[(START, agent)], state_schema=Declared)
-
-
-def schema_in_workflow(llm: BaseLlm) -> Any:
-    """The agent in a workflow declares the keys."""
-    agent = looking_agent(llm, state_schema=Declared)
-    return Workflow(name="root", edges=[(START, agent)])
-
-
-def schema_behind_tool(llm: BaseLlm) -> Any:
+def with_declaring_tool(llm: BaseLlm) -> Any:
     """An agent behind a tool declares the keys; its state is written back."""
     other = LlmAgent(name="other", model=SimulatedLlm(), state_schema=Declared)
     agent = looking_agent(llm)
@@ -842,36 +397,41 @@ def schema_behind_tool(llm: BaseLlm) -> Any:
     return agent
 
 
-def schema_over_tool(llm: BaseLlm) -> Any:
+def as_tool(llm: BaseLlm) -> Any:
     """The guarded agent runs behind a tool of one that declares the keys."""
     ask = scripted_call("agent", request="Look it up.")
-    tool = AgentTool(looking_agent(llm))
     return LlmAgent(
         name="root",
         model=SimulatedLlm(script=[ask, "Told.", "Told again."]),
-        tools=[tool],
+        tools=[AgentTool(looking_agent(llm))],
         state_schema=Declared,
     )
 
 
+ROOTS: dict[str, Callable[[BaseLlm], Any]] = {
+    "the agent": lambda llm: looking_agent(llm, state_schema=Declared),
+    "an ancestor": lambda llm: SequentialAgent(
+        name="root", sub_agents=[looking_agent(llm)], state_schema=Declared
+    ),
+    "a workflow": lambda llm: Workflow(
+        name="root", edges=[(START, looking_agent(llm))], state_schema=Declared
+    ),
+    "a node": lambda llm: Workflow(
+        name="root", edges=[(START, looking_agent(llm, state_schema=Declared))]
+    ),
+    "a sibling": with_sibling,
+    "behind a tool": with_declaring_tool,
+    "over a tool": as_tool,
+}
+
+
 @workflow_agents
 @agent_tools
-@pytest.mark.parametrize(
-    "make_root",
-    [
-        schema_on_root,
-        schema_on_ancestor,
-        schema_on_sibling,
-        schema_on_workflow,
-        schema_in_workflow,
-        schema_behind_tool,
-        schema_over_tool,
-    ],
-)
+@pytest.mark.parametrize("make_root", ROOTS.values(), ids=ROOTS.keys())
 async def test_state_schemas_get_namespaced_keys(make_root: Any) -> None:
     """Where anything declares its state, the keys pass, and the turn goes on."""
     llm = looking_llm()
-    chat = await compact_with(make_root(llm), llm, "agent")
+    chat = await compact_with(make_root(llm), llm)
     state = await chat.state()
     assert state["context_guard:summary:agent"]
     assert not [key for key in state if key.startswith("__context_guard")]
@@ -890,7 +450,7 @@ async def test_state_schemas_get_namespaced_keys(make_root: Any) -> None:
 async def test_state_keys_can_be_forced(state_keys: str, key: str) -> None:
     """Without a schema the setting decides the form of the keys."""
     llm = looking_llm()
-    chat = await compact_with(looking_agent(llm), llm, "agent", state_keys=state_keys)
+    chat = await compact_with(looking_agent(llm), llm, state_keys=state_keys)
     others = {"__context_guard_summary_agent", "context_guard:summary:agent"} - {key}
     state = await chat.state()
     assert state[key]
@@ -900,7 +460,7 @@ async def test_state_keys_can_be_forced(state_keys: str, key: str) -> None:
 async def test_both_forms_of_keys_are_read() -> None:
     """An app that declares a schema later keeps its summaries."""
     llm = looking_llm()
-    before = await compact_with(looking_agent(llm), llm, "agent")
+    before = await compact_with(looking_agent(llm), llm)
     summaries = llm.summaries
     after = Chat(
         looking_agent(llm, state_schema=Declared),
@@ -959,39 +519,3 @@ async def test_callbacks_of_the_agent_see_the_compacted_request() -> None:
     )
     assert seen == [2]
     assert llm.summaries == 1
-
-
-async def test_a_callback_that_answers_itself_leaves_the_count_alone() -> None:
-    """A request that was never sent has no prompt tokens."""
-
-    def before_model(
-        callback_context: CallbackContext, llm_request: LlmRequest
-    ) -> LlmResponse | None:
-        return LlmResponse(content=model("From the cache."))
-
-    llm = SimulatedLlm()
-    agent = guarded_agent(llm, before_model_callback=before_model)
-    chat = Chat(agent, [ContextGuardPlugin(default=SMALL)])
-    assert answer_text(await chat.say("Hello.")) == "From the cache."
-    assert llm.calls == 0
-    assert await chat.state() == {}
-
-
-async def test_tools_run_between_two_guarded_calls() -> None:
-    """What a tool writes to state stands beside the guard's keys."""
-
-    def remember(city: str, tool_context: ToolContext) -> str:
-        """Remembers a city."""
-        tool_context.state["city"] = city
-        return words(3_500)
-
-    llm = SimulatedLlm(
-        context_window=1_000_000,
-        token_ratio=1.0,
-        script=[scripted_call("remember", city="Lyon"), "Noted."],
-    )
-    chat = Chat(guarded_agent(llm, [remember]), [ContextGuardPlugin(default=SMALL)])
-    assert answer_text(await chat.say("I live in Lyon.")) == "Noted."
-    state = await chat.state()
-    assert state["city"] == "Lyon"
-    assert state["__context_guard_summary_agent"]

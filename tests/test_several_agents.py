@@ -23,17 +23,17 @@ from google.adk.tools.agent_tool import AgentTool
 from google.adk.workflow import START, Workflow
 from pydantic import BaseModel
 
+from contextguard_adk import ContextGuardPlugin, SlidingWindow
 from contextguard_adk.strategies import Strategy
 from contextguard_adk.testing import Reply
 from contextguard_adk.testing import call as scripted_call
-from tests.builders import guarded_agent
+from tests.builders import Chat, answer_text, guarded_agent
 from tests.talks import (
+    STRATEGIES,
     Talk,
     acting,
     agent_requests,
-    every_strategy,
     looking_tool,
-    markers,
     message,
     spread,
     summarizing_llm,
@@ -46,6 +46,12 @@ workflow_agents = pytest.mark.filterwarnings(
 agent_tools = pytest.mark.filterwarnings(
     "ignore:The `plugins` argument is deprecated:DeprecationWarning"
 )
+
+
+def strategies(*names: str) -> pytest.MarkDecorator:
+    """A test with some of the strategies."""
+    cells = [pytest.param(STRATEGIES[name], id=name) for name in names]
+    return pytest.mark.parametrize("strategy", cells)
 
 
 def conversing(successor: str) -> Callable[[LlmRequest], Reply]:
@@ -65,7 +71,7 @@ def conversing(successor: str) -> Callable[[LlmRequest], Reply]:
     return reply
 
 
-@every_strategy
+@strategies("threshold", "pipeline")
 async def test_agents_that_hand_over_and_back(strategy: Strategy) -> None:
     """Each agent keeps its own summary, of its own words and of the others'."""
     names = ("root", "left", "right")
@@ -84,10 +90,48 @@ async def test_agents_that_hand_over_and_back(strategy: Strategy) -> None:
         sub_agents=[left, right],
     )
     talk = Talk(root, strategy, *llms.values())
-    for number in range(16):
-        await talk.ask(message(number, words=90))
+    for number in range(12):
+        await talk.ask(message(number, words=110))
     assert all(llm.summaries for llm in llms.values())
     talk.check()
+
+
+async def test_each_agent_has_its_own_strategy_and_summary() -> None:
+    """Agents that hand over keep their state apart; one may be exempt."""
+    llms = {name: summarizing_llm() for name in ("root", "researcher", "writer")}
+    llms["root"].context_window = llms["writer"].context_window = 1_000_000
+    llms["root"].script = [
+        scripted_call("transfer_to_agent", agent_name="researcher"),
+        "Welcome back.",
+    ]
+    to_root = scripted_call("transfer_to_agent", agent_name="root")
+    to_writer = scripted_call("transfer_to_agent", agent_name="writer")
+    steps = [scripted_call("look", step=step) for step in range(4)]
+    llms["researcher"].script = [*steps, "Found it.", to_writer]
+    llms["writer"].script = [message(7, "answer"), to_root]
+    researcher, writer = (
+        LlmAgent(name=name, model=llms[name], tools=[looking_tool(300)])
+        for name in ("researcher", "writer")
+    )
+    agents: list[BaseAgent] = [researcher, writer]
+    root = LlmAgent(name="root", model=llms["root"], sub_agents=agents)
+    plugin = ContextGuardPlugin(
+        agents={
+            "researcher": STRATEGIES["threshold"],
+            "writer": SlidingWindow(context_window=100_000, max_turns=6),
+            "root": None,
+        }
+    )
+    chat = Chat(root, [plugin])
+    asked = ("Look it up.", "Write it down.", "Back to the start.")
+    answers = [answer_text(await chat.say(text)) for text in asked]
+    assert answers == ["Found it.", message(7, "answer"), "Welcome back."]
+    state = await chat.state()
+    summarized = {name: f"__context_guard_summary_{name}" in state for name in llms}
+    assert summarized == {"root": False, "researcher": True, "writer": True}
+    assert llms["root"].summaries == 0
+    assert "mark-result-003!" in llms["root"].requests[-1].text
+    assert all(llm.rejections == llm.violations == 0 for llm in llms.values())
 
 
 @workflow_agents
@@ -106,14 +150,14 @@ async def test_agents_side_by_side(strategy: Strategy, kind: type[BaseAgent]) ->
     if isinstance(root, LoopAgent):
         root.max_iterations = 2
     talk = Talk(root, strategy, *llms)
-    for number in range(6):
-        await talk.ask(message(number, words=120))
+    for number in range(4):
+        await talk.ask(message(number, words=200))
     assert all(llm.summaries for llm in llms)
     talk.check()
 
 
 @agent_tools
-@every_strategy
+@strategies("sliding")
 async def test_an_agent_as_a_tool(strategy: Strategy) -> None:
     """The child's history begins anew with each call; the parent's goes on."""
     steps = itertools.count(1)
@@ -150,30 +194,6 @@ async def test_an_agent_as_a_tool(strategy: Strategy) -> None:
     assert len(set(orders)) >= 8
 
 
-@every_strategy
-async def test_an_agent_without_history(strategy: Strategy) -> None:
-    """An agent that sees its turn alone summarises its turn alone."""
-    steps = itertools.count(1)
-
-    def work(request: LlmRequest) -> Reply:
-        number = next(steps)
-        if number % 8:
-            return scripted_call("look", step=number)
-        return message(number, "answer")
-
-    llm = summarizing_llm(work)
-    agent = guarded_agent(llm, [looking_tool(160)], include_contents="none")
-    talk = Talk(agent, strategy, llm)
-    for number in range(5):
-        count = len(llm.requests)
-        await talk.ask(message(number, words=20))
-        for request in llm.requests[count:]:
-            others = {f"mark-ask-{n:03}!" for n in range(number)}
-            assert not others & markers(request)
-    assert llm.summaries >= 5
-    talk.check()
-
-
 # --- Workflows and isolated tasks -------------------------------------------------
 
 
@@ -204,7 +224,7 @@ async def test_workflows(strategy: Strategy, schema: type[BaseModel] | None) -> 
 @pytest.mark.skipif(
     "mode" not in LlmAgent.model_fields, reason="this ADK has no task agents"
 )
-@every_strategy
+@strategies("threshold", "sliding")
 async def test_tasks_are_kept_apart(strategy: Strategy) -> None:
     """Each task has its own scope: no summary of one task turns up in another."""
     steps = itertools.count(1)
