@@ -25,7 +25,12 @@ from tests.builders import Chat, event, guarded_agent
 KEY = "__context_guard_{}_agent"
 """The documented form of the guard's keys."""
 
-EXACT = {KEY.format("real_tokens"): 1_000, KEY.format("last_heuristic"): 1_000}
+SUMMARY = KEY.format("summary")
+SUMMARIZED_AT = KEY.format("summarized_at")
+REAL = KEY.format("real_tokens")
+HEURISTIC = KEY.format("last_heuristic")
+
+EXACT = {REAL: 1_000, HEURISTIC: 1_000}
 """The last count was right to the token: the heuristic stands as it is."""
 
 
