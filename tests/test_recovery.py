@@ -134,18 +134,15 @@ async def test_one_rejection_teaches_the_limit(style: ErrorStyle) -> None:
 
 
 @both_strategies
-async def test_a_streamed_request_is_recovered(strategy: Strategy) -> None:
-    """The strategy decides what is compacted; the rejection makes it do so."""
-    llm = make_llm(working_script(3), REAL_TOKENS, token_ratio=1.3)
+@pytest.mark.parametrize("is_down", [False, True], ids=["summary", "mechanical"])
+async def test_a_streamed_request_is_recovered(
+    strategy: Strategy, is_down: bool
+) -> None:
+    """The rejection makes any strategy compact; a failing summarizer is no obstacle."""
+    replies: Any = (lambda _: RuntimeError("out of order")) if is_down else None
+    settings = {"token_ratio": 1.3, "summary_replies": replies}
+    llm = make_llm(working_script(3), REAL_TOKENS, **settings)
     await work(open_chat(llm, strategy, is_streaming=True), 3)
-    assert (llm.rejections, llm.violations) == (1, 0)
-
-
-@pytest.mark.parametrize("style", ["anthropic", "vllm"])
-async def test_result_many_times_the_window_is_rejected_once(style: ErrorStyle) -> None:
-    """A named limit is enough even if one tool result is five windows long."""
-    llm = make_llm(working_script(2), REAL_TOKENS, token_ratio=1.3, error_style=style)
-    await work(open_chat(llm, finding=FINDING * 16), 2)
     assert (llm.rejections, llm.violations) == (1, 0)
 
 
@@ -207,18 +204,6 @@ async def test_resends_stay_bounded_in_a_session_of_surprises(
     rejected = [record for record in agent_requests(llm) if record.rejected]
     assert len(rejected) <= (3 if style in UNNAMED else 1)
     assert llm.violations == 0
-
-
-async def test_failing_summarizer_does_not_stop_the_recovery() -> None:
-    """A mechanical summary serves if the model will not write one."""
-    llm = make_llm(
-        working_script(3),
-        REAL_TOKENS,
-        token_ratio=1.3,
-        summary_replies=lambda _: RuntimeError("out of order"),
-    )
-    await work(open_chat(llm), 3)
-    assert llm.rejections == 1
 
 
 @both_ways
@@ -476,25 +461,6 @@ async def test_other_errors_are_left_alone(
     assert raised.value is error
     assert llm.calls == 1
     assert not any(r.name.startswith("contextguard") for r in caplog.records)
-
-
-@pytest.mark.parametrize(
-    "guard",
-    [
-        pytest.param({"observe": True}, id="observing"),
-        pytest.param({"agents": {"agent": None}}, id="exempt agent"),
-    ],
-)
-async def test_guard_that_may_not_change_requests_does_not_resend(
-    guard: dict[str, Any],
-) -> None:
-    """If the guard only observes, or not at all, a rejection stays one."""
-    llm = make_llm([overflow()])
-    chat = open_chat(llm, guard=guard)
-    with pytest.raises(ContextOverflowError):
-        await chat.say("Hello.")
-    assert llm.calls == 1
-    assert not any("context_guard" in key for key in await chat.state())
 
 
 @both_ways

@@ -351,25 +351,6 @@ def small_talk(count: int, size_tokens: int = 1) -> list[types.Content]:
 
 
 @pytest.mark.parametrize(
-    ("size_tokens", "state", "reason", "is_due"),
-    [
-        pytest.param(3_000, EXACT, "tokens", False, id="below the threshold"),
-        pytest.param(3_200, EXACT, "tokens", True, id="at the threshold"),
-        pytest.param(1, {**EXACT, **demand()}, "requested", True, id="demanded"),
-    ],
-)
-async def test_a_compaction_is_due(
-    size_tokens: int, state: dict[str, Any], reason: str, is_due: bool
-) -> None:
-    """At the threshold, or if someone demands it."""
-    context = await read_context([user(words(size_tokens)), model("Yes.")], state=state)
-    assert (context.agent, context.reason, context.is_due) == ("agent", reason, is_due)
-    assert (context.tokens >= context.budgets.threshold_tokens) is (
-        size_tokens == 3_200
-    )
-
-
-@pytest.mark.parametrize(
     ("real_tokens", "factor"), [(None, 1.5), (1_000, 1), (2_000, 2)]
 )
 async def test_requests_are_measured_in_real_tokens(

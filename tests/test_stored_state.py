@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 from google.adk.agents import LlmAgent
-from google.adk.tools.agent_tool import AgentTool
-from pydantic import BaseModel
 
 from contextguard_adk import (
     CallRecord,
@@ -91,19 +89,6 @@ async def test_state_survives_json() -> None:
     successor = guarded_chat(llm, session_service=chat.sessions)
     await successor.say("And now?")
     assert llm.requests[-1].contents[:2] == sent
-
-
-async def test_agents_do_not_share_values() -> None:
-    """Each agent has its own keys."""
-    llm = make_llm()
-    chat = await compacted(llm)
-    other = LlmAgent(name="other", model=llm, instruction="You help.")
-    plugin = ContextGuardPlugin(default=Threshold(context_window=1_000_000))
-    await Chat(other, [plugin], session_service=chat.sessions).say("And now?")
-    assert "All is known." not in llm.requests[-1].text
-    state = await chat.state()
-    assert state[SUMMARY]
-    assert not state.get("__context_guard_summary_other")
 
 
 # --- What others may have written -------------------------------------------------
@@ -249,29 +234,6 @@ async def test_values_under_the_other_form_are_hidden_not_changed() -> None:
     await chat.say(words(300))
     heuristic = llm.requests[-1].prompt_tokens
     assert records[-1].estimated_tokens < 3 * heuristic
-
-
-class Schema(BaseModel):
-    """Declares one key."""
-
-    topic: str = ""
-
-
-@pytest.mark.parametrize("has_schema", [True, False], ids=["schema", "no schema"])
-@pytest.mark.parametrize("place", ["agent tool", "below a tool"])
-async def test_a_schema_is_found_wherever_it_is_declared(
-    place: str, has_schema: bool
-) -> None:
-    """Keys with a colon pass where an agent in the tree declares its state."""
-    llm, schema = make_llm(), {"state_schema": Schema} if has_schema else {}
-    inner = LlmAgent(name="inner", model=llm, **schema)  # type: ignore[arg-type]
-    below = LlmAgent(name="mid", model=llm, sub_agents=[inner])
-    tool = AgentTool(below if place == "below a tool" else inner)
-    chat = guarded_chat(llm, agent={"tools": [tool]})
-    await chat.say("Hello.")
-    keys = guard_keys(await chat.state())
-    assert keys
-    assert all((":" in key) is has_schema for key in keys)
 
 
 # --- Asking for a compaction ------------------------------------------------------

@@ -34,7 +34,6 @@ from contextguard_adk.testing import SimulatedProviderError as ProviderError
 from tests.builders import Chat, answer_text, model, queued_tool
 from tests.guarded import (
     agent_requests,
-    demand,
     guarded_chat,
     summary_requests,
     text_of,
@@ -126,13 +125,16 @@ async def test_the_whole_conversation_stands_before_the_question() -> None:
     assert "at most" in text_of(asked.contents[-1])
 
 
-async def test_the_length_of_the_summary_is_bounded() -> None:
-    """It may have half of the buffer, as any other; more is cut."""
+@pytest.mark.parametrize("thoughts", [0, 100])
+async def test_the_length_of_the_summary_is_bounded(thoughts: int) -> None:
+    """It has half of the buffer, and room for the agent's thoughts; more is cut."""
     llm = make_llm(summary_replies=["word " * 4_000] * 10)
-    await talk(make_chat(llm))
-    assert set(kinds(llm)) == {"at the end"}
-    asked = summary_requests(llm)
-    assert {request.config.max_output_tokens for request in asked} == {WINDOW // 10}
+    thinking = types.ThinkingConfig(thinking_budget=thoughts)
+    config = types.GenerateContentConfig(thinking_config=thinking)
+    await talk(make_chat(llm, agent={"generate_content_config": config}))
+    assert kinds(llm)[0] == "at the end"
+    asked = summary_requests(llm)[0]
+    assert asked.config.max_output_tokens == WINDOW // 10 + thoughts
     assert 0 < agent_requests(llm)[-1].text.count("word ") <= WINDOW // 10
 
 
@@ -178,16 +180,6 @@ async def test_what_is_no_history_does_not_stand_before_the_question() -> None:
         assert ("number 815" in request.text) is not is_at_end(request)
 
 
-async def test_thoughts_have_room() -> None:
-    """The output limit is not below the length of thoughts that the agent allows."""
-    llm = make_llm()
-    thinking = types.ThinkingConfig(thinking_budget=100)
-    config = types.GenerateContentConfig(thinking_config=thinking)
-    await talk(make_chat(llm, agent={"generate_content_config": config}))
-    limits = {r.config.max_output_tokens for r in summary_requests(llm) if is_at_end(r)}
-    assert limits == {WINDOW // 10 + 100}
-
-
 async def test_no_cache_is_created_for_the_question() -> None:
     """Gemini's explicit caches are made for prompts that come again."""
     seen: list[LlmRequest] = []
@@ -214,16 +206,6 @@ async def test_instructions_of_ones_own_stand_in_the_question() -> None:
     await talk(make_chat(llm, own))
     assert set(kinds(llm)) == {"at the end"}
     assert "Write a haiku of 600 words." in summary_requests(llm)[0].text
-
-
-async def test_a_demand_uses_the_cache_too() -> None:
-    """A compaction that someone asks for is no different."""
-    llm = make_llm()
-    chat = make_chat(llm)
-    await talk(chat, 3)
-    await chat.set_state(demand())
-    await chat.say("Question 3.")
-    assert kinds(llm) == ["at the end"]
 
 
 # --- If it was not -----------------------------------------------------------------
@@ -310,13 +292,6 @@ async def test_settings_that_end_or_form_an_answer_want_a_transcript(
     llm = make_llm()
     await talk(make_chat(llm, before=[Configuring(config)]))
     assert set(kinds(llm)) == {expected}
-
-
-async def test_an_output_schema_wants_a_transcript() -> None:
-    """The agent's own configuration would turn the summary into its JSON."""
-    llm = make_llm(script=lambda _: '{"text": "fine"}')
-    await talk(make_chat(llm, agent={"tools": [], "output_schema": Verdict}))
-    assert set(kinds(llm)) == {"transcript"}
 
 
 async def test_a_request_that_is_nearly_full_wants_a_transcript() -> None:
