@@ -19,7 +19,7 @@ from contextguard_adk import (
     request_compaction,
 )
 from contextguard_adk.testing import SimulatedLlm
-from tests.builders import Chat, answer_text, call, model, response, user
+from tests.builders import Chat, KeptSessions, answer_text, call, model, response, user
 from tests.guarded import KEY, demand, guarded_chat, seed, words
 
 SUMMARY = KEY.format("summary")
@@ -96,19 +96,14 @@ async def test_state_survives_json() -> None:
 BROKEN: dict[str, Any] = {
     "number": 7,
     "huge number": 10**400,
-    "fraction": 0.5,
-    "negative": -7,
     "nan": math.nan,
-    "infinity": math.inf,
     "true": True,
     "none": None,
     "bytes": b"SECRET",
     "list": ["SECRET"],
     "dict": {"SECRET": 1},
-    "empty": "",
     "no JSON": "SECRET {",
     "JSON list": "[1]",
-    "JSON null": "null",
     "JSON of wrong types": '{"scope": 1, "request_chars": "7", "version": "1"}',
     "deep JSON": "[" * 100_000,
     "long number": '{"request_chars": ' + "9" * 5_000 + "}",
@@ -125,18 +120,17 @@ async def test_a_broken_value_costs_no_turn(
         summarizer_context_window=100_000,
         tool_output=ToolOutputTruncation(max_length=500),
     )
-    before = await compacted(make_llm(), strategy=pipeline)
-    for key in guard_keys(await before.state()):
-        if key.startswith("context_guard:"):
-            continue
+    sessions = KeptSessions()
+    await compacted(make_llm(), strategy=pipeline, session_service=sessions)
+    before = sessions.kept["session"].model_copy(deep=True)
+    for key in guard_keys(before.state):
         caplog.clear()
-        llm = make_llm()
-        chat = await compacted(llm, strategy=pipeline)
-        await chat.set_state({key: value})
+        sessions.kept["session"] = before.model_copy(deep=True)
+        sessions.kept["session"].state[key] = value
         # A new process: nothing is remembered but what state holds.
-        successor = guarded_chat(llm, pipeline, session_service=chat.sessions)
-        for _ in range(2):
-            assert answer_text(await successor.say("And now?"))
+        llm = make_llm()
+        successor = guarded_chat(llm, pipeline, session_service=sessions)
+        assert answer_text(await successor.say("And now?"))
         llm.summary_replies = lambda _: "Anew."
         await seed(successor, user(words(600)), state=demand())
         assert answer_text(await successor.say("And then?"))

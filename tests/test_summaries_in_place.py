@@ -34,6 +34,7 @@ from contextguard_adk.testing import SimulatedProviderError as ProviderError
 from tests.builders import Chat, answer_text, model, queued_tool
 from tests.guarded import (
     agent_requests,
+    demand,
     guarded_chat,
     summary_requests,
     text_of,
@@ -78,11 +79,18 @@ def make_chat(
     return guarded_chat(llm, strategy or make_strategy(), agent=agent, **settings)
 
 
-async def talk(chat: Chat, turns: int = 14) -> None:
-    """Talks: 14 turns are long enough for one compaction, 32 for three."""
+async def talk(chat: Chat, turns: int) -> None:
+    """Talks; 14 turns are long enough for a compaction."""
     for turn in range(turns):
         answer = answer_text(await chat.say(f"Question {turn}. " + "Tell more. " * 150))
         assert answer, f"turn {turn} was lost"
+
+
+async def talk_and_demand(chat: Chat) -> None:
+    """Talks for a while and demands a compaction."""
+    await talk(chat, 4)
+    await chat.set_state(demand())
+    assert answer_text(await chat.say("Question 4."))
 
 
 def use_tool(request: LlmRequest) -> Reply:
@@ -99,9 +107,10 @@ def use_tool(request: LlmRequest) -> Reply:
 async def test_a_summary_is_asked_for_at_the_end_of_the_conversation() -> None:
     """Nearly all of such a call is served from the cache, tools included."""
     llm = make_llm(script=use_tool)
-    await talk(make_chat(llm), 32)
-    assert len(kinds(llm)) >= 3
-    assert set(kinds(llm)) == {"at the end"}
+    chat = make_chat(llm)
+    for _ in range(3):
+        await talk_and_demand(chat)
+    assert kinds(llm) == ["at the end"] * 3
     agent = agent_requests(llm)
     for request in summary_requests(llm):
         assert request.cached_tokens >= 0.75 * request.prompt_tokens
@@ -110,14 +119,14 @@ async def test_a_summary_is_asked_for_at_the_end_of_the_conversation() -> None:
     assert llm.rejections == llm.violations == 0
     # The ledger and the current request do not depend on how it was asked for.
     assert all(
-        text in agent[-1].text for text in (SUMMARY, "Question 0.", "Question 31.")
+        text in agent[-1].text for text in (SUMMARY, "Question 0.", "Question 4.")
     )
 
 
 async def test_the_whole_conversation_stands_before_the_question() -> None:
     """What was sent last stands there word for word, and what came since behind it."""
     llm = make_llm()
-    await talk(make_chat(llm))
+    await talk_and_demand(make_chat(llm))
     first = next(index for index, r in enumerate(llm.requests) if is_at_end(r))
     before, asked = llm.requests[first - 1 : first + 1]
     assert asked.contents[: len(before.contents)] == before.contents
@@ -131,7 +140,7 @@ async def test_the_length_of_the_summary_is_bounded(thoughts: int) -> None:
     llm = make_llm(summary_replies=["word " * 4_000] * 10)
     thinking = types.ThinkingConfig(thinking_budget=thoughts)
     config = types.GenerateContentConfig(thinking_config=thinking)
-    await talk(make_chat(llm, agent={"generate_content_config": config}))
+    await talk_and_demand(make_chat(llm, agent={"generate_content_config": config}))
     assert kinds(llm)[0] == "at the end"
     asked = summary_requests(llm)[0]
     assert asked.config.max_output_tokens == WINDOW // 10 + thoughts
@@ -174,7 +183,7 @@ async def test_what_is_no_history_does_not_stand_before_the_question() -> None:
         "static_instruction": "You help.",
         "instruction": "The customer on the line is number 815.",
     }
-    await talk(make_chat(llm, agent=instructions))
+    await talk(make_chat(llm, agent=instructions), 14)
     assert set(kinds(llm)) == {"at the end"}
     for request in llm.requests:
         assert ("number 815" in request.text) is not is_at_end(request)
@@ -193,7 +202,7 @@ async def test_no_cache_is_created_for_the_question() -> None:
                 yield response
 
     llm = Model(context_window=WINDOW, prompt_cache=True)
-    await talk(make_chat(llm))
+    await talk_and_demand(make_chat(llm))
     asked = [r for r in seen if llm.is_summary_request(r)]
     assert asked
     assert {r.cacheable_contents_token_count for r in asked} == {None}
@@ -203,7 +212,7 @@ async def test_instructions_of_ones_own_stand_in_the_question() -> None:
     """With the number of words put in; any answer is then taken for a summary."""
     llm = make_llm(summary_replies=["Short."] * 9)
     own = make_strategy(summary_instruction="Write a haiku of {max_words} words.")
-    await talk(make_chat(llm, own))
+    await talk_and_demand(make_chat(llm, own))
     assert set(kinds(llm)) == {"at the end"}
     assert "Write a haiku of 600 words." in summary_requests(llm)[0].text
 
@@ -225,14 +234,14 @@ async def test_the_setting_decides(
 ) -> None:
     """The cache can be taken for granted, or left alone."""
     llm = make_llm(prompt_cache=has_cache)
-    await talk(make_chat(llm, make_strategy(reuse_prompt_cache=setting)))
+    await talk_and_demand(make_chat(llm, make_strategy(reuse_prompt_cache=setting)))
     assert set(kinds(llm)) == {expected}
 
 
 async def test_another_summarizer_is_shown_a_transcript() -> None:
     """Its cache holds nothing of this conversation."""
     llm, other = make_llm(), make_llm(model="other")
-    await talk(make_chat(llm, make_strategy(summarizer=other)))
+    await talk_and_demand(make_chat(llm, make_strategy(summarizer=other)))
     assert kinds(llm) == []
     assert set(kinds(other)) == {"transcript"}
 
@@ -290,7 +299,7 @@ async def test_settings_that_end_or_form_an_answer_want_a_transcript(
 ) -> None:
     """They are the agent's, and the question would share them."""
     llm = make_llm()
-    await talk(make_chat(llm, before=[Configuring(config)]))
+    await talk_and_demand(make_chat(llm, before=[Configuring(config)]))
     assert set(kinds(llm)) == {expected}
 
 
@@ -334,10 +343,10 @@ async def test_a_model_that_gives_no_summary_is_shown_a_transcript(
     """At once, and for the rest of the session; nothing is lost by it."""
     llm = make_llm(summary_replies=[reply, *[SUMMARY] * 20])
     with caplog.at_level(logging.INFO, "contextguard_adk"):
-        await talk(make_chat(llm), 32)
-    assert kinds(llm)[:2] == ["at the end", "transcript"]
-    assert len(kinds(llm)) >= 3
-    assert set(kinds(llm)[1:]) == {"transcript"}
+        chat = make_chat(llm)
+        await talk_and_demand(chat)
+        await talk_and_demand(chat)
+    assert kinds(llm) == ["at the end", "transcript", "transcript"]
     messages = [record.getMessage() for record in caplog.records]
     [said] = [message for message in messages if "transcript" in message]
     assert "Question" not in said
@@ -348,15 +357,16 @@ async def test_a_passing_error_is_forgotten() -> None:
     """A provider that is busy once is asked at the end of the conversation again."""
     busy = ProviderError("429 Too Many Requests")
     llm = make_llm(summary_replies=[busy, *[SUMMARY] * 20])
-    await talk(make_chat(llm), 32)
-    assert kinds(llm)[:2] == ["at the end", "transcript"]
-    assert kinds(llm)[-1] == "at the end"
+    chat = make_chat(llm)
+    await talk_and_demand(chat)
+    await talk_and_demand(chat)
+    assert kinds(llm) == ["at the end", "transcript", "at the end"]
 
 
 async def test_a_timeout_is_waited_for_once() -> None:
     """A model that hangs is not asked twice; the next summary reads the originals."""
     llm = make_llm(summary_replies=[TimeoutError("slow"), *[SUMMARY] * 20])
-    await talk(make_chat(llm), 36)
+    await talk(make_chat(llm), 18)
     assert kinds(llm)[:2] == ["at the end", "transcript"]
     first = next(index for index, r in enumerate(llm.requests) if r.is_summary)
     assert not llm.requests[first + 1].is_summary
