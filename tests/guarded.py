@@ -66,7 +66,8 @@ async def seed(
     chat: Chat, *contents: types.Content, state: dict[str, Any] | None = None
 ) -> None:
     """Puts an earlier conversation and state into the session."""
-    place = {"app_name": "app", "user_id": "user", "session_id": chat.session_id}
+    place: dict[str, Any] = {"app_name": "app", "user_id": "user"}
+    place["session_id"] = chat.session_id
     session = await chat.sessions.get_session(**place)
     if session is None:
         session = await chat.sessions.create_session(**place)

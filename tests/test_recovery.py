@@ -552,8 +552,7 @@ async def test_resend_respects_what_later_callbacks_did(
         summary_replies=lambda _: "The scanner was used.",
     )
     chosen = SlidingWindow(context_window=CONFIGURED_TOKENS)
-    settings = {"plugins": [Watcher(change)], "is_streaming": is_streaming}
-    chat = open_chat(llm, chosen, **settings)
+    chat = open_chat(llm, chosen, plugins=[Watcher(change)], is_streaming=is_streaming)
     await chat.say("My name is Ada.")
     await work(chat, 1)
     resent = agent_requests(llm)[-1]

@@ -366,7 +366,7 @@ async def test_a_passing_error_is_forgotten() -> None:
 async def test_a_timeout_is_waited_for_once() -> None:
     """A model that hangs is not asked twice; the next summary reads the originals."""
     llm = make_llm(summary_replies=[TimeoutError("slow"), *[SUMMARY] * 20])
-    await talk(make_chat(llm), 18)
+    await talk(make_chat(llm), 24)
     assert kinds(llm)[:2] == ["at the end", "transcript"]
     first = next(index for index, r in enumerate(llm.requests) if r.is_summary)
     assert not llm.requests[first + 1].is_summary
