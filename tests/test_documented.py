@@ -380,9 +380,7 @@ async def test_summarizer_is_shown_the_todo_list(
 
 
 PAYLOADS = {
-    "prose": "The notebook is on the table, and the light is on. ",
     "json": json.dumps({"id": 4711, "name": "web-1", "ok": True, "tags": ["a", "b"]}),
-    "digits": "8203 5519 7730 0042 9913 ",
     "base64": "q83vEjRWeJCrze8SNFZ4kKvN7xI0VniQ/+Zs1kP0",
     "japanese": "会議は来週の火曜日に延期されました。",
 }
@@ -411,7 +409,7 @@ async def test_summarizer_input_stays_within_four_fifths_of_its_window(
     assert "What does it say?" in summarizer.requests[-1].text
 
 
-@pytest.mark.parametrize("window_tokens", [4_000, 32_000, 200_000])
+@pytest.mark.parametrize("window_tokens", [4_000, 128_000])
 async def test_compacted_request_is_small(window_tokens: int) -> None:
     """With a full-length summary the request is far below the threshold."""
     llm = SimulatedLlm(context_window=window_tokens)

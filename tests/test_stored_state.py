@@ -77,6 +77,13 @@ async def test_values_are_written_only_when_they_change() -> None:
     assert written <= {*COUNTS, *demand()}
 
 
+async def test_nothing_is_reset_that_was_never_stored() -> None:
+    """State has no delete: None is written only in the place of a value."""
+    llm = SimulatedLlm(context_window=20_000, usage="never")
+    state = await (await compacted(llm)).state()
+    assert None not in guard_keys(state).values()
+
+
 async def test_state_survives_json() -> None:
     """Any session service can keep it, and another process goes on with it."""
     llm = make_llm()
