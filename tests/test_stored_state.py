@@ -34,7 +34,9 @@ CONVERSATION = [
 
 def make_llm(summary: str = "All is known.") -> SimulatedLlm:
     """A model whose summaries all say the same."""
-    return SimulatedLlm(context_window=20_000, summary_replies=lambda _: summary)
+    return SimulatedLlm(
+        context_window=20_000, token_ratio=1.0, summary_replies=lambda _: summary
+    )
 
 
 async def compacted(llm: SimulatedLlm, **settings: Any) -> Chat:
