@@ -30,7 +30,7 @@ from tests.builders import (
     response,
     user,
 )
-from tests.guarded import (
+from tests.chats import (
     EXACT,
     HEURISTIC,
     KEY,

@@ -38,7 +38,7 @@ from contextguard_adk.testing import (
     SimulatedLlm,
 )
 from tests.builders import Chat, answer_text, call_part, queued_tool, user
-from tests.guarded import KEY, agent_requests, guarded_chat
+from tests.chats import KEY, agent_requests, guarded_chat
 
 CONFIGURED_TOKENS = 200_000
 REAL_TOKENS = 8_000

@@ -33,7 +33,7 @@ from tests.builders import (
     response,
     user,
 )
-from tests.guarded import (
+from tests.chats import (
     EXACT,
     KEY,
     Doing,

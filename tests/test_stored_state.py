@@ -20,7 +20,7 @@ from contextguard_adk import (
 )
 from contextguard_adk.testing import SimulatedLlm
 from tests.builders import Chat, KeptSessions, answer_text, call, model, response, user
-from tests.guarded import KEY, demand, guarded_chat, seed, words
+from tests.chats import KEY, demand, guarded_chat, seed, words
 
 SUMMARY = KEY.format("summary")
 COUNTS = {KEY.format("real_tokens"), KEY.format("last_heuristic")}

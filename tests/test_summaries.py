@@ -25,7 +25,7 @@ from contextguard_adk import (
 from contextguard_adk.testing import RecordedRequest, SimulatedLlm
 from contextguard_adk.testing import call as scripted_call
 from tests.builders import answer_text, call, model, response, user
-from tests.guarded import (
+from tests.chats import (
     EXACT,
     KEY,
     Doing,

@@ -32,7 +32,7 @@ from contextguard_adk.testing import (
 )
 from contextguard_adk.testing import SimulatedProviderError as ProviderError
 from tests.builders import Chat, answer_text, model, queued_tool
-from tests.guarded import (
+from tests.chats import (
     agent_requests,
     demand,
     guarded_chat,
