@@ -7,6 +7,7 @@ provider and what session state holds afterwards.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -18,85 +19,75 @@ from google.genai import types
 from pydantic import BaseModel
 
 from contextguard_adk import ContextGuardPlugin, Threshold
-from contextguard_adk.testing import RecordedRequest, SimulatedLlm
+from contextguard_adk.testing import SimulatedLlm
 from tests.builders import (
     Chat,
     call,
     call_part,
-    event,
     guarded_agent,
     model,
     queued_tool,
     response,
     user,
 )
+from tests.chats import (
+    EXACT,
+    HEURISTIC,
+    KEY,
+    REAL,
+    SUMMARIZED_AT,
+    SUMMARY,
+    agent_requests,
+    guarded_chat,
+    seed,
+    summary_requests,
+    text_of,
+    words,
+)
 
-SUMMARY_BEGINS = "[Previous conversation summary]\n"
-SUMMARY_ENDS = "\n[End of summary — conversation continues below]"
 COMPACTED = (
     "[System: The conversation was compacted because it exceeded the context window. "
     "The summary above contains all prior context. "
 )
 
 
-def words(token_count: int) -> str:
-    """Prose of exactly four bytes for each token; a tokenizer would count less."""
-    return ("notebooks " * token_count)[: 4 * token_count]
-
-
-def report(answer: str | types.Part, prompt_tokens: int | None) -> LlmResponse:
+def report(
+    answer: str | types.Part, prompt_tokens: int | None, **more: Any
+) -> LlmResponse:
     """An answer for which the provider reports this many prompt tokens."""
     part = types.Part(text=answer) if isinstance(answer, str) else answer
-    return LlmResponse(
-        content=types.Content(role="model", parts=[part]),
-        usage_metadata=types.GenerateContentResponseUsageMetadata(
-            prompt_token_count=prompt_tokens
-        ),
+    usage = types.GenerateContentResponseUsageMetadata(
+        prompt_token_count=prompt_tokens, **more
     )
+    content = types.Content(role="model", parts=[part])
+    return LlmResponse(content=content, usage_metadata=usage)
 
 
-def guarded_chat(
-    llm: SimulatedLlm, window_tokens: int = 200_000, **settings: Any
+def documented_chat(
+    llm: SimulatedLlm, window_tokens: int = 200_000, **agent: Any
 ) -> Chat:
     """A chat with one agent whose history fits one summary call."""
     strategy = Threshold(
         context_window=window_tokens, summarizer_context_window=1_000_000
     )
-    plugin = ContextGuardPlugin(default=strategy)
-    return Chat(guarded_agent(llm, **settings), [plugin])
+    return guarded_chat(llm, strategy, agent=agent)
 
 
-async def seed(chat: Chat, *contents: types.Content, **state: Any) -> None:
-    """Puts an earlier conversation and state into the session."""
-    place: dict[str, Any] = {"app_name": "app", "user_id": "user"}
-    place["session_id"] = chat.session_id
-    session = await chat.sessions.get_session(**place)
-    if session is None:
-        session = await chat.sessions.create_session(**place)
-    for content in contents:
-        await chat.sessions.append_event(session, event(content))
-    if state:
-        last = event(user("Noted."))
-        last.content = None
-        last.actions.state_delta = state
-        await chat.sessions.append_event(session, last)
-
-
-async def config_tokens(**settings: Any) -> int:
+async def config_tokens(**agent: Any) -> int:
     """What instruction and tools of such an agent add to the documented heuristic."""
-    chat = guarded_chat(SimulatedLlm(), **settings)
+    chat = documented_chat(SimulatedLlm(), **agent)
     await chat.say("word")
-    return int((await chat.state())["__context_guard_last_heuristic_agent"]) - 1
+    return int((await chat.state())[HEURISTIC]) - 1
 
 
-def agent_requests(llm: SimulatedLlm) -> list[RecordedRequest]:
-    """The requests for answers, without those for summaries."""
-    return [request for request in llm.requests if not request.is_summary]
+def counting(*script: Any, **settings: Any) -> SimulatedLlm:
+    """A large model that counts what the heuristic counts."""
+    return SimulatedLlm(
+        context_window=1_000_000, token_ratio=1.0, script=script or None, **settings
+    )
 
 
-def summary_prompts(llm: SimulatedLlm) -> list[str]:
-    """What summarisers were sent."""
-    return [request.text for request in llm.requests if request.is_summary]
+# --- When a compaction is due -----------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -111,32 +102,20 @@ async def test_tool_results_since_the_last_count_are_seen(
     first_tokens: int, grown_tokens: int, real_tokens: int, estimate: int | None
 ) -> None:
     """What a tool returned since the provider counted is scaled by that count."""
-    results: list[str] = ["word"]
-    tool = queued_tool("fetch", results)
 
-    async def play(message: str) -> tuple[SimulatedLlm, Chat]:
+    async def play(message: str, result: str) -> tuple[SimulatedLlm, Chat]:
         asked = report(call_part("fetch"), real_tokens)
-        llm = SimulatedLlm(
-            context_window=1_000_000,
-            token_ratio=1.0,
-            usage="never",
-            script=[asked, report("Done.", 9)],
-        )
-        chat = guarded_chat(llm, tools=[tool])
+        llm = counting(asked, report("Done.", 9), usage="never")
+        chat = documented_chat(llm, tools=[queued_tool("fetch", [result])])
         await chat.say(message)
         return llm, chat
 
-    base_tokens = await config_tokens(tools=[tool])
-    _, probe = await play("word")
-    state = await probe.state()
-    call_tokens = state["__context_guard_last_heuristic_agent"] - base_tokens - 2
+    base_tokens = await config_tokens(tools=[queued_tool("fetch", ["word"])])
+    _, probe = await play("word", "word")
+    call_tokens = (await probe.state())[HEURISTIC] - base_tokens - 2
     message = words(first_tokens - base_tokens)
-    results[:] = [words(grown_tokens - first_tokens - call_tokens)]
-    tool = queued_tool("fetch", results)
-
-    llm, chat = await play(message)
-    state = await chat.state()
-    assert state.get("__context_guard_summarized_at_agent") == estimate
+    llm, chat = await play(message, words(grown_tokens - first_tokens - call_tokens))
+    assert (await chat.state()).get(SUMMARIZED_AT) == estimate
     assert llm.summaries == (estimate is not None)
     assert len(agent_requests(llm)) == 2
     assert len(agent_requests(llm)[-1].contents) == (3 if estimate is None else 2)
@@ -156,26 +135,17 @@ async def test_threshold_and_summary_budget_follow_from_the_window(
 ) -> None:
     """Compaction fires at window minus buffer; a summary gets half of the buffer."""
     fixed_tokens = await config_tokens()
-    requests: list[list[RecordedRequest]] = []
     for tokens in (threshold_tokens - 1, threshold_tokens):
-        llm = SimulatedLlm(context_window=1_000_000, token_ratio=1.0)
-        chat = guarded_chat(llm, window_tokens)
-        # The last count was right to the token, so the heuristic stands as it is.
-        await seed(
-            chat,
-            user(words(tokens - fixed_tokens - 2)),
-            model("word"),
-            __context_guard_real_tokens_agent=1_000,
-            __context_guard_last_heuristic_agent=1_000,
-        )
+        llm = counting()
+        chat = documented_chat(llm, window_tokens)
+        message = user(words(tokens - fixed_tokens - 2))
+        await seed(chat, message, model("word"), state=EXACT)
         await chat.say("word")
-        requests.append(llm.requests)
-    below, at = requests
-    assert [request.is_summary for request in below] == [False]
-    assert at[0].is_summary
-    assert at[0].config.max_output_tokens == budget_tokens
-    assert f"at most {budget_tokens * 3 // 4} words" in at[0].system_instruction
-    assert at[-1].prompt_tokens < threshold_tokens
+        assert llm.summaries == (tokens == threshold_tokens)
+    [asked] = summary_requests(llm)
+    assert asked.config.max_output_tokens == budget_tokens
+    assert f"at most {budget_tokens * 3 // 4} words" in asked.system_instruction
+    assert llm.requests[-1].prompt_tokens < threshold_tokens
 
 
 @pytest.mark.parametrize(
@@ -191,54 +161,49 @@ async def test_threshold_and_summary_budget_follow_from_the_window(
         pytest.param(190_000, None, 100_000, 190_000, id="real count is a floor"),
         pytest.param(185_000, 90_000, 90_000, 185_000, id="not grown: as counted"),
         pytest.param(190_000, 170_000, 90_000, None, id="shrunk: no floor"),
+        pytest.param(1e5, 1e4, 36_000, 180_000, id="floats of a database"),
+        pytest.param("200000", True, 120_000, 180_000, id="other types are unknown"),
+        pytest.param(math.nan, 2.0**60, 120_000, 180_000, id="so are odd numbers"),
     ],
 )
 async def test_estimate_is_the_calibrated_heuristic(
-    real_tokens: int | None, last_tokens: int | None, tokens: int, estimate: int | None
+    real_tokens: Any, last_tokens: Any, tokens: int, estimate: int | None
 ) -> None:
     """The heuristic is scaled by the last call's ratio, clamped to 1 to 5."""
-    llm = SimulatedLlm(context_window=1_000_000, token_ratio=1.0)
-    chat = guarded_chat(llm)
-    await seed(
-        chat,
-        user(words(tokens - await config_tokens() - 2)),
-        model("word"),
-        __context_guard_real_tokens_agent=real_tokens,
-        __context_guard_last_heuristic_agent=last_tokens,
-    )
+    llm = counting()
+    chat = documented_chat(llm)
+    message = user(words(tokens - await config_tokens() - 2))
+    state = {REAL: real_tokens, HEURISTIC: last_tokens}
+    await seed(chat, message, model("word"), state=state)
     await chat.say("word")
-    state = await chat.state()
-    assert state.get("__context_guard_summarized_at_agent") == estimate
+    assert (await chat.state()).get(SUMMARIZED_AT) == estimate
     assert llm.summaries == (estimate is not None)
+
+
+# --- What is counted --------------------------------------------------------------
 
 
 async def test_state_holds_the_prompt_tokens_and_the_heuristic_of_each_call() -> None:
     """Both numbers of the calibration are those of the latest call."""
     llm = SimulatedLlm(context_window=32_000, token_ratio=2.0)
-    chat = guarded_chat(llm, 32_000)
+    chat = documented_chat(llm, 32_000)
     for message in ("Hello.", "How are you?"):
         await chat.say(message)
-        state = await chat.state()
-        sent = llm.requests[-1]
-        assert state["__context_guard_real_tokens_agent"] == sent.prompt_tokens
+        state, sent = await chat.state(), llm.requests[-1]
+        assert state[REAL] == sent.prompt_tokens
         size = len(sent.text.replace("\n", "")) + len(sent.system_instruction)
-        heuristic = state["__context_guard_last_heuristic_agent"]
-        assert heuristic == pytest.approx(size / 4, abs=2)
+        assert state[HEURISTIC] == pytest.approx(size / 4, abs=2)
 
 
 async def test_only_prompt_tokens_count() -> None:
     """Output tokens become part of the next prompt by themselves."""
-    usage = types.GenerateContentResponseUsageMetadata(
-        prompt_token_count=1_000,
-        candidates_token_count=170_000,
-        thoughts_token_count=20_000,
-        total_token_count=191_000,
+    more = {"candidates_token_count": 170_000, "thoughts_token_count": 20_000}
+    llm = SimulatedLlm(
+        script=[report("Long.", 1_000, total_token_count=191_000, **more)]
     )
-    answer = LlmResponse(content=model("Long."), usage_metadata=usage)
-    llm = SimulatedLlm(script=[answer])
-    chat = guarded_chat(llm)
+    chat = documented_chat(llm)
     await chat.say("Hello.")
-    assert (await chat.state())["__context_guard_real_tokens_agent"] == 1_000
+    assert (await chat.state())[REAL] == 1_000
     await chat.say("And now?")
     assert llm.summaries == 0
 
@@ -256,7 +221,7 @@ class ChunkedLlm(BaseLlm):
             yield chunk.model_copy(deep=True)
 
 
-def partial(text: str, prompt_tokens: int | None) -> LlmResponse:
+def partial(text: str, prompt_tokens: int) -> LlmResponse:
     """A chunk of a stream that reports usage of its own."""
     return report(text, prompt_tokens).model_copy(update={"partial": True})
 
@@ -279,42 +244,49 @@ async def test_partials_and_missing_usage_leave_the_count_alone(
     agent.model = ChunkedLlm(model="chunked", chunks=chunks)
     plugin = ContextGuardPlugin(default=Threshold(context_window=32_000))
     chat = Chat(agent, [plugin], is_streaming=True)
-    await seed(
-        chat,
-        user("Earlier."),
-        __context_guard_real_tokens_agent=300,
-        __context_guard_last_heuristic_agent=200,
-    )
+    await seed(chat, user("Earlier."), state={REAL: 300, HEURISTIC: 200})
     await chat.say("Hello.")
     state = await chat.state()
-    assert state["__context_guard_real_tokens_agent"] == real_tokens
-    is_new = real_tokens != 300
-    assert (state["__context_guard_last_heuristic_agent"] != 200) == is_new
+    assert state[REAL] == real_tokens
+    assert (state[HEURISTIC] != 200) is (real_tokens != 300)
 
 
-async def test_agents_that_are_not_configured_are_untouched() -> None:
-    """An unknown agent's requests and state stay as they are."""
-    llm = SimulatedLlm(context_window=1_000_000, token_ratio=1.0)
-    plugin = ContextGuardPlugin(
-        agents={"other": Threshold(context_window=1_000)}, default=None
+async def test_calibration_starts_anew_after_a_compaction() -> None:
+    """The old ratio is not applied to the new, short request."""
+    llm = SimulatedLlm(
+        context_window=100_000, usage="never", script=[report("One.", 4_000), "Two."]
     )
-    chat = Chat(guarded_agent(llm), [plugin])
-    await chat.say(words(5_000))
-    assert llm.summaries == 0
-    assert llm.requests[0].contents == [user(words(5_000))]
-    assert await chat.state() == {}
+    chat = documented_chat(llm, 4_000)
+    await chat.say(words(1_500))
+    assert (await chat.state())[REAL] == 4_000
+    await chat.say("Go on.")
+    state = await chat.state()
+    assert llm.summaries == 1
+    assert state[REAL] is state[HEURISTIC] is None
+    await chat.say("Go on.")
+    assert llm.summaries == 1
 
 
-async def compact(llm: SimulatedLlm, message: str, **state: Any) -> Chat:
+# --- What the models are shown ----------------------------------------------------
+
+
+async def compact(
+    llm: SimulatedLlm,
+    message: str | types.Content = "Go on",
+    state: dict[str, Any] | None = None,
+    **agent: Any,
+) -> Chat:
     """Has a conversation with tool calls compacted, and returns the chat."""
-    chat = guarded_chat(llm, 4_000)
+    chat = documented_chat(llm, 4_000, **agent)
     await seed(
         chat,
         user("Check the pods"),
         call("kubectl_get_pods"),
         response("kubectl_get_pods", words(2_500)),
         model("There are 40 pods running."),
-        **state,
+        call("approve", "id-1"),
+        response("approve", "pending", "id-1"),
+        state=state,
     )
     await chat.say(message)
     return chat
@@ -326,45 +298,33 @@ async def test_after_compaction_the_request_is_summary_and_continuation() -> Non
     chat = await compact(llm, "Restart `web-1`")
     sent = llm.requests[-1].contents
     assert [content.role for content in sent] == ["user", "user"]
-    summary, continuation = (
-        str(content.parts[0].text) for content in sent if content.parts
-    )
-    assert summary.startswith(f"{SUMMARY_BEGINS}All pods run.")
-    assert summary.endswith(SUMMARY_ENDS)
+    summary, continuation = map(text_of, sent)
+    assert summary.startswith("[Previous conversation summary]\nAll pods run.")
+    assert summary.endswith("\n[End of summary — conversation continues below]")
     assert continuation.startswith(
         f"{COMPACTED}The user's current request is: `Restart `web-1``. Continue "
         "working on this request without asking the user to repeat anything."
     )
     assert continuation.endswith("]")
-    state = await chat.state()
-    assert state["__context_guard_summary_agent"] == "All pods run."
+    assert (await chat.state())[SUMMARY] == "All pods run."
     assert llm.requests[-1].prompt_tokens < 500
 
 
 async def test_continuation_is_generic_without_user_text() -> None:
     """A tool result that resumes a turn is no request to be quoted."""
-    llm = SimulatedLlm(summary_replies=["Waiting for the approval."])
-    chat = guarded_chat(llm, 4_000)
-    await seed(
-        chat,
-        user(f"Buy it. {words(2_500)}"),
-        call("approve", "id-1"),
-        response("approve", "pending", "id-1"),
-        model("I wait."),
-    )
-    await chat.say(response("approve", "granted", "id-1"))
-    continuation = llm.requests[-1].contents[1].parts
-    assert continuation
-    assert str(continuation[0].text).startswith(f"{COMPACTED}Continue")
-    assert "`" not in str(continuation[0].text)
-
-
-async def test_summariser_reads_calls_and_results_as_documented() -> None:
-    """The transcript names each message's role, each called tool, each result."""
     llm = SimulatedLlm()
-    await compact(llm, "Go on")
-    (prompt,) = summary_prompts(llm)
-    lines = prompt.splitlines()
+    await compact(llm, response("approve", "granted", "id-1"))
+    continuation = text_of(llm.requests[-1].contents[1])
+    assert continuation.startswith(f"{COMPACTED}Continue")
+    assert "`" not in continuation
+
+
+async def test_summarizer_reads_calls_and_results_as_documented() -> None:
+    """The transcript names roles, tools and results; the instruction, the sections."""
+    llm = SimulatedLlm()
+    await compact(llm)
+    [asked] = summary_requests(llm)
+    lines = asked.text.splitlines()
     expected = [
         "user: Check the pods",
         "model: [called tool: kubectl_get_pods]",
@@ -373,18 +333,10 @@ async def test_summariser_reads_calls_and_results_as_documented() -> None:
     ]
     positions = [lines.index(line) for line in expected]
     assert positions == sorted(positions)
-
-
-@pytest.mark.parametrize(
-    "heading",
-    ["Current State", "Key Information", "Context & Decisions", "Exact Next Steps"],
-)
-async def test_summariser_is_told_the_documented_sections(heading: str) -> None:
-    """The system instruction asks for each section."""
-    llm = SimulatedLlm()
-    await compact(llm, "Go on")
-    instruction = llm.requests[0].system_instruction
-    assert f"## {heading}" in instruction.splitlines()
+    sections = "Current State,Key Information,Context & Decisions,Exact Next Steps"
+    headings = {f"## {section}" for section in sections.split(",")}
+    assert headings <= set(asked.system_instruction.splitlines())
+    assert "odo list" not in asked.text
 
 
 class TodoItem(BaseModel):
@@ -400,19 +352,22 @@ TODOS = [
 ]
 
 
-@pytest.mark.parametrize("key", ["todos", "__context_guard_todos_agent"])
 @pytest.mark.parametrize(
-    "todos",
+    ("key", "todos", "has_tool"),
     [
-        pytest.param(TODOS, id="dicts"),
-        pytest.param([TodoItem(**item) for item in TODOS], id="models"),
+        pytest.param("todos", TODOS, True, id="dicts, with the tool"),
+        pytest.param(KEY.format("todos"), TODOS, False, id="the guard's key"),
+        pytest.param("todos", [TodoItem(**t) for t in TODOS], False, id="models"),
     ],
 )
-async def test_summariser_is_shown_the_todo_list(key: str, todos: list[Any]) -> None:
-    """The todo list stands in the prompt, with what to do with it."""
+async def test_summarizer_is_shown_the_todo_list(
+    key: str, todos: list[Any], has_tool: bool
+) -> None:
+    """The todo list stands in the prompt; the tool is named if the agent has it."""
     llm = SimulatedLlm()
-    await compact(llm, "Go on", **{key: todos})
-    (prompt,) = summary_prompts(llm)
+    tools = [queued_tool("todos", ["ok"])] if has_tool else []
+    await compact(llm, state={key: todos}, tools=tools)
+    [asked] = summary_requests(llm)
     assert (
         "[Current todo list]\n"
         "- [in_progress] Analyze timing gap\n"
@@ -420,136 +375,45 @@ async def test_summariser_is_shown_the_todo_list(key: str, todos: list[Any]) -> 
         "[End todo list]\n\n"
         "Include these tasks and their statuses in your summary under a dedicated "
         '"## Todo List" section.'
-    ) in prompt
-
-
-@pytest.mark.parametrize("has_tool", [True, False], ids=["with tool", "without"])
-async def test_todos_are_restored_by_the_tool_where_there_is_one(
-    has_tool: bool,
-) -> None:
-    """The summariser speaks of the `todos` tool only to agents that have it."""
-    llm = SimulatedLlm()
-    tools = [queued_tool("todos", ["ok"])] if has_tool else []
-    chat = guarded_chat(llm, 4_000, tools=tools)
-    await seed(chat, user(words(2_500)), model("Yes."), todos=TODOS)
-    await chat.say("Go on")
-    (prompt,) = summary_prompts(llm)
-    assert ("restore them using the `todos` tool" in prompt) is has_tool
-
-
-async def test_there_is_no_todo_block_without_todos() -> None:
-    """Nothing is said about todos where there are none."""
-    llm = SimulatedLlm()
-    await compact(llm, "Go on", todos=[])
-    (prompt,) = summary_prompts(llm)
-    assert "odo list" not in prompt
-
-
-async def test_fallback_keeps_two_hundred_characters_of_each_message() -> None:
-    """Without a model, each message leaves its head and its tail."""
-    llm = SimulatedLlm(context_window=40_000, summary_replies=[RuntimeError("down")])
-    chat = guarded_chat(llm, 20_000)
-    messages = [
-        f"Message {number} begins here. {words(900)} Message {number} ends here."
-        for number in range(12)
-    ]
-    for number, message in enumerate(messages):
-        await seed(chat, user(message) if number % 2 == 0 else model(message))
-    await chat.say("And now?")
-    summary = str((await chat.state())["__context_guard_summary_agent"])
-    covered = [number for number in range(12) if f"Message {number} begins" in summary]
-    assert covered
-    for number in covered:
-        begins = summary.index(f"Message {number} begins here.")
-        ends = summary.index(f"Message {number} ends here.") + 20
-        assert ends - begins >= 200
-    sent = llm.requests[-1]
-    assert sent.rejected is None
-    # What it does not cover stands in the request, word for word.
-    for number in set(range(12)) - set(covered):
-        assert messages[number] in sent.text
-
-
-async def test_fallback_begins_with_the_previous_summary() -> None:
-    """What an earlier summary says is kept whole when the summariser fails."""
-    llm = SimulatedLlm(
-        context_window=40_000,
-        summary_replies=["THE FIRST SUMMARY.", RuntimeError("down")],
-    )
-    chat = guarded_chat(llm, 4_000)
-    await seed(chat, user(words(2_500)), model("Yes."))
-    await chat.say("Go on.")
-    await chat.say(words(1_500))
-    await chat.say(words(1_700))
-    state = await chat.state()
-    assert llm.summaries == 2
-    assert str(state["__context_guard_summary_agent"]).startswith(
-        "THE FIRST SUMMARY.\n"
-    )
-    assert f"{SUMMARY_BEGINS}THE FIRST SUMMARY.\n" in llm.requests[-1].text
+    ) in asked.text
+    assert ("restore them using the `todos` tool" in asked.text) is has_tool
 
 
 PAYLOADS = {
-    "prose": "The notebook is on the table, and the light is on. ",
     "json": json.dumps({"id": 4711, "name": "web-1", "ok": True, "tags": ["a", "b"]}),
-    "digits": "8203 5519 7730 0042 9913 ",
     "base64": "q83vEjRWeJCrze8SNFZ4kKvN7xI0VniQ/+Zs1kP0",
     "japanese": "会議は来週の火曜日に延期されました。",
 }
 
 
 @pytest.mark.parametrize("payload", PAYLOADS.values(), ids=PAYLOADS)
-async def test_summariser_input_stays_within_four_fifths_of_its_window(
+async def test_summarizer_input_stays_within_four_fifths_of_its_window(
     payload: str,
 ) -> None:
     """However large the history, each summary call leaves a fifth of the window."""
-    window_tokens = 8_000
-    summariser = SimulatedLlm(model="summariser", context_window=window_tokens)
-    llm = SimulatedLlm(context_window=10_000_000)
-    plugin = ContextGuardPlugin(
-        default=Threshold(
-            context_window=100_000,
-            summarizer=summariser,
-            summarizer_context_window=window_tokens,
-        )
+    summarizer = SimulatedLlm(model="summarizer", context_window=8_000)
+    strategy = Threshold(
+        context_window=60_000, summarizer=summarizer, summarizer_context_window=8_000
     )
-    chat = Chat(guarded_agent(llm), [plugin])
+    chat = guarded_chat(SimulatedLlm(context_window=10_000_000), strategy)
     await seed(chat, user("The task."))
-    for number in range(20):
+    for number in range(12):
         size = 40_000 if number % 5 else 800
         result = (payload * (1 + size // len(payload)))[:size]
         await seed(chat, call("fetch", page=number), response("fetch", result))
     await chat.say("What does it say?")
-    assert 1 <= summariser.summaries <= 3
-    assert summariser.rejections == 0
-    assert summariser.largest_request_tokens <= 0.8 * window_tokens
-    assert "The task." in summariser.requests[0].text
-    assert "What does it say?" in summariser.requests[-1].text
+    assert 1 <= summarizer.summaries <= 3
+    assert summarizer.rejections == 0
+    assert summarizer.largest_request_tokens <= 0.8 * 8_000
+    assert "The task." in summarizer.requests[0].text
+    assert "What does it say?" in summarizer.requests[-1].text
 
 
-async def test_calibration_starts_anew_after_a_compaction() -> None:
-    """The old ratio is not applied to the new, short request."""
-    llm = SimulatedLlm(
-        context_window=100_000, usage="never", script=[report("One.", 4_000), "Two."]
-    )
-    chat = guarded_chat(llm, 4_000)
-    await chat.say(words(1_500))
-    assert (await chat.state())["__context_guard_real_tokens_agent"] == 4_000
-    await chat.say("Go on.")
-    state = await chat.state()
-    assert llm.summaries == 1
-    assert state["__context_guard_real_tokens_agent"] is None
-    assert state["__context_guard_last_heuristic_agent"] is None
-    await chat.say("Go on.")
-    assert llm.summaries == 1
-
-
-@pytest.mark.parametrize("window_tokens", [4_000, 32_000, 128_000, 200_000])
+@pytest.mark.parametrize("window_tokens", [4_000, 128_000])
 async def test_compacted_request_is_small(window_tokens: int) -> None:
     """With a full-length summary the request is far below the threshold."""
     llm = SimulatedLlm(context_window=window_tokens)
-    plugin = ContextGuardPlugin(default=Threshold(context_window=window_tokens))
-    chat = Chat(guarded_agent(llm), [plugin])
+    chat = guarded_chat(llm, Threshold(context_window=window_tokens))
     numbered = [f"Fact {n}: the port of host-{n} is {n + 7000}." for n in range(20_000)]
     text = "\n".join(numbered)[: 4 * window_tokens]
     await seed(chat, user("Read this."), model(text), user("And?"), model("Read."))

@@ -1,0 +1,107 @@
+"""A guarded agent in a prepared session, and what its models were shown."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from google.adk.events.event import Event
+from google.adk.events.event_actions import EventActions
+from google.adk.plugins.base_plugin import BasePlugin
+from google.genai import types
+from pydantic import Field
+
+from contextguard_adk import (
+    Compaction,
+    CompactionContext,
+    ContextGuardPlugin,
+    Strategy,
+    Threshold,
+    request_compaction,
+)
+from contextguard_adk.testing import RecordedRequest, SimulatedLlm
+from tests.builders import Chat, event, guarded_agent
+
+KEY = "__context_guard_{}_agent"
+"""The documented form of the guard's keys."""
+
+SUMMARY = KEY.format("summary")
+SUMMARIZED_AT = KEY.format("summarized_at")
+REAL = KEY.format("real_tokens")
+HEURISTIC = KEY.format("last_heuristic")
+
+EXACT = {REAL: 1_000, HEURISTIC: 1_000}
+"""The last count was right to the token: the heuristic stands as it is."""
+
+
+def words(token_count: int, name: str = "") -> str:
+    """Prose of exactly four bytes for each token, with a name in front."""
+    prefix = f"{name} " if name else ""
+    return f"{prefix}{'notebooks ' * token_count}"[: 4 * token_count]
+
+
+def text_of(content: types.Content) -> str:
+    """The texts of a content."""
+    return "\n".join(part.text for part in content.parts or () if part.text)
+
+
+def guarded_chat(
+    llm: SimulatedLlm,
+    strategy: Strategy | None = None,
+    *,
+    guard: dict[str, Any] | None = None,
+    agent: dict[str, Any] | None = None,
+    before: Sequence[BasePlugin] = (),
+    plugins: Sequence[BasePlugin] = (),
+    **settings: Any,
+) -> Chat:
+    """A chat with one guarded agent; `before` and `plugins` surround the guard."""
+    chosen = strategy or Threshold(context_window=4_000)
+    plugin = ContextGuardPlugin(default=chosen, **(guard or {}))
+    root = guarded_agent(llm, **(agent or {}))
+    return Chat(root, [*before, plugin, *plugins], **settings)
+
+
+async def seed(
+    chat: Chat, *contents: types.Content, state: dict[str, Any] | None = None
+) -> None:
+    """Puts an earlier conversation and state into the session."""
+    place: dict[str, Any] = {"app_name": "app", "user_id": "user"}
+    place["session_id"] = chat.session_id
+    session = await chat.sessions.get_session(**place)
+    if session is None:
+        session = await chat.sessions.create_session(**place)
+    for content in contents:
+        await chat.sessions.append_event(session, event(content))
+    if state:
+        delta = EventActions(state_delta=state)
+        await chat.sessions.append_event(session, Event(author="app", actions=delta))
+
+
+def demand() -> dict[str, Any]:
+    """State that asks for a compaction."""
+    state: dict[str, Any] = {}
+    request_compaction(state)
+    return state
+
+
+def agent_requests(llm: SimulatedLlm) -> list[RecordedRequest]:
+    """What the agent's model was sent."""
+    return [request for request in llm.requests if not request.is_summary]
+
+
+def summary_requests(llm: SimulatedLlm) -> list[RecordedRequest]:
+    """What the summarizer was sent."""
+    return [request for request in llm.requests if request.is_summary]
+
+
+class Doing(Strategy):
+    """A strategy that does what a test says."""
+
+    act: Callable[[CompactionContext], Awaitable[Compaction | None]] = Field(
+        exclude=True
+    )
+
+    async def compact(self, context: CompactionContext) -> Compaction | None:
+        """Does it."""
+        return await self.act(context)

@@ -1,0 +1,374 @@
+"""Summaries asked for at the end of the conversation, which a prompt cache serves."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+from google.adk.agents.callback_context import CallbackContext
+from google.adk.models.llm_request import LlmRequest
+from google.adk.models.llm_response import LlmResponse
+from google.adk.plugins.base_plugin import BasePlugin
+from google.genai import types
+from pydantic import BaseModel
+
+from contextguard_adk import (
+    Compaction,
+    CompactionContext,
+    Pipeline,
+    SlidingWindow,
+    Strategy,
+    Threshold,
+)
+from contextguard_adk.testing import (
+    ContextOverflowError,
+    RecordedRequest,
+    Reply,
+    SimulatedLlm,
+    call,
+)
+from contextguard_adk.testing import SimulatedProviderError as ProviderError
+from tests.builders import Chat, answer_text, model, queued_tool
+from tests.chats import (
+    agent_requests,
+    demand,
+    guarded_chat,
+    summary_requests,
+    text_of,
+)
+
+WINDOW = 8_000
+QUESTION = re.compile(r"\[System: Summari[sz]e the conversation above now")
+SUMMARY = "## Current State\nThe budget is 4,711 EUR; the report is half written."
+
+
+def is_at_end(request: RecordedRequest) -> bool:
+    """Whether a request asks for a summary at the end of the conversation itself."""
+    last = text_of(request.contents[-1])
+    return request.is_summary and QUESTION.match(last) is not None
+
+
+def kinds(llm: SimulatedLlm) -> list[str]:
+    """How each summary was asked for."""
+    asked = summary_requests(llm)
+    assert all(is_at_end(r) or "<transcript-" in r.text for r in asked)
+    return ["at the end" if is_at_end(r) else "transcript" for r in asked]
+
+
+def make_llm(**settings: Any) -> SimulatedLlm:
+    """A provider with a prompt cache."""
+    settings.setdefault("prompt_cache", True)
+    settings.setdefault("summary_replies", [SUMMARY] * 20)
+    return SimulatedLlm(context_window=WINDOW, **settings)
+
+
+def make_strategy(**settings: Any) -> Threshold:
+    """A strategy that compacts everything."""
+    return Threshold(context_window=WINDOW, recall=False, **settings)
+
+
+def make_chat(
+    llm: SimulatedLlm, strategy: Strategy | None = None, **settings: Any
+) -> Chat:
+    """A chat with an agent that reads notes."""
+    notes = queued_tool("read_note", [{"note": "The budget is 4,711 EUR. " * 40}])
+    agent = {"tools": [notes], **settings.pop("agent", {})}
+    return guarded_chat(llm, strategy or make_strategy(), agent=agent, **settings)
+
+
+async def talk(chat: Chat, turns: int) -> None:
+    """Talks; 14 turns are long enough for a compaction."""
+    for turn in range(turns):
+        answer = answer_text(await chat.say(f"Question {turn}. " + "Tell more. " * 150))
+        assert answer, f"turn {turn} was lost"
+
+
+async def talk_and_demand(chat: Chat) -> None:
+    """Talks for a while and demands a compaction."""
+    await talk(chat, 4)
+    await chat.set_state(demand())
+    assert answer_text(await chat.say("Question 4."))
+
+
+def use_tool(request: LlmRequest) -> Reply:
+    """Calls the tool once a turn."""
+    parts = request.contents[-1].parts or []
+    if any(part.function_response for part in parts):
+        return "Noted."
+    return call("read_note")
+
+
+# --- If the provider was seen to have a cache --------------------------------------
+
+
+async def test_a_summary_is_asked_for_at_the_end_of_the_conversation() -> None:
+    """Nearly all of such a call is served from the cache, tools included."""
+    llm = make_llm(script=use_tool)
+    chat = make_chat(llm)
+    for _ in range(3):
+        await talk_and_demand(chat)
+    assert kinds(llm) == ["at the end"] * 3
+    agent = agent_requests(llm)
+    for request in summary_requests(llm):
+        assert request.cached_tokens >= 0.75 * request.prompt_tokens
+        assert request.system_instruction == agent[0].system_instruction
+        assert request.config.tools == agent[0].config.tools
+    assert llm.rejections == llm.violations == 0
+    # The ledger and the current request do not depend on how it was asked for.
+    assert all(
+        text in agent[-1].text for text in (SUMMARY, "Question 0.", "Question 4.")
+    )
+
+
+async def test_the_whole_conversation_stands_before_the_question() -> None:
+    """What was sent last stands there word for word, and what came since behind it."""
+    llm = make_llm()
+    await talk_and_demand(make_chat(llm))
+    first = next(index for index, r in enumerate(llm.requests) if is_at_end(r))
+    before, asked = llm.requests[first - 1 : first + 1]
+    assert asked.contents[: len(before.contents)] == before.contents
+    assert text_of(asked.contents[-2]).startswith("Question ")
+    assert "at most" in text_of(asked.contents[-1])
+
+
+@pytest.mark.parametrize("thoughts", [0, 100])
+async def test_the_length_of_the_summary_is_bounded(thoughts: int) -> None:
+    """It has half of the buffer, and room for the agent's thoughts; more is cut."""
+    llm = make_llm(summary_replies=["word " * 4_000] * 10)
+    thinking = types.ThinkingConfig(thinking_budget=thoughts)
+    config = types.GenerateContentConfig(thinking_config=thinking)
+    await talk_and_demand(make_chat(llm, agent={"generate_content_config": config}))
+    assert kinds(llm)[0] == "at the end"
+    asked = summary_requests(llm)[0]
+    assert asked.config.max_output_tokens == WINDOW // 10 + thoughts
+    assert 0 < agent_requests(llm)[-1].text.count("word ") <= WINDOW // 10
+
+
+class HalfAndAll(Strategy):
+    """Summarizes half of the history, then all of it, by turns."""
+
+    async def compact(self, context: CompactionContext) -> Compaction | None:
+        """Compacts when it is due."""
+        if not context.is_due:
+            return None
+        keep = 0 if context.view.stored else len(context.view.compactable) // 2
+        return await context.summarize(context.older_than(keep))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "expected"),
+    [
+        pytest.param(SlidingWindow, ["transcript"], id="SlidingWindow"),
+        pytest.param(Pipeline, ["transcript"], id="Pipeline"),
+        pytest.param(HalfAndAll, ["transcript", "at the end"], id="one's own"),
+    ],
+)
+async def test_a_summary_of_a_part_is_written_from_a_transcript(
+    strategy: type[Strategy], expected: list[str]
+) -> None:
+    """What stays word for word must not stand in the summary as well."""
+    llm = make_llm()
+    always = strategy(context_window=WINDOW, recall=False, reuse_prompt_cache=True)
+    await talk(make_chat(llm, always), 24)
+    assert kinds(llm)[: len(expected)] == expected
+
+
+async def test_what_is_no_history_does_not_stand_before_the_question() -> None:
+    """An instruction that changes from call to call stays out of the summary."""
+    llm = make_llm()
+    instructions = {
+        "static_instruction": "You help.",
+        "instruction": "The customer on the line is number 815.",
+    }
+    await talk(make_chat(llm, agent=instructions), 14)
+    assert set(kinds(llm)) == {"at the end"}
+    for request in llm.requests:
+        assert ("number 815" in request.text) is not is_at_end(request)
+
+
+async def test_no_cache_is_created_for_the_question() -> None:
+    """Gemini's explicit caches are made for prompts that come again."""
+    seen: list[LlmRequest] = []
+
+    class Model(SimulatedLlm):
+        async def generate_content_async(
+            self, llm_request: LlmRequest, stream: bool = False
+        ) -> AsyncGenerator[LlmResponse, None]:
+            seen.append(llm_request)
+            async for response in super().generate_content_async(llm_request, stream):
+                yield response
+
+    llm = Model(context_window=WINDOW, prompt_cache=True)
+    await talk_and_demand(make_chat(llm))
+    asked = [r for r in seen if llm.is_summary_request(r)]
+    assert asked
+    assert {r.cacheable_contents_token_count for r in asked} == {None}
+
+
+async def test_instructions_of_ones_own_stand_in_the_question() -> None:
+    """With the number of words put in; any answer is then taken for a summary."""
+    llm = make_llm(summary_replies=["Short."] * 9)
+    own = make_strategy(summary_instruction="Write a haiku of {max_words} words.")
+    await talk_and_demand(make_chat(llm, own))
+    assert set(kinds(llm)) == {"at the end"}
+    assert "Write a haiku of 600 words." in summary_requests(llm)[0].text
+
+
+# --- If it was not -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("setting", "has_cache", "expected"),
+    [
+        pytest.param(True, False, "at the end", id="always"),
+        pytest.param(False, True, "transcript", id="never"),
+        pytest.param("auto", True, "at the end", id="auto"),
+        pytest.param("auto", False, "transcript", id="auto without a cache"),
+    ],
+)
+async def test_the_setting_decides(
+    setting: Any, has_cache: bool, expected: str
+) -> None:
+    """The cache can be taken for granted, or left alone."""
+    llm = make_llm(prompt_cache=has_cache)
+    await talk_and_demand(make_chat(llm, make_strategy(reuse_prompt_cache=setting)))
+    assert set(kinds(llm)) == {expected}
+
+
+async def test_another_summarizer_is_shown_a_transcript() -> None:
+    """Its cache holds nothing of this conversation."""
+    llm, other = make_llm(), make_llm(model="other")
+    await talk_and_demand(make_chat(llm, make_strategy(summarizer=other)))
+    assert kinds(llm) == []
+    assert set(kinds(other)) == {"transcript"}
+
+
+class Verdict(BaseModel):
+    """What an agent with an output schema answers."""
+
+    text: str
+
+
+class Configuring(BasePlugin):
+    """Changes the configuration of every request, before the guard."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__(name="configuring")
+        self.config = config
+
+    async def before_model_callback(
+        self, *, callback_context: CallbackContext, llm_request: LlmRequest
+    ) -> None:
+        """Changes it."""
+        llm_request.config = llm_request.config.model_copy(update=self.config)
+
+
+FUNCTION = types.Tool(function_declarations=[types.FunctionDeclaration(name="f")])
+SEARCH = types.Tool(google_search=types.GoogleSearch())
+
+
+def choice(mode: str) -> types.ToolConfig:
+    """A tool choice."""
+    named = types.FunctionCallingConfigMode(mode)
+    calling = types.FunctionCallingConfig(mode=named)
+    return types.ToolConfig(function_calling_config=calling)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        pytest.param({"tools": [FUNCTION]}, "at the end", id="functions"),
+        pytest.param({"tool_config": choice("AUTO")}, "at the end", id="auto"),
+        pytest.param({"tools": [FUNCTION, SEARCH]}, "transcript", id="built-in"),
+        pytest.param({"tool_config": choice("ANY")}, "transcript", id="forced"),
+        pytest.param({"response_schema": Verdict}, "transcript", id="schema"),
+        pytest.param(
+            {"response_json_schema": {"type": "object"}}, "transcript", id="j"
+        ),
+        pytest.param(
+            {"response_mime_type": "application/json"}, "transcript", id="JSON"
+        ),
+        pytest.param({"stop_sequences": ["\n\n"]}, "transcript", id="stop sequences"),
+    ],
+)
+async def test_settings_that_end_or_form_an_answer_want_a_transcript(
+    config: dict[str, Any], expected: str
+) -> None:
+    """They are the agent's, and the question would share them."""
+    llm = make_llm()
+    await talk_and_demand(make_chat(llm, before=[Configuring(config)]))
+    assert set(kinds(llm)) == {expected}
+
+
+async def test_a_request_that_is_nearly_full_wants_a_transcript() -> None:
+    """The question and its answer must fit behind the conversation."""
+    llm = make_llm()
+    chat = make_chat(llm)
+    while not llm.requests or llm.requests[-1].prompt_tokens < 0.72 * WINDOW:
+        await chat.say("Go on. " + "Tell more. " * 100)
+    assert llm.summaries == 0
+    await chat.say("And this? " + "Read it. " * int(0.25 * WINDOW / 3))
+    assert kinds(llm)[0] == "transcript"
+    assert llm.rejections == 0
+
+
+# --- If it fails -------------------------------------------------------------------
+
+NO_SUMMARY: dict[str, Reply] = {
+    "a tool call": call("read_note"),
+    "blanks": "  \n",
+    "too long": ContextOverflowError(
+        "This model's maximum context length is 8000 tokens. However, your messages "
+        "resulted in 8100 tokens."
+    ),
+    "only thoughts": types.Part(text="Hm.", thought=True),
+    "words beside a tool call": [
+        types.Part(text="## Plan\nLet me read that note first."),
+        call("read_note"),
+    ],
+    "small talk": "Sure! Next I will read the other notes.",
+    "half a summary": LlmResponse(
+        content=model(SUMMARY[:20]), finish_reason=types.FinishReason.MAX_TOKENS
+    ),
+}
+
+
+@pytest.mark.parametrize("reply", NO_SUMMARY.values(), ids=NO_SUMMARY)
+async def test_a_model_that_gives_no_summary_is_shown_a_transcript(
+    reply: Reply, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At once, and for the rest of the session; nothing is lost by it."""
+    llm = make_llm(summary_replies=[reply, *[SUMMARY] * 20])
+    with caplog.at_level(logging.INFO, "contextguard_adk"):
+        chat = make_chat(llm)
+        await talk_and_demand(chat)
+        await talk_and_demand(chat)
+    assert kinds(llm) == ["at the end", "transcript", "transcript"]
+    messages = [record.getMessage() for record in caplog.records]
+    [said] = [message for message in messages if "transcript" in message]
+    assert "Question" not in said
+    assert SUMMARY in agent_requests(llm)[-1].text
+
+
+async def test_a_passing_error_is_forgotten() -> None:
+    """A provider that is busy once is asked at the end of the conversation again."""
+    busy = ProviderError("429 Too Many Requests")
+    llm = make_llm(summary_replies=[busy, *[SUMMARY] * 20])
+    chat = make_chat(llm)
+    await talk_and_demand(chat)
+    await talk_and_demand(chat)
+    assert kinds(llm) == ["at the end", "transcript", "at the end"]
+
+
+async def test_a_timeout_is_waited_for_once() -> None:
+    """A model that hangs is not asked twice; the next summary reads the originals."""
+    llm = make_llm(summary_replies=[TimeoutError("slow"), *[SUMMARY] * 20])
+    await talk(make_chat(llm), 24)
+    assert kinds(llm)[:2] == ["at the end", "transcript"]
+    first = next(index for index, r in enumerate(llm.requests) if r.is_summary)
+    assert not llm.requests[first + 1].is_summary
+    # What a mechanical summary clipped does not stand in the conversation.
+    assert "Question 0." in summary_requests(llm)[1].text
