@@ -30,6 +30,9 @@ from contextguard_adk.testing import (
     SimulatedProviderError,
 )
 
+SUMMARY_BEGIN = "[Previous conversation summary]"
+SUMMARY_END = "[End of summary — conversation continues below]"
+
 
 def user(*texts: str) -> types.Content:
     """A message of the user."""
