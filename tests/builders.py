@@ -96,6 +96,7 @@ class Chat:
         is_streaming: Whether to run with SSE streaming.
         session_service: Where the session is kept; in memory by default.
         session_id: The session's id; the session is created when it is first needed.
+        user_id: The user.
         run_config: The settings of each run; None takes no limit of model calls.
         app_settings: Further arguments of the `App`.
     """
@@ -108,6 +109,7 @@ class Chat:
         is_streaming: bool = False,
         session_service: BaseSessionService | None = None,
         session_id: str = "session",
+        user_id: str = "user",
         run_config: RunConfig | None = None,
         **app_settings: Any,
     ) -> None:
@@ -116,7 +118,7 @@ class Chat:
         )
         self.sessions = session_service or InMemorySessionService()
         self.runner = Runner(app=self.app, session_service=self.sessions)
-        self.session_id = session_id
+        self.session_id, self.user_id = session_id, user_id
         self.run_config = run_config or RunConfig.model_validate(
             {"streaming_mode": "sse" if is_streaming else None, "max_llm_calls": 0}
         )
@@ -129,7 +131,7 @@ class Chat:
         """Sends a message and returns the events of the turn."""
         await self.session()
         run = self.runner.run_async(
-            user_id="user",
+            user_id=self.user_id,
             session_id=self.session_id,
             new_message=user(message) if isinstance(message, str) else message,
             run_config=self.run_config,
@@ -139,9 +141,9 @@ class Chat:
 
     async def session(self) -> Session:
         """The session, created where it is missing."""
-        place = {"app_name": "app", "user_id": "user", "session_id": self.session_id}
-        found = await self.sessions.get_session(**place)
-        return found or await self.sessions.create_session(**place)
+        place = {"user_id": self.user_id, "session_id": self.session_id}
+        found = await self.sessions.get_session(app_name="app", **place)
+        return found or await self.sessions.create_session(app_name="app", **place)
 
     _session = session
 
