@@ -141,7 +141,7 @@ class Chat:
 
     async def session(self) -> Session:
         """The session, created where it is missing."""
-        place = {"user_id": self.user_id, "session_id": self.session_id}
+        place: Any = {"user_id": self.user_id, "session_id": self.session_id}
         found = await self.sessions.get_session(app_name="app", **place)
         return found or await self.sessions.create_session(app_name="app", **place)
 
@@ -437,12 +437,12 @@ class KeptSessions(InMemorySessionService):
         super().__init__()
         self.kept: dict[str, Session] = {}
 
-    async def create_session(self, **place: Any) -> Session:  # type: ignore[override]
+    async def create_session(self, **place: Any) -> Session:
         """Creates a session."""
         session = await super().create_session(**place)
         return self.kept.setdefault(session.id, session)
 
-    async def get_session(self, *, session_id: str, **_: Any) -> Session | None:  # type: ignore[override]
+    async def get_session(self, *, session_id: str, **_: Any) -> Session | None:
         """Returns the session itself, not a copy."""
         return self.kept.get(session_id)
 

@@ -39,7 +39,6 @@ from google.genai import types
 
 from contextguard_adk import ContextGuardPlugin, Threshold
 from contextguard_adk.testing import Reply, SimulatedLlm, call
-from contextguard_adk.testing.provider import list_content_texts
 
 APP, USER, SESSION = "app", "user", "session"
 WINDOW = 4_000
@@ -119,9 +118,14 @@ class LoggingLlm(SimulatedLlm):
             file.write(json.dumps(line) + "\n")
 
 
+def read(request: LlmRequest) -> str:
+    """All that a request says."""
+    return "\n".join(content.model_dump_json() for content in request.contents)
+
+
 def reply(request: LlmRequest) -> Reply:
     """Calls a tool for the next thing that is wanted and not known yet."""
-    text = "\n".join(list_content_texts(request.contents))
+    text = read(request)
     wanted = _WANTED.findall(text)[-1].split()
     known = set(_FACT.findall(text))
     for ref in wanted:
@@ -132,7 +136,7 @@ def reply(request: LlmRequest) -> Reply:
 
 def list_facts(request: LlmRequest) -> str:
     """A summary that keeps every fact."""
-    text = "\n".join(list_content_texts(request.contents))
+    text = read(request)
     return "Known: " + " ".join(dict.fromkeys(_FACT.findall(text)))
 
 

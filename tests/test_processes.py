@@ -177,7 +177,7 @@ async def test_two_processes_take_turns(scene: Scene, tmp_path: Path) -> None:
     """Each finds the other's summaries in session state and pays for none twice."""
     processes = [Process(tmp_path / f"errors-{number}.txt") for number in range(2)]
     try:
-        for number in range(16):
+        for number in range(12):
             process = processes[number % 2]
             process.write(*scene.turns(number))
             assert process.read() == {"answer": expected_answer(number)}
@@ -190,7 +190,7 @@ async def test_two_processes_take_turns(scene: Scene, tmp_path: Path) -> None:
     check_state(session.state)
     assert count_summaries(requests) == count_compactions(session) >= 3
     assert set(requests[-1]["facts"]) == stored_facts(session)
-    assert len(stored_facts(session)) == 32
+    assert len(stored_facts(session)) == 24
 
 
 KILLS = (

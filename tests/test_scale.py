@@ -43,7 +43,7 @@ pytestmark = pytest.mark.slow
 
 SESSIONS = 200
 RUNNER_CALLS = 1_000
-CALLBACK_CALLS = 5_000
+CALLBACK_CALLS = 2_000
 
 MAX_STATE_BYTES = 16 * 1024
 MAX_GROWTH_BYTES = 64 * 1024
@@ -99,7 +99,7 @@ def fetch_once(request: LlmRequest) -> Reply:
 async def converse(runner: Runner, number: int, turn_count: int) -> dict[str, Any]:
     """Plays one session to its end; returns its state."""
     # Only together with the user does the id name a session.
-    place = {"user_id": f"user-{number}", "session_id": f"session-{number % 50}"}
+    place: Any = {"user_id": f"user-{number}", "session_id": f"session-{number % 50}"}
     await runner.session_service.create_session(app_name="app", **place)
     for turn in range(turn_count):
         asked = user(f"Question {turn} on secret-{number:03}!, please.")
@@ -242,7 +242,7 @@ class Treadmill:
         return response
 
 
-async def test_five_thousand_calls_leave_memory_and_state_flat() -> None:
+async def test_two_thousand_calls_leave_memory_and_state_flat() -> None:
     """After the first tenth our own memory grows no more, and state stays small."""
     mill = Treadmill(Threshold(context_window=1_200))
     calls_per_turn = 10
@@ -316,9 +316,7 @@ def own_bytes() -> int:
     "message",
     [
         pytest.param("words " * 60, id="prose"),
-        pytest.param('"' * 400, id="quotes"),
-        pytest.param("\\" * 400, id="backslashes"),
-        pytest.param("\x01" * 400, id="controls"),
+        pytest.param('"\\\x01' * 130, id="escapes"),
         pytest.param("漢字" * 200, id="cjk"),
         pytest.param("🙂" * 200, id="emoji"),
     ],
