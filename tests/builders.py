@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -17,7 +17,6 @@ from google.adk.models.llm_request import LlmRequest
 from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.runners import Runner
 from google.adk.sessions import BaseSessionService, InMemorySessionService, Session
-from google.adk.sessions.base_session_service import ListSessionsResponse
 from google.adk.tools.base_tool import BaseTool
 from google.genai import types
 from hypothesis import strategies as st
@@ -30,6 +29,9 @@ from contextguard_adk.testing import (
     SimulatedLlm,
     SimulatedProviderError,
 )
+
+SUMMARY_BEGIN = "[Previous conversation summary]"
+SUMMARY_END = "[End of summary — conversation continues below]"
 
 
 def user(*texts: str) -> types.Content:
@@ -44,9 +46,8 @@ def model(*texts: str) -> types.Content:
 
 def call_part(name: str, call_id: str | None = None, **args: Any) -> types.Part:
     """A part in which the model asks for a tool."""
-    return types.Part(
-        function_call=types.FunctionCall(name=name, args=args, id=call_id)
-    )
+    call = types.FunctionCall(name=name, args=args, id=call_id)
+    return types.Part(function_call=call)
 
 
 def response_part(
@@ -54,11 +55,8 @@ def response_part(
 ) -> types.Part:
     """A part with a tool's result."""
     payload = result if isinstance(result, dict) else {"result": result}
-    return types.Part(
-        function_response=types.FunctionResponse(
-            name=name, response=payload, id=call_id
-        )
-    )
+    answer = types.FunctionResponse(name=name, response=payload, id=call_id)
+    return types.Part(function_response=answer)
 
 
 def call(name: str, call_id: str | None = None, **args: Any) -> types.Content:
@@ -85,20 +83,22 @@ def responses(*parts: types.Part) -> types.Content:
 
 def event(content: types.Content, author: str = "") -> Event:
     """An event with this content; the author follows from its role."""
-    return Event(
-        author=author or ("user" if content.role == "user" else "agent"),
-        content=content,
-    )
+    author = author or ("user" if content.role == "user" else "agent")
+    return Event(author=author, content=content)
 
 
 class Chat:
-    """One session with a real Runner; remembers what the user said last.
+    """One session with a real Runner.
 
     Args:
         agent: The root agent.
         plugins: The app's plugins.
         is_streaming: Whether to run with SSE streaming.
         session_service: Where the session is kept; in memory by default.
+        session_id: The session's id; the session is created when it is first needed.
+        user_id: The user.
+        run_config: The settings of each run; None takes no limit of model calls.
+        app_settings: Further arguments of the `App`.
     """
 
     def __init__(
@@ -109,6 +109,7 @@ class Chat:
         is_streaming: bool = False,
         session_service: BaseSessionService | None = None,
         session_id: str = "session",
+        user_id: str = "user",
         run_config: RunConfig | None = None,
         **app_settings: Any,
     ) -> None:
@@ -117,7 +118,7 @@ class Chat:
         )
         self.sessions = session_service or InMemorySessionService()
         self.runner = Runner(app=self.app, session_service=self.sessions)
-        self.session_id = session_id
+        self.session_id, self.user_id = session_id, user_id
         self.run_config = run_config or RunConfig.model_validate(
             {"streaming_mode": "sse" if is_streaming else None, "max_llm_calls": 0}
         )
@@ -128,42 +129,44 @@ class Chat:
         state_delta: dict[str, Any] | None = None,
     ) -> list[Event]:
         """Sends a message and returns the events of the turn."""
-        if await self._session() is None:
-            await self.sessions.create_session(
-                app_name="app", user_id="user", session_id=self.session_id
-            )
-        content = user(message) if isinstance(message, str) else message
-        return [
-            event
-            async for event in self.runner.run_async(
-                user_id="user",
-                session_id=self.session_id,
-                new_message=content,
-                run_config=self.run_config,
-                state_delta=state_delta,
-            )
-        ]
-
-    async def _session(self) -> Any:
-        return await self.sessions.get_session(
-            app_name="app", user_id="user", session_id=self.session_id
+        await self.session()
+        run = self.runner.run_async(
+            user_id=self.user_id,
+            session_id=self.session_id,
+            new_message=user(message) if isinstance(message, str) else message,
+            run_config=self.run_config,
+            state_delta=state_delta,
         )
+        return [event async for event in run]
+
+    async def session(self) -> Session:
+        """The session, created where it is missing."""
+        place: Any = {"user_id": self.user_id, "session_id": self.session_id}
+        found = await self.sessions.get_session(app_name="app", **place)
+        return found or await self.sessions.create_session(app_name="app", **place)
+
+    _session = session
+
+    async def tell(self, contents: Iterable[types.Content]) -> None:
+        """Adds messages to the session as if they had been said."""
+        session = await self.session()
+        for content in contents:
+            await self.sessions.append_event(session, event(content))
 
     async def set_state(self, delta: dict[str, Any]) -> None:
         """Sets values between two turns; ADK 2.0 drops the `state_delta` of a run."""
-        session = await self._session() or await self.sessions.create_session(
-            app_name="app", user_id="user", session_id=self.session_id
-        )
         actions = EventActions(state_delta=delta)
-        await self.sessions.append_event(session, Event(author="app", actions=actions))
+        await self.sessions.append_event(
+            await self.session(), Event(author="app", actions=actions)
+        )
 
     async def state(self) -> dict[str, Any]:
         """The session's state."""
-        return dict((await self._session()).state)
+        return dict((await self.session()).state)
 
     async def events(self) -> list[Event]:
         """The session's events."""
-        return list((await self._session()).events)
+        return list((await self.session()).events)
 
 
 def answer_text(events: Sequence[Event]) -> str:
@@ -294,7 +297,7 @@ class CallMark:
 
     turn: Turn
     summary: tuple[object, ...]
-    """All that belongs to the stored summary; it changes with every compaction."""
+    """What changes with every compaction."""
     summarized_at: int
     """The estimate that led to the newest compaction."""
 
@@ -328,10 +331,9 @@ class CallProbe(BasePlugin):
     ) -> None:
         """Notes the state; changes nothing."""
         state, agent = callback_context.state, callback_context.agent_name
-        names = ("summary", "covered", "mark", "summarized_at")
+        names = ("summary", "summarized_at")
         values = tuple(state.get(f"__context_guard_{name}_{agent}") for name in names)
-        at = values[-1] if isinstance(values[-1], int) else 0
-        self.marks.append(CallMark(self.turn, values, at))
+        self.marks.append(CallMark(self.turn, values, values[1] or 0))
 
 
 @dataclass(frozen=True)
@@ -428,47 +430,25 @@ def _list_agent_calls(
     return calls
 
 
-class KeptSessions(BaseSessionService):
+class KeptSessions(InMemorySessionService):
     """Keeps sessions as they are: long conversations without a copy every turn."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.kept: dict[str, Session] = {}
 
-    async def create_session(
-        self,
-        *,
-        app_name: str,
-        user_id: str,
-        state: dict[str, Any] | None = None,
-        session_id: str | None = None,
-    ) -> Session:
+    async def create_session(self, **place: Any) -> Session:
         """Creates a session."""
-        session = Session(
-            id=session_id or "session",
-            app_name=app_name,
-            user_id=user_id,
-            state=state or {},
-        )
-        self.kept[session.id] = session
-        return session
+        session = await super().create_session(**place)
+        return self.kept.setdefault(session.id, session)
 
-    async def get_session(
-        self, *, app_name: str, user_id: str, session_id: str, config: Any = None
-    ) -> Session | None:
+    async def get_session(self, *, session_id: str, **_: Any) -> Session | None:
         """Returns the session itself, not a copy."""
         return self.kept.get(session_id)
 
-    async def list_sessions(
-        self, *, app_name: str, user_id: str | None = None
-    ) -> ListSessionsResponse:
-        """Returns all sessions."""
-        return ListSessionsResponse(sessions=list(self.kept.values()))
-
-    async def delete_session(
-        self, *, app_name: str, user_id: str, session_id: str
-    ) -> None:
-        """Forgets a session."""
-        self.kept.pop(session_id, None)
+    async def append_event(self, session: Session, event: Event) -> Event:
+        """Adds an event to the session alone."""
+        return await BaseSessionService.append_event(self, session, event)
 
 
 @dataclass(frozen=True)

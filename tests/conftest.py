@@ -1,22 +1,41 @@
-"""Hypothesis profiles: many examples in CI, fewer elsewhere; what runs on request."""
+"""Hypothesis profiles, and which tests and how many processes a run takes."""
 
 import os
+import re
 
 import pytest
 from hypothesis import settings
 
-settings.register_profile("ci", max_examples=2000, deadline=None)
-settings.register_profile("default", max_examples=200, deadline=None)
-settings.load_profile("ci" if os.environ.get("CI") == "true" else "default")
+# `--hypothesis-profile=ci` takes the other one.
+settings.register_profile("default", max_examples=50, deadline=None)
+settings.register_profile("ci", max_examples=2_000, deadline=None)
+settings.load_profile("default")
+
+# ADK would copy every request into its spans, which takes longer than most tests.
+os.environ.setdefault("ADK_TELEMETRY_SCHEMA_VERSION_OPT_IN", "1")
+os.environ.setdefault("ADK_CAPTURE_MESSAGE_CONTENT_IN_SPANS", "false")
+
+ON_REQUEST = ("browser", "real_model")
+"""Tests with these marks run only if `-m` names the mark."""
+
+
+def find_requested(config: pytest.Config) -> list[str]:
+    """The marks of `ON_REQUEST` that `-m` asks for."""
+    wanted = config.getoption("markexpr")
+    return [mark for mark in ON_REQUEST if re.search(rf"(?<!not )\b{mark}\b", wanted)]
 
 
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    """Skips the tests with a real model unless `-m` names them."""
-    if "real_model" in config.getoption("markexpr"):
-        return
-    skip = pytest.mark.skip(reason="a real model is asked only with -m real_model")
-    for item in items:
-        if "real_model" in item.keywords:
-            item.add_marker(skip)
+    """Leaves out what runs only on request."""
+    unwanted = {*ON_REQUEST}.difference(find_requested(config))
+    left_out = [i for i in items if any(map(i.get_closest_marker, unwanted))]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """One process for tests that share a browser or a model; else xdist decides."""
+    return 0 if find_requested(config) else None

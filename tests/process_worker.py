@@ -24,8 +24,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from google.adk.agents import LlmAgent
-from google.adk.agents.callback_context import CallbackContext
-from google.adk.agents.invocation_context import InvocationContext
 from google.adk.apps import App
 from google.adk.events.event import Event
 from google.adk.models.llm_request import LlmRequest
@@ -33,13 +31,10 @@ from google.adk.models.llm_response import LlmResponse
 from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.runners import Runner
 from google.adk.sessions import DatabaseSessionService
-from google.adk.tools.base_tool import BaseTool
-from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
 from contextguard_adk import ContextGuardPlugin, Threshold
 from contextguard_adk.testing import Reply, SimulatedLlm, call
-from contextguard_adk.testing.provider import list_content_texts
 
 APP, USER, SESSION = "app", "user", "session"
 WINDOW = 4_000
@@ -119,9 +114,14 @@ class LoggingLlm(SimulatedLlm):
             file.write(json.dumps(line) + "\n")
 
 
+def read(request: LlmRequest) -> str:
+    """All that a request says."""
+    return "\n".join(content.model_dump_json() for content in request.contents)
+
+
 def reply(request: LlmRequest) -> Reply:
     """Calls a tool for the next thing that is wanted and not known yet."""
-    text = "\n".join(list_content_texts(request.contents))
+    text = read(request)
     wanted = _WANTED.findall(text)[-1].split()
     known = set(_FACT.findall(text))
     for ref in wanted:
@@ -132,7 +132,7 @@ def reply(request: LlmRequest) -> Reply:
 
 def list_facts(request: LlmRequest) -> str:
     """A summary that keeps every fact."""
-    text = "\n".join(list_content_texts(request.contents))
+    text = read(request)
     return "Known: " + " ".join(dict.fromkeys(_FACT.findall(text)))
 
 
@@ -143,53 +143,29 @@ def look_up(ref: str) -> dict[str, Any]:
     return {"zeta": ref, "rows": rows, "fact": f"fact-{ref}", "alpha": "words " * 60}
 
 
-class Before(BasePlugin):
-    """Stands before the guard."""
+class Deadly(BasePlugin):
+    """Dies where it has to, on the side of the guard that its name says."""
 
-    async def before_model_callback(
-        self, *, callback_context: CallbackContext, llm_request: LlmRequest
-    ) -> None:
-        """Dies where it has to."""
-        suicide.reach("before the guard")
+    async def before_model_callback(self, **_: Any) -> None:
+        """Comes to a request."""
+        suicide.reach(f"{self.name} the guard")
 
+    async def after_model_callback(self, **_: Any) -> None:
+        """Comes to an answer."""
+        suicide.reach(f"{self.name} the model")
 
-class After(BasePlugin):
-    """Stands behind the guard."""
+    async def after_tool_callback(self, **_: Any) -> None:
+        """Comes to a result."""
+        suicide.reach(f"{self.name} a tool")
 
-    async def before_model_callback(
-        self, *, callback_context: CallbackContext, llm_request: LlmRequest
-    ) -> None:
-        """Dies where it has to."""
-        suicide.reach("after the guard")
+    async def on_event_callback(self, *, event: Event, **_: Any) -> None:
+        """Comes to an event."""
+        if self.name == "after":
+            suicide.reach(f"{describe(event)} emitted")
 
-    async def after_model_callback(
-        self, *, callback_context: CallbackContext, llm_response: LlmResponse
-    ) -> None:
-        """Dies where it has to."""
-        suicide.reach("after the model")
-
-    async def after_tool_callback(
-        self,
-        *,
-        tool: BaseTool,
-        tool_args: dict[str, Any],
-        tool_context: ToolContext,
-        result: dict[str, Any],
-    ) -> None:
-        """Dies where it has to."""
-        suicide.reach("after a tool")
-
-    async def on_event_callback(
-        self, *, invocation_context: InvocationContext, event: Event
-    ) -> None:
-        """Dies where it has to."""
-        suicide.reach(f"{describe(event)} emitted")
-
-    async def after_run_callback(
-        self, *, invocation_context: InvocationContext
-    ) -> None:
-        """Dies where it has to."""
-        suicide.reach("after the run")
+    async def after_run_callback(self, **_: Any) -> None:
+        """Comes to the end of a run."""
+        suicide.reach(f"{self.name} the run")
 
 
 def describe(event: Event) -> str:
@@ -236,7 +212,7 @@ def make_runner(url: str, log: str) -> Runner:
     strategy = Threshold(
         context_window=WINDOW, summarizer_context_window=PROVIDER_WINDOW
     )
-    plugins = [Before("before"), ContextGuardPlugin(default=strategy), After("after")]
+    plugins = [Deadly("before"), ContextGuardPlugin(default=strategy), Deadly("after")]
     return Runner(
         app=App(name=APP, root_agent=agent, plugins=plugins),
         session_service=DatabaseSessionService(url),

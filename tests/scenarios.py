@@ -36,38 +36,18 @@ KINDS: tuple[Kind, ...] = ("json", "code", "prose", "log", "base64", "cjk")
 
 _STDLIB = "argparse ast difflib doctest inspect mailbox optparse pydoc tarfile typing"
 _SUBJECTS = (
-    "the billing service",
-    "the nightly import",
-    "our staging cluster",
-    "the search index",
-    "a customer in Lisbon",
-    "the mobile release",
-    "the data warehouse",
-    "the second shard",
-    "the on-call engineer",
-    "the payment gateway",
-    "the retention job",
-    "the new dashboard",
+    "the billing service|the nightly import|our staging cluster|the search index|"
+    "a customer in Lisbon|the mobile release|the data warehouse|the second shard|"
+    "the on-call engineer|the payment gateway|the retention job|the new dashboard"
 )
 _VERBS = (
-    "depends on",
-    "was moved behind",
-    "still disagrees with",
-    "has to wait for",
-    "replaced",
-    "reports twice as many errors as",
-    "should be compared with",
-    "is billed together with",
+    "depends on|was moved behind|still disagrees with|has to wait for|replaced|"
+    "reports twice as many errors as|should be compared with|is billed together with"
 )
 _ENDINGS = (
-    "since Tuesday",
-    "in two of five regions",
-    "whenever the queue is longer than {n}",
-    "although ticket OPS-{n} was closed",
-    "with a delay of {n} ms",
-    "for about {n} users",
-    "as the minutes of the last review say",
-    "unless somebody restarts it by hand",
+    "since Tuesday|in two of five regions|whenever the queue is longer than {n}|"
+    "although ticket OPS-{n} was closed|with a delay of {n} ms|for about {n} users|"
+    "as the minutes of the last review say|unless somebody restarts it by hand"
 )
 _CJK_SENTENCES = (
     "部署在周二晚上失败了、因为第三个分片没有足够的磁盘空间。",
@@ -98,9 +78,10 @@ def _pool(kind: Kind) -> str:
 
 
 def _sentence(rng: random.Random) -> str:
-    ending = rng.choice(_ENDINGS).format(n=rng.randrange(100, 10_000))
-    subject, other = rng.sample(_SUBJECTS, 2)
-    return f"{subject} {rng.choice(_VERBS)} {other} {ending}. ".capitalize()
+    ending = rng.choice(_ENDINGS.split("|")).format(n=rng.randrange(100, 10_000))
+    subject, other = rng.sample(_SUBJECTS.split("|"), 2)
+    verb = rng.choice(_VERBS.split("|"))
+    return f"{subject} {verb} {other} {ending}. ".capitalize()
 
 
 def _cjk_sentence(rng: random.Random) -> str:
@@ -128,38 +109,30 @@ def make_pod(rng: random.Random) -> dict[str, Any]:
     image = f"registry.example.com/shop/{app}:1.{rng.randrange(40)}.{rng.randrange(9)}"
     waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 5m0s"}}
     running = {"running": {"startedAt": "2026-02-11T06:12:44Z"}}
+    metadata = {
+        "name": name,
+        "namespace": rng.choice(("default", "prod", "staging")),
+        "uid": f"{rng.getrandbits(128):032x}",
+        "labels": {"app": app, "pod-template-hash": name.split("-")[1]},
+    }
+    node = f"ip-10-0-{rng.randrange(256)}-{rng.randrange(256)}.internal"
+    limits = {"limits": {"cpu": "500m", "memory": "512Mi"}}
+    port = {"containerPort": 8080, "protocol": "TCP"}
+    container = {"name": app, "image": image, "ports": [port], "resources": limits}
+    phase = rng.choice(("Running", "Running", "Pending", "Failed"))
+    address = f"10.42.{rng.randrange(256)}.{rng.randrange(256)}"
+    state = {
+        "name": app,
+        "restartCount": rng.randrange(40),
+        "state": rng.choice((running, waiting)),
+        "imageID": f"{image}@sha256:{rng.getrandbits(256):064x}",
+    }
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {
-            "name": name,
-            "namespace": rng.choice(("default", "prod", "staging")),
-            "uid": f"{rng.getrandbits(128):032x}",
-            "labels": {"app": app, "pod-template-hash": name.split("-")[1]},
-        },
-        "spec": {
-            "nodeName": f"ip-10-0-{rng.randrange(256)}-{rng.randrange(256)}.internal",
-            "containers": [
-                {
-                    "name": app,
-                    "image": image,
-                    "ports": [{"containerPort": 8080, "protocol": "TCP"}],
-                    "resources": {"limits": {"cpu": "500m", "memory": "512Mi"}},
-                }
-            ],
-        },
-        "status": {
-            "phase": rng.choice(("Running", "Running", "Pending", "Failed")),
-            "podIP": f"10.42.{rng.randrange(256)}.{rng.randrange(256)}",
-            "containerStatuses": [
-                {
-                    "name": app,
-                    "restartCount": rng.randrange(40),
-                    "state": rng.choice((running, waiting)),
-                    "imageID": f"{image}@sha256:{rng.getrandbits(256):064x}",
-                }
-            ],
-        },
+        "metadata": metadata,
+        "spec": {"nodeName": node, "containers": [container]},
+        "status": {"phase": phase, "podIP": address, "containerStatuses": [state]},
     }
 
 
@@ -239,9 +212,8 @@ def normal_talk(writer: Writer) -> Conversation:
 
 def tool_heavy(writer: Writer) -> Conversation:
     """Four tool calls one after the other in every turn."""
-    return Conversation(
-        [_chain(writer, 4, 0.135, answered=0.02, first=turn) for turn in range(5)]
-    )
+    turns = [_chain(writer, 4, 0.135, answered=0.02, first=turn) for turn in range(5)]
+    return Conversation(turns)
 
 
 def _chain(
@@ -272,11 +244,9 @@ def parallel_bursts(writer: Writer) -> Conversation:
     """Ten parallel calls at a time, twice in every turn."""
     turns = []
     for turn in range(4):
+        kinds = [KINDS[(turn + n) % 6] for n in range(10)]
         bursts = [
-            [
-                ToolUse("probe_host", writer.result(KINDS[(turn + n) % 6], 0.033))
-                for n in range(10)
-            ]
+            [ToolUse("probe_host", writer.result(kind, 0.033)) for kind in kinds]
             for _ in range(2)
         ]
         turns.append(Turn(writer.ask(0.02), bursts, writer.text("prose", 0.05)))
@@ -296,10 +266,8 @@ def many_turns(count: int) -> Callable[[Writer], Conversation]:
     """A talk of so many turns."""
 
     def build(writer: Writer) -> Conversation:
-        share = 3.0 / count
-        return Conversation(
-            [writer.talk(0.3 * share, 0.7 * share) for _ in range(count)]
-        )
+        asked, answered = 0.3 * (3.0 / count), 0.7 * (3.0 / count)
+        return Conversation([writer.talk(asked, answered) for _ in range(count)])
 
     return build
 
@@ -335,12 +303,8 @@ def only_tool_results(writer: Writer) -> Conversation:
 def rapid_short(writer: Writer) -> Conversation:
     """Short messages, often the very same ones."""
     words = ("yes", "yes", "go on", "ok", "and then?", "no", "继续", "yes")
-    return Conversation(
-        [
-            Turn(words[turn % len(words)], answer=writer.text("prose", 0.095))
-            for turn in range(30)
-        ]
-    )
+    said = [words[turn % len(words)] for turn in range(30)]
+    return Conversation([Turn(it, answer=writer.text("prose", 0.095)) for it in said])
 
 
 def alternating_tool_text(writer: Writer) -> Conversation:
@@ -369,37 +333,26 @@ def alternating_huge_tiny(writer: Writer) -> Conversation:
 def empty_results(writer: Writer) -> Conversation:
     """Tools that return nothing, in all its forms."""
     nothing: tuple[Any, ...] = ("", {}, None, [], {"result": ""}, 0)
-    return Conversation(
-        [
-            Turn(
-                writer.ask(0.03),
-                [
-                    [ToolUse("find", nothing[turn % 6]), ToolUse("find", "")],
-                    [ToolUse("clean_up", nothing[(turn + 3) % 6])],
-                ],
-                writer.text("prose", 0.33),
-            )
-            for turn in range(8)
-        ]
-    )
+    turns = []
+    for turn in range(8):
+        asked = writer.ask(0.03)
+        found = [ToolUse("find", nothing[turn % 6]), ToolUse("find", "")]
+        cleaned = [ToolUse("clean_up", nothing[(turn + 3) % 6])]
+        turns.append(Turn(asked, [found, cleaned], writer.text("prose", 0.33)))
+    return Conversation(turns)
 
 
 def large_answers(writer: Writer) -> Conversation:
     """Answers of the model that take most of the window."""
-    shares = (0.5, 0.75, 0.3, 0.9, 0.6)
-    return Conversation(
-        [
-            writer.talk(0.02, share, ("code", "prose")[i % 2])
-            for i, share in enumerate(shares)
-        ]
-    )
+    kinds: tuple[Kind, ...] = ("code", "prose", "code", "prose", "code")
+    answers = zip((0.5, 0.75, 0.3, 0.9, 0.6), kinds, strict=True)
+    return Conversation([writer.talk(0.02, *answer) for answer in answers])
 
 
 def tool_chains(writer: Writer) -> Conversation:
     """Chains of eight calls, each of which waits for the one before."""
-    return Conversation(
-        [_chain(writer, 8, 0.11, answered=0.03, first=turn) for turn in range(3)]
-    )
+    turns = [_chain(writer, 8, 0.11, answered=0.03, first=turn) for turn in range(3)]
+    return Conversation(turns)
 
 
 def media(writer: Writer) -> Conversation:
@@ -423,33 +376,23 @@ def media(writer: Writer) -> Conversation:
 
 def kubernetes(writer: Writer, rounds: int = 4, share: float = 0.18) -> Conversation:
     """An assistant that asks a cluster four things for every question."""
-    tools = ("get_pods", "get_events", "describe_nodes", "get_deployments")
     questions = (
         "Which pods are failing? ",
         "Why does checkout restart? ",
         "Is there room for two more replicas? ",
         "What changed since yesterday? ",
     )
-    return Conversation(
-        [
-            Turn(
-                writer.ask(0.01, questions[number % 4]),
-                [
-                    [
-                        ToolUse(
-                            f"kubectl_{tool}",
-                            writer.result("json", share),
-                            {"namespace": "prod", "output": "json"},
-                        )
-                    ]
-                    for tool in tools
-                ],
-                writer.text("prose", 0.02),
-            )
-            for number in range(rounds)
-        ],
-        instruction="You look after a Kubernetes cluster. Never delete anything.",
-    )
+    args = {"namespace": "prod", "output": "json"}
+    turns = []
+    for number in range(rounds):
+        asked = writer.ask(0.01, questions[number % 4])
+        steps = [
+            [ToolUse(f"kubectl_{tool}", writer.result("json", share), args)]
+            for tool in ("get_pods", "get_events", "describe_nodes", "get_deployments")
+        ]
+        turns.append(Turn(asked, steps, writer.text("prose", 0.02)))
+    rules = "You look after a Kubernetes cluster. Never delete anything."
+    return Conversation(turns, instruction=rules)
 
 
 def coding_agent(writer: Writer) -> Conversation:
@@ -547,10 +490,9 @@ def find_obstacle(conversation: Conversation, window_tokens: int) -> str:
     Instruction and tools stay in every request. Beside them there must be room,
     below the threshold, for a summary, the words around it and the user's message.
     """
-    declared = _declared_tokens(conversation.tools, conversation.token_ratio)
-    ruled = _simulated.count_tokens(
-        [conversation.instruction], conversation.token_ratio
-    )
+    ratio = conversation.token_ratio
+    declared = _declared_tokens(conversation.tools, ratio)
+    ruled = _simulated.count_tokens([conversation.instruction], ratio)
     needed = summary_budget_tokens(window_tokens) + 300
     threshold = threshold_tokens(window_tokens)
     if declared + ruled + needed <= threshold:
@@ -563,15 +505,10 @@ def find_obstacle(conversation: Conversation, window_tokens: int) -> str:
 
 
 def _declared_tokens(tools: Sequence[BaseTool], token_ratio: float | None) -> int:
-    declarations = [
-        declaration for tool in tools if (declaration := tool._get_declaration())
-    ]
-    if not declarations:
+    if not tools:
         return 0
-    config = types.GenerateContentConfig(
-        tools=[types.Tool(function_declarations=declarations)]
-    )
-    request = LlmRequest(contents=[], config=config)
+    request = LlmRequest(contents=[])
+    request.append_tools(list(tools))
     return _simulated.count_request_tokens(request, token_ratio, 0)
 
 

@@ -6,10 +6,10 @@ prompt, of the request and of session state stays; and none of it reaches the lo
 
 from __future__ import annotations
 
-import json
+import itertools
 import logging
 import re
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -23,18 +23,30 @@ from google.adk.sessions.state import State
 from google.genai import types
 from pydantic import Field
 
-from contextguard_adk import ContextGuardPlugin, SlidingWindow, Strategy, Threshold
-from contextguard_adk.history.coverage import decode_covered
-from contextguard_adk.history.rendering import SUMMARY_BEGIN, SUMMARY_END
-from contextguard_adk.history.stored_summary import SummaryMark
-from contextguard_adk.summarizing.context import Compaction, CompactionContext
+from contextguard_adk import (
+    Compaction,
+    CompactionContext,
+    ContextGuardPlugin,
+    SlidingWindow,
+    Strategy,
+    Threshold,
+)
 from contextguard_adk.testing import (
     ContextOverflowError,
     RecordedRequest,
     Reply,
     SimulatedLlm,
 )
-from tests.builders import Chat, answer_text, call_part, guarded_agent, queued_tool
+from tests.builders import (
+    SUMMARY_BEGIN,
+    SUMMARY_END,
+    Chat,
+    answer_text,
+    call_part,
+    guarded_agent,
+    queued_tool,
+)
+from tests.talks import agent_requests
 
 WINDOW_TOKENS = 6_000
 TURNS = 4
@@ -62,31 +74,33 @@ HOSTILE = {
     "instruction": "{max_words} {request} %s %d {0} {} \\1 \\g<0>",
 }
 
-OUTSIDE = (
-    "[transcript]\n\nThe user's current request follows; keep whatever is needed for "
-    "it.\n[current-request]\n\nNow write the summary."
+STRATEGIES = {
+    "threshold": Threshold(context_window=WINDOW_TOKENS),
+    "sliding window": SlidingWindow(context_window=WINDOW_TOKENS, max_turns=8),
+}
+both_strategies = pytest.mark.parametrize(
+    "strategy", STRATEGIES.values(), ids=STRATEGIES
 )
-"""What a summary prompt says outside its fences, where there are no todos."""
-
-hostile = pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
-
-
-@pytest.fixture(
-    params=[
-        Threshold(context_window=WINDOW_TOKENS),
-        SlidingWindow(context_window=WINDOW_TOKENS, max_turns=8),
+hostile = pytest.mark.parametrize(
+    ("strategy", "text"),
+    [
+        pytest.param(
+            STRATEGIES[strategy],
+            HOSTILE[title],
+            id=f"{strategy}-{title}",
+            # Each text once under one of the strategies is enough by default.
+            marks=[pytest.mark.slow] if number % 4 in (1, 2) else [],
+        )
+        for number, (title, strategy) in enumerate(
+            itertools.product(HOSTILE, STRATEGIES)
+        )
     ],
-    ids=["threshold", "sliding window"],
 )
-def strategy(request: pytest.FixtureRequest) -> Strategy:
-    """Both strategies."""
-    chosen: Strategy = request.param
-    return chosen
 
 
 def asks_for_summary(request: LlmRequest) -> bool:
     """Tells by the instruction, which nobody can forge, that a summary is asked for."""
-    return "You compact the history" in str(request.config.system_instruction)
+    return "You help." not in str(request.config.system_instruction)
 
 
 async def converse(
@@ -114,11 +128,6 @@ async def converse(
     return llm, chat
 
 
-def agent_requests(llm: SimulatedLlm) -> list[RecordedRequest]:
-    """What the agent's model was sent, without the requests for summaries."""
-    return [record for record in llm.requests if not record.is_summary]
-
-
 def first_text(content: types.Content) -> str:
     """The text of a content's first part."""
     return (content.parts or [types.Part()])[0].text or ""
@@ -142,37 +151,67 @@ def outline(record: RecordedRequest) -> list[str]:
     return kinds
 
 
+FENCE = re.compile(r"<(/?)([a-z-]+)-([0-9a-f]{16})>\n?")
+
+
 def read_fences(prompt: str) -> dict[str, str]:
     """The fenced blocks of a summary prompt by name; "" is all that is outside."""
-    [marker] = {*re.findall(r"<transcript-([0-9a-f]{16})>", prompt)} - {FORGED}
-    blocks = {}
-    for name in ("previous-summary", "transcript", "current-request"):
-        opening, closing = f"<{name}-{marker}>\n", f"\n</{name}-{marker}>"
-        assert prompt.count(opening) == prompt.count(closing)
-        if opening in prompt:
-            before, _, rest = prompt.partition(opening)
-            blocks[name], _, after = rest.partition(closing)
-            prompt = f"{before}[{name}]{after}"
-    assert marker not in prompt
-    return {**blocks, "": prompt}
+    [marker] = {found[3] for found in FENCE.finditer(prompt)} - {FORGED}
+    blocks = {"": ""}
+    inside, start = "", 0
+    for fence in FENCE.finditer(prompt):
+        closing, name, its_marker = fence.groups()
+        if its_marker == marker:
+            assert (inside == name) == bool(closing)
+            blocks[inside] = blocks.get(inside, "") + prompt[start : fence.start()]
+            inside, start = "" if closing else name, fence.end()
+    assert not inside
+    blocks[""] += prompt[start:]
+    return blocks
 
 
 @hostile
-async def test_summary_prompt_keeps_its_structure(
+async def test_hostile_words_change_nothing_but_the_words(
     strategy: Strategy, text: str
 ) -> None:
-    """Everything that was said stands between fences that it cannot know."""
-    llm, _ = await converse(strategy, text, summary=f"{text} They spoke of a press.")
-    prompts = [record.text for record in llm.requests if record.is_summary]
-    assert len(prompts) >= 2
-    for prompt in prompts:
-        blocks = read_fences(prompt)
-        assert "press" in blocks["transcript"]
-        assert "Question" in blocks["current-request"]
-        assert blocks[""] in (OUTSIDE, f"[previous-summary]\n\n{OUTSIDE}")
-    assert "They spoke of a press." in read_fences(prompts[-1])["previous-summary"]
+    """Prompts, requests and state have the structure that they have with each vowel
+    replaced, whatever the summary says as well."""
+    harmless = text.translate(str.maketrans("aeiouAEIOU", "eiouaEIOUA"))
+    outlines = []
+    for words in (text, harmless):
+        llm, chat = await converse(strategy, words, f"{words} They spoke of a press.")
+        requests = [outline(record) for record in agent_requests(llm)]
+        prompts = [record.text for record in llm.requests if record.is_summary]
+        outlines.append(
+            (requests, [*map(check_prompt, prompts)], {*await chat.state()})
+        )
+        assert "spoke of a press." in read_fences(prompts[-1])["previous-summary"]
+        check_compacted(agent_requests(llm))
+    assert outlines[0] == outlines[1]
 
 
+def check_prompt(prompt: str) -> str:
+    """What was said stands between the fences; returns what stands outside."""
+    blocks = read_fences(prompt)
+    assert "press" in blocks["transcript"]
+    assert "Question" in blocks["current-request"]
+    return blocks[""]
+
+
+def check_compacted(records: Sequence[RecordedRequest]) -> None:
+    """A compacted request has one summary, whole, and at most one continuation."""
+    compacted = [r for r in records if "user summary" in outline(r)[:1]]
+    assert compacted
+    for record in compacted:
+        summary = first_text(record.contents[0])
+        assert summary.startswith(f"{SUMMARY_BEGIN}\n")
+        assert summary.endswith(f"\n{SUMMARY_END}")
+        assert summary.count(SUMMARY_BEGIN) == summary.count(SUMMARY_END) == 1
+        assert outline(record).count("user summary") == 1
+        assert outline(record).count("user continuation") <= 1
+
+
+@both_strategies
 async def test_todos_cannot_close_a_fence(strategy: Strategy) -> None:
     """A todo is one line, whatever it says, and all fences stay closed."""
     llm = SimulatedLlm(
@@ -184,49 +223,11 @@ async def test_todos_cannot_close_a_fence(strategy: Strategy) -> None:
     agent = guarded_agent(llm, [queued_tool("search", [FILLER * 60])])
     chat = Chat(agent, [ContextGuardPlugin(default=strategy)])
     todos = [{"content": text, "status": text} for text in HOSTILE.values()]
-    await chat.sessions.create_session(
-        app_name="app",
-        user_id="user",
-        session_id=chat.session_id,
-        state={"todos": todos},
-    )
+    await chat.set_state({"todos": todos})
     await chat.say("Where is the press?")
     prompt = next(record.text for record in llm.requests if record.is_summary)
-    outside = read_fences(prompt)[""]
-    items = [line for line in outside.splitlines() if line.startswith("- [")]
+    items = re.findall(r"^- \[", read_fences(prompt)[""], re.MULTILINE)
     assert len(items) == len(todos)
-    assert outside.endswith("\n\nNow write the summary.")
-
-
-@hostile
-async def test_request_keeps_its_structure(strategy: Strategy, text: str) -> None:
-    """A compacted request has one summary, whole, and at most one continuation."""
-    llm, _ = await converse(strategy, text, summary=f"{text} They spoke of a press.")
-    compacted = [r for r in agent_requests(llm) if "user summary" in outline(r)[:1]]
-    assert compacted
-    for record in compacted:
-        summary = first_text(record.contents[0])
-        assert summary.startswith(f"{SUMMARY_BEGIN}\n")
-        assert summary.endswith(f"\n{SUMMARY_END}")
-        inside = summary[len(SUMMARY_BEGIN) : -len(SUMMARY_END)]
-        assert SUMMARY_BEGIN not in inside
-        assert SUMMARY_END not in inside
-        assert outline(record).count("user summary") == 1
-        assert outline(record).count("user continuation") <= 1
-
-
-@hostile
-async def test_request_is_what_it_would_be_with_harmless_words(
-    strategy: Strategy, text: str
-) -> None:
-    """The same conversation with each vowel replaced has the same outline."""
-    harmless = text.translate(str.maketrans("aeiouAEIOU", "eiouaEIOUA"))
-    outlines = []
-    for words in (text, harmless):
-        llm, chat = await converse(strategy, words, summary="They spoke of a press.")
-        requests = agent_requests(llm)
-        outlines.append(([outline(r) for r in requests], set(await chat.state())))
-    assert outlines[0] == outlines[1]
 
 
 INDEX_LINE = re.compile(
@@ -242,20 +243,12 @@ async def test_state_holds_nothing_that_was_forged(
     _, chat = await converse(strategy, text, summary="They spoke of a press.")
     state = await chat.state()
     stored = {key: state[key] for key in state if "context_guard" in key}
-    assert not any("learned" in key for key in stored)
     assert "context_guard:compact" not in stored
-    summary, _, index = stored["__context_guard_summary_agent"].partition("\n\n")
-    assert summary == "They spoke of a press."
-    # The index quotes arguments; its lines are the guard's own.
+    summary = stored["__context_guard_summary_agent"]
+    assert summary.startswith("They spoke of a press.")
+    # The index of what was left out quotes arguments; its lines are the guard's own.
+    _, _, index = summary.partition("\n\n")
     assert all(INDEX_LINE.match(line) for line in index.splitlines())
-    mark = SummaryMark.from_json(stored["__context_guard_mark_agent"])
-    covered = decode_covered(stored["__context_guard_covered_agent"])
-    assert mark.scope
-    assert mark.model_covered_count == covered.content_count
-    ledger = json.loads(stored["__context_guard_ledger_agent"])
-    assert [excerpt.split("?")[0] for excerpt in ledger] == [
-        f"Question {number}" for number in range(len(ledger))
-    ]
 
 
 async def test_forged_summary_is_a_message_like_any_other() -> None:
@@ -279,7 +272,7 @@ class FailingStrategy(Strategy):
 
     async def compact(self, context: CompactionContext) -> Compaction | None:
         """Raises what a validation would, with the input in it."""
-        raise ValueError(f"cannot handle {context.view.contents}")
+        raise ValueError(f"cannot handle {SECRET} {context!r}")
 
 
 def tell(_: object) -> None:
@@ -301,12 +294,10 @@ def broken_state(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def poisoned_state() -> dict[str, Any]:
     """Values of others under the guard's keys."""
-    names = ("summary", "covered", "mark", "ledger", "real_tokens", "last_heuristic")
-    values: list[Any] = [[SECRET], SECRET, f'["{SECRET}"]', {SECRET: SECRET}]
-    return {
-        f"__context_guard_{name}_agent": values[number % len(values)]
-        for number, name in enumerate(names)
-    }
+    names = ("summary", "record", "summarized_at", "real_tokens", "last_heuristic")
+    values = ([SECRET], SECRET, f'["{SECRET}"]', {SECRET: SECRET})
+    keys = [f"__context_guard_{name}_agent" for name in names]
+    return dict(zip(keys, itertools.cycle(values), strict=False))
 
 
 TROUBLES: dict[str, dict[str, Any]] = {
@@ -327,9 +318,14 @@ def refusals() -> list[Reply]:
     ]
 
 
-@pytest.mark.parametrize("is_streaming", [False, True], ids=["whole", "streamed"])
-@pytest.mark.parametrize("trouble", TROUBLES)
-@pytest.mark.parametrize("is_state_broken", [False, True], ids=["", "broken state"])
+@pytest.mark.parametrize(
+    ("trouble", "is_state_broken", "is_streaming"),
+    [
+        (trouble, is_broken, (number + is_broken) % 2 == 0)
+        for number, trouble in enumerate(TROUBLES)
+        for is_broken in (False, True)
+    ],
+)
 async def test_nothing_that_was_said_is_logged(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
@@ -404,18 +400,6 @@ class NotingLlm(SimulatedLlm):
             yield response
 
 
-def signed_script(turns: int, extra: Callable[[int], Sequence[Reply]]) -> list[Reply]:
-    """Calls that carry thought signatures, each of its own."""
-    script: list[Reply] = []
-    for turn in range(turns):
-        for step in range(2):
-            part = call_part("search", turn=turn, step=step)
-            part.thought_signature = signature_of(turn, step)
-            script.append(part)
-        script += [*extra(turn), f"Answer {turn}."]
-    return script
-
-
 def signature_of(turn: float, step: float) -> bytes:
     """The signature of a call; no text in any encoding."""
     return bytes([0xFF, 0x00, int(turn), 0xFE, int(step)])
@@ -438,7 +422,13 @@ CUTS: dict[str, tuple[Strategy, Sequence[Reply]]] = {
 async def cut_signed_session(name: str) -> NotingLlm:
     """Plays a session with signatures and cache hints that is cut in this way."""
     strategy, refused = CUTS[name]
-    script = signed_script(3, lambda turn: refused if turn == 2 else [])
+    script: list[Reply] = []
+    for turn in range(3):
+        for step in range(2):
+            part = call_part("search", turn=turn, step=step)
+            part.thought_signature = signature_of(turn, step)
+            script.append(part)
+        script += [*(refused if turn == 2 else []), f"Answer {turn}."]
     llm = NotingLlm(
         token_ratio=1.0,
         context_window=100_000,
@@ -453,38 +443,25 @@ async def cut_signed_session(name: str) -> NotingLlm:
     plugins = [CacheHint(), ContextGuardPlugin(default=strategy)]
     chat = Chat(guarded_agent(llm, [search]), plugins)
     for turn in range(3):
-        events = await chat.say(f"Question {turn}?")
-        assert answer_text(events) == f"Answer {turn}."
+        assert answer_text(await chat.say(f"Question {turn}?")) == f"Answer {turn}."
     assert llm.violations == 0
     return llm
 
 
 @pytest.mark.parametrize("name", CUTS)
-async def test_kept_signatures_are_those_of_the_model(name: str) -> None:
-    """A call that stays carries its own signature, byte for byte."""
+async def test_a_cut_keeps_signatures_and_drops_the_cache_hint(name: str) -> None:
+    """A call that stays carries its own signature, byte for byte; a hint describes a
+    prefix, and the request that was cut has another one."""
     llm = await cut_signed_session(name)
-    sent = [
-        part
-        for record in agent_requests(llm)
-        for content in record.contents
-        for part in content.parts or ()
-        if part.function_call
-    ]
+    contents = itertools.chain.from_iterable(r.contents for r in agent_requests(llm))
+    parts = [part for content in contents for part in content.parts or ()]
+    sent = [part for part in parts if part.function_call]
     assert sent
     for part in sent:
         args = (part.function_call and part.function_call.args) or {}
         assert part.thought_signature == signature_of(args["turn"], args["step"])
-
-
-@pytest.mark.parametrize("name", CUTS)
-async def test_cache_hint_is_not_sent_with_a_new_prefix(name: str) -> None:
-    """A hint describes a prefix; the request that was cut has another one."""
-    llm = await cut_signed_session(name)
-    was_cut = [
-        number
-        for number in range(1, len(llm.sizes))
-        if llm.sizes[number] <= llm.sizes[number - 1]
-    ]
+    pairs = enumerate(itertools.pairwise(llm.sizes), start=1)
+    was_cut = [number for number, (before, after) in pairs if after <= before]
     assert was_cut
     assert not any(llm.hints[number] for number in was_cut)
     assert llm.hints[0]

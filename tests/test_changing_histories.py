@@ -24,13 +24,21 @@ from google.adk.tools.function_tool import FunctionTool
 from google.adk.tools.long_running_tool import LongRunningFunctionTool
 from google.genai import types
 
-from contextguard_adk import Strategy
+from contextguard_adk import SlidingWindow, Strategy
 from contextguard_adk.history.pairs import content_text
 from contextguard_adk.testing import RecordedRequest, Reply
 from contextguard_adk.testing import call as scripted_call
-from tests.builders import answer_text, guarded_agent, response_part
+from tests.builders import (
+    SUMMARY_BEGIN,
+    answer_text,
+    guarded_agent,
+    model,
+    response_part,
+    user,
+)
 from tests.talks import (
     MARKER,
+    WINDOW,
     Talk,
     acting,
     agent_requests,
@@ -44,7 +52,6 @@ from tests.talks import (
 )
 
 ADK_PROMPT_BEGINS = "The following is a conversation history"
-SUMMARY_BEGINS = "[Previous conversation summary]"
 
 
 # --- Rewinds ----------------------------------------------------------------------
@@ -111,6 +118,24 @@ async def test_a_summary_of_a_rewound_message_is_not_restored(
     talk.check()
 
 
+async def test_a_lost_summary_comes_back_to_its_own_user_alone() -> None:
+    """A session id of two users names two sessions, in process memory too."""
+    llm = summarizing_llm([RuntimeError("boom"), "Done.", "Done."])
+    strategy = SlidingWindow(context_window=WINDOW, max_turns=4)
+    ann = Talk(guarded_agent(llm), strategy, llm)
+    bob = Talk(guarded_agent(llm), strategy, llm, user_id="bob")
+    bob.sessions, bob.runner = ann.sessions, ann.runner
+    for talk in (ann, bob):
+        await talk.tell([user(message(0)), model(message(0, "answer"))] * 4)
+    with pytest.raises(Exception, match="boom"):
+        await ann.say(message(1, "secret"))
+    assert llm.summaries == 1
+    await bob.ask("Hello.")
+    assert "mark-secret" not in llm.requests[-1].text
+    await ann.ask("Once more, please.")
+    assert llm.summaries == 2, "a summary was paid for and lost"
+
+
 # --- Partial loads ----------------------------------------------------------------
 
 
@@ -133,7 +158,7 @@ async def test_partly_loaded_sessions_go_on(strategy: Strategy, newest: int) -> 
         count = len(llm.requests)
         await talk.ask(message(number))
         head = content_text(agent_requests_since(llm, count)[0].contents[0])
-        assert head.startswith(SUMMARY_BEGINS)
+        assert head.startswith(SUMMARY_BEGIN)
         assert summarized <= set(MARKER.findall(head))
     talk.run_config = whole
     for number in range(20, 23):

@@ -11,8 +11,9 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import uuid
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,19 +31,17 @@ from sqlalchemy import make_url, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from contextguard_adk import ContextGuardPlugin, SlidingWindow, Strategy, Threshold
-from contextguard_adk.history.coverage import decode_covered, fingerprint
-from contextguard_adk.history.stored_summary import SummaryMark
+from contextguard_adk.history.coverage import fingerprint
 from contextguard_adk.strategies import Pipeline, SummaryCompaction
 from contextguard_adk.testing import RecordedRequest, SimulatedLlm
 from tests.builders import (
+    SUMMARY_BEGIN,
     Chat,
     Conversation,
-    ScriptedTool,
     ToolUse,
     Turn,
     answer_text,
     call,
-    event,
     guarded_agent,
     response,
     script_conversation,
@@ -50,19 +49,30 @@ from tests.builders import (
 
 POSTGRES_URL = "CONTEXTGUARD_TEST_POSTGRES_URL"
 
-KINDS = (
-    pytest.param("memory", id="memory"),
-    pytest.param("sqlite", id="sqlite"),
-    pytest.param("file", id="sqlite-file"),
-    pytest.param("postgres", id="postgres", marks=pytest.mark.postgres),
-)
-DATABASES = KINDS[1:]
+STORES = ("memory", "sqlite", "file", "postgres")
+
+
+def store_marks(kind: str) -> list[pytest.MarkDecorator]:
+    """What a test with this kind of store needs."""
+    return [pytest.mark.postgres] if kind == "postgres" else []
+
+
+def on_every_store(names: Iterable[str], *default: str) -> pytest.MarkDecorator:
+    """Each name on each store; all cells but `default`, as "store-name", are slow."""
+    cells = []
+    for kind, name in itertools.product(STORES, names):
+        cell, marks = f"{kind}-{name}", store_marks(kind)
+        if cell not in default:
+            marks.append(pytest.mark.slow)
+        cells.append(pytest.param(kind, name, id=cell, marks=marks))
+    return pytest.mark.parametrize(("store", "name"), cells, indirect=["store"])
+
 
 WINDOW = 4_000
 """Threshold 3,200 tokens, summaries of 400."""
 
-SUMMARY_BEGINS = "[Previous conversation summary]\n"
-STATE_KEY = "__context_guard_{}_agent"
+MAX_STATE_BYTES = 16 * 1024
+"""What the guard may keep besides the text of the summary."""
 
 
 @dataclass
@@ -156,26 +166,19 @@ def write_turns(count: int) -> list[Turn]:
     ]
 
 
-def facts(record: RecordedRequest | LlmRequest) -> set[str]:
+def facts(record: RecordedRequest) -> set[str]:
     """The markers of tool results and answers that stand in a request."""
-    words = json.dumps([c.model_dump(mode="json") for c in record.contents])
-    kinds = ("fact-", "answer-")
-    pieces = words.replace("\\", " ").replace('"', " ").replace(".", " ").split()
-    return {piece for piece in pieces if piece.startswith(kinds)}
+    return set(re.findall(r"(?:fact|answer)-\w+", record.text))
 
 
 def rounds(llm: SimulatedLlm) -> Iterator[tuple[set[str], list[RecordedRequest]]]:
     """What summaries have covered, and the agent's requests until the next one."""
     covered: set[str] = set()
-    requests: list[RecordedRequest] = []
-    for record in llm.requests:
-        if not record.is_summary:
-            requests.append(record)
-            continue
-        if requests:
-            yield covered, requests
-        covered, requests = covered | facts(record), []
-    yield covered, requests
+    for is_summary, records in itertools.groupby(llm.requests, lambda r: r.is_summary):
+        if is_summary:
+            covered = covered.union(*map(facts, records))
+        else:
+            yield covered, [*records]
 
 
 def check_prefixes(requests: Sequence[RecordedRequest]) -> None:
@@ -205,16 +208,15 @@ def canonical(contents: Sequence[types.Content]) -> list[dict[str, Any]]:
 
 
 def check_state(state: dict[str, Any]) -> None:
-    """What the guard keeps can be read back, and is small."""
-    mark = SummaryMark.from_json(state[STATE_KEY.format("mark")])
-    assert mark.scope
-    assert decode_covered(state[STATE_KEY.format("covered")]).content_count
+    """What the guard keeps of a summary is plain JSON, and small."""
     ours = {key: value for key, value in state.items() if "context_guard" in key}
-    del ours[STATE_KEY.format("summary")]
-    assert sum(len(str(value).encode()) for value in ours.values()) <= 16 * 1024
+    assert json.loads(json.dumps(ours)) == ours
+    assert ours.pop("__context_guard_summary_agent")
+    assert isinstance(ours["__context_guard_summarized_at_agent"], int)
+    assert sum(len(str(value).encode()) for value in ours.values()) <= MAX_STATE_BYTES
 
 
-def covering_summary(request: LlmRequest) -> str:
+def cover(request: LlmRequest) -> str:
     """A summary that tells nothing of what it covers."""
     return "The user asked, the assistant looked things up and answered."
 
@@ -228,7 +230,7 @@ async def talk(
     state: dict[str, Any] = {}
     for number, turn in enumerate(turns):
         async with store.open() as service:
-            agent = guarded_agent(llm, [_as_tool(tool) for tool in tools])
+            agent = guarded_agent(llm, tools)
             chat = Chat(
                 agent, [ContextGuardPlugin(default=strategy)], session_service=service
             )
@@ -236,10 +238,6 @@ async def talk(
             assert answer == turn.answer, f"turn {number} ended with {answer!r}"
             state = await chat.state()
     return state
-
-
-def _as_tool(tool: ScriptedTool) -> Any:
-    return tool
 
 
 STRATEGIES = {
@@ -253,14 +251,13 @@ STRATEGIES = {
 }
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
-@pytest.mark.parametrize("store", KINDS, indirect=True)
+@on_every_store(STRATEGIES, "memory-pipeline", "sqlite-threshold", "file-sliding")
 async def test_sessions_survive_a_reload_every_turn(store: Store, name: str) -> None:
     """Nothing is rejected, what is summarised stays away, and prefixes are stable."""
     strategy = STRATEGIES[name]
     llm = SimulatedLlm(
         context_window=strategy.context_window or WINDOW,
-        summary_replies=covering_summary,
+        summary_replies=cover,
     )
     turn_count = 20 if name == "pipeline" else 12  # It summarises less often.
     state = await talk(store, llm, write_turns(turn_count), strategy)
@@ -275,7 +272,7 @@ async def test_sessions_survive_a_reload_every_turn(store: Store, name: str) -> 
     for _, requests in played[1:]:
         for request in requests:
             head = (request.contents[0].parts or [types.Part()])[0].text or ""
-            assert head.startswith(SUMMARY_BEGINS)
+            assert head.startswith(SUMMARY_BEGIN)
     check_state(state)
 
 
@@ -296,49 +293,52 @@ ODD_VALUES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("store", DATABASES, indirect=True)
+@pytest.mark.parametrize(
+    "store",
+    [pytest.param(kind, marks=store_marks(kind)) for kind in STORES[1:]],
+    indirect=True,
+)
 async def test_fingerprints_are_the_same_after_a_reload(store: Store) -> None:
     """No database makes a covered content look like a new one."""
-    place: dict[str, Any] = {"app_name": "app", "user_id": "user"}
-    place["session_id"] = "session"
+    place: Any = {"app_name": "app", "user_id": "user", "session_id": "session"}
     results = [response(name, {"is": value}) for name, value in ODD_VALUES.items()]
     asked = [call(name, value=value) for name, value in ODD_VALUES.items()]
     contents = [*results, *asked]
     before = [fingerprint(content) for content in contents]
+    agent = guarded_agent(SimulatedLlm())
     async with store.open() as service:
-        session = await service.create_session(**place)
-        for content in contents:
-            await service.append_event(session, event(content))
+        await Chat(agent, session_service=service).tell(contents)
     async with store.open() as service:
         loaded = await service.get_session(**place)
         assert loaded is not None
-        for content, known, found in zip(contents, before, loaded.events, strict=True):
-            assert found.content is not None
-            assert fingerprint(found.content) == known, content
+    for content, known, found in zip(contents, before, loaded.events, strict=True):
+        assert found.content is not None
+        assert fingerprint(found.content) == known, content
 
 
-@pytest.mark.parametrize("store", KINDS, indirect=True)
-@pytest.mark.parametrize(
-    "summary",
-    [
-        pytest.param("Nothing \x00 at all \x00", id="nul"),
-        pytest.param("Half an emoji: \ud83d", id="surrogate"),
-        pytest.param("\u2028\u2029\x01\x7f\ufeff 'quoted' \"twice\" \\", id="controls"),
-        pytest.param("漢字 🙂 " * 40, id="unicode"),
-    ],
+SUMMARIES = {
+    "nul": "Nothing \x00 at all \x00",
+    "surrogate": "Half an emoji: \ud83d",
+    "controls": "\u2028\u2029\x01\x7f\ufeff 'quoted' \"twice\" \\",
+    "unicode": "漢字 🙂 " * 40,
+}
+
+
+@on_every_store(
+    SUMMARIES,
+    *("sqlite-nul", "sqlite-surrogate", "file-controls", "file-unicode"),
+    *("postgres-nul", "postgres-surrogate"),
 )
-async def test_any_summary_can_be_stored(store: Store, summary: str) -> None:
+async def test_any_summary_can_be_stored(store: Store, name: str) -> None:
     """What a model may write as a summary ends no turn and stays in place."""
     llm = SimulatedLlm(
-        context_window=WINDOW, summary_replies=lambda request: f"WRITTEN {summary}"
+        context_window=WINDOW,
+        summary_replies=lambda request: f"WRITTEN {SUMMARIES[name]}",
     )
     state = await talk(store, llm, write_turns(5), STRATEGIES["threshold"])
     assert (llm.rejections, llm.violations) == (0, 0)
     *_, (covered, requests) = rounds(llm)
     assert covered
     check_prefixes(requests)
-    assert (
-        "WRITTEN"
-        in (requests[-1].contents[0].parts or [types.Part()])[0].model_dump_json()
-    )
+    assert "WRITTEN" in requests[-1].contents[0].model_dump_json()
     check_state(state)

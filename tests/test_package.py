@@ -3,126 +3,106 @@
 from __future__ import annotations
 
 import ast
-import functools
-import importlib
 import inspect
 import json
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 import contextguard_adk
+from contextguard_adk import errors
 
 PACKAGE = Path(contextguard_adk.__file__).parent
 
-ORDER = (
-    ("errors", "providers", "measuring", "telemetry"),
-    ("history",),
-    ("memory",),
-    ("summarizing",),
-    ("strategies",),
-    ("recall",),
-    ("guard",),
-    ("answers", "recovery"),
-    ("config", "config_problems", "_yaml"),
-    ("plugin",),
-    ("",),
-    ("testing", "tools", "__main__"),
-)
-"""A folder may import those above it and those in its own line; "" is the package."""
+ORDER = """
+errors providers measuring telemetry
+history
+memory
+summarizing
+strategies
+recall
+guard answers
+recovery
+config
+plugin
+__init__
+testing tools __main__
+"""
+"""A folder may import those of its own line and of the lines above; so may a module
+that stands beside the folders."""
 
-
-def module_path(name: str) -> Path:
-    """The file of a module."""
-    path = PACKAGE.joinpath(*name.split("."))
-    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-
-
-def module_name(path: Path) -> str:
-    """The name of a module below the package."""
-    parts = path.relative_to(PACKAGE).with_suffix("").parts
-    return ".".join(part for part in parts if part != "__init__")
-
-
-def own_module(name: str) -> str | None:
-    """The part of a dotted name that is one of the package's modules."""
-    top, _, below = name.partition(".")
-    return below if top == PACKAGE.name and module_path(below).is_file() else None
+MAX_LINES = 400
+MAX_MODULES = 12
 
 
 def imported_names(path: Path) -> Iterator[str]:
-    """The package's own modules that a file imports, wherever in it."""
+    """The dotted names that a file imports, wherever in it."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found = [own_module(alias.name) for alias in node.names]
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, f"{path.name} has a relative import"
-            parent = own_module(str(node.module))
-            submodules = [own_module(f"{node.module}.{a.name}") for a in node.names]
-            found = [parent if name is None else name for name in submodules]
-        else:
-            continue
-        yield from (name for name in found if name is not None)
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def folder_of(name: str) -> str:
-    """The folder, or the module beside the folders, that a module belongs to."""
-    return name.partition(".")[0]
+def imported_folders(path: Path) -> set[str]:
+    """What a file imports of the package, each by the first name below it."""
+    names = (name.split(".") for name in imported_names(path))
+    found = {name[1] for name in names if name[0] == PACKAGE.name}
+    public = found & {*contextguard_adk.__all__}
+    return found - public | ({"__init__"} if public else set())
 
 
 def test_folders_import_only_what_stands_above_them() -> None:
     """A lower line may import upper ones, never the other way round."""
-    height = {name: line for line, names in enumerate(ORDER) for name in names}
+    lines = enumerate(ORDER.splitlines())
+    height = {name: number for number, line in lines for name in line.split()}
+    folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert folders <= {*height}
     wrong = [
-        (module_name(path), name)
+        (str(path), name)
         for path in PACKAGE.rglob("*.py")
-        for name in imported_names(path)
-        if height[folder_of(name)] > height[folder_of(module_name(path))]
+        for name in imported_folders(path) & {*height}
+        if (own := path.relative_to(PACKAGE).parts[0].removesuffix(".py")) in height
+        if height[name] > height[own]
     ]
     assert not wrong
+
+
+@pytest.mark.xfail(strict=False, reason="some files and folders are still larger")
+def test_files_and_folders_stay_small() -> None:
+    """A file is read in one sitting, a folder at one glance."""
+    paths = [*PACKAGE.rglob("*.py")]
+    lines = {str(path): path.read_text().count("\n") for path in paths}
+    assert not {path: count for path, count in lines.items() if count > MAX_LINES}
+    modules = Counter(str(path.parent) for path in paths if path.stem[0] != "_")
+    assert not {path: count for path, count in modules.items() if count > MAX_MODULES}
 
 
 def test_the_simulated_provider_does_not_know_the_guard() -> None:
     """What judges the guard's requests must not share its mistakes."""
     for path in (PACKAGE / "testing").glob("*.py"):
-        assert {folder_of(name) for name in imported_names(path)} <= {"testing"}
+        assert imported_folders(path) <= {"testing"}
 
 
 # --- Public names -----------------------------------------------------------------
 
 
+PUBLIC = """
+Budgets CallRecord Compaction CompactionContext CompactionRecord ConfigError
+ContextGuardError ContextGuardPlugin MessageWindow ModelRegistry Pipeline PressureRecord
+Reducer Reduction SlidingWindow Strategy StrategyResult SummaryCompaction SummaryError
+Threshold TodosTool TokenWindow ToolOutputTruncation request_compaction
+"""
+
+
 def test_public_names() -> None:
     """What is public stays public."""
-    assert contextguard_adk.__all__ == [
-        "Budgets",
-        "CallRecord",
-        "Compaction",
-        "CompactionContext",
-        "CompactionRecord",
-        "ConfigError",
-        "ContextGuardError",
-        "ContextGuardPlugin",
-        "MessageWindow",
-        "ModelRegistry",
-        "Pipeline",
-        "PressureRecord",
-        "Reducer",
-        "Reduction",
-        "SlidingWindow",
-        "Strategy",
-        "StrategyResult",
-        "SummaryCompaction",
-        "SummaryError",
-        "Threshold",
-        "TodosTool",
-        "TokenWindow",
-        "ToolOutputTruncation",
-        "request_compaction",
-    ]
+    assert contextguard_adk.__all__ == PUBLIC.split()
 
 
 @pytest.mark.parametrize("name", contextguard_adk.__all__)
@@ -132,32 +112,20 @@ def test_public_names_are_documented(name: str) -> None:
     assert inspect.getdoc(public)
     for key, value in vars(public).items() if inspect.isclass(public) else ():
         is_method = inspect.isfunction(value) and value.__name__ == key
-        if is_method and not key.startswith("_"):
-            assert inspect.getdoc(value), f"{name}.{key}"
+        assert not is_method or key.startswith("_") or inspect.getdoc(value), key
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=module_name)
-def test_modules_are_documented(path: Path) -> None:
+def test_modules_are_documented() -> None:
     """Every module begins with what it is for."""
-    assert ast.get_docstring(ast.parse(path.read_text()))
-
-
-def public_classes(module: ModuleType) -> list[type]:
-    """The classes that a module defines for others."""
-    return [
-        value
-        for key, value in vars(module).items()
-        if inspect.isclass(value)
-        and value.__module__ == module.__name__
-        and not key.startswith("_")
-    ]
+    for path in PACKAGE.rglob("*.py"):
+        assert ast.get_docstring(ast.parse(path.read_text())), path
 
 
 def test_errors_have_one_base() -> None:
     """Whoever catches the package's errors needs one name."""
-    errors = importlib.import_module("contextguard_adk.errors")
-    for error in public_classes(errors):
-        assert issubclass(error, contextguard_adk.ContextGuardError)
+    for error in vars(errors).values():
+        if inspect.isclass(error) and error.__module__ == errors.__name__:
+            assert issubclass(error, contextguard_adk.ContextGuardError)
 
 
 def test_the_package_is_typed() -> None:
@@ -182,32 +150,19 @@ print(json.dumps([names, network]))
 """
 
 
-@functools.cache
-def import_report(module: str) -> tuple[set[str], list[str]]:
-    """What importing a module loads beside ADK, and what it asks of the network."""
-    finished = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", REPORT.format(module=module)],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=PACKAGE.parent,
-    )
-    names, network = json.loads(finished.stdout.splitlines()[-1])
-    return set(names), network
-
-
 @pytest.mark.parametrize("module", ["contextguard_adk", "contextguard_adk.testing"])
 def test_importing_is_cheap_and_offline(module: str) -> None:
-    """Nothing heavy is loaded, and no socket is opened, before it is needed."""
-    names, network = import_report(module)
+    """Nothing heavy, nothing for demos, and no socket before it is needed."""
+    report = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", REPORT.format(module=module)],
+        capture_output=True,
+        check=True,
+        cwd=PACKAGE.parent,
+    ).stdout
+    names, network = json.loads(report.splitlines()[-1])
     assert module in names
     heavy = {"litellm", "matplotlib", "rich", "tiktoken", "openai", "numpy", "pandas"}
     assert not heavy & {name.partition(".")[0] for name in names}
+    unwanted = {"testing", "tools", "__main__"} - {*module.split(".")}
+    assert not {f"contextguard_adk.{name}" for name in unwanted} & {*names}
     assert network == []
-
-
-def test_the_guard_does_not_load_what_is_for_tests_and_demos() -> None:
-    """An app in production loads the guard alone."""
-    names, _ = import_report("contextguard_adk")
-    for name in ("testing", "tools", "__main__"):
-        assert f"contextguard_adk.{name}" not in names

@@ -1,58 +1,53 @@
-"""What holds for any history, any strategy and any summariser.
+"""What holds for any session, any strategy and any summarizer.
 
-Histories are generated with texts of every density and size; the summariser answers,
-rambles or fails as drawn. The tokens of results are counted by a real tokenizer.
+Sessions are generated with texts of every density and size, played with a real Runner,
+reopened by new processes and changed in between. The summarizer answers, rambles or
+fails as drawn; the provider counts by BPE.
 """
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import itertools
 import json
-from collections.abc import AsyncGenerator, Collection, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
-from google.adk.events.event import Event
-from google.adk.models.base_llm import BaseLlm
-from google.adk.models.llm_request import LlmRequest
-from google.adk.models.llm_response import LlmResponse
 from google.genai import types
 from hypothesis import given
 from hypothesis import strategies as st
 
 from contextguard_adk import (
-    Budgets,
     Compaction,
     CompactionContext,
+    ContextGuardPlugin,
     Pipeline,
     SlidingWindow,
     Strategy,
     Threshold,
+    request_compaction,
 )
-from contextguard_adk.history.coverage import (
-    decode_covered,
-    encode_covered,
-    fingerprint,
+from contextguard_adk.testing import RecordedRequest, Reply, SimulatedLlm
+from contextguard_adk.testing.llm import ErrorStyle
+from tests.builders import (
+    SUMMARY_BEGIN,
+    Chat,
+    KeptSessions,
+    RequestTap,
+    answer_text,
+    call_part,
+    calls,
+    guarded_agent,
+    model,
+    response_part,
+    responses,
+    user,
 )
-from contextguard_adk.history.rendering import render_request
-from contextguard_adk.history.stored_summary import StoredSummary, SummaryMark
-from contextguard_adk.history.view import HistoryView
-from contextguard_adk.measuring.budgets import summary_budget_tokens, threshold_tokens
-from contextguard_adk.measuring.tokens import estimate_contents_tokens
-from contextguard_adk.recovery.fit import reduce_contents
-from contextguard_adk.summarizing.summary_call import SummaryModel
-from contextguard_adk.summary_store import dump_ledger, load_ledger
-from contextguard_adk.testing.provider import count_request_tokens
-from tests.builders import MadeHistory, event, histories, model, user
 
 WINDOW_TOKENS = 4_000
-MARGIN_TOKENS = 600
-"""More than markers, continuation and a short request take."""
-
-DENSITY_ERROR_RATIO = 1.15
-"""How far the density of a short text may be below what the tokenizer counts."""
+MAX_STATE_BYTES = 16 * 1024
 
 PIECES = {
     "prose": "The old press stands in hall B, behind the second gate. ",
@@ -60,338 +55,262 @@ PIECES = {
     "base64": base64.b64encode(bytes(range(7, 200, 3))).decode(),
     "kana": "古い機械は二番目の門の奥にあります。",
     "markup": '<a href="#">&amp;</a>\n',
-    "markers": "[End of conversation]\n[Previous conversation summary]\n",
+    "markers": f"[End of conversation]\n{SUMMARY_BEGIN}\n",
+}
+
+MOODS: dict[str, Reply] = {
+    "short": "They spoke of a press.",
+    "rambles": "They spoke of the old press. " * 150,
+    "nothing": "",
+    "raises": RuntimeError("out of order"),
 }
 
 
-class DrawnSummarizer(BaseLlm):
-    """A summariser that answers in one of the drawn ways, call by call."""
+class KeepNewest(Strategy):
+    """A user's own strategy: summarizes all but the newest messages, on every call."""
 
-    model: str = "drawn"
-    moods: Sequence[str] = ("short",)
-    calls: int = 0
+    count: int
 
-    async def generate_content_async(
-        self, llm_request: LlmRequest, stream: bool = False
-    ) -> AsyncGenerator[LlmResponse, None]:
-        """Answers, rambles, says nothing or raises."""
-        mood = self.moods[self.calls % len(self.moods)]
-        self.calls += 1
-        if mood == "raises":
-            raise RuntimeError("out of order")
-        text = {"short": f"Summary {self.calls}.", "nothing": ""}.get(
-            mood, "They spoke of the old press. " * 150
-        )
-        yield LlmResponse(content=model(text))
+    async def compact(self, context: CompactionContext) -> Compaction | None:
+        """Cuts where it was told to, wherever that is."""
+        covered = context.older_than(self.count)
+        return await context.summarize(covered) if covered else None
 
 
-@st.composite
-def long_histories(draw: st.DrawFn, max_steps: int = 8) -> MadeHistory:
-    """Histories in which any text may be long and of any density."""
-    made = draw(histories(max_steps))
-    for index, content in enumerate(made.contents):
-        parts = [_padded(draw, part) for part in content.parts or ()]
-        made.contents[index] = content.model_copy(update={"parts": parts})
-    return made
-
-
-def _padded(draw: st.DrawFn, part: types.Part) -> types.Part:
-    padding = PIECES[draw(st.sampled_from(sorted(PIECES)))]
-    padding *= draw(st.sampled_from([0, 0, 1, 20, 80]))
-    if part.text:
-        return part.model_copy(update={"text": f"{part.text} {padding}".strip()})
-    answer = part.function_response
-    if answer and padding:
-        answer = answer.model_copy(update={"response": {"rows": [padding, 1, None]}})
-        return part.model_copy(update={"function_response": answer})
-    return part
-
-
-def strategies() -> st.SearchStrategy[Strategy]:
-    """Any of the strategies, with settings that matter for short histories."""
+def strategies(window_tokens: int = WINDOW_TOKENS) -> st.SearchStrategy[Strategy]:
+    """Any strategy, with settings that matter for short histories."""
+    window = st.just(window_tokens)
     return st.one_of(
-        st.builds(Threshold, max_compaction_attempts=st.integers(1, 3)),
-        st.builds(SlidingWindow, max_turns=st.integers(4, 12)),
-        st.just(Pipeline()),
-    )
-
-
-def summarizers() -> st.SearchStrategy[DrawnSummarizer]:
-    """Summarisers in every mood."""
-    mood = st.sampled_from(["short", "rambles", "nothing", "raises"])
-    moods = st.lists(mood, min_size=1, max_size=3)
-    return moods.map(lambda drawn: DrawnSummarizer(moods=drawn))
-
-
-def look_at(
-    contents: Sequence[types.Content],
-    live: types.Content | None,
-    stored: StoredSummary | None = None,
-    invocation: str = "now",
-) -> HistoryView:
-    """A view in which all contents are history."""
-    events: list[Event] = [event(content) for content in contents]
-    return HistoryView(
-        contents,
-        events=events,
-        user_content=live,
-        invocation_id=invocation,
-        stored=stored,
-    )
-
-
-def context_of(
-    view: HistoryView, llm: BaseLlm, *, is_demanded: bool = False
-) -> CompactionContext:
-    """What a strategy reads on the first call, when no correction is known."""
-    stored = view.stored
-    contents = list(view.contents)
-    if stored is not None:
-        contents = render_request(view, stored, view.covered)
-    context = CompactionContext(
-        agent="agent",
-        reason="requested" if is_demanded else "tokens",
-        tokens=0,
-        config_heuristic_tokens=20,
-        correction=None,
-        budgets=Budgets(
-            window_tokens=WINDOW_TOKENS,
-            threshold_tokens=threshold_tokens(WINDOW_TOKENS),
-            summary_tokens=summary_budget_tokens(WINDOW_TOKENS),
+        st.builds(
+            Threshold,
+            context_window=window,
+            max_compaction_attempts=st.integers(1, 3),
         ),
-        view=view,
-        load_summary_model=lambda: SummaryModel(llm, WINDOW_TOKENS),
-    )
-    return replace(context, tokens=context.measure(contents))
-
-
-def compact(strategy: Strategy, context: CompactionContext) -> Compaction | None:
-    """Runs a strategy to its end."""
-    return asyncio.run(strategy.compact(context))
-
-
-def reload(stored: StoredSummary) -> StoredSummary:
-    """The summary as the next process reads it from session state."""
-    return StoredSummary(
-        text=stored.text,
-        ledger=tuple(load_ledger(dump_ledger(stored.ledger))),
-        covered=decode_covered(encode_covered(stored.covered)),
-        mark=SummaryMark.from_json(stored.mark.to_json()),
+        st.builds(SlidingWindow, context_window=window, max_turns=st.integers(4, 12)),
+        st.builds(Pipeline, context_window=window),
+        st.builds(KeepNewest, context_window=window, count=st.integers(0, 8)),
     )
 
 
-def newest_message(contents: Sequence[types.Content]) -> types.Content:
-    """The newest text of the user; one that is nowhere where there is none."""
-    spoken = [c for c in contents if c.role == "user" and (c.parts or [])[0].text]
-    return spoken[-1] if spoken else user("Hello?")
+moods = st.lists(st.sampled_from(sorted(MOODS)), min_size=1, max_size=3)
+texts = st.builds(
+    lambda piece, count: PIECES[piece] * count,
+    st.sampled_from(sorted(PIECES)),
+    st.sampled_from([0, 0, 1, 20, 80]),
+)
 
 
-def kept_indexes(
-    contents: Sequence[types.Content], result: Sequence[types.Content]
-) -> list[int]:
-    """Which contents stand in a result as they were, in the order of the result."""
-    places = {id(content): index for index, content in enumerate(contents)}
-    return [places[id(content)] for content in result if id(content) in places]
+@dataclass(frozen=True)
+class Step:
+    """A message, or parallel calls with their results, in the order of the results."""
+
+    kind: str
+    text: str
+    order: tuple[int, ...]
+
+    def build(self, number: int) -> list[types.Content]:
+        """The contents, which no other number repeats."""
+        text = f"[{number}] {self.text}"
+        if self.kind != "tools":
+            return [(user if self.kind == "user" else model)(text)]
+        ids = [f"call-{number}-{n}" for n in range(len(self.order))]
+        asked = [call_part("search", id_, query=number) for id_ in ids]
+        found = {"rows": [text, 1, None]}
+        answers = [response_part("search", found, ids[n]) for n in self.order]
+        return [calls(*asked), responses(*answers)]
 
 
-def assert_nothing_is_lost(
-    made: MadeHistory, compaction: Compaction, view: HistoryView
-) -> None:
-    """What is not covered stays, in order; pairs and open calls stay whole."""
-    everything = set(range(len(view.contents)))
-    result = compaction.contents
-    shortened = bool(compaction.stored.mark.truncation)
-    if not shortened:
-        kept = kept_indexes(view.contents, result)
-        assert kept == sorted(everything - compaction.covered)
-    head_count = len(result) - len(everything - compaction.covered)
-    assert head_count in ((0, 1, 2) if shortened or not compaction.covered else (1, 2))
-    assert not made.splits_pair(everything - compaction.covered)
-    assert not made.open_calls & compaction.covered
+steps = st.lists(
+    st.builds(
+        Step,
+        kind=st.sampled_from(["user", "model", "tools"]),
+        text=texts,
+        order=st.integers(1, 3).flatmap(lambda n: st.permutations(range(n)).map(tuple)),
+    ),
+    max_size=8,
+)
 
 
-@given(long_histories(), strategies(), summarizers(), st.booleans())
-def test_compaction_loses_nothing_and_fits(
-    made: MadeHistory, strategy: Strategy, llm: DrawnSummarizer, is_demanded: bool
-) -> None:
-    """Uncovered contents stay in order; the result fits wherever a result could."""
-    contents = made.contents
-    view = look_at(contents, newest_message(contents))
-    context = context_of(view, llm, is_demanded=is_demanded)
-    before = [content.model_dump_json() for content in contents]
-    compaction = compact(strategy, context)
-    assert [content.model_dump_json() for content in contents] == before
-    if compaction is None:
-        is_small = context.tokens <= context.limit_tokens
-        assert not (context.is_due and view.compactable) or (
-            is_small and isinstance(strategy, Pipeline)
+@dataclass(frozen=True)
+class Round:
+    """What happens before the next message of the user.
+
+    Attributes:
+        steps: What is said.
+        is_restart: Whether another process takes over.
+        is_demanded: Whether a compaction is asked for.
+        missing: The steps that are taken back, by number.
+    """
+
+    steps: Sequence[Step]
+    is_restart: bool
+    is_demanded: bool
+    missing: frozenset[int]
+
+
+rounds = st.lists(
+    st.builds(
+        Round,
+        steps,
+        st.booleans(),
+        st.booleans(),
+        st.one_of(st.just(frozenset()), st.frozensets(st.integers(0, 20), max_size=4)),
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+class Play:
+    """A session that is judged after every turn.
+
+    Args:
+        strategy: The guard's.
+        moods: How the summarizer answers, call by call, over and over.
+        settings: Further arguments of the provider.
+    """
+
+    def __init__(self, strategy: Strategy, moods: Sequence[str], **settings: Any):
+        answers, replies = itertools.count(), itertools.cycle(moods)
+        self.llm = SimulatedLlm(
+            context_window=WINDOW_TOKENS,
+            script=lambda _: f"Done {next(answers)}.",
+            summary_replies=lambda _: MOODS[next(replies)],
+            **settings,
         )
-        return
-    assert_nothing_is_lost(made, compaction, view)
-    assert compaction.attempts <= strategy.max_compaction_attempts
-    if context.is_due and context.fixed_tokens + MARGIN_TOKENS < context.limit_tokens:
-        assert compaction.tokens <= context.limit_tokens
-        request = LlmRequest(contents=compaction.contents)
-        assert count_request_tokens(request, None, 0) <= WINDOW_TOKENS
+        self.strategy = strategy
+        self.sessions = KeptSessions()
+        self.tap = RequestTap()
+        self.chat = self.open()
+        self.steps: dict[int, list[str]] = {}
+        self.numbers = itertools.count()
+
+    def open(self) -> Chat:
+        """The session as a process that has just started sees it."""
+        plugins = [self.tap, ContextGuardPlugin(default=self.strategy)]
+        agent = guarded_agent(self.llm)
+        return Chat(agent, plugins, session_service=self.sessions)
+
+    async def tell(self, steps: Sequence[Step]) -> None:
+        """Adds steps to the session, as if they had been said after a greeting."""
+        if not await self.chat.events():
+            await self.chat.tell([user("Hello.")])
+        for step, number in zip(steps, self.numbers, strict=False):
+            before = len(await self.chat.events())
+            await self.chat.tell(step.build(number))
+            added = (await self.chat.events())[before:]
+            self.steps[number] = [event.id for event in added]
+
+    async def take_back(self, numbers: frozenset[int]) -> None:
+        """Removes whole steps from the session."""
+        gone = {id_ for number in numbers for id_ in self.steps.pop(number, ())}
+        session = await self.chat.session()
+        session.events[:] = [event for event in session.events if event.id not in gone]
+
+    async def ask(self, message: str) -> RecordedRequest:
+        """Sends a message; returns the request that the provider answered."""
+        assert answer_text(await self.chat.say(message)).startswith("Done")
+        assert self.llm.violations == 0
+        newest = self.llm.requests[-1]
+        assert not newest.is_summary
+        assert message in newest.text
+        return newest
 
 
-@given(long_histories(), strategies(), summarizers())
-def test_stored_summary_gives_the_same_request_again(
-    made: MadeHistory, strategy: Strategy, llm: DrawnSummarizer
+def spoken(contents: Sequence[types.Content]) -> list[str]:
+    """The messages; results may be shortened, and pairs are the provider's to check."""
+    return [c.model_dump_json() for c in contents if c.parts and c.parts[0].text]
+
+
+def head_of(sent: Sequence[str], original: Sequence[str]) -> list[str]:
+    """What the guard has put in."""
+    return [text for text in sent if text not in original]
+
+
+@given(strategies(), moods, rounds)
+async def test_a_session_goes_on_whatever_happens(
+    strategy: Strategy, moods: Sequence[str], rounds: Sequence[Round]
 ) -> None:
-    """Applied once, twice, or after a restart, the stored summary changes nothing."""
-    live = newest_message(made.contents)
-    view = look_at(made.contents, live)
-    compaction = compact(strategy, context_of(view, llm, is_demanded=True))
-    if compaction is None:
-        return
-    for stored in (compaction.stored, reload(compaction.stored)):
-        again = look_at(made.contents, live, stored)
-        assert again.covered <= compaction.covered
-        if not made.open_calls:  # An equal call that was answered may stand for it.
-            assert again.covered == compaction.covered
-        if again.covered == compaction.covered:
-            result = render_request(again, stored, again.covered)
-            assert result == compaction.contents
+    """Every turn is answered at the first try; what was not summarized stays, in order,
+    and what was summarized stays away."""
+    play = Play(strategy, moods)
+    left_out: set[str] = set()
+    for number, turn in enumerate(rounds):
+        await play.tell(turn.steps)
+        await play.take_back(turn.missing)
+        if turn.is_demanded:
+            demand: dict[str, Any] = {}
+            request_compaction(demand)
+            await play.chat.set_state(demand)
+        if turn.is_restart:
+            play.chat = play.open()
+        paid = play.llm.summaries
+        request = await play.ask(f"Request {number}?")
+        if isinstance(strategy, KeepNewest) and play.llm.rejections:
+            return  # What it keeps may be too long; the guard then keeps less.
+        assert play.llm.rejections == 0
+        original = spoken(play.tap.contents[-1])
+        sent = spoken(request.contents)
+        kept = [text for text in sent if text in original]
+        assert kept == [text for text in original if text in kept]
+        assert len(head_of(sent, original)) <= 2
+        assert not left_out & {*kept}
+        gone = {*original} - {*kept}
+        if play.llm.summaries == paid and not isinstance(strategy, Pipeline):
+            assert gone <= left_out
+        left_out |= gone
+        check_state(await play.chat.state())
+
+
+def check_state(state: Mapping[str, Any]) -> None:
+    """What the guard keeps besides the text of the summary is JSON, and small."""
+    ours = {key: value for key, value in state.items() if "context_guard" in key}
+    assert json.loads(json.dumps(ours)) == ours
+    ours.pop("__context_guard_summary_agent", None)
+    assert len(json.dumps(ours)) <= MAX_STATE_BYTES
+
+
+@given(strategies(), moods, steps, st.booleans())
+async def test_a_stored_summary_gives_the_same_request_again(
+    strategy: Strategy, moods: Sequence[str], steps: Sequence[Step], is_restart: bool
+) -> None:
+    """The next request, of this process or of another, begins with the last one."""
+    play = Play(strategy, moods)
+    await play.tell(steps)
+    before = await play.ask("Request 0?")
+    paid = play.llm.summaries
+    if is_restart:
+        play.chat = play.open()
+    after = await play.ask("Request 1?")
+    if play.llm.summaries == paid and not isinstance(strategy, Pipeline):
+        assert after.contents[: len(before.contents)] == before.contents
 
 
 @given(
-    long_histories(6),
-    histories(4),
-    strategies(),
-    summarizers(),
-    st.sets(st.integers(0, 30)),
+    strategies(window_tokens=64_000),
+    moods,
+    steps,
+    st.sampled_from(["openai", "bedrock", "ollama"]),
 )
-def test_summary_applied_to_another_history_hides_nothing_new(
-    made: MadeHistory,
-    later: MadeHistory,
-    strategy: Strategy,
-    llm: DrawnSummarizer,
-    missing: Collection[int],
+async def test_a_refused_request_is_made_to_fit(
+    strategy: Strategy, moods: Sequence[str], steps: Sequence[Step], style: ErrorStyle
 ) -> None:
-    """After a rewind, a partial load or new turns only what was covered is replaced."""
-    view = look_at(made.contents, newest_message(made.contents))
-    compaction = compact(strategy, context_of(view, llm, is_demanded=True))
-    if compaction is None:
-        return
-    answers = made.answered
-    gone = {a for a in answers if {a, answers[a]} & {*missing}}
-    gone |= {answers[a] for a in gone} | ({*missing} - {*answers, *answers.values()})
-    left = [c for i, c in enumerate(made.contents) if i not in gone]
-    contents = [*left, *later.contents]
-    stored = reload(compaction.stored)
-    again = look_at(contents, newest_message(contents), stored, "later")
-    old = {fingerprint(content) for content in made.contents}  # Whatever the call ids.
-    for index in again.covered:
-        assert fingerprint(contents[index]) in old
-    assert len(again.covered) <= stored.covered.content_count
-    assert all(again.pairs.group_of(i) <= again.covered for i in again.covered)
-    if not stored.mark.truncation:
-        result = render_request(again, stored, again.covered)
-        kept = kept_indexes(contents, result)
-        assert kept == [i for i in range(len(contents)) if i not in again.covered]
-
-
-@given(st.lists(long_histories(3), min_size=2, max_size=3), strategies(), summarizers())
-def test_summary_of_a_summary_still_holds(
-    rounds: Sequence[MadeHistory], strategy: Strategy, llm: DrawnSummarizer
-) -> None:
-    """Compaction after compaction every content is covered or there, never both."""
-    contents: list[types.Content] = []
-    stored: StoredSummary | None = None
-    for number, made in enumerate(rounds):
-        contents = [*contents, *made.contents, user(f"Request {number}?")]
-        view = look_at(contents, contents[-1], stored, f"turn {number}")
-        compaction = compact(strategy, context_of(view, llm, is_demanded=True))
-        if compaction is None:
-            continue
-        stored = reload(compaction.stored)
-        again = look_at(contents, contents[-1], stored, f"turn {number}")
-        assert again.covered <= compaction.covered
-        if not any(made.open_calls for made in rounds):
-            assert again.covered == compaction.covered
-        if not stored.mark.truncation:
-            kept = kept_indexes(contents, compaction.contents)
-            assert set(kept).isdisjoint(compaction.covered)
-            assert set(kept) | compaction.covered == set(range(len(contents)))
-        texts = json.dumps([c.model_dump() for c in compaction.contents], default=str)
-        assert f"Request {number}?" in texts
-
-
-@given(long_histories(), st.integers(-2, 30))
-def test_any_cut_covers_whole_pairs(made: MadeHistory, keep: int) -> None:
-    """Wherever a strategy wants to cut, calls and results stay on one side."""
-    view = look_at(made.contents, newest_message(made.contents))
-    covered = context_of(view, DrawnSummarizer()).older_than(keep)
-    everything = set(range(len(made.contents)))
-    assert covered <= everything
-    assert not made.splits_pair(everything - covered)
-    assert not made.open_calls & covered
-
-
-@given(
-    long_histories(12),
-    st.integers(-500, 6_000),
-    st.sampled_from([None, 1.0, 2.5]),
-    st.booleans(),
-)
-def test_reduced_contents_are_whole_and_small(
-    made: MadeHistory, room_tokens: int, correction: float | None, has_head: bool
-) -> None:
-    """The newest contents stay in order, pairs whole, within the room."""
-    contents = made.contents
-    head = [user("[Previous conversation summary]")] if has_head else []
-    result = reduce_contents(contents, room_tokens, correction, head)
-    rest = result[1:]
-    origins = [_origin(contents, content) for content in rest]
-    assert origins == sorted(set(origins))
-    assert not made.splits_pair(origins)
-    if room_tokens >= 200:
-        request = LlmRequest(contents=result)
-        spelled = 3 * len(result)  # What a chat adds for each message.
-        most = room_tokens * DENSITY_ERROR_RATIO + spelled
-        assert count_request_tokens(request, None, 0) <= most
-    if room_tokens > estimate_contents_tokens(contents) * 5 + 200:
-        assert [id(content) for content in rest] == [id(c) for c in contents]
-
-
-def _origin(contents: Sequence[types.Content], kept: types.Content) -> int:
-    """Which content was kept or shortened."""
-    for index, content in enumerate(contents):
-        if content is kept:
-            return index
-    roles = [
-        index
-        for index, content in enumerate(contents)
-        if content.role == kept.role and _kinds(content) == _kinds(kept)
-    ]
-    assert roles
-    return roles[-1]
-
-
-def _kinds(content: types.Content) -> list[tuple[str, str | None]]:
-    """What the parts of a content are, and the tools that they speak of."""
-    kinds = []
-    for part in content.parts or ():
-        call, answer = part.function_call, part.function_response
-        name = call.name if call else answer.name if answer else None
-        kinds.append(("text" if part.text else "call" if call else "answer", name))
-    return kinds
+    """The turn is answered, although the window is smaller than anyone has said."""
+    play = Play(strategy, moods, error_style=style)
+    await play.tell(steps)
+    await play.ask("Request 0?")
+    await play.ask("Request 1?")
 
 
 @pytest.mark.parametrize("name", sorted(PIECES))
 @pytest.mark.parametrize("size_chars", [20_000, 100_000])
-def test_giant_messages_are_made_to_fit(name: str, size_chars: int) -> None:
-    """A history of two giant messages is brought below the window by any strategy."""
-    text = PIECES[name] * (size_chars // len(PIECES[name]))
-    contents = [user(text), model("Well."), user(text)]
-    for strategy, mood in itertools.product(
-        [Threshold(), SlidingWindow(), Pipeline()],
-        ["short", "raises"] if size_chars < 100_000 else ["short"],
+async def test_giant_messages_are_made_to_fit(name: str, size_chars: int) -> None:
+    """A history of giant messages is brought below the window by any strategy."""
+    step = Step("user", PIECES[name] * (size_chars // len(PIECES[name])), ())
+    for kind, mood in itertools.product(
+        (Threshold, SlidingWindow, Pipeline), ("short", "raises")
     ):
-        view = look_at(contents, contents[-1])
-        llm = DrawnSummarizer(moods=[mood])
-        compaction = compact(strategy, context_of(view, llm, is_demanded=True))
-        assert compaction is not None
-        request = LlmRequest(contents=compaction.contents)
-        assert count_request_tokens(request, None, 0) <= WINDOW_TOKENS
+        play = Play(kind(context_window=WINDOW_TOKENS), [mood])
+        await play.tell([step, Step("model", "Well.", ()), step])
+        await play.ask("Request?")
+        assert play.llm.rejections == 0
