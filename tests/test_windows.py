@@ -336,7 +336,11 @@ assert LitellmRegistry().context_window("gpt-4o") is None
 
 
 @pytest.mark.parametrize(
-    "script", [_OFFLINE_SCRIPT, _MISSING_SCRIPT], ids=["no-network", "no-litellm"]
+    "script",
+    [
+        pytest.param(_OFFLINE_SCRIPT, id="no-network"),
+        pytest.param(_MISSING_SCRIPT, id="no-litellm", marks=pytest.mark.slow),
+    ],
 )
 def test_fresh_interpreter_resolves(script: str) -> None:
     """Resolving imports no litellm, uses no network, and survives without either."""
