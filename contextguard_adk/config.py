@@ -114,11 +114,9 @@ def _read_file(file: Path) -> dict[str, Any]:
         raise _complain(file, "the values are nested too deeply") from error
     except ValueError as error:
         raise _complain(file, str(error)) from error
-    if raw is None:
-        return {}
-    if not isinstance(raw, dict):
+    if not isinstance(raw, dict | None):
         raise _complain(file, "a table of settings is expected")
-    return raw
+    return raw or {}
 
 
 def _load_yaml(text: str) -> object:
@@ -223,7 +221,7 @@ def _list_known_keys(model: type[BaseModel], table: Any, location: Any) -> set[s
     for item in path:
         table = table[item]
         if isinstance(item, int):  # One of several reducers.
-            kinds = [import_subclass(table["reducer"], Reducer)]  # type: ignore[type-abstract]
+            kinds = [import_subclass(table["reducer"], Reducer)]
             continue
         hints = [kind.model_fields[item].annotation for kind in kinds]
         types = [each for hint in hints for each in get_args(hint) or (hint,)]

@@ -36,8 +36,8 @@ def read_messages(kind: str) -> dict[str, tuple[str, Overflow]]:
     found = {}
     with MESSAGES.open(encoding="utf-8") as lines:
         for row in csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE):
-            counts = (int(row[name] or 0) or None for name in COUNTS)
-            meaning = Overflow(*counts, is_input_plus_output=bool(row["sum"]))
+            limit, prompt, output = (int(row[name] or 0) or None for name in COUNTS)
+            meaning = Overflow(limit, prompt, output, bool(row["sum"]))
             if row["kind"] == kind:
                 found[row["name"]] = (row["message"], meaning)
     return found
