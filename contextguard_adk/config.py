@@ -116,11 +116,9 @@ def _read_file(file: Path) -> dict[str, Any]:
         raise _complain(file, "the values are nested too deeply") from error
     except ValueError as error:
         raise _complain(file, str(error)) from error
-    if raw is None:
-        return {}
-    if not isinstance(raw, dict):
+    if not isinstance(raw, dict | None):
         raise _complain(file, "a table of settings is expected")
-    return raw
+    return raw or {}
 
 
 def _load_yaml(text: str) -> object:

@@ -252,7 +252,7 @@ async def test_dense_text_in_the_place_of_another_script_is_not_refused(
 async def test_an_english_instruction_is_not_measured_by_a_russian_talk(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """An instruction that fills the window is reported, whatever the history's script."""
+    """An instruction that fills the window is reported, in whatever script."""
     llm = SimulatedLlm(context_window=WINDOW_TOKENS, script=lambda _: "Да.")
     instruction = "".join(f"Rule {i}: {ENGLISH}" for i in range(450))
     chat = Chat(

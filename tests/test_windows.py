@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
 import json
 import logging
 import subprocess
 import sys
-import threading
-import time
 import types
 from pathlib import Path
 from typing import cast
@@ -24,7 +20,6 @@ from contextguard_adk.measuring.budgets import (
     summary_budget_tokens,
     threshold_tokens,
 )
-from contextguard_adk.providers import windows
 from contextguard_adk.providers.windows import (
     DEFAULT_CONTEXT_WINDOW,
     LitellmRegistry,
@@ -39,32 +34,15 @@ _REAL = LitellmRegistry()
 
 
 class FakeRegistry:
-    """A registry that gives one answer, or raises it, and counts the questions."""
+    """A registry that gives one answer, or raises it."""
 
     def __init__(self, answer: object) -> None:
         self.answer = answer
-        self.asked: list[str] = []
 
     def context_window(self, model: str) -> int | None:
-        self.asked.append(model)
         if isinstance(self.answer, Exception):
             raise self.answer
         return cast("int | None", self.answer)
-
-
-class FalsyRegistry(FakeRegistry):
-    """A registry that is empty in the eyes of `bool`."""
-
-    def __len__(self) -> int:
-        return 0
-
-
-@pytest.fixture(autouse=True)
-def _fresh_process_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forgets earlier warnings and tables, except the real one, parsed once."""
-    windows._load_table(None)
-    monkeypatch.setattr(windows, "_warned", set())
-    monkeypatch.setattr(windows, "_tables", {None: windows._tables[None]})
 
 
 @pytest.fixture
@@ -76,7 +54,8 @@ def warnings_logged(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixtur
 
 def chat(max_input_tokens: object = None, **more: object) -> dict[str, object]:
     """Builds an entry of a chat model."""
-    return {"mode": "chat", "max_input_tokens": max_input_tokens, **more}
+    entry = {"mode": "chat", "max_input_tokens": max_input_tokens, **more}
+    return {name: value for name, value in entry.items() if value is not None}
 
 
 def registry_of(tmp_path: Path, table: object) -> LitellmRegistry:
@@ -111,35 +90,26 @@ _ARN = "arn:aws:bedrock:us-east-1:123456789012"
         (f"gemini/{_FLASH}", _GEMINI),
         (f"vertex_ai/{_FLASH}", _GEMINI),
         (f"{_FLASH}-preview-09-2025", _GEMINI),
-        (f"{_FLASH}-preview-05-20", _GEMINI),
         (f"{_FLASH}-001", _GEMINI),
         (f"{_FLASH}-latest", _GEMINI),
-        (f"{_FLASH}-exp", _GEMINI),
         ("Gemini-2.5-Flash", _GEMINI),
         (" gemini-2.5-flash ", _GEMINI),
-        (f"apigee/{_FLASH}", _GEMINI),
         (f"apigee/v1/{_FLASH}", _GEMINI),
         (f"apigee/vertex_ai/v1beta/{_FLASH}", _GEMINI),
         ("apigee/openai/v1/gpt-4o", _GPT_4O),
         ("gemma-3-27b-it", 131_072),
         ("gpt-4o", _GPT_4O),
         ("openai/gpt-4o", _GPT_4O),
-        ("openai/GPT-4o", _GPT_4O),
         ("gpt-4o-2024-08-06", _GPT_4O),
         ("openai/gpt-4o-2031-01-31", _GPT_4O),
         ("gpt-4", 8_192),
-        ("gpt-4-0613", 8_192),
         ("azure/gpt-4o", _GPT_4O),
-        ("azure/gpt-4.1-mini", 1_047_576),
         ("openrouter/openai/gpt-4o", _GPT_4O),
         ("openrouter/google/gemini-2.5-pro:online", _GEMINI),
-        ("ft:gpt-4o-2024-08-06:acme::abc123", _GPT_4O),
         ("openai/ft:gpt-4o-2024-08-06:acme::abc123", _GPT_4O),
         (_SONNET, _CLAUDE),
-        (f"anthropic/{_SONNET}", _CLAUDE),
         (f"{_SONNET}-20250929", _CLAUDE),
         (f"{_SONNET}-20310131", _CLAUDE),
-        (f"{_SONNET}-latest", _CLAUDE),
         ("anthropic/claude-3-haiku-latest", _CLAUDE),
         ("litellm_proxy/anthropic/claude-sonnet-4.5", _CLAUDE),
         (f"vertex_ai/{_SONNET}@20250929", _CLAUDE),
@@ -151,7 +121,6 @@ _ARN = "arn:aws:bedrock:us-east-1:123456789012"
         (f"bedrock/us-east-1/anthropic.{_SONNET}-20250929-v1:0", _CLAUDE),
         (f"bedrock/{_ARN}:inference-profile/us.anthropic.{_SONNET}", _CLAUDE),
         ("bedrock/us.meta.llama3-1-70b-instruct-v1:0", 128_000),
-        ("ollama_chat/llama3.1", 8_192),
         ("ollama_chat/llama3.1:8b", 8_192),
         ("openrouter/meta-llama/llama-3.3-70b-instruct:free", 128_000),
     ],
@@ -188,21 +157,6 @@ def test_real_unknown_names_stay_unknown(model: str) -> None:
     assert not _REAL.supports_reasoning(model)
 
 
-def test_every_chat_model_in_the_real_table_has_its_own_window() -> None:
-    """No shortening or merging changes what the table says of a full name."""
-    raw = json.loads(windows._find_packaged_table().read_bytes())
-    stated = {
-        name: entry["max_input_tokens"]
-        for name, entry in raw.items()
-        if entry.get("mode") == "chat"
-        and isinstance(entry.get("max_input_tokens"), int)
-        and entry["max_input_tokens"] >= 1_000
-    }
-    assert len(stated) > 1_000
-    registry = LitellmRegistry()
-    assert {name: registry.context_window(name) for name in stated} == stated
-
-
 @pytest.mark.parametrize(
     ("model", "expected"),
     [
@@ -229,28 +183,18 @@ def test_reasoning_flag(model: str, expected: bool) -> None:
         pytest.param(chat(999), None, id="too-small"),
         pytest.param(chat(0), None, id="zero"),
         pytest.param(chat(-5_000), None, id="negative"),
-        pytest.param(chat("5000"), None, id="string"),
-        pytest.param(chat("5000", max_tokens=9_000), None, id="string-with-max-tokens"),
+        pytest.param(chat("5000", max_tokens=9_000), None, id="string"),
         pytest.param(chat(True), None, id="bool"),
         pytest.param(chat(5_000.0), None, id="float"),
         pytest.param(chat([5_000]), None, id="list"),
         pytest.param(chat(max_tokens=8_000), 8_000, id="max-tokens-large"),
         pytest.param(chat(max_tokens=7_999), None, id="max-tokens-output-cap"),
-        pytest.param(chat(max_tokens="9000"), None, id="max-tokens-string"),
-        pytest.param({"mode": "responses", "max_tokens": 9_000}, None, id="no-chat"),
-        pytest.param(
-            {"mode": "responses", "max_input_tokens": 5_000}, 5_000, id="resp"
-        ),
-        pytest.param(
-            {"mode": "completion", "max_input_tokens": 5_000}, 5_000, id="comp"
-        ),
-        pytest.param(
-            {"mode": "embedding", "max_input_tokens": 5_000}, None, id="embed"
-        ),
-        pytest.param(
-            {"mode": ["chat"], "max_input_tokens": 5_000}, None, id="mode-list"
-        ),
-        pytest.param({"max_input_tokens": 5_000}, None, id="mode-missing"),
+        pytest.param(chat(max_tokens=9_000, mode="responses"), None, id="no-chat"),
+        pytest.param(chat(5_000, mode="responses"), 5_000, id="responses"),
+        pytest.param(chat(5_000, mode="completion"), 5_000, id="completion"),
+        pytest.param(chat(5_000, mode="embedding"), None, id="embedding"),
+        pytest.param(chat(5_000, mode=["chat"]), None, id="mode-list"),
+        pytest.param(chat(5_000, mode=None), None, id="mode-missing"),
         pytest.param("chat", None, id="entry-string"),
         pytest.param(None, None, id="entry-null"),
     ],
@@ -336,14 +280,8 @@ def test_reasoning_of_several_providers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [
-        pytest.param(None, id="missing"),
-        pytest.param(b"{", id="broken"),
-        pytest.param(b"\xff\xfe\x00", id="not-utf8"),
-        pytest.param(b"[]", id="no-object"),
-        pytest.param(b"{}", id="empty"),
-        pytest.param(b'{"m": {"mode": "embedding"}}', id="no-chat-models"),
-    ],
+    [None, b"{", b"\xff\xfe\x00", b"[]", b"{}", b'{"m": {"mode": "embedding"}}'],
+    ids=["missing", "broken", "not-utf8", "no-object", "empty", "no-chat-models"],
 )
 def test_unusable_file_falls_back_to_litellm(
     tmp_path: Path,
@@ -362,82 +300,13 @@ def test_unusable_file_falls_back_to_litellm(
     assert [record.levelname for record in warnings_logged.records] == ["WARNING"]
 
 
-@pytest.mark.parametrize(
-    "attributes",
-    [
-        pytest.param({}, id="no-model-cost"),
-        pytest.param({"model_cost": None}, id="model-cost-is-none"),
-    ],
-)
+@pytest.mark.parametrize("attributes", [{}, {"model_cost": None}], ids=str)
 def test_broken_litellm_means_unknown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attributes: dict[str, object]
 ) -> None:
     """Where neither the file nor litellm can be used every model is unknown."""
     use_fake_litellm(monkeypatch, **attributes)
     assert LitellmRegistry(tmp_path / "none.json").context_window("gpt-4o") is None
-
-
-@pytest.mark.parametrize(
-    "spec",
-    [
-        pytest.param(None, id="not-installed"),
-        pytest.param(importlib.machinery.ModuleSpec("litellm", None), id="no-origin"),
-    ],
-)
-def test_litellm_that_cannot_be_found(
-    monkeypatch: pytest.MonkeyPatch, spec: importlib.machinery.ModuleSpec | None
-) -> None:
-    """A litellm that is missing or no directory leaves the models unknown."""
-
-    def find_spec(name: str) -> importlib.machinery.ModuleSpec | None:
-        return spec
-
-    windows._tables.pop(None, None)
-    monkeypatch.setattr(importlib.util, "find_spec", find_spec)
-    monkeypatch.setitem(sys.modules, "litellm", None)
-    assert LitellmRegistry().context_window("gpt-4o") is None
-
-
-def test_table_is_read_once_for_all_threads_and_registries(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Threads that look up at the same time parse one table once."""
-    reads: list[Path | None] = []
-    read_table = windows._read_table
-
-    def slow_read(path: Path | None) -> dict[str, windows._Entry]:
-        reads.append(path)
-        time.sleep(0.02)
-        return read_table(path)
-
-    monkeypatch.setattr(windows, "_read_table", slow_read)
-    registry_of(tmp_path, {"m-1": chat(9_000)})
-    path = tmp_path / "table.json"
-    found: list[int | None] = []
-    start = threading.Barrier(8)
-
-    def look_up() -> None:
-        start.wait()
-        found.append(LitellmRegistry(path).context_window("m-1"))
-
-    threads = [threading.Thread(target=look_up) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [9_000] * 8
-    assert reads == [path]
-
-
-def test_lookups_are_cached_and_the_cache_is_bounded(tmp_path: Path) -> None:
-    """A name is resolved once, and endless new names do not grow the cache."""
-    registry = registry_of(tmp_path, {"m-1": chat(9_000)})
-    for _ in range(3):
-        registry.context_window("m-1")
-    assert registry._find.cache_info().hits == 2
-    for number in range(windows._CACHED_MODELS + 10):
-        registry.context_window(f"name-{number}")
-    assert registry._find.cache_info().currsize == windows._CACHED_MODELS
 
 
 _OFFLINE_SCRIPT = """
@@ -448,7 +317,6 @@ def refuse(*args, **kwargs):
 
 socket.socket.connect = socket.create_connection = socket.getaddrinfo = refuse
 from contextguard_adk.providers import windows
-assert not windows._tables, "read at import"
 found = windows.resolve_context_window("openrouter/openai/gpt-4o")
 assert found == windows.ResolvedWindow(128_000, "registry"), found
 assert windows.resolve_context_window("nobody-knows").source == "default"
@@ -457,10 +325,27 @@ assert not loaded, loaded
 """
 
 
-def test_neither_import_nor_lookup_imports_litellm_or_uses_the_network() -> None:
-    """In a fresh interpreter without network, resolving leaves litellm unimported."""
+_MISSING_SCRIPT = """
+import sys, importlib.util
+
+importlib.util.find_spec = lambda name: None
+sys.modules["litellm"] = None
+from contextguard_adk.providers.windows import LitellmRegistry
+assert LitellmRegistry().context_window("gpt-4o") is None
+"""
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(_OFFLINE_SCRIPT, id="no-network"),
+        pytest.param(_MISSING_SCRIPT, id="no-litellm", marks=pytest.mark.slow),
+    ],
+)
+def test_fresh_interpreter_resolves(script: str) -> None:
+    """Resolving imports no litellm, uses no network, and survives without either."""
     done = subprocess.run(
-        [sys.executable, "-c", _OFFLINE_SCRIPT],
+        [sys.executable, "-c", script],
         cwd=_ROOT,
         capture_output=True,
         text=True,
@@ -475,15 +360,14 @@ def test_neither_import_nor_lookup_imports_litellm_or_uses_the_network() -> None
 @pytest.mark.parametrize(
     ("configured", "answer", "expected"),
     [
-        pytest.param(
-            5_000, 9_000, ResolvedWindow(5_000, "configured"), id="configured"
-        ),
-        pytest.param(None, 9_000, ResolvedWindow(9_000, "registry"), id="registry"),
-        pytest.param(None, None, ResolvedWindow(128_000, "default"), id="unknown"),
+        (5_000, RuntimeError("asked"), ResolvedWindow(5_000, "configured")),
+        (None, 9_000, ResolvedWindow(9_000, "registry")),
+        (None, None, ResolvedWindow(128_000, "default")),
     ],
+    ids=["configured", "registry", "default"],
 )
 def test_order_of_sources(
-    configured: int | None, answer: int | None, expected: ResolvedWindow
+    configured: int | None, answer: object, expected: ResolvedWindow
 ) -> None:
     """The setting wins over the registry, the registry over the default."""
     registry: ModelRegistry = FakeRegistry(answer)
@@ -491,49 +375,29 @@ def test_order_of_sources(
     assert resolved == expected
 
 
-def test_configured_window_asks_nobody() -> None:
-    """A configured window costs no lookup."""
-    registry = FakeRegistry(9_000)
-    resolve_context_window("m", configured=5_000, registry=registry)
-    assert registry.asked == []
-
-
 def test_default_registry_is_litellms() -> None:
-    """Without a registry litellm's table answers."""
+    """Without a registry litellm's table answers; a falsy one is asked all the same."""
     assert resolve_context_window("gpt-4o") == ResolvedWindow(_GPT_4O, "registry")
+    falsy = type("Falsy", (FakeRegistry,), {"__len__": lambda _: 0})(9_000)
+    assert resolve_context_window("gpt-4o", registry=falsy).tokens == 9_000
 
 
-def test_registry_that_is_falsy_is_asked() -> None:
-    """A registry whose truth value is false is a registry nevertheless."""
-    registry = FalsyRegistry(9_000)
-    assert resolve_context_window("gpt-4o", registry=registry).tokens == 9_000
-
-
-@pytest.mark.parametrize(
-    ("agent", "hint"),
-    [
-        (
-            "writer",
-            'ContextGuardPlugin(agents={"writer": Threshold(context_window=...)})',
-        ),
-        ("", 'ContextGuardPlugin(agents={"<agent>": Threshold(context_window=...)})'),
-    ],
-    ids=["named-agent", "no-agent"],
-)
+@pytest.mark.parametrize("agent", ["writer", ""])
 def test_unknown_model_warns_once_and_names_the_setting(
-    warnings_logged: pytest.LogCaptureFixture, agent: str, hint: str
+    warnings_logged: pytest.LogCaptureFixture, agent: str
 ) -> None:
     """Each unknown model gets one warning, with the default and the setting to set."""
-    registry = FakeRegistry(None)
-    for model in ("m-1", "m-1", "m-2", "m-1"):
-        resolved = resolve_context_window(model, registry=registry, agent=agent)
+    first, second = f"unknown-1-{agent}", f"unknown-2-{agent}"
+    for model in (first, first, second, first):
+        resolved = resolve_context_window(
+            model, registry=FakeRegistry(None), agent=agent
+        )
         assert resolved.tokens == DEFAULT_CONTEXT_WINDOW
-    messages = warnings_logged.messages
-    assert [("'m-1'" in text, "'m-2'" in text) for text in messages] == [
-        (True, False),
-        (False, True),
-    ]
-    assert all("128000" in text and hint in text for text in messages)
+    assert len(warnings_logged.messages) == 2
+    for model, text in zip((first, second), warnings_logged.messages, strict=True):
+        assert repr(model) in text
+        assert "128000" in text
+        assert f'agents={{"{agent or "<agent>"}": Threshold(context_win' in text
 
 
 @pytest.mark.parametrize(
@@ -551,24 +415,13 @@ def test_broken_registry_counts_as_unknown(
     warnings_logged: pytest.LogCaptureFixture, answer: object
 ) -> None:
     """What a registry cannot say properly is logged once and means the default."""
-    registry = FakeRegistry(answer)
+    model = f"broken {answer!r}"
     for _ in range(3):
-        resolved = resolve_context_window("m", registry=registry)
+        resolved = resolve_context_window(model, registry=FakeRegistry(answer))
         assert resolved == ResolvedWindow(DEFAULT_CONTEXT_WINDOW, "default")
     broken, unknown = warnings_logged.messages
     assert repr(answer) in broken
     assert "unknown" in unknown
-
-
-def test_memory_of_warnings_is_bounded(
-    warnings_logged: pytest.LogCaptureFixture,
-) -> None:
-    """Endless unknown names do not grow the memory of who was warned about."""
-    registry = FakeRegistry(None)
-    for number in range(windows._CACHED_MODELS + 1):
-        resolve_context_window(f"m-{number}", registry=registry)
-    assert len(warnings_logged.messages) == windows._CACHED_MODELS + 1
-    assert len(windows._warned) == 1
 
 
 # --- budgets ---

@@ -209,7 +209,7 @@ def request_script_discount(
     return int(discount_tokens)
 
 
-request_spare_tokens = request_script_discount
+request_spare_tokens = request_script_discount  # The former name.
 
 
 def token_counter(correction: float | None) -> TokenCounter:
