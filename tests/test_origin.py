@@ -25,7 +25,21 @@ from contextguard_adk.testing import call as asks_for
 from tests.builders import Chat, call, event, model, queued_tool, response, user
 
 IMAGE = types.Part.from_bytes(data=b"pixels", mime_type="image/png")
+FILE = types.Part.from_uri(file_uri="gs://bucket/a.pdf", mime_type="application/pdf")
 HAS_INPUT_CONTEXT = "model_input_context" in RunConfig.model_fields
+
+
+def shown(*parts: types.Part, role: str = "user") -> types.Content:
+    """A content with these parts."""
+    return types.Content(role=role, parts=list(parts))
+
+
+RAN = shown(
+    types.Part.from_executable_code(code="f()", language=types.Language.PYTHON),
+    types.Part.from_code_execution_result(outcome=types.Outcome.OUTCOME_OK, output="5"),
+    role="model",
+)
+"""Code that the model ran, and its output."""
 
 
 class Recorder(BasePlugin):
@@ -47,9 +61,9 @@ class Recorder(BasePlugin):
         transient = getattr(invocation.run_config, "model_input_context", None) or ()
         contents = llm_request.contents
         found = find_history(contents, invocation.session.events, transient)
-        shown = [shorthand(content) for content in contents]
-        self.history.append([shown[index] for index in found])
-        self.foreign.append([t for i, t in enumerate(shown) if i not in found])
+        texts = [shorthand(content) for content in contents]
+        self.history.append([texts[index] for index in found])
+        self.foreign.append([t for i, t in enumerate(texts) if i not in found])
 
 
 def shorthand(content: types.Content) -> str:
@@ -87,7 +101,7 @@ async def test_everything_of_a_plain_conversation_is_history() -> None:
     agent = scripted("Hello.", asks_for("search"), "Sunny.", tools=[search])
     chat = Chat(agent, [recorder])
     await chat.say("For context: I live in Rome.")
-    await chat.say(types.Content(role="user", parts=[IMAGE]))
+    await chat.say(shown(IMAGE))
     assert recorder.history[-1] == [
         "For context: I live in Rome.",
         "Hello.",
@@ -105,9 +119,7 @@ async def test_instructions_among_the_contents_are_not_history() -> None:
         "Hello.",
         asks_for("search"),
         "Sunny.",
-        static_instruction=types.Content(
-            role="user", parts=[types.Part(text="You are a guide."), IMAGE]
-        ),
+        static_instruction=shown(types.Part(text="You are a guide."), IMAGE),
         instruction="Today is May 1.",
         tools=[queued_tool("search", ["found"])],
     )
@@ -145,25 +157,7 @@ async def test_context_in_the_users_words_leaves_the_user_in_history() -> None:
 
 
 @pytest.mark.parametrize(
-    "reply",
-    [
-        pytest.param("It is sunny.", id="text"),
-        pytest.param(types.Content(role="model", parts=[IMAGE]), id="image"),
-        pytest.param(
-            types.Content(
-                role="model",
-                parts=[
-                    types.Part.from_executable_code(
-                        code="print(1)", language=types.Language.PYTHON
-                    ),
-                    types.Part.from_code_execution_result(
-                        outcome=types.Outcome.OUTCOME_OK, output="1"
-                    ),
-                ],
-            ),
-            id="code",
-        ),
-    ],
+    "reply", ["It is sunny.", shown(IMAGE), RAN], ids=["text", "image", "code"]
 )
 async def test_relay_of_another_agent_is_history(reply: str | types.Content) -> None:
     """What another agent said or did derives from its events."""
@@ -336,26 +330,8 @@ def ran(code: str, output: str) -> Event:
     )
 
 
-FILE = types.Part.from_uri(file_uri="gs://bucket/a.pdf", mime_type="application/pdf")
-
-
-def shown(part: types.Part) -> types.Content:
-    """A message that is one part."""
-    return types.Content(role="user", parts=[part])
-
-
 HI = event(user("Hi."))
-FIVE = event(
-    types.Content(
-        role="model",
-        parts=[
-            types.Part.from_executable_code(code="f()", language=types.Language.PYTHON),
-            types.Part.from_code_execution_result(
-                outcome=types.Outcome.OUTCOME_OK, output="5"
-            ),
-        ],
-    )
-)
+FIVE = event(RAN)
 HISTORY = {
     "said": (user("Hi."), HI),
     "model": (model("Rewritten by a plugin."), HI),
@@ -401,8 +377,8 @@ def test_odd_events_are_survived() -> None:
     events = [
         Event(author="agent"),
         event(types.Content.model_construct(role="user", parts=[None])),
-        event(types.Content(role="model", parts=[code])),
-        event(types.Content(role="model", parts=[types.Part(thought_signature=b"x")])),
+        event(shown(code, role="model")),
+        event(shown(types.Part(thought_signature=b"x"), role="model")),
         Event(author="user", input_transcription=types.Transcription()),
         HI,
     ]

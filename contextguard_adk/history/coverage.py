@@ -36,6 +36,7 @@ HANDLE_CHARS = 10
 RECENT_COUNT = 512
 _HEAD = struct.Struct("<BI8s")
 _VERSION = 2
+_LARGE_FLOAT = re.compile(r"\de\+\d")
 _NUMBER_AS_KEY = re.compile(r'"[-0-9][-0-9.e]*":')
 
 
@@ -123,7 +124,8 @@ def _canonical_json(value: object) -> bytes:
     try:
         text = write(value)
         # What JSONB may alter; one pattern for all three takes ten times as long.
-        if "-0.0" in text or "e+" in text or _NUMBER_AS_KEY.search(text):
+        has_large = "e+" in text and _LARGE_FLOAT.search(text)
+        if has_large or "-0.0" in text or _NUMBER_AS_KEY.search(text):
             text = write(json.loads(text, parse_float=_read_float))
         return _utf8(text)
     except (TypeError, ValueError, RecursionError):

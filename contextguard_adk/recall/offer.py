@@ -105,11 +105,7 @@ def _find_source(
 ) -> RecallSource:
     """Gathers what can be read back, and what of it the request does not show whole.
 
-    Args:
-        view: The history.
-        stored: The summary that stands in the request.
-        covered: What it stands for.
-        older: Items that ADK did not even put into the request; they get no index.
+    The `older` items, which ADK did not put into the request, get the index -1.
     """
     items = list_items(view.contents, view.history)
     hidden = {-1, *covered}
@@ -123,10 +119,9 @@ def _find_source(
             if index <= upto and has_function_response(view.contents[index])
         }
     known = {item.handle for item in items}
-    missing = [
-        replace(item, content_index=-1) for item in older if item.handle not in known
-    ]
-    return RecallSource([*missing, *items], frozenset(hidden))
+    missing = (item for item in older if item.handle not in known)
+    older = [replace(item, content_index=-1) for item in missing]
+    return RecallSource([*older, *items], frozenset(hidden))
 
 
 def may_offer(

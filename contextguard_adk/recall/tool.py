@@ -108,7 +108,7 @@ class RecallHistoryTool(BaseTool):
         self._count = count
 
     def _get_declaration(self) -> types.FunctionDeclaration:
-        return DECLARATION
+        return DECLARATION.model_copy()
 
     async def run_async(
         self, *, args: dict[str, Any], tool_context: ToolContext
@@ -157,20 +157,16 @@ class RecallHistoryTool(BaseTool):
 
     def _attach(self, item: Item, media: types.Part) -> dict[str, str]:
         tokens = estimate_part_tokens(media)
+        answer = {}
         if item.content_index < 0:
-            reason = (
-                "This run does not load the message that it came with, so it cannot be "
-                "attached."
-            )
+            text = "This run does not load its message, so it cannot be attached."
         elif tokens > self._window_tokens * FILE_RATIO:
-            reason = (
-                f"It takes about {tokens:,} tokens, too many for a context window of "
-                f"{self._window_tokens:,}."
-            )
+            window = f"a context window of {self._window_tokens:,}"
+            text = f"It takes about {tokens:,} tokens, too many for {window}."
         else:
-            result = f"[{item.title}]\nIt is attached below."
-            return {"result": result, ATTACHED_KEY: item.handle}
-        return {"result": f"[{item.title}]\n{reason}"}
+            text = "It is attached below."
+            answer[ATTACHED_KEY] = item.handle
+        return {"result": f"[{item.title}]\n{text}", **answer}
 
     def _list(self, hidden: Sequence[Item], offset: int) -> str:
         """The items that were compacted, newest first."""
@@ -187,9 +183,9 @@ class RecallHistoryTool(BaseTool):
         """Excerpts of the items that match best, the newest first among equals."""
         matches = find_matches(hidden, query)
         if not matches:
+            nothing = f"Nothing matches {query[:MAX_ECHO_CHARS]!r}."
             return (
-                f"Nothing matches {query[:MAX_ECHO_CHARS]!r}. Try fewer or other "
-                "words; recall_history() lists the items."
+                f"{nothing} Try fewer or other words; recall_history() lists the items."
             )
         if offset >= len(matches):
             return f"There are {len(matches)} matches; offset {offset} is behind them."
@@ -302,13 +298,11 @@ def _match(
     item: Item, phrase: re.Pattern[str], any_word: re.Pattern[str], word_count: int
 ) -> Match | None:
     text = item.text if not item.media else item.label
-    places = [
-        place.start() for place in itertools.islice(phrase.finditer(text), MAX_PLACES)
-    ]
-    if places:
+    found = itertools.islice(phrase.finditer(text), MAX_PLACES)
+    if places := [place.start() for place in found]:
         return Match(item, places[0], tuple(places[1:]), 2 * word_count + 2)
     title = f"{item.label} {item.hint}"
-    in_title = {found.group().lower() for found in any_word.finditer(title)}
+    in_title = {m.group().lower() for m in any_word.finditer(title)}
     hits = [(m.start(), m.group().lower()) for m in any_word.finditer(text)]
     if not hits:
         return Match(item, 0, (), len(in_title)) if in_title else None
