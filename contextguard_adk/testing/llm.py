@@ -7,13 +7,13 @@ provider would reject. It judges requests independently of the guard.
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 from collections import Counter, deque
 from collections.abc import (
     AsyncGenerator,
     Awaitable,
     Callable,
-    Collection,
     Iterator,
     Sequence,
 )
@@ -27,8 +27,18 @@ from google.adk.models.llm_response import LlmResponse
 from google.genai import types
 from pydantic import ConfigDict, Field, PrivateAttr
 
-from contextguard_adk.testing import extractive as _extractive
-from contextguard_adk.testing import provider as _simulated
+from contextguard_adk.testing.provider import (
+    OVERFLOW_WORDS,
+    ErrorStyle,
+    count_request_tokens,
+    count_shared_tokens,
+    count_tokens,
+    find_violation,
+    list_content_texts,
+    list_system_parts,
+    looks_like_summary_request,
+    summarize,
+)
 
 if TYPE_CHECKING:
     from google.adk.models import LlmCapabilities
@@ -36,49 +46,9 @@ if TYPE_CHECKING:
 _Answer: TypeAlias = str | types.Part | list[types.Part] | types.Content | LlmResponse
 Reply: TypeAlias = _Answer | Exception
 Script: TypeAlias = Callable[[LlmRequest], Reply | Awaitable[Reply]] | Sequence[Reply]
-ErrorStyle = Literal[
-    "openai",
-    "openai-responses",
-    "anthropic",
-    "gemini",
-    "vertex",
-    "bedrock",
-    "mistral",
-    "groq",
-    "vllm",
-    "llama.cpp",
-    "ollama",
-    "xai",
-]
-
-_OVERFLOW_WORDS: dict[ErrorStyle, str] = {
-    "openai": "This model's maximum context length is {limit} tokens. However, your"
-    " messages resulted in {used} tokens. Please reduce the length of the messages.",
-    "openai-responses": "Your input exceeds the context window of this model."
-    " Please adjust your input and try again. (context_length_exceeded)",
-    "anthropic": "prompt is too long: {used} tokens > {limit} maximum",
-    "gemini": "The input token count ({used}) exceeds the maximum number of tokens"
-    " allowed ({limit}).",
-    "vertex": "The input token count is {used} but the model only supports up to"
-    " {limit}.",
-    "bedrock": "Input is too long for requested model.",
-    "mistral": "Prompt contains {used} tokens and 0 draft tokens, too large for model"
-    " with {limit} maximum context length",
-    "groq": "Please reduce the length of the messages or completion.",
-    "vllm": "You passed {used} input tokens. However, the model's context length is"
-    " only {limit} tokens.",
-    "llama.cpp": "request ({used} tokens) exceeds the available context size"
-    " ({limit} tokens), try increasing it",
-    "ollama": "prompt too long; exceeded max context length by {excess} tokens",
-    "xai": "This model's maximum prompt length is {limit} but the request contains"
-    " {used} tokens.",
-}
 
 # How many of the newest accepted prompts are kept in the prompt cache.
 _CACHED_PROMPTS = 4
-
-# The length of a summary whose request does not limit it.
-_SUMMARY_TOKENS = 1_000
 
 
 class SimulatedProviderError(Exception):
@@ -117,7 +87,7 @@ class RecordedRequest:
     @property
     def text(self) -> str:
         """All that the contents say, with calls and tool results as JSON."""
-        return "\n".join(_simulated.list_content_texts(self.contents))
+        return "\n".join(list_content_texts(self.contents))
 
 
 @dataclass
@@ -133,7 +103,6 @@ class _Ledger:
     call_ids: int = 0
     replies_taken: Counter[bool] = field(default_factory=Counter)
     records: dict[int, RecordedRequest] = field(default_factory=dict)
-    summary_lines: Collection[str] = ()
     cached: deque[LlmRequest] = field(
         default_factory=partial(deque, maxlen=_CACHED_PROMPTS)
     )
@@ -148,7 +117,7 @@ class SimulatedLlm(BaseLlm):
     """A model that runs offline and is as strict as the strictest provider.
 
     It counts every prompt anew, refuses what exceeds its window or breaks the order
-    of tool calls and results, plays a script, summarises by extraction, and keeps
+    of tool calls and results, plays a script, summarizes by excerpts, and keeps
     what it received. One instance may serve concurrent calls.
     """
 
@@ -185,11 +154,11 @@ class SimulatedLlm(BaseLlm):
     raised. None acknowledges the last user text."""
 
     summary_replies: Script | None = Field(default=None, exclude=True, repr=False)
-    """The summariser's part, as in `script`. None, and a sequence that is used up,
-    summarise by extraction."""
+    """The summarizer's part, as in `script`. None, and a sequence that is used up,
+    summarize by excerpts."""
 
     is_summary_request: Callable[[LlmRequest], bool] = Field(
-        default=_extractive.looks_like_summary_request, exclude=True, repr=False
+        default=looks_like_summary_request, exclude=True, repr=False
     )
     """Tells requests for a summary from the agent's. The default knows the guard's
     prompt and that of ADK's `LlmEventSummarizer`."""
@@ -255,7 +224,7 @@ class SimulatedLlm(BaseLlm):
         """Answers a request, or refuses it.
 
         Args:
-            llm_request: What the agent or a summariser sends.
+            llm_request: What the agent or a summarizer sends.
             stream: Whether partial chunks precede the complete response.
 
         Yields:
@@ -287,13 +256,13 @@ class SimulatedLlm(BaseLlm):
     def _receive(
         self, request: LlmRequest, stream: bool
     ) -> tuple[int, RecordedRequest]:
-        parts = _simulated.list_system_parts(request.config.system_instruction)
+        parts = list_system_parts(request.config.system_instruction)
         system = [types.Content(parts=parts)]
         record = RecordedRequest(
             contents=list(request.contents),
-            system_instruction="\n".join(_simulated.list_content_texts(system)),
+            system_instruction="\n".join(list_content_texts(system)),
             config=_copy_config(request.config),
-            prompt_tokens=_simulated.count_request_tokens(
+            prompt_tokens=count_request_tokens(
                 request, self.token_ratio, self.media_tokens
             ),
             is_summary=self.is_summary_request(request),
@@ -312,7 +281,7 @@ class SimulatedLlm(BaseLlm):
 
     def _judge(self, number: int, record: RecordedRequest) -> None:
         """Raises, counts and records what is wrong with a request."""
-        violation = _simulated.find_violation(record.contents)
+        violation = find_violation(record.contents)
         if violation:
             self._ledger.violations += 1
             self._note(number, replace(record, rejected="invalid"))
@@ -322,7 +291,7 @@ class SimulatedLlm(BaseLlm):
             self._ledger.rejections += 1
             self._note(number, replace(record, rejected="overflow"))
             raise ContextOverflowError(
-                _OVERFLOW_WORDS[self.error_style].format(
+                OVERFLOW_WORDS[self.error_style].format(
                     used=record.prompt_tokens, limit=self.context_window, excess=excess
                 )
             )
@@ -334,8 +303,7 @@ class SimulatedLlm(BaseLlm):
         request = LlmRequest(contents=record.contents, config=record.config)
         cached = self._ledger.cached
         served = (
-            _simulated.count_shared_tokens(before, request, self.token_ratio)
-            for before in cached
+            count_shared_tokens(before, request, self.token_ratio) for before in cached
         )
         tokens = min(max(served, default=0), record.prompt_tokens)
         cached.append(request)
@@ -363,18 +331,8 @@ class SimulatedLlm(BaseLlm):
         if source is not None and position < len(source):
             return source[position]
         if is_summary:
-            return self._summarize(request)
+            return summarize(request, self.token_ratio)
         return _acknowledge(request) if source is None else "Done."
-
-    def _summarize(self, request: LlmRequest) -> str:
-        summary = _extractive.summarize(
-            _extractive.read_summary_material(request),
-            request.config.max_output_tokens or _SUMMARY_TOKENS,
-            lambda text: _simulated.count_tokens([text], self.token_ratio),
-            self._ledger.summary_lines,
-        )
-        self._ledger.summary_lines = frozenset(summary.splitlines())
-        return summary
 
     def _build_response(self, reply: _Answer) -> LlmResponse:
         """Makes a response of its own, which ADK may change, of a scripted reply."""
@@ -396,8 +354,8 @@ class SimulatedLlm(BaseLlm):
         self, number: int, record: RecordedRequest, response: LlmResponse, usage: bool
     ) -> None:
         """Bills an answer, reports its usage where that is due, and records it."""
-        texts = _simulated.list_content_texts([response.content or types.Content()])
-        output_tokens = _simulated.count_tokens(texts, self.token_ratio)
+        texts = list_content_texts([response.content or types.Content()])
+        output_tokens = count_tokens(texts, self.token_ratio)
         total_tokens = record.prompt_tokens + output_tokens
         self._ledger.billed_tokens += total_tokens
         if usage and response.usage_metadata is None:
@@ -412,14 +370,10 @@ class SimulatedLlm(BaseLlm):
 
 def _copy_config(config: types.GenerateContentConfig) -> types.GenerateContentConfig:
     """Copies what a recovery or a later step may still add tools to."""
-    tools = [
-        tool.model_copy(
-            update={"function_declarations": list(tool.function_declarations)}
-        )
-        if isinstance(tool, types.Tool) and tool.function_declarations
-        else tool
-        for tool in config.tools or ()
-    ]
+    tools = [copy.copy(tool) for tool in config.tools or ()]
+    for tool in tools:
+        if isinstance(tool, types.Tool) and tool.function_declarations:
+            tool.function_declarations = list(tool.function_declarations)
     return config.model_copy(update={"tools": tools} if tools else None)
 
 

@@ -56,7 +56,9 @@ def _answer_errors(tool: Callable[..., Answer]) -> Callable[..., Answer]:
         except OSError as error:
             # The error's own text would say where the folder is.
             return {"error": error.strerror or type(error).__name__}
-        except (RuntimeError, TypeError, ValueError) as error:
+        except RuntimeError:  # How Python before 3.13 reports it.
+            return {"error": "a loop of links"}
+        except (TypeError, ValueError) as error:
             return {"error": str(error)}
 
     return answer
