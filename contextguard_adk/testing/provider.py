@@ -346,20 +346,19 @@ def _last_text(request: LlmRequest) -> str:
 def summarize(request: LlmRequest, token_ratio: float | None) -> str:
     """Keeps head and tail of each line, as much as the summary may take."""
     material = map(str.strip, read_summary_material(request).splitlines())
-    lines = list(dict.fromkeys(filter(None, material)))
+    lines = list(dict.fromkeys(_shorten(line, 240) for line in material if line))
     max_tokens = request.config.max_output_tokens or _SUMMARY_TOKENS
-    line_chars = 2_000
-    summary = "\n".join(lines)
-    while count_tokens([summary], token_ratio) > max_tokens:
+    line_chars = 240
+    while count_tokens(["\n".join(lines)], token_ratio) > max_tokens:
         if line_chars > 60:
             line_chars //= 2
+            lines = [_shorten(line, line_chars) for line in lines]
         elif len(lines) > 1:
             middle = len(lines) // 3  # What is newer counts for more.
             del lines[middle : middle + 1 + len(lines) // 8]
         else:
-            return summary[:max_tokens]
-        summary = "\n".join(_shorten(line, line_chars) for line in lines)
-    return summary
+            lines = [lines[0][: len(lines[0]) // 2]]
+    return "\n".join(lines)
 
 
 def _shorten(line: str, max_chars: int) -> str:
