@@ -118,6 +118,7 @@ async def test_the_overhead_is_measured(kind: str) -> None:
     assert not any("context_guard" in key for key in bare.sessions.stored.state)
 
 
+@pytest.mark.slow
 async def test_the_overhead_has_a_row_for_each_size(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
