@@ -106,12 +106,10 @@ def summary_request(material: str, max_output_tokens: int | None = None) -> LlmR
         pytest.param(["x" * 400], 1.0, 100, id="bytes by four"),
         pytest.param(["x" * 400], 3.0, 300, id="times the ratio"),
         pytest.param(["x"], 1.0, 1, id="rounded up"),
-        pytest.param(["x", "y"], 1.0, 1, id="rounded once"),
         pytest.param(["é" * 4], 1.0, 2, id="bytes not characters"),
         pytest.param(["\ud800"], 4.0, 3, id="lone surrogate"),
         pytest.param([], 1.0, 0, id="nothing"),
         pytest.param(["hello world"], None, 2, id="BPE"),
-        pytest.param(["<|endoftext|>"], None, 7, id="BPE of a special token's text"),
         pytest.param(["\ud800"], None, 1, id="BPE of a lone surrogate"),
     ],
 )
@@ -198,7 +196,6 @@ def test_every_kind_of_part_counts(part: types.Part, expected_tokens: int) -> No
         pytest.param(None, 0, id="none"),
         pytest.param("x" * 40, 10, id="string"),
         pytest.param(user("x" * 40), 10, id="content"),
-        pytest.param(types.Content(), 0, id="content without parts"),
         pytest.param(types.Part(text="x" * 40), 10, id="part"),
         pytest.param(["x" * 20, types.Part(text="x" * 20)], 10, id="list"),
         pytest.param(content("user", BLOB), 258, id="image"),
@@ -311,11 +308,7 @@ CALL, RESULT = content("model", called("f")), content("user", returned("f", a=1)
         pytest.param(
             [ASK, content("system", types.Part(text="x"))], "valid role", id="system"
         ),
-        pytest.param([content(None, types.Part(text="x"))], "valid role", id="no role"),
         pytest.param([content("user")], "at least one parts field", id="empty parts"),
-        pytest.param(
-            [types.Content(role="user")], "at least one parts field", id="no parts"
-        ),
         pytest.param(
             [content("user", types.Part())], "one initialized field", id="empty part"
         ),
@@ -323,14 +316,7 @@ CALL, RESULT = content("model", called("f")), content("user", returned("f", a=1)
         pytest.param([ASK, CALL], "were not answered: 'f'", id="call at the end"),
         pytest.param([ASK, CALL, ASK], "were not answered", id="call not answered"),
         pytest.param(
-            [ASK, CALL, ASK, RESULT], "were not answered", id="call answered too late"
-        ),
-        pytest.param([RESULT], "must answer a function call", id="response first"),
-        pytest.param(
             [ASK, RESULT], "must answer a function call", id="response without call"
-        ),
-        pytest.param(
-            [ASK, CALL, RESULT, RESULT], "must answer", id="second response later"
         ),
         pytest.param(
             [ASK, CALL, content("user", returned("f"), returned("f"))],
@@ -377,10 +363,8 @@ async def test_a_broken_structure_is_refused(
 @pytest.mark.parametrize(
     "contents",
     [
-        pytest.param([ASK], id="one message"),
         pytest.param([ASK, ASK, ANSWER, ANSWER], id="same role twice"),
         pytest.param([ASK, CALL, RESULT], id="call and response"),
-        pytest.param([ASK, CALL, RESULT, ASK], id="text after a response"),
         pytest.param(
             [
                 ASK,
@@ -396,14 +380,6 @@ async def test_a_broken_structure_is_refused(
                 content("user", returned("f", "2"), returned("f", "1")),
             ],
             id="ids in another order",
-        ),
-        pytest.param(
-            [
-                ASK,
-                content("model", called("f", "1"), called("f")),
-                content("user", returned("f"), returned("f", "1")),
-            ],
-            id="ids on some",
         ),
         pytest.param(
             [
@@ -461,7 +437,6 @@ async def reply_later(request: LlmRequest) -> Reply:
         ),
         pytest.param([model("a"), [call("f", x=1)]], ["a", 'f\n{"x":1}'], id="calls"),
         pytest.param([LlmResponse(content=model("a")), ""], ["a", ""], id="response"),
-        pytest.param(lambda _: "a", ["a", "a"], id="function"),
         pytest.param(reply_later, ["later", "later"], id="coroutine function"),
     ],
 )
@@ -498,15 +473,6 @@ async def test_a_scripted_exception_is_raised() -> None:
     failed, answered = llm.requests
     assert (failed.response, failed.rejected) == (None, None)
     assert text_of(answered.response) == "then"
-
-
-async def test_an_empty_reply_has_no_parts() -> None:
-    """An empty string is an answer without parts, streamed or not."""
-    llm = SimulatedLlm(script=["", [], LlmResponse(error_code="SAFETY")])
-    nothings: list[list[types.Part] | None] = [[], [], None]
-    for expected in nothings:
-        [response] = await stream(llm, ask(ASK))
-        assert (response.content and response.content.parts) == expected
 
 
 async def test_replies_are_copied() -> None:
@@ -603,10 +569,13 @@ async def test_a_script_may_say_usage_and_end_with_a_partial() -> None:
     script = [
         LlmResponse(content=ANSWER, usage_metadata=zero),
         LlmResponse(content=ANSWER, partial=True),
+        LlmResponse(error_code="SAFETY"),
     ]
     llm = SimulatedLlm(script=script)
     assert (await answer(llm, ask(ASK))).usage_metadata == zero
     assert all(chunk.partial for chunk in await stream(llm, ask(ASK)))
+    [refusal] = await stream(llm, ask(ASK))
+    assert (refusal.error_code, refusal.content) == ("SAFETY", None)
 
 
 # Summaries
@@ -787,8 +756,10 @@ def cached(response: LlmResponse) -> int | None:
 
 async def test_a_prompt_cache_serves_what_an_earlier_prompt_began_with() -> None:
     """Tools, instruction and contents up to the first difference, none of it media."""
+    bare = SimulatedLlm(script=["a"] * 2)
     llm = SimulatedLlm(prompt_cache=True, token_ratio=4.0, script=["a"] * 20)
     first = user("one two three")
+    assert [cached(await answer(bare, ask(first))) for _ in range(2)] == [None, None]
     assert cached(await answer(llm, ask(first))) is None
     assert cached(await answer(llm, ask(first, model("a"), user("x")))) == 13
     assert cached(await answer(llm, ask(user("one two four")))) == len("one two ")
@@ -813,13 +784,6 @@ async def test_a_prompt_cache_knows_tools_and_instruction() -> None:
         request = ask(user("one"))
         request.config = types.GenerateContentConfig(**settings_)
         assert cached(await answer(llm, request)) == expected
-
-
-async def test_without_a_prompt_cache_nothing_is_reported() -> None:
-    """As by a provider that has none."""
-    llm = SimulatedLlm(script=["a"] * 2)
-    for _ in range(2):
-        assert cached(await answer(llm, ask(user("one")))) is None
 
 
 async def test_concurrent_calls_keep_their_own_answers() -> None:

@@ -51,10 +51,6 @@ _MAX_REASON_CHARS = 200
 def run_demo(arguments: argparse.Namespace) -> int:
     """Runs the work without and with the guard, and prints the outcome.
 
-    Args:
-        arguments: `path`, `model`, `window`, `steps` and `strategy` of the command
-            line.
-
     Returns:
         0 when the guarded run was finished and the provider refused none of its
         requests, else 1.
@@ -76,28 +72,24 @@ def run_demo(arguments: argparse.Namespace) -> int:
             f"{arguments.model or 'offline model'}, window {window_tokens:,} tokens, "
             f"compaction from {threshold_tokens(window_tokens):,}",
         )
-        kind = SlidingWindow if arguments.strategy == "sliding-window" else Threshold
-        strategy = kind(context_window=window_tokens)
-        results = []
-        for name, is_guarded in (("no guard", False), ("with guard", True)):
+        runs = [
+            DemoRun(name, arguments.steps, FileTools(root), console)
+            for name in ("no guard", "with guard")
+        ]
+        for run in runs:
+            kind = Threshold if arguments.strategy == "threshold" else SlidingWindow
+            strategy = kind(context_window=window_tokens)
+            guard = ContextGuardPlugin(default=strategy, on_call=run.note_call)
+            plugins: list[BasePlugin] = [guard] if run is runs[1] else []
             script = OfflineAgent()
             llm = _create_model(arguments.model, window_tokens, script)
-            run = DemoRun(name, arguments.steps, llm, FileTools(root), console)
-            guard = ContextGuardPlugin(default=strategy, on_call=run.note_call)
             # A real model may answer at once: it gets as many questions as steps.
-            more = islice(cycle(turns), arguments.steps)
-            asyncio.run(
-                run.play(
-                    more if arguments.model else turns,
-                    script,
-                    [guard] if is_guarded else [],
-                )
-            )
+            asked = islice(cycle(turns), arguments.steps) if arguments.model else turns
+            asyncio.run(run.play(asked, llm, script, plugins))
             if run.failure and not run.steps:
                 raise CommandError(f"the model cannot be used: {run.failure}")
-            results.append(run)
-    bare, guarded = results
-    _print_table(console, results)
+    bare, guarded = runs
+    _print_table(console, runs)
     if arguments.model:
         print_line(console, "The summaries that the guard asked for are not counted.")
     print_line(console, describe_outcome(bare, guarded), "bold")
@@ -110,7 +102,6 @@ class DemoRun:
     Args:
         name: What the table calls the run.
         planned_steps: After how many answered model calls the run ends.
-        llm: The agent's model.
         tools: The agent's tools.
         console: Where progress is shown.
 
@@ -124,12 +115,7 @@ class DemoRun:
     """
 
     def __init__(
-        self,
-        name: str,
-        planned_steps: int,
-        llm: BaseLlm,
-        tools: FileTools,
-        console: Console,
+        self, name: str, planned_steps: int, tools: FileTools, console: Console
     ) -> None:
         self.name = name
         self.planned_steps = planned_steps
@@ -139,13 +125,16 @@ class DemoRun:
         self.billed_tokens = 0
         self.largest_request_tokens = 0
         self.failure = ""
-        self._llm = llm
         self._tools = [tools.list_files, tools.read_file, tools.search]
         self._console = console
         self._refused_turns = 0  # in a row
 
     async def play(
-        self, turns: Iterable[Turn], script: OfflineAgent, plugins: list[BasePlugin]
+        self,
+        turns: Iterable[Turn],
+        llm: BaseLlm,
+        script: OfflineAgent,
+        plugins: list[BasePlugin],
     ) -> None:
         """Plays the turns, whatever happens to each."""
         # Errors of a task that was interrupted are not for the user.
@@ -153,7 +142,7 @@ class DemoRun:
         print_line(self._console, self.name, "bold")
         agent = LlmAgent(
             name="explorer",
-            model=self._llm,
+            model=llm,
             instruction=INSTRUCTION,
             tools=[*self._tools],
         )
@@ -171,8 +160,9 @@ class DemoRun:
                     break
         finally:
             await runner.close()
-        if isinstance(self._llm, SimulatedLlm):  # It knows what summaries cost.
-            self.billed_tokens = self._llm.billed_tokens
+        if isinstance(llm, SimulatedLlm):  # It knows what summaries cost.
+            self.billed_tokens = llm.billed_tokens
+            self.largest_request_tokens = llm.largest_request_tokens
 
     async def _play_turn(self, runner: Runner, session: Session, turn: Turn) -> None:
         """Plays one turn; it ends early when the provider refuses a request."""
