@@ -26,8 +26,8 @@ from contextguard_adk import CallRecord, ContextGuardPlugin, Threshold
 from contextguard_adk.config import CONFIG_VARIABLE, PluginSettings
 from contextguard_adk.testing import Reply, SimulatedLlm
 from contextguard_adk.tools.cli import main
-from contextguard_adk.tools.recordings import SessionKey, load_session
-from contextguard_adk.tools.replay import ReplaySettings, fit_counts, replay_session
+from contextguard_adk.tools.recordings import SessionKey, fit_counts, load_session
+from contextguard_adk.tools.replay import ReplaySettings, replay_session
 from contextguard_adk.tools.terminal import CommandError
 from tests.builders import (
     Chat,

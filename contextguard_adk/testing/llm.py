@@ -10,13 +10,7 @@ import asyncio
 import copy
 import inspect
 from collections import Counter, deque
-from collections.abc import (
-    AsyncGenerator,
-    Awaitable,
-    Callable,
-    Iterator,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -29,7 +23,9 @@ from pydantic import ConfigDict, Field, PrivateAttr
 
 from contextguard_adk.testing.provider import (
     OVERFLOW_WORDS,
+    ContextOverflowError,
     ErrorStyle,
+    InvalidRequestError,
     count_request_tokens,
     count_shared_tokens,
     count_tokens,
@@ -49,20 +45,6 @@ Script: TypeAlias = Callable[[LlmRequest], Reply | Awaitable[Reply]] | Sequence[
 
 # How many of the newest accepted prompts are kept in the prompt cache.
 _CACHED_PROMPTS = 4
-
-
-class SimulatedProviderError(Exception):
-    """What a provider's SDK raises when it refuses a request."""
-
-    status_code = 400
-
-
-class ContextOverflowError(SimulatedProviderError):
-    """The prompt has more tokens than the context window."""
-
-
-class InvalidRequestError(SimulatedProviderError):
-    """The contents break a structural rule of the provider."""
 
 
 @dataclass(frozen=True)
@@ -223,10 +205,6 @@ class SimulatedLlm(BaseLlm):
     ) -> AsyncGenerator[LlmResponse, None]:
         """Answers a request, or refuses it.
 
-        Args:
-            llm_request: What the agent or a summarizer sends.
-            stream: Whether partial chunks precede the complete response.
-
         Yields:
             The response, which carries the usage; with `stream`, its parts before it.
 
@@ -284,12 +262,12 @@ class SimulatedLlm(BaseLlm):
         violation = find_violation(record.contents)
         if violation:
             self._ledger.violations += 1
-            self._note(number, replace(record, rejected="invalid"))
+            self._update(number, record, rejected="invalid")
             raise InvalidRequestError(violation)
         excess = record.prompt_tokens - self.context_window
         if excess > 0:
             self._ledger.rejections += 1
-            self._note(number, replace(record, rejected="overflow"))
+            self._update(number, record, rejected="overflow")
             raise ContextOverflowError(
                 OVERFLOW_WORDS[self.error_style].format(
                     used=record.prompt_tokens, limit=self.context_window, excess=excess
@@ -307,13 +285,16 @@ class SimulatedLlm(BaseLlm):
         )
         tokens = min(max(served, default=0), record.prompt_tokens)
         cached.append(request)
-        record = replace(record, cached_tokens=tokens)
-        self._note(number, record)
-        return record
+        return self._update(number, record, cached_tokens=tokens)
 
-    def _note(self, number: int, record: RecordedRequest) -> None:
+    def _update(
+        self, number: int, record: RecordedRequest, **changes: Any
+    ) -> RecordedRequest:
+        """Changes a record, also where it is kept."""
+        changed = replace(record, **changes)
         if number in self._ledger.records:
-            self._ledger.records[number] = record
+            self._ledger.records[number] = changed
+        return changed
 
     def _is_usage_due(self) -> bool:
         agent_calls = self._ledger.calls - self._ledger.summaries
@@ -365,7 +346,7 @@ class SimulatedLlm(BaseLlm):
                 total_token_count=total_tokens,
                 cached_content_token_count=record.cached_tokens or None,
             )
-        self._note(number, replace(record, response=response.model_copy(deep=True)))
+        self._update(number, record, response=response.model_copy(deep=True))
 
 
 def _copy_config(config: types.GenerateContentConfig) -> types.GenerateContentConfig:
@@ -391,25 +372,25 @@ def _to_content(
 
 
 def _acknowledge(request: LlmRequest) -> str:
-    for content in reversed(request.contents):
-        for part in reversed(content.parts or []):
-            if content.role == "user" and part.text:
-                return f"Acknowledged: {part.text[:60]}"
-    return "Acknowledged."
+    texts = [
+        part.text
+        for content in request.contents
+        for part in content.parts or []
+        if content.role == "user" and part.text
+    ]
+    return f"Acknowledged: {texts[-1][:60]}" if texts else "Acknowledged."
 
 
 def _split_response(response: LlmResponse) -> Iterator[LlmResponse]:
     """Yields the partial chunks that a stream sends before the complete response."""
     for part in (response.content and response.content.parts) or []:
-        pieces = [part.model_copy(deep=True)]
-        if part.text:
-            third = -(-len(part.text) // 3)
-            starts = range(0, len(part.text), third)
-            pieces = [
-                types.Part(text=part.text[i : i + third], thought=part.thought)
-                for i in starts
-            ]
-        for piece in pieces:
+        text = part.text or ""
+        third = -(-len(text) // 3) or 1
+        pieces = [
+            types.Part(text=text[i : i + third], thought=part.thought)
+            for i in range(0, len(text), third)
+        ]
+        for piece in pieces or [part.model_copy(deep=True)]:
             content = types.Content(role="model", parts=[piece])
             yield LlmResponse(
                 content=content, partial=True, model_version=response.model_version

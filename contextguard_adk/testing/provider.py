@@ -1,4 +1,4 @@
-"""What `SimulatedLlm` counts, rejects and summarizes, as pure functions.
+"""What `SimulatedLlm` counts, rejects and summarizes; no state is kept here.
 
 Nothing here reads another module of this package: the simulated provider judges
 them, so it must not share their mistakes.
@@ -89,6 +89,20 @@ _FENCE = re.compile(r"^<transcript-([^>\s]*)", re.MULTILINE)
 _IN_PLACE = re.compile(r"\[System: Summari[sz]e the conversation above now")
 _ADK_PROMPT = "The following is a conversation history between a user and an AI agent"
 _ADK_PROMPT_ENDS = "capture the essence of the interaction."
+
+
+class SimulatedProviderError(Exception):
+    """What a provider's SDK raises when it refuses a request."""
+
+    status_code = 400
+
+
+class ContextOverflowError(SimulatedProviderError):
+    """The prompt has more tokens than the context window."""
+
+
+class InvalidRequestError(SimulatedProviderError):
+    """The contents break a structural rule of the provider."""
 
 
 def find_violation(contents: list[types.Content]) -> str | None:

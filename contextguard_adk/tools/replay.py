@@ -12,10 +12,8 @@ import argparse
 import asyncio
 import json
 import os
-import statistics
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
 
 from google.adk.agents import LlmAgent
 from google.adk.agents.invocation_context import InvocationContext
@@ -42,6 +40,7 @@ from contextguard_adk.testing.provider import count_request_tokens
 from contextguard_adk.tools.recordings import (
     RecordedCall,
     SessionKey,
+    fit_counts,
     list_calls,
     list_tools,
     load_session,
@@ -377,46 +376,6 @@ class _Replay:
         if not llm.contents:
             raise CommandError("ADK makes no model call where one was recorded")
         return llm
-
-
-@dataclass(frozen=True)
-class CountFit:
-    """A line through the counts of an agent's requests.
-
-    Attributes:
-        fixed_tokens: What every request has beside its contents, by bytes / 4.
-        error_ratio: The median distance of a count from the line.
-    """
-
-    fixed_tokens: int
-    error_ratio: float
-
-
-def fit_counts(pairs: Sequence[tuple[int, int]]) -> CountFit:
-    """Infers what every request had beside its contents.
-
-    The counts of growing requests lie near a line: its slope is the weight of a token
-    by bytes / 4, its intercept the part that does not grow. The median of slopes is
-    taken, so that a few odd contents do not matter.
-
-    Args:
-        pairs: Of each request the contents by bytes / 4, and its real count.
-    """
-    if not pairs:
-        return CountFit(0, 0.0)
-    slopes = [
-        (real_b - real_a) / (bytes_b - bytes_a)
-        for (bytes_a, real_a), (bytes_b, real_b) in combinations(pairs, 2)
-        # Requests of nearly the same size say nothing of the slope.
-        if abs(bytes_b - bytes_a) > 0.1 * max(bytes_a, bytes_b)
-    ]
-    weight = min(max(statistics.median(slopes), 0.5), 5.0) if slopes else 1.0
-    intercept = statistics.median(real - weight * tokens for tokens, real in pairs)
-    fixed_tokens = max(0, round(intercept / weight))
-    errors = [
-        abs(weight * (tokens + fixed_tokens) - real) / real for tokens, real in pairs
-    ]
-    return CountFit(fixed_tokens, statistics.median(errors))
 
 
 def _count(request: LlmRequest) -> int:
