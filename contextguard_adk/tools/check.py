@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from google.adk.models.base_llm import BaseLlm
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -83,12 +84,13 @@ def _describe_agent(
 ) -> dict[str, Any]:
     """Describes how one agent is guarded."""
     summarizer = strategy.summarizer if strategy else None
-    named = isinstance(summarizer, str | None)
+    if isinstance(summarizer, BaseLlm):
+        summarizer = summarizer.model
     return {
         "agent": agent,
         "strategy": type(strategy).__name__ if strategy else None,
         "settings": _dump_settings(strategy) if strategy else {},
-        "summarizer": summarizer if named else summarizer.model,
+        "summarizer": summarizer,
         "budgets": list(_list_budgets(strategy, models)) if strategy else [],
     }
 
@@ -124,12 +126,12 @@ def _list_budgets(
         if isinstance(strategy, Pipeline) and strategy.compression_threshold:
             early_tokens = math.ceil(strategy.compression_threshold * window.tokens)
             due_tokens = min(due_tokens, early_tokens)
-        is_listed = model and window.source == "registry"
+        entry = registry.entry_name(model) if model else None
         yield {
             "model": model,
             "window_tokens": window.tokens,
             "source": window.source,
-            "registry_entry": registry.entry_name(model) if is_listed else None,
+            "registry_entry": entry if window.source == "registry" else None,
             "buffer_tokens": buffer_tokens(window.tokens),
             "threshold_tokens": due_tokens,
             "summary_tokens": summary_budget_tokens(window.tokens),
