@@ -17,13 +17,12 @@ from google.adk.runners import Runner
 from google.adk.sessions import InMemorySessionService
 from google.adk.tools.base_tool import BaseTool
 from google.genai import types
-from pydantic import Field
 
 from benchmarks._conversations import Conversation
+from benchmarks._extractive import SUMMARY_TOKENS, ExtractiveSummaries
 from contextguard_adk.measuring.budgets import summary_budget_tokens
 from contextguard_adk.testing import Reply, SimulatedLlm
-from contextguard_adk.testing import extractive as _extractive
-from contextguard_adk.testing import provider as _simulated
+from contextguard_adk.testing.provider import count_tokens, read_summary_material
 
 INSTRUCTION = "You help an engineer with whatever is asked, and use the tools for it."
 
@@ -55,8 +54,6 @@ class Provider(SimulatedLlm):
     """
 
     summary_tokens: int
-    notes: dict[str, str] = Field(default_factory=dict)
-    """What an ideal summariser keeps of all that it is shown: sentences, by facts."""
 
     async def generate_content_async(
         self, llm_request: LlmRequest, stream: bool = False
@@ -77,14 +74,27 @@ class Provider(SimulatedLlm):
         async for response in super().generate_content_async(request, stream):
             yield response
 
-    def _summarize(self, request: LlmRequest) -> str:
-        extract = super()._summarize(request)
-        material = _extractive.read_summary_material(request)
-        kept = [note for fact, note in self.notes.items() if fact in material]
-        left = (request.config.max_output_tokens or self.summary_tokens) - 8
+
+class NotedSummaries(ExtractiveSummaries):
+    """An ideal summarizer: it keeps every fact that it is shown.
+
+    Args:
+        notes: Sentences to keep, by the facts that they state.
+    """
+
+    def __init__(self, notes: dict[str, str]) -> None:
+        super().__init__()
+        self._notes = notes
+
+    def __call__(self, request: LlmRequest) -> str:
+        """Begins with the facts; the extract fills what is left."""
+        extract = super().__call__(request)
+        material = read_summary_material(request)
+        kept = [note for fact, note in self._notes.items() if fact in material]
+        left = (request.config.max_output_tokens or SUMMARY_TOKENS) - 8
         lines = []
         for line in [*kept, *extract.splitlines()]:
-            left -= _simulated.count_tokens([line], None) + 1
+            left -= count_tokens([line], None) + 1
             if left < 0:
                 break
             lines.append(line)
@@ -200,7 +210,7 @@ async def play(conversation: Conversation, way: Way, is_ideal: bool = False) -> 
         context_window=conversation.window_tokens,
         script=script.answer,
         summary_tokens=summary_budget_tokens(conversation.configured_tokens),
-        notes=dict(conversation.notes) if is_ideal else {},
+        summary_replies=NotedSummaries(dict(conversation.notes) if is_ideal else {}),
         prompt_cache=True,
     )
     results = script.results()

@@ -30,6 +30,7 @@ from google.adk.sessions import InMemorySessionService
 from google.genai import types
 
 from benchmarks import _common
+from benchmarks._extractive import ExtractiveSummaries
 from contextguard_adk import CompactionRecord, ContextGuardPlugin, Threshold
 from contextguard_adk.testing import RecordedRequest, Reply, SimulatedLlm, call
 
@@ -112,7 +113,11 @@ class Conversation:
         self.figures = Figures(window_tokens)
         self.facts: list[Fact] = []
         self.asked: Fact | None = None
-        self.llm = SimulatedLlm(context_window=window_tokens, script=self._reply)
+        self.llm = SimulatedLlm(
+            context_window=window_tokens,
+            script=self._reply,
+            summary_replies=ExtractiveSummaries(),
+        )
         guard = ContextGuardPlugin(
             default=Threshold(context_window=window_tokens),
             on_compaction=self._count,

@@ -40,7 +40,13 @@ def test_there_is_real_text_of_every_kind(kind: str) -> None:
     assert len(set(pool.split("\n"))) > 50 or kind == "base64"
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name == "large results" else pytest.param(name, marks=pytest.mark.slow)
+        for name in SHAPES
+    ],
+)
 def test_conversations_are_long_and_always_the_same(name: str) -> None:
     """They exceed the window, their facts stand in them, once."""
     talk = write_conversation(name, WINDOW)
@@ -56,6 +62,7 @@ def test_conversations_are_long_and_always_the_same(name: str) -> None:
     assert all(fact in found for fact in talk.tool_facts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", OURS, ids=lambda way: way.name)
 async def test_ours_loses_no_turn(way: Way) -> None:
     """No rejection but one where the window is wrong, no broken pair, no lost words."""
@@ -67,6 +74,7 @@ async def test_ours_loses_no_turn(way: Way) -> None:
     assert 0 < played.cached_tokens < played.prompt_tokens < played.billed_tokens
 
 
+@pytest.mark.slow
 @token_threshold_alone
 async def test_the_comparison_says_what_it_compares(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -84,6 +92,7 @@ async def test_the_comparison_says_what_it_compares(
     assert figures["ways"]["no guard"]["tool_facts"] == 0
 
 
+@pytest.mark.slow
 @token_threshold_alone
 async def test_the_baseline_compacts_and_finishes() -> None:
     """ADK's own compaction is not set up to fail."""
@@ -93,6 +102,7 @@ async def test_the_baseline_compacts_and_finishes() -> None:
     assert (played.rejections, played.broken_pairs) == (0, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", overhead.KINDS)
 async def test_the_overhead_is_measured(kind: str) -> None:
     """Both sessions stay as long as they are; the guard keeps nothing."""
@@ -108,6 +118,7 @@ async def test_the_overhead_is_measured(kind: str) -> None:
     assert not any("context_guard" in key for key in bare.sessions.stored.state)
 
 
+@pytest.mark.slow
 async def test_the_overhead_has_a_row_for_each_size(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -119,6 +130,7 @@ async def test_the_overhead_has_a_row_for_each_size(
     assert "adds 40 ms to the 900 ms of ADK" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     EventsCompactionConfig.model_fields["compaction_interval"].is_required(),
     reason="this google-adk tells nobody when a run ends, and is measured nowhere",
@@ -141,12 +153,11 @@ async def test_the_memory_of_a_turn_compares(
     assert abs(memory["adk_kept_kb"]) < 20
 
 
-@pytest.mark.parametrize("columns", ["40", "100"])
 def test_tables_are_never_cut(
-    columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Every name and number is there whole, however narrow the terminal."""
-    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setenv("COLUMNS", "40")
     header = ("history", *(f"the column number {number}" for number in range(9)))
     _common.print_table("Title", header, [["a name", *range(10**8, 10**8 + 9)]])
     printed = capsys.readouterr().out
@@ -154,9 +165,8 @@ def test_tables_are_never_cut(
     assert all(f"100,000,00{number}" in printed for number in range(9))
 
 
-async def test_estimates_follow_the_counts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.slow
+async def test_estimates_follow_the_counts() -> None:
     """From the second call on they are close, and none is too low."""
     kinds = (accuracy.MIXED, "cjk")
     sessions = [await accuracy.play(kind, "cl100k_base", 12) for kind in kinds]

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from contextguard_adk.config import CONFIG_VARIABLE
-from contextguard_adk.providers.windows import LitellmRegistry
 from contextguard_adk.tools.check import DEFAULT
 from contextguard_adk.tools.cli import main
 
@@ -56,47 +55,36 @@ def test_each_agent_and_model_has_its_budgets(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A configured window wins, the table is asked, and the unknown is assumed."""
-    models = ["gemini-2.5-flash", "openrouter/openai/gpt-4o", "nobody-knows-it"]
+    models = ["openrouter/openai/gpt-4o", "nobody-knows-it"]
     found = check_json(capsys, str(config), "--model", *models)
-    assert found["config"] == str(config)
-    assert found["warning_threshold"] == 0.8
-    default, writer, router = found["agents"]
-    assert [default["agent"], writer["agent"], router["agent"]] == [
-        DEFAULT,
-        "writer",
-        "router",
-    ]
-    assert default["settings"] == {"max_turns": 30}
-    assert default["summarizer"] is None
-    assert default["budgets"] == [
-        {
-            "model": "gemini-2.5-flash",
-            "window_tokens": 1_048_576,
-            "source": "registry",
-            "registry_entry": "gemini-2.5-flash",
-            "buffer_tokens": 20_000,
-            "threshold_tokens": 1_028_576,
-            "summary_tokens": 10_000,
-        },
-        {
-            "model": "openrouter/openai/gpt-4o",
-            "window_tokens": 128_000,
-            "source": "registry",
-            "registry_entry": "gpt-4o",
-            "buffer_tokens": 25_600,
-            "threshold_tokens": 102_400,
-            "summary_tokens": 12_800,
-        },
-        {
-            "model": "nobody-knows-it",
-            "window_tokens": 128_000,
-            "source": "default",
-            "registry_entry": None,
-            "buffer_tokens": 25_600,
-            "threshold_tokens": 102_400,
-            "summary_tokens": 12_800,
-        },
-    ]
+    default, writer, router = found.pop("agents")
+    assert found == {
+        "config": str(config),
+        "observe": False,
+        "state_keys": "auto",
+        "warning_threshold": 0.8,
+    }
+    sizes = {
+        "window_tokens": 128_000,
+        "buffer_tokens": 25_600,
+        "threshold_tokens": 102_400,
+        "summary_tokens": 12_800,
+    }
+    assert default == {
+        "agent": DEFAULT,
+        "strategy": "SlidingWindow",
+        "settings": {"max_turns": 30},
+        "summarizer": None,
+        "budgets": [
+            {
+                "model": models[0],
+                "source": "registry",
+                "registry_entry": "gpt-4o",
+                **sizes,
+            },
+            {"model": models[1], "source": "default", "registry_entry": None, **sizes},
+        ],
+    }
     assert writer["strategy"] == "Pipeline"
     assert writer["summarizer"] == "gemini-2.5-flash"
     assert {(b["source"], b["window_tokens"]) for b in writer["budgets"]} == {
@@ -114,7 +102,7 @@ def test_each_agent_and_model_has_its_budgets(
 def test_it_prints_a_table_for_people(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Agent by agent: strategy, settings, summariser, and a row for each model."""
+    """Agent by agent: strategy, settings, summarizer, and a row for each model."""
     assert main(["check", str(config), "--model", "gpt-4o", "nobody-knows-it"]) == 0
     output = capsys.readouterr()
     assert output.err == ""  # The table says what the guard would warn of.
@@ -156,71 +144,39 @@ def test_the_variable_names_the_file(
         monkeypatch.setenv(CONFIG_VARIABLE, str(config))
     found = check_json(capsys, "--model", "gpt-4o")
     assert found["config"] == (str(config) if is_set else None)
-    assert [agent["agent"] for agent in found["agents"]] == (
-        [DEFAULT, "writer", "router"] if is_set else [DEFAULT]
-    )
+    assert len(found["agents"]) == (3 if is_set else 1)
 
 
 @pytest.mark.parametrize(
     ("name", "text", "reason"),
     [
-        ("bad.toml", "[default]\nmax_turn = 3", "unknown key"),
+        ("bad.toml", "[default]\nmax_turn = 3", "max_turn"),
         ("bad.toml", "[default", "Expected ']'"),
         ("bad.yaml", "default: [\nagents: {", "bad.yaml"),
         ("bad.json", "{}", ".toml, .yaml or .yml"),
         ("bad.toml", "[default]\nstrategy = 'magic'", "default.strategy"),
         ("bad.toml", "[default]\nsummarizer = 'gemnii'", "default.summarizer"),
+        ("bad.toml", None, "cannot be read"),
     ],
+    ids=["key", "TOML", "YAML", "suffix", "strategy", "summarizer", "missing"],
 )
 def test_a_wrong_file_is_one_line(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     name: str,
-    text: str,
+    text: str | None,
     reason: str,
 ) -> None:
     """With the path and the reason, on stderr."""
     path = tmp_path / name
-    path.write_text(text)
+    if text is not None:
+        path.write_text(text)
     assert main(["check", str(path)]) == 2
     output = capsys.readouterr()
     assert output.out == ""
     (line,) = output.err.splitlines()
     assert line.startswith(f"contextguard check: error: {path}:")
     assert reason in line
-
-
-def test_a_missing_file_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    """A wrong path is no reason for a traceback."""
-    assert main(["check", "nowhere.toml"]) == 2
-    assert "nowhere.toml: cannot be read" in capsys.readouterr().err
-
-
-def test_an_unknown_summarizer_is_a_failure(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A mistyped name is found here, not at the first summary."""
-    path = tmp_path / "guard.toml"
-    path.write_text('[default]\nsummarizer = "gemnii-flash"')
-    assert main(["check", str(path), "--model", "gpt-4o"]) == 2
-    assert "default.summarizer = 'gemnii-flash'" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("model", "entry"),
-    [
-        ("gemini-2.5-flash", "gemini-2.5-flash"),
-        ("anthropic/claude-sonnet-4-5", "claude-sonnet-4-5"),
-        ("ollama_chat/llama3.1", "ollama/llama3.1"),
-        ("nobody-knows-it", None),
-    ],
-)
-def test_the_registry_names_its_entry(model: str, entry: str | None) -> None:
-    """As the table spells it, and with the window that it says."""
-    registry = LitellmRegistry()
-    assert registry.entry_name(model) == entry
-    if entry:
-        assert registry.context_window(model) == registry.context_window(entry)
 
 
 def test_a_pipeline_shows_when_it_runs_and_what(
@@ -246,7 +202,7 @@ def test_a_pipeline_shows_when_it_runs_and_what(
 def test_a_file_among_the_models_is_an_error(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It would else be taken for a model, and not be read."""
+    """Otherwise it would be taken for a model, and not be read."""
     assert main(["check", "--model", "gpt-4o", str(config)]) == 2
     output = capsys.readouterr()
     assert output.out == ""
@@ -267,15 +223,11 @@ def test_classes_of_the_present_folder_are_found(
     assert check_json(capsys, str(path))["agents"][0]["strategy"] == "Ours"
 
 
-@pytest.mark.parametrize("columns", ["20", "30", "80"])
 def test_no_number_is_cut(
-    columns: str,
-    config: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """On a narrow terminal the table is wider than it is."""
-    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setenv("COLUMNS", "20")
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert main(["check", str(config), "--model", "gpt-4o"]) == 0
     printed = capsys.readouterr().out

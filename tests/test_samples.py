@@ -130,6 +130,7 @@ async def test_guarded_agent_compacts_within_a_few_messages(
         assert "pods are down: " in (event.content.parts[0].text or "")
 
 
+@pytest.mark.slow
 async def test_guarded_agent_goes_on_for_long(loader: AgentLoader) -> None:
     """Twenty messages need several compactions, and no request is refused."""
     app = load_app(loader, "guarded_agent")

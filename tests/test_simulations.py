@@ -31,7 +31,7 @@ from tests.builders import (
     response,
     user,
 )
-from tests.scenarios import Writer, kubernetes, mixed
+from tests.scenarios import Kind, Writer, kubernetes, mixed
 
 SUMMARY_BEGIN = "[Previous conversation summary]"
 CONTINUATION_BEGIN = "[System: The conversation was compacted"
@@ -103,22 +103,17 @@ def agent_contents(llm: SimulatedLlm) -> list[types.Content]:
     "strategy",
     [
         pytest.param(lambda tokens: Threshold(context_window=tokens), id="Threshold"),
-        *[
-            pytest.param(
-                lambda tokens, turns=turns: SlidingWindow(
-                    context_window=tokens, max_turns=turns
-                ),
-                id=f"SlidingWindow-{turns}",
-            )
-            for turns in (10, 30)
-        ],
+        pytest.param(
+            lambda tokens: SlidingWindow(context_window=tokens, max_turns=10),
+            id="SlidingWindow",
+        ),
     ],
 )
 @pytest.mark.parametrize(
     ("calls", "result_chars", "window_tokens", "removed_ratio"),
     [
         pytest.param(20, 2_000, 8_000, 0.949, id="20x2k-8k"),
-        pytest.param(50, 5_000, 32_000, 0.98, id="50x5k-32k"),
+        pytest.param(50, 5_000, 32_000, 0.98, id="50x5k-32k", marks=pytest.mark.slow),
     ],
 )
 async def test_a_tool_storm_is_removed(
@@ -157,8 +152,14 @@ async def test_a_tool_storm_is_removed(
     )
 
 
-KUBERNETES_ROUNDS = (3, 5, 10, 20)
-KUBERNETES_WINDOWS = (8_000, 32_000, 128_000)
+KUBERNETES = [
+    pytest.param(3, 8_000, id="3-8k"),
+    *[
+        pytest.param(rounds, window, id=f"{rounds}-{window}", marks=pytest.mark.slow)
+        for rounds in (5, 20)
+        for window in (8_000, 32_000, 128_000)
+    ],
+]
 
 
 def write_kubernetes(rounds: int, window_tokens: int) -> Conversation:
@@ -168,8 +169,7 @@ def write_kubernetes(rounds: int, window_tokens: int) -> Conversation:
 
 
 @pytest.mark.parametrize("strategy", [Threshold, SlidingWindow])
-@pytest.mark.parametrize("window_tokens", KUBERNETES_WINDOWS)
-@pytest.mark.parametrize("rounds", KUBERNETES_ROUNDS)
+@pytest.mark.parametrize(("rounds", "window_tokens"), KUBERNETES)
 async def test_a_kubernetes_history_fits(
     rounds: int, window_tokens: int, strategy: type[Strategy]
 ) -> None:
@@ -186,8 +186,7 @@ async def test_a_kubernetes_history_fits(
 
 
 @pytest.mark.parametrize("strategy", [Threshold, SlidingWindow])
-@pytest.mark.parametrize("window_tokens", KUBERNETES_WINDOWS)
-@pytest.mark.parametrize("rounds", KUBERNETES_ROUNDS)
+@pytest.mark.parametrize(("rounds", "window_tokens"), KUBERNETES)
 async def test_a_kubernetes_assistant_fits_on_every_call(
     rounds: int, window_tokens: int, strategy: type[Strategy]
 ) -> None:
@@ -213,18 +212,22 @@ async def test_a_kubernetes_assistant_fits_on_every_call(
 
 
 @pytest.mark.parametrize("strategy", [Threshold, SlidingWindow])
-@pytest.mark.parametrize("kind", ["json", "log", "code"])
-@pytest.mark.parametrize("window_tokens", [32_000, 200_000])
+@pytest.mark.parametrize(
+    ("kind", "window_tokens"),
+    [
+        pytest.param("log", 32_000, id="log-32k"),
+        pytest.param("json", 32_000, id="json-32k", marks=pytest.mark.slow),
+        pytest.param("code", 32_000, id="code-32k", marks=pytest.mark.slow),
+        pytest.param("log", 200_000, id="log-200k", marks=pytest.mark.slow),
+    ],
+)
 async def test_a_tool_result_of_750k_characters_fits(
-    window_tokens: int, kind: str, strategy: type[Strategy]
+    window_tokens: int, kind: Kind, strategy: type[Strategy]
 ) -> None:
-    """A result many times the window is summarised in requests that all fit, and the
+    """A result many times the window is summarized in requests that all fit, and the
     user's message survives it."""
     writer = Writer("giant", 750_000, 4.0)
-    if kind == "json":
-        giant = "".join(writer.text("json", 1.0))[:750_000]
-    else:
-        giant = writer.text("log" if kind == "log" else "code", 1.0)[:750_000]
+    giant = writer.text(kind, 1.0)[:750_000]
     assert len(giant) == 750_000
     request = "Which of the pods restarted after 06:12? Name each of them."
     steps = [[ToolUse("dump", giant)], [ToolUse("count", 3)]]
@@ -279,8 +282,9 @@ def head_length(contents: Sequence[types.Content]) -> int:
     return sum(text.startswith(start) for text, start in starts)
 
 
-@pytest.mark.parametrize("has_ids", [False, True], ids=["no-ids", "ids"])
-@pytest.mark.parametrize("strategy", [Threshold, SlidingWindow])
+@pytest.mark.parametrize(
+    ("strategy", "has_ids"), [(Threshold, False), (SlidingWindow, True)]
+)
 async def test_compaction_in_a_tool_loop_keeps_moving_instructions(
     strategy: type[Strategy], has_ids: bool
 ) -> None:
@@ -368,17 +372,17 @@ def find_facts(contents: Sequence[types.Content]) -> set[str]:
 
 
 def echo_facts(request: LlmRequest) -> str:
-    """A summariser that copies every fact it is shown."""
+    """A summarizer that copies every fact it is shown."""
     found = FACT.findall(request.contents[-1].model_dump_json())
     return "Release keys so far: " + ", ".join(dict.fromkeys(found))
 
 
 @pytest.mark.parametrize("strategy", [Threshold, SlidingWindow])
-async def test_facts_reach_the_summariser_and_the_next_request(
+async def test_facts_reach_the_summarizer_and_the_next_request(
     strategy: type[Strategy],
 ) -> None:
-    """Every fact in a covered tool result stands in a summariser's prompt and, where
-    the summariser keeps it, in the agent's next request."""
+    """Every fact in a covered tool result stands in a summarizer's prompt and, where
+    the summarizer keeps it, in the agent's next request."""
     llm = SimulatedLlm(context_window=32_000, summary_replies=echo_facts)
     played = await play(plant_facts(), strategy(context_window=32_000), llm)
     assert not llm.rejections
@@ -417,14 +421,14 @@ def read_ledger(contents: Sequence[types.Content]) -> list[str]:
     [
         pytest.param(14, 0.004, 0.15, id="short"),
         pytest.param(14, 0.05, 0.12, id="long"),
-        pytest.param(60, 0.02, 0.03, id="many"),
+        pytest.param(60, 0.02, 0.03, id="many", marks=pytest.mark.slow),
     ],
 )
 async def test_user_messages_keep_an_excerpt_beside_the_summary(
     turns: int, message_share: float, answer_share: float, strategy: type[Strategy]
 ) -> None:
     """Every covered message of the user stands beside the summary, whole where it is
-    short, within the ledger's budget, whatever the summariser wrote."""
+    short, within the ledger's budget, whatever the summarizer wrote."""
     writer = Writer("ledger", 8_000, None)
     conversation = Conversation(
         [writer.talk(message_share, answer_share) for _ in range(turns)]

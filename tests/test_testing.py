@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import re
 import subprocess
 import sys
-import typing
 import warnings
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import tiktoken
@@ -38,25 +36,17 @@ from contextguard_adk.testing import (
     SimulatedProviderError,
     call,
 )
-from contextguard_adk.testing import extractive as _extractive
-from contextguard_adk.testing import llm as testing_llm
-from contextguard_adk.testing import provider as _simulated
-from tests.growth import MAX_GROWTH, time_growth
+from contextguard_adk.testing.provider import (
+    count_request_tokens,
+    count_tokens,
+    list_content_texts,
+)
+from tests.builders import model, user
 
 
 def content(role: str | None, *parts: types.Part) -> types.Content:
     """Builds a content of parts."""
     return types.Content(role=role, parts=list(parts))
-
-
-def user(text: str) -> types.Content:
-    """Builds a user message."""
-    return content("user", types.Part(text=text))
-
-
-def model(text: str) -> types.Content:
-    """Builds a model message."""
-    return content("model", types.Part(text=text))
 
 
 def called(name: str, call_id: str | None = None, **args: Any) -> types.Part:
@@ -97,11 +87,11 @@ def text_of(response: LlmResponse | None) -> str:
     """Returns the text of a response."""
     assert response
     assert response.content
-    return "\n".join(_simulated.list_content_texts([response.content]))
+    return "\n".join(list_content_texts([response.content]))
 
 
 def summary_request(material: str, max_output_tokens: int | None = None) -> LlmRequest:
-    """Builds a request as the guard's summariser makes it."""
+    """Builds a request as the guard's summarizer makes it."""
     prompt = f"Merge this.\n<transcript-3f9a>\n{material}\n</transcript-3f9a>"
     config = types.GenerateContentConfig(max_output_tokens=max_output_tokens)
     return ask(user(prompt), config=config)
@@ -116,12 +106,10 @@ def summary_request(material: str, max_output_tokens: int | None = None) -> LlmR
         pytest.param(["x" * 400], 1.0, 100, id="bytes by four"),
         pytest.param(["x" * 400], 3.0, 300, id="times the ratio"),
         pytest.param(["x"], 1.0, 1, id="rounded up"),
-        pytest.param(["x", "y"], 1.0, 1, id="rounded once"),
         pytest.param(["é" * 4], 1.0, 2, id="bytes not characters"),
         pytest.param(["\ud800"], 4.0, 3, id="lone surrogate"),
         pytest.param([], 1.0, 0, id="nothing"),
         pytest.param(["hello world"], None, 2, id="BPE"),
-        pytest.param(["<|endoftext|>"], None, 7, id="BPE of a special token's text"),
         pytest.param(["\ud800"], None, 1, id="BPE of a lone surrogate"),
     ],
 )
@@ -129,7 +117,7 @@ def test_tokens_are_counted(
     texts: list[str], ratio: float | None, expected_tokens: int
 ) -> None:
     """A ratio counts bytes, its absence counts tokens of o200k_base."""
-    assert _simulated.count_tokens(texts, ratio) == expected_tokens
+    assert count_tokens(texts, ratio) == expected_tokens
 
 
 def test_bpe_counts_equal_those_of_tiktoken() -> None:
@@ -137,22 +125,13 @@ def test_bpe_counts_equal_those_of_tiktoken() -> None:
     text = "The quick brown fox jumps over the lazy dog. " * 2_000
     expected_tokens = len(tiktoken.get_encoding("o200k_base").encode(text))
     for _ in range(2):
-        counted_tokens = _simulated.count_tokens([text], None)
+        counted_tokens = count_tokens([text], None)
         assert counted_tokens == pytest.approx(expected_tokens, rel=0.001)
 
 
 def test_a_megabyte_of_blanks_can_be_counted() -> None:
     """Text on which tiktoken itself panics is counted in slices."""
-    assert _simulated.count_tokens([" " * 1_000_000], None) > 0
-
-
-def test_cached_counts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cache is emptied rather than allowed to grow."""
-    monkeypatch.setattr(_simulated, "_MAX_CACHED_COUNTS", 10)
-    monkeypatch.setattr(_simulated, "_counts", {})
-    for number in range(25):
-        _simulated.count_tokens([f"text {number}"], None)
-    assert len(_simulated._counts) <= 10
+    assert count_tokens([" " * 1_000_000], None) > 0
 
 
 BLOB = types.Part.from_bytes(data=b"\xff\x00" * 50_000, mime_type="image/png")
@@ -175,7 +154,6 @@ PICTURED = types.Part(
     ("part", "expected_tokens"),
     [
         pytest.param(types.Part(text="x" * 8), 2, id="text"),
-        pytest.param(types.Part(text="x" * 8, thought=True), 2, id="thought"),
         pytest.param(called("abcd"), 2, id="call without args"),
         pytest.param(called("abcd", a="é"), 4, id="call"),
         pytest.param(returned("abcd", a="é"), 4, id="response"),
@@ -206,7 +184,7 @@ PICTURED = types.Part(
 )
 def test_every_kind_of_part_counts(part: types.Part, expected_tokens: int) -> None:
     """Text, code, calls and results count by bytes, media at a fixed rate."""
-    counted_tokens = _simulated.count_request_tokens(
+    counted_tokens = count_request_tokens(
         ask(content("user", part)), token_ratio=1.0, media_tokens=258
     )
     assert counted_tokens == expected_tokens
@@ -218,7 +196,6 @@ def test_every_kind_of_part_counts(part: types.Part, expected_tokens: int) -> No
         pytest.param(None, 0, id="none"),
         pytest.param("x" * 40, 10, id="string"),
         pytest.param(user("x" * 40), 10, id="content"),
-        pytest.param(types.Content(), 0, id="content without parts"),
         pytest.param(types.Part(text="x" * 40), 10, id="part"),
         pytest.param(["x" * 20, types.Part(text="x" * 20)], 10, id="list"),
         pytest.param(content("user", BLOB), 258, id="image"),
@@ -227,7 +204,7 @@ def test_every_kind_of_part_counts(part: types.Part, expected_tokens: int) -> No
 def test_the_system_instruction_counts(instruction: Any, expected_tokens: int) -> None:
     """A system instruction counts in all the forms that it can have."""
     config = types.GenerateContentConfig(system_instruction=instruction)
-    counted_tokens = _simulated.count_request_tokens(
+    counted_tokens = count_request_tokens(
         ask(config=config), token_ratio=1.0, media_tokens=258
     )
     assert counted_tokens == expected_tokens
@@ -241,7 +218,7 @@ def test_tool_declarations_count(field: str) -> None:
         {"name": "n" * 400, "description": "x" * 4_000, field: schema}
     )
     tool = types.Tool(function_declarations=[declaration])
-    counted_tokens = _simulated.count_request_tokens(
+    counted_tokens = count_request_tokens(
         ask(config=types.GenerateContentConfig(tools=[tool])),
         token_ratio=1.0,
         media_tokens=0,
@@ -252,48 +229,24 @@ def test_tool_declarations_count(field: str) -> None:
 def test_contents_cost_extra_tokens_by_bpe_only() -> None:
     """Every content costs three tokens more where BPE counts, none with a ratio."""
     request = ask(user("hello"), model("hello"))
-    assert _simulated.count_request_tokens(request, None, 258) == 2 * (1 + 3)
-    assert _simulated.count_request_tokens(request, 1.0, 258) == 3
+    assert count_request_tokens(request, None, 258) == 2 * (1 + 3)
+    assert count_request_tokens(request, 1.0, 258) == 3
 
 
-def test_the_vocabulary_loads_without_importing_litellm() -> None:
-    """Counting needs neither the network nor the seconds that litellm takes."""
+def test_the_vocabulary_needs_neither_network_nor_litellm() -> None:
+    """Counting takes what litellm ships, without the seconds of importing it, and
+    puts the user's setting back."""
     code = (
-        "import importlib.util as u, sys;"
-        f"spec = u.spec_from_file_location('alone', {_simulated.__file__!r});"
-        "alone = u.module_from_spec(spec);"
-        "spec.loader.exec_module(alone);"
+        "import os, sys;"
+        "from contextguard_adk.testing.provider import count_tokens;"
         "assert 'tiktoken' not in sys.modules;"
-        "assert alone.count_tokens(['hello world'], None) == 2;"
-        "assert 'litellm' not in sys.modules"
+        "assert count_tokens(['hello world'], None) == 2;"
+        "assert 'litellm' not in sys.modules;"
+        "assert os.environ['TIKTOKEN_CACHE_DIR'] == '/mine'"
     )
-    proxies = {"HTTPS_PROXY": "http://127.0.0.1:9", "TMPDIR": "/nonexistent"}
-    subprocess.run(
-        [sys.executable, "-c", code], check=True, env={**os.environ, **proxies}
-    )
-
-
-@pytest.mark.parametrize("before", [None, "/mine"])
-def test_the_cache_folder_of_tiktoken_is_put_back(
-    monkeypatch: pytest.MonkeyPatch, before: str | None
-) -> None:
-    """The user's own setting holds again once the vocabulary is loaded."""
-    monkeypatch.delenv("TIKTOKEN_CACHE_DIR", raising=False)
-    if before:
-        monkeypatch.setenv("TIKTOKEN_CACHE_DIR", before)
-    with _simulated._shipped_vocabulary():
-        assert os.environ["TIKTOKEN_CACHE_DIR"].endswith("tokenizers")
-    assert os.environ.get("TIKTOKEN_CACHE_DIR") == before
-
-
-def test_without_a_shipped_vocabulary_tiktoken_is_left_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Where litellm is missing tiktoken finds its files as it always does."""
-    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", "/mine")
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with _simulated._shipped_vocabulary():
-        assert os.environ["TIKTOKEN_CACHE_DIR"] == "/mine"
+    proxies = {"HTTPS_PROXY": "http://127.0.0.1:9", "TIKTOKEN_CACHE_DIR": "/mine"}
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    subprocess.run(command, check=True, env={**os.environ, **proxies})
 
 
 # Overflow
@@ -341,11 +294,6 @@ async def test_an_overflow_is_told_in_the_words_of_a_provider(
     assert llm.billed_tokens == 0
 
 
-def test_every_error_style_has_words() -> None:
-    """The styles of the type are those of the table."""
-    assert set(typing.get_args(ErrorStyle)) == set(testing_llm._OVERFLOW_WORDS)
-
-
 # Structure
 
 ASK, ANSWER = user("hi"), model("hello")
@@ -360,11 +308,7 @@ CALL, RESULT = content("model", called("f")), content("user", returned("f", a=1)
         pytest.param(
             [ASK, content("system", types.Part(text="x"))], "valid role", id="system"
         ),
-        pytest.param([content(None, types.Part(text="x"))], "valid role", id="no role"),
         pytest.param([content("user")], "at least one parts field", id="empty parts"),
-        pytest.param(
-            [types.Content(role="user")], "at least one parts field", id="no parts"
-        ),
         pytest.param(
             [content("user", types.Part())], "one initialized field", id="empty part"
         ),
@@ -372,14 +316,7 @@ CALL, RESULT = content("model", called("f")), content("user", returned("f", a=1)
         pytest.param([ASK, CALL], "were not answered: 'f'", id="call at the end"),
         pytest.param([ASK, CALL, ASK], "were not answered", id="call not answered"),
         pytest.param(
-            [ASK, CALL, ASK, RESULT], "were not answered", id="call answered too late"
-        ),
-        pytest.param([RESULT], "must answer a function call", id="response first"),
-        pytest.param(
             [ASK, RESULT], "must answer a function call", id="response without call"
-        ),
-        pytest.param(
-            [ASK, CALL, RESULT, RESULT], "must answer", id="second response later"
         ),
         pytest.param(
             [ASK, CALL, content("user", returned("f"), returned("f"))],
@@ -426,10 +363,8 @@ async def test_a_broken_structure_is_refused(
 @pytest.mark.parametrize(
     "contents",
     [
-        pytest.param([ASK], id="one message"),
         pytest.param([ASK, ASK, ANSWER, ANSWER], id="same role twice"),
         pytest.param([ASK, CALL, RESULT], id="call and response"),
-        pytest.param([ASK, CALL, RESULT, ASK], id="text after a response"),
         pytest.param(
             [
                 ASK,
@@ -445,14 +380,6 @@ async def test_a_broken_structure_is_refused(
                 content("user", returned("f", "2"), returned("f", "1")),
             ],
             id="ids in another order",
-        ),
-        pytest.param(
-            [
-                ASK,
-                content("model", called("f", "1"), called("f")),
-                content("user", returned("f"), returned("f", "1")),
-            ],
-            id="ids on some",
         ),
         pytest.param(
             [
@@ -510,7 +437,6 @@ async def reply_later(request: LlmRequest) -> Reply:
         ),
         pytest.param([model("a"), [call("f", x=1)]], ["a", 'f\n{"x":1}'], id="calls"),
         pytest.param([LlmResponse(content=model("a")), ""], ["a", ""], id="response"),
-        pytest.param(lambda _: "a", ["a", "a"], id="function"),
         pytest.param(reply_later, ["later", "later"], id="coroutine function"),
     ],
 )
@@ -549,15 +475,6 @@ async def test_a_scripted_exception_is_raised() -> None:
     assert text_of(answered.response) == "then"
 
 
-async def test_an_empty_reply_has_no_parts() -> None:
-    """An empty string is an answer without parts, streamed or not."""
-    llm = SimulatedLlm(script=["", [], LlmResponse(error_code="SAFETY")])
-    nothings: list[list[types.Part] | None] = [[], [], None]
-    for expected in nothings:
-        [response] = await stream(llm, ask(ASK))
-        assert (response.content and response.content.parts) == expected
-
-
 async def test_replies_are_copied() -> None:
     """What ADK does to a response changes neither the script nor the record."""
     part = call("f")
@@ -594,7 +511,7 @@ async def test_call_ids_are_unique() -> None:
 )
 @pytest.mark.parametrize("is_streamed", [False, True], ids=["plain", "streamed"])
 async def test_usage_is_reported_on_the_last_chunk(
-    usage: typing.Literal["last", "never", "late"],
+    usage: Literal["last", "never", "late"],
     expected: list[bool],
     is_streamed: bool,
 ) -> None:
@@ -623,13 +540,6 @@ async def test_late_usage_counts_agent_calls_only() -> None:
     assert (await answer(llm, ask(ASK))).usage_metadata is not None
 
 
-async def test_usage_of_a_script_is_kept() -> None:
-    """A scripted response may report what it wants, even zero."""
-    zero = types.GenerateContentResponseUsageMetadata(prompt_token_count=0)
-    llm = SimulatedLlm(script=[LlmResponse(content=ANSWER, usage_metadata=zero)])
-    assert (await answer(llm, ask(ASK))).usage_metadata == zero
-
-
 async def test_a_stream_ends_with_the_complete_response() -> None:
     """Partials carry the pieces, the last chunk all of it, as without streaming."""
     parts = [
@@ -653,17 +563,26 @@ async def test_a_stream_ends_with_the_complete_response() -> None:
     assert [record.stream for record in llm.requests] == [True, False]
 
 
-async def test_a_scripted_stream_can_end_with_a_partial() -> None:
-    """A script can play a provider whose stream never completes."""
-    llm = SimulatedLlm(script=[LlmResponse(content=ANSWER, partial=True)])
+async def test_a_script_may_say_usage_and_end_with_a_partial() -> None:
+    """A scripted response is sent as it is: with zero usage, or never complete."""
+    zero = types.GenerateContentResponseUsageMetadata(prompt_token_count=0)
+    script = [
+        LlmResponse(content=ANSWER, usage_metadata=zero),
+        LlmResponse(content=ANSWER, partial=True),
+        LlmResponse(error_code="SAFETY"),
+    ]
+    llm = SimulatedLlm(script=script)
+    assert (await answer(llm, ask(ASK))).usage_metadata == zero
     assert all(chunk.partial for chunk in await stream(llm, ask(ASK)))
+    [refusal] = await stream(llm, ask(ASK))
+    assert (refusal.error_code, refusal.content) == ("SAFETY", None)
 
 
 # Summaries
 
 
 async def test_requests_of_adks_summarizer_are_summaries() -> None:
-    """ADK's own summariser is recognised and gets its conversation summarised."""
+    """ADK's own summarizer is recognised and gets its conversation summarized."""
     llm = SimulatedLlm()
     events = [
         Event(author="user", content=user("please find order ORD-4711")),
@@ -690,28 +609,26 @@ async def test_requests_of_adks_summarizer_are_summaries() -> None:
 )
 def test_summary_requests_are_told_apart(request_: LlmRequest, expected: bool) -> None:
     """A fence at the start of a line of the last content marks a summary request."""
-    assert _extractive.looks_like_summary_request(request_) is expected
+    assert SimulatedLlm().is_summary_request(request_) is expected
 
 
 async def test_another_predicate_can_tell_summaries() -> None:
-    """A summariser of the user's own is recognised by the user's own predicate."""
+    """A summarizer of the user's own is recognised by the user's own predicate."""
     llm = SimulatedLlm(is_summary_request=lambda request: len(request.contents) == 2)
     assert text_of(await answer(llm, ask(ASK, user("Sum up 12")))) == "Sum up 12"
     assert llm.summaries == 1
 
 
-async def test_a_summary_keeps_what_stands_out() -> None:
-    """Rare lines survive, repeated ones do not; order stays and fences go."""
-    routine = [f"10:{minute:02d} INFO worker handled request" for minute in range(60)]
-    told = ["The parcel goes to Rue Cler 41.", "Disk quota exceeded: fatal error."]
-    lines = [*routine[:20], told[0], *routine[20:], told[1], *routine]
-    material = "\n".join(lines)
-    llm = SimulatedLlm()
-    response = await answer(llm, summary_request(material, max_output_tokens=60))
-    kept = text_of(response).splitlines()
-    assert [line for line in kept if line in told] == told
-    assert len(set(kept)) == len(kept)
-    assert not any("transcript-" in line for line in kept)
+async def test_a_summary_keeps_head_and_tail_of_each_line() -> None:
+    """As much as its budget allows; order stays, repetitions and fences go."""
+    lines = [f"Entry {n} begins {'and goes on ' * 90}and ends {n}." for n in range(9)]
+    request = summary_request("\n".join([*lines, *lines]))
+    kept = text_of(await answer(SimulatedLlm(), request)).splitlines()
+    assert kept[0] == "Merge this."
+    for number, line in enumerate(kept[1:]):
+        assert line.startswith(f"Entry {number} begins and")
+        assert line.endswith(f"and ends {number}.")
+    assert len(kept) == 1 + len(lines)
 
 
 async def test_what_stands_outside_the_fence_can_be_carried_over() -> None:
@@ -726,29 +643,9 @@ async def test_what_stands_outside_the_fence_can_be_carried_over() -> None:
     assert summary == "The key is K-17.\nMerge this.\nnew"
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        pytest.param("Filler goes on and on here. " * 50 + "Pin is 9041.", id="prose"),
-        pytest.param(
-            "[" + '{"kind": "row", "note": "same"}, ' * 50 + '{"pin": 9041}]', id="JSON"
-        ),
-        pytest.param("same words in a line\\n" * 50 + "pin 9041", id="escaped lines"),
-        pytest.param("x" * 3_000 + " pin 9041", id="no blanks"),
-        pytest.param("\u540c\u3058\u6587\u3002" * 99 + "PIN 9041\u3002", id="Japanese"),
-    ],
-)
-async def test_long_lines_are_cut(line: str) -> None:
-    """A piece of a long line can be kept without the rest."""
-    llm = SimulatedLlm()
-    response = await answer(llm, summary_request(line, max_output_tokens=60))
-    assert "9041" in text_of(response)
-    assert _simulated.count_tokens([text_of(response)], None) <= 60
-
-
 async def test_nothing_is_made_of_nothing() -> None:
     """A transcript without words is answered without parts."""
-    request = ask(user("<transcript-0>\n" + r"\n" * 500 + "\n</transcript-0>"))
+    request = ask(user("<transcript-0>\n" + "\n" * 500 + "\n</transcript-0>"))
     assert text_of(await answer(SimulatedLlm(), request)) == ""
 
 
@@ -762,9 +659,8 @@ async def test_a_summary_obeys_its_budget(
     llm = SimulatedLlm(token_ratio=ratio, context_window=1_000_000)
     response = await answer(llm, summary_request(material, max_output_tokens))
     budget_tokens = max_output_tokens or 1_000
-    used_tokens = _simulated.count_tokens([text_of(response)], ratio)
-    assert used_tokens <= budget_tokens
-    assert used_tokens > 0.8 * budget_tokens
+    used_tokens = count_tokens([text_of(response)], ratio)
+    assert budget_tokens / 2 <= used_tokens + 1 <= budget_tokens + 1
 
 
 @settings(max_examples=60, deadline=None)
@@ -772,48 +668,14 @@ async def test_a_summary_obeys_its_budget(
     lines=st.lists(st.text(max_size=600), max_size=30),
     budget_tokens=st.integers(1, 300),
 )
-def test_summaries_are_extracts_within_budget(
-    lines: list[str], budget_tokens: int
-) -> None:
-    """Whatever the text, each line of a summary is from it and the budget holds."""
-    material = "\n".join(lines)
-    summary = _extractive.summarize(
-        material, budget_tokens, lambda text: _simulated.count_tokens([text], None)
-    )
-    assert _simulated.count_tokens([summary], None) <= budget_tokens
-    squeezed = re.sub(r"\s|\\n", "", material)
-    for line in summary.splitlines():
-        assert re.sub(r"\s|\\n", "", line) in squeezed
+def test_summaries_keep_to_any_budget(lines: list[str], budget_tokens: int) -> None:
+    """Whatever the text."""
+    request = summary_request("\n".join(lines), budget_tokens)
+    summary = text_of(asyncio.run(answer(SimulatedLlm(), request)))
+    assert count_tokens([summary], None) <= budget_tokens
 
 
-def test_pieces_that_cost_more_together_are_dropped() -> None:
-    """The budget holds for the summary as a whole, not just for the sum."""
-
-    def count(text: str) -> int:
-        return len(text.split()) + 9 * text.count("\n")
-
-    summary = _extractive.summarize("a1 b\nc2 d\ne3 f", 10, count)
-    assert count(summary) <= 10
-    assert summary
-
-
-def test_long_texts_are_summarised_in_linear_time() -> None:
-    """The time of a summary grows no faster than its text."""
-    row = "row {0} holds item{1} at shelf {2}, and the usual remarks follow it here"
-
-    def lines(count: int) -> str:
-        return "\n".join(row.format(n, n * 7919, n % 97) for n in range(count))
-
-    def count_tokens(text: str) -> int:
-        return math.ceil(len(text) / 4)
-
-    growth = time_growth(
-        lines, lambda text: _extractive.summarize(text, 1_000, count_tokens), 1_500
-    )
-    assert growth < MAX_GROWTH
-
-
-async def test_summary_replies_script_the_summariser() -> None:
+async def test_summary_replies_script_the_summarizer() -> None:
     """Scripted summaries come first, extraction after; the agent's script waits."""
     llm = SimulatedLlm(
         script=["agent"], summary_replies=[ValueError("no"), "", call("f")]
@@ -894,8 +756,10 @@ def cached(response: LlmResponse) -> int | None:
 
 async def test_a_prompt_cache_serves_what_an_earlier_prompt_began_with() -> None:
     """Tools, instruction and contents up to the first difference, none of it media."""
+    bare = SimulatedLlm(script=["a"] * 2)
     llm = SimulatedLlm(prompt_cache=True, token_ratio=4.0, script=["a"] * 20)
     first = user("one two three")
+    assert [cached(await answer(bare, ask(first))) for _ in range(2)] == [None, None]
     assert cached(await answer(llm, ask(first))) is None
     assert cached(await answer(llm, ask(first, model("a"), user("x")))) == 13
     assert cached(await answer(llm, ask(user("one two four")))) == len("one two ")
@@ -922,28 +786,11 @@ async def test_a_prompt_cache_knows_tools_and_instruction() -> None:
         assert cached(await answer(llm, request)) == expected
 
 
-async def test_without_a_prompt_cache_nothing_is_reported() -> None:
-    """As by a provider that has none."""
-    llm = SimulatedLlm(script=["a"] * 2)
-    for _ in range(2):
-        assert cached(await answer(llm, ask(user("one")))) is None
-
-
-async def test_an_earlier_summary_is_merged() -> None:
-    """Of two pieces that say as much, the one from the summary before is kept."""
-    known, new = "Ticket A1 is open now.", "Ticket B2 is done now."
-    count = _simulated.count_tokens
-    kept = _extractive.summarize(
-        f"{new}\n{known}", 8, lambda text: count([text], None), {known}
-    )
-    assert kept == known
-
-
 async def test_concurrent_calls_keep_their_own_answers() -> None:
     """Interleaved calls are recorded in order of arrival, each with its answer."""
 
     async def echo(request: LlmRequest) -> Reply:
-        last = next(_simulated.list_content_texts(request.contents))
+        last = next(list_content_texts(request.contents))
         await asyncio.sleep(0.001 * (5 - int(last)))
         return f"answer {last}"
 
@@ -1057,14 +904,12 @@ async def test_an_agent_with_a_tool_runs(is_streamed: bool, call_ids: bool) -> N
     usage = complete[-1].usage_metadata
     assert usage
     assert usage.prompt_token_count == last.prompt_tokens
-    assert last.prompt_tokens > _simulated.count_request_tokens(
-        ask(*last.contents), None, 258
-    )
+    assert last.prompt_tokens > count_request_tokens(ask(*last.contents), None, 258)
 
 
 def text_of_event(event: Event) -> str:
     """Returns the text of an event."""
-    return "".join(_simulated.list_content_texts([event.content or types.Content()]))
+    return "".join(list_content_texts([event.content or types.Content()]))
 
 
 def ids_of(record: RecordedRequest) -> list[str | None]:

@@ -1,15 +1,17 @@
 """A strict offline provider: for the tests of this package and for yours."""
 
 from contextguard_adk.testing.llm import (
-    ContextOverflowError,
-    ErrorStyle,
-    InvalidRequestError,
     RecordedRequest,
     Reply,
     Script,
     SimulatedLlm,
-    SimulatedProviderError,
     call,
+)
+from contextguard_adk.testing.provider import (
+    ContextOverflowError,
+    ErrorStyle,
+    InvalidRequestError,
+    SimulatedProviderError,
 )
 
 __all__ = [

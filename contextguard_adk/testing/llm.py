@@ -7,16 +7,10 @@ provider would reject. It judges requests independently of the guard.
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 from collections import Counter, deque
-from collections.abc import (
-    AsyncGenerator,
-    Awaitable,
-    Callable,
-    Collection,
-    Iterator,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -27,8 +21,20 @@ from google.adk.models.llm_response import LlmResponse
 from google.genai import types
 from pydantic import ConfigDict, Field, PrivateAttr
 
-from contextguard_adk.testing import extractive as _extractive
-from contextguard_adk.testing import provider as _simulated
+from contextguard_adk.testing.provider import (
+    OVERFLOW_WORDS,
+    ContextOverflowError,
+    ErrorStyle,
+    InvalidRequestError,
+    count_request_tokens,
+    count_shared_tokens,
+    count_tokens,
+    find_violation,
+    list_content_texts,
+    list_system_parts,
+    looks_like_summary_request,
+    summarize,
+)
 
 if TYPE_CHECKING:
     from google.adk.models import LlmCapabilities
@@ -36,63 +42,9 @@ if TYPE_CHECKING:
 _Answer: TypeAlias = str | types.Part | list[types.Part] | types.Content | LlmResponse
 Reply: TypeAlias = _Answer | Exception
 Script: TypeAlias = Callable[[LlmRequest], Reply | Awaitable[Reply]] | Sequence[Reply]
-ErrorStyle = Literal[
-    "openai",
-    "openai-responses",
-    "anthropic",
-    "gemini",
-    "vertex",
-    "bedrock",
-    "mistral",
-    "groq",
-    "vllm",
-    "llama.cpp",
-    "ollama",
-    "xai",
-]
-
-_OVERFLOW_WORDS: dict[ErrorStyle, str] = {
-    "openai": "This model's maximum context length is {limit} tokens. However, your"
-    " messages resulted in {used} tokens. Please reduce the length of the messages.",
-    "openai-responses": "Your input exceeds the context window of this model."
-    " Please adjust your input and try again. (context_length_exceeded)",
-    "anthropic": "prompt is too long: {used} tokens > {limit} maximum",
-    "gemini": "The input token count ({used}) exceeds the maximum number of tokens"
-    " allowed ({limit}).",
-    "vertex": "The input token count is {used} but the model only supports up to"
-    " {limit}.",
-    "bedrock": "Input is too long for requested model.",
-    "mistral": "Prompt contains {used} tokens and 0 draft tokens, too large for model"
-    " with {limit} maximum context length",
-    "groq": "Please reduce the length of the messages or completion.",
-    "vllm": "You passed {used} input tokens. However, the model's context length is"
-    " only {limit} tokens.",
-    "llama.cpp": "request ({used} tokens) exceeds the available context size"
-    " ({limit} tokens), try increasing it",
-    "ollama": "prompt too long; exceeded max context length by {excess} tokens",
-    "xai": "This model's maximum prompt length is {limit} but the request contains"
-    " {used} tokens.",
-}
 
 # How many of the newest accepted prompts are kept in the prompt cache.
 _CACHED_PROMPTS = 4
-
-# The length of a summary whose request does not limit it.
-_SUMMARY_TOKENS = 1_000
-
-
-class SimulatedProviderError(Exception):
-    """What a provider's SDK raises when it refuses a request."""
-
-    status_code = 400
-
-
-class ContextOverflowError(SimulatedProviderError):
-    """The prompt has more tokens than the context window."""
-
-
-class InvalidRequestError(SimulatedProviderError):
-    """The contents break a structural rule of the provider."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +69,7 @@ class RecordedRequest:
     @property
     def text(self) -> str:
         """All that the contents say, with calls and tool results as JSON."""
-        return "\n".join(_simulated.list_content_texts(self.contents))
+        return "\n".join(list_content_texts(self.contents))
 
 
 @dataclass
@@ -133,7 +85,6 @@ class _Ledger:
     call_ids: int = 0
     replies_taken: Counter[bool] = field(default_factory=Counter)
     records: dict[int, RecordedRequest] = field(default_factory=dict)
-    summary_lines: Collection[str] = ()
     cached: deque[LlmRequest] = field(
         default_factory=partial(deque, maxlen=_CACHED_PROMPTS)
     )
@@ -148,7 +99,7 @@ class SimulatedLlm(BaseLlm):
     """A model that runs offline and is as strict as the strictest provider.
 
     It counts every prompt anew, refuses what exceeds its window or breaks the order
-    of tool calls and results, plays a script, summarises by extraction, and keeps
+    of tool calls and results, plays a script, summarizes by excerpts, and keeps
     what it received. One instance may serve concurrent calls.
     """
 
@@ -185,11 +136,11 @@ class SimulatedLlm(BaseLlm):
     raised. None acknowledges the last user text."""
 
     summary_replies: Script | None = Field(default=None, exclude=True, repr=False)
-    """The summariser's part, as in `script`. None, and a sequence that is used up,
-    summarise by extraction."""
+    """The summarizer's part, as in `script`. None, and a sequence that is used up,
+    summarize by excerpts."""
 
     is_summary_request: Callable[[LlmRequest], bool] = Field(
-        default=_extractive.looks_like_summary_request, exclude=True, repr=False
+        default=looks_like_summary_request, exclude=True, repr=False
     )
     """Tells requests for a summary from the agent's. The default knows the guard's
     prompt and that of ADK's `LlmEventSummarizer`."""
@@ -254,10 +205,6 @@ class SimulatedLlm(BaseLlm):
     ) -> AsyncGenerator[LlmResponse, None]:
         """Answers a request, or refuses it.
 
-        Args:
-            llm_request: What the agent or a summariser sends.
-            stream: Whether partial chunks precede the complete response.
-
         Yields:
             The response, which carries the usage; with `stream`, its parts before it.
 
@@ -287,13 +234,13 @@ class SimulatedLlm(BaseLlm):
     def _receive(
         self, request: LlmRequest, stream: bool
     ) -> tuple[int, RecordedRequest]:
-        parts = _simulated.list_system_parts(request.config.system_instruction)
+        parts = list_system_parts(request.config.system_instruction)
         system = [types.Content(parts=parts)]
         record = RecordedRequest(
             contents=list(request.contents),
-            system_instruction="\n".join(_simulated.list_content_texts(system)),
+            system_instruction="\n".join(list_content_texts(system)),
             config=_copy_config(request.config),
-            prompt_tokens=_simulated.count_request_tokens(
+            prompt_tokens=count_request_tokens(
                 request, self.token_ratio, self.media_tokens
             ),
             is_summary=self.is_summary_request(request),
@@ -312,17 +259,17 @@ class SimulatedLlm(BaseLlm):
 
     def _judge(self, number: int, record: RecordedRequest) -> None:
         """Raises, counts and records what is wrong with a request."""
-        violation = _simulated.find_violation(record.contents)
+        violation = find_violation(record.contents)
         if violation:
             self._ledger.violations += 1
-            self._note(number, replace(record, rejected="invalid"))
+            self._update(number, record, rejected="invalid")
             raise InvalidRequestError(violation)
         excess = record.prompt_tokens - self.context_window
         if excess > 0:
             self._ledger.rejections += 1
-            self._note(number, replace(record, rejected="overflow"))
+            self._update(number, record, rejected="overflow")
             raise ContextOverflowError(
-                _OVERFLOW_WORDS[self.error_style].format(
+                OVERFLOW_WORDS[self.error_style].format(
                     used=record.prompt_tokens, limit=self.context_window, excess=excess
                 )
             )
@@ -334,18 +281,20 @@ class SimulatedLlm(BaseLlm):
         request = LlmRequest(contents=record.contents, config=record.config)
         cached = self._ledger.cached
         served = (
-            _simulated.count_shared_tokens(before, request, self.token_ratio)
-            for before in cached
+            count_shared_tokens(before, request, self.token_ratio) for before in cached
         )
         tokens = min(max(served, default=0), record.prompt_tokens)
         cached.append(request)
-        record = replace(record, cached_tokens=tokens)
-        self._note(number, record)
-        return record
+        return self._update(number, record, cached_tokens=tokens)
 
-    def _note(self, number: int, record: RecordedRequest) -> None:
+    def _update(
+        self, number: int, record: RecordedRequest, **changes: Any
+    ) -> RecordedRequest:
+        """Changes a record, also where it is kept."""
+        changed = replace(record, **changes)
         if number in self._ledger.records:
-            self._ledger.records[number] = record
+            self._ledger.records[number] = changed
+        return changed
 
     def _is_usage_due(self) -> bool:
         agent_calls = self._ledger.calls - self._ledger.summaries
@@ -363,18 +312,8 @@ class SimulatedLlm(BaseLlm):
         if source is not None and position < len(source):
             return source[position]
         if is_summary:
-            return self._summarize(request)
+            return summarize(request, self.token_ratio)
         return _acknowledge(request) if source is None else "Done."
-
-    def _summarize(self, request: LlmRequest) -> str:
-        summary = _extractive.summarize(
-            _extractive.read_summary_material(request),
-            request.config.max_output_tokens or _SUMMARY_TOKENS,
-            lambda text: _simulated.count_tokens([text], self.token_ratio),
-            self._ledger.summary_lines,
-        )
-        self._ledger.summary_lines = frozenset(summary.splitlines())
-        return summary
 
     def _build_response(self, reply: _Answer) -> LlmResponse:
         """Makes a response of its own, which ADK may change, of a scripted reply."""
@@ -396,8 +335,8 @@ class SimulatedLlm(BaseLlm):
         self, number: int, record: RecordedRequest, response: LlmResponse, usage: bool
     ) -> None:
         """Bills an answer, reports its usage where that is due, and records it."""
-        texts = _simulated.list_content_texts([response.content or types.Content()])
-        output_tokens = _simulated.count_tokens(texts, self.token_ratio)
+        texts = list_content_texts([response.content or types.Content()])
+        output_tokens = count_tokens(texts, self.token_ratio)
         total_tokens = record.prompt_tokens + output_tokens
         self._ledger.billed_tokens += total_tokens
         if usage and response.usage_metadata is None:
@@ -407,19 +346,15 @@ class SimulatedLlm(BaseLlm):
                 total_token_count=total_tokens,
                 cached_content_token_count=record.cached_tokens or None,
             )
-        self._note(number, replace(record, response=response.model_copy(deep=True)))
+        self._update(number, record, response=response.model_copy(deep=True))
 
 
 def _copy_config(config: types.GenerateContentConfig) -> types.GenerateContentConfig:
     """Copies what a recovery or a later step may still add tools to."""
-    tools = [
-        tool.model_copy(
-            update={"function_declarations": list(tool.function_declarations)}
-        )
-        if isinstance(tool, types.Tool) and tool.function_declarations
-        else tool
-        for tool in config.tools or ()
-    ]
+    tools = [copy.copy(tool) for tool in config.tools or ()]
+    for tool in tools:
+        if isinstance(tool, types.Tool) and tool.function_declarations:
+            tool.function_declarations = list(tool.function_declarations)
     return config.model_copy(update={"tools": tools} if tools else None)
 
 
@@ -437,25 +372,25 @@ def _to_content(
 
 
 def _acknowledge(request: LlmRequest) -> str:
-    for content in reversed(request.contents):
-        for part in reversed(content.parts or []):
-            if content.role == "user" and part.text:
-                return f"Acknowledged: {part.text[:60]}"
-    return "Acknowledged."
+    texts = [
+        part.text
+        for content in request.contents
+        for part in content.parts or []
+        if content.role == "user" and part.text
+    ]
+    return f"Acknowledged: {texts[-1][:60]}" if texts else "Acknowledged."
 
 
 def _split_response(response: LlmResponse) -> Iterator[LlmResponse]:
     """Yields the partial chunks that a stream sends before the complete response."""
     for part in (response.content and response.content.parts) or []:
-        pieces = [part.model_copy(deep=True)]
-        if part.text:
-            third = -(-len(part.text) // 3)
-            starts = range(0, len(part.text), third)
-            pieces = [
-                types.Part(text=part.text[i : i + third], thought=part.thought)
-                for i in starts
-            ]
-        for piece in pieces:
+        text = part.text or ""
+        third = -(-len(text) // 3) or 1
+        pieces = [
+            types.Part(text=text[i : i + third], thought=part.thought)
+            for i in range(0, len(text), third)
+        ]
+        for piece in pieces or [part.model_copy(deep=True)]:
             content = types.Content(role="model", parts=[piece])
             yield LlmResponse(
                 content=content, partial=True, model_version=response.model_version

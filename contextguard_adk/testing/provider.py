@@ -1,4 +1,4 @@
-"""What `SimulatedLlm` counts, rejects and remembers, as pure functions.
+"""What `SimulatedLlm` counts, rejects and summarizes; no state is kept here.
 
 Nothing here reads another module of this package: the simulated provider judges
 them, so it must not share their mistakes.
@@ -7,16 +7,16 @@ them, so it must not share their mistakes.
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib.util
 import json
 import math
 import os
+import re
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
@@ -24,6 +24,44 @@ from pydantic_core import PydanticSerializationError, to_json
 
 if TYPE_CHECKING:
     import tiktoken
+
+ErrorStyle = Literal[
+    "openai",
+    "openai-responses",
+    "anthropic",
+    "gemini",
+    "vertex",
+    "bedrock",
+    "mistral",
+    "groq",
+    "vllm",
+    "llama.cpp",
+    "ollama",
+    "xai",
+]
+
+OVERFLOW_WORDS: dict[ErrorStyle, str] = {
+    "openai": "This model's maximum context length is {limit} tokens. However, your"
+    " messages resulted in {used} tokens. Please reduce the length of the messages.",
+    "openai-responses": "Your input exceeds the context window of this model."
+    " Please adjust your input and try again. (context_length_exceeded)",
+    "anthropic": "prompt is too long: {used} tokens > {limit} maximum",
+    "gemini": "The input token count ({used}) exceeds the maximum number of tokens"
+    " allowed ({limit}).",
+    "vertex": "The input token count is {used} but the model only supports up to"
+    " {limit}.",
+    "bedrock": "Input is too long for requested model.",
+    "mistral": "Prompt contains {used} tokens and 0 draft tokens, too large for model"
+    " with {limit} maximum context length",
+    "groq": "Please reduce the length of the messages or completion.",
+    "vllm": "You passed {used} input tokens. However, the model's context length is"
+    " only {limit} tokens.",
+    "llama.cpp": "request ({used} tokens) exceeds the available context size"
+    " ({limit} tokens), try increasing it",
+    "ollama": "prompt too long; exceeded max context length by {excess} tokens",
+    "xai": "This model's maximum prompt length is {limit} but the request contains"
+    " {used} tokens.",
+}
 
 _PAYLOAD_FIELDS = (
     "text",
@@ -37,15 +75,34 @@ _PAYLOAD_FIELDS = (
     "tool_response",
 )
 
-# tiktoken's regex overflows its stack on a megabyte of blanks; slices also make
-# the counts of a growing text reusable.
+# tiktoken's regex overflows its stack on a megabyte of blanks.
 _SLICE_CHARS = 8_192
-_MAX_CACHED_COUNTS = 65_536
 _TOKENS_PER_CONTENT = 3  # OpenAI's cookbook: every message costs three more.
 # The SHA-1 of the address that tiktoken downloads o200k_base from.
 _O200K_FILE = "fb374d419588a4632f3f557e76b4b70aebbca790"
-_counts: dict[bytes, int] = {}
 _loading = threading.Lock()
+
+# The length of a summary whose request does not limit it.
+_SUMMARY_TOKENS = 1_000
+
+_FENCE = re.compile(r"^<transcript-([^>\s]*)", re.MULTILINE)
+_IN_PLACE = re.compile(r"\[System: Summari[sz]e the conversation above now")
+_ADK_PROMPT = "The following is a conversation history between a user and an AI agent"
+_ADK_PROMPT_ENDS = "capture the essence of the interaction."
+
+
+class SimulatedProviderError(Exception):
+    """What a provider's SDK raises when it refuses a request."""
+
+    status_code = 400
+
+
+class ContextOverflowError(SimulatedProviderError):
+    """The prompt has more tokens than the context window."""
+
+
+class InvalidRequestError(SimulatedProviderError):
+    """The contents break a structural rule of the provider."""
 
 
 def find_violation(contents: list[types.Content]) -> str | None:
@@ -55,7 +112,8 @@ def find_violation(contents: list[types.Content]) -> str | None:
     if contents[0].role == "model":
         return 'contents.0: first message must use the "user" role'
     calls: list[types.FunctionCall] = []
-    for index, content in enumerate(contents):
+    end = types.Content(role="user", parts=[types.Part(text="end")])
+    for index, content in enumerate([*contents, end]):
         parts = content.parts or []
         responses = [p.function_response for p in parts if p.function_response]
         problem = _find_content_violation(content) or _find_broken_pair(
@@ -64,8 +122,7 @@ def find_violation(contents: list[types.Content]) -> str | None:
         if problem:
             return f"contents.{index}: {problem}"
         calls = [p.function_call for p in parts if p.function_call]
-    problem = _find_broken_pair(calls, [])
-    return f"contents.{len(contents)}: {problem}" if problem else None
+    return None
 
 
 def _find_content_violation(content: types.Content) -> str | None:
@@ -128,30 +185,25 @@ def _find_call(
     return loose
 
 
-def list_part_texts(part: types.Part) -> Iterator[str]:
-    """Yields what a part says in text: words, code, calls and results as JSON."""
-    if part.text:
-        yield part.text
-    if call := part.function_call:
-        yield call.name or ""
-        yield _to_json_text(call.args or {})
-    if response := part.function_response:
-        yield response.name or ""
-        yield _to_json_text(response.response or {})
-    if part.executable_code:
-        yield part.executable_code.code or ""
-    if part.code_execution_result:
-        yield part.code_execution_result.output or ""
-    for server_side in (part.tool_call, part.tool_response):
-        if server_side:
-            yield _to_json_text(server_side)
-
-
 def list_content_texts(contents: Iterable[types.Content]) -> Iterator[str]:
-    """Yields the texts of all parts of some contents, in order."""
+    """Yields what contents say in text: words, code, calls and results as JSON."""
     for content in contents:
         for part in content.parts or []:
-            yield from list_part_texts(part)
+            if part.text:
+                yield part.text
+            if call := part.function_call:
+                yield call.name or ""
+                yield _to_json_text(call.args or {})
+            if response := part.function_response:
+                yield response.name or ""
+                yield _to_json_text(response.response or {})
+            if part.executable_code:
+                yield part.executable_code.code or ""
+            if part.code_execution_result:
+                yield part.code_execution_result.output or ""
+            for server_side in (part.tool_call, part.tool_response):
+                if server_side:
+                    yield _to_json_text(server_side)
 
 
 def list_system_parts(instruction: Any) -> list[types.Part]:
@@ -172,8 +224,7 @@ def count_request_tokens(
 ) -> int:
     """Counts the prompt tokens of a request: system instruction, tools, contents."""
     system = types.Content(parts=list_system_parts(request.config.system_instruction))
-    texts = list(list_content_texts([system, *request.contents]))
-    texts += [_to_json_text(tool) for tool in request.config.tools or []]
+    texts = [*_list_head_texts(request), *list_content_texts(request.contents)]
     media = sum(map(_count_media, [system, *request.contents]))
     overhead = 0 if token_ratio else _TOKENS_PER_CONTENT * len(request.contents)
     return count_tokens(texts, token_ratio) + media * media_tokens + overhead
@@ -186,50 +237,50 @@ def count_shared_tokens(
 
     The order is that of providers' prompt caches: tools, system instruction, contents.
     """
-    tools = [
-        [_to_json_text(tool) for tool in one.config.tools or []]
-        for one in (before, now)
-    ]
-    systems = [_list_system_texts(one) for one in (before, now)]
-    if tools[0] != tools[1] or systems[0] != systems[1]:
+    shared = _list_head_texts(now)
+    if shared != _list_head_texts(before):
         return 0
-    shared, overhead = [*tools[0], *systems[0]], 0
+    overhead = 0
     for old, new in zip(before.contents, now.contents, strict=False):
         if old.role != new.role:
             break
         overhead += 0 if token_ratio else _TOKENS_PER_CONTENT
         texts = [list(list_content_texts([content])) for content in (old, new)]
-        for one, other in zip(*texts, strict=False):
-            if one != other:
-                shared.append(_common_beginning(one, other))
-                return count_tokens(shared, token_ratio) + overhead
-            shared.append(one)
-        if len(texts[0]) != len(texts[1]):
+        if texts[0] != texts[1]:
+            shared += _list_common_beginning(*texts)
             break
+        shared += texts[1]
     return count_tokens(shared, token_ratio) + overhead
 
 
-def _common_beginning(one: str, other: str) -> str:
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[:middle] == other[:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return one[:low]
+def _list_common_beginning(one: list[str], other: list[str]) -> Iterator[str]:
+    for old, new in zip(one, other, strict=False):
+        pairs = enumerate(zip(old, new, strict=False))
+        end = next(
+            (index for index, (a, b) in pairs if a != b), min(len(old), len(new))
+        )
+        yield new[:end]
+        if old != new:
+            return
 
 
-def _list_system_texts(request: LlmRequest) -> list[str]:
+def _list_head_texts(request: LlmRequest) -> list[str]:
+    """What precedes the contents: tools and system instruction."""
     parts = list_system_parts(request.config.system_instruction)
-    return list(list_content_texts([types.Content(parts=parts)]))
+    tools = map(_to_json_text, request.config.tools or [])
+    return [*tools, *list_content_texts([types.Content(parts=parts)])]
 
 
 def count_tokens(texts: Iterable[str], token_ratio: float | None) -> int:
     """Counts the tokens of texts: by BPE without a ratio, else by UTF-8 bytes."""
     if token_ratio is None:
-        return sum(map(_count_bpe_tokens, texts))
-    return math.ceil(sum(map(_count_utf8_bytes, texts)) / 4 * token_ratio)
+        return sum(
+            _count_slice(text[start : start + _SLICE_CHARS])
+            for text in texts
+            for start in range(0, len(text), _SLICE_CHARS)
+        )
+    utf8_bytes = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+    return math.ceil(utf8_bytes / 4 * token_ratio)
 
 
 def _count_media(content: types.Content) -> int:
@@ -241,25 +292,9 @@ def _count_media(content: types.Content) -> int:
     return count
 
 
-def _count_utf8_bytes(text: str) -> int:
-    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
-
-
-def _count_bpe_tokens(text: str) -> int:
-    starts = range(0, len(text), _SLICE_CHARS)
-    return sum(_count_slice(text[start : start + _SLICE_CHARS]) for start in starts)
-
-
+@functools.lru_cache(maxsize=16_384)  # Every request repeats the history before it.
 def _count_slice(text: str) -> int:
-    data = text.encode("utf-8", "surrogatepass")
-    key = hashlib.blake2b(data, digest_size=16).digest()
-    count = _counts.get(key)
-    if count is None:
-        count = len(_load_encoding().encode_ordinary(text))
-        if len(_counts) >= _MAX_CACHED_COUNTS:
-            _counts.clear()
-        _counts[key] = count
-    return count
+    return len(_load_encoding().encode_ordinary(text))
 
 
 @functools.lru_cache(maxsize=1)
@@ -276,17 +311,14 @@ def _shipped_vocabulary() -> Iterator[None]:
     spec = importlib.util.find_spec("litellm")
     roots = spec.submodule_search_locations if spec else None
     folder = Path(*(roots or [])[:1], "litellm_core_utils", "tokenizers")
-    if not (folder / _O200K_FILE).is_file():
-        yield
-        return
     before = os.environ.get("TIKTOKEN_CACHE_DIR")
-    os.environ["TIKTOKEN_CACHE_DIR"] = str(folder)
+    if (folder / _O200K_FILE).is_file():
+        os.environ["TIKTOKEN_CACHE_DIR"] = str(folder)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ["TIKTOKEN_CACHE_DIR"]
-        else:
+        os.environ.pop("TIKTOKEN_CACHE_DIR", None)
+        if before is not None:
             os.environ["TIKTOKEN_CACHE_DIR"] = before
 
 
@@ -296,3 +328,54 @@ def _to_json_text(value: Any) -> str:
     except PydanticSerializationError:  # Of lone surrogates.
         return json.dumps(value, default=repr)
     return data.decode("utf-8", "replace")
+
+
+def looks_like_summary_request(request: LlmRequest) -> bool:
+    """Whether a request asks for a summary: by the guard's or ADK's own prompt."""
+    text = _last_text(request)
+    is_prompt = text.startswith(_ADK_PROMPT) or _IN_PLACE.match(text)
+    return bool(is_prompt or _FENCE.search(text))
+
+
+def read_summary_material(request: LlmRequest) -> str:
+    """Returns what a request wants summarized, without fences and ADK's prompt."""
+    text = _last_text(request)
+    if _IN_PLACE.match(text):
+        return "\n".join(list_content_texts(request.contents[:-1]))
+    if text.startswith(_ADK_PROMPT):
+        text = text.partition(_ADK_PROMPT_ENDS)[2]
+        # ADK 2.0 escapes the line breaks of its prompt by mistake.
+        return text.replace(r"\n", "\n") if text.startswith(r"\n\n") else text
+    if fence := _FENCE.search(text):
+        # The other blocks of the prompt are fenced with the same marker.
+        fence_lines = rf"^</?[\w-]+-{re.escape(fence[1])}>$"
+        return re.sub(fence_lines, "", text, flags=re.MULTILINE)
+    return text
+
+
+def _last_text(request: LlmRequest) -> str:
+    return "\n".join(list_content_texts(request.contents[-1:]))
+
+
+def summarize(request: LlmRequest, token_ratio: float | None) -> str:
+    """Keeps head and tail of each line, as much as the summary may take."""
+    material = map(str.strip, read_summary_material(request).splitlines())
+    lines = list(dict.fromkeys(_shorten(line, 240) for line in material if line))
+    max_tokens = request.config.max_output_tokens or _SUMMARY_TOKENS
+    line_chars = 240
+    while count_tokens(["\n".join(lines)], token_ratio) > max_tokens:
+        if line_chars > 60:
+            line_chars //= 2
+            lines = [_shorten(line, line_chars) for line in lines]
+        elif len(lines) > 1:
+            middle = len(lines) // 3  # What is newer counts for more.
+            del lines[middle : middle + 1 + len(lines) // 8]
+        else:
+            lines = [lines[0][: len(lines[0]) // 2]]
+    return "\n".join(lines)
+
+
+def _shorten(line: str, max_chars: int) -> str:
+    if len(line) <= max_chars:
+        return line
+    return f"{line[: max_chars // 2]} … {line[-max_chars // 3 :]}"

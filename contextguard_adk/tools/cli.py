@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     try:
         arguments = _build_parser().parse_args(argv)
-        exit_code = int(arguments.run(arguments))
+        exit_code = _run(arguments)
         sys.stdout.flush()
         return exit_code
     except SystemExit as end:  # How argparse ends after --help and --version.
@@ -63,6 +63,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_FAILED
 
 
+def _run(arguments: argparse.Namespace) -> int:
+    """Runs a command, which imports ADK only now: `--help` should be quick."""
+    from contextguard_adk.errors import ConfigError
+    from contextguard_adk.tools import check, demo, replay
+    from contextguard_adk.tools.terminal import CommandError
+
+    # A settings file may name classes in the present folder, as under `adk web`.
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    run = {
+        "demo": demo.run_demo,
+        "check": check.run_check,
+        "replay": replay.run_replay,
+    }[arguments.command]
+    try:
+        return run(arguments)
+    except (CommandError, ConfigError) as error:
+        text = " ".join(str(error).split())  # YAML reports take several lines.
+        name = arguments.command
+        raise _UsageError(f"contextguard {name}: error: {text}") from error
+
+
 def _build_parser() -> _Parser:
     parser = _Parser(
         prog="contextguard",
@@ -71,7 +93,7 @@ def _build_parser() -> _Parser:
     parser.add_argument(
         "--version", action="version", version=f"contextguard {_find_version()}"
     )
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, dest="command")
     _add_demo(commands)
     _add_check(commands)
     _add_replay(commands)
@@ -124,23 +146,6 @@ def _add_demo(commands: argparse._SubParsersAction[_Parser]) -> None:
         help="a real model, such as openai/gpt-4o-mini or gemini-2.5-flash; both runs "
         "are billed",
     )
-    demo.set_defaults(run=_run_demo)
-
-
-def _run_demo(arguments: argparse.Namespace) -> int:
-    from contextguard_adk.tools.demo import DemoError, DemoSettings, run_demo
-
-    settings = DemoSettings(
-        root=arguments.path,
-        model=arguments.model,
-        window_tokens=arguments.window,
-        max_steps=arguments.steps,
-        strategy=arguments.strategy,
-    )
-    try:
-        return run_demo(settings)
-    except DemoError as error:
-        raise _UsageError(f"contextguard demo: error: {error}") from error
 
 
 def _add_check(commands: argparse._SubParsersAction[_Parser]) -> None:
@@ -150,9 +155,9 @@ def _add_check(commands: argparse._SubParsersAction[_Parser]) -> None:
         description=(
             "Reads a settings file as the plugin does and prints, for each agent and "
             "model, the window and where it comes from, buffer, threshold, summary "
-            "budget and summariser."
+            "budget and summarizer."
         ),
-        epilog=("Exit code: 0 if all is well, 2 for wrong arguments or a wrong file."),
+        epilog="Exit code: 0 if all is well, 2 for wrong arguments or a wrong file.",
     )
     check.add_argument(
         "config",
@@ -170,26 +175,6 @@ def _add_check(commands: argparse._SubParsersAction[_Parser]) -> None:
         help="models as agents name them, such as gemini-2.5-flash or openai/gpt-4o",
     )
     check.add_argument("--json", action="store_true", help="print JSON")
-    check.set_defaults(run=_run_check)
-
-
-def _run_check(arguments: argparse.Namespace) -> int:
-    from contextguard_adk.config import SETTINGS_SUFFIXES
-    from contextguard_adk.errors import ConfigError
-    from contextguard_adk.tools.check import run_check
-
-    for model in arguments.model:
-        if model.lower().endswith(SETTINGS_SUFFIXES):
-            raise _UsageError(
-                f"contextguard check: error: {model!r} stands among the models; name "
-                "the file before --model"
-            )
-    _find_classes_here()
-    try:
-        return run_check(arguments.config, arguments.model, arguments.json)
-    except ConfigError as error:
-        text = " ".join(str(error).split())  # YAML reports take several lines.
-        raise _UsageError(f"contextguard check: error: {text}") from error
 
 
 def _add_replay(commands: argparse._SubParsersAction[_Parser]) -> None:
@@ -199,7 +184,7 @@ def _add_replay(commands: argparse._SubParsersAction[_Parser]) -> None:
         description=(
             "Reads a recorded ADK session and shows, call by call, the guard's "
             "estimate beside the recorded count, and what the guard would have "
-            "compacted. Offline: summaries are extracts. Nothing is written to the "
+            "compacted. Offline: summaries are excerpts. Nothing is written to the "
             "recording."
         ),
         epilog="Exit code: 0, or 2 for wrong arguments or what cannot be replayed.",
@@ -240,41 +225,6 @@ def _add_replay(commands: argparse._SubParsersAction[_Parser]) -> None:
     replay.add_argument(
         "--all", action="store_true", help="print every call of a long session"
     )
-    replay.set_defaults(run=_run_replay)
-
-
-def _run_replay(arguments: argparse.Namespace) -> int:
-    from contextguard_adk.errors import ConfigError
-    from contextguard_adk.tools.recordings import RecordingError, SessionKey
-    from contextguard_adk.tools.replay import ReplayCommand, run_replay
-
-    command = ReplayCommand(
-        source=arguments.source,
-        key=SessionKey(arguments.app, arguments.user, arguments.session),
-        config=arguments.config,
-        agent=arguments.agent,
-        model=arguments.model,
-        window_tokens=arguments.window,
-        plot=arguments.plot,
-        is_json=arguments.json,
-        is_complete=arguments.all,
-    )
-    _find_classes_here()
-    try:
-        return run_replay(command)
-    except (RecordingError, ConfigError) as error:
-        text = " ".join(str(error).split())
-        raise _UsageError(f"contextguard replay: error: {text}") from error
-
-
-def _find_classes_here() -> None:
-    """Lets a settings file name classes in the present folder.
-
-    As `adk web` does with the folder that it is given, by default the present one.
-    """
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.append(here)
 
 
 def _parse_folder(text: str) -> Path:
@@ -296,7 +246,7 @@ def _parse_count(text: str, minimum: int, unit: str) -> int:
     try:
         count = int(text.replace(",", "").replace("_", ""))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
     if count < minimum:
         raise argparse.ArgumentTypeError(f"at least {minimum:,} {unit}, not {count:,}")
     return count

@@ -1,4 +1,4 @@
-"""The same work by the same agent, first without the guard, then with it.
+"""`contextguard demo`: the same work by the same agent, without and with the guard.
 
 A real `Runner` drives a real `LlmAgent` with real file tools. Only the model may be
 simulated: offline it is `SimulatedLlm`, which refuses what exceeds its window.
@@ -6,135 +6,251 @@ simulated: offline it is `SimulatedLlm`, which refuses what exceeds its window.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import importlib.util
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from contextlib import aclosing
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Literal
 
+from google.adk.agents import LlmAgent
+from google.adk.apps import App
+from google.adk.events import Event
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.registry import LLMRegistry
 from google.adk.plugins.base_plugin import BasePlugin
+from google.adk.runners import Runner
+from google.adk.sessions import InMemorySessionService, Session
+from google.genai import types
 from rich.console import Console
+from rich.table import Table
 
 from contextguard_adk.measuring.budgets import threshold_tokens
 from contextguard_adk.plugin import ContextGuardPlugin
+from contextguard_adk.providers.overflow import parse_overflow
 from contextguard_adk.providers.windows import LitellmRegistry
-from contextguard_adk.strategies import SlidingWindow, Strategy, Threshold
-from contextguard_adk.testing.llm import SimulatedLlm
-from contextguard_adk.tools.demo_plan import OfflineAgent, Turn, plan_turns
-from contextguard_adk.tools.demo_run import AGENT, Phase, describe_error
-from contextguard_adk.tools.demo_view import DemoView, PhaseResult
-from contextguard_adk.tools.file_tools import FileTools
-from contextguard_adk.tools.terminal import quiet_logs
-
-StrategyName = Literal["threshold", "sliding-window"]
+from contextguard_adk.strategies import SlidingWindow, Threshold
+from contextguard_adk.telemetry import CallRecord
+from contextguard_adk.testing import SimulatedLlm, SimulatedProviderError
+from contextguard_adk.tools.demo_agent import FileTools, OfflineAgent, Turn, plan_turns
+from contextguard_adk.tools.terminal import CommandError, print_line, quiet_logs
 
 DEFAULT_WINDOW_TOKENS = 32_000
-DEFAULT_STEPS = 150
+MAX_REFUSED_TURNS = 10
+"""After so many refused turns in a row the user gives up."""
 
-STRATEGIES: dict[StrategyName, type[Strategy]] = {
-    "threshold": Threshold,
-    "sliding-window": SlidingWindow,
-}
+INSTRUCTION = """\
+You study the source files of a project with your tools and answer questions about it.
+Read the files that matter one after another, note in a sentence what you found in
+each, and then answer. Paths are relative to the project's top folder."""
 
-
-class DemoError(Exception):
-    """Why the demo cannot run; its text is one line for the user."""
-
-
-@dataclass(frozen=True)
-class DemoSettings:
-    """What the demo is asked to do.
-
-    Attributes:
-        root: The folder to work through; None is the installed google-adk package.
-        model: A model name that ADK knows; None is the offline model.
-        window_tokens: The window of the offline model, or what the guard assumes of a
-            real one. None is 32,000 offline, else what the registry knows.
-        max_steps: After how many answered model calls a run ends.
-        strategy: How the guard compacts.
-    """
-
-    root: Path | None = None
-    model: str | None = None
-    window_tokens: int | None = None
-    max_steps: int = DEFAULT_STEPS
-    strategy: StrategyName = "threshold"
+_MAX_REASON_CHARS = 200
 
 
-def run_demo(settings: DemoSettings) -> int:
-    """Runs the work without and with the guard, and prints what came of it.
+def run_demo(arguments: argparse.Namespace) -> int:
+    """Runs the work without and with the guard, and prints the outcome.
 
     Returns:
         0 when the guarded run was finished and the provider refused none of its
         requests, else 1.
 
     Raises:
-        DemoError: There is nothing to work on, or the model cannot be used.
+        CommandError: There is nothing to work on, or the model cannot be used.
     """
-    root = settings.root or _find_adk_folder()
-    if not root.is_dir():
-        raise DemoError(f"{root} is not a folder")
-    turns = plan_turns(root, settings.max_steps)
+    root: Path = arguments.path or _find_adk_folder()
+    turns = plan_turns(root, arguments.steps)
     if not turns:
-        raise DemoError(f"there is no source file in {root}")
+        raise CommandError(f"there is no source file in {root}")
     console = Console(highlight=False)
     with quiet_logs(console):
-        _create_model(settings, OfflineAgent())  # Fails before anything is printed.
-        window_tokens = _resolve_window_tokens(settings)
-        threshold = threshold_tokens(window_tokens)
-        view = DemoView(console, window_tokens, threshold, settings.max_steps)
-        view.line(f"{settings.max_steps:,} steps through {root}")
-        view.line(
-            f"{settings.model or 'offline model'}, window {window_tokens:,} tokens, "
-            f"compaction from {threshold:,}"
+        window_tokens = _find_window_tokens(arguments.model, arguments.window)
+        _create_model(arguments.model, window_tokens, OfflineAgent())  # May fail.
+        print_line(console, f"{arguments.steps:,} steps through {root}")
+        print_line(
+            console,
+            f"{arguments.model or 'offline model'}, window {window_tokens:,} tokens, "
+            f"compaction from {threshold_tokens(window_tokens):,}",
         )
-        strategy = STRATEGIES[settings.strategy](context_window=window_tokens)
-        guard = ContextGuardPlugin(agents={AGENT: strategy})
-        bare, guarded = asyncio.run(_run_both(settings, root, turns, guard, view))
-    view.table([bare, guarded])
-    view.line(describe_outcome(bare, guarded), "bold")
+        runs = [
+            DemoRun(name, arguments.steps, FileTools(root), console)
+            for name in ("no guard", "with guard")
+        ]
+        for run in runs:
+            kind = Threshold if arguments.strategy == "threshold" else SlidingWindow
+            strategy = kind(context_window=window_tokens)
+            guard = ContextGuardPlugin(default=strategy, on_call=run.note_call)
+            plugins: list[BasePlugin] = [guard] if run is runs[1] else []
+            script = OfflineAgent()
+            llm = _create_model(arguments.model, window_tokens, script)
+            # A real model may answer at once: it gets as many questions as steps.
+            asked = islice(cycle(turns), arguments.steps) if arguments.model else turns
+            asyncio.run(run.play(asked, llm, script, plugins))
+            if run.failure and not run.steps:
+                raise CommandError(f"the model cannot be used: {run.failure}")
+    bare, guarded = runs
+    _print_table(console, runs)
+    if arguments.model:
+        print_line(console, "The summaries that the guard asked for are not counted.")
+    print_line(console, describe_outcome(bare, guarded), "bold")
     return 1 if guarded.rejections or guarded.failure else 0
 
 
-async def _run_both(
-    settings: DemoSettings,
-    root: Path,
-    turns: Sequence[Turn],
-    guard: ContextGuardPlugin,
-    view: DemoView,
-) -> tuple[PhaseResult, PhaseResult]:
-    """Runs the work twice, each time with a new model and a new session."""
-    # What an interrupted task leaves behind is no news to the user.
-    asyncio.get_running_loop().set_exception_handler(lambda *_: None)
-    runs: list[tuple[str, list[BasePlugin]]]
-    runs = [("no guard", []), ("with guard", [guard])]
-    results = []
-    for name, plugins in runs:
-        script = OfflineAgent()
-        phase = Phase(
-            name=name,
-            llm=_create_model(settings, script),
-            script=script,
-            tools=FileTools(root),
-            plugins=plugins,
-            view=view,
-            max_steps=settings.max_steps,
+class DemoRun:
+    """The work of the demo, done once from beginning to end, and its figures.
+
+    Args:
+        name: What the table calls the run.
+        planned_steps: After how many answered model calls the run ends.
+        tools: The agent's tools.
+        console: Where progress is shown.
+
+    Attributes:
+        steps: Answered model calls, summaries not counted.
+        rejections: Requests that the provider refused.
+        compactions: How often history was replaced by a summary.
+        billed_tokens: Prompt and output tokens of the model calls.
+        largest_request_tokens: The largest prompt, accepted or refused.
+        failure: Why the run ended early, other than by a refusal; "" otherwise.
+    """
+
+    def __init__(
+        self, name: str, planned_steps: int, tools: FileTools, console: Console
+    ) -> None:
+        self.name = name
+        self.planned_steps = planned_steps
+        self.steps = 0
+        self.rejections = 0
+        self.compactions = 0
+        self.billed_tokens = 0
+        self.largest_request_tokens = 0
+        self.failure = ""
+        self._tools = [tools.list_files, tools.read_file, tools.search]
+        self._console = console
+        self._refused_turns = 0  # in a row
+
+    async def play(
+        self,
+        turns: Iterable[Turn],
+        llm: BaseLlm,
+        script: OfflineAgent,
+        plugins: list[BasePlugin],
+    ) -> None:
+        """Plays the turns, whatever happens to each."""
+        # Errors of a task that was interrupted are not for the user.
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        print_line(self._console, self.name, "bold")
+        agent = LlmAgent(
+            name="explorer",
+            model=llm,
+            instruction=INSTRUCTION,
+            tools=[*self._tools],
         )
-        with view.phase(name):
-            # A real model may answer at once: it gets as many questions as steps.
-            more = islice(cycle(turns), settings.max_steps)
-            result = await phase.run(more if settings.model else turns)
-        if result.failure and not result.steps:
-            raise DemoError(f"the model cannot be used: {result.failure}")
-        results.append(result)
-    return results[0], results[1]
+        app = App(name="contextguard_demo", root_agent=agent, plugins=plugins)
+        runner = Runner(app=app, session_service=InMemorySessionService())
+        try:
+            session = await runner.session_service.create_session(
+                app_name=app.name, user_id="user"
+            )
+            for number, turn in enumerate(turns, 1):
+                print_line(self._console, f"  turn {number}: {turn.question}")
+                script.begin(turn)
+                await self._play_turn(runner, session, turn)
+                if self._is_over():
+                    break
+        finally:
+            await runner.close()
+        if isinstance(llm, SimulatedLlm):  # It knows what summaries cost.
+            self.billed_tokens = llm.billed_tokens
+            self.largest_request_tokens = llm.largest_request_tokens
+
+    async def _play_turn(self, runner: Runner, session: Session, turn: Turn) -> None:
+        """Plays one turn; it ends early when the provider refuses a request."""
+        steps_before = self.steps
+        message = types.Content(role="user", parts=[types.Part(text=turn.question)])
+        events = runner.run_async(
+            user_id=session.user_id, session_id=session.id, new_message=message
+        )
+        prompt_tokens = 0
+        try:
+            async with aclosing(events):
+                async for event in events:
+                    prompt_tokens = self._bill(event) or prompt_tokens
+                    if self.steps >= self.planned_steps:
+                        break
+            self._refused_turns = 0
+        except Exception as error:  # noqa: BLE001 - whatever a provider's SDK raises
+            self._note_error(error)
+        if self.steps > steps_before:
+            done = f"step {self.steps}/{self.planned_steps}"
+            print_line(self._console, f"    {done}: {prompt_tokens:,} tokens", "dim")
+
+    def _bill(self, event: Event) -> int:
+        """Counts a model's answer; returns its prompt tokens, 0 where unknown."""
+        is_answer = event.content is not None and event.content.role == "model"
+        if event.partial or not is_answer:
+            return 0
+        self.steps += 1
+        usage = event.usage_metadata or types.GenerateContentResponseUsageMetadata()
+        prompt_tokens = usage.prompt_token_count or 0
+        output_tokens = usage.candidates_token_count or 0
+        self.billed_tokens += usage.total_token_count or prompt_tokens + output_tokens
+        self.largest_request_tokens = max(self.largest_request_tokens, prompt_tokens)
+        return prompt_tokens
+
+    def note_call(self, record: CallRecord) -> None:
+        """Shows what the guard did before a model call."""
+        if record.is_recovered:
+            self._note_rejection(None)
+        if record.compaction:
+            self.compactions += 1
+            before, after = record.compaction.tokens_before, record.real_tokens or 0
+            text = f"compaction {self.compactions}: {before:,} → {after:,} tokens"
+            print_line(self._console, f"    {text}", "cyan")
+
+    def _note_error(self, error: Exception) -> None:
+        overflow = parse_overflow(error)
+        if overflow or isinstance(error, SimulatedProviderError):
+            self._refused_turns += 1
+            self._note_rejection(overflow.prompt_tokens if overflow else None)
+        else:
+            self.failure = _describe_error(error)
+            print_line(self._console, f"    stopped: {self.failure}", "bold red")
+
+    def _note_rejection(self, prompt_tokens: int | None) -> None:
+        self.rejections += 1
+        self.largest_request_tokens = max(
+            self.largest_request_tokens, prompt_tokens or 0
+        )
+        size = f"{prompt_tokens:,} tokens" if prompt_tokens else "too many tokens"
+        print_line(self._console, f"    rejected by the provider: {size}", "bold red")
+
+    def _is_over(self) -> bool:
+        if self._refused_turns >= MAX_REFUSED_TURNS:
+            text = f"    given up after {MAX_REFUSED_TURNS} refused turns"
+            print_line(self._console, text)
+            return True
+        return bool(self.failure) or self.steps >= self.planned_steps
 
 
-def describe_outcome(bare: PhaseResult, guarded: PhaseResult) -> str:
+def _print_table(console: Console, runs: list[DemoRun]) -> None:
+    table = Table(show_edge=False, pad_edge=False)
+    table.add_column("")
+    for run in runs:
+        table.add_column(run.name, justify="right")
+    rows = {
+        "steps done": [f"{run.steps:,} of {run.planned_steps:,}" for run in runs],
+        "requests rejected": [f"{run.rejections:,}" for run in runs],
+        "compactions": [f"{run.compactions:,}" for run in runs],
+        "tokens billed": [f"{run.billed_tokens:,}" for run in runs],
+        "largest request": [f"{run.largest_request_tokens:,}" for run in runs],
+    }
+    for name, values in rows.items():
+        table.add_row(name, *values)
+    console.print("", table, "", sep="\n")
+
+
+def describe_outcome(bare: DemoRun, guarded: DemoRun) -> str:
     """Says in one sentence how the two runs compare."""
     planned = f"{guarded.planned_steps:,} steps were done"
     is_complete = guarded.steps >= guarded.planned_steps
@@ -150,47 +266,48 @@ def describe_outcome(bare: PhaseResult, guarded: PhaseResult) -> str:
             "so try a smaller --window or more --steps."
         )
     return (
-        f"Without the guard the agent was over after {bare.steps:,} of "
+        f"Without the guard the agent was stuck after {bare.steps:,} of "
         f"{bare.planned_steps:,} steps; with it {done} and no request was refused."
     )
 
 
-def _create_model(settings: DemoSettings, script: OfflineAgent) -> BaseLlm:
-    if settings.model is None:
-        window_tokens = settings.window_tokens or DEFAULT_WINDOW_TOKENS
+def _create_model(
+    name: str | None, window_tokens: int, script: OfflineAgent
+) -> BaseLlm:
+    if name is None:
         return SimulatedLlm(
             context_window=window_tokens, script=script, keep_requests=0
         )
     try:
-        llm = LLMRegistry.new_llm(settings.model)
+        llm = LLMRegistry.new_llm(name)
         if type(llm).__name__ == "LiteLlm":
-            _silence_litellm()
+            import litellm
+
+            litellm.suppress_debug_info = True  # Or it prints where to report bugs.
     except Exception as error:
-        raise DemoError(f"the model cannot be used: {describe_error(error)}") from error
+        reason = _describe_error(error)
+        raise CommandError(f"the model cannot be used: {reason}") from error
     return llm
 
 
-def _silence_litellm() -> None:
-    """Keeps litellm from printing where to report bugs whenever a call fails."""
-    import litellm
+def _describe_error(error: Exception) -> str:
+    """Returns the reason of a failure in one line."""
+    lines = str(error).strip().splitlines()
+    text = lines[0] if lines else type(error).__name__
+    return text if len(text) <= _MAX_REASON_CHARS else f"{text[:_MAX_REASON_CHARS]} ..."
 
-    litellm.suppress_debug_info = True
 
-
-def _resolve_window_tokens(settings: DemoSettings) -> int:
-    if settings.window_tokens is not None:
-        return settings.window_tokens
-    if settings.model is None:
-        return DEFAULT_WINDOW_TOKENS
-    window_tokens = LitellmRegistry().context_window(settings.model)
-    if window_tokens is None:
-        raise DemoError(f"the window of {settings.model} is unknown: give --window")
-    return window_tokens
+def _find_window_tokens(model: str | None, window_tokens: int | None) -> int:
+    if window_tokens is None and model is not None:
+        window_tokens = LitellmRegistry().context_window(model)
+        if window_tokens is None:
+            raise CommandError(f"the window of {model} is unknown: give --window")
+    return window_tokens or DEFAULT_WINDOW_TOKENS
 
 
 def _find_adk_folder() -> Path:
     spec = importlib.util.find_spec("google.adk")
     folders = spec.submodule_search_locations if spec else None
     if not folders:
-        raise DemoError("google-adk has no source folder; name one: PATH")
+        raise CommandError("google-adk has no source folder; name one: PATH")
     return Path(folders[0])

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import statistics
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +18,16 @@ from google.adk.sessions import BaseSessionService, Session
 from pydantic import ValidationError
 
 from contextguard_adk.history.state import COMPACT_NOW_KEY, AgentState
+from contextguard_adk.summarizing.transcript import RECALL_TOOL
 from contextguard_adk.telemetry import METADATA_KEY
+from contextguard_adk.tools.terminal import CommandError
 
-_SQLITE_MAGIC = b"SQLite format 3\0"
 MAX_PROMPT_TOKENS = 20_000_000
 """The largest count that is replayed: a request of that size is made up for it."""
 
 _READING = ("SELECT", "PRAGMA", "SHOW", "WITH", "SET", "DESCRIBE", "EXPLAIN")
 _GUARD_PREFIXES = ("__context_guard_", "context_guard:")
 _KEPT_PREFIXES = ("__context_guard_todos_", "context_guard:todos:", COMPACT_NOW_KEY)
-
-
-class RecordingError(Exception):
-    """Why a recording cannot be replayed; its text is one line for the user."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ async def load_session(source: str, key: SessionKey) -> Session:
         key: Which session of a database.
 
     Raises:
-        RecordingError: There is none, or it cannot be read.
+        CommandError: There is none, or it cannot be read.
     """
     if "://" in source:
         return await _load_from_url(source, key)
@@ -76,8 +75,8 @@ async def load_session(source: str, key: SessionKey) -> Session:
         data = path.read_bytes()
     except OSError as error:
         reason = error.strerror or type(error).__name__
-        raise RecordingError(f"{source}: cannot be read: {reason}") from error
-    if data.startswith(_SQLITE_MAGIC):
+        raise CommandError(f"{source}: cannot be read: {reason}") from error
+    if data.startswith(b"SQLite format 3\0"):
         return await _load_from_sqlite_file(path, key)
     return _parse_export(source, data)
 
@@ -87,9 +86,9 @@ def _parse_export(source: str, data: bytes) -> Session:
     try:
         raw: object = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise RecordingError(f"{source}: no JSON: {error}") from error
+        raise CommandError(f"{source}: not JSON: {error}") from error
     if not isinstance(raw, dict) or not isinstance(raw.get("events"), list):
-        raise RecordingError(f"{source}: no ADK session: it has no list of events")
+        raise CommandError(f"{source}: not an ADK session: it has no list of events")
     try:
         return Session(
             id=str(raw.get("id") or "session"),
@@ -101,8 +100,8 @@ def _parse_export(source: str, data: bytes) -> Session:
     except ValidationError as error:
         problem = error.errors()[0]
         place = ".".join(str(item) for item in problem["loc"])
-        raise RecordingError(
-            f"{source}: no ADK session: {place}: {problem['msg']}"
+        raise CommandError(
+            f"{source}: not an ADK session: {place}: {problem['msg']}"
         ) from error
 
 
@@ -111,92 +110,71 @@ async def _load_from_url(url: str, key: SessionKey) -> Session:
         import sqlalchemy
         from google.adk.sessions import DatabaseSessionService
     except ImportError as error:
-        raise RecordingError(
+        raise CommandError(
             "databases need SQLAlchemy: pip install 'google-adk[db]'"
         ) from error
-    _require_key(key)
     try:
         parsed = sqlalchemy.make_url(url)
         database = Path(parsed.database or "")
-        if parsed.get_backend_name() == "sqlite":
-            if not database.is_file():
-                raise RecordingError(f"{database}: no such file")
-            if parsed.drivername == "sqlite":  # The form that `adk web` takes.
-                return await _load_from_sqlite_file(database, key)
+        if parsed.get_backend_name() == "sqlite" and not database.is_file():
+            raise CommandError(f"{database}: no such file")
+        if parsed.drivername == "sqlite":  # The form that `adk web` takes.
+            return await _load_from_sqlite_file(database, key)
         service = DatabaseSessionService(url)
+        engine = service.db_engine
         sqlalchemy.event.listen(
-            service.db_engine.sync_engine,
-            "before_cursor_execute",
-            _replace_write,
-            retval=True,
+            engine.sync_engine, "before_cursor_execute", _replace_write, retval=True
         )
         try:
             return await _read_session(service, key)
         finally:
-            await service.db_engine.dispose()
-    except RecordingError:
+            await engine.dispose()
+    except CommandError:
         raise
     except Exception as error:
-        raise RecordingError(
+        raise CommandError(
             f"the database cannot be read: {_name_cause(error)}"
         ) from error
 
 
 def _replace_write(
-    connection: object,
-    cursor: object,
-    statement: str,
-    parameters: Any,
-    context: object,
-    is_many: bool,
+    connection: object, cursor: object, statement: str, parameters: Any, *_: object
 ) -> tuple[str, Any]:
-    """Lets a statement pass that reads, and replaces any other.
-
-    ADK makes missing tables and indexes before it reads.
-    """
-    if statement.lstrip().upper().startswith(_READING):
-        return statement, parameters
-    return "SELECT 1", ()
+    """Replaces a statement that writes: ADK makes missing tables before it reads."""
+    is_reading = statement.lstrip().upper().startswith(_READING)
+    return (statement, parameters) if is_reading else ("SELECT 1", ())
 
 
 async def _load_from_sqlite_file(path: Path, key: SessionKey) -> Session:
     """Reads a copy: ADK's service makes missing tables in what it opens."""
     from google.adk.sessions.sqlite_session_service import SqliteSessionService
 
-    _require_key(key)
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "session.db"
+        address = f"{path.absolute().as_uri()}?mode=ro"
         try:
             with (
-                closing(
-                    sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
-                ) as source,
+                closing(sqlite3.connect(address, uri=True)) as source,
                 closing(sqlite3.connect(copy)) as target,
             ):
                 source.backup(target)
             return await _read_session(SqliteSessionService(str(copy)), key)
         except (sqlite3.Error, RuntimeError, ValueError, KeyError) as error:
-            raise RecordingError(
+            raise CommandError(
                 f"{path}: cannot be read: {_name_cause(error)}"
             ) from error
 
 
-def _require_key(key: SessionKey) -> None:
-    values = {"--app": key.app, "--user": key.user, "--session": key.session}
-    missing = [option for option, value in values.items() if not value]
-    if missing:
-        raise RecordingError(f"a database needs {', '.join(missing)} as well")
-
-
 async def _read_session(service: BaseSessionService, key: SessionKey) -> Session:
-    assert key.app is not None
-    assert key.user is not None
-    assert key.session is not None
+    if not (key.app and key.user and key.session):
+        values = {"--app": key.app, "--user": key.user, "--session": key.session}
+        missing = ", ".join(option for option, value in values.items() if not value)
+        raise CommandError(f"a database needs {missing} as well")
     session = await service.get_session(
         app_name=key.app, user_id=key.user, session_id=key.session
     )
     if session is None:
-        raise RecordingError(
+        raise CommandError(
             f"there is no session {key.session!r} of user {key.user!r} and app "
             f"{key.app!r}"
         )
@@ -216,52 +194,108 @@ def list_calls(session: Session, agent: str | None = None) -> Iterator[RecordedC
         agent: Only this agent's calls; None lists all.
 
     Raises:
-        RecordingError: A count cannot be one.
+        CommandError: A count is not plausible.
     """
     state: dict[str, Any] = {}
-    before: Event | None = None
+    previous: Event | None = None
     for index, event in enumerate(session.events):
         state.update(event.actions.state_delta)
-        usage = event.usage_metadata
-        prompt_tokens = usage.prompt_token_count if usage else None
         if event.partial:
             continue
-        if event.author == "user" or not prompt_tokens:
-            before = event
+        prompt_tokens = _read_prompt_tokens(event)
+        is_same = previous is not None and _is_same_call(previous, event)
+        previous = event
+        if event.author == "user" or not prompt_tokens or is_same:
             continue
-        if agent in (None, event.author) and not _is_same_call(before, event):
-            if not 0 < prompt_tokens <= MAX_PROMPT_TOKENS:
-                raise RecordingError(
-                    f"event {index}: prompt_token_count is {prompt_tokens:,}; 0 to "
-                    f"{MAX_PROMPT_TOKENS:,} tokens are accepted"
-                )
-            yield RecordedCall(index, event, prompt_tokens, _was_guarded(event, state))
-        before = event
+        if agent not in (None, event.author):
+            continue
+        if not 0 < prompt_tokens <= MAX_PROMPT_TOKENS:
+            raise CommandError(
+                f"event {index}: prompt_token_count is {prompt_tokens:,}; 0 to "
+                f"{MAX_PROMPT_TOKENS:,} tokens are accepted"
+            )
+        yield RecordedCall(index, event, prompt_tokens, _was_guarded(event, state))
 
 
-def _is_same_call(before: Event | None, event: Event) -> bool:
-    """Tells whether two events are parts of one response: of some streams, the text
-    and the calls are."""
-    if before is None or before.usage_metadata is None or event.usage_metadata is None:
-        return False
+def _read_prompt_tokens(event: Event) -> int | None:
+    return event.usage_metadata.prompt_token_count if event.usage_metadata else None
+
+
+def _is_same_call(previous: Event, event: Event) -> bool:
+    """Whether two events are parts of one response, as text and calls of a stream."""
     return (
-        before.author == event.author
-        and before.invocation_id == event.invocation_id
-        and before.usage_metadata.prompt_token_count
-        == event.usage_metadata.prompt_token_count
+        _read_prompt_tokens(previous) is not None
+        and _read_prompt_tokens(previous) == _read_prompt_tokens(event)
+        and previous.author == event.author
+        and previous.invocation_id == event.invocation_id
     )
 
 
 def _was_guarded(event: Event, state: dict[str, Any]) -> bool:
     said = (event.custom_metadata or {}).get(METADATA_KEY)
     is_recovered = isinstance(said, dict) and bool(said.get("recovered"))
-    return is_recovered or bool(AgentState(state, event.author).read("mark"))
+    return is_recovered or bool(AgentState(state, event.author).read("summary"))
+
+
+@dataclass(frozen=True)
+class CountFit:
+    """A line through the counts of an agent's requests.
+
+    Attributes:
+        fixed_tokens: What every request has beside its contents, by bytes / 4.
+        error_ratio: The median distance of a count from the line.
+    """
+
+    fixed_tokens: int
+    error_ratio: float
+
+
+def fit_counts(pairs: Sequence[tuple[int, int]]) -> CountFit:
+    """Infers what every request had beside its contents.
+
+    The counts of growing requests lie near a line: its slope is the weight of a token
+    by bytes / 4, its intercept the part that does not grow. The median of slopes is
+    taken, so that a few odd contents do not matter.
+
+    Args:
+        pairs: Of each request the contents by bytes / 4, and its real count.
+    """
+    if not pairs:
+        return CountFit(0, 0.0)
+    slopes = [
+        (real_b - real_a) / (bytes_b - bytes_a)
+        for (bytes_a, real_a), (bytes_b, real_b) in combinations(pairs, 2)
+        # Requests of nearly the same size say nothing of the slope.
+        if abs(bytes_b - bytes_a) > 0.1 * max(bytes_a, bytes_b)
+    ]
+    weight = min(max(statistics.median(slopes), 0.5), 5.0) if slopes else 1.0
+    intercept = statistics.median(real - weight * tokens for tokens, real in pairs)
+    fixed_tokens = max(0, round(intercept / weight))
+    errors = [
+        abs(weight * (tokens + fixed_tokens) - real) / real for tokens, real in pairs
+    ]
+    return CountFit(fixed_tokens, statistics.median(errors))
+
+
+def list_tools(events: Sequence[Event], agent: str) -> list[str]:
+    """Lists the tools that an agent has called, without ADK's and the guard's own."""
+    names = [
+        call.name or ""
+        for event in events
+        if event.author == agent
+        for call in event.get_function_calls()
+    ]
+    return [
+        name
+        for name in dict.fromkeys(names)
+        if name and name != RECALL_TOOL and not name.startswith("adk_")
+    ]
 
 
 def own_state(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what is in state apart from what a guard keeps there for itself.
+    """Returns what is in state without what a guard keeps there for itself.
 
-    Todos and a wish for a compaction are the user's.
+    Todos and a request for a compaction are the user's.
     """
     return {
         key: value

@@ -1,4 +1,4 @@
-"""What the commands share: text that a terminal can show, and a quiet log."""
+"""What the commands share: their error, text that a terminal can show, a quiet log."""
 
 from __future__ import annotations
 
@@ -14,13 +14,28 @@ from rich.text import Text
 
 _NOISY_LOGGERS = ("google_adk", "google_genai", "LiteLLM", "opentelemetry")
 
-_PLAIN_GLYPHS = str.maketrans({"█": "#", "░": ".", "│": "|", "→": ">"})
+
+class CommandError(Exception):
+    """Why a command cannot do its work; its text is one line for the user."""
+
+
+def make_console(file_columns: int) -> Console:
+    """Makes a console that is `file_columns` wide where there is no terminal."""
+    console = Console(highlight=False)
+    if console.is_terminal:
+        return console
+    return Console(highlight=False, width=file_columns)
+
+
+def print_line(console: Console, text: str, style: str = "") -> None:
+    """Prints one line, however long it is."""
+    console.print(Text(clean_text(console, text), style), soft_wrap=True)
 
 
 def clean_text(console: Console, text: str) -> str:
     """Replaces what an output cannot show, control characters first."""
     if console.options.ascii_only:
-        text = text.translate(_PLAIN_GLYPHS)
+        text = text.replace("→", ">")
     text = "".join(c if c.isprintable() else "?" for c in text)
     return text.encode(console.encoding, "replace").decode(console.encoding, "replace")
 
@@ -33,12 +48,8 @@ def print_whole(console: Console, table: RenderableType) -> None:
     console.print(table)
 
 
-class WarningHandler(logging.Handler):
-    """Shows the guard's warnings among a command's lines.
-
-    Args:
-        console: Where to.
-    """
+class _WarningHandler(logging.Handler):
+    """Shows the guard's warnings among a command's lines."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(logging.WARNING)
@@ -47,9 +58,7 @@ class WarningHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Prints a record without its traceback."""
         text = f"    {record.levelname.lower()}: {record.getMessage()}"
-        self._console.print(
-            Text(clean_text(self._console, text), "yellow"), soft_wrap=True
-        )
+        print_line(self._console, text, "yellow")
 
 
 @contextmanager
@@ -65,7 +74,7 @@ def quiet_logs(
     # Otherwise importing litellm asks the network for its price table.
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     guard_logger = logging.getLogger("contextguard_adk")
-    handler = WarningHandler(console) if console else logging.NullHandler()
+    handler = _WarningHandler(console) if console else logging.NullHandler()
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")

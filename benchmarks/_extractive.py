@@ -1,7 +1,7 @@
-"""How `SimulatedLlm` recognises a request for a summary, and summarises by extraction.
+"""Summaries by extraction, for benchmarks that look for facts in them.
 
-It ranks what it was shown by rarity, names, digits and fault words, prefers statements
-to code, and does not know what any test looks for.
+What is shown is ranked by rarity, names, digits and fault words, statements before
+code; nothing is known of the facts that a benchmark looks for.
 """
 
 from __future__ import annotations
@@ -13,12 +13,10 @@ from collections.abc import Callable, Collection, Iterator
 
 from google.adk.models.llm_request import LlmRequest
 
-from contextguard_adk.testing.provider import list_content_texts
+from contextguard_adk.testing.provider import count_tokens, read_summary_material
 
-_FENCE = re.compile(r"^<transcript-([^>\s]*)", re.MULTILINE)
-_IN_PLACE = "[System: Summarise the conversation above now"
-_ADK_PROMPT = "The following is a conversation history between a user and an AI agent"
-_ADK_PROMPT_ENDS = "capture the essence of the interaction."
+SUMMARY_TOKENS = 1_000
+"""The length of a summary whose request does not limit it."""
 
 _LONG_LINE_CHARS = 240
 _PIECE_CHARS = 100
@@ -38,32 +36,22 @@ MAX_NAMES = 3.5  # More names in a piece add nothing.
 _FAULT = re.compile(r"error|exception|fail|denied|refused|fatal|warning", re.IGNORECASE)
 
 
-def looks_like_summary_request(request: LlmRequest) -> bool:
-    """Tells whether a request asks for a summary: the guard's or ADK's own prompt."""
-    text = _last_text(request)
-    if text.startswith((_ADK_PROMPT, _IN_PLACE)):
-        return True
-    return _FENCE.search(text) is not None
+class ExtractiveSummaries:
+    """Answers requests for summaries, as `SimulatedLlm.summary_replies`."""
 
+    def __init__(self) -> None:
+        self._lines: Collection[str] = ()
 
-def read_summary_material(request: LlmRequest) -> str:
-    """Returns what a request wants summarised, without fences and ADK's prompt."""
-    text = _last_text(request)
-    if text.startswith(_IN_PLACE):
-        return "\n".join(list_content_texts(request.contents[:-1]))
-    if text.startswith(_ADK_PROMPT):
-        text = text.partition(_ADK_PROMPT_ENDS)[2]
-        # ADK 2.0 escapes the line breaks of its prompt by mistake.
-        return text.replace(r"\n", "\n") if text.startswith(r"\n\n") else text
-    if fence := _FENCE.search(text):
-        # The other blocks of the prompt are fenced with the same marker.
-        fence_lines = rf"^</?[\w-]+-{re.escape(fence[1])}>$"
-        return re.sub(fence_lines, "", text, flags=re.MULTILINE)
-    return text
-
-
-def _last_text(request: LlmRequest) -> str:
-    return "\n".join(list_content_texts(request.contents[-1:]))
+    def __call__(self, request: LlmRequest) -> str:
+        """Summarizes what a request shows; lines of the summary before weigh more."""
+        summary = summarize(
+            read_summary_material(request),
+            request.config.max_output_tokens or SUMMARY_TOKENS,
+            lambda text: count_tokens([text], None),
+            self._lines,
+        )
+        self._lines = frozenset(summary.splitlines())
+        return summary
 
 
 def summarize(
