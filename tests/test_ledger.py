@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from contextguard_adk.summary_store import dump_ledger, load_ledger
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +17,6 @@ from contextguard_adk.summarizing.ledger import (
     extend_ledger,
     telling_excerpt,
 )
-from contextguard_adk.summary_store import dump_ledger, load_ledger
 
 
 def size(texts: list[str]) -> int:

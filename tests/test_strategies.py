@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from contextguard_adk.summarizing.summary_call import SummaryModel
 from google.genai import types
 from pydantic import ValidationError
 
@@ -21,7 +22,6 @@ from contextguard_adk import (
 from contextguard_adk.history.view import HistoryView
 from contextguard_adk.measuring.budgets import summary_budget_tokens, threshold_tokens
 from contextguard_adk.summarizing.context import Reason
-from contextguard_adk.summarizing.summary_call import SummaryModel
 from contextguard_adk.testing import RecordedRequest, SimulatedLlm
 from contextguard_adk.testing import call as scripted_call
 from tests.builders import (
