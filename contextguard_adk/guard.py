@@ -146,15 +146,13 @@ class ModelCall:
         original = self.request.contents
         view = self._view(None if is_observing else self._load_summary())
         contents = self._apply_summary(view)
-        config_tokens = estimate_config_tokens(self.request.config)
-        contents_tokens = estimate_contents_tokens(contents, self._memo.part_bytes)
-        context = self._examine(view, contents, config_tokens, contents_tokens)
+        context = self._examine(view, contents)
+        tokens, heuristic = context.tokens, self._heuristic
         compaction = None if is_observing else await self._compact(context)
-        tokens = context.tokens
         if compaction is not None:
             contents, tokens = compaction.contents, compaction.tokens
-            config_tokens = context.config_heuristic_tokens
-            contents_tokens = estimate_contents_tokens(contents, self._memo.part_bytes)
+            heuristic = context.config_heuristic_tokens
+            heuristic += estimate_contents_tokens(contents, self._memo.part_bytes)
         if contents is not original:
             self.request.contents = list(contents)
         if is_observing and context.is_due:
@@ -168,7 +166,7 @@ class ModelCall:
         is_final = is_observing or context.is_due or compaction is not None
         await self._watch_pressure(context, tokens, is_final)
         call = CallInFlight(
-            heuristic_tokens=config_tokens + contents_tokens,
+            heuristic_tokens=heuristic,
             estimated_tokens=tokens,
             window_tokens=context.budgets.window_tokens,
             threshold_tokens=context.budgets.threshold_tokens,
@@ -217,25 +215,17 @@ class ModelCall:
         return contents
 
     def _examine(
-        self,
-        view: HistoryView,
-        contents: Sequence[types.Content],
-        config_tokens: int,
-        contents_tokens: int,
+        self, view: HistoryView, contents: Sequence[types.Content]
     ) -> CompactionContext:
-        """Estimates a request, and gathers what a strategy reads.
-
-        Args:
-            view: The history.
-            contents: What would be sent.
-            config_tokens: The heuristic of system instruction and tools.
-            contents_tokens: The heuristic of the contents.
-        """
+        """Estimates the request with these contents; gathers what a strategy reads."""
+        config_tokens = estimate_config_tokens(self.request.config)
+        contents_tokens = estimate_contents_tokens(contents, self._memo.part_bytes)
+        self._heuristic = config_tokens + contents_tokens
         budgets = self.budgets()
         is_requested = self.state.is_compaction_requested()
         reason: Reason = "requested" if is_requested else "tokens"
         tokens = estimate_prompt_tokens(
-            config_tokens + contents_tokens,
+            self._heuristic,
             self._real,
             self._last,
             contents,
@@ -269,17 +259,14 @@ class ModelCall:
         )
 
     def examine_rejected(self, ratio: float) -> CompactionContext:
-        """Gathers what a strategy reads after the provider said "too long".
+        """Gathers what a strategy reads after a rejection.
 
         Args:
             ratio: How much of the usual threshold the next request may take.
         """
         self._read_counts()
         view = self._view(self._load_summary())
-        contents = self.request.contents
-        config_tokens = estimate_config_tokens(self.request.config)
-        contents_tokens = estimate_contents_tokens(contents, self._memo.part_bytes)
-        context = self._examine(view, contents, config_tokens, contents_tokens)
+        context = self._examine(view, self.request.contents)
         budgets = context.budgets
         threshold = int(budgets.threshold_tokens * ratio)
         return replace(
@@ -319,13 +306,7 @@ class ModelCall:
         compaction: Compaction,
         started_seconds: float,
     ) -> None:
-        """Stores a compaction and says so.
-
-        Args:
-            context: What the strategy read.
-            compaction: What it returned.
-            started_seconds: When it began, by `time.monotonic`.
-        """
+        """Stores a compaction that began at `started_seconds`, and reports it."""
         stored = compaction.stored
         self._save(stored, context.tokens)
         self._session.dropped_tokens = None
@@ -354,8 +335,7 @@ class ModelCall:
     ) -> None:
         """Reports once that what is sent still fills much of the window.
 
-        Only after compaction had its turn, or where it never will have: on the way up
-        to the threshold there is nothing to worry about.
+        Not on the way up to the threshold, where compaction has its turn later.
         """
         observers, session = self._guard.observers, self._session
         window_tokens = context.budgets.window_tokens

@@ -148,12 +148,8 @@ class ContextGuardPlugin(BasePlugin):
         """Makes a guard with the settings of a TOML or YAML file.
 
         Args:
-            path: The file; its name ends in `.toml`, `.yaml` or `.yml`.
-            registry: As for the class.
-            on_pressure: As for the class.
-            on_compaction: As for the class.
-            on_call: As for the class.
-            name: As for the class.
+            path: The file; its name ends in `.toml`, `.yaml` or `.yml`. All other
+                arguments are as for the class.
 
         Raises:
             ConfigError: The file cannot be read, or a setting in it is wrong.
@@ -269,9 +265,7 @@ class ContextGuardPlugin(BasePlugin):
     ) -> Strategy | None:
         """The strategy to apply; None where the request is not ours to change."""
         strategy = self._strategy_of(context.agent_name)
-        if strategy is None:
-            return None
-        return strategy if self._is_ours(context, request) else None
+        return strategy if strategy and self._is_ours(context, request) else None
 
     def _strategy_of(self, agent: str) -> Strategy | None:
         return self._settings.agents.get(agent, self._settings.default)
