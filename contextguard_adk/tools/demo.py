@@ -1,8 +1,4 @@
-"""`contextguard demo`: the same work by the same agent, without and with the guard.
-
-A real `Runner` drives a real `LlmAgent` with real file tools. Only the model may be
-simulated: offline it is `SimulatedLlm`, which refuses what exceeds its window.
-"""
+"""`contextguard demo`: the same work by a real agent, without and with the guard."""
 
 from __future__ import annotations
 
@@ -38,17 +34,9 @@ from contextguard_adk.telemetry import CallRecord
 from contextguard_adk.testing import Reply, SimulatedLlm, SimulatedProviderError, call
 from contextguard_adk.tools.terminal import CommandError, print_line, quiet_logs
 
-MAX_READ_BYTES = 200_000
-MAX_LISTED_FILES = 300
-FILES_PER_TURN = 10
-
-MAX_REFUSED_TURNS = 10
-"""After so many refused turns in a row the user gives up."""
-
 INSTRUCTION = """\
-You study the source files of a project with your tools and answer questions about it.
-Read the files that matter one after another, note in a sentence what you found in
-each, and then answer. Paths are relative to the project's top folder."""
+Study the source files of a project: read those that matter one after another with your
+tools, then answer. Paths are relative to the project's top folder."""
 
 
 def run_demo(arguments: argparse.Namespace) -> int:
@@ -59,7 +47,6 @@ def run_demo(arguments: argparse.Namespace) -> int:
     if not turns:
         raise CommandError(f"there is no source file in {root}")
     console = Console(highlight=False)
-    kind = Threshold if arguments.strategy == "threshold" else SlidingWindow
     with quiet_logs(console):
         window_tokens = arguments.window or _find_window_tokens(model)
         models = [_create_model(model, window_tokens, turns) for _ in range(2)]
@@ -69,15 +56,14 @@ def run_demo(arguments: argparse.Namespace) -> int:
             f"{model or 'offline model'}, window {window_tokens:,} tokens, "
             f"compaction from {threshold_tokens(window_tokens):,}",
         )
-        bare, guarded = (
-            DemoRun(name, steps, console) for name in ("no guard", "with guard")
-        )
-        guard = ContextGuardPlugin(
-            default=kind(context_window=window_tokens), on_call=guarded.note_call
-        )
-        asyncio.run(bare.play(turns, models[0], FileTools(root), []))
-        asyncio.run(guarded.play(turns, models[1], FileTools(root), [guard]))
-    _print_table(console, [bare, guarded])
+        bare = DemoRun("no guard", steps, console)
+        guarded = DemoRun("with guard", steps, console)
+        kind = Threshold if arguments.strategy == "threshold" else SlidingWindow
+        strategy = kind(context_window=window_tokens)
+        guard = ContextGuardPlugin(default=strategy, on_call=guarded.note_call)
+        asyncio.run(bare.play(turns, models[0], root, []))
+        asyncio.run(guarded.play(turns, models[1], root, [guard]))
+    _print_table(console, bare, guarded)
     if model:
         print_line(console, "The summaries that the guard asked for are not counted.")
     print_line(console, describe_outcome(bare, guarded), "bold")
@@ -96,7 +82,7 @@ def plan_turns(root: Path, max_files: int) -> Iterator[Turn]:
     """Yields questions about the first source files, ten of one folder at a time."""
     files = (file.relative_to(root) for file in walk_files(root) if read_source(file))
     for folder, group in groupby(islice(files, max_files), lambda file: file.parent):
-        while names := [file.as_posix() for file in islice(group, FILES_PER_TURN)]:
+        while names := [file.as_posix() for file in islice(group, 10)]:
             replies: list[Reply] = [
                 call("list_files", directory=folder.as_posix()),
                 *(call("read_file", path=name) for name in names),
@@ -121,7 +107,7 @@ class FileTools:
         folder = self._find(directory)
         if folder is None:
             return {"error": f"the project has no folder {directory!r}"}
-        files = islice(walk_files(folder), MAX_LISTED_FILES)
+        files = islice(walk_files(folder), 300)
         return {"files": [file.relative_to(self._root).as_posix() for file in files]}
 
     def read_file(self, path: str) -> dict[str, Any]:
@@ -164,7 +150,7 @@ def read_source(file: Path) -> str:
         if not file.is_file():  # To read a pipe would take forever.
             return ""
         with file.open("rb") as stream:
-            data = stream.read(MAX_READ_BYTES)
+            data = stream.read(200_000)
     except OSError:
         return ""
     average_line_bytes = len(data) / (data.count(b"\n") + 1)
@@ -215,22 +201,14 @@ class DemoRun:
     failure: str = ""
 
     async def play(
-        self,
-        turns: list[Turn],
-        llm: BaseLlm,
-        tools: FileTools,
-        plugins: list[BasePlugin],
+        self, turns: list[Turn], llm: BaseLlm, root: Path, plugins: list[BasePlugin]
     ) -> None:
         """Asks about the files, round and round, until all steps are done."""
         # Errors of a task that was interrupted are not for the user.
         asyncio.get_running_loop().set_exception_handler(lambda *_: None)
         print_line(self.console, self.name, "bold")
-        agent = LlmAgent(
-            name="explorer",
-            model=llm,
-            instruction=INSTRUCTION,
-            tools=[tools.list_files, tools.read_file],
-        )
+        agent = LlmAgent(name="explorer", model=llm, instruction=INSTRUCTION)
+        agent.tools = [FileTools(root).list_files, FileTools(root).read_file]
         app = App(name="contextguard_demo", root_agent=agent, plugins=plugins)
         runner = Runner(app=app, session_service=InMemorySessionService())
         try:
@@ -251,9 +229,10 @@ class DemoRun:
         refused_turns = 0  # in a row
         for number, turn in enumerate(turns, 1):
             print_line(self.console, f"  turn {number}: {turn.question}")
-            message = types.Content(role="user", parts=[types.Part(text=turn.question)])
             events = runner.run_async(
-                user_id="user", session_id=session.id, new_message=message
+                user_id=session.user_id,
+                session_id=session.id,
+                new_message=types.UserContent(turn.question),
             )
             try:
                 async with aclosing(events):
@@ -266,10 +245,9 @@ class DemoRun:
                 refused_turns += 1
                 self._note_error(error)
             print_line(self.console, f"    {self.steps}/{self.planned_steps} steps")
-            if refused_turns >= MAX_REFUSED_TURNS:
-                text = f"    given up after {MAX_REFUSED_TURNS} refused turns"
-                print_line(self.console, text)
-            if refused_turns >= MAX_REFUSED_TURNS or self.failure:
+            if refused_turns == 10:
+                print_line(self.console, "    given up after 10 refused turns")
+            if refused_turns == 10 or self.failure:
                 return
 
     def _count(self, event: Event) -> None:
@@ -279,9 +257,8 @@ class DemoRun:
             return
         self.steps += 1
         usage = event.usage_metadata or types.GenerateContentResponseUsageMetadata()
+        self.billed_tokens += usage.total_token_count or 0
         prompt_tokens = usage.prompt_token_count or 0
-        output_tokens = usage.candidates_token_count or 0
-        self.billed_tokens += usage.total_token_count or prompt_tokens + output_tokens
         self.largest_request_tokens = max(self.largest_request_tokens, prompt_tokens)
 
     def note_call(self, record: CallRecord) -> None:
@@ -315,19 +292,19 @@ def _describe_error(error: Exception) -> str:
     return lines[0][:200] if lines else type(error).__name__
 
 
-def _print_table(console: Console, runs: list[DemoRun]) -> None:
+def _print_table(console: Console, bare: DemoRun, guarded: DemoRun) -> None:
     table = Table("", show_edge=False, pad_edge=False)
-    for run in runs:
+    for run in (bare, guarded):
         table.add_column(run.name, justify="right")
     rows = {
-        "steps done": [f"{run.steps:,} of {run.planned_steps:,}" for run in runs],
-        "requests rejected": [f"{run.rejections:,}" for run in runs],
-        "compactions": [f"{run.compactions:,}" for run in runs],
-        "tokens billed": [f"{run.billed_tokens:,}" for run in runs],
-        "largest request": [f"{run.largest_request_tokens:,}" for run in runs],
+        "steps done": "{0.steps:,} of {0.planned_steps:,}",
+        "requests rejected": "{0.rejections:,}",
+        "compactions": "{0.compactions:,}",
+        "tokens billed": "{0.billed_tokens:,}",
+        "largest request": "{0.largest_request_tokens:,}",
     }
-    for name, values in rows.items():
-        table.add_row(name, *values)
+    for name, value in rows.items():
+        table.add_row(name, value.format(bare), value.format(guarded))
     console.print("", table, "", sep="\n")
 
 

@@ -44,16 +44,23 @@ def print_whole(console: Console, table: RenderableType) -> None:
     console.print(table)
 
 
+class _WarningHandler(logging.Handler):
+    def __init__(self, console: Console) -> None:
+        super().__init__(logging.WARNING)
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = f"    {record.levelname.lower()}: {record.getMessage()}"
+        print_line(self._console, text, "yellow")
+
+
 @contextmanager
-def quiet_logs(
-    console: Console | None, more: Sequence[logging.Logger] = ()
-) -> Iterator[None]:
-    """Silences libraries and `more`; the guard's warnings go to the console, if any."""
+def quiet_logs(console: Console, more: Sequence[logging.Logger] = ()) -> Iterator[None]:
+    """Silences libraries and `more`; the guard's warnings join a command's lines."""
     # Otherwise importing litellm asks the network for its price table.
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     guard_logger = logging.getLogger("contextguard_adk")
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: _print_warning(console, record)  # type: ignore[method-assign]
+    handler = _WarningHandler(console)
     noisy = ("google_adk", "google_genai", "LiteLLM", "opentelemetry")
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings(action="ignore"))
@@ -65,10 +72,3 @@ def quiet_logs(
         stack.callback(setattr, guard_logger, "propagate", guard_logger.propagate)
         guard_logger.propagate = False
         yield
-
-
-def _print_warning(console: Console | None, record: logging.LogRecord) -> None:
-    """Prints a record without its traceback."""
-    if console:
-        text = f"    {record.levelname.lower()}: {record.getMessage()}"
-        print_line(console, text, "yellow")
