@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from contextguard_adk.config import CONFIG_VARIABLE
-from contextguard_adk.tools.check import DEFAULT
 from contextguard_adk.tools.cli import main
 
 SETTINGS = """
@@ -70,56 +69,43 @@ def test_each_agent_and_model_has_its_budgets(
         "threshold_tokens": 102_400,
         "summary_tokens": 12_800,
     }
+    known = {"model": models[0], "source": "registry", "registry_entry": "gpt-4o"}
+    unknown = {"model": models[1], "source": "default", "registry_entry": None}
     assert default == {
-        "agent": DEFAULT,
+        "agent": "(default)",
         "strategy": "SlidingWindow",
         "settings": {"max_turns": 30},
         "summarizer": None,
-        "budgets": [
-            {
-                "model": models[0],
-                "source": "registry",
-                "registry_entry": "gpt-4o",
-                **sizes,
-            },
-            {"model": models[1], "source": "default", "registry_entry": None, **sizes},
-        ],
+        "budgets": [{**known, **sizes}, {**unknown, **sizes}],
     }
     assert writer["strategy"] == "Pipeline"
     assert writer["summarizer"] == "gemini-2.5-flash"
     assert {(b["source"], b["window_tokens"]) for b in writer["budgets"]} == {
         ("configured", 50_000)
     }
-    assert router == {
-        "agent": "router",
-        "strategy": None,
-        "settings": {},
-        "summarizer": None,
-        "budgets": [],
-    }
+    assert (router["strategy"], router["budgets"]) == (None, [])
 
 
-def test_it_prints_a_table_for_people(
-    config: Path, capsys: pytest.CaptureFixture[str]
+def test_it_prints_lines_for_people(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Agent by agent: strategy, settings, summarizer, and a row for each model."""
+    """Agent by agent, and no number is cut however narrow the terminal."""
+    monkeypatch.setenv("COLUMNS", "20")
     assert main(["check", str(config), "--model", "gpt-4o", "nobody-knows-it"]) == 0
     output = capsys.readouterr()
-    assert output.err == ""  # The table says what the guard would warn of.
-    lines = [" ".join(line.split()) for line in output.out.splitlines()]
+    assert output.err == ""  # The lines say what the guard would warn of.
+    lines = output.out.splitlines()
     assert lines[0].endswith("guard.toml: good")
-    assert "gpt-4o 128,000 registry: gpt-4o 25,600 102,400 12,800" in lines
-    assert (
-        "nobody-knows-it 128,000 unknown model: assumed 25,600 102,400 12,800" in lines
-    )
-    writer = lines.index("writer")
-    assert lines[writer + 1 : writer + 4] == [
-        "strategy Pipeline",
-        "summary = false",
-        "summaries by gemini-2.5-flash",
+    sizes = "buffer 25,600, threshold 102,400, summary 12,800"
+    assert f"  gpt-4o: window 128,000 (registry: gpt-4o), {sizes}" in lines
+    assert any("(unknown model: assumed)" in line for line in lines)
+    writer = lines.index("writer: Pipeline")
+    assert lines[writer + 1 : writer + 3] == [
+        "  summary = false",
+        "  summaries by gemini-2.5-flash",
     ]
-    assert "gpt-4o 50,000 config 10,000 40,000 5,000" in lines[writer:]
-    assert lines[-2:] == ["router", "not guarded"]
+    assert lines[writer + 3].startswith("  gpt-4o: window 50,000 (config)")
+    assert lines[-1] == "router: not guarded"
 
 
 def test_without_a_model_it_shows_what_the_file_says(
@@ -129,7 +115,7 @@ def test_without_a_model_it_shows_what_the_file_says(
     assert main(["check", str(config)]) == 0
     output = capsys.readouterr().out
     assert "name models with --model" in output
-    assert "any 50,000 config" in " ".join(output.split())
+    assert "any model: window 50,000 (config)" in output
 
 
 @pytest.mark.parametrize("is_set", [False, True])
@@ -151,14 +137,10 @@ def test_the_variable_names_the_file(
     ("name", "text", "reason"),
     [
         ("bad.toml", "[default]\nmax_turn = 3", "max_turn"),
-        ("bad.toml", "[default", "Expected ']'"),
         ("bad.yaml", "default: [\nagents: {", "bad.yaml"),
         ("bad.json", "{}", ".toml, .yaml or .yml"),
-        ("bad.toml", "[default]\nstrategy = 'magic'", "default.strategy"),
-        ("bad.toml", "[default]\nsummarizer = 'gemnii'", "default.summarizer"),
         ("bad.toml", None, "cannot be read"),
     ],
-    ids=["key", "TOML", "YAML", "suffix", "strategy", "summarizer", "missing"],
 )
 def test_a_wrong_file_is_one_line(
     tmp_path: Path,
@@ -221,16 +203,3 @@ def test_classes_of_the_present_folder_are_found(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", [*sys.path])
     assert check_json(capsys, str(path))["agents"][0]["strategy"] == "Ours"
-
-
-def test_no_number_is_cut(
-    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """On a narrow terminal the table is wider than it is."""
-    monkeypatch.setenv("COLUMNS", "20")
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    assert main(["check", str(config), "--model", "gpt-4o"]) == 0
-    printed = capsys.readouterr().out
-    for number in ("128,000", "25,600", "102,400", "12,800"):
-        assert number in printed
-    assert "…" not in printed
