@@ -22,6 +22,7 @@ from google.genai import types
 
 from contextguard_adk.tools.cli import main
 from contextguard_adk.tools.demo import FileTools
+from tests.builders import call, model
 
 WINDOW_TOKENS = 4_000
 
@@ -96,14 +97,29 @@ def test_demo_works_through_the_adk_package_by_default(
         (["demo", "--window", "wide"], "--window: 'wide' is not a number"),
         (["demo", "--steps", "0"], "--steps: at least 1, not 0"),
         (["demo", "--strategy", "luck"], "invalid choice: 'luck'"),
-        (["dance"], "invalid choice: 'dance'"),
         ([], "required: COMMAND"),
+        (["demo", "."], "there is no source file in /"),
+        (["check", "--model", "gpt-4o", "guard.toml"], "name the file before --model"),
+        (["check", "unknown.toml"], "unknown.toml: "),
+        (["check", "unknown.yaml"], "unknown.yaml: "),
+        (["check", "missing.toml"], "cannot be read"),
+        (["check", "guard.json"], ".toml, .yaml or .yml"),
     ],
 )
 def test_wrong_arguments_are_one_line(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], reason: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    reason: str,
 ) -> None:
     """What is wrong stands in one line on stderr; the exit code is 2."""
+    monkeypatch.chdir(tmp_path)
+    Path("binary.py").write_bytes(b"x = 1\0")
+    Path("bundle.js").write_bytes(b"a" * 9_000)
+    if arguments[:1] == ["check"]:
+        Path("unknown.toml").write_text("[default]\nmax_turn = 3")
+        Path("unknown.yaml").write_text("default: [\nagents: {")
     assert main(arguments) == 2
 
     captured = capsys.readouterr()
@@ -113,28 +129,12 @@ def test_wrong_arguments_are_one_line(
     assert reason in captured.err
 
 
-@pytest.mark.parametrize(
-    ("name", "data"),
-    [("empty.py", b"\n"), ("image.png", b"\x89PNG\0\0"), ("bundle.js", b"a" * 9_000)],
-)
-def test_tree_without_a_source_file_is_an_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, data: bytes
-) -> None:
-    """Empty, binary and generated files are nothing to work on."""
-    (tmp_path / name).write_bytes(data)
-
-    assert main(["demo", str(tmp_path)]) == 2
-
-    assert f"there is no source file in {tmp_path}" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("option", ["--help", "--version"])
 def test_help_and_version_succeed(
     capsys: pytest.CaptureFixture[str], option: str
 ) -> None:
     """Both print to stdout and end with exit code 0."""
     assert main([option]) == 0
-
     assert "contextguard" in capsys.readouterr().out
 
 
@@ -172,23 +172,17 @@ class LiteLlm(BaseLlm):
         kind = self.model.partition("/")[2]
         if kind == "keyless" or (kind == "flaky" and self.answered == 3):
             raise ValueError("No API key was provided.\nGet one.")
-        if kind == "silent":
-            raise ValueError
         if kind == "interrupted" and self.answered == 3:
             raise KeyboardInterrupt
         if kind == "tiny" and self.answered:
             raise ValueError("prompt is too long: 5000 tokens > 10 maximum")
         self.answered += 1
-        part = types.Part.from_function_call(
-            name="read_file", args={"path": "README.md"}
-        )
-        if kind == "answers":
-            part = types.Part(text="Done.")
+        reading = call("read_file", path="README.md")
         usage = types.GenerateContentResponseUsageMetadata(
             prompt_token_count=100, total_token_count=105
         )
         yield LlmResponse(
-            content=types.Content(role="model", parts=[part]),
+            content=model("Done.") if kind == "answers" else reading,
             usage_metadata=None if kind == "unmetered" else usage,
         )
 
@@ -242,25 +236,23 @@ def test_ctrl_c_ends_the_demo(
 
 @pytest.mark.usefixtures("fake_litellm")
 @pytest.mark.parametrize(
-    ("model", "reason"),
+    ("name", "reason"),
     [
         ("fake/keyless", "No API key was provided.\n"),
-        ("fake/silent", "used: ValueError\n"),
         ("nobody-knows", "nobody-knows not found.\n"),
     ],
 )
 def test_model_that_cannot_be_used_is_one_line(
-    tree: Path, capsys: pytest.CaptureFixture[str], model: str, reason: str
+    tree: Path, capsys: pytest.CaptureFixture[str], name: str, reason: str
 ) -> None:
     """A wrong name, a missing key or an unknown window is told in one line."""
-    assert run_demo(tree, "--model", model) == 2
-
+    assert run_demo(tree, "--model", name) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert reason in error
 
-    assert main(["demo", str(tree), "--model", model]) == 2
-    assert f"window of {model} is unknown: give" in capsys.readouterr().err
+    assert main(["demo", str(tree), "--model", name]) == 2
+    assert f"window of {name} is unknown: give" in capsys.readouterr().err
 
 
 def test_tools_list_and_read(tree: Path) -> None:
@@ -286,18 +278,8 @@ def test_tools_list_and_read(tree: Path) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        "mail/../../secret.txt",
-        "/etc/passwd",
-        "link.txt",
-        "out/secret.txt",
-        "gone.py",
-        "billing",
-        "pipe",
-        "image.png",
-        "a\0b",
-        7,
-        "x" * 5_000,
-        "loop",
+        *("mail/../../secret.txt", "/etc/passwd", "link.txt", "out/secret.txt", "loop"),
+        *("gone.py", "billing", "pipe", "a\0b", 7, "x" * 5_000),
     ],
 )
 def test_what_cannot_be_read_is_an_answer(tree: Path, path: Any) -> None:
@@ -306,7 +288,6 @@ def test_what_cannot_be_read_is_an_answer(tree: Path, path: Any) -> None:
     (tree / "link.txt").symlink_to(tree.parent / "secret.txt")
     (tree / "out").symlink_to(tree.parent)
     (tree / "loop").symlink_to(tree / "loop")
-    (tree / "image.png").write_bytes(b"\x89PNG\0\0\0")
     os.mkfifo(tree / "pipe")
 
     answer = FileTools(tree).read_file(path)
