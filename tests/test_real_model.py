@@ -26,7 +26,16 @@ from google.genai import types
 from contextguard_adk import ContextGuardPlugin, Threshold
 from contextguard_adk.providers.overflow import parse_overflow
 from contextguard_adk.telemetry import CompactionRecord
-from tests.builders import Chat, answer_text, call, guarded_agent, model, response, user
+from tests.builders import (
+    Chat,
+    answer_text,
+    call_part,
+    calls,
+    guarded_agent,
+    model,
+    response,
+    user,
+)
 
 pytestmark = [
     pytest.mark.real_model,
@@ -139,7 +148,8 @@ async def plant_report(chat: Chat, number: int) -> None:
     """Adds a turn with a tool to the session; the model is too small to call one."""
     report = REPORT.format(n=number) * 18
     asked = user(f"Please read report {number}.")
-    asking = call("read_report", f"call_{number}", number=number)
+    reading = types.Part(text="I will read the report.")  # The server wants a text.
+    asking = calls(reading, call_part("read_report", f"call_{number}", number=number))
     result = response("read_report", report, f"call_{number}")
     answer = model(f"Report {number} is read: pump {number} ran all night.")
     await chat.tell([asked, asking, result, answer])

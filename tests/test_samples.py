@@ -62,15 +62,6 @@ def count_compactions(events: Sequence[Event], agent: str) -> int:
     return sum(bool(event.actions.state_delta.get(key)) for event in events)
 
 
-def list_calls(events: Sequence[Event]) -> list[tuple[str, str]]:
-    """Who called which tool."""
-    return [
-        (event.author, call.name or "")
-        for event in events
-        for call in event.get_function_calls()
-    ]
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_samples_are_listed_and_guarded(loader: AgentLoader, name: str) -> None:
     """`adk web samples` offers them, and the app brings its guard along."""
@@ -101,16 +92,6 @@ async def test_guarded_agent_compacts_within_a_few_messages(
     assert all("pods are down: " in answer_text([event]) for event in answers)
 
 
-@pytest.mark.slow
-async def test_guarded_agent_goes_on_for_long(loader: AgentLoader) -> None:
-    """Twenty messages need several compactions, and no request is refused."""
-    app = load_app(loader, "guarded_agent")
-
-    events, _ = await converse(app, ["Look again"] * 20)
-
-    assert count_compactions(events, "operator") >= 4
-
-
 async def test_coordinator_hands_over_by_the_users_words(loader: AgentLoader) -> None:
     """The words choose the agent, whoever had the floor."""
     app = load_app(loader, "coordinator")
@@ -118,13 +99,14 @@ async def test_coordinator_hands_over_by_the_users_words(loader: AgentLoader) ->
 
     events, _ = await converse(app, messages)
 
-    assert list_calls(events) == [
-        ("coordinator", "transfer_to_agent"),
+    transfer = "transfer_to_agent"
+    assert [(e.author, c.name) for e in events for c in e.get_function_calls()] == [
+        ("coordinator", transfer),
         ("researcher", "search_papers"),
-        ("researcher", "transfer_to_agent"),
+        ("researcher", transfer),
         ("writer", "get_style_guide"),
         ("writer", "get_style_guide"),
-        ("writer", "transfer_to_agent"),
+        ("writer", transfer),
         ("researcher", "search_papers"),
     ]
 
@@ -141,8 +123,7 @@ async def test_coordinator_guards_each_agent_in_its_own_way(
 
     assert count_compactions(events, "researcher") >= 3
     assert count_compactions(events, "writer") >= 1
-    log = caplog.text
-    assert "Compacted agent 'researcher' (turns)" in log
-    assert "Compacted agent 'writer' (tokens)" in log
+    assert "Compacted agent 'researcher' (turns)" in caplog.text
+    assert "Compacted agent 'writer' (tokens)" in caplog.text
     key = "__context_guard_summary_{}"
     assert state[key.format("researcher")] != state[key.format("writer")]
