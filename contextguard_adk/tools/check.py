@@ -84,10 +84,10 @@ def _list_budgets(
     strategy: Strategy, models: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
     """Yields the sizes for each model; without models those of a configured window."""
-    registry, configured = LitellmRegistry(), strategy.context_window
-    for model in models or ([None] if configured else []):
+    registry, fixed = LitellmRegistry(), strategy.context_window
+    for model in models or ([None] if fixed else []):
         window = resolve_context_window(
-            model or "", configured=configured, registry=registry
+            model or "", configured=fixed, registry=registry
         )
         due_tokens = threshold_tokens(window.tokens)
         if isinstance(strategy, Pipeline) and strategy.compression_threshold:

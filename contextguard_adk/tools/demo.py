@@ -39,6 +39,15 @@ Study the source files of a project: read those that matter one after another wi
 tools, then answer. Paths are relative to the project's top folder."""
 
 
+ROWS = {
+    "steps done": "{0.steps:,} of {0.planned_steps:,}",
+    "requests rejected": "{0.rejections:,}",
+    "compactions": "{0.compactions:,}",
+    "tokens billed": "{0.billed_tokens:,}",
+    "largest request": "{0.largest_request_tokens:,}",
+}
+
+
 def run_demo(arguments: argparse.Namespace) -> int:
     """Compares the work without and with the guard; returns 1 if the guard failed."""
     root = (arguments.path or Path(google.adk.__path__[0])).resolve()
@@ -48,14 +57,15 @@ def run_demo(arguments: argparse.Namespace) -> int:
         raise CommandError(f"there is no source file in {root}")
     console = Console(highlight=False)
     with quiet_logs(console):
-        window_tokens = arguments.window or _find_window_tokens(model)
+        usual_tokens = LitellmRegistry().context_window(model) if model else 32_000
+        window_tokens = arguments.window or usual_tokens
+        if window_tokens is None:
+            raise CommandError(f"the window of {model} is unknown: give --window")
         models = [_create_model(model, window_tokens, turns) for _ in range(2)]
+        sizes = f"window {window_tokens:,} tokens"
+        due = f"compaction from {threshold_tokens(window_tokens):,}"
         print_line(console, f"{steps:,} steps through {root}")
-        print_line(
-            console,
-            f"{model or 'offline model'}, window {window_tokens:,} tokens, "
-            f"compaction from {threshold_tokens(window_tokens):,}",
-        )
+        print_line(console, f"{model or 'offline model'}, {sizes}, {due}")
         bare = DemoRun("no guard", steps, console)
         guarded = DemoRun("with guard", steps, console)
         kind = Threshold if arguments.strategy == "threshold" else SlidingWindow
@@ -63,7 +73,12 @@ def run_demo(arguments: argparse.Namespace) -> int:
         guard = ContextGuardPlugin(default=strategy, on_call=guarded.note_call)
         asyncio.run(bare.play(turns, models[0], root, []))
         asyncio.run(guarded.play(turns, models[1], root, [guard]))
-    _print_table(console, bare, guarded)
+    table = Table("", show_edge=False, pad_edge=False)
+    for run in (bare, guarded):
+        table.add_column(run.name, justify="right")
+    for name, value in ROWS.items():
+        table.add_row(name, value.format(bare), value.format(guarded))
+    console.print("", table, "", sep="\n")
     if model:
         print_line(console, "The summaries that the guard asked for are not counted.")
     print_line(console, describe_outcome(bare, guarded), "bold")
@@ -179,13 +194,6 @@ def _create_model(name: str | None, window_tokens: int, turns: list[Turn]) -> Ba
     return llm
 
 
-def _find_window_tokens(model: str | None) -> int:
-    window_tokens = LitellmRegistry().context_window(model) if model else 32_000
-    if window_tokens is None:
-        raise CommandError(f"the window of {model} is unknown: give --window")
-    return window_tokens
-
-
 @dataclass
 class DemoRun:
     """The work of the demo, done once from beginning to end, and its figures."""
@@ -268,8 +276,8 @@ class DemoRun:
         if record.compaction:
             self.compactions += 1
             before, after = record.compaction.tokens_before, record.real_tokens or 0
-            text = f"compaction {self.compactions}: {before:,} → {after:,} tokens"
-            print_line(self.console, f"    {text}", "cyan")
+            text = f"    compaction {self.compactions}: {before:,} → {after:,} tokens"
+            print_line(self.console, text, "cyan")
 
     def _note_error(self, error: Exception) -> None:
         overflow = parse_overflow(error)
@@ -292,36 +300,14 @@ def _describe_error(error: Exception) -> str:
     return lines[0][:200] if lines else type(error).__name__
 
 
-def _print_table(console: Console, bare: DemoRun, guarded: DemoRun) -> None:
-    table = Table("", show_edge=False, pad_edge=False)
-    for run in (bare, guarded):
-        table.add_column(run.name, justify="right")
-    rows = {
-        "steps done": "{0.steps:,} of {0.planned_steps:,}",
-        "requests rejected": "{0.rejections:,}",
-        "compactions": "{0.compactions:,}",
-        "tokens billed": "{0.billed_tokens:,}",
-        "largest request": "{0.largest_request_tokens:,}",
-    }
-    for name, value in rows.items():
-        table.add_row(name, value.format(bare), value.format(guarded))
-    console.print("", table, "", sep="\n")
-
-
 def describe_outcome(bare: DemoRun, guarded: DemoRun) -> str:
     """Says in one sentence how the two runs compare."""
-    done = f"{guarded.steps:,} of {guarded.planned_steps:,} steps were done"
+    done = f"With the guard {guarded.steps:,} of {guarded.planned_steps:,} steps were"
     if guarded.failure:
-        return f"With the guard {done}; then the model failed: {guarded.failure}"
+        return f"{done} done; then the model failed: {guarded.failure}"
     if guarded.rejections:
-        refused = f"{guarded.rejections:,} of its requests"
-        return f"With the guard {done}, but the provider refused {refused}."
-    if not bare.rejections:
-        return (
-            f"With the guard {done}; the work fits into the window without it as well, "
-            "so try a smaller --window or more --steps."
-        )
-    return (
-        f"Without the guard the agent was stuck after {bare.steps:,} steps; with it "
-        f"{done} and no request was refused."
-    )
+        return f"{done} done, but {guarded.rejections:,} of its requests were refused."
+    if bare.rejections:
+        return f"{done} done, no request refused; without it only {bare.steps:,}."
+    fits = "the work fits into the window without it as well"
+    return f"{done} done; {fits}, so try a smaller --window or more --steps."
