@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from google.adk.agents import LlmAgent
 from google.adk.events.event import Event
 from google.adk.models.base_llm import BaseLlm
 from google.genai import types
@@ -31,7 +32,6 @@ from tests.builders import (
     answer_text,
     call_part,
     calls,
-    guarded_agent,
     model,
     response,
     user,
@@ -123,8 +123,9 @@ def open_chat(
     address: str, guard: ContextGuardPlugin | None, is_streaming: bool = False
 ) -> Chat:
     """A chat with the real model; its answers are short."""
-    agent = guarded_agent(
-        connect(address, max_tokens=24),
+    agent = LlmAgent(
+        name="agent",
+        model=connect(address, max_tokens=24),
         instruction="You answer in one short sentence.",
         generate_content_config=types.GenerateContentConfig(temperature=0.0),
     )

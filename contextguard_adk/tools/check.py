@@ -93,12 +93,12 @@ def _list_budgets(
         if isinstance(strategy, Pipeline) and strategy.compression_threshold:
             early_tokens = strategy.compression_threshold * window.tokens
             due_tokens = min(due_tokens, math.ceil(early_tokens))
-        is_found = model and window.source == "registry"
+        entry = registry.entry_name(model) if model else None
         yield {
             "model": model,
             "window_tokens": window.tokens,
             "source": window.source,
-            "registry_entry": registry.entry_name(model) if is_found else None,
+            "registry_entry": entry if window.source == "registry" else None,
             "buffer_tokens": buffer_tokens(window.tokens),
             "threshold_tokens": due_tokens,
             "summary_tokens": summary_budget_tokens(window.tokens),
