@@ -1,6 +1,6 @@
-"""The guard as seen in ADK's web UI, in a real browser (`pytest -m browser`).
+"""The guard in ADK's web UI, in a real browser (`pytest -m browser`).
 
-Needs the extra `browser` and Chromium, which playwright does not bring along here. With
+Needs the extra `browser` and Chromium, which playwright does not bring along. With
 CONTEXTGUARD_SCREENSHOTS=DIR the views of the first test are saved there.
 """
 
@@ -21,14 +21,7 @@ import pytest
 
 pytest.importorskip("playwright", reason="the extra `browser` is not installed")
 
-from playwright.sync_api import (
-    Browser,
-    ConsoleMessage,
-    Locator,
-    Page,
-    expect,
-    sync_playwright,
-)
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
 CHROMIUM = shutil.which("chromium")
 pytestmark = [
@@ -38,24 +31,15 @@ pytestmark = [
 
 SAMPLES = Path(__file__).parent.parent / "samples"
 SCREENSHOTS = os.environ.get("CONTEXTGUARD_SCREENSHOTS")
-START_SECONDS = 90
-WAIT_MILLISECONDS = 30_000
-MOST_MESSAGES = 6
-STATE_KEYS = ["summary", "summarized_at", "real_tokens", "last_heuristic"]
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 # Icons are letters of a font from the network; without it their names would show.
 OFFLINE_STYLE = """
 mat-icon, .material-symbols-outlined { visibility: hidden !important; }
 * { font-family: sans-serif !important; }
 """
+
+COMPACTION = "__context_guard_summary_operator"
+"""How the UI labels the event that stored a summary."""
 
 Serve = Callable[..., str]
 
@@ -70,42 +54,31 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
+        script = str(Path(sysconfig.get_path("scripts")) / "adk")
         sessions = f"--session_service_uri=sqlite:///{tmp_path / 'sessions.db'}"
-        script = Path(sysconfig.get_path("scripts")) / "adk"
-        command = [str(script), "web", f"--port={port}", "--no-reload", sessions]
+        command = [script, "web", f"--port={port}", "--no-reload", sessions]
+        command += ["--artifact_service_uri=memory://", *options, str(agents)]
         # ADK keeps the answer to its question about telemetry in the home directory.
         environment = {**os.environ, "HOME": str(tmp_path), **variables}
         with log_path.open("wb") as log:
-            server = subprocess.Popen(
-                [*command, "--artifact_service_uri=memory://", *options, str(agents)],
-                cwd=tmp_path,
-                env=environment,
-                stdout=log,
-                stderr=subprocess.STDOUT,
+            started.append(
+                subprocess.Popen(
+                    command, cwd=tmp_path, env=environment, stdout=log, stderr=log
+                )
             )
-        started.append(server)
         address = f"http://127.0.0.1:{port}"
-        wait_until_up(server, address, log_path)
-        return address
+        for _ in range(900):
+            try:
+                urllib.request.urlopen(f"{address}/list-apps").close()
+                return address
+            except OSError:
+                time.sleep(0.1)
+        pytest.fail(f"`adk web` did not start:\n{log_path.read_text()[-2000:]}")
 
     yield start
     for server in started:
         server.kill()
         server.wait()
-
-
-def wait_until_up(
-    server: subprocess.Popen[bytes], address: str, log_path: Path
-) -> None:
-    """Returns when the server answers; fails with its log when it does not."""
-    deadline = time.monotonic() + START_SECONDS
-    while server.poll() is None and time.monotonic() < deadline:
-        try:
-            with urllib.request.urlopen(f"{address}/list-apps", timeout=10):
-                return
-        except OSError:
-            time.sleep(0.1)
-    pytest.fail(f"`adk web` did not start:\n{log_path.read_text()[-2000:]}")
 
 
 @pytest.fixture(scope="module")
@@ -120,9 +93,9 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture
 def page(browser: Browser) -> Iterator[Page]:
     """An empty page; the test fails where it wrote an error to the console."""
-    expect.set_options(timeout=WAIT_MILLISECONDS)
+    expect.set_options(timeout=30_000)
     page = browser.new_page(viewport={"width": 1000, "height": 600}, locale="en-US")
-    page.set_default_timeout(WAIT_MILLISECONDS)
+    page.set_default_timeout(30_000)
     page.route(lambda url: urlsplit(url).hostname != "127.0.0.1", lambda r: r.abort())
     errors: list[str] = []
 
@@ -144,52 +117,48 @@ def talk_until_compacted(page: Page, address: str, app: str) -> None:
     page.goto(f"{address}/dev-ui/?app={app}&userId=user")
     page.get_by_role("button", name="No Thanks").click()
     box = page.get_by_role("textbox", name="Type a message...")
-    for number in range(1, MOST_MESSAGES + 1):
-        box.fill(f"How are the pods? ({number})")
-        with page.expect_response("**/run_sse") as answer:
-            box.press("Enter")
-        answer.value.finished()
-        expect(page.get_by_text("All others are running.")).to_have_count(number)
-        if find_compaction(page).count():
-            return
-    pytest.fail(f"no compaction within {MOST_MESSAGES} messages")
+    compaction = page.get_by_role("button", name=COMPACTION)
+    for number in range(1, 7):
+        if not compaction.count():
+            box.fill(f"How are the pods? ({number})")
+            with page.expect_response("**/run_sse") as answer:
+                box.press("Enter")
+            answer.value.finished()
+            expect(page.get_by_text("All others are running.")).to_have_count(number)
+    expect(compaction).to_be_visible()
 
 
-def find_compaction(page: Page) -> Locator:
-    """The entry of the event that stored a summary."""
-    return page.get_by_role("button", name="__context_guard_summary_operator")
+def look_around(page: Page, address: str, app: str, is_saved: bool = False) -> None:
+    """Opens state, the compaction's event and its traces; nothing reports an error."""
 
+    def save(name: str) -> None:
+        if SCREENSHOTS and is_saved:
+            page.mouse.move(0, 0)  # Away from the tooltips.
+            path = Path(SCREENSHOTS) / f"web-{name}.png"
+            page.screenshot(path=path, style=OFFLINE_STYLE)
 
-def open_state(page: Page) -> None:
-    """Opens the State tab, which must show what the guard keeps."""
     page.get_by_role("tab", name="State").click()
     state = page.get_by_role("tabpanel", name="State")
-    for key in STATE_KEYS:
+    for key in ("summary", "summarized_at", "real_tokens", "last_heuristic"):
         expect(state).to_contain_text(f"__context_guard_{key}_operator")
+    save("state")
 
-
-def open_event(page: Page) -> None:
-    """Opens the event of the compaction, whose details must say what was done."""
     page.get_by_role("tab", name="Info").click()
-    find_compaction(page).click()
+    page.get_by_role("button", name=COMPACTION).click()
     page.locator("[mattooltip='Raw JSON']").click()
     details = page.get_by_role("tabpanel", name="Info")
-    for key in ["context_guard", "compaction", "tokens_before", "tokens_after"]:
+    for key in ("context_guard", "compaction", "tokens_before", "tokens_after"):
         expect(details.get_by_text(key, exact=True)).to_be_visible()
     details.get_by_text("mechanical").last.scroll_into_view_if_needed()
+    save("event")
 
-
-def open_traces(page: Page) -> None:
-    """Opens the traces, which must show the span of the compaction."""
     page.get_by_role("radio", name="Traces").click()
     span = page.get_by_text("context_guard.compact")
     expect(span).to_be_visible()
     span.click()
     expect(page.get_by_role("cell", name="context_guard.compact")).to_be_visible()
+    save("traces")
 
-
-def assert_no_error_event(page: Page, address: str, app: str) -> None:
-    """The stored session has the compaction once, and no event has an error."""
     session = parse_qs(urlsplit(page.url).query)["session"][0]
     stored = page.request.get(f"{address}/apps/{app}/users/user/sessions/{session}")
     events = stored.json()["events"]
@@ -198,26 +167,13 @@ def assert_no_error_event(page: Page, address: str, app: str) -> None:
     assert sum("compaction" in entry for entry in entries if entry) == 1
 
 
-def save_screenshot(page: Page, name: str) -> None:
-    """Saves the page where CONTEXTGUARD_SCREENSHOTS says so."""
-    if SCREENSHOTS:
-        page.mouse.move(0, 0)  # Away from the tooltips.
-        page.screenshot(path=Path(SCREENSHOTS) / name, style=OFFLINE_STYLE)
-
-
 def test_a_compaction_is_visible_in_the_web_ui(serve: Serve, page: Page) -> None:
     """State, the event's details and the traces show it; nothing reports an error."""
     address = serve(SAMPLES)
 
     talk_until_compacted(page, address, "guarded_agent")
 
-    open_state(page)
-    save_screenshot(page, "web-state.png")
-    open_event(page)
-    save_screenshot(page, "web-event.png")
-    open_traces(page)
-    save_screenshot(page, "web-traces.png")
-    assert_no_error_event(page, address, "guarded_agent")
+    look_around(page, address, "guarded_agent", is_saved=True)
 
 
 def test_the_extra_plugin_guards_an_app_without_code(
@@ -234,7 +190,4 @@ def test_the_extra_plugin_guards_an_app_without_code(
 
     talk_until_compacted(page, address, "plain")
 
-    open_state(page)
-    open_event(page)
-    open_traces(page)
-    assert_no_error_event(page, address, "plain")
+    look_around(page, address, "plain")

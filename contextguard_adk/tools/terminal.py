@@ -12,8 +12,6 @@ from rich.console import Console, RenderableType
 from rich.measure import Measurement
 from rich.text import Text
 
-_NOISY_LOGGERS = ("google_adk", "google_genai", "LiteLLM", "opentelemetry")
-
 
 class CommandError(Exception):
     """Why a command cannot do its work; its text is one line for the user."""
@@ -21,10 +19,8 @@ class CommandError(Exception):
 
 def make_console(file_columns: int) -> Console:
     """Makes a console that is `file_columns` wide where there is no terminal."""
-    console = Console(highlight=False)
-    if console.is_terminal:
-        return console
-    return Console(highlight=False, width=file_columns)
+    is_terminal = Console().is_terminal
+    return Console(highlight=False, width=None if is_terminal else file_columns)
 
 
 def print_line(console: Console, text: str, style: str = "") -> None:
@@ -43,42 +39,32 @@ def clean_text(console: Console, text: str) -> str:
 def print_whole(console: Console, table: RenderableType) -> None:
     """Prints a table so wide that no number in it is cut, whatever the terminal."""
     unbounded = console.options.update(max_width=10_000)
-    least = Measurement.get(console, unbounded, table).minimum
-    console.width = max(console.width, least)
+    least_columns = Measurement.get(console, unbounded, table).minimum
+    console.width = max(console.width, least_columns)
     console.print(table)
 
 
 class _WarningHandler(logging.Handler):
-    """Shows the guard's warnings among a command's lines."""
-
     def __init__(self, console: Console) -> None:
         super().__init__(logging.WARNING)
         self._console = console
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Prints a record without its traceback."""
         text = f"    {record.levelname.lower()}: {record.getMessage()}"
         print_line(self._console, text, "yellow")
 
 
 @contextmanager
-def quiet_logs(
-    console: Console | None, more: Sequence[logging.Logger] = ()
-) -> Iterator[None]:
-    """Silences ADK and litellm; the guard's warnings join a command's lines.
-
-    Args:
-        console: Where to show the guard's warnings; None drops them.
-        more: Loggers of the guard that are silenced as well.
-    """
+def quiet_logs(console: Console, more: Sequence[logging.Logger] = ()) -> Iterator[None]:
+    """Silences libraries and `more`; the guard's warnings join a command's lines."""
     # Otherwise importing litellm asks the network for its price table.
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     guard_logger = logging.getLogger("contextguard_adk")
-    handler = _WarningHandler(console) if console else logging.NullHandler()
+    handler = _WarningHandler(console)
+    noisy = ("google_adk", "google_genai", "LiteLLM", "opentelemetry")
     with ExitStack() as stack:
-        stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")
-        for logger in (*map(logging.getLogger, _NOISY_LOGGERS), *more):
+        stack.enter_context(warnings.catch_warnings(action="ignore"))
+        for logger in (*map(logging.getLogger, noisy), *more):
             stack.callback(logger.setLevel, logger.level)
             logger.setLevel(logging.CRITICAL + 1)
         guard_logger.addHandler(handler)
