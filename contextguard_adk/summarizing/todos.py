@@ -21,20 +21,8 @@ TODOS_TOOL = "todos"
 LIST_HEADING = "[The todo list as it stands]"
 
 
-_DESCRIPTION = (
-    "Keeps your todo list. Give the whole list in `todos` to replace it; give nothing "
-    "to read it."
-)
-
-
 class TodoItem(BaseModel):
-    """One task of a todo list.
-
-    Attributes:
-        content: What is to be done, such as "Run the tests".
-        status: How far it is.
-        active_form: The same while it is being done, such as "Running the tests".
-    """
+    """One task; `active_form` is its content while it is being done."""
 
     content: str = Field(min_length=1)
     status: Literal["pending", "in_progress", "completed"] = "pending"
@@ -52,7 +40,11 @@ class TodosTool(BaseTool):
     """
 
     def __init__(self) -> None:
-        super().__init__(name=TODOS_TOOL, description=_DESCRIPTION)
+        super().__init__(
+            name=TODOS_TOOL,
+            description="Keeps your todo list. Give the whole list in `todos` to "
+            "replace it; give nothing to read it.",
+        )
 
     def _get_declaration(self) -> types.FunctionDeclaration:
         schema = TodoItem.model_json_schema()
@@ -105,11 +97,7 @@ def _needs_namespaced_keys(tool_context: ToolContext) -> bool:
 
 @dataclass(frozen=True)
 class TodoList:
-    """The todo list of an agent.
-
-    Attributes:
-        items: Status and content of each task.
-    """
+    """The todo list of an agent: status and content of each task."""
 
     items: tuple[tuple[str, str], ...] = ()
 
@@ -123,13 +111,12 @@ class TodoList:
         last ones. Returns "" when the list is empty or no task fits.
         """
         lines = [
-            " ".join(f"- [{status}] {content}".split())
-            for status, content in self.items
+            " ".join(f"- [{status}] {text}".split()) for status, text in self.items
         ]
         whole = "\n".join([LIST_HEADING, *lines])
         if not lines or count(whole) <= budget_tokens:
             return whole if lines else ""
-        done = [i for i in range(len(lines)) if self.items[i][0] == "completed"]
+        done = [i for i, (status, _) in enumerate(self.items) if status == "completed"]
         still_open = sorted(set(range(len(lines))).difference(done))
         note = "- … and {} more tasks that are not shown"
         room = budget_tokens - count(f"{LIST_HEADING}\n{note}") - 1
@@ -145,11 +132,9 @@ class TodoList:
 
 
 def load_todos(state: StateLike, agent: str, is_namespaced: bool = False) -> TodoList:
-    """Reads the todo list of an agent from session state.
+    """Reads an agent's todo list: under its own key, else under the plain `todos`.
 
-    The agent's own key is read first, then the plain `todos` key that other tools
-    write. Items may be dicts or models with `content` and `status`; anything else
-    is left out.
+    Items may be dicts or models with `content` and `status`; all else is left out.
     """
     stored = AgentState(state, agent, is_namespaced).read(SHARED_TODOS_KEY)
     if not isinstance(stored, list):
