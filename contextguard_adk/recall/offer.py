@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from google.adk.agents.invocation_context import InvocationContext
+from google.adk.events.event import Event
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
@@ -19,10 +21,6 @@ from contextguard_adk.recall.tool import DECLARATION, RecallHistoryTool
 from contextguard_adk.summarizing.items import Item, list_items
 from contextguard_adk.summarizing.model import answers_freely
 from contextguard_adk.summarizing.transcript import HIDDEN_CALLS, RECALL_TOOL
-
-if TYPE_CHECKING:
-    from google.adk.agents.invocation_context import InvocationContext
-    from google.adk.events.event import Event
 
 INTERNAL_CALLS = HIDDEN_CALLS | {"adk_request_confirmation", "adk_framework"}
 """Calls of ADK itself; no agent is shown them."""
@@ -46,10 +44,7 @@ class RecallOffer:
         self.is_possible = may_offer(request, invocation.agent, recall)
 
     def adapt(self, stored: StoredSummary | None) -> StoredSummary | None:
-        """Takes the tool out of what a summary says where the agent has it no more.
-
-        ADK ends the turn when a model calls a tool that is not in the request.
-        """
+        """Takes the tool out of a summary: a call without it would end the turn."""
         if stored is None or self.is_possible or not stored.has_recall:
             return stored
         return stored.model_copy(update={"index": "", "has_recall": False})
@@ -116,11 +111,7 @@ class RecallSource:
 def may_offer(
     request: LlmRequest, agent: object, recall: Literal["auto"] | bool
 ) -> bool:
-    """Whether a request may be given the recall tool.
-
-    With `"auto"` only requests that have function tools and nothing which refuses
-    their company: no built-in tool, no output schema, no forced tool choice.
-    """
+    """Whether a request may be given the recall tool, which some settings refuse."""
     present = request.tools_dict.get(RECALL_TOOL)
     if not recall or not (present is None or isinstance(present, RecallHistoryTool)):
         return False
@@ -164,11 +155,7 @@ async def _load_older_items(invocation: InvocationContext) -> list[Item]:
 
 
 def is_visible(event: Event, invocation: InvocationContext) -> bool:
-    """Whether the agent of an invocation may see an event.
-
-    It stands on the agent's branch or above, in its isolation scope, and is none of
-    ADK's own calls; what a workflow gave to another node is not shown either.
-    """
+    """Whether ADK would show an event to the agent of an invocation."""
     scope = getattr(invocation, "isolation_scope", None)
     if getattr(event, "isolation_scope", None) != scope:
         return False

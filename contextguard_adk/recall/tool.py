@@ -46,10 +46,7 @@ DECLARATION = types.FunctionDeclaration(
 
 
 class RecallHistoryTool(BaseTool):
-    """Searches and pages through the compacted part of a history.
-
-    A page takes at most `page_tokens`, and never more than a tenth of the window.
-    """
+    """Searches and pages through the compacted part of a history."""
 
     def __init__(
         self,
@@ -146,8 +143,8 @@ class RecallHistoryTool(BaseTool):
             return f"There are {len(matches)} matches; offset {offset} is behind them."
         shown = matches[offset : offset + 5]
         head = f"{len(matches)} items match, best and newest first:"
-        room = self._page_tokens - self._count(head) - 30
-        blocks = [self._excerpt(match, room // len(shown)) for match in shown]
+        room = (self._page_tokens - self._count(head) - 30) // len(shown)
+        blocks = [self._excerpt(match, room) for match in shown]
         again = "recall_history(query=…, offset={})"
         return self._page(head, blocks, offset, len(matches), again)
 
@@ -156,20 +153,16 @@ class RecallHistoryTool(BaseTool):
         item = match.item
         if item.media:
             return f"[{item.title}]"
-        head = "[{}; from {}{}]\n"
-        also = "".join(f", {place}" for place in match.others)
-        longest = head.format(item.title, match.position, f"; also at{also}")
+        also = f"; also at {', '.join(map(str, match.others))}" if match.others else ""
+        longest = f"[{item.title}; from {match.position}{also}]\n"
         room = max(30, room_tokens - self._count(longest))
         start, text = self._around(item.text, match.position, room)
         unseen = [p for p in match.others if not start <= p < start + len(text)]
         also = f"; also at {', '.join(map(str, unseen))}" if unseen else ""
-        return head.format(item.title, start, also) + text
+        return f"[{item.title}; from {start}{also}]\n{text}"
 
     def _around(self, text: str, position: int, room_tokens: int) -> tuple[int, str]:
-        """What stands around a position, a third of it before; and where it begins.
-
-        However dense the text is, what stands at the position is in it.
-        """
+        """What stands around a position, a third of it before; and where it begins."""
         chars = 3 * room_tokens
         backwards = text[max(0, position - chars) : position][::-1]
         before = self._fill(backwards, room_tokens // 3)
@@ -223,11 +216,7 @@ class Match:
 
 
 def find_matches(items: Iterable[Item], query: str) -> list[Match]:
-    """Searches items for a phrase or any of its words, case-insensitively.
-
-    The whole phrase comes first, then what holds most of the words close together,
-    then most of them; equals stay in order.
-    """
+    """Finds items with a phrase or, further down, with many of its words together."""
     found = dict.fromkeys(re.findall(r"[\w./:@#+-]+", query.lower()))
     words = [word.strip(".:") or word for word in found][:12]
     words = words or [query.lower()]

@@ -1,8 +1,4 @@
-"""Makes any list of contents fit, with nothing but the contents themselves.
-
-Used where a compaction fails in a way nobody foresaw, and for the last request that
-a recovery tries. It needs no state, no session and no model.
-"""
+"""Makes any list of contents fit, with nothing but the contents themselves."""
 
 from __future__ import annotations
 
@@ -31,12 +27,10 @@ def reduce_contents(
     head: Sequence[types.Content] = (),
     live_index: int | None = None,
 ) -> list[types.Content]:
-    """Keeps the newest contents that fit, and the user's request.
+    """Keeps the head or a notice, the user's request, and the newest contents that fit.
 
-    The head, such as a summary, comes first in place of a notice. The request stands at
-    `live_index`; None where the head quotes it. Without a head, it is the user's newest
-    message. Calls and responses stay together; the newest contents are shortened in the
-    middle where even they do not fit.
+    The request stands at `live_index`; None where the head quotes it. Without a head,
+    it is the user's newest message. Calls and responses stay together.
     """
     factor = correction or DEFAULT_CORRECTION
     first = list(head) or [types.Content(role="user", parts=[types.Part(text=NOTICE)])]
@@ -57,7 +51,11 @@ def reduce_contents(
         cost = _cost(group.values(), factor)
         if group and cost > room:
             if end == len(contents):
-                kept |= _shorten_group(group, max(0.0, room) / cost, room, factor)
+                ratio = max(0.0, room) / cost
+                for i, item in group.items():
+                    most = _cost([item], factor) * ratio
+                    group[i] = _shorten_content(item, most, factor)
+                kept |= group if _cost(group.values(), factor) <= room else {}
             break
         kept |= group
         room -= cost
@@ -65,10 +63,7 @@ def reduce_contents(
 
 
 def cut_request(request: LlmRequest, max_tokens: int) -> bool:
-    """Cuts a request in place of a compaction that failed; whether it was too large.
-
-    `max_tokens` is for all of it, system instruction and tools included.
-    """
+    """Cuts a request after a compaction that failed; whether it was too large."""
     config_tokens = int(estimate_config_tokens(request.config) * DEFAULT_CORRECTION)
     room = max_tokens - config_tokens
     if _cost(request.contents, DEFAULT_CORRECTION) <= room:
@@ -76,17 +71,6 @@ def cut_request(request: LlmRequest, max_tokens: int) -> bool:
     request.contents = reduce_contents(request.contents, room)
     request.cache_metadata = None  # It describes a prefix that is gone.
     return True
-
-
-def _shorten_group(
-    group: dict[int, types.Content], ratio: float, room: float, factor: float
-) -> dict[int, types.Content]:
-    """Shortens the contents of a group alike; nothing where they cannot fit."""
-    shortened = {
-        index: _shorten_content(content, _cost([content], factor) * ratio, factor)
-        for index, content in group.items()
-    }
-    return shortened if _cost(shortened.values(), factor) <= room else {}
 
 
 def _shorten_content(

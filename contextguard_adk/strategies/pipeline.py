@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import (
     BeforeValidator,
@@ -24,9 +24,7 @@ from contextguard_adk.strategies.reducers import (
     ToolOutputTruncation,
 )
 from contextguard_adk.strategies.reduction import Reduction
-
-if TYPE_CHECKING:
-    from contextguard_adk.summarizing.context import Compaction, CompactionContext
+from contextguard_adk.summarizing.context import Compaction, CompactionContext
 
 PASSES = (Relaxed(), Relaxed(lengths=True), Relaxed(lengths=True, preferences=True))
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
-
-from google.genai import types
 
 from contextguard_adk.history.pairs import (
     has_function_call,
@@ -18,9 +15,7 @@ from contextguard_adk.history.truncation import Truncation, truncate_content
 from contextguard_adk.measuring.tokens import estimate_contents_tokens
 from contextguard_adk.strategies.reducers import Relaxed, StrategyResult
 from contextguard_adk.summarizing.compose import Draft
-
-if TYPE_CHECKING:
-    from contextguard_adk.summarizing.context import Compaction, CompactionContext
+from contextguard_adk.summarizing.context import Compaction, CompactionContext
 
 
 class Reduction:
@@ -81,22 +76,21 @@ class Reduction:
 
     def measure(self, indexes: Iterable[int]) -> int:
         """Heuristic tokens of some contents, shortened as they stand."""
-        return estimate_contents_tokens(self._as_sent(index) for index in indexes)
-
-    def _as_sent(self, index: int) -> types.Content:
-        content = self.context.view.contents[index]
-        draft = self._draft
-        if draft.truncation is None or index > draft.truncated_upto:
-            return content
-        return truncate_content(content, draft.truncation, self.context.has_recall)
+        truncation, upto = self.truncation or (None, -1)
+        contents = []
+        for index in indexes:
+            content = self.context.view.contents[index]
+            if truncation and index <= upto:
+                has_recall = self.context.has_recall
+                content = truncate_content(content, truncation, has_recall)
+            contents.append(content)
+        return estimate_contents_tokens(contents)
 
     def expect_beside_summary(self, keep_count: int) -> int:
         """Estimates what would stand beside a summary and the newest contents."""
-        covered = self.context.older_than(keep_count)
-        draft = replace(
-            self._draft, text="", covered=covered, model_covered=covered, model_chars=0
-        )
-        return self.context.render(draft).tokens
+        covered, draft = self.context.older_than(keep_count), self._draft
+        beside = Draft("", covered, covered, 0, draft.truncation, draft.truncated_upto)
+        return self.context.render(beside).tokens
 
     def drop(self, indexes: Collection[int]) -> StrategyResult:
         """Takes contents out of the request, calls and results together.

@@ -1,9 +1,4 @@
-"""One compaction: what a strategy may read, and the summaries that it can have made.
-
-A strategy decides which contents a summary should cover; everything that must hold
-for any strategy (pairs, the live request, the budgets, the mechanical fallback) is
-here.
-"""
+"""One compaction: what a strategy may read, and the summaries that it can have made."""
 
 from __future__ import annotations
 
@@ -11,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from google.genai import types
 
@@ -23,6 +18,8 @@ from contextguard_adk.history.pairs import (
     pair_contents,
 )
 from contextguard_adk.history.rendering import render_request
+from contextguard_adk.history.stored_summary import StoredSummary
+from contextguard_adk.history.view import HistoryView
 from contextguard_adk.measuring.budgets import Budgets
 from contextguard_adk.measuring.calibration import (
     DEFAULT_CORRECTION,
@@ -39,12 +36,8 @@ from contextguard_adk.summarizing.summarizer import (
     SummaryTask,
     write_mechanical_summary,
 )
+from contextguard_adk.summarizing.todos import TodoList
 from contextguard_adk.summarizing.transcript import render_entries
-
-if TYPE_CHECKING:
-    from contextguard_adk.history.stored_summary import StoredSummary
-    from contextguard_adk.history.view import HistoryView
-    from contextguard_adk.summarizing.todos import TodoList
 
 logger = logging.getLogger("contextguard_adk.context")
 
@@ -146,11 +139,7 @@ class CompactionContext:
 
     @property
     def limit_tokens(self) -> int:
-        """What a compacted request must stay under.
-
-        The threshold; where the fixed part alone comes near it, as much as the
-        window is expected to take.
-        """
+        """What a compacted request must stay under: the threshold, where it can."""
         budgets = self.budgets
         if self.fixed_tokens + budgets.summary_tokens < budgets.threshold_tokens:
             return budgets.threshold_tokens
@@ -193,12 +182,10 @@ class CompactionContext:
     ) -> Compaction:
         """Has contents summarized; never fails.
 
-        Where the summarizer gives nothing usable, a mechanical summary covers no
-        more than it must.
-
         Args:
-            covered: What to cover, as `older_than` returns it.
-            budget_tokens: What it may take; None is the usual budget.
+            covered: What to cover, as `older_than` returns it. Where the summarizer
+                gives nothing usable, a mechanical summary covers no more than it must.
+            budget_tokens: What the summary may take; None is the usual budget.
         """
         task = self._task(covered, budget_tokens or self.budgets.summary_tokens)
         text = await self.summarizer.summarize(task)
@@ -343,8 +330,7 @@ def should_skip_compaction(context: CompactionContext) -> bool:
 def _fixed_tokens(context: CompactionContext) -> int:
     """What no compaction removes, on the scale of the estimate.
 
-    A compaction's own measure is never below bytes / 4. The estimate of the request may
-    be, and this part of it as far as its own scripts explain it.
+    That may be below bytes / 4, and this part of it as far as its scripts explain it.
     """
     fixed_tokens = context.fixed_tokens
     contents_tokens = estimate_contents_tokens(context.contents)

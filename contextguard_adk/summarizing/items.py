@@ -34,11 +34,7 @@ ATTACHED_KEY = "attached"
 
 @dataclass(frozen=True)
 class Item:
-    """One message, call, tool result or file of a history.
-
-    The handle is a digest of what it says; the hint holds a tool's arguments or a
-    message's first words. A file has a part with media, and no text.
-    """
+    """One message, call, tool result or file of a history; a file has no text."""
 
     handle: str
     label: str
@@ -61,11 +57,7 @@ class Item:
 
 
 def list_items(contents: Sequence[types.Content], indexes: Iterable[int]) -> list[Item]:
-    """Lists the items of some contents, oldest first.
-
-    Thoughts, requests for credentials, and what the recall tool itself has returned
-    are left out.
-    """
+    """Lists the items of some contents, oldest first; no thoughts, no credentials."""
     items: list[Item] = []
     waiting: list[tuple[int, types.FunctionCall]] = []
     for index in indexes:
@@ -143,10 +135,7 @@ def _clip(text: str) -> str:
 def write_index(
     items: Sequence[Item], known: str, budget_tokens: int, count: TokenCounter
 ) -> str:
-    """Writes the index of items that a summary leaves out, newest first.
-
-    The `known` index goes on behind the new items; "" where nothing is worth a line.
-    """
+    """Writes an index of items, newest first, before what the known index lists."""
     known_lines = known.splitlines()[1:]
     has_gap = INDEX_GAP in known_lines
     new_lines = (
@@ -174,13 +163,7 @@ def attach_files(
     contents: Sequence[types.Content],
     history: Iterable[int],
 ) -> list[types.Content]:
-    """Puts each file that the agent has read back behind its announcement, in a copy.
-
-    Args:
-        sent: What is to be sent.
-        contents: The contents as ADK built them.
-        history: Indexes of those that are history.
-    """
+    """Puts each file that the agent has read back behind its announcement."""
     if not any(map(_announced, sent)):
         return sent
     known = {item.handle: item for item in list_items(contents, history)}

@@ -1,8 +1,4 @@
-"""The ledger: excerpts of the user's own messages, kept beside every summary.
-
-A model may leave out of its summary what the user asked for. The guard writes the
-ledger itself, and no model can change it.
-"""
+"""The ledger: excerpts of the user's messages, which no model writes or changes."""
 
 from __future__ import annotations
 
@@ -39,11 +35,7 @@ _NAME = re.compile(r"[\d_/\\@#`]")
 def extend_ledger(
     excerpts: Sequence[str], messages: Sequence[str], max_bytes: int = MAX_LEDGER_BYTES
 ) -> list[str]:
-    """Adds messages, oldest first, to a ledger, and divides its budget anew.
-
-    The newest and the first messages keep the most; if even short excerpts of all are
-    too much, messages in the middle are left out.
-    """
+    """Adds messages, oldest first, to a ledger, and divides its budget anew."""
     budget = min(max_bytes, MAX_LEDGER_BYTES)
     first = min(MAX_FIRST_BYTES, max(MAX_EXCERPT_BYTES, budget // 4))
     texts = [

@@ -1,8 +1,8 @@
-"""One call of the model that writes summaries, with a transcript or in place.
+"""One call of the model that writes summaries.
 
-A call with a transcript pays for all of the conversation anew. Where the provider
-serves the beginning of the agent's prompts from a cache, the agent's own request with
-one more message behind it ("in place") costs a fraction of that.
+With a transcript it pays for all of the conversation anew. Where the provider serves
+the beginning of the agent's prompts from a cache, the agent's own request with one more
+message behind it ("in place") costs a fraction of that.
 """
 
 from __future__ import annotations
@@ -11,17 +11,14 @@ import asyncio
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
 from contextguard_adk.errors import SummaryError, UnusableAnswerError
+from contextguard_adk.history.view import HistoryView
 from contextguard_adk.summarizing.prompts import SUMMARY_INSTRUCTION
-
-if TYPE_CHECKING:
-    from contextguard_adk.history.view import HistoryView
 
 
 @dataclass(frozen=True)
@@ -84,15 +81,12 @@ async def ask_in_place(
     Everything before the prompt is what the agent itself would send, tools and
     settings included: a change would cost the prompt cache. May raise a `SummaryError`.
     """
-    config = conversation.config.model_copy(update={"max_output_tokens": output_tokens})
-    request = conversation.model_copy(
-        update={
-            "contents": [*conversation.contents, _user_content(prompt)],
-            "config": config,
-            # No Gemini cache is to be created for this one call.
-            "cacheable_contents_token_count": None,
-        }
-    )
+    request = conversation.model_copy()
+    request.contents = [*conversation.contents, _user_content(prompt)]
+    update = {"max_output_tokens": output_tokens}
+    request.config = conversation.config.model_copy(update=update)
+    # No Gemini cache is to be created for this one call.
+    request.cacheable_contents_token_count = None
     answer = await _ask(model, request)
     if answer.has_calls:
         raise UnusableAnswerError("the answer calls a tool")
@@ -141,10 +135,9 @@ def find_conversation(
 ) -> list[types.Content]:
     """Finds the conversation that shows, unshortened, what a summary has to cover.
 
-    It leaves out what is no history: instructions and the like stay in the request and
-    must not stand in a summary. ADK puts most of it behind the history, where no cache
-    knows it; in front of it, it would have to stay. Returns [] where a transcript has
-    to do.
+    It leaves out what is no history, such as instructions, which must not stand in a
+    summary and which ADK puts behind the history; in front of it, they would have to
+    stay. Returns [] where a transcript has to do.
     """
     if view.pinned_calls or not set(covered) >= set(view.compactable):
         return []
@@ -163,19 +156,16 @@ def find_conversation(
 def answers_freely(request: LlmRequest, agent: object) -> bool:
     """Whether no built-in tool, schema or forced choice decides the form of answers."""
     config = request.config
-    if not all(map(_has_functions_alone, config.tools or ())):
-        return False
-    if config.response_schema or config.response_json_schema:
-        return False
-    if getattr(agent, "output_schema", None) is not None:
+    for tool in config.tools or ():
+        if not isinstance(tool, types.Tool):
+            return False
+        if {name for name, value in tool if value is not None} != {
+            "function_declarations"
+        }:
+            return False
+    has_schema = config.response_schema or config.response_json_schema
+    if has_schema or getattr(agent, "output_schema", None) is not None:
         return False
     calling = config.tool_config and config.tool_config.function_calling_config
     mode = calling.mode if calling else None
     return mode in (None, "AUTO", "VALIDATED", "MODE_UNSPECIFIED")
-
-
-def _has_functions_alone(tool: object) -> bool:
-    if not isinstance(tool, types.Tool):
-        return False
-    given = {name for name, value in tool if value is not None}
-    return given == {"function_declarations"}

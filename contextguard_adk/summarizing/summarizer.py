@@ -142,11 +142,7 @@ class Summarizer:
         return may_end and answers_freely(self.request, self.agent)
 
     async def summarize(self, task: SummaryTask) -> str:
-        """Has a summary written, in place or from the transcript.
-
-        Returns "" where no model is to be asked, because there is none or it has just
-        failed.
-        """
+        """Has a summary written, in place or from a transcript; "" where it fails."""
         # A summarizer that has just failed would only cost its timeout once more.
         if self.failures or self.model is None:
             return ""
@@ -171,8 +167,7 @@ class Summarizer:
     async def _summarize_in_place(self, task: SummaryTask, model: SummaryModel) -> str:
         """Has the agent's model end the conversation with its summary.
 
-        Returns "" where a transcript is to be used; raises where no answer came in
-        time.
+        Returns "" where a transcript is to be used; raises where it took too long.
         """
         prompt = closing_prompt(task.budget_tokens, model.instruction, task.todos)
         count = token_counter(task.correction or DEFAULT_CORRECTION)
@@ -240,11 +235,7 @@ def _is_overflow(error: SummaryError) -> bool:
 
 
 async def summarize(task: SummaryTask, model: SummaryModel) -> str:
-    """Asks a model for a summary of a transcript, in up to three rolling calls.
-
-    Each call stays within 80 % of the model's window; every call after the first
-    merges the summary so far. May raise a `SummaryError`.
-    """
+    """Asks for a summary of a transcript, each call within 80 % of the window."""
     input_tokens = summarizer_input_tokens(model.window_tokens)
     try:
         return await _summarize_within(task, model, input_tokens)

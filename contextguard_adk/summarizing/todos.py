@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from google.adk.tools.base_tool import BaseTool
+from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from contextguard_adk.history.state import AgentState, StateLike, declares_state_schema
 from contextguard_adk.measuring.shortening import TokenCounter
-
-if TYPE_CHECKING:
-    from google.adk.tools.tool_context import ToolContext
 
 SHARED_TODOS_KEY = "todos"
 TODOS_TOOL = "todos"
@@ -105,17 +103,13 @@ class TodoList:
         return bool(self.items)
 
     def render(self, budget_tokens: int, count: TokenCounter) -> str:
-        """Renders the list for a model, one line for each task.
-
-        What exceeds the budget is left out: completed tasks, oldest first, then the
-        last ones. Returns "" when the list is empty or no task fits.
-        """
+        """Renders the list; completed tasks are left out first, oldest first."""
         lines = [
             " ".join(f"- [{status}] {text}".split()) for status, text in self.items
         ]
-        whole = "\n".join([LIST_HEADING, *lines])
-        if not lines or count(whole) <= budget_tokens:
-            return whole if lines else ""
+        whole = "\n".join([LIST_HEADING, *lines]) if lines else ""
+        if count(whole) <= budget_tokens:
+            return whole
         done = [i for i, (status, _) in enumerate(self.items) if status == "completed"]
         still_open = sorted(set(range(len(lines))).difference(done))
         note = "- … and {} more tasks that are not shown"
@@ -132,10 +126,7 @@ class TodoList:
 
 
 def load_todos(state: StateLike, agent: str, is_namespaced: bool = False) -> TodoList:
-    """Reads an agent's todo list: under its own key, else under the plain `todos`.
-
-    Items may be dicts or models with `content` and `status`; all else is left out.
-    """
+    """Reads an agent's todo list: under its own key, else under the plain `todos`."""
     stored = AgentState(state, agent, is_namespaced).read(SHARED_TODOS_KEY)
     if not isinstance(stored, list):
         stored = state.get(SHARED_TODOS_KEY)

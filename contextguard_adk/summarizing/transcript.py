@@ -1,8 +1,7 @@
 """The conversation as text for a summarizer, within a budget of tokens.
 
-Everything stays while it fits. Beyond that tool results are shortened first (small
-ones stay whole, large ones keep head and tail), then messages; only then are the
-oldest entries dropped, never the first task or the current request.
+Tool results are shortened first, then messages; then the oldest entries are dropped,
+never the first task or the current request.
 """
 
 from __future__ import annotations
@@ -35,10 +34,7 @@ MIN_BODY_TOKENS = 40
 
 @dataclass(frozen=True)
 class Entry:
-    """One message, call or result of a transcript; the heading always stays.
-
-    A copy is what the history holds a second time.
-    """
+    """One message, call or result of a transcript; a copy repeats what is there."""
 
     heading: str
     body: str = ""
@@ -59,11 +55,7 @@ def render_entries(
     pinned: Iterable[int] = (),
     with_handles: bool = False,
 ) -> list[Entry]:
-    """Renders some contents as entries, one for each part, in order.
-
-    Those of `pinned` contents are never dropped. With handles, what is shortened or
-    attached names the item that can be recalled.
-    """
+    """Renders contents, one entry for each part; those that are pinned always stay."""
     entries = []
     for index in indexes:
         content = contents[index]
@@ -112,18 +104,14 @@ def _render_payload(heading: str, tool: str | None, payload: object) -> Entry | 
 
 
 def payload_text(payload: object) -> str:
-    """Renders a tool's arguments or result as text.
-
-    ADK wraps everything but a dict as `{"result": …}`: a text in it is returned as it
-    is, all else as JSON.
-    """
+    """Renders a tool's arguments or result as JSON, a text as it is."""
+    # ADK wraps everything but a dict as `{"result": …}`.
     value = payload.get("result") if isinstance(payload, dict) else None
     if isinstance(payload, dict) and len(payload) == 1 and isinstance(value, str):
         return value
     try:
-        return pydantic_core.to_json(
-            payload, fallback=repr, inf_nan_mode="constants"
-        ).decode("utf-8", "replace")
+        raw = pydantic_core.to_json(payload, fallback=repr, inf_nan_mode="constants")
+        return raw.decode("utf-8", "replace")
     except (ValueError, TypeError, RecursionError):
         pass  # Lone surrogates, bytes that are no text; cycles, deep nesting.
     try:
@@ -178,27 +166,20 @@ def fit_entries(
         entry = entries[i]
         body = shorten_to_tokens(entry.body, sum(tokens), count_tokens, entry.handle)
         fitted.append(replace(entry, body=body))
-    if len(kept) < len(entries):
-        handles = [
-            entry.handle
-            for i, entry in enumerate(entries)
-            if i not in kept and entry.handle and entry.body
-        ]
-        items = (
-            f"; the newest are items {', '.join(handles[:-4:-1])}" if handles else ""
-        )
-        count = len(entries) - len(kept)
-        fitted.insert(0, Entry(f"[{count} earlier messages left out{items}]"))
-    return fitted
+    dropped = [entry for i, entry in enumerate(entries) if i not in kept]
+    if not dropped:
+        return fitted
+    handles = [entry.handle for entry in dropped if entry.handle and entry.body]
+    items = f"; the newest are items {', '.join(handles[:-4:-1])}" if handles else ""
+    return [Entry(f"[{len(dropped)} earlier messages left out{items}]"), *fitted]
 
 
 def split_entries(
     entries: Sequence[Entry], budget_tokens: int, count_tokens: TokenCounter
 ) -> list[list[Entry]]:
-    """Splits a transcript into parts, at least one, that each fit a budget of tokens.
+    """Splits a transcript into parts that each fit a budget of tokens.
 
-    A part ends between two entries, unless much of it would stay unused: then the
-    entry is continued in the next part.
+    An entry is continued in the next part where much of this one would stay unused.
     """
     parts: list[list[Entry]] = [[]]
     room = budget_tokens
