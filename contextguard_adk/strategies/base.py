@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib
 import inspect
 from abc import ABC, abstractmethod
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from pydantic import AliasChoices, Field, model_validator
 
-from contextguard_adk.summarizing.context import Compaction, CompactionContext
 from contextguard_adk.summarizing.summarizer import SummarySettings
+
+if TYPE_CHECKING:
+    from contextguard_adk.summarizing.context import Compaction, CompactionContext
 
 T = TypeVar("T")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from contextguard_adk.history.pairs import (
     has_function_call,
@@ -15,7 +16,9 @@ from contextguard_adk.history.truncation import Truncation, truncate_content
 from contextguard_adk.measuring.tokens import estimate_contents_tokens
 from contextguard_adk.strategies.reducers import Relaxed, StrategyResult
 from contextguard_adk.summarizing.compose import Draft
-from contextguard_adk.summarizing.context import Compaction, CompactionContext
+
+if TYPE_CHECKING:
+    from contextguard_adk.summarizing.context import Compaction, CompactionContext
 
 
 class Reduction:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from google.genai import types
 
@@ -36,8 +36,10 @@ from contextguard_adk.summarizing.summarizer import (
     SummaryTask,
     write_mechanical_summary,
 )
-from contextguard_adk.summarizing.todos import TodoList
 from contextguard_adk.summarizing.transcript import render_entries
+
+if TYPE_CHECKING:
+    from contextguard_adk.summarizing.todos import TodoList
 
 logger = logging.getLogger("contextguard_adk.context")
 

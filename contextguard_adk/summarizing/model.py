@@ -11,14 +11,17 @@ import asyncio
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
 from contextguard_adk.errors import SummaryError, UnusableAnswerError
-from contextguard_adk.history.view import HistoryView
 from contextguard_adk.summarizing.prompts import SUMMARY_INSTRUCTION
+
+if TYPE_CHECKING:
+    from contextguard_adk.history.view import HistoryView
 
 
 @dataclass(frozen=True)
