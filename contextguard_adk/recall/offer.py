@@ -122,11 +122,9 @@ def may_offer(
 
 
 async def _load_older_items(invocation: InvocationContext) -> list[Item]:
-    """Items of events that ADK leaves out of every request.
+    """Items of events that a run does not load, or that ADK itself has compacted.
 
-    There are some if a run loads only the newest events of a session, or if ADK's own
-    compaction is on. All others are read from the request: what other plugins have
-    masked there must not come back from the session.
+    No others: what plugins have masked in the request must not come back from here.
     """
     session = invocation.session
     if getattr(invocation.agent, "include_contents", "default") == "none":

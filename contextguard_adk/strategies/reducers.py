@@ -31,11 +31,7 @@ class StrategyResult(Enum):
 
 @dataclass(frozen=True)
 class Relaxed:
-    """Which settings are relaxed, because the request would not fit.
-
-    Lengths below which nothing is shortened; or preferences: thresholds and numbers of
-    messages at which a reducer starts, and what it would rather leave alone.
-    """
+    """Which settings are relaxed: lengths, or preferences of when and what to drop."""
 
     lengths: bool = False
     preferences: bool = False

@@ -164,11 +164,7 @@ class Composer:
 
     @cached_property
     def _may_stand_changed(self) -> bool:
-        """Whether the live request may stand in the request in other words.
-
-        A plugin that masks secrets changes the user's text; the original must then
-        not come back through the continuation.
-        """
+        """Whether a plugin may have masked the live request, which must stay masked."""
         view = self._view
         foreign = set(range(len(view.contents))).difference(view.history)
         contents = (view.contents[index] for index in foreign)

@@ -64,9 +64,8 @@ def extend_ledger(
 def telling_excerpt(text: str, max_bytes: int) -> str:
     """Keeps the first and last words of a text and those around names between them.
 
-    A name is a word with a digit, an underscore, a slash, `@`, `#` or a backtick: a
-    ticket, a path, a version, an identifier. Where names fill less than half of the
-    room, as in scripts without blanks, head and tail of the text remain.
+    Names are tickets, paths, versions and the like. Where they fill less than half of
+    the room, as in scripts without blanks, head and tail of the text remain.
     """
     whole = excerpt(text, max(max_bytes, 16 * 1024))  # Names are searched there.
     if len(whole.encode()) <= max_bytes:

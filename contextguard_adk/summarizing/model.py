@@ -79,11 +79,7 @@ async def ask_with_transcript(
 async def ask_in_place(
     model: SummaryModel, conversation: LlmRequest, prompt: str, output_tokens: int
 ) -> Answer:
-    """Has the agent's model summarize the conversation that it has before it.
-
-    Everything before the prompt is what the agent itself would send, tools and
-    settings included: a change would cost the prompt cache. May raise a `SummaryError`.
-    """
+    """Asks behind the conversation, unchanged so that a prompt cache can serve it."""
     request = conversation.model_copy()
     request.contents = [*conversation.contents, _user_content(prompt)]
     update = {"max_output_tokens": output_tokens}
