@@ -46,9 +46,9 @@ from contextguard_adk.summarizing.context import (
     Compaction,
     CompactionContext,
     Reason,
+    should_skip_compaction,
 )
 from contextguard_adk.summarizing.items import attach_files
-from contextguard_adk.summarizing.skipping import should_skip_compaction
 from contextguard_adk.summarizing.summarizer import Summarizer, find_llm
 from contextguard_adk.summarizing.todos import load_todos
 from contextguard_adk.telemetry import (

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, replace
+from typing import Literal
 
+from google.adk.agents.invocation_context import InvocationContext
+from google.adk.events.event import Event
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
@@ -15,34 +17,17 @@ from contextguard_adk.history.stored_summary import StoredSummary
 from contextguard_adk.history.view import HistoryView
 from contextguard_adk.measuring.shortening import TokenCounter
 from contextguard_adk.measuring.tokens import estimate_config_tokens
-from contextguard_adk.recall.tool import (
-    DECLARATION,
-    RecallHistoryTool,
-    RecallSource,
-)
-from contextguard_adk.summarizing.in_place import answers_freely
+from contextguard_adk.recall.tool import DECLARATION, RecallHistoryTool
 from contextguard_adk.summarizing.items import Item, list_items
+from contextguard_adk.summarizing.model import answers_freely
 from contextguard_adk.summarizing.transcript import HIDDEN_CALLS, RECALL_TOOL
-
-if TYPE_CHECKING:
-    from google.adk.agents.invocation_context import InvocationContext
-    from google.adk.events.event import Event
-
 
 INTERNAL_CALLS = HIDDEN_CALLS | {"adk_request_confirmation", "adk_framework"}
 """Calls of ADK itself; no agent is shown them."""
 
 
 class RecallOffer:
-    """Offers the recall tool in one request.
-
-    Args:
-        invocation: The invocation.
-        request: The request; the tool is added to it once something was compacted.
-        recall: The setting.
-        page_tokens: What one page may take.
-        count: Tokens of a text.
-    """
+    """Offers the recall tool in one request, once something was compacted."""
 
     def __init__(
         self,
@@ -59,10 +44,7 @@ class RecallOffer:
         self.is_possible = may_offer(request, invocation.agent, recall)
 
     def adapt(self, stored: StoredSummary | None) -> StoredSummary | None:
-        """Takes the tool out of what a summary says where the agent has it no more.
-
-        ADK ends the turn when a model calls a tool that is not in the request.
-        """
+        """Takes the tool out of a summary: a call without it would end the turn."""
         if stored is None or self.is_possible or not stored.has_recall:
             return stored
         return stored.model_copy(update={"index": "", "has_recall": False})
@@ -77,13 +59,8 @@ class RecallOffer:
         """Gives the agent the tool, to read what a summary covers."""
         if not self.is_possible:
             return
-        invocation = self._invocation  # Not `self`, which holds the request.
-
-        async def load() -> RecallSource:
-            older = await _load_older_items(invocation)
-            return _find_source(view, stored, covered, older)
-
-        tool = RecallHistoryTool(load, window_tokens, self._page_tokens, self._count)
+        source = RecallSource(view, stored, covered, self._invocation)
+        tool = RecallHistoryTool(source, window_tokens, self._page_tokens, self._count)
         if RECALL_TOOL not in self._request.tools_dict:
             self._request.append_tools([tool])
         self._request.tools_dict[RECALL_TOOL] = tool
@@ -97,41 +74,44 @@ class RecallOffer:
         return estimate_config_tokens(types.GenerateContentConfig(tools=[tool]))
 
 
-def _find_source(
-    view: HistoryView,
-    stored: StoredSummary,
-    covered: Collection[int],
-    older: Sequence[Item],
-) -> RecallSource:
-    """Gathers what can be read back, and what of it the request does not show whole.
+@dataclass(frozen=True)
+class RecallSource:
+    """Where the tool reads, until the next request; it must not hold this one."""
 
-    The `older` items, which ADK did not put into the request, get the index -1.
-    """
-    items = list_items(view.contents, view.history)
-    hidden = {-1, *covered}
-    if view.live_index is not None and stored.request_chars < 0:
-        hidden.discard(view.live_index)  # The continuation quotes it.
-    if stored.truncation:
-        upto = find_fingerprint(view, stored.truncated_upto)
-        hidden |= {
-            index
-            for index in view.history
-            if index <= upto and has_function_response(view.contents[index])
-        }
-    known = {item.handle for item in items}
-    missing = (item for item in older if item.handle not in known)
-    older = [replace(item, content_index=-1) for item in missing]
-    return RecallSource([*older, *items], frozenset(hidden))
+    view: HistoryView
+    stored: StoredSummary
+    covered: Collection[int]
+    invocation: InvocationContext
+
+    async def load(self) -> tuple[list[Item], list[Item]]:
+        """Lists all items, and those that the request does not show; newest first.
+
+        Items of events that ADK did not put into the request get the index -1.
+        """
+        view, stored = self.view, self.stored
+        older = await _load_older_items(self.invocation)
+        items = list_items(view.contents, view.history)[::-1]
+        hidden = {-1, *self.covered}
+        if view.live_index is not None and stored.request_chars < 0:
+            hidden.discard(view.live_index)  # The continuation quotes it.
+        if stored.truncation:
+            upto = find_fingerprint(view, stored.truncated_upto)
+            shown = (index for index in view.history if index <= upto)
+            hidden.update(i for i in shown if has_function_response(view.contents[i]))
+        known = {item.handle for item in items}
+        missing = (item for item in reversed(older) if item.handle not in known)
+        items += [replace(item, content_index=-1) for item in missing]
+        found: dict[str, Item] = {}
+        for item in items:
+            if item.content_index in hidden:
+                found.setdefault(item.handle, item)
+        return items, list(found.values())
 
 
 def may_offer(
     request: LlmRequest, agent: object, recall: Literal["auto"] | bool
 ) -> bool:
-    """Returns whether a request may be given the recall tool.
-
-    With `"auto"` only requests that have function tools and nothing which refuses
-    their company: no built-in tool, no output schema, no forced tool choice.
-    """
+    """Whether a request may be given the recall tool, which some settings refuse."""
     present = request.tools_dict.get(RECALL_TOOL)
     if not recall or not (present is None or isinstance(present, RecallHistoryTool)):
         return False
@@ -142,11 +122,9 @@ def may_offer(
 
 
 async def _load_older_items(invocation: InvocationContext) -> list[Item]:
-    """Items of events that ADK leaves out of every request.
+    """Items of events that a run does not load, or that ADK itself has compacted.
 
-    There are some if a run loads only the newest events of a session, or if ADK's own
-    compaction is on. All others are read from the request: what other plugins have
-    masked there must not come back from the session.
+    No others: what plugins have masked in the request must not come back from here.
     """
     session = invocation.session
     if getattr(invocation.agent, "include_contents", "default") == "none":
@@ -175,11 +153,7 @@ async def _load_older_items(invocation: InvocationContext) -> list[Item]:
 
 
 def is_visible(event: Event, invocation: InvocationContext) -> bool:
-    """Returns whether the agent of an invocation may see an event.
-
-    It stands on the agent's branch or above, in its isolation scope, and is none of
-    ADK's own calls; what a workflow gave to another node is not shown either.
-    """
+    """Whether ADK would show an event to the agent of an invocation."""
     scope = getattr(invocation, "isolation_scope", None)
     if getattr(event, "isolation_scope", None) != scope:
         return False

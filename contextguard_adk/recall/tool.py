@@ -6,7 +6,7 @@ import itertools
 import logging
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,29 +21,11 @@ from contextguard_adk.summarizing.transcript import RECALL_TOOL
 if TYPE_CHECKING:
     from google.adk.tools.tool_context import ToolContext
 
+    from contextguard_adk.recall.offer import RecallSource
+
 logger = logging.getLogger("contextguard_adk.recall")
 
-
-PAGE_RATIO = 0.1
-"""Of the context window; no page is larger."""
-
-FILE_RATIO = 0.3
-"""Of the context window; a larger file is not attached again."""
-
 _USAGE = "recall_history() lists the items, recall_history(query=…) searches them."
-MAX_QUERY_CHARS = 200
-MAX_QUERY_WORDS = 12
-MAX_ECHO_CHARS = 40
-"""How much of a bad argument is quoted."""
-
-MAX_OFFSET = 10**12
-MAX_HITS_PER_PAGE = 5
-MAX_PLACES = 4
-"""How many places of a phrase in one item are named."""
-
-MIN_EXCERPT_TOKENS = 30
-NEARBY_CHARS = 200
-"""Words of a query that stand this close together make a better match."""
 
 # Short: it stands in every request from the first compaction on.
 DECLARATION = types.FunctionDeclaration(
@@ -63,48 +45,20 @@ DECLARATION = types.FunctionDeclaration(
 )
 
 
-@dataclass(frozen=True)
-class RecallSource:
-    """What can be read back.
-
-    Attributes:
-        items: All items of the history, oldest first.
-        hidden: Indexes of the contents that do not stand in the request whole.
-    """
-
-    items: Sequence[Item]
-    hidden: frozenset[int]
-
-    def list_hidden(self) -> list[Item]:
-        """Lists the items that the agent does not see, newest first, each once."""
-        found: dict[str, Item] = {}
-        for item in reversed(self.items):
-            if item.content_index in self.hidden:
-                found.setdefault(item.handle, item)
-        return list(found.values())
-
-
 class RecallHistoryTool(BaseTool):
-    """Searches and pages through the compacted part of a history.
-
-    Args:
-        load_source: Gives what can be read back.
-        window_tokens: The agent's context window.
-        page_tokens: What one page may take; never more than a tenth of the window.
-        count: Tokens of a text.
-    """
+    """Searches and pages through the compacted part of a history."""
 
     def __init__(
         self,
-        load_source: Callable[[], Awaitable[RecallSource]],
+        source: RecallSource,
         window_tokens: int,
         page_tokens: int,
         count: TokenCounter,
     ) -> None:
         super().__init__(name=RECALL_TOOL, description=DECLARATION.description or "")
-        self._load_source = load_source
+        self._source = source
         self._window_tokens = window_tokens
-        self._page_tokens = min(page_tokens, int(window_tokens * PAGE_RATIO))
+        self._page_tokens = min(page_tokens, window_tokens // 10)
         self._count = count
 
     def _get_declaration(self) -> types.FunctionDeclaration:
@@ -115,27 +69,26 @@ class RecallHistoryTool(BaseTool):
     ) -> dict[str, str]:
         """Answers one call; a bad argument gets an answer that helps."""
         try:
-            answer = self._answer(await self._load_source(), args)
+            items, hidden = await self._source.load()
+            answer = self._answer(items, hidden, args)
         except Exception as error:  # noqa: BLE001 - a turn must not end here.
             logger.error("recall_history failed: %s.", type(error).__name__)
             return {"result": "The history cannot be read just now."}
         # No client can send half a surrogate pair.
-        return {
-            k: text.encode("utf-8", "replace").decode() for k, text in answer.items()
-        }
+        return {k: v.encode("utf-8", "replace").decode() for k, v in answer.items()}
 
-    def _answer(self, source: RecallSource, args: dict[str, Any]) -> dict[str, str]:
-        query = " ".join(str(args.get("query") or "")[:MAX_QUERY_CHARS].split())
+    def _answer(
+        self, items: Sequence[Item], hidden: Sequence[Item], args: dict[str, Any]
+    ) -> dict[str, str]:
+        query = " ".join(str(args.get("query") or "")[:200].split())
         handle = str(args.get("item") or "").strip(" #[]`'\"")
         offset = _read_offset(args.get("offset"))
         if not handle:
-            hidden = source.list_hidden()
             found = self._search(hidden, query, offset) if query else None
             return {"result": found or self._list(hidden, offset)}
-        item = next((i for i in reversed(source.items) if i.handle == handle), None)
+        item = next((i for i in items if i.handle == handle), None)
         if item is None:
-            unknown = f"There is no item {handle[:MAX_ECHO_CHARS]!r}. {_USAGE}"
-            return {"result": unknown}
+            return {"result": f"There is no item {handle[:40]!r}. {_USAGE}"}
         if item.media:
             return self._attach(item, item.media)
         return {"result": self._read(item, offset)}
@@ -151,16 +104,15 @@ class RecallHistoryTool(BaseTool):
         room = self._page_tokens - self._count(head + more.format(count))
         page = self._fill(item.text[offset:], room)
         end = offset + len(page)
-        return (
-            head + page + ("\n[end of the item]" if end >= count else more.format(end))
-        )
+        tail = "\n[end of the item]" if end >= count else more.format(end)
+        return head + page + tail
 
     def _attach(self, item: Item, media: types.Part) -> dict[str, str]:
         tokens = estimate_part_tokens(media)
         answer = {}
         if item.content_index < 0:
             text = "This run does not load its message, so it cannot be attached."
-        elif tokens > self._window_tokens * FILE_RATIO:
+        elif tokens > self._window_tokens * 0.3:
             window = f"a context window of {self._window_tokens:,}"
             text = f"It takes about {tokens:,} tokens, too many for {window}."
         else:
@@ -183,16 +135,16 @@ class RecallHistoryTool(BaseTool):
         """Excerpts of the items that match best, the newest first among equals."""
         matches = find_matches(hidden, query)
         if not matches:
-            nothing = f"Nothing matches {query[:MAX_ECHO_CHARS]!r}."
             return (
-                f"{nothing} Try fewer or other words; recall_history() lists the items."
+                f"Nothing matches {query[:40]!r}. Try fewer or other words; "
+                "recall_history() lists the items."
             )
         if offset >= len(matches):
             return f"There are {len(matches)} matches; offset {offset} is behind them."
-        shown = matches[offset : offset + MAX_HITS_PER_PAGE]
+        shown = matches[offset : offset + 5]
         head = f"{len(matches)} items match, best and newest first:"
-        room = self._page_tokens - self._count(head) - 30
-        blocks = [self._excerpt(match, room // len(shown)) for match in shown]
+        room = (self._page_tokens - self._count(head) - 30) // len(shown)
+        blocks = [self._excerpt(match, room) for match in shown]
         again = "recall_history(query=…, offset={})"
         return self._page(head, blocks, offset, len(matches), again)
 
@@ -201,20 +153,16 @@ class RecallHistoryTool(BaseTool):
         item = match.item
         if item.media:
             return f"[{item.title}]"
-        head = "[{}; from {}{}]\n"
-        also = "".join(f", {place}" for place in match.others)
-        longest = head.format(item.title, match.position, f"; also at{also}")
-        room = max(MIN_EXCERPT_TOKENS, room_tokens - self._count(longest))
+        also = f"; also at {', '.join(map(str, match.others))}" if match.others else ""
+        longest = f"[{item.title}; from {match.position}{also}]\n"
+        room = max(30, room_tokens - self._count(longest))
         start, text = self._around(item.text, match.position, room)
         unseen = [p for p in match.others if not start <= p < start + len(text)]
         also = f"; also at {', '.join(map(str, unseen))}" if unseen else ""
-        return head.format(item.title, start, also) + text
+        return f"[{item.title}; from {start}{also}]\n{text}"
 
     def _around(self, text: str, position: int, room_tokens: int) -> tuple[int, str]:
-        """What stands around a position, a third of it before; and where it begins.
-
-        However dense the text is, what stands at the position is in it.
-        """
+        """What stands around a position, a third of it before; and where it begins."""
         chars = 3 * room_tokens
         backwards = text[max(0, position - chars) : position][::-1]
         before = self._fill(backwards, room_tokens // 3)
@@ -252,21 +200,14 @@ class RecallHistoryTool(BaseTool):
 def _read_offset(value: object) -> int:
     try:
         number: int = int(value)  # type: ignore[call-overload]
-        return min(max(0, number), MAX_OFFSET)
+        return min(max(0, number), 10**12)
     except (TypeError, ValueError, OverflowError):
         return 0
 
 
 @dataclass(frozen=True)
 class Match:
-    """Where a query matches an item best.
-
-    Attributes:
-        item: The item.
-        position: The character where the best match begins.
-        others: Where further matches begin.
-        score: How well it matches; higher is better.
-    """
+    """Where a query matches an item best, and where else; a high score is good."""
 
     item: Item
     position: int
@@ -275,18 +216,9 @@ class Match:
 
 
 def find_matches(items: Iterable[Item], query: str) -> list[Match]:
-    """Searches items for a phrase or its words, case-insensitively.
-
-    Args:
-        items: What to search, best first among equals.
-        query: A phrase; an item matches where it holds any of its words.
-
-    Returns:
-        The items that match: the whole phrase first, then by how many of the words
-        stand together, then by how many there are.
-    """
+    """Finds items with a phrase or, further down, with many of its words together."""
     found = dict.fromkeys(re.findall(r"[\w./:@#+-]+", query.lower()))
-    words = [word.strip(".:") or word for word in found][:MAX_QUERY_WORDS]
+    words = [word.strip(".:") or word for word in found][:12]
     words = words or [query.lower()]
     phrase = re.compile(re.escape(query), re.IGNORECASE)
     any_word = re.compile("|".join(map(re.escape, words)), re.IGNORECASE)
@@ -298,29 +230,27 @@ def _match(
     item: Item, phrase: re.Pattern[str], any_word: re.Pattern[str], word_count: int
 ) -> Match | None:
     text = item.text if not item.media else item.label
-    found = itertools.islice(phrase.finditer(text), MAX_PLACES)
+    found = itertools.islice(phrase.finditer(text), 4)
     if places := [place.start() for place in found]:
         return Match(item, places[0], tuple(places[1:]), 2 * word_count + 2)
     title = f"{item.label} {item.hint}"
     in_title = {m.group().lower() for m in any_word.finditer(title)}
     hits = [(m.start(), m.group().lower()) for m in any_word.finditer(text)]
-    if not hits:
-        return Match(item, 0, (), len(in_title)) if in_title else None
     position, nearby = _densest(hits)
     distinct = len({word for _, word in hits} | in_title)
-    return Match(item, position, (), nearby + distinct)
+    return Match(item, position, (), nearby + distinct) if distinct else None
 
 
 def _densest(hits: Sequence[tuple[int, str]]) -> tuple[int, int]:
-    """Where most different words stand close together, and how many they are."""
-    best_position, best_count, start = hits[0][0], 0, 0
+    """Where most different words stand within 200 characters; how many they are."""
+    best_position, best_count, start = 0, 0, 0
     inside: Counter[str] = Counter()
     for position, word in hits:
         inside[word] += 1
-        while position - hits[start][0] > NEARBY_CHARS:
+        while position - hits[start][0] > 200:
             inside[hits[start][1]] -= 1
             start += 1
-        count = sum(1 for number in inside.values() if number)
+        count = len(+inside)
         if count > best_count:
             best_position, best_count = hits[start][0], count
     return best_position, best_count

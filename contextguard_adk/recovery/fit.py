@@ -1,8 +1,4 @@
-"""Makes any list of contents fit, with nothing but the contents themselves.
-
-Used where a compaction fails in a way nobody foresaw, and for the last request that
-a recovery tries. It needs no state, no session and no model.
-"""
+"""Makes any list of contents fit, with nothing but the contents themselves."""
 
 from __future__ import annotations
 
@@ -23,9 +19,6 @@ from contextguard_adk.summarizing.transcript import payload_text
 
 NOTICE = "[System: Earlier messages were left out, they exceed the context window.]"
 
-LIVE_REQUEST_RATIO = 0.30
-"""What the newest user message may take of the room."""
-
 
 def reduce_contents(
     contents: Sequence[types.Content],
@@ -34,19 +27,10 @@ def reduce_contents(
     head: Sequence[types.Content] = (),
     live_index: int | None = None,
 ) -> list[types.Content]:
-    """Keeps the newest contents that fit, and the user's request.
+    """Keeps the head or a notice, the user's request, and the newest contents that fit.
 
-    Args:
-        contents: The contents of a request.
-        room_tokens: What they may take, system instruction and tools not included.
-        correction: Real tokens per heuristic token; None while unknown.
-        head: What to put first in place of a notice, such as a summary.
-        live_index: Where the user's request stands. None where the head quotes it;
-            without a head, the user's newest message is taken.
-
-    Returns:
-        The head, then the newest contents in order, calls and responses together.
-        The newest are shortened in the middle where even they do not fit.
+    The request stands at `live_index`; None where the head quotes it. Without a head,
+    it is the user's newest message. Calls and responses stay together.
     """
     factor = correction or DEFAULT_CORRECTION
     first = list(head) or [types.Content(role="user", parts=[types.Part(text=NOTICE)])]
@@ -57,7 +41,7 @@ def reduce_contents(
         texts = [index for index, item in enumerate(contents) if is_user_text(item)]
         live_index = texts[-1] if texts else None
     if live_index is not None:
-        most = room_tokens * LIVE_REQUEST_RATIO
+        most = room_tokens * 0.30
         kept[live_index] = _shorten_content(contents[live_index], most, factor)
     room = room_tokens - _cost([*first, *kept.values()], factor)
     boundaries = pair_boundaries(pair_contents(contents), len(contents))
@@ -67,7 +51,11 @@ def reduce_contents(
         cost = _cost(group.values(), factor)
         if group and cost > room:
             if end == len(contents):
-                kept |= _shorten_group(group, max(0.0, room) / cost, room, factor)
+                ratio = max(0.0, room) / cost
+                for i, item in group.items():
+                    most = _cost([item], factor) * ratio
+                    group[i] = _shorten_content(item, most, factor)
+                kept |= group if _cost(group.values(), factor) <= room else {}
             break
         kept |= group
         room -= cost
@@ -75,15 +63,7 @@ def reduce_contents(
 
 
 def cut_request(request: LlmRequest, max_tokens: int) -> bool:
-    """Cuts the contents of a request in place of a compaction that failed.
-
-    Args:
-        request: The request; its `contents` are replaced where they are too large.
-        max_tokens: What the request may take, system instruction and tools included.
-
-    Returns:
-        Whether anything was cut.
-    """
+    """Cuts a request after a compaction that failed; whether it was too large."""
     config_tokens = int(estimate_config_tokens(request.config) * DEFAULT_CORRECTION)
     room = max_tokens - config_tokens
     if _cost(request.contents, DEFAULT_CORRECTION) <= room:
@@ -93,17 +73,6 @@ def cut_request(request: LlmRequest, max_tokens: int) -> bool:
     return True
 
 
-def _shorten_group(
-    group: dict[int, types.Content], ratio: float, room: float, factor: float
-) -> dict[int, types.Content]:
-    """Shortens the contents of a group alike; nothing where they cannot fit."""
-    shortened = {
-        index: _shorten_content(content, _cost([content], factor) * ratio, factor)
-        for index, content in group.items()
-    }
-    return shortened if _cost(shortened.values(), factor) <= room else {}
-
-
 def _shorten_content(
     content: types.Content, max_tokens: float, factor: float
 ) -> types.Content:
@@ -111,21 +80,21 @@ def _shorten_content(
     cost = _cost([content], factor)
     if cost <= max_tokens:
         return content
-    ratio = max_tokens / cost * 0.95
-    parts = [_shorten_part(part, ratio, factor) for part in content.parts or () if part]
+    ratio, count = max_tokens / cost * 0.95, token_counter(factor)
+    parts = []
+    for part in filter(None, content.parts or ()):
+        text = _text_of(part)
+        shortened = shorten_to_tokens(text, count(text) * ratio, count)
+        update: dict[str, object] = {}
+        if text and part.text:
+            update["text"] = shortened or "…"
+        elif text and part.function_response:
+            result = {"response": {"result": shortened}}
+            update["function_response"] = part.function_response.model_copy(
+                update=result
+            )
+        parts.append(part.model_copy(update=update) if update else part)
     return content.model_copy(update={"parts": parts})
-
-
-def _shorten_part(part: types.Part, ratio: float, factor: float) -> types.Part:
-    text, count = _text_of(part), token_counter(factor)
-    if not text:
-        return part
-    shortened = shorten_to_tokens(text, count(text) * ratio, count)
-    if part.text:
-        return part.model_copy(update={"text": shortened or "…"})
-    result = {"response": {"result": shortened}}
-    answer = part.function_response and part.function_response.model_copy(update=result)
-    return part.model_copy(update={"function_response": answer})
 
 
 def _text_of(part: types.Part) -> str:
@@ -137,9 +106,9 @@ def _text_of(part: types.Part) -> str:
 def _cost(contents: Iterable[types.Content], factor: float) -> int:
     """Tokens of contents, by the larger of correction and density."""
     parts = (part for content in contents for part in content.parts or () if part)
-    cost = 0
-    for part in parts:
-        text = _text_of(part)
-        density = estimate_text_density(text) if text else 0.0
-        cost += math.ceil(part_bytes(part) / 4 * max(factor, density))
-    return cost
+    return sum(
+        math.ceil(
+            part_bytes(part) / 4 * max(factor, estimate_text_density(_text_of(part)))
+        )
+        for part in parts
+    )

@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from google.adk.agents.invocation_context import InvocationContext
 from google.adk.agents.readonly_context import ReadonlyContext
@@ -15,57 +14,25 @@ from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.genai import types
 
+from contextguard_adk.guard import ModelCall
 from contextguard_adk.history.rendering import render_head
 from contextguard_adk.history.view import HistoryView
 from contextguard_adk.measuring.calibration import DEFAULT_CORRECTION
 from contextguard_adk.measuring.tokens import (
     estimate_config_tokens,
     estimate_contents_tokens,
+    estimate_request_tokens,
 )
 from contextguard_adk.memory import CallInFlight
 from contextguard_adk.providers.overflow import Overflow, parse_overflow
 from contextguard_adk.recovery.fit import reduce_contents
-
-if TYPE_CHECKING:
-    from contextguard_adk.guard import ModelCall
-    from contextguard_adk.summarizing.context import CompactionContext
+from contextguard_adk.summarizing.context import CompactionContext
 
 logger = logging.getLogger("contextguard_adk.recovery")
 
-UNNAMED_WINDOW_RATIO = 0.85
-"""The window that is assumed where the provider names none, of the estimate."""
-
-HARDER_RATIO = 0.8
-"""How much of the usual threshold the first request after a rejection may take."""
-
-MINIMAL_RATIO = 0.5
-"""How much of the window the second, minimal request may take."""
-
-MINIMAL_HEAD_RATIO = 0.5
-"""How much of its room summary and continuation may take."""
-
-COUNT_MARGIN = 1.1
-"""The real count is at least the limit; this much more is assumed."""
-
-OUTPUT_MARGIN_RATIO = 0.98
-"""How much of the output room that the provider's numbers leave is reserved."""
-
-MIN_OUTPUT_TOKENS = 256
-"""Lowering `max_output_tokens` below this helps nobody."""
-
-MAX_RECOVERY_CORRECTION = 20.0
-
 
 class Recovery:
-    """Sends a rejected request again, smaller.
-
-    Args:
-        call: The model call, with its contents as they were before the guard
-            changed them.
-        sent: What the guard sent.
-        rejected: The request that the provider rejected.
-        llm: The agent's model.
-    """
+    """Sends a rejected request again, smaller."""
 
     def __init__(
         self,
@@ -82,16 +49,7 @@ class Recovery:
         self._factor = sent.estimated_tokens / max(1, sent.heuristic_tokens)
 
     async def run(self, overflow: Overflow) -> LlmResponse | None:
-        """Asks the model again, with ever smaller requests.
-
-        An error about input plus output first lowers the reserved output. Then the
-        history is compacted harder than last time; then only summary, live request
-        and the newest contents are sent, shortened.
-
-        Returns:
-            The first answer; None when the provider rejected them all, or failed
-            otherwise, or there was nothing smaller to send.
-        """
+        """Asks the model again, with ever smaller requests; None where all failed."""
         for attempt in (self._lower_output, self._compact, self._minimize):
             contents = await attempt(overflow)
             if contents is None:
@@ -100,7 +58,15 @@ class Recovery:
             if isinstance(outcome, LlmResponse) or outcome is None:
                 return outcome
             overflow = outcome
-        self._report()
+        logger.error(
+            "The provider rejected every request for agent %r: window %d tokens, "
+            "system instruction and tools %d, sizes tried %s (bytes / 4). Check "
+            "`context_window` and what the agent is given apart from its history.",
+            self._call.agent,
+            self._call.window_tokens(),
+            estimate_config_tokens(self._rejected.config),
+            self._tried_tokens,
+        )
         return None
 
     async def _lower_output(self, overflow: Overflow) -> list[types.Content] | None:
@@ -108,8 +74,8 @@ class Recovery:
         limit, prompt = overflow.limit_tokens, overflow.prompt_tokens
         if not overflow.is_input_plus_output or limit is None or prompt is None:
             return None
-        room = int((limit - prompt) * OUTPUT_MARGIN_RATIO)
-        if room < MIN_OUTPUT_TOKENS:
+        room = int((limit - prompt) * 0.98)
+        if room < 256:  # Too little for an answer.
             return None
         config = self._rejected.config.model_copy(update={"max_output_tokens": room})
         self._rejected = self._rejected.model_copy(update={"config": config})
@@ -118,8 +84,7 @@ class Recovery:
 
     async def _compact(self, overflow: Overflow) -> list[types.Content] | None:
         """Compacts harder than last time."""
-        self._learn_window(overflow)
-        context = self._context(overflow, HARDER_RATIO)
+        context = self._context(overflow, 0.8)
         if context.fixed_tokens >= context.budgets.window_tokens:
             return None  # A summary would be paid for without effect.
         started = time.monotonic()
@@ -131,36 +96,34 @@ class Recovery:
 
     async def _minimize(self, overflow: Overflow) -> list[types.Content] | None:
         """Summary, live request and the newest contents, shortened to half."""
-        self._learn_window(overflow)
-        context = self._context(overflow, MINIMAL_RATIO)
+        context = self._context(overflow, 0.5)
         view, stored = context.view, context.view.stored
         factor = context.correction or DEFAULT_CORRECTION
-        room = min(
-            context.budgets.threshold_tokens,
-            int(self._tried_tokens[-1] * MINIMAL_RATIO * factor),
-        )
+        half = int(self._tried_tokens[-1] * 0.5 * factor)
+        room = min(context.budgets.threshold_tokens, half)
         room -= int(context.config_heuristic_tokens * factor)
         head: list[types.Content] = []
         for draft in (stored, *context.composer.shorten(stored)) if stored else ():
             head = render_head(view, draft, view.covered)
-            if estimate_contents_tokens(head) * factor <= room * MINIMAL_HEAD_RATIO:
+            if estimate_contents_tokens(head) * factor <= room * 0.5:
                 break
         live = None if _is_request_quoted(view) else view.live_index
         contents = reduce_contents(view.contents, room, factor, head, live)
         return contents if self._is_smaller(contents) else None
 
     def _context(self, overflow: Overflow, ratio: float) -> CompactionContext:
+        """What a strategy reads, for a part of the usual threshold."""
+        self._learn_window(overflow)
         sent_tokens = max(1, self._tried_tokens[-1])
         context = self._call.examine_rejected(ratio)
         known = context.correction or DEFAULT_CORRECTION
         at_least = (overflow.limit_tokens or 0) - (overflow.output_tokens or 0)
+        correction = known
         if overflow.prompt_tokens is not None:
             correction = overflow.prompt_tokens / sent_tokens
         elif known * sent_tokens <= at_least:
-            correction = at_least * COUNT_MARGIN / sent_tokens
-        else:
-            correction = known
-        correction = min(max(correction, 1.0), MAX_RECOVERY_CORRECTION)
+            correction = at_least * 1.1 / sent_tokens  # It is more than the limit.
+        correction = min(max(correction, 1.0), 20.0)
         if correction > DEFAULT_CORRECTION:
             # Only a provider that reports no usage will need it again.
             self._call.state.learn(correction=round(correction, 2))
@@ -174,7 +137,7 @@ class Recovery:
             real = self._call.state.read_count("real_tokens") or 0
             # Of the newest request that was rejected, not of the first.
             factor = self._sent.estimated_tokens / max(1, self._sent.heuristic_tokens)
-            assumed = int(self._tried_tokens[-1] * factor * UNNAMED_WINDOW_RATIO)
+            assumed = int(self._tried_tokens[-1] * factor * 0.85)
             learned = max(real, assumed)
         if learned < self._call.window_tokens():
             self._call.state.learn(window_tokens=learned)
@@ -197,19 +160,15 @@ class Recovery:
         )
         answer: LlmResponse | None = None
         try:
-            async for response in self._llm.generate_content_async(
-                request, stream=False
-            ):
+            answers = self._llm.generate_content_async(request, stream=False)
+            async for response in answers:
                 if not response.partial:
                     answer = response
         except Exception as error:  # noqa: BLE001 - a client may raise anything.
             overflow = parse_overflow(error)
             if overflow is None:
-                logger.warning(
-                    "The resend for agent %r failed with %s.",
-                    self._call.agent,
-                    type(error).__name__,
-                )
+                name, agent = type(error).__name__, self._call.agent
+                logger.warning("The resend for agent %r failed with %s.", agent, name)
             return overflow
         if answer is not None:
             self._describe_sent(heuristic)
@@ -232,20 +191,9 @@ class Recovery:
         sent.is_recovered = True
         sent.compaction = self._call.compaction or sent.compaction
 
-    def _report(self) -> None:
-        logger.error(
-            "The provider rejected every request for agent %r: window %d tokens, "
-            "system instruction and tools %d, sizes tried %s (bytes / 4). Check "
-            "`context_window` and what the agent is given apart from its history.",
-            self._call.agent,
-            self._call.window_tokens(),
-            estimate_config_tokens(self._rejected.config),
-            self._tried_tokens,
-        )
-
 
 def _is_request_quoted(view: HistoryView) -> bool:
-    """Tells whether the continuation after the summary quotes the live request."""
+    """Whether the continuation after the summary quotes the live request."""
     if view.stored is None or view.live_index is None:
         return False
     wanted = view.fingerprint(view.live_index).hex()
@@ -257,8 +205,8 @@ def restore_contents(
 ) -> list[types.Content]:
     """Returns the contents as they were before the guard changed them.
 
-    What other callbacks added to the request after the guard comes last. Where they
-    replaced or removed contents, what they made of the request stands.
+    What other callbacks added comes last; where they replaced or removed contents, what
+    they made of the request stands.
     """
     present = {id(content) for content in rejected}
     if any(id(content) not in present for content in sent.sent_contents):
@@ -270,17 +218,10 @@ def restore_contents(
 
 def measure_sent(request: LlmRequest) -> CallInFlight:
     """Describes a request that the guard did not get to measure."""
-    heuristic = estimate_config_tokens(request.config)
-    heuristic += estimate_contents_tokens(request.contents)
+    heuristic = estimate_request_tokens(request)
     estimated = int(heuristic * DEFAULT_CORRECTION)
     contents = tuple(request.contents)
-    return CallInFlight(
-        heuristic,
-        estimated,
-        window_tokens=estimated,
-        original_contents=contents,
-        sent_contents=contents,
-    )
+    return CallInFlight(heuristic, estimated, estimated, 0, contents, contents)
 
 
 async def resolve_model(invocation: InvocationContext) -> BaseLlm | None:

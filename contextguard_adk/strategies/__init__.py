@@ -1,29 +1,15 @@
 """The strategies that ship with the package."""
 
-from contextguard_adk.strategies.base import Strategy
-from contextguard_adk.strategies.pipeline import Pipeline
+from contextguard_adk.strategies.base import Strategy as Strategy
+from contextguard_adk.strategies.pipeline import Pipeline as Pipeline
+from contextguard_adk.strategies.reducers import MessageWindow as MessageWindow
+from contextguard_adk.strategies.reducers import Reducer as Reducer
+from contextguard_adk.strategies.reducers import StrategyResult as StrategyResult
+from contextguard_adk.strategies.reducers import SummaryCompaction as SummaryCompaction
+from contextguard_adk.strategies.reducers import TokenWindow as TokenWindow
 from contextguard_adk.strategies.reducers import (
-    MessageWindow,
-    Reducer,
-    StrategyResult,
-    SummaryCompaction,
-    TokenWindow,
-    ToolOutputTruncation,
+    ToolOutputTruncation as ToolOutputTruncation,
 )
-from contextguard_adk.strategies.reduction import Reduction
-from contextguard_adk.strategies.sliding_window import SlidingWindow
-from contextguard_adk.strategies.threshold import Threshold
-
-__all__ = [
-    "MessageWindow",
-    "Pipeline",
-    "Reducer",
-    "Reduction",
-    "SlidingWindow",
-    "Strategy",
-    "StrategyResult",
-    "SummaryCompaction",
-    "Threshold",
-    "TokenWindow",
-    "ToolOutputTruncation",
-]
+from contextguard_adk.strategies.reduction import Reduction as Reduction
+from contextguard_adk.strategies.sliding_window import SlidingWindow as SlidingWindow
+from contextguard_adk.strategies.threshold import Threshold as Threshold

@@ -7,11 +7,7 @@ import inspect
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from pydantic import (
-    AliasChoices,
-    Field,
-    model_validator,
-)
+from pydantic import AliasChoices, Field, model_validator
 
 from contextguard_adk.summarizing.summarizer import SummarySettings
 
@@ -25,11 +21,7 @@ Recall = Literal["auto"] | bool
 
 
 def import_subclass(path: object, base: type[T]) -> type[T]:
-    """Imports a class that a settings file names by its dotted path.
-
-    Raises:
-        ValueError: There is no such class, or it is no subclass of `base`.
-    """
+    """Imports a class by its dotted path; a ValueError says what is wrong with it."""
     module, _, attribute = str(path).rpartition(".")
     if not module:
         raise ValueError(f"{path!r} is no dotted path")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import (
     BeforeValidator,
@@ -24,12 +24,7 @@ from contextguard_adk.strategies.reducers import (
     ToolOutputTruncation,
 )
 from contextguard_adk.strategies.reduction import Reduction
-
-if TYPE_CHECKING:
-    from contextguard_adk.summarizing.context import Compaction, CompactionContext
-
-EARLY_GAIN_RATIO = 0.05
-"""Of the window: what a run before the threshold must gain to be worth a new prefix."""
+from contextguard_adk.summarizing.context import Compaction, CompactionContext
 
 PASSES = (Relaxed(), Relaxed(lengths=True), Relaxed(lengths=True, preferences=True))
 
@@ -124,19 +119,17 @@ class Pipeline(Strategy):
         is_unanswered = compaction is None and context.reason == "requested"
         if reduction.tokens > context.limit_tokens or is_unanswered:
             return await self._summarize_everything(reduction)
-        gained_tokens = context.tokens - reduction.tokens
+        # Before the threshold, less than this is not worth a new prefix.
         is_free = not (context.is_due or attempts)
-        if compaction is None or (
-            is_free and gained_tokens < int(EARLY_GAIN_RATIO * window_tokens)
-        ):
+        least_gain = int(0.05 * window_tokens)
+        if is_free and context.tokens - reduction.tokens < least_gain:
             return None
-        return compaction.after(attempts)
+        return compaction.after(attempts) if compaction else None
 
     async def _run(self, reduction: Reduction) -> None:
         for reducer in (self.window, self.tool_output, self.summary, *self.reducers):
-            if reducer is None:
-                continue
-            if await reducer.reduce(reduction) is StrategyResult.TARGET_REACHED:
+            result = await reducer.reduce(reduction) if reducer else None
+            if result is StrategyResult.TARGET_REACHED:
                 return
 
     async def _summarize_everything(self, reduction: Reduction) -> Compaction | None:

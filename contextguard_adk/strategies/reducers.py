@@ -31,13 +31,7 @@ class StrategyResult(Enum):
 
 @dataclass(frozen=True)
 class Relaxed:
-    """Which settings are relaxed, because the request would not fit.
-
-    Attributes:
-        lengths: Lengths below which nothing is shortened.
-        preferences: Thresholds at which a reducer starts, numbers of messages below
-            which it does nothing, and what it would rather leave alone.
-    """
+    """Which settings are relaxed: lengths, or preferences of when and what to drop."""
 
     lengths: bool = False
     preferences: bool = False
@@ -90,7 +84,7 @@ class MessageWindow(Reducer):
         kept, least = reduction.kept, self.min_messages_before_windowing
         if reduction.relaxed.preferences:
             least = 0
-        if len(kept) <= self.window_size or len(kept) < least:
+        if len(kept) < max(least, self.window_size + 1):
             return StrategyResult.NO_CHANGE
         preserved = _find_preserved(self, reduction)
         if self.strict_window_size:
@@ -183,12 +177,10 @@ class ToolOutputTruncation(Reducer):
     async def reduce(self, reduction: Reduction) -> StrategyResult:
         """Shortens the tool results that stand in the request."""
         last = reduction.last_tool_result()
-        if last is None:
-            return StrategyResult.NO_CHANGE
         if self.preserve_last_tool_result and not reduction.relaxed.preferences:
             last = reduction.last_tool_result(before=last)
-            if last is None:
-                return StrategyResult.NO_CHANGE
+        if last is None:
+            return StrategyResult.NO_CHANGE
         truncation = self._truncation(reduction.relaxed.lengths)
         if reduction.truncation is not None:
             # What is short already does not grow again.
@@ -202,9 +194,7 @@ class ToolOutputTruncation(Reducer):
 
     def _truncation(self, is_tight: bool) -> Truncation:
         """How to shorten: as set, or to a quarter but at least 1,000 characters."""
-        ratio = 1.0
-        if is_tight:
-            ratio = min(1.0, max(0.25, 1_000 / self.max_length))
+        ratio = min(1.0, max(0.25, 1_000 / self.max_length)) if is_tight else 1.0
         max_length = int(self.max_length * ratio)
         return Truncation(
             max_length=max_length,

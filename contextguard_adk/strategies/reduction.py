@@ -6,8 +6,6 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from google.genai import types
-
 from contextguard_adk.history.pairs import (
     has_function_call,
     has_function_response,
@@ -26,11 +24,9 @@ if TYPE_CHECKING:
 class Reduction:
     """The working state of one pipeline run.
 
-    Args:
+    Attributes:
         context: What is known about the model call.
         target_tokens: Where the pipeline may stop.
-
-    Attributes:
         relaxed: Which settings are relaxed in this pass.
         compaction: What has been decided so far; None while nothing has.
         attempts: How many summaries were paid for.
@@ -83,31 +79,26 @@ class Reduction:
 
     def measure(self, indexes: Iterable[int]) -> int:
         """Heuristic tokens of some contents, shortened as they stand."""
-        return estimate_contents_tokens(self._as_sent(index) for index in indexes)
-
-    def _as_sent(self, index: int) -> types.Content:
-        content = self.context.view.contents[index]
-        draft = self._draft
-        if draft.truncation is None or index > draft.truncated_upto:
-            return content
-        return truncate_content(content, draft.truncation, self.context.has_recall)
+        truncation, upto = self.truncation or (None, -1)
+        contents = []
+        for index in indexes:
+            content = self.context.view.contents[index]
+            if truncation and index <= upto:
+                has_recall = self.context.has_recall
+                content = truncate_content(content, truncation, has_recall)
+            contents.append(content)
+        return estimate_contents_tokens(contents)
 
     def expect_beside_summary(self, keep_count: int) -> int:
-        """Estimates what would stand beside a summary of all but the newest.
-
-        Args:
-            keep_count: How many of the newest contents stay.
-        """
-        covered = self.context.older_than(keep_count)
-        draft = replace(
-            self._draft, text="", covered=covered, model_covered=covered, model_chars=0
-        )
-        return self.context.render(draft).tokens
+        """Estimates what would stand beside a summary and the newest contents."""
+        covered, draft = self.context.older_than(keep_count), self._draft
+        beside = Draft("", covered, covered, 0, draft.truncation, draft.truncated_upto)
+        return self.context.render(beside).tokens
 
     def drop(self, indexes: Collection[int]) -> StrategyResult:
         """Takes contents out of the request, calls and results together.
 
-        They are not summarised; a later summary starts from the originals.
+        They are not summarized; a later summary starts from the originals.
         """
         draft = self._draft
         wanted = draft.covered | (frozenset(indexes) - self.protected)
@@ -123,9 +114,9 @@ class Reduction:
         return self._apply(draft)
 
     async def summarize(self, keep_count: int) -> StrategyResult:
-        """Has all but the newest `keep_count` contents summarised.
+        """Has all but the newest `keep_count` contents summarized.
 
-        A summariser that has failed is not asked again in the same run.
+        A summarizer that has failed is not asked again in the same run.
         """
         covered = self.context.older_than(keep_count)
         if self.context.failures or not covered - self._draft.model_covered:
@@ -155,12 +146,8 @@ class Reduction:
     def last_tool_result(self, before: int | None = None) -> int | None:
         """The index of the newest tool result in the request, older than `before`."""
         contents = self.context.view.contents
-        for index in reversed(self.kept):
-            if before is not None and index >= before:
-                continue
-            if has_function_response(contents[index]):
-                return index
-        return None
+        indexes = (i for i in reversed(self.kept) if before is None or i < before)
+        return next((i for i in indexes if has_function_response(contents[i])), None)
 
     def is_instruction(self, index: int) -> bool:
         """Tells whether a history content is an instruction, not a message."""

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from contextguard_adk.strategies.base import Strategy
-
-if TYPE_CHECKING:
-    from contextguard_adk.summarizing.context import Compaction, CompactionContext
+from contextguard_adk.summarizing.context import Compaction, CompactionContext
 
 MIN_KEPT = 3
 """Contents."""
-
-KEPT_TOKENS_RATIO = 0.10
-"""Of the window; what is kept after tokens ran out should not take more."""
 
 
 class SlidingWindow(Strategy):
@@ -71,15 +65,10 @@ class SlidingWindow(Strategy):
 
 
 def _choose(context: CompactionContext, keep: int) -> tuple[int, frozenset[int]]:
-    """Halves what is kept until a full-length summary of the rest would fit.
-
-    A summary is paid for only where the result is expected to fit.
-    """
-    covered = context.older_than(keep)
-    while keep > MIN_KEPT and _is_too_much(context, covered):
+    """Halves what is kept until a full-length summary of the rest should fit."""
+    while keep > MIN_KEPT and _is_too_much(context, context.older_than(keep)):
         keep = max(MIN_KEPT, keep // 2)
-        covered = context.older_than(keep)
-    return keep, covered
+    return keep, context.older_than(keep)
 
 
 def _is_too_much(context: CompactionContext, covered: frozenset[int]) -> bool:
@@ -91,4 +80,4 @@ def _is_too_much(context: CompactionContext, covered: frozenset[int]) -> bool:
     view = context.view
     kept = [view.contents[index] for index in view.history if index not in covered]
     kept_tokens = context.measure(kept) - context.measure([])
-    return kept_tokens > KEPT_TOKENS_RATIO * context.budgets.window_tokens
+    return kept_tokens > 0.10 * context.budgets.window_tokens

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from contextguard_adk.strategies.base import Strategy
-
-if TYPE_CHECKING:
-    from contextguard_adk.summarizing.context import Compaction, CompactionContext
+from contextguard_adk.summarizing.context import Compaction, CompactionContext
 
 
 class Threshold(Strategy):

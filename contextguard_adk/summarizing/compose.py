@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +14,7 @@ from contextguard_adk.history.coverage import fingerprint
 from contextguard_adk.history.pairs import content_text
 from contextguard_adk.history.stored_summary import MAX_RECORD_BYTES, StoredSummary
 from contextguard_adk.measuring.calibration import DEFAULT_CORRECTION, token_counter
-from contextguard_adk.measuring.shortening import TokenCounter, shorten_to_tokens
+from contextguard_adk.measuring.shortening import shorten_to_tokens
 from contextguard_adk.summarizing.items import (
     INDEX_GAP,
     INDEX_HEADING,
@@ -24,22 +25,7 @@ from contextguard_adk.summarizing.ledger import extend_ledger
 
 if TYPE_CHECKING:
     from contextguard_adk.history.truncation import Truncation
-    from contextguard_adk.history.view import HistoryView
-    from contextguard_adk.summarizing.todos import TodoList
-
-LIVE_REQUEST_WINDOW_RATIO = 0.30
-"""The live request is quoted whole while it takes at most this much of the window."""
-
-MIN_QUOTED_CHARS = 240
-"""Cutting the live request further would save nothing but what it says."""
-
-INDEX_RATIO = 0.25
-MAX_INDEX_TOKENS = 1_500
-"""What the index of items may take, of a summary's budget and at most."""
-
-MAX_TODOS_RATIO = 0.5
-MAX_TODOS_TOKENS = 1_000
-"""What the todo list may take, of a summary's budget and at most."""
+    from contextguard_adk.summarizing.context import CompactionContext
 
 SQUEEZE_STEPS = (
     (1.0, 1.0, True),
@@ -54,16 +40,7 @@ goes at once: the recall tool lists them as well."""
 
 @dataclass(frozen=True)
 class Draft:
-    """What a compaction has decided.
-
-    Attributes:
-        text: The summary.
-        covered: Indexes of the contents that it stands for.
-        model_covered: Those of them that a model has summarized.
-        model_chars: Length of the leading part of the text that a model wrote.
-        truncation: How tool results are shortened; None for not at all.
-        truncated_upto: The index of the newest content that is shortened.
-    """
+    """What a compaction has decided; a model wrote `model_chars` of the text."""
 
     text: str
     covered: frozenset[int]
@@ -73,47 +50,40 @@ class Draft:
     truncated_upto: int = -1
 
 
-@dataclass(frozen=True)
 class Composer:
-    """Composes stored summaries of one history.
+    """Composes what compactions of one history would store."""
 
-    Attributes:
-        view: The history.
-        window_tokens: The agent's context window.
-        summary_tokens: The budget of a summary, which bounds what is kept beside it.
-        correction: Real tokens per heuristic token; None while unknown.
-        scope: Where the summary is valid.
-        todos: The agent's todo list.
-        has_recall: Whether the agent can read back what is left out.
-    """
-
-    view: HistoryView
-    window_tokens: int
-    summary_tokens: int
-    correction: float | None
-    scope: str
-    todos: TodoList
-    has_recall: bool
+    def __init__(self, context: CompactionContext) -> None:
+        self._view = context.view
+        self._scope = context.scope
+        self._todo_list = context.todos
+        self._has_recall = context.has_recall
+        self._window_tokens = context.budgets.window_tokens
+        self._summary_tokens = context.budgets.summary_tokens
+        self._factor = context.correction or DEFAULT_CORRECTION
+        self._count = token_counter(self._factor)
 
     def compose(self, draft: Draft) -> StoredSummary:
         """Puts a summary together with what the guard keeps beside it."""
         request, has_continuation = self._quoted_request(draft.covered)
         upto = draft.truncated_upto
+        covered = sorted(draft.covered)
+        summarized = itertools.takewhile(draft.model_covered.__contains__, covered)
         stored = StoredSummary(
             text=_storable(draft.text),
-            covered=self.view.cover(draft.covered),
+            covered=self._view.cover(draft.covered),
             ledger=self._ledger(draft.covered),
             todos=self._todos,
-            scope=self.scope,
-            invocation=self.view.invocation_id,
+            scope=self._scope,
+            invocation=self._view.invocation_id,
             request=fingerprint(request).hex() if request is not None else "",
             request_chars=self._quoted_chars,
             has_continuation=has_continuation,
             model_chars=draft.model_chars,
-            model_covered_count=_leading_count(draft.covered, draft.model_covered),
+            model_covered_count=len(list(summarized)),
             truncation=draft.truncation,
-            truncated_upto=self.view.name_place(upto) if draft.truncation else "",
-            has_recall=self.has_recall,
+            truncated_upto=self._view.name_place(upto) if draft.truncation else "",
+            has_recall=self._has_recall,
         )
         taken = len(stored.model_dump_json().encode()) + 200
         room_tokens = max(0, MAX_RECORD_BYTES - taken) // 4
@@ -136,86 +106,74 @@ class Composer:
             if not keeps_more:
                 update |= {"ledger": (), "todos": ""}
             if request_ratio < 1:
-                chars = max(MIN_QUOTED_CHARS, int(whole_chars * request_ratio))
-                update["request_chars"] = chars
+                # Cutting further would save nothing but what the request says.
+                update["request_chars"] = max(240, int(whole_chars * request_ratio))
             yield whole.model_copy(update=update)
 
     @cached_property
     def live_text(self) -> str:
         """What the user wants now; "" where that is unknown."""
-        live = self.view.live_index
-        if live is not None:
-            return content_text(self.view.contents[live])
-        return "" if self._may_stand_changed else content_text(self.view.user_content)
+        view = self._view
+        if view.live_index is not None:
+            return content_text(view.contents[view.live_index])
+        return "" if self._may_stand_changed else content_text(view.user_content)
 
     def _ledger(self, covered: Collection[int]) -> tuple[str, ...]:
         """The user's covered messages; those of the stored summary come first."""
-        view = self.view
+        view = self._view
         known = view.stored.ledger if view.stored else ()
         new = [
             content_text(view.contents[index])
             for index in view.user_messages
             if index in covered and index not in view.covered
         ]
-        factor = max(1.0, self.correction or DEFAULT_CORRECTION)
-        return tuple(extend_ledger(known, new, int(self.summary_tokens * 4 / factor)))
+        factor = max(1.0, self._factor)
+        return tuple(extend_ledger(known, new, int(self._summary_tokens * 4 / factor)))
 
     @cached_property
     def _todos(self) -> str:
         """The todo list as it stands now."""
-        budget = min(MAX_TODOS_TOKENS, int(self.summary_tokens * MAX_TODOS_RATIO))
-        return _storable(self.todos.render(budget, self._count))
+        budget = min(1_000, self._summary_tokens // 2)
+        return _storable(self._todo_list.render(budget, self._count))
 
     def _index(self, covered: Collection[int], room_tokens: int) -> str:
         """The index of covered items; that of the stored summary comes last."""
-        if not self.has_recall:
+        if not self._has_recall:
             return ""
-        view = self.view
+        view = self._view
         known = view.stored.index if view.stored else ""
         if view.covered and not known:  # It was cut off, or never written.
             known = f"{INDEX_HEADING}\n{INDEX_GAP}"
         whole = () if self._quoted_chars >= 0 else (view.live_index,)
         new = sorted(i for i in covered if i not in view.covered and i not in whole)
-        budget = min(
-            MAX_INDEX_TOKENS, int(self.summary_tokens * INDEX_RATIO), room_tokens
-        )
+        budget = min(1_500, self._summary_tokens // 4, room_tokens)
         items = list_items(view.contents, new)
         return _storable(write_index(items, known, budget, self._count))
-
-    @cached_property
-    def _count(self) -> TokenCounter:
-        return token_counter(self.correction or DEFAULT_CORRECTION)
 
     def _quoted_request(
         self, covered: Collection[int]
     ) -> tuple[types.Content | None, bool]:
         """The message that the continuation quotes, and whether there is one."""
-        live = self.view.live_index
+        live = self._view.live_index
         if live is not None:
-            return self.view.contents[live], live in covered
-        user_content = self.view.user_content
+            return self._view.contents[live], live in covered
+        user_content = self._view.user_content
         if content_text(user_content) and not self._may_stand_changed:
             return user_content, True
         return None, True
 
     @cached_property
     def _may_stand_changed(self) -> bool:
-        """Whether the live request may stand in the request in other words.
-
-        A plugin that masks secrets changes the user's text; the original must then
-        not come back through the continuation.
-        """
-        view = self.view
-        history = set(view.history)
-        foreign = (c for i, c in enumerate(view.contents) if i not in history)
-        return any(
-            content.role == "user" and content_text(content) for content in foreign
-        )
+        """Whether a plugin may have masked the live request, which must stay masked."""
+        view = self._view
+        foreign = set(range(len(view.contents))).difference(view.history)
+        contents = (view.contents[index] for index in foreign)
+        return any(item.role == "user" and content_text(item) for item in contents)
 
     @cached_property
     def _quoted_chars(self) -> int:
         """How many characters of the live request to quote; -1 for all."""
-        most = int(self.window_tokens * LIVE_REQUEST_WINDOW_RATIO)
+        most = int(self._window_tokens * 0.30)
         if self._count(self.live_text) <= most:
             return -1
         return len(shorten_to_tokens(self.live_text, most, self._count))
@@ -224,13 +182,3 @@ class Composer:
 def _storable(text: str) -> str:
     """Replaces what databases refuse or cut at; the length stays the same."""
     return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
-
-
-def _leading_count(covered: Collection[int], model_covered: Collection[int]) -> int:
-    """How many covered contents, from the oldest on, a model has summarized."""
-    count = 0
-    for index in sorted(covered):
-        if index not in model_covered:
-            break
-        count += 1
-    return count

@@ -1,12 +1,8 @@
-"""One compaction: what a strategy may read, and the summaries that it can have made.
-
-A strategy decides which contents a summary should cover; everything that must hold
-for any strategy (pairs, the live request, the budgets, the mechanical fallback) is
-here.
-"""
+"""One compaction: what a strategy may read, and the summaries that it can have made."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,16 +18,19 @@ from contextguard_adk.history.pairs import (
     pair_contents,
 )
 from contextguard_adk.history.rendering import render_request
+from contextguard_adk.history.stored_summary import StoredSummary
+from contextguard_adk.history.view import HistoryView
 from contextguard_adk.measuring.budgets import Budgets
 from contextguard_adk.measuring.calibration import (
     DEFAULT_CORRECTION,
     estimate_prompt_tokens,
+    request_script_discount,
     token_counter,
 )
 from contextguard_adk.measuring.tokens import estimate_contents_tokens
 from contextguard_adk.summarizing.compose import Composer, Draft
-from contextguard_adk.summarizing.in_place import find_conversation
 from contextguard_adk.summarizing.items import attach_files
+from contextguard_adk.summarizing.model import find_conversation
 from contextguard_adk.summarizing.summarizer import (
     Summarizer,
     SummaryTask,
@@ -40,18 +39,9 @@ from contextguard_adk.summarizing.summarizer import (
 from contextguard_adk.summarizing.transcript import render_entries
 
 if TYPE_CHECKING:
-    from contextguard_adk.history.stored_summary import StoredSummary
-    from contextguard_adk.history.view import HistoryView
     from contextguard_adk.summarizing.todos import TodoList
 
-MECHANICAL_TAIL_RATIO = 0.45
-"""How much of the threshold stays as it is when no model wrote the summary."""
-
-MECHANICAL_SUMMARY_RATIO = 0.20
-"""How much of the threshold a mechanical summary may take."""
-
-MAX_TODOS_CHARS = 8_000
-"""What a summarizer is shown of a todo list."""
+logger = logging.getLogger("contextguard_adk.context")
 
 Reason = Literal["tokens", "requested", "overflow", "turns"]
 """Why a history is compacted; `turns` where there are too many contents."""
@@ -123,26 +113,23 @@ class CompactionContext:
     @property
     def is_due(self) -> bool:
         """Whether the request has reached the threshold, or someone demands it."""
-        return (
-            self.reason in ("requested", "overflow")
-            or self.tokens >= self.budgets.threshold_tokens
-        )
+        is_full = self.tokens >= self.budgets.threshold_tokens
+        return is_full or self.reason in ("requested", "overflow")
 
     def measure(self, contents: Sequence[types.Content]) -> int:
         """Estimates a request with these contents, in real tokens."""
         heuristic = estimate_contents_tokens(contents) + self.config_heuristic_tokens
         return estimate_prompt_tokens(
-            heuristic,
-            None,
-            None,
-            contents,
-            default=self.correction or DEFAULT_CORRECTION,
+            heuristic, None, None, contents, default=self._factor
         )
+
+    @property
+    def _factor(self) -> float:
+        return self.correction or DEFAULT_CORRECTION
 
     @cached_property
     def fixed_tokens(self) -> int:
-        """What no compaction can remove: instruction, tools, calls still open, and
-        contents that are not history."""
+        """Of instruction, tools, open calls and contents that are not history."""
         return self.measure(self.fixed_contents)
 
     @cached_property
@@ -154,11 +141,7 @@ class CompactionContext:
 
     @property
     def limit_tokens(self) -> int:
-        """What a compacted request must stay under.
-
-        The threshold; where the fixed part alone comes near it, as much as the
-        window is expected to take.
-        """
+        """What a compacted request must stay under: the threshold, where it can."""
         budgets = self.budgets
         if self.fixed_tokens + budgets.summary_tokens < budgets.threshold_tokens:
             return budgets.threshold_tokens
@@ -171,18 +154,14 @@ class CompactionContext:
     def older_than(self, keep_count: int) -> frozenset[int]:
         """Chooses what to cover so that about the newest `keep_count` contents stay.
 
-        Args:
-            keep_count: How many contents of what a summary could newly cover to
-                keep; the cut moves to where it separates no call from its response.
+        The cut moves to where it separates no call from its response.
 
         Returns:
             Indexes to cover, those that a model has summarized included; empty when
-            nothing is left to summarise.
+            nothing is left to summarize.
         """
         candidates = self.view.compactable
-        if not candidates:
-            return frozenset()
-        if keep_count <= 0:
+        if candidates and keep_count <= 0:
             return frozenset(candidates) | self.view.model_covered
         wished = len(candidates) - keep_count
         if wished < 1:
@@ -192,9 +171,8 @@ class CompactionContext:
 
     def _whole(self, indexes: Sequence[int]) -> frozenset[int]:
         """Adds what is covered already; takes out pairs that would be split."""
-        return keep_pairs_whole(
-            frozenset(indexes) | self.view.model_covered, self.view.pairs
-        )
+        covered = frozenset(indexes) | self.view.model_covered
+        return keep_pairs_whole(covered, self.view.pairs)
 
     def expect(self, covered: frozenset[int]) -> int:
         """Estimates the request with a full-length summary of these contents."""
@@ -206,11 +184,9 @@ class CompactionContext:
     ) -> Compaction:
         """Has contents summarized; never fails.
 
-        Where the summarizer gives nothing usable, a mechanical summary covers no
-        more than it must.
-
         Args:
-            covered: What to cover, as `older_than` returns it.
+            covered: What to cover, as `older_than` returns it. Where the summarizer
+                gives nothing usable, a mechanical summary covers no more than it must.
             budget_tokens: What the summary may take; None is the usual budget.
         """
         task = self._task(covered, budget_tokens or self.budgets.summary_tokens)
@@ -222,34 +198,26 @@ class CompactionContext:
     async def summarize_all(self, max_attempts: int) -> Compaction | None:
         """Summarizes all history that may be, in as few summaries as it takes.
 
-        Args:
-            max_attempts: How many summaries may be paid for; each further one is
-                asked for half the length.
-
-        Returns:
-            The compaction; None when nothing is left to summarize.
+        At most `max_attempts` summaries are paid for; each further one is asked for
+        half the length. Returns None when nothing is left to summarize.
         """
         covered = self.older_than(0)
         if not covered - self.view.model_covered:
             return None
         budget_tokens = self.budgets.summary_tokens
         compaction = await self.summarize(covered)
-        attempts = 1
-        while (
-            not self.fits(compaction)
-            and attempts < max_attempts
-            and not compaction.stored.is_mechanical
-            and self._can_shorter_fit(compaction, budget_tokens // 2)
-        ):
+        for attempt in range(1, max_attempts):
             budget_tokens //= 2
+            if not self._may_shorter_fit(compaction, budget_tokens):
+                return self.squeeze(compaction).after(attempt)
             compaction = await self.summarize(covered, budget_tokens)
-            attempts += 1
-        return self.squeeze(compaction).after(attempts)
+        return self.squeeze(compaction).after(max_attempts)
 
-    def _can_shorter_fit(self, compaction: Compaction, budget_tokens: int) -> bool:
-        """Whether a summary of that length is shorter, and could be enough."""
-        count = token_counter(self.correction or DEFAULT_CORRECTION)
-        text_tokens = count(compaction.stored.text)
+    def _may_shorter_fit(self, compaction: Compaction, budget_tokens: int) -> bool:
+        """Whether a summary of that length is needed, shorter, and could be enough."""
+        if self.fits(compaction) or compaction.stored.is_mechanical:
+            return False
+        text_tokens = token_counter(self._factor)(compaction.stored.text)
         without_text = compaction.tokens - text_tokens
         return text_tokens > budget_tokens and without_text < self.limit_tokens
 
@@ -264,7 +232,7 @@ class CompactionContext:
             entries=render_entries(view.contents, new, pinned, self.has_recall),
             previous_summary=view.stored.model_text if view.stored else "",
             live_request=self.composer.live_text,
-            todos=self.todos.render(MAX_TODOS_CHARS, len),
+            todos=self.todos.render(8_000, len),
             budget_tokens=budget_tokens,
             correction=self.correction,
             conversation=conversation,
@@ -274,53 +242,40 @@ class CompactionContext:
     def _summarize_mechanically(self, covered: frozenset[int]) -> Compaction:
         view = self.view
         new = sorted(covered - view.model_covered)
-        new = new[: len(new) - self._mechanical_tail_count(new)]
+        budget_tokens = int(self.budgets.threshold_tokens * 0.20)
+        new = new[: self._find_mechanical_end(new, budget_tokens)]
         covered = self._whole(new)
         previous = view.stored.model_text if view.stored else ""
+        indexes = [i for i in new if i in covered]
         text = write_mechanical_summary(
-            render_entries(
-                view.contents, [i for i in new if i in covered], (), self.has_recall
-            ),
+            render_entries(view.contents, indexes, (), self.has_recall),
             previous,
-            int(self.budgets.threshold_tokens * MECHANICAL_SUMMARY_RATIO),
-            token_counter(self.correction or DEFAULT_CORRECTION),
+            budget_tokens,
+            token_counter(self._factor),
         )
         return self.render(Draft(text, covered, view.model_covered, len(previous)))
 
-    def _mechanical_tail_count(self, new: Sequence[int]) -> int:
-        """How many of the newest contents need no mechanical summary."""
-        budgets = self.budgets
-        mechanical = int(budgets.threshold_tokens * MECHANICAL_SUMMARY_RATIO)
+    def _find_mechanical_end(self, new: Sequence[int], budget_tokens: int) -> int:
+        """How many contents a mechanical summary has to cover; the newest can stay."""
         room = min(
-            int(budgets.threshold_tokens * MECHANICAL_TAIL_RATIO),
-            self.limit_tokens - self.fixed_tokens - 2 * mechanical,
+            int(self.budgets.threshold_tokens * 0.45),
+            self.limit_tokens - self.fixed_tokens - 2 * budget_tokens,
         )
-        factor = self.correction or DEFAULT_CORRECTION
-        count = 0
-        for index in reversed(new):
-            room -= int(
-                estimate_contents_tokens([self.view.contents[index]]) * factor + 1
-            )
+        contents = [self.view.contents[i] for i in new]
+        end = len(new)
+        while end > 1:
+            tokens = estimate_contents_tokens([contents[end - 1]])
+            room -= int(tokens * self._factor + 1)
             if room < 0:
                 break
-            count += 1
-        if not count or len(new) < 2:
-            return 0
-        contents = [self.view.contents[i] for i in new]
+            end -= 1
         boundaries = pair_boundaries(pair_contents(contents), len(contents))
-        least = max(1, len(new) - count)
-        return next((len(new) - i for i in range(least, len(new)) if boundaries[i]), 0)
+        return next((i for i in range(end, len(new)) if boundaries[i]), len(new))
 
     def squeeze(self, compaction: Compaction) -> Compaction:
-        """Shortens a compacted request until it fits, the user's request last.
-
-        Returns:
-            The first version that fits; where none does, the shortest.
-        """
-        shorter = self.composer.shorten(compaction.stored)
-        while not self.fits(compaction):
-            stored = next(shorter, None)
-            if stored is None:
+        """Shortens a compacted request until it fits, the user's request last."""
+        for stored in self.composer.shorten(compaction.stored):
+            if self.fits(compaction):
                 break
             compaction = self.apply(stored, compaction.covered)
         return compaction
@@ -330,7 +285,7 @@ class CompactionContext:
         return self.apply(self.composer.compose(draft), draft.covered)
 
     def apply(self, stored: StoredSummary, covered: frozenset[int]) -> Compaction:
-        """Applies a summary to this history, and measures the result."""
+        """Applies a stored summary, and measures the result."""
         contents = render_request(self.view, stored, covered)
         if self.has_recall:
             contents = attach_files(contents, self.view.contents, self.view.history)
@@ -339,12 +294,69 @@ class CompactionContext:
     @cached_property
     def composer(self) -> Composer:
         """Composes what a compaction of this history would store."""
-        return Composer(
-            view=self.view,
-            window_tokens=self.budgets.window_tokens,
-            summary_tokens=self.budgets.summary_tokens,
-            correction=self.correction,
-            scope=self.scope,
-            todos=self.todos,
-            has_recall=self.has_recall,
-        )
+        return Composer(self)
+
+
+def should_skip_compaction(context: CompactionContext) -> bool:
+    """Whether a compaction would gain nothing, or follows another at once.
+
+    A request that would hardly be accepted is always worth a try, and so is what
+    someone demands. Asked once for a call.
+    """
+    budgets, session = context.budgets, context.summarizer.session
+    was_just_compacted, session.was_just_compacted = session.was_just_compacted, False
+    if context.reason != "tokens":
+        return False
+    little_tokens = budgets.summary_tokens // 2
+    dropped_tokens = session.dropped_tokens
+    has_hardly_grown = (
+        dropped_tokens is not None and context.tokens - dropped_tokens < little_tokens
+    )
+    is_overfull = context.tokens >= budgets.overfull_tokens
+    if not is_overfull and (was_just_compacted or has_hardly_grown):
+        return True
+    if not context.is_due:
+        return False
+    fixed_tokens = _fixed_tokens(context)
+    if fixed_tokens >= budgets.threshold_tokens:
+        _warn_once(context, fixed_tokens)
+        if fixed_tokens >= budgets.overfull_tokens or not is_overfull:
+            return True
+    # The live request would be quoted again.
+    view = context.view
+    new = [view.contents[i] for i in view.uncovered if i != view.live_index]
+    new_tokens = context.measure(new) - context.measure([])
+    return not is_overfull and new_tokens < little_tokens
+
+
+def _fixed_tokens(context: CompactionContext) -> int:
+    """What no compaction removes, on the scale of the estimate.
+
+    That may be below bytes / 4, and this part of it as far as its scripts explain it.
+    """
+    fixed_tokens = context.fixed_tokens
+    contents_tokens = estimate_contents_tokens(context.contents)
+    heuristic_tokens = context.config_heuristic_tokens + contents_tokens
+    if context.tokens >= heuristic_tokens:
+        return fixed_tokens
+    config = context.summarizer.request.config
+    discount_tokens = request_script_discount(context.fixed_contents, config)
+    lowered_tokens = fixed_tokens * context.tokens // heuristic_tokens
+    return max(lowered_tokens, fixed_tokens - discount_tokens)
+
+
+def _warn_once(context: CompactionContext, fixed_tokens: int) -> None:
+    """Says once for a session that its history is not the problem."""
+    session, budgets = context.summarizer.session, context.budgets
+    if session.is_fixed_part_reported:
+        return
+    session.is_fixed_part_reported = True
+    logger.warning(
+        "System instruction, tools and other context of agent %r take %d of %d tokens "
+        "alone, the threshold is %d: compaction cannot help. Use a larger window or "
+        "less instruction.",
+        context.agent,
+        fixed_tokens,
+        budgets.window_tokens,
+        budgets.threshold_tokens,
+    )

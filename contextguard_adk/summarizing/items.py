@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from google.genai import types
@@ -18,7 +19,6 @@ from contextguard_adk.summarizing.transcript import (
 )
 
 UNLISTED_CALLS = HIDDEN_CALLS | {RECALL_TOOL}
-MAX_HINT_CHARS = 60
 MIN_LISTED_CHARS = 300
 """A shorter message or result is not worth a line of the index."""
 
@@ -28,24 +28,13 @@ INDEX_HEADING = (
 )
 INDEX_GAP = "- … and older ones; recall_history() lists them all"
 
-
 ATTACHED_KEY = "attached"
 """In a result of the recall tool: the handle of the file to attach."""
 
 
 @dataclass(frozen=True)
 class Item:
-    """One message, call, tool result or file of a history.
-
-    Attributes:
-        handle: Its name, a digest of what it says.
-        label: What it is, such as `read_file result`.
-        hint: A tool's arguments, or a message's first words, in short.
-        text: What it says; "" for a file.
-        content_index: Where it stands.
-        is_call: Whether it is what a tool was called with.
-        media: The part that holds the file, for images and files.
-    """
+    """One message, call, tool result or file of a history; a file has no text."""
 
     handle: str
     label: str
@@ -68,11 +57,7 @@ class Item:
 
 
 def list_items(contents: Sequence[types.Content], indexes: Iterable[int]) -> list[Item]:
-    """Lists the items of some contents, oldest first.
-
-    Thoughts, requests for credentials, and what the recall tool itself has returned
-    are left out.
-    """
+    """Lists the items of some contents, oldest first; no thoughts, no credentials."""
     items: list[Item] = []
     waiting: list[tuple[int, types.FunctionCall]] = []
     for index in indexes:
@@ -124,19 +109,17 @@ def _read_result(
         return []
     hint = _clip(payload_text(found[1].args)) if found and found[1].args else ""
     text = payload_text(response.response) if response.response else ""
-    item = Item(handle_of(part), f"{response.name} result", hint, text, index)
-    return [item, *(_read_file(media, index) for media in _media_of(response))]
-
-
-def _media_of(response: types.FunctionResponse) -> Iterator[types.Part]:
-    """Yields the files of a tool's result as parts of their own."""
-    for item in response.parts or ():
-        if item.inline_data:
-            blob = types.Blob(**item.inline_data.model_dump())
-            yield types.Part(inline_data=blob)
-        elif item.file_data:
-            reference = types.FileData(**item.file_data.model_dump())
-            yield types.Part(file_data=reference)
+    items = [Item(handle_of(part), f"{response.name} result", hint, text, index)]
+    for media in response.parts or ():
+        blob, reference = media.inline_data, media.file_data
+        if blob:
+            file = types.Part(inline_data=types.Blob(**blob.model_dump()))
+        elif reference:
+            file = types.Part(file_data=types.FileData(**reference.model_dump()))
+        else:
+            continue
+        items.append(_read_file(file, index))
+    return items
 
 
 def _read_file(part: types.Part, index: int) -> Item:
@@ -144,26 +127,15 @@ def _read_file(part: types.Part, index: int) -> Item:
 
 
 def _clip(text: str) -> str:
-    """The beginning of a text in one line."""
-    line = " ".join(text[: 4 * MAX_HINT_CHARS].split())
-    line = line.encode("utf-8", "replace").decode()
-    return line if len(line) <= MAX_HINT_CHARS else f"{line[:MAX_HINT_CHARS]}…"
+    """The beginning of a text in one line, at most 60 characters."""
+    line = " ".join(text[:240].split()).encode("utf-8", "replace").decode()
+    return line if len(line) <= 60 else f"{line[:60]}…"
 
 
 def write_index(
     items: Sequence[Item], known: str, budget_tokens: int, count: TokenCounter
 ) -> str:
-    """Writes the index of items that a summary leaves out, newest first.
-
-    Args:
-        items: What is newly left out, oldest first.
-        known: The index so far.
-        budget_tokens: What the index may take.
-        count: Tokens of a text.
-
-    Returns:
-        The index with its heading; "" where nothing is worth a line.
-    """
+    """Writes an index of items, newest first, before what the known index lists."""
     known_lines = known.splitlines()[1:]
     has_gap = INDEX_GAP in known_lines
     new_lines = (
@@ -176,16 +148,14 @@ def write_index(
         if line != INDEX_GAP:
             lines.setdefault(line[2 : 2 + HANDLE_CHARS], line)
     room = budget_tokens - count(f"{INDEX_HEADING}\n{INDEX_GAP}")
-    fitting = []
-    for line in lines.values():
-        room -= count(line) + 1
-        if room < 0:
-            has_gap = True
-            break
-        fitting.append(line)
+    used = itertools.accumulate(count(line) + 1 for line in lines.values())
+    fitting = [
+        line for line, most in zip(lines.values(), used, strict=True) if most <= room
+    ]
     if not fitting:
         return ""
-    return "\n".join([INDEX_HEADING, *fitting, *([INDEX_GAP] if has_gap else [])])
+    gap = [INDEX_GAP] if has_gap or len(fitting) < len(lines) else []
+    return "\n".join([INDEX_HEADING, *fitting, *gap])
 
 
 def attach_files(
@@ -193,16 +163,7 @@ def attach_files(
     contents: Sequence[types.Content],
     history: Iterable[int],
 ) -> list[types.Content]:
-    """Puts each file that the agent has read back behind its announcement.
-
-    Args:
-        sent: What is to be sent.
-        contents: The contents as ADK built them.
-        history: Indexes of those that are history.
-
-    Returns:
-        What is to be sent with the files; nothing is changed in place.
-    """
+    """Puts each file that the agent has read back behind its announcement."""
     if not any(map(_announced, sent)):
         return sent
     known = {item.handle: item for item in list_items(contents, history)}
@@ -223,7 +184,5 @@ def _announced(content: types.Content) -> list[str]:
     for part in content.parts or ():
         response = part.function_response if part else None
         if response and response.name == RECALL_TOOL:
-            handle = (response.response or {}).get(ATTACHED_KEY)
-            if isinstance(handle, str):
-                handles.append(handle)
-    return handles
+            handles.append((response.response or {}).get(ATTACHED_KEY))
+    return [handle for handle in handles if isinstance(handle, str)]

@@ -1,8 +1,4 @@
-"""The ledger: excerpts of the user's own messages, kept beside every summary.
-
-A model may leave out of its summary what the user asked for. The guard writes the
-ledger itself, and no model can change it.
-"""
+"""The ledger: excerpts of the user's messages, which no model writes or changes."""
 
 from __future__ import annotations
 
@@ -25,27 +21,11 @@ MIN_EXCERPT_BYTES = 24
 """A shorter excerpt says nothing; then the messages in the middle are left out."""
 
 MAX_FIRST_BYTES = 1_500
-MAX_FIRST_RATIO = 0.25
-"""What the first message may take, which mostly holds the task; and of the budget."""
+"""What the first message may take, which mostly holds the task."""
 
 FAVORED_NEWEST = 8
 FAVORED_FIRST = 2
-FAVORED_WEIGHT = 4.0
-NAMING_WEIGHT = 2.0
-"""How much more room newest and first messages get, and messages with names."""
-
-EDGE_RATIO = 0.1
-"""How much of an excerpt its first and last words get beside names."""
-
-PASTED_TIMES = 4
-PASTED_TAIL_RATIO = 1 / 3
-"""A message so many times as long has something pasted into it; the wish is its end."""
-
-MAX_SEARCHED_BYTES = 16 * 1024
-"""How much of a message is searched for names: its head and its tail."""
-
-WORDS_BEFORE_NAME = 4
-WORDS_AFTER_NAME = 2
+"""How many of the newest and first messages get more room."""
 
 _GAP = "…"
 _GAP_BYTES = len(f"{_GAP} ".encode())
@@ -55,19 +35,9 @@ _NAME = re.compile(r"[\d_/\\@#`]")
 def extend_ledger(
     excerpts: Sequence[str], messages: Sequence[str], max_bytes: int = MAX_LEDGER_BYTES
 ) -> list[str]:
-    """Adds messages to a ledger and divides its budget anew.
-
-    Args:
-        excerpts: The ledger so far.
-        messages: Newly covered messages of the user, oldest first.
-        max_bytes: What all excerpts may take, in UTF-8.
-
-    Returns:
-        The new ledger. The newest and the first messages keep the most; if even short
-        excerpts of all are too much, messages in the middle are left out.
-    """
+    """Adds messages, oldest first, to a ledger, and divides its budget anew."""
     budget = min(max_bytes, MAX_LEDGER_BYTES)
-    first = min(MAX_FIRST_BYTES, max(MAX_EXCERPT_BYTES, int(budget * MAX_FIRST_RATIO)))
+    first = min(MAX_FIRST_BYTES, max(MAX_EXCERPT_BYTES, budget // 4))
     texts = [
         telling_excerpt(" ".join(text.split()), MAX_EXCERPT_BYTES if order else first)
         for order, text in enumerate((*excerpts, *messages))
@@ -78,8 +48,8 @@ def extend_ledger(
     del texts[middle : middle + max(0, len(texts) - most)]
     last = len(texts) - FAVORED_NEWEST
     weights = [
-        (FAVORED_WEIGHT if order < FAVORED_FIRST or order >= last else 1.0)
-        * (NAMING_WEIGHT if _NAME.search(text) else 1.0)
+        (4.0 if order < FAVORED_FIRST or order >= last else 1.0)
+        * (2.0 if _NAME.search(text) else 1.0)
         for order, text in enumerate(texts)
     ]
     shares = divide_budget([len(text.encode()) for text in texts], weights, budget)
@@ -94,20 +64,19 @@ def extend_ledger(
 def telling_excerpt(text: str, max_bytes: int) -> str:
     """Keeps the first and last words of a text and those around names between them.
 
-    A name is a word with a digit, an underscore, a slash, `@`, `#` or a backtick: a
-    ticket, a path, a version, an identifier. A wish without its object says nothing.
-    Where names fill less than half of the room, as in scripts without blanks, head and
-    tail of the text remain.
+    Names are tickets, paths, versions and the like. Where they fill less than half of
+    the room, as in scripts without blanks, head and tail of the text remain.
     """
-    whole = excerpt(text, max(max_bytes, MAX_SEARCHED_BYTES))
+    whole = excerpt(text, max(max_bytes, 16 * 1024))  # Names are searched there.
     if len(whole.encode()) <= max_bytes:
         return whole
     words = whole.split(" ")
     sizes = [len(word.encode()) + 1 for word in words]  # Each with its blank.
     room = max_bytes - _GAP_BYTES
-    edge = int(room * EDGE_RATIO)
-    is_pasted = len(text.encode("utf-8", "replace")) >= PASTED_TIMES * max_bytes
-    last = int(room * PASTED_TAIL_RATIO) if is_pasted else edge
+    edge = room // 10
+    # So long a message has something pasted into it; the wish is its end.
+    is_pasted = len(text.encode("utf-8", "replace")) >= 4 * max_bytes
+    last = room // 3 if is_pasted else edge
     end = len(words) - _count_fitting(reversed(sizes), last)
     room -= sum(sizes[end:])
     named = _choose_named(words[:end], sizes, room - edge)
@@ -147,11 +116,11 @@ def _find_name_spans(words: Sequence[str]) -> list[tuple[int, int, int]]:
     """Finds names with the words around them: start, end, number of names."""
     spans: list[tuple[int, int, int]] = []
     for index in (i for i, word in enumerate(words) if _NAME.search(word)):
-        start, names = max(0, index - WORDS_BEFORE_NAME), 1
+        start, names = max(0, index - 4), 1
         if spans and start <= spans[-1][1]:
             start, _, names = spans.pop()
             names += 1
-        spans.append((start, min(len(words), index + 1 + WORDS_AFTER_NAME), names))
+        spans.append((start, min(len(words), index + 3), names))
     return spans
 
 

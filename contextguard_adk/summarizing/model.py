@@ -1,10 +1,17 @@
-"""One call of the model that writes summaries."""
+"""One call of the model that writes summaries.
+
+With a transcript it pays for all of the conversation anew. Where the provider serves
+the beginning of the agent's prompts from a cache, the agent's own request with one more
+message behind it ("in place") costs a fraction of that.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
@@ -13,29 +20,18 @@ from google.genai import types
 from contextguard_adk.errors import SummaryError, UnusableAnswerError
 from contextguard_adk.summarizing.prompts import SUMMARY_INSTRUCTION
 
-THINKING_HEADROOM_TOKENS = 4_096
-THINKING_HEADROOM_RATIO = 0.08
-"""Extra output for models that cannot stop thinking: thoughts count as output."""
+if TYPE_CHECKING:
+    from contextguard_adk.history.view import HistoryView
 
 
 @dataclass(frozen=True)
 class SummaryModel:
-    """A model that writes summaries, and how to call it.
-
-    Attributes:
-        llm: The model.
-        window_tokens: Its context window.
-        timeout_seconds: How long one call may take.
-        config: Settings of the agent's request that the call shares:
-            `http_options`, `labels` and `safety_settings`.
-        instruction: The system instruction; `{max_words}` is replaced in it.
-        is_agents_own: Whether it is the model that the agent itself calls.
-        can_think: Whether it may think before it answers.
-    """
+    """A model that writes summaries, and how to call it."""
 
     llm: BaseLlm
     window_tokens: int
     timeout_seconds: float = 60.0
+    # Of the agent's request: the call shares some of its settings.
     config: types.GenerateContentConfig = field(
         default_factory=types.GenerateContentConfig
     )
@@ -45,23 +41,13 @@ class SummaryModel:
 
     @property
     def headroom_tokens(self) -> int:
-        """What thoughts may take beside a summary, in tokens."""
-        if not self.can_think:
-            return 0
-        most = int(THINKING_HEADROOM_RATIO * self.window_tokens)
-        return min(THINKING_HEADROOM_TOKENS, most)
+        """What thoughts, which count as output, may take beside a summary."""
+        return min(4_096, int(0.08 * self.window_tokens)) if self.can_think else 0
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a model wrote.
-
-    Attributes:
-        text: The text, without thoughts.
-        output_tokens: What its provider counted; 0 where it did not.
-        has_calls: Whether it calls tools as well.
-        is_cut: Whether the provider ended it at the limit of its length.
-    """
+    """What a model wrote, without thoughts; 0 tokens where nobody counted them."""
 
     text: str
     output_tokens: int
@@ -72,11 +58,7 @@ class Answer:
 async def ask_with_transcript(
     model: SummaryModel, instruction: str, prompt: str, budget_tokens: int
 ) -> Answer:
-    """Has a model summarize what stands in a prompt.
-
-    Raises:
-        SummaryError: The model failed, timed out, or wrote nothing.
-    """
+    """Has a model summarize what stands in a prompt; may raise a `SummaryError`."""
     # Thoughts are turned off where the model allows it, else there is room for them.
     thinks = re.search(r"gemini-2\.5-flash", model.llm.model) is None
     request = LlmRequest(
@@ -97,24 +79,13 @@ async def ask_with_transcript(
 async def ask_in_place(
     model: SummaryModel, conversation: LlmRequest, prompt: str, output_tokens: int
 ) -> Answer:
-    """Has the agent's model summarize the conversation that it has before it.
-
-    Everything before the prompt is what the agent itself would send, tools and
-    settings included: a change would cost the prompt cache.
-
-    Raises:
-        UnusableAnswerError: The model called a tool, or its answer was cut.
-        SummaryError: The model failed, timed out, or wrote nothing.
-    """
-    config = conversation.config.model_copy(update={"max_output_tokens": output_tokens})
-    request = conversation.model_copy(
-        update={
-            "contents": [*conversation.contents, _user_content(prompt)],
-            "config": config,
-            # No Gemini cache is to be created for this one call.
-            "cacheable_contents_token_count": None,
-        }
-    )
+    """Asks behind the conversation, unchanged so that a prompt cache can serve it."""
+    request = conversation.model_copy()
+    request.contents = [*conversation.contents, _user_content(prompt)]
+    update = {"max_output_tokens": output_tokens}
+    request.config = conversation.config.model_copy(update=update)
+    # No Gemini cache is to be created for this one call.
+    request.cacheable_contents_token_count = None
     answer = await _ask(model, request)
     if answer.has_calls:
         raise UnusableAnswerError("the answer calls a tool")
@@ -135,7 +106,10 @@ async def _ask(model: SummaryModel, request: LlmRequest) -> Answer:
                     continue
                 if response.error_code and not response.content:
                     raise SummaryError(f"error {response.error_code}")
-                answer += _answer_text(response.content)
+                parts = response.content and response.content.parts
+                for part in parts or ():
+                    if part and part.text and not part.thought:
+                        answer += part.text
                 has_calls = has_calls or bool(response.get_function_calls())
                 is_cut = response.finish_reason == types.FinishReason.MAX_TOKENS
                 if usage := response.usage_metadata:
@@ -151,12 +125,46 @@ async def _ask(model: SummaryModel, request: LlmRequest) -> Answer:
     return Answer(answer.strip(), output_tokens, has_calls, is_cut)
 
 
-def _answer_text(content: types.Content | None) -> str:
-    parts = content.parts if content else None
-    return "".join(
-        part.text for part in parts or () if part and part.text and not part.thought
-    )
-
-
 def _user_content(text: str) -> types.Content:
     return types.Content(role="user", parts=[types.Part(text=text)])
+
+
+def find_conversation(
+    view: HistoryView, covered: Collection[int], contents: Sequence[types.Content]
+) -> list[types.Content]:
+    """Finds the conversation that shows, unshortened, what a summary has to cover.
+
+    It leaves out what is no history, such as instructions, which must not stand in a
+    summary and which ADK puts behind the history; in front of it, they would have to
+    stay. Returns [] where a transcript has to do.
+    """
+    if view.pinned_calls or not set(covered) >= set(view.compactable):
+        return []
+    if stored := view.stored:
+        is_shortened = stored.truncation or stored.request_chars >= 0
+        if is_shortened or view.covered != view.model_covered:
+            return []
+    history = set(view.history)
+    foreign = [i for i in range(len(view.contents)) if i not in history]
+    if foreign and foreign[0] < min(history, default=0):
+        return []
+    hidden = {id(view.contents[index]) for index in foreign}
+    return [content for content in contents if id(content) not in hidden]
+
+
+def answers_freely(request: LlmRequest, agent: object) -> bool:
+    """Whether no built-in tool, schema or forced choice decides the form of answers."""
+    config = request.config
+    for tool in config.tools or ():
+        if not isinstance(tool, types.Tool):
+            return False
+        if {name for name, value in tool if value is not None} != {
+            "function_declarations"
+        }:
+            return False
+    has_schema = config.response_schema or config.response_json_schema
+    if has_schema or getattr(agent, "output_schema", None) is not None:
+        return False
+    calling = config.tool_config and config.tool_config.function_calling_config
+    mode = calling.mode if calling else None
+    return mode in (None, "AUTO", "VALIDATED", "MODE_UNSPECIFIED")

@@ -6,7 +6,7 @@ import functools
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
@@ -24,10 +24,10 @@ from contextguard_adk.providers.windows import (
     ModelRegistry,
     resolve_context_window,
 )
-from contextguard_adk.summarizing import in_place
 from contextguard_adk.summarizing.model import (
     Answer,
     SummaryModel,
+    answers_freely,
     ask_in_place,
     ask_with_transcript,
 )
@@ -47,20 +47,6 @@ logger = logging.getLogger("contextguard_adk.summarizer")
 MAX_ROLLING_CALLS = 3
 """Into how many calls a transcript is split at most; beyond that it is shortened."""
 
-FIT_RATIO = 0.8
-"""How much of the room of three calls a shortened transcript takes."""
-
-LIVE_REQUEST_INPUT_RATIO = 0.15
-PREVIOUS_SUMMARY_INPUT_RATIO = 0.4
-"""What the live request and the previous summary may take of the input at most."""
-
-OVERFLOW_RETRY_RATIO = 0.6
-"""How much of the input is tried again after the provider found it too long."""
-
-MIN_SUMMARY_RATIO = 0.05
-"""Of the budget: a shorter answer in place that has no heading is small talk."""
-
-
 _REGISTRY = LitellmRegistry()  # Its table is read once for each process.
 
 
@@ -78,24 +64,12 @@ class SummarySettings(BaseModel):
     summarizer_context_window: int | None = Field(default=None, ge=1_000, strict=True)
     summary_timeout_seconds: float = Field(default=60.0, gt=0, le=3_600, strict=True)
     summary_instruction: str | None = Field(default=None, pattern=r"\S")
-    reuse_prompt_cache: in_place.ReusePromptCache = "auto"
+    reuse_prompt_cache: Literal["auto"] | bool = "auto"
 
 
 @dataclass(frozen=True)
 class SummaryTask:
-    """What is to be summarized.
-
-    Attributes:
-        entries: The transcript.
-        previous_summary: The summary so far; it is merged into the new one.
-        live_request: What the user wants now.
-        todos: The rendered todo list.
-        budget_tokens: What the summary may take.
-        correction: Real tokens per estimated token of the agent's model; None while
-            unknown.
-        conversation: The conversation itself, where it shows all of the transcript.
-        conversation_tokens: The estimate of the request with that conversation.
-    """
+    """What is to be summarized, and what the summary may take."""
 
     entries: Sequence[Entry]
     previous_summary: str = ""
@@ -103,24 +77,22 @@ class SummaryTask:
     todos: str = ""
     budget_tokens: int = 1_000
     correction: float | None = None
+    # The conversation itself, where it shows all of the transcript.
     conversation: Sequence[types.Content] = ()
     conversation_tokens: int = 0
+
+    def clip(self, answer: Answer) -> str:
+        """Cuts an answer that is too long."""
+        # The provider's count is exact, and an answer cut for nothing loses facts.
+        if 0 < answer.output_tokens <= self.budget_tokens:
+            return answer.text
+        count = token_counter(self.correction)
+        return shorten_to_tokens(answer.text, self.budget_tokens, count)
 
 
 @dataclass
 class Summarizer:
-    """Writes the summaries of one compaction of one agent.
-
-    Attributes:
-        settings: The agent's settings.
-        request: The agent's request.
-        agent: The agent.
-        window_tokens: The context window of the agent's own model.
-        registry: Where context windows are looked up; None is the default.
-        session: What is remembered of the agent in this session.
-        breaker: Counts failures.
-        failures: What went wrong, newest last.
-    """
+    """Writes the summaries of one compaction of one agent."""
 
     settings: SummarySettings
     request: LlmRequest
@@ -143,6 +115,8 @@ class Summarizer:
             window = self.window_tokens
         if window is None:
             window = resolve_context_window(llm.model, registry=self.registry).tokens
+        # A registry of the user's own need not know which models think.
+        ask = getattr(self.registry, "supports_reasoning", _REGISTRY.supports_reasoning)
         return SummaryModel(
             llm=llm,
             window_tokens=window,
@@ -150,39 +124,31 @@ class Summarizer:
             config=self.request.config,
             instruction=settings.summary_instruction or SUMMARY_INSTRUCTION,
             is_agents_own=llm is own,
-            can_think=self._can_think(llm.model),
+            can_think=bool(ask(llm.model)),
         )
-
-    def _can_think(self, model: str) -> bool:
-        # A registry of the user's own need not know.
-        ask = getattr(self.registry, "supports_reasoning", _REGISTRY.supports_reasoning)
-        return bool(ask(model))
 
     @property
     def is_in_place_wanted(self) -> bool:
-        """Whether to ask for the summary behind the conversation itself."""
+        """Whether a summary in place is worth a try, and would be plain text."""
         if self.model is None or not self.model.is_agents_own:
             return False
-        return not self.session.is_in_place_useless and in_place.is_wanted(
-            self.settings.reuse_prompt_cache,
-            self.session.cached_ratio,
-            self.request,
-            self.agent,
-        )
+        setting, session = self.settings.reuse_prompt_cache, self.session
+        has_cache = setting is True or session.cached_ratio >= 0.5
+        if session.is_in_place_useless or not (setting and has_cache):
+            return False
+        config = self.request.config
+        is_text = config.response_mime_type in (None, "text/plain")
+        may_end = is_text and not config.stop_sequences
+        return may_end and answers_freely(self.request, self.agent)
 
     async def summarize(self, task: SummaryTask) -> str:
-        """Has a summary written, in place or from the transcript.
-
-        Returns:
-            The summary, at most `task.budget_tokens` long; "" where no model is to be
-            asked, because there is none or it has just failed.
-        """
+        """Has a summary written, in place or from a transcript; "" where it fails."""
         # A summarizer that has just failed would only cost its timeout once more.
         if self.failures or self.model is None:
             return ""
         try:
             text = await self._summarize_in_place(task, self.model)
-            text = text or await summarize(task, self.model)
+            return text or await summarize(task, self.model)
         except SummaryError as error:
             self.failures.append(error)
             logger.warning(
@@ -191,8 +157,7 @@ class Summarizer:
                 getattr(self.agent, "name", ""),
                 error,
             )
-            text = ""
-        return text
+            return ""
 
     def end(self) -> None:
         """Counts how the compaction ended; called once behind it."""
@@ -202,11 +167,7 @@ class Summarizer:
     async def _summarize_in_place(self, task: SummaryTask, model: SummaryModel) -> str:
         """Has the agent's model end the conversation with its summary.
 
-        Returns:
-            The summary; "" where a transcript is to be used.
-
-        Raises:
-            SummaryError: There was no answer in time.
+        Returns "" where a transcript is to be used; raises where it took too long.
         """
         prompt = closing_prompt(task.budget_tokens, model.instruction, task.todos)
         count = token_counter(task.correction or DEFAULT_CORRECTION)
@@ -221,7 +182,8 @@ class Summarizer:
         )
         try:
             answer = await ask_in_place(model, conversation, prompt, output_tokens)
-            is_short = count(answer.text) < MIN_SUMMARY_RATIO * task.budget_tokens
+            # So short, and without a heading, it is small talk.
+            is_short = count(answer.text) < 0.05 * task.budget_tokens
             has_own_form = model.instruction == SUMMARY_INSTRUCTION
             if has_own_form and is_short and "#" not in answer.text:
                 raise UnusableAnswerError("the answer is no summary")
@@ -238,7 +200,7 @@ class Summarizer:
                 error,
             )
             return ""
-        return _clip_answer(answer, task)
+        return task.clip(answer)
 
 
 def find_llm(agent: object) -> BaseLlm | None:
@@ -273,17 +235,7 @@ def _is_overflow(error: SummaryError) -> bool:
 
 
 async def summarize(task: SummaryTask, model: SummaryModel) -> str:
-    """Asks a model for a summary of a transcript, in up to three rolling calls.
-
-    Each call stays within 80 % of the model's window; every call after the first
-    merges the summary so far. Beyond three calls tool results are shortened.
-
-    Returns:
-        The summary, at most `task.budget_tokens` long.
-
-    Raises:
-        SummaryError: The model failed, timed out, or wrote nothing.
-    """
+    """Asks for a summary of a transcript, each call within 80 % of the window."""
     input_tokens = summarizer_input_tokens(model.window_tokens)
     try:
         return await _summarize_within(task, model, input_tokens)
@@ -291,39 +243,33 @@ async def summarize(task: SummaryTask, model: SummaryModel) -> str:
         if not _is_overflow(error):
             raise
     logger.info("The summarizer found its input too long; trying again with less.")
-    return await _summarize_within(
-        task, model, int(input_tokens * OVERFLOW_RETRY_RATIO)
-    )
+    return await _summarize_within(task, model, int(input_tokens * 0.6))
 
 
 async def _summarize_within(
     task: SummaryTask, model: SummaryModel, input_tokens: int
 ) -> str:
     count = functools.cache(token_counter(task.correction or DEFAULT_CORRECTION))
-    live_request = shorten_to_tokens(
-        task.live_request, LIVE_REQUEST_INPUT_RATIO * input_tokens, count
-    )
-    summary = shorten_to_tokens(
-        task.previous_summary, PREVIOUS_SUMMARY_INPUT_RATIO * input_tokens, count
-    )
+    live_request = shorten_to_tokens(task.live_request, 0.15 * input_tokens, count)
+    summary = shorten_to_tokens(task.previous_summary, 0.4 * input_tokens, count)
     instruction = summary_instruction(task.budget_tokens, model.instruction)
     around = summary_prompt("", "", live_request, task.todos)
-    beside = count(instruction) + count(around)
+    room = input_tokens - count(instruction) - count(around)
     # One call alone reads the summary so far; a later one reads what was written.
-    rooms = [
-        max(input_tokens - beside - summary_tokens, input_tokens // 4)
-        for summary_tokens in (
-            count(summary),
-            max(count(summary), task.budget_tokens),
-        )
-    ]
-    for part in _split_transcript(task.entries, rooms[0], rooms[1], count):
+    rolling_tokens = max(count(summary), task.budget_tokens)
+    least = input_tokens // 4
+    for part in _split_transcript(
+        task.entries,
+        max(room - count(summary), least),
+        max(room - rolling_tokens, least),
+        count,
+    ):
         transcript = "\n".join(entry.text for entry in part)
         prompt = summary_prompt(transcript, summary, live_request, task.todos)
         answer = await ask_with_transcript(
             model, instruction, prompt, task.budget_tokens
         )
-        summary = _clip_answer(answer, task)
+        summary = task.clip(answer)
     return summary
 
 
@@ -337,21 +283,12 @@ def _split_transcript(
     parts = split_entries(entries, single_room_tokens, count)
     if len(parts) == 1:
         return parts
-    budget = int(MAX_ROLLING_CALLS * room_tokens * FIT_RATIO)
     parts = split_entries(entries, room_tokens, count)
     if len(parts) > MAX_ROLLING_CALLS:
-        parts = split_entries(fit_entries(entries, budget, count), room_tokens, count)
+        # Not all of the room: parts end between entries.
+        fitted = fit_entries(entries, int(0.8 * MAX_ROLLING_CALLS * room_tokens), count)
+        parts = split_entries(fitted, room_tokens, count)
     return parts[-MAX_ROLLING_CALLS:]
-
-
-def _clip_answer(answer: Answer, task: SummaryTask) -> str:
-    """Cuts an answer that is too long."""
-    # The provider's count is exact, and an answer cut for nothing loses facts.
-    if 0 < answer.output_tokens <= task.budget_tokens:
-        return answer.text
-    return shorten_to_tokens(
-        answer.text, task.budget_tokens, token_counter(task.correction)
-    )
 
 
 def write_mechanical_summary(
@@ -360,17 +297,6 @@ def write_mechanical_summary(
     budget_tokens: int,
     count: TokenCounter,
 ) -> str:
-    """Writes a summary without a model: what was said before, then excerpts.
-
-    Args:
-        entries: The transcript to cover.
-        previous_summary: What it begins with, whole.
-        budget_tokens: What the excerpts may take.
-        count: Tokens of a text.
-
-    Returns:
-        The previous summary and an excerpt of each message, head and tail; of the
-        newest where not all fit.
-    """
+    """Writes a summary without a model: what was said before, then excerpts."""
     lines = [entry.text for entry in fit_entries(entries, budget_tokens, count)]
     return "\n".join([previous_summary, *lines] if previous_summary else lines)

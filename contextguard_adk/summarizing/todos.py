@@ -4,37 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from google.adk.tools.base_tool import BaseTool
+from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from contextguard_adk.history.state import AgentState, StateLike, declares_state_schema
 from contextguard_adk.measuring.shortening import TokenCounter
 
-if TYPE_CHECKING:
-    from google.adk.tools.tool_context import ToolContext
-
 SHARED_TODOS_KEY = "todos"
 TODOS_TOOL = "todos"
 LIST_HEADING = "[The todo list as it stands]"
 
 
-_DESCRIPTION = (
-    "Keeps your todo list. Give the whole list in `todos` to replace it; give nothing "
-    "to read it."
-)
-
-
 class TodoItem(BaseModel):
-    """One task of a todo list.
-
-    Attributes:
-        content: What is to be done, such as "Run the tests".
-        status: How far it is.
-        active_form: The same while it is being done, such as "Running the tests".
-    """
+    """One task; `active_form` is its content while it is being done."""
 
     content: str = Field(min_length=1)
     status: Literal["pending", "in_progress", "completed"] = "pending"
@@ -52,7 +38,11 @@ class TodosTool(BaseTool):
     """
 
     def __init__(self) -> None:
-        super().__init__(name=TODOS_TOOL, description=_DESCRIPTION)
+        super().__init__(
+            name=TODOS_TOOL,
+            description="Keeps your todo list. Give the whole list in `todos` to "
+            "replace it; give nothing to read it.",
+        )
 
     def _get_declaration(self) -> types.FunctionDeclaration:
         schema = TodoItem.model_json_schema()
@@ -105,11 +95,7 @@ def _needs_namespaced_keys(tool_context: ToolContext) -> bool:
 
 @dataclass(frozen=True)
 class TodoList:
-    """The todo list of an agent.
-
-    Attributes:
-        items: Status and content of each task.
-    """
+    """The todo list of an agent: status and content of each task."""
 
     items: tuple[tuple[str, str], ...] = ()
 
@@ -117,19 +103,14 @@ class TodoList:
         return bool(self.items)
 
     def render(self, budget_tokens: int, count: TokenCounter) -> str:
-        """Renders the list for a model, one line for each task.
-
-        What exceeds the budget is left out: completed tasks, oldest first, then the
-        last ones. Returns "" when the list is empty or no task fits.
-        """
+        """Renders the list; completed tasks are left out first, oldest first."""
         lines = [
-            " ".join(f"- [{status}] {content}".split())
-            for status, content in self.items
+            " ".join(f"- [{status}] {text}".split()) for status, text in self.items
         ]
-        whole = "\n".join([LIST_HEADING, *lines])
-        if not lines or count(whole) <= budget_tokens:
-            return whole if lines else ""
-        done = [i for i in range(len(lines)) if self.items[i][0] == "completed"]
+        whole = "\n".join([LIST_HEADING, *lines]) if lines else ""
+        if count(whole) <= budget_tokens:
+            return whole
+        done = [i for i, (status, _) in enumerate(self.items) if status == "completed"]
         still_open = sorted(set(range(len(lines))).difference(done))
         note = "- … and {} more tasks that are not shown"
         room = budget_tokens - count(f"{LIST_HEADING}\n{note}") - 1
@@ -145,12 +126,7 @@ class TodoList:
 
 
 def load_todos(state: StateLike, agent: str, is_namespaced: bool = False) -> TodoList:
-    """Reads the todo list of an agent from session state.
-
-    The agent's own key is read first, then the plain `todos` key that other tools
-    write. Items may be dicts or models with `content` and `status`; anything else
-    is left out.
-    """
+    """Reads an agent's todo list: under its own key, else under the plain `todos`."""
     stored = AgentState(state, agent, is_namespaced).read(SHARED_TODOS_KEY)
     if not isinstance(stored, list):
         stored = state.get(SHARED_TODOS_KEY)

@@ -1,8 +1,7 @@
 """The conversation as text for a summarizer, within a budget of tokens.
 
-Everything stays while it fits. Beyond that tool results are shortened first (small
-ones stay whole, large ones keep head and tail), then messages; only then are the
-oldest entries dropped, never the first task or the current request.
+Tool results are shortened first, then messages; then the oldest entries are dropped,
+never the first task or the current request.
 """
 
 from __future__ import annotations
@@ -35,16 +34,7 @@ MIN_BODY_TOKENS = 40
 
 @dataclass(frozen=True)
 class Entry:
-    """One message, call or result of a transcript.
-
-    Attributes:
-        heading: What always stays, such as `user: [tool X returned a result]`.
-        body: What may be shortened.
-        is_tool: Whether the body is a tool's arguments or result.
-        is_pinned: Whether the entry is never dropped.
-        is_copy: Whether the history holds the body a second time.
-        handle: The name under which the whole can be read back; "" for none.
-    """
+    """One message, call or result of a transcript; a copy repeats what is there."""
 
     heading: str
     body: str = ""
@@ -65,12 +55,7 @@ def render_entries(
     pinned: Iterable[int] = (),
     with_handles: bool = False,
 ) -> list[Entry]:
-    """Renders some contents as entries, one for each part, in order.
-
-    Those of `pinned` contents are never dropped. With handles, what is shortened or
-    attached names the item that can be recalled.
-    """
-    kept = set(pinned)
+    """Renders contents, one entry for each part; those that are pinned always stay."""
     entries = []
     for index in indexes:
         content = contents[index]
@@ -81,7 +66,7 @@ def render_entries(
             handle = handle_of(part) if with_handles else ""
             entry = _render_part(content.role or "user", part, handle)
             if entry:
-                is_pinned = index in kept
+                is_pinned = index in pinned
                 entries.append(replace(entry, is_pinned=is_pinned, handle=handle))
     return entries
 
@@ -99,11 +84,10 @@ def _render_part(role: str, part: types.Part, handle: str) -> Entry | None:
         heading = f"{role}: [tool {response.name} returned a result]"
         heading = " ".join([heading, *filter(None, media)])
         return _render_payload(heading, response.name, response.response)
-    if part.executable_code:
-        return Entry(f"{role}: [ran code]\n", part.executable_code.code or "", True)
-    if part.code_execution_result:
-        output = part.code_execution_result.output or ""
-        return Entry(f"{role}: [code returned a result]\n", output, True)
+    if code := part.executable_code:
+        return Entry(f"{role}: [ran code]\n", code.code or "", True)
+    if output := part.code_execution_result:
+        return Entry(f"{role}: [code returned a result]\n", output.output or "", True)
     placeholder = describe_media(part)
     if placeholder and handle:
         placeholder = f"{placeholder[:-1]}; item {handle}]"
@@ -120,19 +104,14 @@ def _render_payload(heading: str, tool: str | None, payload: object) -> Entry | 
 
 
 def payload_text(payload: object) -> str:
-    """Renders a tool's arguments or result as text.
-
-    ADK wraps everything but a dict as `{"result": …}`: a text in it is returned as it
-    is, all else as JSON.
-    """
-    if isinstance(payload, dict) and list(payload) == ["result"]:
-        value = payload["result"]
-        if isinstance(value, str):
-            return value
+    """Renders a tool's arguments or result as JSON, a text as it is."""
+    # ADK wraps everything but a dict as `{"result": …}`.
+    value = payload.get("result") if isinstance(payload, dict) else None
+    if isinstance(payload, dict) and len(payload) == 1 and isinstance(value, str):
+        return value
     try:
-        return pydantic_core.to_json(
-            payload, fallback=repr, inf_nan_mode="constants"
-        ).decode("utf-8", "replace")
+        raw = pydantic_core.to_json(payload, fallback=repr, inf_nan_mode="constants")
+        return raw.decode("utf-8", "replace")
     except (ValueError, TypeError, RecursionError):
         pass  # Lone surrogates, bytes that are no text; cycles, deep nesting.
     try:
@@ -171,8 +150,11 @@ def fit_entries(
         return list(entries)
     least = [min(cost, MIN_BODY_TOKENS) for cost in costs]
     room = float(budget_tokens - MIN_BODY_TOKENS)  # A note about dropped entries.
-    smallest = [*map(sum, zip(headings, least, strict=True))]
-    kept = sorted(_choose_kept(entries, smallest, room))
+    # The pinned entries, and the newest of the others that fit.
+    order = sorted(range(len(entries)), key=lambda i: (entries[i].is_pinned, i))[::-1]
+    used = itertools.accumulate(headings[i] + least[i] for i in order)
+    pairs = zip(order, used, strict=True)
+    kept = sorted(i for i, most in pairs if most <= room or entries[i].is_pinned)
     room -= sum(headings[i] for i in kept)
     # Each entry gets a little; messages are served first with the rest, copies last.
     shares = divide_budget([least[i] for i in kept], [1.0] * len(kept), room)
@@ -185,34 +167,19 @@ def fit_entries(
         body = shorten_to_tokens(entry.body, sum(tokens), count_tokens, entry.handle)
         fitted.append(replace(entry, body=body))
     dropped = [entry for i, entry in enumerate(entries) if i not in kept]
-    return [_note_dropped(dropped), *fitted] if dropped else fitted
-
-
-def _choose_kept(
-    entries: Sequence[Entry], least_tokens: Sequence[int], room_tokens: float
-) -> set[int]:
-    """Chooses the pinned entries and the newest of the others that fit."""
-    order = sorted(range(len(entries)), key=lambda i: (entries[i].is_pinned, i))[::-1]
-    used = itertools.accumulate(least_tokens[i] for i in order)
-    pairs = zip(order, used, strict=True)
-    return {i for i, tokens in pairs if tokens <= room_tokens or entries[i].is_pinned}
-
-
-def _note_dropped(entries: Sequence[Entry]) -> Entry:
-    """Says how many entries are missing, and how to read the newest three of them."""
-    handles = [entry.handle for entry in entries if entry.handle and entry.body]
-    newest = ", ".join(handles[:-4:-1])
-    items = f"; the newest are items {newest}" if newest else ""
-    return Entry(f"[{len(entries)} earlier messages left out{items}]")
+    if not dropped:
+        return fitted
+    handles = [entry.handle for entry in dropped if entry.handle and entry.body]
+    items = f"; the newest are items {', '.join(handles[:-4:-1])}" if handles else ""
+    return [Entry(f"[{len(dropped)} earlier messages left out{items}]"), *fitted]
 
 
 def split_entries(
     entries: Sequence[Entry], budget_tokens: int, count_tokens: TokenCounter
 ) -> list[list[Entry]]:
-    """Splits a transcript into parts, at least one, that each fit a budget of tokens.
+    """Splits a transcript into parts that each fit a budget of tokens.
 
-    A part ends between two entries, unless much of it would stay unused: then the
-    entry is continued in the next part.
+    An entry is continued in the next part where much of this one would stay unused.
     """
     parts: list[list[Entry]] = [[]]
     room = budget_tokens
@@ -221,7 +188,7 @@ def split_entries(
         entry = waiting.pop()
         first, rest = _cut_entry(entry, room, budget_tokens, count_tokens)
         if not (first or parts[-1]):
-            first, rest = entry, None  # Not even its heading fits anywhere.
+            first, rest = entry, None  # Its heading alone is too long.
         if first:
             parts[-1].append(first)
             room -= count_tokens(first.heading) + 1 + count_tokens(first.body)
