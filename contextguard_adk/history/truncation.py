@@ -24,14 +24,9 @@ MAX_DEPTH = 100
 class Truncation:
     """How strings in tool results are shortened; lengths in characters.
 
-    Attributes:
-        max_length: Strings longer than this are shortened to it.
-        show_truncation_notice: Whether to say how much is missing.
-        smart_truncate: Whether to keep head and tail in place of the head alone.
-        head_length: What `smart_truncate` keeps of the beginning.
-        tail_length: What `smart_truncate` keeps of the end.
-        result_length: Results whose JSON is longer than this become an excerpt of it,
-            however short the strings in them are; 0 for never.
+    Strings over `max_length` keep that much of their head; with `smart_truncate`
+    `head_length` and `tail_length` in its place. A result whose JSON is longer than
+    `result_length` becomes an excerpt of it, however short its strings; 0 for never.
     """
 
     max_length: int = 4_000
@@ -47,11 +42,7 @@ class Truncation:
 
     @classmethod
     def from_json(cls, text: str) -> Truncation:
-        """Reads what `to_json` wrote.
-
-        Raises:
-            ValueError: The text is nothing of the kind.
-        """
+        """Reads what `to_json` wrote; raises ValueError where it is not that."""
         return TypeAdapter(cls).validate_json(text, strict=True)
 
 
@@ -60,9 +51,7 @@ def truncate_content(
 ) -> types.Content:
     """Shortens the tool results of a content; `with_handles` adds how to recall them.
 
-    Returns:
-        A copy; the content itself where nothing is too long. Results are shared with
-        the stored session, so nothing is changed in place.
+    Returns a copy where anything is too long: results are shared with the session.
     """
     old = content.parts or []
     parts = [_truncate_part(part, truncation, with_handles) for part in old]
@@ -89,9 +78,7 @@ def _truncate_part(
 def _excerpt(response: dict[str, Any], truncation: Truncation) -> dict[str, Any]:
     """Replaces a result of many short strings by an excerpt of its JSON."""
     length = truncation.result_length
-    if not length:
-        return response
-    text = json_text(response).decode("utf-8", "surrogatepass")
+    text = json_text(response).decode("utf-8", "surrogatepass") if length else ""
     # Strings that were shortened come with notices and keys around them.
     if len(text) <= 2 * length:
         return response
@@ -99,11 +86,7 @@ def _excerpt(response: dict[str, Any], truncation: Truncation) -> dict[str, Any]
 
 
 def truncate_value(value: Any, truncation: Truncation, depth: int = 0) -> Any:
-    """Shortens every string in nested dicts and lists, down to `MAX_DEPTH`.
-
-    Returns:
-        A copy of what had to change; the value itself where nothing did.
-    """
+    """Shortens every string in nested dicts and lists; copies only what changes."""
     if isinstance(value, str):
         return truncate_text(value, truncation)
     if depth >= MAX_DEPTH or not isinstance(value, dict | list):
@@ -116,10 +99,7 @@ def truncate_value(value: Any, truncation: Truncation, depth: int = 0) -> Any:
 
 
 def truncate_text(text: str, truncation: Truncation) -> str:
-    """Returns the head of a string that is too long, or its head and tail.
-
-    A string that the notice would make longer stays as it is.
-    """
+    """Shortens a string that is too long, unless the notice makes it longer."""
     if len(text) <= truncation.max_length:
         return text
     head, tail = text[: truncation.max_length], ""
