@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from google.adk.models.llm_response import LlmResponse
 
-from contextguard_adk.measuring.calibration import request_spare_tokens
+from contextguard_adk.measuring.calibration import request_script_discount
 from contextguard_adk.measuring.memo import Memo
 from contextguard_adk.memory import CallInFlight, call_key
 from contextguard_adk.telemetry import (
@@ -106,7 +106,7 @@ def _is_truncated(call: CallInFlight, real_tokens: int, memo: Memo) -> bool:
     suspect_tokens = call.heuristic_tokens * TRUNCATION_RATIO
     if real_tokens >= suspect_tokens or suspect_tokens <= MIN_TRUNCATED_TOKENS:
         return False
-    discount_tokens = request_spare_tokens(
+    discount_tokens = request_script_discount(
         call.sent_contents, call.sent_config, memo.measure_part
     )
     return real_tokens < suspect_tokens - discount_tokens * TRUNCATION_RATIO

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-_HEAD_RATIO = 0.6  # Of a shortened text.
-
 TokenCounter = Callable[[str], int]
 
 
 def shorten(text: str, max_chars: int, handle: str = "") -> str:
     """Keeps head and tail of a text and says how much is missing between them.
 
-    Args:
-        text: Any text.
-        max_chars: The most characters to return, notice included; the notice is
-            returned in any case.
-        handle: The name under which the whole can be read back; "" for none.
+    The notice is returned whatever `max_chars`; with a `handle` it names how to read
+    the whole back.
     """
     if len(text) <= max_chars:
         return text
     item = f"; item {handle}" if handle else ""
     notice = f"\n[… {len(text)} characters in all, middle left out{item} …]\n"
     room = max(0, max_chars - len(notice))
-    head = int(room * _HEAD_RATIO)
+    head = int(room * 0.6)
     tail = room - head
     return text[:head] + notice + (text[-tail:] if tail else "")
 
@@ -47,13 +42,7 @@ def divide_budget(
 ) -> list[float]:
     """Divides a budget by weight; what a small item does not need goes to the others.
 
-    Args:
-        costs: What each item takes in full.
-        weights: The relative share of each item; positive.
-        room: What there is to divide, in the unit of `costs`.
-
-    Returns:
-        A share for each item, at most its cost; their sum is at most `room`.
+    No share is larger than the item's cost, and their sum is at most `room`.
     """
     shares = [0.0] * len(costs)
     total_weight = sum(weights)

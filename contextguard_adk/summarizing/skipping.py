@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from contextguard_adk.measuring.calibration import request_spare_tokens
+from contextguard_adk.measuring.calibration import request_script_discount
 from contextguard_adk.measuring.tokens import estimate_contents_tokens
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def _fixed_tokens(context: CompactionContext) -> int:
     if context.tokens >= heuristic_tokens:
         return fixed_tokens
     config = context.summarizer.request.config
-    discount_tokens = request_spare_tokens(context.fixed_contents, config)
+    discount_tokens = request_script_discount(context.fixed_contents, config)
     lowered_tokens = fixed_tokens * context.tokens // heuristic_tokens
     return max(lowered_tokens, fixed_tokens - discount_tokens)
 
