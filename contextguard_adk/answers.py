@@ -28,12 +28,9 @@ logger = logging.getLogger("contextguard_adk.answers")
 TRUNCATION_RATIO = 0.5
 """A count this far below what the text takes means that the server cut the prompt.
 
-It takes bytes / 4, less what its scripts may spare: o200k_base counts 0.42 of bytes / 4
-for Georgian and 0.45 for Hindi.
+It takes bytes / 4 less what its scripts may: o200k_base counts 0.42 of bytes / 4 for
+Georgian and 0.45 for Hindi.
 """
-
-MIN_TRUNCATED_TOKENS = 2_000
-"""Requests smaller than this are not suspected."""
 
 SILENT_REFUSAL_RATIO = 0.4
 """Of the window; an empty answer to less is not suspected.
@@ -72,24 +69,14 @@ async def take_answer(
     # A recovery needs them no more.
     call.original_contents = call.sent_contents = ()
     call.sent_config = None
-    if not call.is_reported:
-        call.is_reported = True
-        await _report(guard, context, response, call, real)
-
-
-async def _report(
-    guard: Guard,
-    context: CallbackContext,
-    response: LlmResponse,
-    call: CallInFlight,
-    real_tokens: int | None,
-) -> None:
-    """Reports a call, in short also in `custom_metadata`, which ADK stores."""
+    if call.is_reported:
+        return
+    call.is_reported = True
     record = CallRecord(
         agent=context.agent_name,
         session_id=context.get_invocation_context().session.id,
         estimated_tokens=call.estimated_tokens,
-        real_tokens=real_tokens,
+        real_tokens=real,
         window_tokens=call.window_tokens,
         threshold_tokens=call.threshold_tokens,
         pressure=call.estimated_tokens / call.window_tokens,
@@ -104,7 +91,7 @@ async def _report(
 def _is_truncated(call: CallInFlight, real_tokens: int, memo: Memo) -> bool:
     """Whether the provider counted too little for all that was sent."""
     suspect_tokens = call.heuristic_tokens * TRUNCATION_RATIO
-    if real_tokens >= suspect_tokens or suspect_tokens <= MIN_TRUNCATED_TOKENS:
+    if real_tokens >= suspect_tokens or suspect_tokens <= 2_000:
         return False
     discount_tokens = request_script_discount(
         call.sent_contents, call.sent_config, memo.measure_part

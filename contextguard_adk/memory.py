@@ -24,21 +24,6 @@ if TYPE_CHECKING:
 
     from contextguard_adk.history.stored_summary import Unsaved
 
-MAX_REMEMBERED = 1_024
-"""Calls in flight, sessions, models and warnings remembered; the oldest go first."""
-
-MAX_MEMOS = 16
-"""Runs whose sizes are remembered; ADK 2.0, which reports no end of a run, fills it."""
-
-MAX_CALL_SECONDS = 3_600
-"""A model call that is older is not waited for any longer."""
-
-FAILURES_BEFORE_BREAK = 3
-"""After so many failures in a row a summarizer is not asked …"""
-
-SKIPPED_COMPACTIONS = 5
-"""… for so many compactions, which are then mechanical."""
-
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
@@ -46,7 +31,7 @@ V = TypeVar("V")
 class BoundedDict(OrderedDict[K, V], Generic[K, V]):
     """A dict that forgets its oldest entry when it is full."""
 
-    def __init__(self, max_count: int = MAX_REMEMBERED) -> None:
+    def __init__(self, max_count: int = 1_024) -> None:
         super().__init__()
         self._max_count = max_count
 
@@ -70,11 +55,9 @@ class SessionMemory:
 
     Attributes:
         unsaved: A paid summary whose state has not been seen in the session yet.
-        was_just_compacted: Whether the last call was compacted.
         dropped_tokens: The estimate at which a compaction gained nothing; None where
             the last one gained something.
         is_fixed_part_reported: Whether a fixed part that is too large was reported.
-        is_under_pressure: Whether the last request was under pressure.
         cached_ratio: How much of the last prompt the provider served from a cache.
         is_in_place_useless: Whether a summary asked for in place was unusable.
     """
@@ -92,20 +75,9 @@ class SessionMemory:
 class CallInFlight:
     """A model call between `before_model` and its answer.
 
-    Attributes:
-        heuristic_tokens: Of the request that was sent, by bytes / 4.
-        estimated_tokens: The estimate of that request, in real tokens.
-        window_tokens: The context window that it was measured against.
-        threshold_tokens: From here on a compaction was due.
-        original_contents: The contents before the guard changed them.
-        sent_contents: The contents that the guard sent.
-        sent_config: The configuration that they went with.
-        session: What is remembered of its agent and session.
-        compaction: The compaction that ran for it.
-        is_answered: Whether an error came, or an answer with content or usage.
-        is_reported: Whether its record was handed out.
-        is_recovered: Whether the provider had rejected a larger request before.
-        started_seconds: When it began, by `time.monotonic`.
+    `heuristic_tokens` are bytes / 4 of what is sent, `estimated_tokens` real tokens;
+    `original_contents` are those before the guard changed them. It is answered by an
+    error, content or usage.
     """
 
     heuristic_tokens: int
@@ -124,7 +96,7 @@ class CallInFlight:
 
 
 class CircuitBreaker:
-    """Stops asking a summarizer that keeps failing, for a number of compactions."""
+    """Skips a summarizer for five compactions after three failures in a row."""
 
     def __init__(self) -> None:
         # Failures in a row by model; below zero, compactions that are still skipped.
@@ -133,8 +105,8 @@ class CircuitBreaker:
     def allows(self, model: str) -> bool:
         """Whether to ask a model; called once for each compaction."""
         failures = self._failures.get(model, 0)
-        if failures >= FAILURES_BEFORE_BREAK:
-            failures = -SKIPPED_COMPACTIONS
+        if failures >= 3:
+            failures = -5
         if failures < 0:
             self._failures[model] = failures + 1
         return failures >= 0
@@ -145,19 +117,14 @@ class CircuitBreaker:
 
 
 class Memory:
-    """All that one plugin instance remembers.
-
-    Attributes:
-        calls: Model calls in flight.
-        sessions: Agents in their sessions.
-        breaker: Summarizers that keep failing.
-    """
+    """All that one plugin instance remembers."""
 
     def __init__(self) -> None:
         self.calls: BoundedDict[CallKey, CallInFlight] = BoundedDict()
         self.sessions: BoundedDict[SessionKey, SessionMemory] = BoundedDict()
         self.breaker = CircuitBreaker()
-        self._memos: BoundedDict[CallKey, Memo] = BoundedDict(MAX_MEMOS)
+        # ADK 2.0, which reports no end of a run, fills it.
+        self._memos: BoundedDict[CallKey, Memo] = BoundedDict(16)
 
     def session(self, key: SessionKey) -> SessionMemory:
         """What is remembered of an agent in a session."""
@@ -166,9 +133,9 @@ class Memory:
         return known
 
     def begin_call(self, key: CallKey, call: CallInFlight) -> None:
-        """Remembers a model call; forgets those that have waited too long."""
+        """Remembers a model call; forgets those that have waited for over an hour."""
         self.calls[key] = call
-        oldest_seconds = call.started_seconds - MAX_CALL_SECONDS
+        oldest_seconds = call.started_seconds - 3_600
         while next(iter(self.calls.values())).started_seconds < oldest_seconds:
             self.calls.popitem(last=False)
 
@@ -210,11 +177,7 @@ def summary_scope(invocation: InvocationContext) -> str:
 
     The invocation belongs to it where the agent sees nothing else.
     """
-    scope = [
-        invocation.session.id,
-        invocation.branch or "",
-        getattr(invocation, "isolation_scope", None) or "",
-    ]
+    scope = [invocation.session.id, *_branch_and_isolation(invocation)]
     if getattr(invocation.agent, "include_contents", "default") == "none":
         scope.append(invocation.invocation_id)
     return _digest(scope)
@@ -222,9 +185,13 @@ def summary_scope(invocation: InvocationContext) -> str:
 
 def branch_scope(invocation: InvocationContext) -> str:
     """A short name of branch and isolation scope; "" where there are none."""
-    isolation = getattr(invocation, "isolation_scope", None)
-    names = [invocation.branch or "", isolation or ""]
+    names = _branch_and_isolation(invocation)
     return _digest(names) if any(names) else ""
+
+
+def _branch_and_isolation(invocation: InvocationContext) -> list[str]:
+    isolation = getattr(invocation, "isolation_scope", None)
+    return [invocation.branch or "", isolation or ""]
 
 
 def _digest(names: Sequence[str]) -> str:

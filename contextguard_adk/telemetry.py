@@ -14,9 +14,6 @@ logger = logging.getLogger("contextguard_adk.telemetry")
 METADATA_KEY = "context_guard"
 """Where a response event's `custom_metadata` says what the guard did."""
 
-SPAN_NAME = "context_guard.compact"
-"""The span of a compaction, below the one that ADK has open."""
-
 
 @dataclass(frozen=True)
 class CompactionRecord:
@@ -128,14 +125,7 @@ async def notify(listener: Listener[R] | None, record: R) -> None:
 
 @dataclass(frozen=True)
 class Observers:
-    """Who is told what happened.
-
-    Attributes:
-        warning_threshold: Of the context window; from here on pressure is reported.
-        on_pressure: Told once each time pressure crosses the threshold.
-        on_compaction: Told of every compaction.
-        on_call: Told of every answered model call.
-    """
+    """Who is told what happened; pressure is a share of the context window."""
 
     warning_threshold: float = 0.70
     on_pressure: Listener[PressureRecord] | None = None
@@ -195,14 +185,11 @@ def _trace_compaction(record: CompactionRecord) -> None:
 
     end_nanoseconds = time.time_ns()
     span = trace.get_tracer("contextguard_adk").start_span(
-        SPAN_NAME,
+        "context_guard.compact",
         start_time=end_nanoseconds - int(record.duration_seconds * 1e9),
     )
-    if span.is_recording():
-        values = {
-            f"context_guard.{key}": value for key, value in asdict(record).items()
-        }
-        span.set_attributes(values)
+    for key, value in asdict(record).items():
+        span.set_attribute(f"context_guard.{key}", value)
     span.end(end_nanoseconds)
 
 

@@ -23,10 +23,6 @@ from contextguard_adk.providers.overflow_wordings import (
 )
 
 MIN_LIMIT_TOKENS: Final = 256
-_MAX_TOKENS: Final = 100_000_000
-# Providers may echo the request; what they have to say stands before or after it.
-_MAX_EDGE_CHARS: Final = 20_000
-_MAX_LINKED_ERRORS: Final = 32
 
 
 @dataclass(frozen=True)
@@ -36,10 +32,8 @@ class Overflow:
     Attributes:
         limit_tokens: The limit it named; None when it named none, one in bytes or
             characters, two different ones, or one outside 256 to 100 million.
-        prompt_tokens: Its own count of the prompt, tools included; None when it gave
-            none or only a lower bound.
-        output_tokens: The reserved output that counts against the limit; None if none
-            does or it is not named.
+        prompt_tokens: Its own count of the prompt, tools included; None for unknown.
+        output_tokens: The reserved output that counts against the limit.
         is_input_plus_output: The limit is on the prompt and the reserved output
             together, so that a smaller reservation would help as well.
     """
@@ -60,29 +54,20 @@ _ESCAPES: Final = {
 
 
 def parse_overflow(error: BaseException) -> Overflow | None:
-    """Reads whether a model call failed because its request was too long.
+    """Reads whether a model call failed because its request was too long; never raises.
 
-    An error is one message: its text, body and response together; of a long one the
-    first and the last 20,000 characters are read. A message about a rate limit, a quota
-    or the reserved output alone is no overflow whatever else it quotes, so that an
-    echoed prompt cannot make it one; nor is what such an error is the cause of. Of an
-    error that says neither, its causes are read, then the members of its group, and
-    last what was being handled when it was raised.
-
-    Never raises, whatever the error does when it is read.
-
-    Args:
-        error: What the model call raised; up to 32 errors linked to it are read.
-
-    Returns:
-        What the provider said, or None when it did not say "too long".
+    An error is one message: its text, body and response together. A message about a
+    rate limit, a quota or the reserved output alone is no overflow whatever else it
+    quotes, so that an echoed prompt cannot make it one; nor is what such an error is
+    the cause of. Of an error that says neither, its causes are read, then the members
+    of its group, and last what was being handled when it was raised.
     """
     reading = _read_linked(error, set())
     return reading if isinstance(reading, Overflow) else None
 
 
 def _read_linked(error: BaseException, seen: set[int]) -> _Reading:
-    if id(error) in seen or len(seen) >= _MAX_LINKED_ERRORS:
+    if id(error) in seen or len(seen) >= 32:
         return None
     seen.add(id(error))
     own: _Reading = "refused" if _has_status_429(error) else _read_error(error)
@@ -158,7 +143,7 @@ def _find_count(patterns: Wordings, text: str) -> int | None:
 
 def _tokens(digits: str | None) -> int | None:
     count = int(re.sub("[,_]", "", digits)) if digits else 0
-    return count if 0 < count <= _MAX_TOKENS else None
+    return count if 0 < count <= 100_000_000 else None
 
 
 def _flatten(texts: Iterable[str]) -> str:
@@ -169,9 +154,8 @@ def _flatten(texts: Iterable[str]) -> str:
 
 
 def _keep_edges(text: str) -> str:
-    if len(text) <= 2 * _MAX_EDGE_CHARS:
-        return text
-    return f"{text[:_MAX_EDGE_CHARS]} ... {text[-_MAX_EDGE_CHARS:]}"
+    """Leaves out the middle: providers may echo the request between what they say."""
+    return text if len(text) <= 40_000 else f"{text[:20_000]} ... {text[-20_000:]}"
 
 
 def _text_of(source: object) -> str:
