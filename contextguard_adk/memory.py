@@ -1,7 +1,6 @@
 """What the guard remembers in process between two callbacks; all of it bounded.
 
-Nothing here is needed for correctness: a process that starts anew loses at most one
-summary, and pays for it again.
+A process that starts anew loses at most one summary, and pays for it again.
 """
 
 from __future__ import annotations
@@ -53,13 +52,8 @@ CallKey = tuple[str, str, str, str]
 class SessionMemory:
     """What is remembered of one agent in one scope of a session.
 
-    Attributes:
-        unsaved: A paid summary whose state has not been seen in the session yet.
-        dropped_tokens: The estimate at which a compaction gained nothing; None where
-            the last one gained something.
-        is_fixed_part_reported: Whether a fixed part that is too large was reported.
-        cached_ratio: How much of the last prompt the provider served from a cache.
-        is_in_place_useless: Whether a summary asked for in place was unusable.
+    `dropped_tokens` is the estimate at which a compaction gained nothing,
+    `cached_ratio` how much of the last prompt the provider served from a cache.
     """
 
     unsaved: Unsaved | None = None
@@ -73,12 +67,7 @@ class SessionMemory:
 
 @dataclass
 class CallInFlight:
-    """A model call between `before_model` and its answer.
-
-    `heuristic_tokens` are bytes / 4 of what is sent, `estimated_tokens` real tokens;
-    `original_contents` are those before the guard changed them. It is answered by an
-    error, content or usage.
-    """
+    """A model call between `before_model` and its answer."""
 
     heuristic_tokens: int
     estimated_tokens: int
@@ -173,10 +162,7 @@ def call_key(context: CallbackContext) -> CallKey:
 
 
 def summary_scope(invocation: InvocationContext) -> str:
-    """A digest of where a summary is valid: session, branch and isolation scope.
-
-    The invocation belongs to it where the agent sees nothing else.
-    """
+    """A digest of where a summary is valid; of an agent without history, of the run."""
     scope = [invocation.session.id, *_branch_and_isolation(invocation)]
     if getattr(invocation.agent, "include_contents", "default") == "none":
         scope.append(invocation.invocation_id)

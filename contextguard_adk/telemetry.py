@@ -139,17 +139,14 @@ async def report_compaction(
     """Tells log, trace and listener of a compaction that has just ended."""
     _trace_compaction(record)
     logger.info(
-        "Compacted agent %r (%s): %d to %d tokens, %d to %d contents, threshold %d, "
-        "%d summaries%s.",
-        record.agent,
-        record.reason,
-        record.tokens_before,
-        record.tokens_after,
-        record.contents_before,
-        record.contents_after,
-        threshold_tokens,
-        record.attempts,
-        ", mechanical" if record.is_mechanical else "",
+        "Compacted agent %(agent)r (%(reason)s): %(tokens_before)d to %(tokens_after)d "
+        "tokens, %(contents_before)d to %(contents_after)d contents, threshold "
+        "%(threshold)d, %(attempts)d summaries%(mechanical)s.",
+        {
+            **vars(record),
+            "threshold": threshold_tokens,
+            "mechanical": ", mechanical" if record.is_mechanical else "",
+        },
     )
     await notify(observers.on_compaction, record)
 
@@ -158,10 +155,7 @@ async def report_pressure(record: PressureRecord, observers: Observers) -> None:
     """Tells log and listener of a request that fills much of the window."""
     logger.warning(
         "Agent %r is under pressure: %d of %d tokens (%.0f %%) are sent.",
-        record.agent,
-        record.tokens,
-        record.window_tokens,
-        100 * record.pressure,
+        *(record.agent, record.tokens, record.window_tokens, 100 * record.pressure),
     )
     await notify(observers.on_pressure, record)
 
@@ -169,12 +163,9 @@ async def report_pressure(record: PressureRecord, observers: Observers) -> None:
 async def report_call(record: CallRecord, observers: Observers) -> None:
     """Tells log and listener of an answered model call."""
     logger.debug(
-        "Agent %r: about %d tokens were sent, %s counted, window %d (%.0f %%).",
-        record.agent,
-        record.estimated_tokens,
-        "none" if record.real_tokens is None else record.real_tokens,
-        record.window_tokens,
-        100 * record.pressure,
+        "Agent %(agent)r: about %(estimated_tokens)d tokens were sent, %(real_tokens)s "
+        "counted, window %(window_tokens)d.",
+        vars(record),
     )
     await notify(observers.on_call, record)
 

@@ -39,10 +39,7 @@ _NUMBER_AS_KEY = re.compile(r'"[-0-9][-0-9.e]*":')
 
 @dataclass(frozen=True)
 class Covered:
-    """Fingerprints of the contents that a summary stands for, in order.
-
-    Of the contents before the `recent` ones only number and digest are known.
-    """
+    """Fingerprints of what a summary stands for; of those before `recent` a digest."""
 
     older_count: int = 0
     older_digest: bytes = b""
@@ -55,11 +52,7 @@ class Covered:
 
 
 def fingerprint(content: types.Content) -> bytes:
-    """Returns a short digest of what a content says.
-
-    Call ids and thought signatures are left out: ADK strips some ids, and neither
-    is part of what was said. JSON is canonical: a JSONB column reorders keys.
-    """
+    """Returns a short digest of what a content says; call ids do not belong to it."""
     parts = filter(None, content.parts or ())
     said = b"".join([_spell(b"", content.role), *map(_spell_part, parts)])
     return hashlib.blake2b(said, digest_size=FINGERPRINT_BYTES).digest()
@@ -167,8 +160,7 @@ def align_covered(
 ) -> list[tuple[int, int]]:
     """Pairs positions in a covered set with equal ones in `fingerprints`, ascending.
 
-    The older contents are covered together, if the request begins with all of them
-    unchanged, or not at all. The recent ones are matched by the longest equal runs.
+    The older contents are covered together, unchanged at the beginning, or not at all.
     """
     older = fingerprints[: covered.older_count]
     is_older_there = _digest_older(older) == covered.older_digest

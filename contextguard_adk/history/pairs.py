@@ -21,11 +21,7 @@ _RELAYED = re.compile(r"\[[^\]\n]+\] (said:|thought:|called tool `|`)")
 
 @dataclass(frozen=True)
 class Pairs:
-    """Which contents belong together because calls in them were answered.
-
-    `partners` has, for each content with an answered call or an answer, the indexes
-    of the other side; `open_calls` the contents with a call that nothing answers yet.
-    """
+    """The contents on the other side of calls and answers; those with open calls."""
 
     partners: dict[int, set[int]] = field(default_factory=dict)
     open_calls: set[int] = field(default_factory=set)
@@ -60,8 +56,7 @@ def media_parts(content: types.Content) -> list[types.Part]:
 def is_relay(content: types.Content) -> bool:
     """Returns whether a content looks like ADK's rendering of another agent's event.
 
-    A user may begin a message with the same words, so the part after it counts: ADK
-    adds one for each thing that the other agent said or did.
+    A user may begin a message with the same words, so the part after it counts.
     """
     parts = [part for part in content.parts or () if part]
     if content.role != "user" or len(parts) < 2:
@@ -105,9 +100,8 @@ def take_call(
 ) -> tuple[int, types.FunctionCall] | None:
     """Removes the open call that a response answers from `waiting`; None if none.
 
-    Ids decide where both sides have one; ADK strips its own for most models. Else it is
-    the first call of that name in the newest content that has one: a call that was
-    never answered must not take the response of a later one.
+    Without ids it is the first of that name in the newest content that has one: a call
+    that was never answered must not take the response of a later one.
     """
     same_id, same_name = [], []
     for position, (_, call) in enumerate(waiting):
@@ -181,8 +175,7 @@ def find_live_request(
 ) -> int | None:
     """Finds the newest message with what started the invocation; None if none has.
 
-    Without `user_content` it is the newest user text. A `user_content` of a tool result
-    alone (a long-running tool that resumes) has no live request.
+    Without `user_content` it is the newest user text.
     """
     wanted = set(_visible_texts(user_content))
     wants_media = bool(user_content and not wanted and media_parts(user_content))

@@ -37,8 +37,7 @@ def render_request(
 ) -> list[types.Content]:
     """Returns the contents to send: the summary for what it covers, the rest as is.
 
-    Summary and continuation stand where the first covered content stood; nothing else
-    moves. The same arguments give the same bytes, on this call and on every later one.
+    The same arguments give the same bytes, on this call and on every later one.
     """
     contents = _truncate(view, stored)
     if not covered and not stored.text:
@@ -66,10 +65,7 @@ def _truncate(view: HistoryView, stored: StoredSummary) -> list[types.Content]:
 
 
 def find_fingerprint(view: HistoryView, wanted: str) -> int:
-    """Finds a content by what `HistoryView.name_place` returned; -1 if there is none.
-
-    Without a number behind a dot it is the newest of equal ones.
-    """
+    """Finds what `HistoryView.name_place` named; -1 if it is not there."""
     digest, _, number = wanted.partition(".")
     same = [i for i in view.history if view.fingerprints[i].hex() == digest]
     if number.isdecimal() and len(number) < 10:  # Python refuses huge numbers.
@@ -127,11 +123,7 @@ def _find_quoted_request(
 
 
 def summary_text(summary: str) -> str:
-    """Wraps a summary in the markers under which the agent's model sees it.
-
-    Markers inside the text lose their brackets, so that nothing a tool returned can
-    end the summary early.
-    """
+    """Wraps a summary in markers; those inside it lose their brackets."""
     for marker in (SUMMARY_BEGIN, SUMMARY_END):
         while marker in summary:  # "[[…]]" leaves one behind.
             summary = summary.replace(marker, marker[1:-1])

@@ -1,7 +1,6 @@
 """The only reader and writer of the guard's keys in session state.
 
-Session state is untrusted: a tool, another plugin or another release may have put
-anything under these keys. A value of the wrong type counts as absent.
+Session state is untrusted: a value of the wrong type counts as absent.
 """
 
 from __future__ import annotations
@@ -50,11 +49,7 @@ def request_compaction(
 
 
 class AgentState:
-    """Reads and writes one agent's values in the session state of a callback or tool.
-
-    `is_namespaced` is the form of keys to write; both forms are read. `scope` is a
-    short name of the agent's branch and isolation scope; "" for none.
-    """
+    """Reads one agent's values under both forms of keys, and writes one of them."""
 
     def __init__(
         self,
@@ -144,9 +139,8 @@ class AgentState:
     def write(self, name: str, value: str | int | None) -> None:
         """Stores a value if it differs from what is stored.
 
-        State has no delete: None is written in its place, and only where there is
-        something to overwrite. A value under the other form of the key, which a
-        `state_schema` may forbid to touch, is hidden by a 0.
+        State has no delete: None is written in its place. A value under the other form
+        of the key, which a `state_schema` may forbid to touch, is hidden by a 0.
         """
         if value is None and self._state.get(self._other_key(name)) is not None:
             value = 0
@@ -225,10 +219,7 @@ _CHILD_NAMES = (
 
 
 def declares_state_schema(root: object) -> bool:
-    """Whether anything in an agent tree declares a `state_schema`.
-
-    Sub-agents, workflow nodes, and agents and nodes behind tools are searched.
-    """
+    """Whether anything in an agent tree, behind tools too, has a `state_schema`."""
     waiting, seen = [root], set[int]()
     while waiting:
         node = waiting.pop()

@@ -1,7 +1,4 @@
-"""A summary as session state keeps it, and the record that it stands in.
-
-Session state is untrusted: everything is validated when it is read.
-"""
+"""A summary as session state, which is untrusted, keeps it, and its record."""
 
 from __future__ import annotations
 
@@ -28,20 +25,11 @@ class _Stored(BaseModel):
 class StoredSummary(_Stored):
     """A summary, what it stands for, and what the guard keeps beside it.
 
-    Attributes:
-        text: What a model, or the mechanical fallback, wrote; it has a key of its own.
-        ledger: Excerpts of the user's messages that it covers.
-        todos: The todo list as it stood, written by the guard.
-        index: Which items were left out, written by the guard.
-        scope: Session, branch and isolation scope; it is used nowhere else.
-        invocation: The invocation in which the compaction ran.
-        request: Hex fingerprint of the live request that the continuation quotes; "".
-        request_chars: How many characters of it are quoted; -1 is all of it.
-        model_chars: Length of the leading part that a model wrote.
-        model_covered_count: How many covered contents that part stands for.
-        truncated_upto: The newest content whose tool results are shortened, as
-            `HistoryView.name_place` names it.
-        has_recall: Whether the agent is told handles of what is left out.
+    Its text has a key of its own. The first `model_chars` of it are by a model and
+    stand for `model_covered_count` contents. `scope` is where it may be used. The
+    continuation quotes `request_chars` (-1 for all) of `request`, a fingerprint in hex.
+    Tool results are shortened up to `truncated_upto`, which `HistoryView.name_place`
+    has named.
     """
 
     text: str = Field(default="", exclude=True)
@@ -74,11 +62,9 @@ class StoredSummary(_Stored):
 
 
 class AgentRecord(_Stored):
-    """All that the guard keeps of one agent in one scope beside the documented keys.
+    """What the guard keeps of an agent in a scope beside the documented keys.
 
-    `learned_window_tokens` is a limit that a provider has named, `learned_correction`
-    real tokens per heuristic token, as a rejection has shown. A record of another
-    version is ignored.
+    `learned_window_tokens` and `learned_correction` come from rejections.
     """
 
     version: Literal[1] = 1
@@ -89,11 +75,7 @@ class AgentRecord(_Stored):
 
 @dataclass(frozen=True)
 class Unsaved:
-    """A summary that was written, but not yet seen in the session.
-
-    `tokens` is the estimate before the compaction, `replaced` the record that stood
-    there when the call began.
-    """
+    """A summary that was not yet seen in the session, and the record it replaced."""
 
     summary: StoredSummary
     tokens: int

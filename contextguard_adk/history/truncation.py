@@ -22,11 +22,9 @@ MAX_DEPTH = 100
 
 @dataclass(frozen=True)
 class Truncation:
-    """How strings in tool results are shortened; lengths in characters.
+    """How strings over `max_length` characters in tool results are shortened.
 
-    Strings over `max_length` keep that much of their head; with `smart_truncate`
-    `head_length` and `tail_length` in its place. A result whose JSON is longer than
-    `result_length` becomes an excerpt of it, however short its strings; 0 for never.
+    A result whose JSON is over `result_length` becomes an excerpt of it; 0 for never.
     """
 
     max_length: int = 4_000
@@ -49,10 +47,7 @@ class Truncation:
 def truncate_content(
     content: types.Content, truncation: Truncation, with_handles: bool = False
 ) -> types.Content:
-    """Shortens the tool results of a content; `with_handles` adds how to recall them.
-
-    Returns a copy where anything is too long: results are shared with the session.
-    """
+    """Shortens tool results in a copy; `with_handles` adds how to recall them."""
     old = content.parts or []
     parts = [_truncate_part(part, truncation, with_handles) for part in old]
     if all(map(operator.is_, parts, old)):

@@ -1,7 +1,6 @@
 """What is known of one request's contents: history, pairs, what is covered.
 
-Each fact is computed when it is first asked for: a request below the threshold of
-a session without a summary pays for none of them.
+Each fact is computed when it is first asked for.
 """
 
 from __future__ import annotations
@@ -23,20 +22,16 @@ from contextguard_adk.history.pairs import (
     keep_pairs_whole,
     pair_contents,
 )
+from contextguard_adk.measuring.memo import Memo
 
 if TYPE_CHECKING:
     from google.adk.agents.invocation_context import InvocationContext
-    from google.adk.events.event import Event
 
     from contextguard_adk.history.stored_summary import StoredSummary
-    from contextguard_adk.measuring.memo import Memo
 
 
 class HistoryView:
-    """Lazily computed facts about the contents of one request; all in indexes.
-
-    Without an invocation no content has an event.
-    """
+    """Lazily computed facts about the contents of one request, all in indexes."""
 
     def __init__(
         self,
@@ -50,9 +45,9 @@ class HistoryView:
         self.invocation_id = invocation.invocation_id if invocation else ""
         self.user_content = user_content
         self.stored = stored
-        self._events: Sequence[Event] = invocation.session.events if invocation else ()
+        self._events = invocation.session.events if invocation else []
         self._run_config = invocation.run_config if invocation else None
-        self._memo = memo
+        self._memo = memo or Memo([], "")
         self._fingerprints: dict[int, bytes] = {}
 
     @cached_property
@@ -81,11 +76,8 @@ class HistoryView:
         known = self._fingerprints.get(index)
         if known is None:
             content = self.contents[index]
-            if self._memo is None:
-                known = fingerprint(content)
-            else:
-                parts = content.parts or ()
-                known = self._memo.get(fingerprint, content, parts, content.role)
+            parts = content.parts or ()
+            known = self._memo.get(fingerprint, content, parts, content.role)
             self._fingerprints[index] = known
         return known
 
@@ -174,10 +166,7 @@ class HistoryView:
         return False
 
     def name_place(self, index: int) -> str:
-        """Names a history content by its fingerprint and its number among equal ones.
-
-        Later contents, equal ones too, do not change the name.
-        """
+        """Names a content by fingerprint and number among the equal ones before it."""
         wanted = self.fingerprint(index)
         same = sum(self.fingerprints[i] == wanted for i in self.history if i <= index)
         return f"{wanted.hex()}.{same}"

@@ -1,8 +1,4 @@
-"""Turns the measure of a request into an estimate of its prompt tokens.
-
-The provider's count of the call before corrects the heuristic of `tokens`; what grew
-since is weighted by the density of its text.
-"""
+"""Turns the measure of a request into an estimate of its prompt tokens."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -42,8 +38,8 @@ def correction_factor(
 ) -> float:
     """Returns how many real tokens a heuristic token stood for on the last call.
 
-    At least 1.0 and at most 5.0: one odd call shall neither shrink the estimate nor
-    blow it up. The default where either is unknown, None or 0.
+    At least 1 and at most 5: one odd call shall neither shrink nor blow up the
+    estimate.
     """
     if not real_tokens or not last_heuristic_tokens:
         return default
@@ -64,14 +60,9 @@ def estimate_prompt_tokens(
 
     The larger of the documented rule, `max(real, heuristic x correction)`, and of the
     provider's last count plus what grew since, weighted by its density: a correction
-    learned on prose says nothing about the base64 that a tool has just returned. While
-    nothing is known the density of the whole request counts in place of the second. The
-    real count is no floor for a request that has shrunk: after a rewind or a compaction
-    it counts contents that are gone.
-
-    The documented rule takes no count for less than bytes / 4. Where the provider
-    counted less and the scripts of the text explain it, the count stands; what grew
-    since still counts bytes / 4.
+    learned on prose says nothing about the base64 that a tool has just returned. The
+    real count is no floor for a request that has shrunk: it counts contents that are
+    gone. Below bytes / 4 a count only stands where the scripts of the text explain it.
     """
     correction = correction_factor(real_tokens, last_heuristic_tokens, default=default)
     scaled_tokens = int(heuristic_tokens * correction)
@@ -123,11 +114,8 @@ def _lowered_tokens(
 ) -> int:
     """Returns the heuristic, lowered where scripts explain that the count was lower.
 
-    `known_tokens` are those of what was counted, `carried_tokens` its count. Cyrillic,
-    Greek, Arabic or Devanagari take 0.4 to 0.8 tokens for each four bytes. The result
-    is never below what they are known to take, and ASCII counts in full. A count that
-    even they do not explain leaves something out, such as what a cache held: it is not
-    believed. What grew was not counted and explains nothing.
+    Cyrillic, Greek, Arabic or Devanagari take 0.4 to 0.8 tokens for each four bytes. A
+    count that even they do not explain leaves something out, such as what a cache held.
     """
     newest = _newest_contents(contents, heuristic_tokens - known_tokens)
     discount_tokens = request_script_discount(contents, config, measure)
@@ -175,10 +163,7 @@ def request_script_discount(
 
 
 def token_counter(correction: float | None) -> TokenCounter:
-    """Counts tokens of texts: bytes / 4, weighted by what is known of the tokenizer.
-
-    None takes the text's density alone.
-    """
+    """Counts tokens of texts: bytes / 4 by the correction, or density if larger."""
 
     def count(text: str) -> int:
         factor = max(correction or 0.0, estimate_text_density(text))

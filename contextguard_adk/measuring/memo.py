@@ -18,10 +18,8 @@ V = TypeVar("V")
 class Memo:
     """Remembers results by the identity of the payloads that they were computed from.
 
-    ADK builds the contents anew for every model call, but the payloads in them are
-    those of the session's events. Only payloads of earlier runs are remembered: a tool
-    of this run may still change what it was given or has returned. The memo keeps these
-    payloads alive, so it must not outlive the run.
+    Only payloads of earlier runs, which it keeps alive, are remembered: a tool of this
+    run may still change what it was given or has returned.
     """
 
     def __init__(self, events: Sequence[Event], invocation_id: str) -> None:

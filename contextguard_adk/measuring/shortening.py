@@ -8,11 +8,7 @@ TokenCounter = Callable[[str], int]
 
 
 def shorten(text: str, max_chars: int, handle: str = "") -> str:
-    """Keeps head and tail of a text and says how much is missing between them.
-
-    The notice is returned whatever `max_chars`; with a `handle` it names how to read
-    the whole back.
-    """
+    """Keeps head and tail of a text; a notice says what is missing, and its handle."""
     if len(text) <= max_chars:
         return text
     item = f"; item {handle}" if handle else ""
@@ -40,10 +36,7 @@ def shorten_to_tokens(
 def divide_budget(
     costs: Sequence[float], weights: Sequence[float], room: float
 ) -> list[float]:
-    """Divides a budget by weight; what a small item does not need goes to the others.
-
-    No share is larger than the item's cost, and their sum is at most `room`.
-    """
+    """Divides a budget by weight; what a small item does not need goes to others."""
     shares = [0.0] * len(costs)
     total_weight = sum(weights)
     for item in sorted(range(len(costs)), key=lambda i: costs[i] / weights[i]):

@@ -1,9 +1,7 @@
 """Measuring contents and requests in tokens.
 
 The heuristic is the documented one: the UTF-8 bytes of what the model reads, divided by
-four, rounded up once. It is cheap and knows no provider; `calibration` turns it into an
-estimate. Role names, call ids and thought signatures do not count, the text of thoughts
-does. Tools that run at the provider, and callables among the tools, declare nothing.
+four, rounded up once. Role names, call ids and thought signatures do not count.
 """
 
 import re
@@ -51,10 +49,7 @@ def json_bytes(value: object) -> int:
 
 
 def json_text(value: object) -> bytes:
-    """Returns any value as compact JSON in UTF-8; a text as it is, without quotes.
-
-    Never raises: what JSON cannot express comes out about as long as its parts.
-    """
+    """Returns any value as compact JSON, a text as it is; never raises."""
     if isinstance(value, str):
         return value.encode("utf-8", "surrogatepass")
     try:
@@ -102,12 +97,11 @@ def _tokens(size_bytes: int) -> int:
 def media_tokens(mime_type: str | None, size_bytes: int | None) -> int:
     """Estimates what a provider takes for an image, a recording or a document.
 
-    An image takes 1,120 (the default of Gemini 3; Gemini 2 takes 258 for each tile of
-    768 pixels, OpenAI 765 to 1,105 at high detail, Claude up to about 1,600), a second
-    of audio 32 (Gemini; 64 kbit/s or, raw, 256 kbit/s), a second of video 263 (Gemini;
-    1 Mbit/s), a page of a PDF 560 (Gemini 3; Gemini 2 takes 258, Claude 1,500 to 3,000;
-    50 kB, at most 1,000 pages). A file of text counts as text, any other 1,000. Of
-    unknown size a recording counts as a minute, a PDF as ten pages.
+    An image takes 1,120 (Gemini 3; Gemini 2 258 for each tile, OpenAI 765 to 1,105,
+    Claude up to 1,600), a second of audio 32 (Gemini; 64 kbit/s or, raw, 256 kbit/s), a
+    second of video 263 (Gemini; 1 Mbit/s), a page of a PDF 560 (Gemini 3; Claude 1,500
+    to 3,000; 50 kB). Of unknown size a recording counts as a minute, a PDF as ten
+    pages.
     """
     kind = (mime_type or "").lower()
     if size_bytes == 0:
@@ -164,11 +158,7 @@ def part_bytes(part: types.Part | None) -> int:
 
 
 class PartMeasure(NamedTuple):
-    """What is known of a part; `media_bytes` is what its media count in bytes of text.
-
-    Because of its scripts its text may take `script_discount_tokens` less than bytes /
-    4; 0.0 for ASCII.
-    """
+    """Bytes of text and media of a part, and what depends on its scripts."""
 
     text_bytes: int
     media_bytes: int

@@ -1,7 +1,6 @@
-"""Recognises a provider's "your request is too long" and reads its numbers.
+"""Recognizes a provider's "your request is too long" and reads its numbers.
 
-Providers agree neither on an exception class nor on a status for it, only roughly on
-words. So the text decides, by the tables of `overflow_wordings`.
+Providers agree neither on an exception class nor on a status, only roughly on words.
 """
 
 import re
@@ -19,7 +18,7 @@ from contextguard_adk.providers.overflow_wordings import (
     REFUSALS,
     SUM,
     TOTALS,
-    Wordings,
+    compile_wordings,
 )
 
 MIN_LIMIT_TOKENS: Final = 256
@@ -29,13 +28,9 @@ MIN_LIMIT_TOKENS: Final = 256
 class Overflow:
     """A provider refused a request because it does not fit the context window.
 
-    Attributes:
-        limit_tokens: The limit it named; None when it named none, one in bytes or
-            characters, two different ones, or one outside 256 to 100 million.
-        prompt_tokens: Its own count of the prompt, tools included; None for unknown.
-        output_tokens: The reserved output that counts against the limit.
-        is_input_plus_output: The limit is on the prompt and the reserved output
-            together, so that a smaller reservation would help as well.
+    What it did not name, or named twice and differently, is None. `output_tokens` is
+    the reserved output that counts; `is_input_plus_output` says that a smaller one
+    would help.
     """
 
     limit_tokens: int | None
@@ -56,11 +51,9 @@ _ESCAPES: Final = {
 def parse_overflow(error: BaseException) -> Overflow | None:
     """Reads whether a model call failed because its request was too long; never raises.
 
-    An error is one message: its text, body and response together. A message about a
-    rate limit, a quota or the reserved output alone is no overflow whatever else it
-    quotes, so that an echoed prompt cannot make it one; nor is what such an error is
-    the cause of. Of an error that says neither, its causes are read, then the members
-    of its group, and last what was being handled when it was raised.
+    A message about a rate limit, a quota or the reserved output alone is no overflow
+    whatever else it quotes, nor is its cause. Of an error that says neither, its
+    causes, the members of its group and what was being handled are read.
     """
     reading = _read_linked(error, set())
     return reading if isinstance(reading, Overflow) else None
@@ -105,9 +98,9 @@ def _read_error(error: BaseException) -> _Reading:
 
 
 def _read_message(text: str) -> _Reading:
-    if any(pattern.search(text) for pattern in REFUSALS):
+    if any(pattern.search(text) for pattern in compile_wordings(REFUSALS)):
         return "refused"
-    for pattern in (*LIMITS, *LIMITLESS):
+    for pattern in compile_wordings(LIMITS + LIMITLESS):
         if matches := list(pattern.finditer(text)):
             return _read_numbers(text, matches)
     return None
@@ -136,8 +129,8 @@ def _read_numbers(text: str, matches: list[re.Match[str]]) -> Overflow:
     )
 
 
-def _find_count(patterns: Wordings, text: str) -> int | None:
-    matches = (pattern.search(text) for pattern in patterns)
+def _find_count(wordings: tuple[str, ...], text: str) -> int | None:
+    matches = (pattern.search(text) for pattern in compile_wordings(wordings))
     return next((_tokens(match["count"]) for match in matches if match), None)
 
 

@@ -56,18 +56,13 @@ class _Entry(NamedTuple):
 
 
 class LitellmRegistry:
-    """Looks windows up in the table that litellm ships, without importing litellm.
-
-    Importing litellm takes seconds and fetches a price map over the network; it is
-    imported only where its packaged table is missing or unusable.
+    """Looks windows up in litellm's packaged table; importing litellm takes seconds.
 
     A name is looked up as written, then without its path and vendor prefixes, from the
-    left, then the same without its date, version or tag; case is ignored and `4.5` is
-    `4-5`. Where several providers serve a model and none of them is named, the smallest
-    plausible window counts: the smallest that is at least a quarter of the low median,
-    so that one provider's 4,096 does not decide where the others say 262,144.
-
-    `table_path` is a table in litellm's format; None means litellm's own.
+    left, then the same without its date, version or tag. Where several providers serve
+    a model and none of them is named, the smallest window counts that is at least a
+    quarter of the low median: one provider's 4,096 must not decide where others say
+    262,144.
     """
 
     def __init__(self, table_path: Path | None = None) -> None:
@@ -197,8 +192,7 @@ def resolve_context_window(
 ) -> ResolvedWindow:
     """Returns the context window of `model` and where it comes from; never raises.
 
-    A configured window wins over the registry (`LitellmRegistry` if None), the registry
-    over `DEFAULT_CONTEXT_WINDOW`, which comes with one warning per model and process.
+    Of an unknown model it is `DEFAULT_CONTEXT_WINDOW`, with one warning.
     """
     if configured is not None:
         return ResolvedWindow(configured, "configured")
