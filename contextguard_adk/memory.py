@@ -41,11 +41,8 @@ class BoundedDict(OrderedDict[K, V], Generic[K, V]):
             self.popitem(last=False)
 
 
-SessionKey = tuple[str, str, str]
-"""Session, agent, scope."""
-
-CallKey = tuple[str, str, str, str]
-"""Session, invocation, agent, branch."""
+SessionKey = tuple[str, str, str]  # Session, agent, scope.
+CallKey = tuple[str, str, str, str]  # Session, invocation, agent, branch.
 
 
 @dataclass
@@ -130,11 +127,10 @@ class Memory:
 
     def memo(self, invocation: InvocationContext, key: CallKey) -> Memo:
         """What was computed earlier in a run."""
-        known = self._memos.get(key)
-        if known is None:
-            known = Memo(invocation.session.events, invocation.invocation_id)
-            self._memos[key] = known
-        return known
+        if key not in self._memos:
+            events = invocation.session.events
+            self._memos[key] = Memo(events, invocation.invocation_id)
+        return self._memos[key]
 
     def end_run(self, invocation_id: str) -> list[tuple[CallKey, CallInFlight]]:
         """Forgets the model calls of a run, and returns them."""
@@ -153,12 +149,8 @@ def name_session(invocation: InvocationContext) -> str:
 def call_key(context: CallbackContext) -> CallKey:
     """Identifies the model call that a callback is about."""
     invocation = context.get_invocation_context()
-    return (
-        name_session(invocation),
-        context.invocation_id,
-        context.agent_name,
-        invocation.branch or "",
-    )
+    session, branch = name_session(invocation), invocation.branch or ""
+    return session, context.invocation_id, context.agent_name, branch
 
 
 def summary_scope(invocation: InvocationContext) -> str:

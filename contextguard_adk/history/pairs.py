@@ -47,6 +47,10 @@ def has_function_response(content: types.Content) -> bool:
     return any(part and part.function_response for part in content.parts or ())
 
 
+def _has_tool(content: types.Content) -> bool:
+    return has_function_call(content) or has_function_response(content)
+
+
 def media_parts(content: types.Content) -> list[types.Part]:
     """Returns the images and files that are attached to this content."""
     parts = content.parts or ()
@@ -140,14 +144,10 @@ def find_safe_split(
         return len(contents)
     wished = max(1, min(split, last))
     boundaries = pair_boundaries(pairs or pair_contents(contents), len(contents))
-    near_texts = (
-        index
-        for index in range(wished, max(1, wished // 2) - 1, -1)
-        if not has_function_call(contents[index])
-        and not has_function_response(contents[index])
-    )
     onwards, back = range(wished, last + 1), range(wished, 0, -1)
-    for index in itertools.chain(near_texts, onwards, back):
+    half = max(1, wished // 2)
+    texts = (i for i in back if i >= half and not _has_tool(contents[i]))
+    for index in itertools.chain(texts, onwards, back):
         if boundaries[index]:
             return index
     logger.warning(

@@ -97,16 +97,12 @@ def _continue(
         return [types.Part(text=continuation_text(""))]
     text = content_text(request)
     if stored.request_chars >= 0:
-        handle = _longest_text_handle(request) if stored.has_recall else ""
+        # Under this handle stands the part that loses most.
+        texts = [part for part in request.parts or () if part and part.text]
+        longest = max(texts, key=lambda part: len(part.text or ""), default=None)
+        handle = handle_of(longest) if longest and stored.has_recall else ""
         text = shorten(text, stored.request_chars, handle)
     return [types.Part(text=continuation_text(text)), *media_parts(request)]
-
-
-def _longest_text_handle(content: types.Content) -> str:
-    """The handle of the part that loses most where a message is shortened."""
-    texts = [part for part in content.parts or () if part and part.text]
-    longest = max(texts, key=lambda part: len(part.text or ""), default=None)
-    return handle_of(longest) if longest else ""
 
 
 def _find_quoted_request(

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import operator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from google.genai import types
-from pydantic import TypeAdapter
 
 from contextguard_adk.history.coverage import handle_of
 from contextguard_adk.measuring.tokens import json_text
@@ -33,15 +31,6 @@ class Truncation:
     head_length: int = 3_000
     tail_length: int = 1_000
     result_length: int = 0
-
-    def to_json(self) -> str:
-        """Writes the settings as JSON."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Truncation:
-        """Reads what `to_json` wrote; raises ValueError where it is not that."""
-        return TypeAdapter(cls).validate_json(text, strict=True)
 
 
 def truncate_content(

@@ -19,8 +19,6 @@ from contextguard_adk.measuring.density import script_discount_tokens
 if TYPE_CHECKING:
     from google.adk.models.llm_request import LlmRequest
 
-_MAX_WALKED_VALUES = 100_000
-
 _RAW_AUDIO = re.compile(r"audio/(x-|vnd\.)?(wav|l16|l24|pcm|aiff)")
 _TEXT_FILE = re.compile(
     r"text/|application/([\w.-]+\+)?(json|xml|yaml|x-yaml|javascript|sql|toml)\b"
@@ -63,7 +61,7 @@ def _walk_text(value: object) -> bytes:
     chunks: list[bytes] = []
     seen: dict[int, object] = {}
     stack = [value]
-    while stack and len(chunks) < _MAX_WALKED_VALUES:
+    while stack and len(chunks) < 100_000:
         item = stack.pop()
         if isinstance(item, str):
             chunks.append(b'"%b"' % json_text(item))
@@ -86,7 +84,7 @@ def _children(item: object) -> list[Any]:
         return list(item)
     fields = item if isinstance(item, dict) else getattr(item, "__dict__", None)
     if isinstance(fields, dict):
-        return [child for pair in fields.items() for child in pair]
+        return [*fields, *fields.values()]
     return [type(item).__name__]
 
 
