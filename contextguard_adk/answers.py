@@ -25,19 +25,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("contextguard_adk.answers")
 
-TRUNCATION_RATIO = 0.5
-"""A count this far below what the text takes means that the server cut the prompt.
+# Of what the text takes; a count below it means that the server cut the prompt. Text
+# takes bytes / 4 less what its scripts may: Georgian 0.42 of bytes / 4, Hindi 0.45.
+_TRUNCATION_RATIO = 0.5
 
-It takes bytes / 4 less what its scripts may: o200k_base counts 0.42 of bytes / 4 for
-Georgian and 0.45 for Hindi.
-"""
-
-SILENT_REFUSAL_RATIO = 0.4
-"""Of the window; an empty answer to less is not suspected.
-
-Where a server streams no usage, LiteLLM counts with a tokenizer of its own: on lists of
-numbers it was seen to find 40 % of the tokens that SmolLM2 counts.
-"""
+# Of the window; an empty answer to less is not suspected. Where a server streams no
+# usage, LiteLLM was seen to find 40 % of the tokens that SmolLM2 counts.
+_SILENT_REFUSAL_RATIO = 0.4
 
 
 async def take_answer(
@@ -90,13 +84,13 @@ async def take_answer(
 
 def _is_truncated(call: CallInFlight, real_tokens: int, memo: Memo) -> bool:
     """Whether the provider counted too little for all that was sent."""
-    suspect_tokens = call.heuristic_tokens * TRUNCATION_RATIO
+    suspect_tokens = call.heuristic_tokens * _TRUNCATION_RATIO
     if real_tokens >= suspect_tokens or suspect_tokens <= 2_000:
         return False
     discount_tokens = request_script_discount(
         call.sent_contents, call.sent_config, memo.measure_part
     )
-    return real_tokens < suspect_tokens - discount_tokens * TRUNCATION_RATIO
+    return real_tokens < suspect_tokens - discount_tokens * _TRUNCATION_RATIO
 
 
 @functools.lru_cache(maxsize=256)
@@ -113,7 +107,7 @@ def _warn_truncation(agent: str, window_tokens: int) -> None:
 def end_run(guard: Guard, invocation_id: str) -> None:
     """Forgets the model calls of a run; reports those that came to nothing."""
     for key, call in guard.memory.end_run(invocation_id):
-        suspect_tokens = SILENT_REFUSAL_RATIO * call.window_tokens
+        suspect_tokens = _SILENT_REFUSAL_RATIO * call.window_tokens
         if not call.is_answered and call.estimated_tokens >= suspect_tokens:
             logger.warning(
                 "The model of agent %r answered nothing, not even usage, to a request "

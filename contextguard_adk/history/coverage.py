@@ -25,10 +25,9 @@ from google.genai import types
 
 from contextguard_adk.measuring.tokens import json_text
 
+# Of blake2b. With a checksum a tool result could be made to collide with a content
+# and so be hidden from the model.
 FINGERPRINT_BYTES = 6
-"""48 bits of blake2b. A checksum would not do: a tool result could be made to
-collide with another content and so be hidden from the model."""
-
 HANDLE_CHARS = 10
 RECENT_COUNT = 512
 _HEAD = struct.Struct("<BI8s")

@@ -109,12 +109,12 @@ class AgentState:
         self, *, window_tokens: int | None = None, correction: float | None = None
     ) -> None:
         """Remembers what a rejection has shown; None leaves a value as it is."""
-        learned = {
-            "learned_window_tokens": window_tokens,
-            "learned_correction": correction,
+        known = self.record
+        update = {
+            "learned_window_tokens": window_tokens or known.learned_window_tokens,
+            "learned_correction": correction or known.learned_correction,
         }
-        update = {name: value for name, value in learned.items() if value is not None}
-        self._write_record(self.record.model_copy(update=update))
+        self._write_record(known.model_copy(update=update))
 
     def load_summary(self, scope: str) -> StoredSummary | None:
         """Reads the stored summary, if it was made in this very scope."""
@@ -204,12 +204,8 @@ def _read_scopes(text: object) -> list[str]:
 
 @functools.lru_cache(maxsize=256)
 def _warn_once(key: str, found: str, wanted: str) -> None:
-    logger.warning(
-        "Session state %r holds a value of type %s where %s is expected; ignored.",
-        key,
-        found,
-        wanted,
-    )
+    message = "Session state %r holds a value of type %s where %s is expected; ignored."
+    logger.warning(message, key, found, wanted)
 
 
 _CHILD_NAMES = (
@@ -228,7 +224,7 @@ def declares_state_schema(root: object) -> bool:
         seen.add(id(node))
         if getattr(node, "state_schema", None) is not None:
             return True
-        children = [getattr(node, name, None) for name in _CHILD_NAMES]
-        for child in children:
+        for name in _CHILD_NAMES:
+            child = getattr(node, name, None)
             waiting.extend(child if isinstance(child, list | tuple) else [child])
     return False

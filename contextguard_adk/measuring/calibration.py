@@ -117,7 +117,11 @@ def _lowered_tokens(
     Cyrillic, Greek, Arabic or Devanagari take 0.4 to 0.8 tokens for each four bytes. A
     count that even they do not explain leaves something out, such as what a cache held.
     """
-    newest = _newest_contents(contents, heuristic_tokens - known_tokens)
+    start, grown_tokens = len(contents), heuristic_tokens - known_tokens
+    while start and grown_tokens > 0:  # What grew was not counted: it explains nothing.
+        start -= 1
+        grown_tokens -= estimate_contents_tokens((contents[start],))
+    newest = contents[start:]
     discount_tokens = request_script_discount(contents, config, measure)
     counted_discount = discount_tokens - request_script_discount(newest, None, measure)
     # o200k_base takes 0.76 of the least that scripts allow for the Universal
@@ -131,17 +135,6 @@ def _lowered_tokens(
     dense_tokens = max(int(weighted_tokens(parts, ascii_tokens)) - ascii_tokens, 0)
     least_tokens = heuristic_tokens - discount_tokens + dense_tokens
     return min(heuristic_tokens, max(carried_tokens, least_tokens))
-
-
-def _newest_contents(
-    contents: Sequence[types.Content], heuristic_tokens: int
-) -> Sequence[types.Content]:
-    """Returns the newest contents that take at least so many tokens by bytes / 4."""
-    start = len(contents)
-    while start and heuristic_tokens > 0:
-        start -= 1
-        heuristic_tokens -= estimate_contents_tokens((contents[start],))
-    return contents[start:]
 
 
 def request_script_discount(

@@ -56,6 +56,9 @@ def json_text(value: object) -> bytes:
         return _walk_text(value)
 
 
+_END = object()
+
+
 def _walk_text(value: object) -> bytes:
     """Returns what `to_json` refuses as something close to JSON, each object once."""
     chunks: list[bytes] = []
@@ -63,20 +66,22 @@ def _walk_text(value: object) -> bytes:
     stack = [value]
     while stack and len(chunks) < 100_000:
         item = stack.pop()
-        if isinstance(item, str):
-            chunks.append(b'"%b"' % json_text(item))
+        if item is _END:
+            chunks.append(b"},")
+        elif isinstance(item, str):
+            chunks.append(b'"%b",' % json_text(item))
         elif isinstance(item, bytes | bytearray):
-            chunks.append(b'"%b"' % b64encode(item))
+            chunks.append(b'"%b",' % b64encode(item))
         elif isinstance(item, int):
             # Python refuses to print very long numbers in decimal.
-            chunks.append(b"%x" % item if item.bit_length() > 64 else b"%d" % item)
+            chunks.append(b"%x," % item if item.bit_length() > 64 else b"%d," % item)
         elif item is None or isinstance(item, float):
-            chunks.append(repr(item).encode())
+            chunks.append(b"%b," % repr(item).encode())
         elif id(item) not in seen:
             seen[id(item)] = item
-            chunks.append(b"{}")
-            stack.extend(reversed(_children(item)))
-    return b",".join(chunks)
+            chunks.append(b"{")
+            stack += [_END, *reversed(_children(item))]
+    return b"".join(chunks)[:-1]
 
 
 def _children(item: object) -> list[Any]:

@@ -140,15 +140,14 @@ def _tokens(digits: str | None) -> int | None:
 
 
 def _flatten(texts: Iterable[str]) -> str:
-    text = " | ".join(map(_keep_edges, texts)).lower()
+    # Providers may echo the request; what they say stands before or after it.
+    edges = (
+        x if len(x) <= 40_000 else f"{x[:20_000]} ... {x[-20_000:]}" for x in texts
+    )
+    text = " | ".join(edges).lower()
     for escaped, plain in _ESCAPES.items():
         text = text.replace(escaped, plain)
     return " ".join(text.split())
-
-
-def _keep_edges(text: str) -> str:
-    """Leaves out the middle: providers may echo the request between what they say."""
-    return text if len(text) <= 40_000 else f"{text[:20_000]} ... {text[-20_000:]}"
 
 
 def _text_of(source: object) -> str:
