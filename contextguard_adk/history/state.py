@@ -157,7 +157,7 @@ class AgentState:
             return
         # Of parallel branches that wrote at once only one is noted.
         first = self.key("last_heuristic").removesuffix(self._scope)
-        stored = getattr(self._state, "to_dict", dict)()
+        stored: dict[str, Any] = getattr(self._state, "to_dict", dict)()
         found = [
             name.removeprefix(first)
             for name, value in stored.items()
