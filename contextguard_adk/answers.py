@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from google.adk.models.llm_response import LlmResponse
 
-from contextguard_adk.measuring.calibration import request_spare_tokens
+from contextguard_adk.measuring.calibration import request_script_discount
 from contextguard_adk.measuring.memo import Memo
 from contextguard_adk.memory import CallInFlight, call_key
 from contextguard_adk.telemetry import (
@@ -25,22 +25,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("contextguard_adk.answers")
 
-TRUNCATION_RATIO = 0.5
-"""A count this far below what the text takes means that the server cut the prompt.
+# Of what the text takes; a count below it means that the server cut the prompt. Text
+# takes bytes / 4 less what its scripts may: Georgian 0.42 of bytes / 4, Hindi 0.45.
+_TRUNCATION_RATIO = 0.5
 
-It takes bytes / 4, less what its scripts may spare: o200k_base counts 0.42 of bytes / 4
-for Georgian and 0.45 for Hindi.
-"""
-
-MIN_TRUNCATED_TOKENS = 2_000
-"""Requests smaller than this are not suspected."""
-
-SILENT_REFUSAL_RATIO = 0.4
-"""Of the window; an empty answer to less is not suspected.
-
-Where a server streams no usage, LiteLLM counts with a tokenizer of its own: on lists of
-numbers it was seen to find 40 % of the tokens that SmolLM2 counts.
-"""
+# Of the window; an empty answer to less is not suspected. Where a server streams no
+# usage, LiteLLM was seen to find 40 % of the tokens that SmolLM2 counts.
+_SILENT_REFUSAL_RATIO = 0.4
 
 
 async def take_answer(
@@ -72,24 +63,14 @@ async def take_answer(
     # A recovery needs them no more.
     call.original_contents = call.sent_contents = ()
     call.sent_config = None
-    if not call.is_reported:
-        call.is_reported = True
-        await _report(guard, context, response, call, real)
-
-
-async def _report(
-    guard: Guard,
-    context: CallbackContext,
-    response: LlmResponse,
-    call: CallInFlight,
-    real_tokens: int | None,
-) -> None:
-    """Reports a call, in short also in `custom_metadata`, which ADK stores."""
+    if call.is_reported:
+        return
+    call.is_reported = True
     record = CallRecord(
         agent=context.agent_name,
         session_id=context.get_invocation_context().session.id,
         estimated_tokens=call.estimated_tokens,
-        real_tokens=real_tokens,
+        real_tokens=real,
         window_tokens=call.window_tokens,
         threshold_tokens=call.threshold_tokens,
         pressure=call.estimated_tokens / call.window_tokens,
@@ -103,13 +84,13 @@ async def _report(
 
 def _is_truncated(call: CallInFlight, real_tokens: int, memo: Memo) -> bool:
     """Whether the provider counted too little for all that was sent."""
-    suspect_tokens = call.heuristic_tokens * TRUNCATION_RATIO
-    if real_tokens >= suspect_tokens or suspect_tokens <= MIN_TRUNCATED_TOKENS:
+    suspect_tokens = call.heuristic_tokens * _TRUNCATION_RATIO
+    if real_tokens >= suspect_tokens or suspect_tokens <= 2_000:
         return False
-    discount_tokens = request_spare_tokens(
+    discount_tokens = request_script_discount(
         call.sent_contents, call.sent_config, memo.measure_part
     )
-    return real_tokens < suspect_tokens - discount_tokens * TRUNCATION_RATIO
+    return real_tokens < suspect_tokens - discount_tokens * _TRUNCATION_RATIO
 
 
 @functools.lru_cache(maxsize=256)
@@ -126,7 +107,7 @@ def _warn_truncation(agent: str, window_tokens: int) -> None:
 def end_run(guard: Guard, invocation_id: str) -> None:
     """Forgets the model calls of a run; reports those that came to nothing."""
     for key, call in guard.memory.end_run(invocation_id):
-        suspect_tokens = SILENT_REFUSAL_RATIO * call.window_tokens
+        suspect_tokens = _SILENT_REFUSAL_RATIO * call.window_tokens
         if not call.is_answered and call.estimated_tokens >= suspect_tokens:
             logger.warning(
                 "The model of agent %r answered nothing, not even usage, to a request "

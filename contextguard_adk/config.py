@@ -22,7 +22,6 @@ CONFIG_VARIABLE = "CONTEXTGUARD_CONFIG"
 """The environment variable that names a file where no arguments are given."""
 
 SETTINGS_SUFFIXES = (".toml", ".yaml", ".yml")
-"""How names of settings files end."""
 
 STRATEGIES: Mapping[str, type[Strategy]] = {
     "threshold": Threshold,
@@ -80,15 +79,12 @@ def load_settings(path: str | os.PathLike[str]) -> PluginSettings:
     agents = raw.get("agents", {})
     if not isinstance(agents, dict):
         raise _error(file, "agents", agents, "a table of agents is expected")
+    values = {**raw, "agents": {}}
     for name, table in agents.items():
         if not isinstance(name, str):
             expected = f"a name in quotes is expected, not {type(name).__name__}"
             raise _error(file, f"agents.{name}", table, expected)
-    values = dict(raw)
-    values["agents"] = {
-        name: _build_strategy(file, f"agents.{name}", table)
-        for name, table in agents.items()
-    }
+        values["agents"][name] = _build_strategy(file, f"agents.{name}", table)
     if "default" in raw:
         values["default"] = _build_strategy(file, "default", raw["default"])
     return _validate(file, "", PluginSettings, values)
@@ -163,10 +159,8 @@ def _build_strategy(file: Path, key: str, table: object) -> Strategy | None:
             raise _error(file, f"{key}.{setting}", value, expected)
         return None
     try:
-        strategy = STRATEGIES.get(name) or import_subclass(
-            name,
-            Strategy,  # type: ignore[type-abstract]
-        )
+        base: type[Any] = Strategy  # mypy allows no abstract class as an argument.
+        strategy = STRATEGIES.get(name) or import_subclass(name, base)
     except (ValueError, TypeError) as error:
         known = ", ".join(STRATEGIES)
         expected = f"one of {known}, none, or the path of a Strategy ({error})"

@@ -1,7 +1,6 @@
 """What the guard remembers in process between two callbacks; all of it bounded.
 
-Nothing here is needed for correctness: a process that starts anew loses at most one
-summary, and pays for it again.
+A process that starts anew loses at most one summary, and pays for it again.
 """
 
 from __future__ import annotations
@@ -24,21 +23,6 @@ if TYPE_CHECKING:
 
     from contextguard_adk.history.stored_summary import Unsaved
 
-MAX_REMEMBERED = 1_024
-"""Calls in flight, sessions, models and warnings remembered; the oldest go first."""
-
-MAX_MEMOS = 16
-"""Runs whose sizes are remembered; ADK 2.0, which reports no end of a run, fills it."""
-
-MAX_CALL_SECONDS = 3_600
-"""A model call that is older is not waited for any longer."""
-
-FAILURES_BEFORE_BREAK = 3
-"""After so many failures in a row a summarizer is not asked …"""
-
-SKIPPED_COMPACTIONS = 5
-"""… for so many compactions, which are then mechanical."""
-
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
@@ -46,7 +30,7 @@ V = TypeVar("V")
 class BoundedDict(OrderedDict[K, V], Generic[K, V]):
     """A dict that forgets its oldest entry when it is full."""
 
-    def __init__(self, max_count: int = MAX_REMEMBERED) -> None:
+    def __init__(self, max_count: int = 1_024) -> None:
         super().__init__()
         self._max_count = max_count
 
@@ -57,26 +41,16 @@ class BoundedDict(OrderedDict[K, V], Generic[K, V]):
             self.popitem(last=False)
 
 
-SessionKey = tuple[str, str, str]
-"""Session, agent, scope."""
-
-CallKey = tuple[str, str, str, str]
-"""Session, invocation, agent, branch."""
+SessionKey = tuple[str, str, str]  # Session, agent, scope.
+CallKey = tuple[str, str, str, str]  # Session, invocation, agent, branch.
 
 
 @dataclass
 class SessionMemory:
     """What is remembered of one agent in one scope of a session.
 
-    Attributes:
-        unsaved: A paid summary whose state has not been seen in the session yet.
-        was_just_compacted: Whether the last call was compacted.
-        dropped_tokens: The estimate at which a compaction gained nothing; None where
-            the last one gained something.
-        is_fixed_part_reported: Whether a fixed part that is too large was reported.
-        is_under_pressure: Whether the last request was under pressure.
-        cached_ratio: How much of the last prompt the provider served from a cache.
-        is_in_place_useless: Whether a summary asked for in place was unusable.
+    `dropped_tokens` is the estimate at which a compaction gained nothing,
+    `cached_ratio` how much of the last prompt the provider served from a cache.
     """
 
     unsaved: Unsaved | None = None
@@ -90,23 +64,7 @@ class SessionMemory:
 
 @dataclass
 class CallInFlight:
-    """A model call between `before_model` and its answer.
-
-    Attributes:
-        heuristic_tokens: Of the request that was sent, by bytes / 4.
-        estimated_tokens: The estimate of that request, in real tokens.
-        window_tokens: The context window that it was measured against.
-        threshold_tokens: From here on a compaction was due.
-        original_contents: The contents before the guard changed them.
-        sent_contents: The contents that the guard sent.
-        sent_config: The configuration that they went with.
-        session: What is remembered of its agent and session.
-        compaction: The compaction that ran for it.
-        is_answered: Whether an error came, or an answer with content or usage.
-        is_reported: Whether its record was handed out.
-        is_recovered: Whether the provider had rejected a larger request before.
-        started_seconds: When it began, by `time.monotonic`.
-    """
+    """A model call between `before_model` and its answer."""
 
     heuristic_tokens: int
     estimated_tokens: int
@@ -124,7 +82,7 @@ class CallInFlight:
 
 
 class CircuitBreaker:
-    """Stops asking a summarizer that keeps failing, for a number of compactions."""
+    """Skips a summarizer for five compactions after three failures in a row."""
 
     def __init__(self) -> None:
         # Failures in a row by model; below zero, compactions that are still skipped.
@@ -133,8 +91,8 @@ class CircuitBreaker:
     def allows(self, model: str) -> bool:
         """Whether to ask a model; called once for each compaction."""
         failures = self._failures.get(model, 0)
-        if failures >= FAILURES_BEFORE_BREAK:
-            failures = -SKIPPED_COMPACTIONS
+        if failures >= 3:
+            failures = -5
         if failures < 0:
             self._failures[model] = failures + 1
         return failures >= 0
@@ -145,19 +103,14 @@ class CircuitBreaker:
 
 
 class Memory:
-    """All that one plugin instance remembers.
-
-    Attributes:
-        calls: Model calls in flight.
-        sessions: Agents in their sessions.
-        breaker: Summarizers that keep failing.
-    """
+    """All that one plugin instance remembers."""
 
     def __init__(self) -> None:
         self.calls: BoundedDict[CallKey, CallInFlight] = BoundedDict()
         self.sessions: BoundedDict[SessionKey, SessionMemory] = BoundedDict()
         self.breaker = CircuitBreaker()
-        self._memos: BoundedDict[CallKey, Memo] = BoundedDict(MAX_MEMOS)
+        # ADK 2.0, which reports no end of a run, fills it.
+        self._memos: BoundedDict[CallKey, Memo] = BoundedDict(16)
 
     def session(self, key: SessionKey) -> SessionMemory:
         """What is remembered of an agent in a session."""
@@ -166,19 +119,18 @@ class Memory:
         return known
 
     def begin_call(self, key: CallKey, call: CallInFlight) -> None:
-        """Remembers a model call; forgets those that have waited too long."""
+        """Remembers a model call; forgets those that have waited for over an hour."""
         self.calls[key] = call
-        oldest_seconds = call.started_seconds - MAX_CALL_SECONDS
+        oldest_seconds = call.started_seconds - 3_600
         while next(iter(self.calls.values())).started_seconds < oldest_seconds:
             self.calls.popitem(last=False)
 
     def memo(self, invocation: InvocationContext, key: CallKey) -> Memo:
         """What was computed earlier in a run."""
-        known = self._memos.get(key)
-        if known is None:
-            known = Memo(invocation.session.events, invocation.invocation_id)
-            self._memos[key] = known
-        return known
+        if key not in self._memos:
+            events = invocation.session.events
+            self._memos[key] = Memo(events, invocation.invocation_id)
+        return self._memos[key]
 
     def end_run(self, invocation_id: str) -> list[tuple[CallKey, CallInFlight]]:
         """Forgets the model calls of a run, and returns them."""
@@ -197,24 +149,13 @@ def name_session(invocation: InvocationContext) -> str:
 def call_key(context: CallbackContext) -> CallKey:
     """Identifies the model call that a callback is about."""
     invocation = context.get_invocation_context()
-    return (
-        name_session(invocation),
-        context.invocation_id,
-        context.agent_name,
-        invocation.branch or "",
-    )
+    session, branch = name_session(invocation), invocation.branch or ""
+    return session, context.invocation_id, context.agent_name, branch
 
 
 def summary_scope(invocation: InvocationContext) -> str:
-    """A digest of where a summary is valid: session, branch and isolation scope.
-
-    The invocation belongs to it where the agent sees nothing else.
-    """
-    scope = [
-        invocation.session.id,
-        invocation.branch or "",
-        getattr(invocation, "isolation_scope", None) or "",
-    ]
+    """A digest of where a summary is valid; of an agent without history, of the run."""
+    scope = [invocation.session.id, *_branch_and_isolation(invocation)]
     if getattr(invocation.agent, "include_contents", "default") == "none":
         scope.append(invocation.invocation_id)
     return _digest(scope)
@@ -222,9 +163,13 @@ def summary_scope(invocation: InvocationContext) -> str:
 
 def branch_scope(invocation: InvocationContext) -> str:
     """A short name of branch and isolation scope; "" where there are none."""
-    isolation = getattr(invocation, "isolation_scope", None)
-    names = [invocation.branch or "", isolation or ""]
+    names = _branch_and_isolation(invocation)
     return _digest(names) if any(names) else ""
+
+
+def _branch_and_isolation(invocation: InvocationContext) -> list[str]:
+    isolation = getattr(invocation, "isolation_scope", None)
+    return [invocation.branch or "", isolation or ""]
 
 
 def _digest(names: Sequence[str]) -> str:

@@ -14,9 +14,6 @@ logger = logging.getLogger("contextguard_adk.telemetry")
 METADATA_KEY = "context_guard"
 """Where a response event's `custom_metadata` says what the guard did."""
 
-SPAN_NAME = "context_guard.compact"
-"""The span of a compaction, below the one that ADK has open."""
-
 
 @dataclass(frozen=True)
 class CompactionRecord:
@@ -128,14 +125,7 @@ async def notify(listener: Listener[R] | None, record: R) -> None:
 
 @dataclass(frozen=True)
 class Observers:
-    """Who is told what happened.
-
-    Attributes:
-        warning_threshold: Of the context window; from here on pressure is reported.
-        on_pressure: Told once each time pressure crosses the threshold.
-        on_compaction: Told of every compaction.
-        on_call: Told of every answered model call.
-    """
+    """Who is told what happened; pressure is a share of the context window."""
 
     warning_threshold: float = 0.70
     on_pressure: Listener[PressureRecord] | None = None
@@ -149,17 +139,14 @@ async def report_compaction(
     """Tells log, trace and listener of a compaction that has just ended."""
     _trace_compaction(record)
     logger.info(
-        "Compacted agent %r (%s): %d to %d tokens, %d to %d contents, threshold %d, "
-        "%d summaries%s.",
-        record.agent,
-        record.reason,
-        record.tokens_before,
-        record.tokens_after,
-        record.contents_before,
-        record.contents_after,
-        threshold_tokens,
-        record.attempts,
-        ", mechanical" if record.is_mechanical else "",
+        "Compacted agent %(agent)r (%(reason)s): %(tokens_before)d to %(tokens_after)d "
+        "tokens, %(contents_before)d to %(contents_after)d contents, threshold "
+        "%(threshold)d, %(attempts)d summaries%(mechanical)s.",
+        {
+            **vars(record),
+            "threshold": threshold_tokens,
+            "mechanical": ", mechanical" if record.is_mechanical else "",
+        },
     )
     await notify(observers.on_compaction, record)
 
@@ -168,10 +155,7 @@ async def report_pressure(record: PressureRecord, observers: Observers) -> None:
     """Tells log and listener of a request that fills much of the window."""
     logger.warning(
         "Agent %r is under pressure: %d of %d tokens (%.0f %%) are sent.",
-        record.agent,
-        record.tokens,
-        record.window_tokens,
-        100 * record.pressure,
+        *(record.agent, record.tokens, record.window_tokens, 100 * record.pressure),
     )
     await notify(observers.on_pressure, record)
 
@@ -179,12 +163,9 @@ async def report_pressure(record: PressureRecord, observers: Observers) -> None:
 async def report_call(record: CallRecord, observers: Observers) -> None:
     """Tells log and listener of an answered model call."""
     logger.debug(
-        "Agent %r: about %d tokens were sent, %s counted, window %d (%.0f %%).",
-        record.agent,
-        record.estimated_tokens,
-        "none" if record.real_tokens is None else record.real_tokens,
-        record.window_tokens,
-        100 * record.pressure,
+        "Agent %(agent)r: about %(estimated_tokens)d tokens were sent, %(real_tokens)s "
+        "counted, window %(window_tokens)d.",
+        vars(record),
     )
     await notify(observers.on_call, record)
 
@@ -195,14 +176,11 @@ def _trace_compaction(record: CompactionRecord) -> None:
 
     end_nanoseconds = time.time_ns()
     span = trace.get_tracer("contextguard_adk").start_span(
-        SPAN_NAME,
+        "context_guard.compact",
         start_time=end_nanoseconds - int(record.duration_seconds * 1e9),
     )
-    if span.is_recording():
-        values = {
-            f"context_guard.{key}": value for key, value in asdict(record).items()
-        }
-        span.set_attributes(values)
+    for key, value in asdict(record).items():
+        span.set_attribute(f"context_guard.{key}", value)
     span.end(end_nanoseconds)
 
 

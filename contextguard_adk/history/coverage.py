@@ -1,11 +1,8 @@
 """Which contents a summary covers: fingerprints, their storage, their alignment.
 
 A summary covers contents, not positions: ADK moves instructions, merges late tool
-results, and may load only a part of a session. So the fingerprints of what was
-summarized are stored, and aligned in order with the contents of each request.
-
-The stored form is one base64 string. The newest `RECENT_COUNT` fingerprints stand
-in it one by one; of the older ones their number and one digest.
+results, and may load only a part of a session. So fingerprints of what was summarized
+are stored, the newest `RECENT_COUNT` one by one, of the older ones number and digest.
 """
 
 from __future__ import annotations
@@ -26,13 +23,12 @@ from functools import partial
 import pydantic_core
 from google.genai import types
 
+from contextguard_adk.measuring.tokens import json_text
+
+# Of blake2b. With a checksum a tool result could be made to collide with a content
+# and so be hidden from the model.
 FINGERPRINT_BYTES = 6
-"""48 bits of blake2b. A checksum would not do: a tool result could be made to
-collide with another content and so be hidden from the model."""
-
 HANDLE_CHARS = 10
-"""Hex digits of a handle."""
-
 RECENT_COUNT = 512
 _HEAD = struct.Struct("<BI8s")
 _VERSION = 2
@@ -42,13 +38,7 @@ _NUMBER_AS_KEY = re.compile(r'"[-0-9][-0-9.e]*":')
 
 @dataclass(frozen=True)
 class Covered:
-    """Fingerprints of the contents that a summary stands for, in order.
-
-    Attributes:
-        older_count: How many contents come before `recent`.
-        older_digest: A digest of their fingerprints; b"" where there are none.
-        recent: The fingerprints of the newest contents.
-    """
+    """Fingerprints of what a summary stands for; of those before `recent` a digest."""
 
     older_count: int = 0
     older_digest: bytes = b""
@@ -61,21 +51,14 @@ class Covered:
 
 
 def fingerprint(content: types.Content) -> bytes:
-    """Returns a short digest of what a content says.
-
-    Call ids and thought signatures are left out: ADK strips some ids, and neither
-    is part of what was said. JSON is canonical: a JSONB column reorders keys.
-    """
+    """Returns a short digest of what a content says; call ids do not belong to it."""
     parts = filter(None, content.parts or ())
     said = b"".join([_spell(b"", content.role), *map(_spell_part, parts)])
     return hashlib.blake2b(said, digest_size=FINGERPRINT_BYTES).digest()
 
 
 def handle_of(part: types.Part) -> str:
-    """Returns a name for what a part says: a short digest in hex.
-
-    It stays the same over rewinds, restarts and databases, and needs no table.
-    """
+    """Returns a name for what a part says, the same over restarts and databases."""
     digest = hashlib.blake2b(_spell_part(part), digest_size=FINGERPRINT_BYTES)
     return digest.hexdigest()[:HANDLE_CHARS]
 
@@ -108,13 +91,9 @@ def _spell(kind: bytes, *fields: str | bytes | None) -> bytes:
     """Writes fields behind their lengths, so that one cannot pass for several."""
     spelled = [kind]
     for field in fields:
-        text = _utf8(field) if isinstance(field, str) else field or b""
+        text = json_text(field) if isinstance(field, str) else field or b""
         spelled.append(b"%d:%b" % (len(text), text))
     return b"".join(spelled)
-
-
-def _utf8(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")
 
 
 def _canonical_json(value: object) -> bytes:
@@ -127,11 +106,11 @@ def _canonical_json(value: object) -> bytes:
         has_large = "e+" in text and _LARGE_FLOAT.search(text)
         if has_large or "-0.0" in text or _NUMBER_AS_KEY.search(text):
             text = write(json.loads(text, parse_float=_read_float))
-        return _utf8(text)
+        return json_text(text)
     except (TypeError, ValueError, RecursionError):
         # Mixed key types, cycles, nesting beyond the recursion limit. The fallback
         # need not survive a round trip: what does not match is sent again.
-        return _walk(value)
+        return json_text(value)
 
 
 def _read_float(text: str) -> float | int:
@@ -139,27 +118,6 @@ def _read_float(text: str) -> float | int:
     number = float(text)
     is_large = abs(number) >= 1e16 and number.is_integer()
     return int(Decimal(text)) if is_large else number or 0.0
-
-
-def _walk(value: object) -> bytes:
-    """Digests a value without recursion, every container in it once."""
-    digest = hashlib.blake2b()
-    waiting: list[object] = [value]
-    seen: set[int] = set()
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, dict | list | tuple):
-            is_new = id(node) not in seen
-            seen.add(id(node))
-            digest.update(_utf8(f"{type(node).__name__}{is_new:d}{len(node)}:"))
-            if is_new:
-                waiting += node.values() if isinstance(node, dict) else ()
-                waiting += node
-        elif type(node) is int:
-            digest.update(b"%x," % node)  # Python refuses to print long ones.
-        else:
-            digest.update(_utf8(repr(node)) + b",")
-    return digest.digest()
 
 
 def cover(fingerprints: Sequence[bytes]) -> Covered:
@@ -182,11 +140,7 @@ def encode_covered(covered: Covered) -> str:
 
 
 def decode_covered(stored: str) -> Covered:
-    """Reads what `encode_covered` wrote.
-
-    Raises:
-        ValueError: The string is not a covered set.
-    """
+    """Reads what `encode_covered` wrote; raises ValueError where it is not that."""
     try:
         raw = base64.b64decode(stored, validate=True)
         _, older_count, digest = _HEAD.unpack_from(raw)
@@ -203,17 +157,9 @@ def decode_covered(stored: str) -> Covered:
 def align_covered(
     covered: Covered, fingerprints: Sequence[bytes]
 ) -> list[tuple[int, int]]:
-    """Finds which contents of a request a summary covers.
+    """Pairs positions in a covered set with equal ones in `fingerprints`, ascending.
 
-    The older contents are covered together, if the request begins with all of them
-    unchanged, or not at all. The recent ones are matched by the longest equal runs.
-
-    Args:
-        covered: What the summary covers.
-        fingerprints: Of the request's history, in order.
-
-    Returns:
-        Pairs of a position in the covered set and one in `fingerprints`, ascending.
+    The older contents are covered together, unchanged at the beginning, or not at all.
     """
     older = fingerprints[: covered.older_count]
     is_older_there = _digest_older(older) == covered.older_digest

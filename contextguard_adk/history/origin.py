@@ -1,8 +1,7 @@
 """Which contents of a request come from the session's events.
 
-Only those are history, which may be summarized. Instructions, preloaded memory,
-artifacts and other context that ADK or a plugin adds to one request have no event
-behind them; they are left where they are.
+Only those are history, which may be summarized. Instructions, preloaded memory and
+other context that ADK or a plugin adds to one request are left where they are.
 """
 
 from __future__ import annotations
@@ -18,55 +17,34 @@ if TYPE_CHECKING:
     from google.adk.events.event import Event
 
 
-MAX_FENCE_CHARS = 64
-"""How much longer than the code itself ADK's rendering of it can be."""
-
-
 def find_history(
     contents: Sequence[types.Content],
     events: Sequence[Event],
     transient: Sequence[types.Content] = (),
 ) -> list[int]:
-    """Returns the indexes of the contents that derive from session events.
-
-    Args:
-        contents: The contents of one request.
-        events: All events of the session that the request was built from.
-        transient: Contents known to have been added to this request alone
-            (`RunConfig.model_input_context`).
-
-    Returns:
-        Ascending indexes; empty when nothing derives from an event.
-    """
+    """Returns the indexes of the contents that derive from session events."""
     index = _EventIndex(events)
-    return [
-        position
-        for position, content in enumerate(contents)
-        if _is_history(content, index, transient)
-    ]
 
+    def is_history(content: types.Content) -> bool:
+        parts = [part for part in content.parts or () if part]
+        if content in transient:
+            return any(map(index.holds, parts))
+        # What ADK inserts for one request is the user's and never speaks of tools.
+        # Other plugins may rewrite what the model said: it needs no event.
+        return (
+            content.role == "model"
+            or any(part.function_response or part.function_call for part in parts)
+            or any(map(index.holds, parts))
+            or index.relays(content)
+        )
 
-def _is_history(
-    content: types.Content, index: _EventIndex, transient: Sequence[types.Content]
-) -> bool:
-    parts = [part for part in content.parts or () if part]
-    if transient and content in transient:
-        return any(index.holds(part) for part in parts)
-    # What ADK inserts for one request is the user's and never speaks of tools. Other
-    # plugins may rewrite what the model said, so it needs no event with its words.
-    if content.role == "model":
-        return True
-    has_event = any(
-        part.function_response or part.function_call or index.holds(part)
-        for part in parts
-    )
-    return has_event or index.relays(content)
+    return [place for place, content in enumerate(contents) if is_history(content)]
 
 
 class _EventIndex:
     """The payloads of the session's events, for look-ups by value."""
 
-    def __init__(self, events: Iterable[Event] = ()) -> None:
+    def __init__(self, events: Iterable[Event]) -> None:
         self._payloads: set[Hashable] = set()
         self._code: set[str] = set()
         self._authors: set[str] = set()
@@ -106,15 +84,14 @@ class _EventIndex:
     def holds(self, part: types.Part) -> bool:
         """Returns whether an event has this very payload."""
         payload = _payload_of(part)
-        if payload and payload in self._payloads:
-            return True
-        return any(_is_fenced(code, part.text or "") for code in self._code)
+        return bool(payload and payload in self._payloads) or any(
+            _is_fenced(code, part.text or "") for code in self._code
+        )
 
     def relays(self, content: types.Content) -> bool:
         """Returns whether the content is ADK's rendering of another agent's event.
 
-        The prefix alone proves nothing, a user can type it; the parts after it name
-        an author that the session really has.
+        A user can type its prefix, but its parts name an author of the session.
         """
         if not is_relay(content):
             return False
@@ -145,10 +122,9 @@ def _code_of(part: types.Part) -> str:
 def _is_fenced(code: str, text: str) -> bool:
     """Returns whether a text is what ADK makes of executed code, or of its output.
 
-    It stands between fences that an agent's code executor may choose. Short code
-    may stand in any text by chance, so a fence must be a word of its own.
+    Short code may stand in any text by chance: each fence must be a word of its own.
     """
-    if len(text) - len(code) > MAX_FENCE_CHARS:
+    if len(text) - len(code) > 64:
         return False
     before, found, after = text.rpartition(code)
     return bool(found) and len(before.split()) == len(after.split()) == 1

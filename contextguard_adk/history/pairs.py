@@ -1,7 +1,6 @@
-"""What a request's contents are: history or not, calls with their responses.
+"""What a request's contents are: calls with their responses, relays, the live request.
 
-Everything here is a pure function over `types.Content` lists; nothing is changed
-in place, because parts share their payload with the stored session events.
+Pure functions: parts share their payload with the stored session events.
 """
 
 from __future__ import annotations
@@ -22,13 +21,7 @@ _RELAYED = re.compile(r"\[[^\]\n]+\] (said:|thought:|called tool `|`)")
 
 @dataclass(frozen=True)
 class Pairs:
-    """Which contents belong together because calls in them were answered.
-
-    Attributes:
-        partners: For each content that holds an answered call or an answer, the
-            indexes of the contents on the other side.
-        open_calls: Contents with at least one call that nothing answers yet.
-    """
+    """The contents on the other side of calls and answers; those with open calls."""
 
     partners: dict[int, set[int]] = field(default_factory=dict)
     open_calls: set[int] = field(default_factory=set)
@@ -54,18 +47,20 @@ def has_function_response(content: types.Content) -> bool:
     return any(part and part.function_response for part in content.parts or ())
 
 
-def has_media(content: types.Content) -> bool:
-    """Returns whether an image or a file is attached to this content."""
-    return any(
-        part and (part.inline_data or part.file_data) for part in content.parts or ()
-    )
+def _has_tool(content: types.Content) -> bool:
+    return has_function_call(content) or has_function_response(content)
+
+
+def media_parts(content: types.Content) -> list[types.Part]:
+    """Returns the images and files that are attached to this content."""
+    parts = content.parts or ()
+    return [part for part in parts if part and (part.inline_data or part.file_data)]
 
 
 def is_relay(content: types.Content) -> bool:
     """Returns whether a content looks like ADK's rendering of another agent's event.
 
-    A user may begin a message with the same words, so the part after it counts: ADK
-    adds one for each thing that the other agent said or did.
+    A user may begin a message with the same words, so the part after it counts.
     """
     parts = [part for part in content.parts or () if part]
     if content.role != "user" or len(parts) < 2:
@@ -89,13 +84,7 @@ def _visible_texts(content: types.Content | None) -> list[str]:
 
 
 def pair_contents(contents: Sequence[types.Content]) -> Pairs:
-    """Links every tool call with the content that answers it.
-
-    A response is matched by id where both sides have one. ADK strips the ids it
-    made itself for most models, so otherwise the newest content with an open call
-    of the same name is taken, and there the first: a call that was never answered
-    must not take the response of a later one.
-    """
+    """Links every tool call with the content that answers it."""
     pairs = Pairs()
     waiting: list[tuple[int, types.FunctionCall]] = []
     for index, content in enumerate(contents):
@@ -113,7 +102,11 @@ def pair_contents(contents: Sequence[types.Content]) -> Pairs:
 def take_call(
     waiting: list[tuple[int, types.FunctionCall]], response: types.FunctionResponse
 ) -> tuple[int, types.FunctionCall] | None:
-    """Removes the open call that a response answers from `waiting`; None if none."""
+    """Removes the open call that a response answers from `waiting`; None if none.
+
+    Without ids it is the first of that name in the newest content that has one: a call
+    that was never answered must not take the response of a later one.
+    """
     same_id, same_name = [], []
     for position, (_, call) in enumerate(waiting):
         if response.id and call.id == response.id:
@@ -122,17 +115,12 @@ def take_call(
             same_name.append(position)
     if same_id:
         return waiting.pop(same_id[-1])
-    # Of the newest content that has one, the first.
     newest = max(same_name, key=lambda position: waiting[position][0], default=None)
     return None if newest is None else waiting.pop(newest)
 
 
 def keep_pairs_whole(covered: Collection[int], pairs: Pairs) -> frozenset[int]:
-    """Returns the largest part of `covered` that splits no call from its response.
-
-    A tool result that arrives late, or was edited, is not covered although its
-    call is: both then stay in the request.
-    """
+    """Returns the largest part of `covered` that splits no call from its response."""
     kept = set(covered)
     for index in covered:
         if index in kept and index in pairs.partners:
@@ -145,34 +133,21 @@ def keep_pairs_whole(covered: Collection[int], pairs: Pairs) -> frozenset[int]:
 def find_safe_split(
     contents: Sequence[types.Content], split: int, pairs: Pairs | None = None
 ) -> int:
-    """Moves a cut to where it separates no call from its response.
+    """Moves a cut, a number of contents, to where it splits no call from its response.
 
     Goes back to the nearest content without a tool, at most half of the way (further
     back would give up most of what the cut was made for); else forward to the next
     boundary between two pairs; else back to the nearest boundary of any kind.
-
-    Args:
-        contents: The history to cut.
-        split: The wished number of contents before the cut.
-        pairs: The result of `pair_contents` for `contents`; None computes it.
-
-    Returns:
-        The number of contents before the cut, from 1 (with a warning where there is
-        no boundary at all) to one less than all; of a single content, 1.
     """
     last = len(contents) - 1
     if last < 1:
         return len(contents)
     wished = max(1, min(split, last))
     boundaries = pair_boundaries(pairs or pair_contents(contents), len(contents))
-    near_texts = (
-        index
-        for index in range(wished, max(1, wished // 2) - 1, -1)
-        if not has_function_call(contents[index])
-        and not has_function_response(contents[index])
-    )
     onwards, back = range(wished, last + 1), range(wished, 0, -1)
-    for index in itertools.chain(near_texts, onwards, back):
+    half = max(1, wished // 2)
+    texts = (i for i in back if i >= half and not _has_tool(contents[i]))
+    for index in itertools.chain(texts, onwards, back):
         if boundaries[index]:
             return index
     logger.warning(
@@ -198,21 +173,12 @@ def find_live_request(
     history: Iterable[int],
     user_content: types.Content | None,
 ) -> int | None:
-    """Finds the user's message that this invocation is about.
+    """Finds the newest message with what started the invocation; None if none has.
 
-    Args:
-        contents: The contents of the request.
-        history: Indexes of the contents that are session history.
-        user_content: What started the invocation. One that carries only a tool
-            result (a long-running tool that resumes) has no live request.
-
-    Returns:
-        The index of the newest history content with that text; without
-        `user_content`, of the newest user text that is neither a tool result nor
-        another agent's message. None when there is no such content.
+    Without `user_content` it is the newest user text.
     """
     wanted = set(_visible_texts(user_content))
-    wants_media = bool(user_content and not wanted and has_media(user_content))
+    wants_media = bool(user_content and not wanted and media_parts(user_content))
     if user_content and user_content.parts and not (wanted or wants_media):
         return None
     for index in sorted(history, reverse=True):
@@ -223,8 +189,8 @@ def find_live_request(
         if wanted:
             is_found = wanted <= set(texts)  # Another plugin may have added parts.
         else:
-            is_found = has_media(content) if wants_media else bool(texts)
-            is_found = is_found and not is_relay(content)
+            found = media_parts(content) if wants_media else texts
+            is_found = bool(found) and not is_relay(content)
         if is_found:
             return index
     return None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from google.genai import types
 
 from contextguard_adk.history.coverage import fingerprint, handle_of
-from contextguard_adk.history.pairs import content_text
+from contextguard_adk.history.pairs import content_text, media_parts
 from contextguard_adk.history.truncation import truncate_content
 from contextguard_adk.measuring.shortening import shorten
 
@@ -21,7 +21,6 @@ SUMMARY_BEGIN = "[Previous conversation summary]"
 SUMMARY_END = "[End of summary — conversation continues below]"
 
 NO_SUMMARY = "Older messages were left out; they are not summarized."
-"""What stands in the summary content where messages were dropped without one."""
 
 _CONTINUATION = (
     "[System: The conversation was compacted because it exceeded the context window. "
@@ -38,9 +37,7 @@ def render_request(
 ) -> list[types.Content]:
     """Returns the contents to send: the summary for what it covers, the rest as is.
 
-    The summary and, where there is one, the continuation stand where the first
-    covered content stood; nothing else moves. The same arguments give the same
-    bytes, on this call and on every later one.
+    The same arguments give the same bytes, on this call and on every later one.
     """
     contents = _truncate(view, stored)
     if not covered and not stored.text:
@@ -68,11 +65,7 @@ def _truncate(view: HistoryView, stored: StoredSummary) -> list[types.Content]:
 
 
 def find_fingerprint(view: HistoryView, wanted: str) -> int:
-    """Finds a history content by its fingerprint in hex; -1 if there is none.
-
-    A number behind a dot says which of several equal ones it is, from 1; without it,
-    it is the newest.
-    """
+    """Finds what `HistoryView.name_place` named; -1 if it is not there."""
     digest, _, number = wanted.partition(".")
     same = [i for i in view.history if view.fingerprints[i].hex() == digest]
     if number.isdecimal() and len(number) < 10:  # Python refuses huge numbers.
@@ -84,51 +77,38 @@ def render_head(
     view: HistoryView, stored: StoredSummary, covered: Collection[int]
 ) -> list[types.Content]:
     """Returns the summary content and, where there is one, the continuation."""
-    head = [_user_content([types.Part(text=summary_text(_summary_body(stored)))])]
+    # Behind what the model wrote stands what the guard keeps itself.
+    ledger = render_ledger(stored.ledger)
+    kept = (stored.text or NO_SUMMARY, ledger, stored.todos, stored.index)
+    text = summary_text("\n\n".join(filter(None, kept)))
+    head = [types.Content(role="user", parts=[types.Part(text=text)])]
     if stored.has_continuation:
-        head.append(_continuation(view, stored, covered))
+        parts = _continue(view, stored, covered)
+        head.append(types.Content(role="user", parts=parts))
     return head
 
 
-def _summary_body(stored: StoredSummary) -> str:
-    """The summary and, out of the model's reach, what the guard keeps itself."""
-    text = stored.text or NO_SUMMARY
-    kept = (text, render_ledger(stored.ledger), stored.todos, stored.index)
-    return "\n\n".join(filter(None, kept))
-
-
-def _continuation(
+def _continue(
     view: HistoryView, stored: StoredSummary, covered: Collection[int]
-) -> types.Content:
+) -> list[types.Part]:
     """The request to carry on, with the live message's images and files."""
-    request = find_quoted_request(view, stored.request, covered)
+    request = _find_quoted_request(view, stored.request, covered)
     if request is None:
-        return _user_content([types.Part(text=continuation_text(""))])
+        return [types.Part(text=continuation_text(""))]
     text = content_text(request)
     if stored.request_chars >= 0:
-        handle = _longest_text_handle(request) if stored.has_recall else ""
+        # Under this handle stands the part that loses most.
+        texts = [part for part in request.parts or () if part and part.text]
+        longest = max(texts, key=lambda part: len(part.text or ""), default=None)
+        handle = handle_of(longest) if longest and stored.has_recall else ""
         text = shorten(text, stored.request_chars, handle)
-    media = [
-        part
-        for part in request.parts or ()
-        if part and (part.inline_data or part.file_data)
-    ]
-    return _user_content([types.Part(text=continuation_text(text)), *media])
+    return [types.Part(text=continuation_text(text)), *media_parts(request)]
 
 
-def _longest_text_handle(content: types.Content) -> str:
-    """The handle of the part that loses most where a message is shortened."""
-    texts = [part for part in content.parts or () if part and part.text]
-    longest = max(texts, key=lambda part: len(part.text or ""), default=None)
-    return handle_of(longest) if longest else ""
-
-
-def find_quoted_request(
+def _find_quoted_request(
     view: HistoryView, wanted: str, covered: Collection[int]
 ) -> types.Content | None:
     """Finds the message that a continuation quotes by its fingerprint in hex."""
-    if not wanted:
-        return None
     for index in sorted(covered, reverse=True):
         if view.fingerprint(index).hex() == wanted:
             return view.contents[index]
@@ -138,16 +118,8 @@ def find_quoted_request(
     return None
 
 
-def _user_content(parts: list[types.Part]) -> types.Content:
-    return types.Content(role="user", parts=parts)
-
-
 def summary_text(summary: str) -> str:
-    """Wraps a summary in the markers under which the agent's model sees it.
-
-    Markers inside the text lose their brackets, so that nothing a tool returned can
-    end the summary early.
-    """
+    """Wraps a summary in markers; those inside it lose their brackets."""
     for marker in (SUMMARY_BEGIN, SUMMARY_END):
         while marker in summary:  # "[[…]]" leaves one behind.
             summary = summary.replace(marker, marker[1:-1])
@@ -155,11 +127,7 @@ def summary_text(summary: str) -> str:
 
 
 def continuation_text(request: str) -> str:
-    """Tells the agent to carry on after a compaction.
-
-    Args:
-        request: The user's current request; "" gives a generic continuation.
-    """
+    """Tells the agent to carry on with the user's request; "" names none."""
     if not request:
         return _CONTINUATION.format(request="", where="where it leaves off", instead="")
     quoted = f"The user's current request is: `{request}`. "
@@ -169,6 +137,5 @@ def continuation_text(request: str) -> str:
 
 def render_ledger(excerpts: Sequence[str]) -> str:
     """Renders a ledger for the summary content; "" when it is empty."""
-    if not excerpts:
-        return ""
-    return "\n".join([LEDGER_HEADING, *(f"- {text}" for text in excerpts)])
+    lines = [LEDGER_HEADING, *(f"- {text}" for text in excerpts)]
+    return "\n".join(lines) if excerpts else ""

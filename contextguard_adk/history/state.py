@@ -1,7 +1,6 @@
 """The only reader and writer of the guard's keys in session state.
 
-Session state is untrusted: a tool, another plugin or another release may have put
-anything under these keys. A value of the wrong type counts as absent.
+Session state is untrusted: a value of the wrong type counts as absent.
 """
 
 from __future__ import annotations
@@ -21,23 +20,16 @@ logger = logging.getLogger("contextguard_adk.state")
 COMPACT_NOW_KEY = "context_guard:compact"
 """Set to True in session state, it forces a compaction on the next model call."""
 
-MAX_COUNT = 2**53
-"""Above it a stored number counts as broken: not every database keeps it exactly."""
-
 MAX_SCOPES = 16
 """Branches and isolation scopes of one agent that are kept; the oldest go."""
-
-SCOPED_NAMES = ("summary", "summarized_at", "real_tokens", "last_heuristic", "record")
 
 
 class StateLike(Protocol):
     """What the guard needs of `google.adk.sessions.State`."""
 
-    def get(self, key: str, default: Any = None) -> Any:
-        """Returns the value of a key, or `default`."""
+    def get(self, key: str, default: Any = None) -> Any: ...
 
-    def __setitem__(self, key: str, value: Any) -> None:
-        """Sets the value of a key."""
+    def __setitem__(self, key: str, value: Any) -> None: ...
 
 
 def request_compaction(
@@ -57,14 +49,7 @@ def request_compaction(
 
 
 class AgentState:
-    """Reads and writes one agent's values.
-
-    Args:
-        state: The session state of a callback or a tool.
-        agent: The agent's name.
-        is_namespaced: Which form of keys to write; both forms are read.
-        scope: A short name of the agent's branch and isolation scope; "" for none.
-    """
+    """Reads one agent's values under both forms of keys, and writes one of them."""
 
     def __init__(
         self,
@@ -75,6 +60,7 @@ class AgentState:
     ) -> None:
         self._state = state
         self._agent = agent
+        self._owner = f"{agent}@{scope}" if scope else agent
         self._is_namespaced = is_namespaced
         self._scope = scope
         self.record_at_start = self._read_text("record")
@@ -83,63 +69,52 @@ class AgentState:
         """Returns the key under which `name` is written."""
         return _key(name, self._owner, self._is_namespaced)
 
-    @property
-    def _owner(self) -> str:
-        return f"{self._agent}@{self._scope}" if self._scope else self._agent
+    def _other_key(self, name: str) -> str:
+        return _key(name, self._owner, not self._is_namespaced)
 
     def read(self, name: str) -> Any:
         """Returns a stored value, or None."""
         value = self._state.get(self.key(name))
         return self._state.get(self._other_key(name)) if value is None else value
 
-    def _other_key(self, name: str) -> str:
-        return _key(name, self._owner, not self._is_namespaced)
-
     def _read_text(self, name: str) -> str:
-        """Returns a stored text; "" when absent or of another type."""
         value = self.read(name)
         if isinstance(value, str):
             return value
-        if value is not None and value != 0:
+        if value:
             _warn_once(self.key(name), type(value).__name__, "a text")
         return ""
 
     def read_count(self, name: str) -> int | None:
         """Returns a stored count, at least 1; None when absent or no number."""
         value = self.read(name)
-        if value is None or value == 0:
-            return None
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if is_number and 1 <= value <= MAX_COUNT:
+        # Not every database keeps a larger number exactly.
+        if is_number and 1 <= value <= 2**53:
             return int(value)
-        _warn_once(self.key(name), type(value).__name__, "a positive number")
+        if value is not None and value != 0:
+            _warn_once(self.key(name), type(value).__name__, "a positive number")
         return None
 
     @functools.cached_property
     def record(self) -> AgentRecord:
         """What is stored beside the documented keys; empty where it is unusable."""
-        text = self._read_text("record")
-        if not text:
-            return AgentRecord()
         try:
-            return AgentRecord.model_validate_json(text)
+            return AgentRecord.model_validate_json(self._read_text("record") or "{}")
         except (ValidationError, RecursionError):
             _warn_once(self.key("record"), "str", "a record of this version")
             return AgentRecord()
 
     def learn(
-        self,
-        *,
-        window_tokens: int | None = None,
-        correction: float | None = None,
+        self, *, window_tokens: int | None = None, correction: float | None = None
     ) -> None:
         """Remembers what a rejection has shown; None leaves a value as it is."""
-        learned = {
-            "learned_window_tokens": window_tokens,
-            "learned_correction": correction,
+        known = self.record
+        update = {
+            "learned_window_tokens": window_tokens or known.learned_window_tokens,
+            "learned_correction": correction or known.learned_correction,
         }
-        update = {name: value for name, value in learned.items() if value is not None}
-        self._write_record(self.record.model_copy(update=update))
+        self._write_record(known.model_copy(update=update))
 
     def load_summary(self, scope: str) -> StoredSummary | None:
         """Reads the stored summary, if it was made in this very scope."""
@@ -150,12 +125,7 @@ class AgentState:
         return summary.model_copy(update={"text": text})
 
     def save_summary(self, summary: StoredSummary, tokens: int) -> None:
-        """Stores a summary and starts the calibration anew.
-
-        Args:
-            summary: The summary.
-            tokens: The estimate of the request before the compaction.
-        """
+        """Stores a summary, made at so many tokens; calibration starts anew."""
         self.write("summary", summary.text)
         self._write_record(self.record.model_copy(update={"summary": summary}))
         self.write("summarized_at", tokens)
@@ -169,9 +139,8 @@ class AgentState:
     def write(self, name: str, value: str | int | None) -> None:
         """Stores a value if it differs from what is stored.
 
-        State has no delete: None is written in its place, and only where there is
-        something to overwrite. A value under the other form of the key, which a
-        `state_schema` may forbid to touch, is hidden by a 0.
+        State has no delete: None is written in its place. A value under the other form
+        of the key, which a `state_schema` may forbid to touch, is hidden by a 0.
         """
         if value is None and self._state.get(self._other_key(name)) is not None:
             value = 0
@@ -188,16 +157,17 @@ class AgentState:
             return
         # Of parallel branches that wrote at once only one is noted.
         first = self.key("last_heuristic").removesuffix(self._scope)
-        to_dict = getattr(self._state, "to_dict", dict)
+        stored: dict[str, Any] = getattr(self._state, "to_dict", dict)()
         found = [
             name.removeprefix(first)
-            for name, value in to_dict().items()
+            for name, value in stored.items()
             if name.startswith(first) and value is not None
         ]
         scopes = [scope for scope in found if scope not in noted]
         scopes += [scope for scope in noted if scope != self._scope] + [self._scope]
+        names = ("summary", "summarized_at", "real_tokens", "last_heuristic", "record")
         for scope in scopes[:-MAX_SCOPES]:
-            for name in SCOPED_NAMES:
+            for name in names:
                 old = _key(name, f"{self._agent}@{scope}", self._is_namespaced)
                 if self._state.get(old) is not None:
                     self._state[old] = None
@@ -234,21 +204,18 @@ def _read_scopes(text: object) -> list[str]:
 
 @functools.lru_cache(maxsize=256)
 def _warn_once(key: str, found: str, wanted: str) -> None:
-    logger.warning(
-        "Session state %r holds a value of type %s where %s is expected; it is "
-        "ignored.",
-        key,
-        found,
-        wanted,
-    )
+    message = "Session state %r holds a value of type %s where %s is expected; ignored."
+    logger.warning(message, key, found, wanted)
+
+
+_CHILD_NAMES = (
+    *("graph", "agent", "node", "_node", "_inner_node"),
+    *("sub_agents", "nodes", "tools"),
+)
 
 
 def declares_state_schema(root: object) -> bool:
-    """Whether anything in an agent tree declares a `state_schema`.
-
-    Sub-agents, workflow nodes, also those that run in parallel, and the agents and
-    nodes behind tools are searched.
-    """
+    """Whether anything in an agent tree, behind tools too, has a `state_schema`."""
     waiting, seen = [root], set[int]()
     while waiting:
         node = waiting.pop()
@@ -257,9 +224,7 @@ def declares_state_schema(root: object) -> bool:
         seen.add(id(node))
         if getattr(node, "state_schema", None) is not None:
             return True
-        for name in ("graph", "agent", "node", "_node", "_inner_node"):
-            waiting.append(getattr(node, name, None))
-        for name in ("sub_agents", "nodes", "tools"):
-            children = getattr(node, name, None)
-            waiting.extend(children if isinstance(children, list | tuple) else ())
+        for name in _CHILD_NAMES:
+            child = getattr(node, name, None)
+            waiting.extend(child if isinstance(child, list | tuple) else [child])
     return False

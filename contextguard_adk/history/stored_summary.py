@@ -1,26 +1,13 @@
-"""A summary as session state keeps it, and the record that it stands in.
-
-Session state is untrusted: everything is validated when it is read.
-"""
+"""A summary as session state, which is untrusted, keeps it, and its record."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-    PlainValidator,
-)
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator
 
-from contextguard_adk.history.coverage import (
-    Covered,
-    decode_covered,
-    encode_covered,
-)
+from contextguard_adk.history.coverage import Covered, decode_covered, encode_covered
 from contextguard_adk.history.truncation import Truncation
 
 MAX_RECORD_BYTES = 16 * 1024
@@ -31,11 +18,6 @@ def _read_covered(value: object) -> Covered:
     return value if isinstance(value, Covered) else decode_covered(str(value))
 
 
-CoveredText = Annotated[
-    Covered, PlainValidator(_read_covered), PlainSerializer(encode_covered)
-]
-
-
 class _Stored(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, arbitrary_types_allowed=True)
 
@@ -43,30 +25,17 @@ class _Stored(BaseModel):
 class StoredSummary(_Stored):
     """A summary, what it stands for, and what the guard keeps beside it.
 
-    Attributes:
-        text: What the model, or the mechanical fallback, wrote; it has a key of its
-            own in session state.
-        covered: Fingerprints of the contents that it stands for.
-        ledger: Excerpts of the user's messages that it covers.
-        todos: The todo list as it stood, written by the guard.
-        index: Which items were left out, written by the guard.
-        scope: Session, branch and isolation scope; it is used nowhere else.
-        invocation: The invocation in which the compaction ran.
-        request: Hex fingerprint of the live request that the continuation quotes,
-            or "" for the generic continuation.
-        request_chars: How many characters of it are quoted; -1 is all of it.
-        has_continuation: Whether a continuation follows the summary.
-        model_chars: Length of the leading part of the text that a model wrote; what
-            follows is mechanical.
-        model_covered_count: How many covered contents that part stands for.
-        truncation: How tool results are shortened; None for not at all.
-        truncated_upto: The newest content that is shortened: its fingerprint in hex,
-            a dot, and its number among equal contents, from 1.
-        has_recall: Whether the agent is told handles of what is left out.
+    Its text has a key of its own. The first `model_chars` of it are by a model and
+    stand for `model_covered_count` contents. `scope` is where it may be used. The
+    continuation quotes `request_chars` (-1 for all) of `request`, a fingerprint in hex.
+    Tool results are shortened up to `truncated_upto`, which `HistoryView.name_place`
+    has named.
     """
 
     text: str = Field(default="", exclude=True)
-    covered: CoveredText = Covered()
+    covered: Annotated[
+        Covered, PlainValidator(_read_covered), PlainSerializer(encode_covered)
+    ] = Covered()
     ledger: tuple[str, ...] = Field(default=(), strict=False)
     todos: str = ""
     index: str = ""
@@ -93,14 +62,9 @@ class StoredSummary(_Stored):
 
 
 class AgentRecord(_Stored):
-    """All that the guard keeps of one agent in one scope beside the documented keys.
+    """What the guard keeps of an agent in a scope beside the documented keys.
 
-    Attributes:
-        version: Of this format; a record of another version is ignored.
-        learned_window_tokens: A limit that a provider has named; None for none.
-        learned_correction: Real tokens per heuristic token, as a rejection has shown;
-            None for unknown.
-        summary: The summary; None where nothing was compacted.
+    `learned_window_tokens` and `learned_correction` come from rejections.
     """
 
     version: Literal[1] = 1
@@ -111,13 +75,7 @@ class AgentRecord(_Stored):
 
 @dataclass(frozen=True)
 class Unsaved:
-    """A summary that was written, but not yet seen in the session.
-
-    Attributes:
-        summary: The summary.
-        tokens: The estimate of the request before the compaction.
-        replaced: The record that it replaced, as it stood when the call began.
-    """
+    """A summary that was not yet seen in the session, and the record it replaced."""
 
     summary: StoredSummary
     tokens: int

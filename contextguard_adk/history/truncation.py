@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import operator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from google.genai import types
-from pydantic import TypeAdapter
 
 from contextguard_adk.history.coverage import handle_of
 from contextguard_adk.measuring.tokens import json_text
@@ -22,16 +20,9 @@ MAX_DEPTH = 100
 
 @dataclass(frozen=True)
 class Truncation:
-    """How strings in tool results are shortened; lengths in characters.
+    """How strings over `max_length` characters in tool results are shortened.
 
-    Attributes:
-        max_length: Strings longer than this are shortened to it.
-        show_truncation_notice: Whether to say how much is missing.
-        smart_truncate: Whether to keep head and tail in place of the head alone.
-        head_length: What `smart_truncate` keeps of the beginning.
-        tail_length: What `smart_truncate` keeps of the end.
-        result_length: Results whose JSON is longer than this become an excerpt of it,
-            however short the strings in them are; 0 for never.
+    A result whose JSON is over `result_length` becomes an excerpt of it; 0 for never.
     """
 
     max_length: int = 4_000
@@ -41,29 +32,11 @@ class Truncation:
     tail_length: int = 1_000
     result_length: int = 0
 
-    def to_json(self) -> str:
-        """Writes the settings as JSON."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Truncation:
-        """Reads what `to_json` wrote.
-
-        Raises:
-            ValueError: The text is nothing of the kind.
-        """
-        return TypeAdapter(cls).validate_json(text, strict=True)
-
 
 def truncate_content(
     content: types.Content, truncation: Truncation, with_handles: bool = False
 ) -> types.Content:
-    """Shortens the tool results of a content; `with_handles` adds how to recall them.
-
-    Returns:
-        A copy; the content itself where nothing is too long. Results are shared with
-        the stored session, so nothing is changed in place.
-    """
+    """Shortens tool results in a copy; `with_handles` adds how to recall them."""
     old = content.parts or []
     parts = [_truncate_part(part, truncation, with_handles) for part in old]
     if all(map(operator.is_, parts, old)):
@@ -89,9 +62,7 @@ def _truncate_part(
 def _excerpt(response: dict[str, Any], truncation: Truncation) -> dict[str, Any]:
     """Replaces a result of many short strings by an excerpt of its JSON."""
     length = truncation.result_length
-    if not length:
-        return response
-    text = json_text(response).decode("utf-8", "surrogatepass")
+    text = json_text(response).decode("utf-8", "surrogatepass") if length else ""
     # Strings that were shortened come with notices and keys around them.
     if len(text) <= 2 * length:
         return response
@@ -99,11 +70,7 @@ def _excerpt(response: dict[str, Any], truncation: Truncation) -> dict[str, Any]
 
 
 def truncate_value(value: Any, truncation: Truncation, depth: int = 0) -> Any:
-    """Shortens every string in nested dicts and lists, down to `MAX_DEPTH`.
-
-    Returns:
-        A copy of what had to change; the value itself where nothing did.
-    """
+    """Shortens every string in nested dicts and lists; copies only what changes."""
     if isinstance(value, str):
         return truncate_text(value, truncation)
     if depth >= MAX_DEPTH or not isinstance(value, dict | list):
@@ -116,10 +83,7 @@ def truncate_value(value: Any, truncation: Truncation, depth: int = 0) -> Any:
 
 
 def truncate_text(text: str, truncation: Truncation) -> str:
-    """Returns the head of a string that is too long, or its head and tail.
-
-    A string that the notice would make longer stays as it is.
-    """
+    """Shortens a string that is too long, unless the notice makes it longer."""
     if len(text) <= truncation.max_length:
         return text
     head, tail = text[: truncation.max_length], ""

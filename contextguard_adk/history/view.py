@@ -1,7 +1,6 @@
 """What is known of one request's contents: history, pairs, what is covered.
 
-Each fact is computed when it is first asked for: a request below the threshold of
-a session without a summary pays for none of them.
+Each fact is computed when it is first asked for.
 """
 
 from __future__ import annotations
@@ -23,26 +22,16 @@ from contextguard_adk.history.pairs import (
     keep_pairs_whole,
     pair_contents,
 )
+from contextguard_adk.measuring.memo import Memo
 
 if TYPE_CHECKING:
     from google.adk.agents.invocation_context import InvocationContext
-    from google.adk.events.event import Event
 
     from contextguard_adk.history.stored_summary import StoredSummary
-    from contextguard_adk.measuring.memo import Memo
 
 
 class HistoryView:
-    """Lazily computed facts about the contents of one request.
-
-    Args:
-        contents: The contents as ADK built them.
-        invocation: The invocation, with the session's events; None where there is
-            none, and all contents then have no event.
-        user_content: What started the invocation.
-        stored: The summary that applies to this history, if any.
-        memo: What was computed earlier in the run.
-    """
+    """Lazily computed facts about the contents of one request, all in indexes."""
 
     def __init__(
         self,
@@ -56,20 +45,16 @@ class HistoryView:
         self.invocation_id = invocation.invocation_id if invocation else ""
         self.user_content = user_content
         self.stored = stored
-        self._invocation = invocation
-        self._memo = memo
+        self._events = invocation.session.events if invocation else []
+        self._run_config = invocation.run_config if invocation else None
+        self._memo = memo or Memo([], "")
         self._fingerprints: dict[int, bytes] = {}
 
     @cached_property
     def history(self) -> list[int]:
-        """Indexes of the contents that derive from session events."""
-        run_config = self._invocation and self._invocation.run_config
-        transient = getattr(run_config, "model_input_context", None) or ()
+        """The contents that derive from session events."""
+        transient = getattr(self._run_config, "model_input_context", None) or ()
         return find_history(self.contents, self._events, transient)
-
-    @property
-    def _events(self) -> Sequence[Event]:
-        return self._invocation.session.events if self._invocation else ()
 
     @cached_property
     def pairs(self) -> Pairs:
@@ -79,12 +64,11 @@ class HistoryView:
     @cached_property
     def pinned_calls(self) -> frozenset[int]:
         """Contents with a call still open, and all that was answered beside it."""
-        groups = (self.pairs.group_of(index) for index in self.pairs.open_calls)
-        return frozenset(index for group in groups for index in group)
+        return frozenset[int]().union(*map(self.pairs.group_of, self.pairs.open_calls))
 
     @cached_property
     def fingerprints(self) -> dict[int, bytes]:
-        """The fingerprint of each history content, by index."""
+        """The fingerprint of each history content."""
         return {index: self.fingerprint(index) for index in self.history}
 
     def fingerprint(self, index: int) -> bytes:
@@ -92,11 +76,8 @@ class HistoryView:
         known = self._fingerprints.get(index)
         if known is None:
             content = self.contents[index]
-            if self._memo is None:
-                known = fingerprint(content)
-            else:
-                parts = content.parts or ()
-                known = self._memo.get(fingerprint, content, parts, content.role)
+            parts = content.parts or ()
+            known = self._memo.get(fingerprint, content, parts, content.role)
             self._fingerprints[index] = known
         return known
 
@@ -112,23 +93,19 @@ class HistoryView:
 
     @cached_property
     def user_messages(self) -> list[int]:
-        """Indexes of what the user wrote: no tool results, no other agents."""
+        """What the user wrote: no tool results, no other agents."""
         return [index for index in self.history if is_user_text(self.contents[index])]
 
     @cached_property
     def covered(self) -> frozenset[int]:
-        """Indexes of the contents that the stored summary stands for."""
+        """The contents that the stored summary stands for."""
         return frozenset(self._matches)
 
     @cached_property
     def model_covered(self) -> frozenset[int]:
-        """Those of them that a model summarised."""
-        if self.stored is None or not self.stored.is_mechanical:
-            return self.covered
-        count = self.stored.model_covered_count
-        return frozenset(
-            index for index, position in self._matches.items() if position < count
-        )
+        """Those of them that a model summarized."""
+        count = self.stored.model_covered_count if self.stored else 0
+        return frozenset(i for i, place in self._matches.items() if place < count)
 
     @cached_property
     def uncovered(self) -> list[int]:
@@ -137,12 +114,9 @@ class HistoryView:
 
     @cached_property
     def compactable(self) -> list[int]:
-        """History that a model has not summarised yet and that may be."""
-        return [
-            index
-            for index in self.history
-            if index not in self.model_covered and index not in self.pinned_calls
-        ]
+        """History that a model has not summarized yet and that may be."""
+        kept = self.model_covered | self.pinned_calls
+        return [index for index in self.history if index not in kept]
 
     @cached_property
     def _matches(self) -> dict[int, int]:
@@ -154,14 +128,13 @@ class HistoryView:
             # A call that waits for its result must not pass for an equal one.
             closed = [i for i in self.history if i not in self.pinned_calls]
             matches = self._align(self.stored.covered, closed)
-        if self.stored.invocation != self.invocation_id:
+        live = self.live_index
+        if self.stored.invocation != self.invocation_id and live is not None:
             # A repeated message ("yes", "yes") must not pass for the covered one.
-            live = self.live_index
-            if live is not None:
-                matches = {i: left for i, left in matches.items() if i < live}
+            matches = {i: place for i, place in matches.items() if i < live}
         if self._may_split_pairs(matches):
             whole = keep_pairs_whole(matches, self.pairs)
-            matches = {i: left for i, left in matches.items() if i in whole}
+            matches = {i: place for i, place in matches.items() if i in whole}
         return matches
 
     def _align(self, covered: Covered, indexes: Sequence[int]) -> dict[int, int]:
@@ -193,10 +166,7 @@ class HistoryView:
         return False
 
     def name_place(self, index: int) -> str:
-        """Names a history content by its fingerprint and its number among equal ones.
-
-        Later contents, equal ones too, do not change the name.
-        """
+        """Names a content by fingerprint and number among the equal ones before it."""
         wanted = self.fingerprint(index)
         same = sum(self.fingerprints[i] == wanted for i in self.history if i <= index)
         return f"{wanted.hex()}.{same}"

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-OVERFULL_RATIO = 0.97
-"""Of the window; above it a request is not expected to be accepted."""
-
 
 @dataclass(frozen=True)
 class Budgets:
@@ -25,7 +22,7 @@ class Budgets:
     @property
     def overfull_tokens(self) -> int:
         """From here on a request is not expected to be accepted."""
-        return int(self.window_tokens * OVERFULL_RATIO)
+        return int(self.window_tokens * 0.97)
 
 
 def buffer_tokens(window_tokens: int, reserved_output_tokens: int = 0) -> int:
@@ -33,10 +30,6 @@ def buffer_tokens(window_tokens: int, reserved_output_tokens: int = 0) -> int:
 
     20,000 for windows from 200,000 tokens, else 20 % of the window; never less than the
     request reserves for its output, never more than half of the window.
-
-    Args:
-        window_tokens: The context window.
-        reserved_output_tokens: The request's `max_output_tokens`; 0 if it has none.
     """
     buffer = max(_base_buffer_tokens(window_tokens), reserved_output_tokens)
     return min(buffer, window_tokens // 2)

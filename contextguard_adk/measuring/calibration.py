@@ -1,8 +1,4 @@
-"""Turns the measure of a request into an estimate of its prompt tokens.
-
-The provider's count of the call before corrects the heuristic of `tokens`; what grew
-since is weighted by the density of its text.
-"""
+"""Turns the measure of a request into an estimate of its prompt tokens."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,14 +28,6 @@ DEFAULT_CORRECTION = 1.5
 MAX_CORRECTION = 5.0
 
 MeasurePart = Callable[[types.Part | None], PartMeasure]
-"""Returns what `measure_part` does."""
-
-_MAX_TOKENIZER_RATIO = 2.0
-_NOTABLE_GROWTH_RATIO = 0.05
-# Of the least that the scripts allow, where English counts bytes / 4; o200k_base takes
-# 0.76 of that for the Universal Declaration of Human Rights.
-_BELIEVED_RATIO = 0.75
-_NOTABLY_LESS_RATIO = 0.95  # Prose counts 0.98: to look at its script gains nothing.
 
 
 def correction_factor(
@@ -50,14 +38,8 @@ def correction_factor(
 ) -> float:
     """Returns how many real tokens a heuristic token stood for on the last call.
 
-    Args:
-        real_tokens: Prompt tokens that the provider reported; None or 0 if unknown.
-        last_heuristic_tokens: The heuristic of the same request; None or 0 if unknown.
-        default: The factor if either is unknown.
-
-    Returns:
-        The ratio, at least 1.0 and at most 5.0: one odd call shall neither shrink the
-        estimate nor blow it up.
+    At least 1 and at most 5: one odd call shall neither shrink nor blow up the
+    estimate.
     """
     if not real_tokens or not last_heuristic_tokens:
         return default
@@ -78,24 +60,9 @@ def estimate_prompt_tokens(
 
     The larger of the documented rule, `max(real, heuristic x correction)`, and of the
     provider's last count plus what grew since, weighted by its density: a correction
-    learned on prose says nothing about the base64 that a tool has just returned. While
-    nothing is known the density of the whole request counts in place of the second. The
-    real count is no floor for a request that has shrunk: after a rewind or a compaction
-    it counts contents that are gone.
-
-    The documented rule takes no count for less than bytes / 4. Where the provider
-    counted less and the scripts of the text explain it, the count stands; what grew
-    since still counts bytes / 4. A request in ASCII, Latin letters, Han, kana or Hangul
-    is never below bytes / 4.
-
-    Args:
-        heuristic_tokens: The heuristic of the request now.
-        real_tokens: As for `correction_factor`.
-        last_heuristic_tokens: As for `correction_factor`.
-        contents: The contents of the request.
-        default: As for `correction_factor`.
-        config: Its configuration, for the script of the instruction.
-        measure: Returns what `measure_part` does.
+    learned on prose says nothing about the base64 that a tool has just returned. The
+    real count is no floor for a request that has shrunk: it counts contents that are
+    gone. Below bytes / 4 a count only stands where the scripts of the text explain it.
     """
     correction = correction_factor(real_tokens, last_heuristic_tokens, default=default)
     scaled_tokens = int(heuristic_tokens * correction)
@@ -103,25 +70,23 @@ def estimate_prompt_tokens(
     if not real_tokens or not last_heuristic_tokens:
         weighted = int(weighted_tokens(parts, heuristic_tokens))
         return max(scaled_tokens, real_tokens or 0, weighted)
-    if real_tokens < last_heuristic_tokens * _NOTABLY_LESS_RATIO:
-        scaled_tokens = _lowered_tokens(
-            heuristic_tokens,
-            real_tokens,
-            last_heuristic_tokens,
-            contents,
-            config,
-            measure,
-        )
     growth_tokens = heuristic_tokens - last_heuristic_tokens
+    # Prose counts 0.98: to look at its script gains nothing.
+    if real_tokens < last_heuristic_tokens * 0.95:
+        known_tokens = min(heuristic_tokens, last_heuristic_tokens)
+        carried_tokens = int(real_tokens * known_tokens / last_heuristic_tokens)
+        scaled_tokens = _lowered_tokens(
+            heuristic_tokens, known_tokens, carried_tokens, contents, config, measure
+        )
     if growth_tokens < 0:
         return scaled_tokens
     grown = weighted_tokens(parts, growth_tokens)
-    if growth_tokens >= last_heuristic_tokens * _NOTABLE_GROWTH_RATIO:
+    if growth_tokens >= last_heuristic_tokens * 0.05:
         # Densities are those of o200k_base. The contents before those that grew show
         # how many tokens of this provider stand for one of them: some count a third
         # more.
         ratio = real_tokens / weighted_tokens(parts, last_heuristic_tokens)
-        grown *= min(max(ratio, 1.0), _MAX_TOKENIZER_RATIO)
+        grown *= min(max(ratio, 1.0), 2.0)
     return max(scaled_tokens, real_tokens + max(int(grown), growth_tokens))
 
 
@@ -141,26 +106,27 @@ def _newest_parts(
 
 def _lowered_tokens(
     heuristic_tokens: int,
-    real_tokens: int,
-    last_heuristic_tokens: int,
+    known_tokens: int,
+    carried_tokens: int,
     contents: Sequence[types.Content],
     config: types.GenerateContentConfig | None,
     measure: MeasurePart,
 ) -> int:
     """Returns the heuristic, lowered where scripts explain that the count was lower.
 
-    Cyrillic, Greek, Arabic or Devanagari take 0.4 to 0.8 tokens for each four bytes.
-    The result is never below what they are known to take, and ASCII counts in full. A
-    count that even they do not explain leaves something out, such as what a cache held:
-    it is not believed. What grew was not counted and explains nothing.
+    Cyrillic, Greek, Arabic or Devanagari take 0.4 to 0.8 tokens for each four bytes. A
+    count that even they do not explain leaves something out, such as what a cache held.
     """
-    growth_tokens = max(heuristic_tokens - last_heuristic_tokens, 0)
-    newest = _newest_contents(contents, growth_tokens)
+    start, grown_tokens = len(contents), heuristic_tokens - known_tokens
+    while start and grown_tokens > 0:  # What grew was not counted: it explains nothing.
+        start -= 1
+        grown_tokens -= estimate_contents_tokens((contents[start],))
+    newest = contents[start:]
     discount_tokens = request_script_discount(contents, config, measure)
     counted_discount = discount_tokens - request_script_discount(newest, None, measure)
-    known_tokens = heuristic_tokens - growth_tokens
-    carried_tokens = int(real_tokens * known_tokens / last_heuristic_tokens)
-    believed_tokens = (known_tokens - counted_discount) * _BELIEVED_RATIO
+    # o200k_base takes 0.76 of the least that scripts allow for the Universal
+    # Declaration of Human Rights in English, which counts bytes / 4.
+    believed_tokens = (known_tokens - counted_discount) * 0.75
     if counted_discount <= 0 or carried_tokens < believed_tokens:
         return heuristic_tokens
     # JSON or base64 may have come in the place of what was counted.
@@ -171,32 +137,12 @@ def _lowered_tokens(
     return min(heuristic_tokens, max(carried_tokens, least_tokens))
 
 
-def _newest_contents(
-    contents: Sequence[types.Content], heuristic_tokens: int
-) -> Sequence[types.Content]:
-    """Returns the newest contents that take at least so many tokens by bytes / 4."""
-    start = len(contents)
-    while start and heuristic_tokens > 0:
-        start -= 1
-        heuristic_tokens -= estimate_contents_tokens((contents[start],))
-    return contents[start:]
-
-
 def request_script_discount(
     contents: Iterable[types.Content],
     config: types.GenerateContentConfig | None = None,
     measure: MeasurePart = measure_part,
 ) -> int:
-    """Returns how far below bytes / 4 the tokens of a request may be by its scripts.
-
-    Args:
-        contents: Its contents.
-        config: Its configuration; the instruction counts if it is a text.
-        measure: Returns what `measure_part` does.
-
-    Returns:
-        Tokens; 0 if all is ASCII.
-    """
+    """Returns how far below bytes / 4 the tokens of a request may be by its scripts."""
     discount_tokens = 0.0
     instruction = config.system_instruction if config is not None else None
     if isinstance(instruction, str):
@@ -209,16 +155,8 @@ def request_script_discount(
     return int(discount_tokens)
 
 
-request_spare_tokens = request_script_discount  # The former name.
-
-
 def token_counter(correction: float | None) -> TokenCounter:
-    """Counts tokens of texts: bytes / 4, weighted by what is known of the tokenizer.
-
-    Args:
-        correction: Real tokens per estimated token; None takes the text's density
-            alone.
-    """
+    """Counts tokens of texts: bytes / 4 by the correction, or density if larger."""
 
     def count(text: str) -> int:
         factor = max(correction or 0.0, estimate_text_density(text))

@@ -18,15 +18,8 @@ V = TypeVar("V")
 class Memo:
     """Remembers results by the identity of the payloads that they were computed from.
 
-    ADK builds the contents anew for every model call, but the payloads in them are
-    those of the session's events. Only payloads of earlier runs are remembered: a tool
-    of this run may still change what it was given or has returned. Nothing is
-    remembered of copies, such as ADK 2.0 makes for every call.
-
-    Args:
-        events: The session's events. The memo keeps their payloads alive, so it must
-            not outlive the run.
-        invocation_id: The run.
+    Only payloads of earlier runs, which it keeps alive, are remembered: a tool of this
+    run may still change what it was given or has returned.
     """
 
     def __init__(self, events: Sequence[Event], invocation_id: str) -> None:
@@ -46,14 +39,7 @@ class Memo:
         parts: Sequence[types.Part | None],
         role: str | None = None,
     ) -> V:
-        """Returns `compute(value)`, from memory where all of its parts are old.
-
-        Args:
-            compute: A pure function.
-            value: Its argument.
-            parts: The parts of the value.
-            role: The role of the value, if it has one.
-        """
+        """Returns `compute(value)`, from memory where all of its `parts` are old."""
         key: list[object] = [compute, role]
         for part in parts:
             if part is not None and part.text:
@@ -64,10 +50,10 @@ class Memo:
                 return compute(value)
             tool = part.function_call or part.function_response
             key += id(payload), tool and tool.name
-        known = self._known.get(found := tuple(key))
-        if known is None:
-            known = self._known[found] = compute(value)
-        result: V = known
+        found = tuple(key)
+        if found not in self._known:
+            self._known[found] = compute(value)
+        result: V = self._known[found]
         return result
 
     def measure_part(self, part: types.Part | None) -> PartMeasure:

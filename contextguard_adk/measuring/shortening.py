@@ -4,26 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-_HEAD_RATIO = 0.6  # Of a shortened text.
-
 TokenCounter = Callable[[str], int]
 
 
 def shorten(text: str, max_chars: int, handle: str = "") -> str:
-    """Keeps head and tail of a text and says how much is missing between them.
-
-    Args:
-        text: Any text.
-        max_chars: The most characters to return, notice included; the notice is
-            returned in any case.
-        handle: The name under which the whole can be read back; "" for none.
-    """
+    """Keeps head and tail of a text; a notice says what is missing, and its handle."""
     if len(text) <= max_chars:
         return text
     item = f"; item {handle}" if handle else ""
     notice = f"\n[… {len(text)} characters in all, middle left out{item} …]\n"
     room = max(0, max_chars - len(notice))
-    head = int(room * _HEAD_RATIO)
+    head = int(room * 0.6)
     tail = room - head
     return text[:head] + notice + (text[-tail:] if tail else "")
 
@@ -45,16 +36,7 @@ def shorten_to_tokens(
 def divide_budget(
     costs: Sequence[float], weights: Sequence[float], room: float
 ) -> list[float]:
-    """Divides a budget by weight; what a small item does not need goes to the others.
-
-    Args:
-        costs: What each item takes in full.
-        weights: The relative share of each item; positive.
-        room: What there is to divide, in the unit of `costs`.
-
-    Returns:
-        A share for each item, at most its cost; their sum is at most `room`.
-    """
+    """Divides a budget by weight; what a small item does not need goes to others."""
     shares = [0.0] * len(costs)
     total_weight = sum(weights)
     for item in sorted(range(len(costs)), key=lambda i: costs[i] / weights[i]):

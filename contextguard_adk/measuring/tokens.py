@@ -1,9 +1,7 @@
 """Measuring contents and requests in tokens.
 
 The heuristic is the documented one: the UTF-8 bytes of what the model reads, divided by
-four, rounded up once. It is cheap and knows no provider; `calibration` turns it into an
-estimate. Role names, call ids and thought signatures do not count, the text of thoughts
-does. Tools that run at the provider, and callables among the tools, declare nothing.
+four, rounded up once. Role names, call ids and thought signatures do not count.
 """
 
 import re
@@ -20,12 +18,6 @@ from contextguard_adk.measuring.density import script_discount_tokens
 
 if TYPE_CHECKING:
     from google.adk.models.llm_request import LlmRequest
-
-CountBytes = Callable[[types.Part | None], int]
-"""Returns what `part_bytes` does."""
-
-_BYTES_PER_TOKEN = 4
-_MAX_WALKED_VALUES = 100_000
 
 _RAW_AUDIO = re.compile(r"audio/(x-|vnd\.)?(wav|l16|l24|pcm|aiff)")
 _TEXT_FILE = re.compile(
@@ -55,11 +47,7 @@ def json_bytes(value: object) -> int:
 
 
 def json_text(value: object) -> bytes:
-    """Returns any value as compact JSON in UTF-8; a text as it is, without quotes.
-
-    Never raises: what JSON cannot express (own classes, bytes, lone surrogates, nesting
-    of any depth, cycles) comes out about as long as its parts.
-    """
+    """Returns any value as compact JSON, a text as it is; never raises."""
     if isinstance(value, str):
         return value.encode("utf-8", "surrogatepass")
     try:
@@ -68,27 +56,32 @@ def json_text(value: object) -> bytes:
         return _walk_text(value)
 
 
+_END = object()
+
+
 def _walk_text(value: object) -> bytes:
     """Returns what `to_json` refuses as something close to JSON, each object once."""
     chunks: list[bytes] = []
     seen: dict[int, object] = {}
     stack = [value]
-    while stack and len(chunks) < _MAX_WALKED_VALUES:
+    while stack and len(chunks) < 100_000:
         item = stack.pop()
-        if isinstance(item, str):
-            chunks.append(b'"%b"' % json_text(item))
+        if item is _END:
+            chunks.append(b"},")
+        elif isinstance(item, str):
+            chunks.append(b'"%b",' % json_text(item))
         elif isinstance(item, bytes | bytearray):
-            chunks.append(b'"%b"' % b64encode(item))
+            chunks.append(b'"%b",' % b64encode(item))
         elif isinstance(item, int):
             # Python refuses to print very long numbers in decimal.
-            chunks.append(b"%x" % item if item.bit_length() > 64 else b"%d" % item)
+            chunks.append(b"%x," % item if item.bit_length() > 64 else b"%d," % item)
         elif item is None or isinstance(item, float):
-            chunks.append(repr(item).encode())
+            chunks.append(b"%b," % repr(item).encode())
         elif id(item) not in seen:
             seen[id(item)] = item
-            chunks.append(b"{}")
-            stack.extend(reversed(_children(item)))
-    return b",".join(chunks)
+            chunks.append(b"{")
+            stack += [_END, *reversed(_children(item))]
+    return b"".join(chunks)[:-1]
 
 
 def _children(item: object) -> list[Any]:
@@ -96,27 +89,22 @@ def _children(item: object) -> list[Any]:
         return list(item)
     fields = item if isinstance(item, dict) else getattr(item, "__dict__", None)
     if isinstance(fields, dict):
-        return [child for pair in fields.items() for child in pair]
+        return [*fields, *fields.values()]
     return [type(item).__name__]
 
 
 def _tokens(size_bytes: int) -> int:
-    return (size_bytes + _BYTES_PER_TOKEN - 1) // _BYTES_PER_TOKEN
+    return (size_bytes + 3) // 4
 
 
 def media_tokens(mime_type: str | None, size_bytes: int | None) -> int:
     """Estimates what a provider takes for an image, a recording or a document.
 
-    An image takes 1,120 (the default of Gemini 3; Gemini 2 takes 258 for each tile of
-    768 pixels, OpenAI 765 to 1,105 at high detail, Claude up to about 1,600), a second
-    of audio 32 (Gemini; 64 kbit/s or, raw, 256 kbit/s), a second of video 263 (Gemini;
-    1 Mbit/s), a page of a PDF 560 (Gemini 3; Gemini 2 takes 258, Claude 1,500 to 3,000;
-    50 kB, at most 1,000 pages). A file of text counts as text, any other 1,000.
-
-    Args:
-        mime_type: The declared type, None if unknown.
-        size_bytes: Size of the data; None for a reference, which counts as a minute
-            of audio or video or as ten pages.
+    An image takes 1,120 (Gemini 3; Gemini 2 258 for each tile, OpenAI 765 to 1,105,
+    Claude up to 1,600), a second of audio 32 (Gemini; 64 kbit/s or, raw, 256 kbit/s), a
+    second of video 263 (Gemini; 1 Mbit/s), a page of a PDF 560 (Gemini 3; Claude 1,500
+    to 3,000; 50 kB). Of unknown size a recording counts as a minute, a PDF as ten
+    pages.
     """
     kind = (mime_type or "").lower()
     if size_bytes == 0:
@@ -125,18 +113,14 @@ def media_tokens(mime_type: str | None, size_bytes: int | None) -> int:
         return 1_120
     if kind.startswith("audio/"):
         bytes_per_second = 32_000 if _RAW_AUDIO.match(kind) else 8_000
-        return 32 * _units(size_bytes, bytes_per_second, if_unknown=60)
+        return 32 * (60 if size_bytes is None else -(-size_bytes // bytes_per_second))
     if kind.startswith("video/"):
-        return 263 * _units(size_bytes, 125_000, if_unknown=60)
+        return 263 * (60 if size_bytes is None else -(-size_bytes // 125_000))
     if kind.startswith("application/pdf"):
-        return 560 * min(_units(size_bytes, 50_000, if_unknown=10), 1_000)
+        return 560 * (10 if size_bytes is None else min(-(-size_bytes // 50_000), 1000))
     if size_bytes is not None and _TEXT_FILE.match(kind):
         return _tokens(size_bytes)
     return 1_000
-
-
-def _units(size_bytes: int | None, bytes_per_unit: int, if_unknown: int) -> int:
-    return if_unknown if size_bytes is None else -(-size_bytes // bytes_per_unit)
 
 
 def _media_bytes(part: types.Part | types.FunctionResponsePart) -> int:
@@ -145,7 +129,7 @@ def _media_bytes(part: types.Part | types.FunctionResponsePart) -> int:
         tokens += media_tokens(blob.mime_type, len(blob.data or b""))
     if (file := part.file_data) is not None:
         tokens += media_tokens(file.mime_type, None)
-    return tokens * _BYTES_PER_TOKEN
+    return tokens * 4
 
 
 def _read_part(part: types.Part | None) -> tuple[Sequence[object], int]:
@@ -160,10 +144,10 @@ def _read_part(part: types.Part | None) -> tuple[Sequence[object], int]:
     if (result := part.function_response) is not None:
         media_bytes = sum(map(_media_bytes, result.parts or ()))
         return (result.name or "", result.response or ""), media_bytes
-    if part.executable_code is not None:
-        return (part.executable_code.code or "",), 0
-    if part.code_execution_result is not None:
-        return (part.code_execution_result.output or "",), 0
+    if (code := part.executable_code) is not None:
+        return (code.code or "",), 0
+    if (outcome := part.code_execution_result) is not None:
+        return (outcome.output or "",), 0
     if part.inline_data is not None or part.file_data is not None:
         return (), _media_bytes(part)
     others = part.__dict__.items()
@@ -171,25 +155,13 @@ def _read_part(part: types.Part | None) -> tuple[Sequence[object], int]:
 
 
 def part_bytes(part: types.Part | None) -> int:
-    """Returns the UTF-8 bytes that the model reads of a part.
-
-    Media count four bytes for each of their `media_tokens`; a kind of part that is not
-    known here counts as JSON.
-    """
+    """Returns the UTF-8 bytes that the model reads of a part; media count as tokens."""
     values, media_bytes = _read_part(part)
     return sum(map(json_bytes, values)) + media_bytes
 
 
 class PartMeasure(NamedTuple):
-    """What is known of a part.
-
-    Attributes:
-        text_bytes: The UTF-8 bytes of its text, which `part_text` returns.
-        media_bytes: What its media count, in bytes of text.
-        script_discount_tokens: How far below bytes / 4 the tokens of its text may be
-            because of its scripts; 0.0 for ASCII.
-        is_ascii: Whether its text is ASCII.
-    """
+    """Bytes of text and media of a part, and what depends on its scripts."""
 
     text_bytes: int
     media_bytes: int
@@ -210,7 +182,10 @@ def part_text(part: types.Part | None) -> bytes:
     return b"".join(map(json_text, _read_part(part)[0]))
 
 
-def _contents_bytes(contents: Iterable[types.Content], count_bytes: CountBytes) -> int:
+def _contents_bytes(
+    contents: Iterable[types.Content],
+    count_bytes: Callable[[types.Part | None], int] = part_bytes,
+) -> int:
     size_bytes = 0
     for content in contents:
         for part in content.parts or ():
@@ -229,7 +204,8 @@ def estimate_part_tokens(part: types.Part | None) -> int:
 
 
 def estimate_contents_tokens(
-    contents: Iterable[types.Content], count_bytes: CountBytes = part_bytes
+    contents: Iterable[types.Content],
+    count_bytes: Callable[[types.Part | None], int] = part_bytes,
 ) -> int:
     """Estimates the tokens of contents: the sum of their bytes / 4, rounded up once."""
     return _tokens(_contents_bytes(contents, count_bytes))
@@ -239,7 +215,7 @@ def _instruction_bytes(instruction: Any) -> int:
     if isinstance(instruction, list | tuple):
         return sum(map(_instruction_bytes, instruction))
     if isinstance(instruction, types.Content):
-        return _contents_bytes((instruction,), part_bytes)
+        return _contents_bytes((instruction,))
     if isinstance(instruction, types.Part):
         return part_bytes(instruction)
     return 0 if instruction is None else json_bytes(instruction)
@@ -289,5 +265,4 @@ def estimate_config_tokens(config: types.GenerateContentConfig | None) -> int:
 
 def estimate_request_tokens(request: "LlmRequest") -> int:
     """Estimates the tokens of a request: contents and configuration."""
-    contents_bytes = _contents_bytes(request.contents, part_bytes)
-    return _tokens(contents_bytes + _config_bytes(request.config))
+    return _tokens(_contents_bytes(request.contents) + _config_bytes(request.config))

@@ -1,7 +1,6 @@
-"""Recognises a provider's "your request is too long" and reads its numbers.
+"""Recognizes a provider's "your request is too long" and reads its numbers.
 
-Providers agree neither on an exception class nor on a status for it, only roughly on
-words. So the text decides, by the tables of `overflow_wordings`.
+Providers agree neither on an exception class nor on a status, only roughly on words.
 """
 
 import re
@@ -19,29 +18,19 @@ from contextguard_adk.providers.overflow_wordings import (
     REFUSALS,
     SUM,
     TOTALS,
-    Wordings,
+    compile_wordings,
 )
 
 MIN_LIMIT_TOKENS: Final = 256
-_MAX_TOKENS: Final = 100_000_000
-# Providers may echo the request; what they have to say stands before or after it.
-_MAX_EDGE_CHARS: Final = 20_000
-_MAX_LINKED_ERRORS: Final = 32
 
 
 @dataclass(frozen=True)
 class Overflow:
     """A provider refused a request because it does not fit the context window.
 
-    Attributes:
-        limit_tokens: The limit it named; None when it named none, one in bytes or
-            characters, two different ones, or one outside 256 to 100 million.
-        prompt_tokens: Its own count of the prompt, tools included; None when it gave
-            none or only a lower bound.
-        output_tokens: The reserved output that counts against the limit; None if none
-            does or it is not named.
-        is_input_plus_output: The limit is on the prompt and the reserved output
-            together, so that a smaller reservation would help as well.
+    What it did not name, or named twice and differently, is None. `output_tokens` is
+    the reserved output that counts; `is_input_plus_output` says that a smaller one
+    would help.
     """
 
     limit_tokens: int | None
@@ -60,29 +49,18 @@ _ESCAPES: Final = {
 
 
 def parse_overflow(error: BaseException) -> Overflow | None:
-    """Reads whether a model call failed because its request was too long.
+    """Reads whether a model call failed because its request was too long; never raises.
 
-    An error is one message: its text, body and response together; of a long one the
-    first and the last 20,000 characters are read. A message about a rate limit, a quota
-    or the reserved output alone is no overflow whatever else it quotes, so that an
-    echoed prompt cannot make it one; nor is what such an error is the cause of. Of an
-    error that says neither, its causes are read, then the members of its group, and
-    last what was being handled when it was raised.
-
-    Never raises, whatever the error does when it is read.
-
-    Args:
-        error: What the model call raised; up to 32 errors linked to it are read.
-
-    Returns:
-        What the provider said, or None when it did not say "too long".
+    A message about a rate limit, a quota or the reserved output alone is no overflow
+    whatever else it quotes, nor is its cause. Of an error that says neither, its
+    causes, the members of its group and what was being handled are read.
     """
     reading = _read_linked(error, set())
     return reading if isinstance(reading, Overflow) else None
 
 
 def _read_linked(error: BaseException, seen: set[int]) -> _Reading:
-    if id(error) in seen or len(seen) >= _MAX_LINKED_ERRORS:
+    if id(error) in seen or len(seen) >= 32:
         return None
     seen.add(id(error))
     own: _Reading = "refused" if _has_status_429(error) else _read_error(error)
@@ -120,9 +98,9 @@ def _read_error(error: BaseException) -> _Reading:
 
 
 def _read_message(text: str) -> _Reading:
-    if any(pattern.search(text) for pattern in REFUSALS):
+    if any(pattern.search(text) for pattern in compile_wordings(REFUSALS)):
         return "refused"
-    for pattern in (*LIMITS, *LIMITLESS):
+    for pattern in compile_wordings(LIMITS + LIMITLESS):
         if matches := list(pattern.finditer(text)):
             return _read_numbers(text, matches)
     return None
@@ -151,27 +129,25 @@ def _read_numbers(text: str, matches: list[re.Match[str]]) -> Overflow:
     )
 
 
-def _find_count(patterns: Wordings, text: str) -> int | None:
-    matches = (pattern.search(text) for pattern in patterns)
+def _find_count(wordings: tuple[str, ...], text: str) -> int | None:
+    matches = (pattern.search(text) for pattern in compile_wordings(wordings))
     return next((_tokens(match["count"]) for match in matches if match), None)
 
 
 def _tokens(digits: str | None) -> int | None:
     count = int(re.sub("[,_]", "", digits)) if digits else 0
-    return count if 0 < count <= _MAX_TOKENS else None
+    return count if 0 < count <= 100_000_000 else None
 
 
 def _flatten(texts: Iterable[str]) -> str:
-    text = " | ".join(map(_keep_edges, texts)).lower()
+    # Providers may echo the request; what they say stands before or after it.
+    edges = (
+        x if len(x) <= 40_000 else f"{x[:20_000]} ... {x[-20_000:]}" for x in texts
+    )
+    text = " | ".join(edges).lower()
     for escaped, plain in _ESCAPES.items():
         text = text.replace(escaped, plain)
     return " ".join(text.split())
-
-
-def _keep_edges(text: str) -> str:
-    if len(text) <= 2 * _MAX_EDGE_CHARS:
-        return text
-    return f"{text[:_MAX_EDGE_CHARS]} ... {text[-_MAX_EDGE_CHARS:]}"
 
 
 def _text_of(source: object) -> str:

@@ -1,37 +1,22 @@
-"""How providers word that a request is too long, and what only sounds like it."""
+"""How providers word that a request is too long, and what only sounds like it.
 
-from __future__ import annotations
+In these expressions `<name>` is a number to read, `<_>` one to pass over.
+"""
 
 import re
-from collections.abc import Iterator
-from functools import cached_property
+from functools import cache
 from typing import Final
 
 
-class Wordings:
-    """Patterns, compiled when they are first used: most runs need none of them.
-
-    Args:
-        wordings: Expressions; `<name>` is a number to read, `<_>` one to pass over.
-    """
-
-    def __init__(self, *wordings: str) -> None:
-        self._wordings = wordings
-
-    def __iter__(self) -> Iterator[re.Pattern[str]]:
-        return iter(self._patterns)
-
-    @cached_property
-    def _patterns(self) -> tuple[re.Pattern[str], ...]:
-        number = r"[0-9](?:[0-9]|[,_](?=[0-9])){0,14}+"
-        named = (
-            re.sub("<([a-z]+)>", rf"(?P<\1>{number})", each) for each in self._wordings
-        )
-        return tuple(re.compile(each.replace("<_>", number)) for each in named)
+@cache  # Most runs need none of them.
+def compile_wordings(wordings: tuple[str, ...]) -> tuple[re.Pattern[str], ...]:
+    """Compiles expressions for text in lower case, on one line, without backslashes."""
+    number = r"[0-9](?:[0-9]|[,_](?=[0-9])){0,14}+"
+    named = (re.sub("<([a-z]+)>", rf"(?P<\1>{number})", each) for each in wordings)
+    return tuple(re.compile(each.replace("<_>", number)) for each in named)
 
 
-# All patterns meet text in lower case, on one line, without backslashes and backticks.
-REFUSALS: Final = Wordings(
+REFUSALS: Final = (
     # Rate limits and quotas: the same request may pass in a minute.
     r"rate[ _-]?limit[ _-]?(?:error|exceeded|reached)",
     r"rate limit of <_>",
@@ -53,7 +38,7 @@ REFUSALS: Final = Wordings(
 )
 
 # The first that matches is read: special wordings stand before the general ones.
-LIMITS: Final = Wordings(
+LIMITS: Final = (
     r"exceed context limit: <prompt> \+ <output> > <limit>",
     r"prompt is too long: <prompt> tokens > <limit> maximum",
     r"prompt is too long: <prompt>, model maximum context length: <limit>",
@@ -90,7 +75,7 @@ LIMITS: Final = Wordings(
     r"|item|page|second|request|output))",
 )
 
-LIMITLESS: Final = Wordings(
+LIMITLESS: Final = (
     r"context[ _]?(?:length|window)[ _]?exceeded",
     r"exceed_context_size_error",
     r"model_max_prompt_tokens_exceeded",
@@ -123,8 +108,8 @@ LIMITLESS: Final = Wordings(
     r"string value length \(<_>\) exceeds the maximum allowed",
 )
 
-TOTALS: Final = Wordings(r"requested (?:about |a total of )?<count> tokens")
-OUTPUTS: Final = Wordings(
+TOTALS: Final = (r"requested (?:about |a total of )?<count> tokens",)
+OUTPUTS: Final = (
     r"<count> (?:in|for) the (?:completion|output)",
     r"<count> tokens for the completion",
     r"requested <count> output tokens",
@@ -132,7 +117,7 @@ OUTPUTS: Final = Wordings(
     r"max_completion_tokens'? is too large: <count>",
     r"inputs tokens and <count> max_new_tokens",
 )
-PROMPTS: Final = Wordings(
+PROMPTS: Final = (
     r"(?:input|prompt) token count (?:is |of |\()<count>",
     r"(?:request|input|prompt|requested tokens) \(<count>(?: tokens)?\)",
     r"input length \(?<count>",
@@ -147,5 +132,5 @@ PROMPTS: Final = Wordings(
     r"given: <count> inputs tokens",
 )
 # vLLM may stop counting one token past what fits.
-CAPPED_PROMPTS: Final = Wordings(r"(?:passed|request has) <count> input tokens")
+CAPPED_PROMPTS: Final = (r"(?:passed|request has) <count> input tokens",)
 SUM: Final = re.compile(r"\+ max_new_tokens must be|\(prompt and prediction\)")

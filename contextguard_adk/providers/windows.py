@@ -19,9 +19,8 @@ _LOGGER = logging.getLogger("contextguard_adk.providers.windows")
 DEFAULT_CONTEXT_WINDOW: Final = 128_000
 """The window, in tokens, that is assumed for a model nobody knows."""
 
-_CHAT_MODES = ("chat", "responses", "completion")
+_MODES = ("chat", "responses", "completion")
 _MIN_WINDOW_TOKENS = 1_000  # smaller values are no chat windows
-_MAX_WARNINGS = 1_024
 
 _VENDOR_PREFIX = re.compile(r"[a-z][a-z0-9]*(?:-gov)?\.(?=[a-z])")  # us. anthropic.
 _SUFFIX = re.compile(
@@ -57,20 +56,13 @@ class _Entry(NamedTuple):
 
 
 class LitellmRegistry:
-    """Looks windows up in the table that litellm ships, without importing litellm.
-
-    Importing litellm takes seconds and fetches a price map over the network; reading
-    its packaged table takes milliseconds, once per process, at the first lookup.
-    litellm is imported only when that file is missing or unusable.
+    """Looks windows up in litellm's packaged table; importing litellm takes seconds.
 
     A name is looked up as written, then without its path and vendor prefixes, from the
-    left, then the same without its date, version or tag; case is ignored and `4.5` is
-    `4-5`. Where several providers serve a model and none of them is named, the smallest
-    plausible window counts: the smallest that is at least a quarter of the low median,
-    so that one provider's 4,096 does not decide where the others say 262,144.
-
-    Args:
-        table_path: A JSON table in litellm's format; None means litellm's own.
+    left, then the same without its date, version or tag. Where several providers serve
+    a model and none of them is named, the smallest window counts that is at least a
+    quarter of the low median: one provider's 4,096 must not decide where others say
+    262,144.
     """
 
     def __init__(self, table_path: Path | None = None) -> None:
@@ -166,7 +158,7 @@ def _index(raw: Mapping[str, object]) -> dict[str, _Entry]:
 
 def _parse_entry(name: str, value: object) -> _Entry | None:
     """Reads one entry of the table; None for what is no chat model with a window."""
-    if not isinstance(value, Mapping) or value.get("mode") not in _CHAT_MODES:
+    if not isinstance(value, Mapping) or value.get("mode") not in _MODES:
         return None
     window, minimum = value.get("max_input_tokens"), _MIN_WINDOW_TOKENS
     if window is None and value["mode"] == "chat":
@@ -200,14 +192,7 @@ def resolve_context_window(
 ) -> ResolvedWindow:
     """Returns the context window of `model` and where it comes from; never raises.
 
-    A configured window wins over the registry, the registry over
-    `DEFAULT_CONTEXT_WINDOW`, which comes with one warning per model and process.
-
-    Args:
-        model: The name as the agent has it, such as `openrouter/openai/gpt-4o`.
-        configured: The window in tokens that the user set; None to look it up.
-        registry: The registry to ask; None means `LitellmRegistry`.
-        agent: The agent's name, for the warning.
+    Of an unknown model it is `DEFAULT_CONTEXT_WINDOW`, with one warning.
     """
     if configured is not None:
         return ResolvedWindow(configured, "configured")
@@ -240,6 +225,6 @@ _warned: set[tuple[str, str]] = set()
 
 
 def _warn_once(message: str, model: str, *args: object) -> None:
-    if (message, model) not in _warned and len(_warned) < _MAX_WARNINGS:
+    if (message, model) not in _warned and len(_warned) < 1_024:
         _warned.add((message, model))
         _LOGGER.warning(message, model, *args)
