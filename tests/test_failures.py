@@ -17,7 +17,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from google.adk.agents import LlmAgent
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
@@ -25,7 +24,6 @@ from google.adk.models.llm_response import LlmResponse
 from google.adk.models.registry import LLMRegistry
 from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.sessions.state import State
-from google.adk.tools.base_tool import BaseTool
 from google.genai import types
 
 from contextguard_adk import (
@@ -507,25 +505,6 @@ async def test_odd_inputs_cost_no_turn(
 
 
 # --- The guard itself -------------------------------------------------------------
-
-
-class OddTool(BaseTool):
-    """A tool that does not like to be looked at."""
-
-    @property
-    def agent(self) -> object:
-        """Raises."""
-        raise RuntimeError("not yet connected")
-
-
-async def test_agent_tree_that_cannot_be_searched_costs_no_turn() -> None:
-    """If no `state_schema` can be looked for, keys are used that always pass."""
-    session = open_session()
-    agent = session.chat.app.root_agent
-    assert isinstance(agent, LlmAgent)
-    agent.tools.append(OddTool(name="odd", description="Odd."))
-    await session.work()
-    assert (await session.chat.state())["context_guard:summary:agent"]
 
 
 class BrokenStrategy(Strategy):

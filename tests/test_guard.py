@@ -39,7 +39,6 @@ from tests.chats import (
     EXACT,
     HEURISTIC,
     REAL,
-    SUMMARY,
     agent_requests,
     seed,
     summary_requests,
@@ -108,21 +107,6 @@ async def test_summary_stays_on_later_calls_turns_and_processes() -> None:
     assert llm.summaries == 1
 
 
-async def test_a_newer_summary_is_not_overwritten_by_a_remembered_one() -> None:
-    """Another process may have summarized since; what state holds is newer."""
-    llm = SimulatedLlm(summary_replies=["FIRST", "SECOND"])
-    one = guarded_chat(llm)
-    other = guarded_chat(llm, chat={"session_service": one.sessions})
-    await seed(one, user("The task."), original())
-    await one.say("Go on.")
-    await other.say(words(1_500))
-    await other.say(words(1_600))
-    assert (await one.state())[SUMMARY] == "SECOND"
-    await one.say("And now?")
-    assert text_of(llm.requests[-1].contents[0]).startswith(f"{SUMMARY_BEGINS}SECOND")
-    assert (await one.state())[SUMMARY] == "SECOND"
-
-
 # --- A compaction on demand -------------------------------------------------------
 
 
@@ -177,26 +161,6 @@ async def test_overfull_requests_do_not_wait() -> None:
     assert answer_text(await chat.events()) == "Done."
     assert llm.rejections == 0
     assert all(request.prompt_tokens < 3_200 for request in agent_requests(llm))
-
-
-async def test_no_summary_is_paid_for_little_news(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """What is new must be worth half a summary, else the request waits."""
-    caplog.set_level("INFO", logger="contextguard_adk")
-    # Without usage every estimate is 1.5 times the heuristic.
-    llm = SimulatedLlm(
-        context_window=20_000,
-        token_ratio=1.0,
-        usage="never",
-        summary_replies=[words(110, "SUMMARY")],
-    )
-    chat = await long_chat(llm, 1_000, instruction=words(1_840))
-    for number in range(7):
-        await chat.say(f"turn {number}")
-    assert llm.summaries == 1
-    assert 3_200 / 1.5 <= llm.requests[-1].prompt_tokens < 3_880 / 1.5
-    assert "dropped" not in caplog.text
 
 
 async def test_a_fixed_part_that_is_too_large_is_reported_once(
@@ -372,29 +336,24 @@ GROWTH: dict[str, Callable[[dict[str, Any]], None]] = {
 
 
 @pytest.mark.parametrize("edit", GROWTH.values(), ids=GROWTH.keys())
-@pytest.mark.parametrize("is_later_run", [False, True], ids=["same run", "later run"])
 async def test_a_payload_that_changes_is_measured_as_it_is_now(
-    edit: Callable[[dict[str, Any]], None], is_later_run: bool
+    edit: Callable[[dict[str, Any]], None],
 ) -> None:
-    """A tool or a plugin may edit in place what has been measured before."""
+    """A plugin may edit in place what has been measured before."""
     records: list[CallRecord] = []
-
-    def look(tool_context: ToolContext) -> dict[str, Any]:
-        """Looks something up."""
-        masking.is_active = not is_later_run and len(records) > 1
-        return copy.deepcopy(RESULT)
-
-    masking, look_up = Masking(edit), scripted_call("look")
-    script: list[Reply] = [look_up, look_up, "Found.", "Done."]
+    masking, look = Masking(edit), scripted_call("look")
+    script: list[Reply] = [look, look, "Found.", "Done."]
     llm = SimulatedLlm(context_window=100_000, token_ratio=1.0, script=script)
     plugin = ContextGuardPlugin(
         default=Threshold(context_window=3_500), on_call=records.append
     )
-    chat = Chat(guarded_agent(llm, [look]), [masking, plugin])
+    tools = [queued_tool("look", [copy.deepcopy(RESULT), copy.deepcopy(RESULT)])]
+    chat = Chat(guarded_agent(llm, tools), [masking, plugin])
     await chat.say("Look twice.")
     masking.is_active = True
     await chat.say("And?")
-    assert 1_500 < (records[-1].real_tokens or 0) <= records[-1].estimated_tokens
+    assert (records[-1].real_tokens or 0) > 1_300
+    assert records[-1].estimated_tokens >= (records[-1].real_tokens or 0)
 
 
 async def test_an_edited_payload_is_no_longer_what_the_summary_covers() -> None:

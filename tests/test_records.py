@@ -142,26 +142,6 @@ async def test_pair_belongs_to_the_request_that_was_sent() -> None:
     assert ratios == pytest.approx([1.3] * len(ratios), rel=0.1)
 
 
-class FlakyStrategy(Strategy):
-    """A strategy that fails on long requests."""
-
-    async def compact(self, context: CompactionContext) -> Compaction | None:
-        """Raises where the request is long."""
-        if context.tokens > 500:
-            raise RuntimeError("too long for me")
-        return None
-
-
-async def test_call_that_the_guard_failed_on_counts_for_nothing() -> None:
-    """What was measured of an earlier call is not taken for the later one."""
-    llm = SimulatedLlm(token_ratio=1.3, script=[call_part("search"), "Done."])
-    recorded = Recorded(llm, FlakyStrategy(context_window=50_000))
-    await recorded.work(1)
-    state = await recorded.chat.state()
-    assert state[REAL] == llm.requests[0].prompt_tokens
-    assert state[HEURISTIC] < 100
-
-
 HINDI = "पुराना प्रेस बड़े हॉल में रखा है और कोई नहीं जानता कि चाबी किसके पास है। "
 PROSE = "A long message. "
 
@@ -269,31 +249,6 @@ async def test_a_recovered_call_is_recorded() -> None:
     assert metadata(event)["compaction"]["reason"] == "overflow"
 
 
-async def test_a_provider_may_not_count() -> None:
-    """Then the real count is unknown, and the estimate is there all the same."""
-    llm = SimulatedLlm(context_window=WINDOW, script=searching(1), usage="never")
-    recorded = Recorded(llm)
-    await recorded.work(1)
-    assert [record.real_tokens for record in recorded.calls] == [None] * 3
-    assert metadata(recorded.answers[-1])["real"] is None
-    assert all(record.estimated_tokens > 0 for record in recorded.calls)
-
-
-async def test_observing_reports_as_well(caplog: pytest.LogCaptureFixture) -> None:
-    """A first rollout sees estimate and pressure of what would be compacted."""
-    llm = SimulatedLlm(context_window=100_000, script=searching())
-    recorded = Recorded(llm, guard={"observe": True})
-    await recorded.work()
-    assert [record.real_tokens for record in recorded.calls] == recorded.real_tokens
-    assert recorded.calls[-1].pressure > 1
-    assert recorded.calls[-1].estimated_tokens > recorded.calls[-1].threshold_tokens
-    assert all("compaction" not in metadata(event) for event in recorded.answers)
-    assert not recorded.compactions
-    (pressure,) = recorded.pressures
-    assert pressure.pressure == pressure.pressure_before > 0.7
-    assert caplog.text.count("is under pressure") == 1
-
-
 async def test_what_others_put_on_a_response_stays() -> None:
     """The guard adds one key."""
     answer = LlmResponse(content=model("Hello."), custom_metadata={"mine": [1]})
@@ -387,24 +342,6 @@ def watched(strategy: Strategy, script: Any = None, **guard: Any) -> Recorded:
     )
     finding = words(30_000, "result")
     return Recorded(llm, strategy, guard=guard, finding=finding)
-
-
-@pytest.mark.parametrize(("threshold", "warnings"), [(0.70, 0), (0.05, 1)])
-async def test_the_pressure_after_compaction_counts(
-    threshold: float, warnings: int
-) -> None:
-    """What is sent decides; both values are in the record."""
-    strategy = Threshold(context_window=128_000)
-    recorded = watched(strategy, warning_threshold=threshold)
-    recorded.llm.summary_replies = [words(9_000, "summary")]
-    for count in (60_000, 50_000):
-        await recorded.work(1, words(count))
-    assert len(recorded.pressures) == warnings
-    for record in recorded.pressures:
-        assert record.pressure_before > 0.8
-        assert record.pressure < 0.6
-        assert record.warning_threshold == threshold
-        assert record.tokens == recorded.compactions[0].tokens_after
 
 
 @pytest.mark.parametrize(
