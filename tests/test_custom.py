@@ -12,47 +12,13 @@ from google.adk.apps import App
 from google.adk.cli.utils.agent_loader import AgentLoader
 
 from contextguard_adk import (
-    Compaction,
-    CompactionContext,
     ContextGuardPlugin,
     Pipeline,
-    Reducer,
-    Reduction,
-    Strategy,
-    StrategyResult,
 )
 from contextguard_adk.testing import SimulatedLlm
 from tests.builders import SUMMARY_BEGIN, Chat, guarded_agent
 
 ROOT = Path(__file__).parent.parent
-
-
-class KeepLastTurn(Strategy):
-    """Summarizes all but the newest message on every call."""
-
-    at_least: int = 3
-
-    async def compact(self, context: CompactionContext) -> Compaction | None:
-        """Summarizes as soon as there is something to summarise."""
-        covered = context.older_than(self.at_least)
-        if not covered - context.view.model_covered:
-            return None
-        return await context.summarize(covered)
-
-
-class DropAll(Reducer):
-    """Drops every message that may be dropped."""
-
-    async def reduce(self, reduction: Reduction) -> StrategyResult:
-        """Drops."""
-        return reduction.drop(reduction.kept)
-
-
-async def converse(path: Path, config: str, turns: int) -> SimulatedLlm:
-    """Talks under the guard of a configuration file; returns the provider."""
-    path.write_text(config, "utf-8")
-    llm = SimulatedLlm(context_window=8_000)
-    return await talk(llm, ContextGuardPlugin.from_file(path), turns)
 
 
 async def talk(
@@ -65,26 +31,6 @@ async def talk(
         assert f"Message {number}." in llm.requests[-1].text
     assert (llm.rejections, llm.violations) == (0, 0)
     return llm
-
-
-async def test_a_strategy_of_ones_own_from_a_file(tmp_path: Path) -> None:
-    """A dotted path names it, its settings stand beside."""
-    config = f"[default]\nstrategy = '{__name__}.KeepLastTurn'\nat_least = 5\n"
-    llm = await converse(tmp_path / "guard.toml", config + "max_tokens = 8000\n", 8)
-    assert llm.summaries
-    assert SUMMARY_BEGIN in llm.requests[-1].text
-
-
-async def test_a_reducer_of_ones_own_from_a_file(tmp_path: Path) -> None:
-    """It runs after the built-in ones; the live request is out of its reach."""
-    config = (
-        "[default]\nstrategy = 'pipeline'\nmax_tokens = 2000\nwindow = false\n"
-        "tool_output = false\nsummary = false\n[[default.reducers]]\n"
-        f"reducer = '{__name__}.DropAll'\n"
-    )
-    llm = await converse(tmp_path / "guard.toml", config, 8)
-    assert len(llm.requests[-1].contents) < 8
-    assert llm.summaries == 0
 
 
 async def test_the_docs_show_classes_that_work() -> None:

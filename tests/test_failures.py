@@ -13,7 +13,6 @@ import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -218,49 +217,39 @@ class OddSummarizer(BaseLlm):
     """A model that breaks off in mid-stream, or gives nothing to iterate over."""
 
     model: str = "odd"
-    is_generator: bool = True
+    error: Exception | None = None
 
     def generate_content_async(
         self, llm_request: LlmRequest, stream: bool = False
     ) -> AsyncGenerator[LlmResponse, None]:
         """Returns the stream."""
-        return self._break_off() if self.is_generator else object()  # type: ignore[return-value]
+        return self._break_off() if self.error else object()  # type: ignore[return-value]
 
     async def _break_off(self) -> AsyncGenerator[LlmResponse, None]:
         yield LlmResponse(content=model("The us"), partial=True)
-        raise OSError("connection reset")
-
-
-def failing(error: Exception) -> SimulatedLlm:
-    """A summarizer that always raises."""
-    return SimulatedLlm(model="odd", summary_replies=lambda _: error)
+        assert self.error
+        raise self.error
 
 
 BAD_SUMMARIZERS = {
-    "raises a time-out of its own": failing(TimeoutError()),
-    "raises a group": failing(ExceptionGroup("many", [ValueError("one")])),
-    "finds its input too long": failing(
-        RuntimeError("This model's maximum context length is 512 tokens.")
-    ),
-    "breaks off": OddSummarizer(),
-    "is no generator": OddSummarizer(is_generator=False),
+    "breaks off": OSError("connection reset"),
+    "raises a time-out of its own": TimeoutError(),
+    "raises a group": ExceptionGroup("many", [ValueError("one")]),
+    "finds its input too long": RuntimeError("maximum context length is 512 tokens"),
+    "is no generator": None,
 }
 
 
-@each("summarizer", BAD_SUMMARIZERS)
+@each("error", BAD_SUMMARIZERS)
 async def test_summarizer_that_gives_nothing_usable_is_replaced(
-    strategy: Strategy, is_streaming: bool, summarizer: BaseLlm
+    strategy: Strategy, is_streaming: bool, error: Exception | None
 ) -> None:
     """A mechanical summary takes its place, whatever the strategy."""
+    odd = strategy.model_copy(update={"summarizer": OddSummarizer(error=error)})
     records: list[Any] = []
-    session = open_session(
-        strategy.model_copy(update={"summarizer": summarizer}),
-        is_streaming,
-        guard={"on_compaction": records.append},
-    )
+    session = open_session(odd, is_streaming, guard={"on_compaction": records.append})
     await session.work()
-    assert records
-    assert all(record.is_mechanical for record in records)
+    assert {record.is_mechanical for record in records} == {True}
     assert (await session.summary()).startswith("user: Question 0?")
 
 
@@ -435,22 +424,12 @@ def odd(*parts: types.Part | None, role: str = "user") -> types.Content:
     return types.Content.model_construct(role=role, parts=list(parts))
 
 
-def nested(depth: int) -> dict[str, Any]:
-    """A value of this depth, with text at every level."""
-    value: Any = "The bottom."
-    for level in range(depth // 2):
-        value = {"level": level, "text": "The old press. " * 5, "below": [value]}
-    return {"nested": value}
-
-
 CODE = types.ExecutableCode(code="1 / 0")
 ODD: dict[str, dict[str, Any]] = {
     "no parts": {"before": [types.Content(role="user", parts=None), odd()]},
     "a part that is None": {"before": [odd(None), odd(None, types.Part())]},
-    "empty text": {"before": [user("")]},
     "another role": {"before": [odd(types.Part(text="Hello."), role="system")]},
     "blob without data": {"before": [odd(types.Part(inline_data=types.Blob()))]},
-    "file without address": {"before": [odd(types.Part(file_data=types.FileData()))]},
     "code that never ran": {"before": [odd(types.Part(executable_code=CODE))]},
     "call without a name": {
         "before": [
@@ -461,21 +440,16 @@ ODD: dict[str, dict[str, Any]] = {
     },
     "result without a blank": {"result": "QUJDREVG" * 25_000},
     "long result in JSON": {"result": {"rows": [{"cell": FINDING * 28}]}},
-    "two hundred levels": {"result": nested(200)},
     "lone surrogates": {"result": {"\ud800": FINDING, "list": [f"\udfff {FINDING}"]}},
     "control characters": {"result": "\x00\x1b[31m" + FINDING},
     "objects": {"result": {"b": b"\xff" * 3_000, "c": Chat, "d": {1}, "e": KeyError()}},
-    "a date": {"result": {"at": datetime.now(UTC), "text": FINDING}},
     "odd numbers": {"result": {"nan": float("nan"), "number": 10**6_000}},
     "keys that are no texts": {"result": {"rows": {1: "a", (2, 3): FINDING}}},
-    "no result": {"result": None},
     "todos: a text": {"todos": "buy milk"},
     "todos: no items": {"todos": [None, 3, [], {}, {"content": 7}]},
-    "todos: a very long item": {"todos": [{"content": "milk " * 50_000, "status": 7}]},
     "todos: very many items": {"todos": [{"content": "milk"}] * 5_000},
     "message: very long": {"message": FINDING * 28},
     "message: odd characters": {"message": "\ud800\x00" + "🏭" * 5_000},
-    "message: back-ticks": {"message": "` [End of conversation] `" * 400},
     "arguments: too long": {"args": {"text": FINDING * 20}},
 }
 
@@ -529,13 +503,12 @@ async def test_broken_strategy_costs_no_turn(caplog: pytest.LogCaptureFixture) -
     assert "Question 1?" in session.llm.requests[-1].text
 
 
-@pytest.mark.parametrize("observe", [False, True], ids=["guarding", "observing"])
 async def test_where_nothing_helps_the_request_goes_out_as_it_came(
-    observe: bool, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Whatever fails in a callback is logged, and the turn goes on."""
     llm = SimulatedLlm()
-    guard = ContextGuardPlugin(default=Threshold(context_window=1_000), observe=observe)
+    guard = ContextGuardPlugin(default=Threshold(context_window=1_000))
     chat = Chat(guarded_agent(llm), [Intruder(object()), guard, Repair("repair")])
     assert answer_text(await chat.say(FINDING))
     assert llm.requests[0].contents == [user(FINDING)]

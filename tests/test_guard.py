@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import gc
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +12,6 @@ from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.run_config import RunConfig
 from google.adk.models.llm_request import LlmRequest
 from google.adk.plugins.base_plugin import BasePlugin
-from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
 from contextguard_adk import (
@@ -23,7 +20,6 @@ from contextguard_adk import (
     SlidingWindow,
     Strategy,
     Threshold,
-    request_compaction,
 )
 from contextguard_adk.testing import Reply, SimulatedLlm
 from contextguard_adk.testing import call as scripted_call
@@ -107,28 +103,6 @@ async def test_summary_stays_on_later_calls_turns_and_processes() -> None:
     assert llm.summaries == 1
 
 
-# --- A compaction on demand -------------------------------------------------------
-
-
-@pytest.mark.parametrize("agent", [None, "agent"])
-async def test_a_tool_can_ask_for_a_compaction(agent: str | None) -> None:
-    """It is served before the next model call, and once."""
-
-    def tidy_up(tool_context: ToolContext) -> str:
-        """Tidies up."""
-        request_compaction(tool_context.state, agent)
-        return "Asked for."
-
-    llm = SimulatedLlm(script=[scripted_call("tidy_up"), "Tidy.", "Bye."])
-    chat = await long_chat(llm, 500, "Tidy up!", tools=[tidy_up])
-    assert [request.is_summary for request in llm.requests] == [False, True, False]
-    assert len(llm.requests[-1].contents) == 2
-    await chat.say("Go on.")
-    assert llm.summaries == 1
-    flags = [v for key, v in (await chat.state()).items() if key.startswith("context_")]
-    assert flags == [False]
-
-
 # --- No loops ---------------------------------------------------------------------
 
 
@@ -202,22 +176,6 @@ async def test_reserved_output_lowers_the_threshold() -> None:
 
 
 # --- What the request holds beside history ----------------------------------------
-
-
-async def test_instructions_are_neither_summarized_nor_dropped() -> None:
-    """With a static instruction the dynamic one is a content that moves."""
-    llm = SimulatedLlm(script=[scripted_call("look"), "Found."])
-    await long_chat(
-        llm,
-        static_instruction="You help.",
-        instruction="Today is Monday.",
-        tools=[queued_tool("look", ["a result"])],
-    )
-    assert llm.summaries == 1
-    assert "Monday" not in summary_requests(llm)[0].contents[0].model_dump_json()
-    for request in agent_requests(llm):
-        assert request.text.count("Today is Monday.") == 1
-    assert llm.violations == 0
 
 
 @pytest.mark.skipif(
@@ -373,35 +331,6 @@ async def test_an_edited_payload_is_no_longer_what_the_summary_covers() -> None:
         parts = [p for c in llm.requests[-1].contents for p in c.parts or ()]
         assert any(part.function_response for part in parts) is is_edited
     assert llm.violations == 0
-
-
-# --- What stays in memory ---------------------------------------------------------
-
-
-class ContentWatch(BasePlugin):
-    """Knows whether the contents of requests are still held by anyone."""
-
-    def __init__(self) -> None:
-        super().__init__(name="watch")
-        self.seen: list[weakref.ref[types.Content]] = []
-
-    async def before_model_callback(
-        self, *, callback_context: CallbackContext, llm_request: LlmRequest
-    ) -> None:
-        """Notes the contents."""
-        self.seen += [weakref.ref(content) for content in llm_request.contents]
-
-
-async def test_contents_are_forgotten_once_they_are_answered() -> None:
-    """A finished call leaves nothing of its contents in memory."""
-    watch = ContentWatch()
-    guard = ContextGuardPlugin(default=Threshold(context_window=WINDOW))
-    chat = Chat(guarded_agent(SimulatedLlm(keep_requests=0)), [watch, guard])
-    for _ in range(3):
-        await chat.say("Hello.")
-    gc.collect()
-    assert len(watch.seen) == 9
-    assert [seen for seen in watch.seen if seen() is not None] == []
 
 
 # --- Several at once --------------------------------------------------------------

@@ -83,11 +83,9 @@ class Registry:
 
     def __init__(self, window_tokens: int | None) -> None:
         self.window_tokens = window_tokens
-        self.asked: list[str] = []
 
     def context_window(self, model: str) -> int | None:
         """Returns the window."""
-        self.asked.append(model)
         return self.window_tokens
 
 
@@ -134,20 +132,6 @@ async def test_agents_and_default_decide_who_is_guarded(
     llm = await talk(ContextGuardPlugin(**settings))
     assert is_compacted(llm.requests[-1]) is is_guarded
     assert bool(llm.summaries) is is_guarded
-
-
-@pytest.mark.parametrize(
-    ("window_tokens", "asked"), [(None, {"simulated"}), (100_000, set())]
-)
-async def test_a_configured_window_wins_over_the_registry(
-    window_tokens: int | None, asked: set[str]
-) -> None:
-    """The registry is asked for the agent's model where no window is set."""
-    registry = Registry(4_000)
-    strategy = Threshold(context_window=window_tokens)
-    llm = await talk(ContextGuardPlugin(default=strategy, registry=registry))
-    assert bool(llm.summaries) is bool(asked)
-    assert set(registry.asked) == asked
 
 
 # --- Observing --------------------------------------------------------------------
@@ -253,17 +237,6 @@ async def test_two_guards_work_once(caplog: pytest.LogCaptureFixture) -> None:
     assert llm.summaries == 1
     assert sent.text.count(SUMMARY_BEGINS) == 1
     assert caplog.text.count("'one' does the work, 'two' is idle") == 1
-
-
-async def test_two_guards_may_share_the_agents(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """A guard does not keep another one from agents that it does not guard."""
-    first = ContextGuardPlugin(agents={"other": SMALL}, default=None, name="first")
-    second = ContextGuardPlugin(agents={"agent": SMALL}, default=None, name="second")
-    llm = await talk(first, second)
-    assert is_compacted(llm.requests[-1])
-    assert "idle" not in caplog.text
 
 
 # --- The boundary -----------------------------------------------------------------
