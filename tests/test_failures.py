@@ -1,7 +1,7 @@
 """Whatever breaks beside the agent, the user's turn ends with an answer.
 
-Every collaborator of the guard fails in turn: session state, the model registry, the
-summarizer, the todo list, a strategy, other plugins, and the contents themselves.
+Every collaborator of the guard fails in turn: session state, the summarizer, the
+todo list, a strategy, other plugins, and the contents themselves.
 """
 
 from __future__ import annotations
@@ -165,49 +165,12 @@ async def test_broken_state_costs_no_turn(
         break_state(patch, **broken)
         await session.work()
     await session.work(1)
-    successor = guarded_chat(
-        session.llm,
-        STRATEGIES[0],
-        chat={"session_service": session.chat.sessions},
-        tools=[queued_tool("search", [FINDING])],
-    )
-    session.chat = successor
+    plugin = ContextGuardPlugin(default=STRATEGIES[0])
+    agent, sessions = session.chat.app.root_agent, session.chat.sessions
+    session.chat = Chat(agent, [plugin], session_service=sessions)
     await session.work(1)
     assert await session.summary()
     assert SUMMARY_BEGIN in session.llm.requests[-1].text
-
-
-# --- The registry -----------------------------------------------------------------
-
-
-class BrokenRegistry:
-    """A registry that gives anything, or raises."""
-
-    def __init__(self, answer: Any) -> None:
-        self.answer = answer
-
-    def context_window(self, model: str) -> Any:
-        """Returns or raises what it was made with."""
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return self.answer
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [RuntimeError("no registry"), None, "128k", -5, True, float("nan"), [128_000], 1],
-    ids=repr,
-)
-async def test_broken_registry_means_the_default_window(answer: Any) -> None:
-    """Whatever else than a token count comes, 128,000 tokens are assumed."""
-    windows: list[int] = []
-    guard = {
-        "registry": BrokenRegistry(answer),
-        "on_call": lambda record: windows.append(record.window_tokens),
-    }
-    session = open_session(Threshold(), guard=guard, context_window=128_000)
-    await session.work(1)
-    assert set(windows) == {128_000}
 
 
 # --- The summarizer ---------------------------------------------------------------
@@ -491,8 +454,7 @@ class BrokenStrategy(Strategy):
 
 async def test_broken_strategy_costs_no_turn(caplog: pytest.LogCaptureFixture) -> None:
     """If a strategy raises, the history is cut mechanically and that is logged."""
-    guard = {"registry": BrokenRegistry(WINDOW_TOKENS)}
-    session = open_session(BrokenStrategy(), guard=guard)
+    session = open_session(BrokenStrategy(context_window=WINDOW_TOKENS))
     await session.work()
     failures = [r for r in caplog.records if "The guard failed" in r.getMessage()]
     assert [r.levelno for r in failures] == [logging.ERROR] * 6

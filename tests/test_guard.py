@@ -54,8 +54,6 @@ from tests.guarded import (
 
 IMAGE = types.Part(inline_data=types.Blob(mime_type="image/png", data=b"\x89PNG" * 9))
 
-# --- Below the threshold ----------------------------------------------------------
-
 
 @pytest.mark.parametrize(
     ("strategy", "is_streaming"), [(Threshold, False), (SlidingWindow, True)]
@@ -153,20 +151,6 @@ async def test_a_fixed_part_that_is_too_large_is_reported_once(
     assert "3200" in warnings[0].getMessage()
 
 
-async def test_short_messages_do_not_buy_useless_summaries() -> None:
-    """A window of short messages is not summarized again and again for nothing."""
-    llm = SimulatedLlm(
-        context_window=100_000, summary_replies=lambda request: words(350, "SUMMARY")
-    )
-    chat = guarded_chat(llm, SlidingWindow(context_window=100_000, max_turns=6))
-    for number in range(20):
-        await chat.say(f"And number {number}?")
-    assert llm.summaries <= 3
-
-
-# --- Settings of the request ------------------------------------------------------
-
-
 async def test_reserved_output_lowers_the_threshold() -> None:
     """If the request reserves more than the buffer, that much stays free."""
     llm = SimulatedLlm(token_ratio=1.0)
@@ -220,9 +204,6 @@ async def test_images_of_the_live_message_ride_on_the_continuation(
     assert "[attached image/png, 36 bytes]" in summary_requests(llm)[0].text
 
 
-# --- The live request -------------------------------------------------------------
-
-
 async def test_giant_live_request_is_clipped_in_the_middle() -> None:
     """Beyond 30 % of the window head and tail are quoted; the summarizer sees all."""
     llm = SimulatedLlm(
@@ -264,11 +245,7 @@ async def test_repeated_messages_are_not_mistaken_for_covered_ones() -> None:
 
 
 class Masking(BasePlugin):
-    """Edits, in place, what a tool returned in an earlier call; sits before the guard.
-
-    Args:
-        edit: Changes one payload.
-    """
+    """Edits in place what a tool returned in an earlier call; precedes the guard."""
 
     def __init__(self, edit: Callable[[dict[str, Any]], None]) -> None:
         super().__init__(name="masking")
@@ -331,9 +308,6 @@ async def test_an_edited_payload_is_no_longer_what_the_summary_covers() -> None:
         parts = [p for c in llm.requests[-1].contents for p in c.parts or ()]
         assert any(part.function_response for part in parts) is is_edited
     assert llm.violations == 0
-
-
-# --- Several at once --------------------------------------------------------------
 
 
 @pytest.mark.parametrize("is_rejected", [False, True], ids=["answered", "rejected"])

@@ -22,7 +22,6 @@ from google.adk.models.llm_response import LlmResponse
 from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.plugins.plugin_manager import PluginManager
 from google.adk.sessions import InMemorySessionService
-from google.adk.tools.agent_tool import AgentTool
 from google.adk.workflow import START, Workflow
 from pydantic import BaseModel
 
@@ -44,12 +43,9 @@ from tests.builders import (
 from tests.chats import SUMMARY, seed, text_of, words
 from tests.guarded import NOW, SMALL, SUMMARY_BEGINS, is_compacted
 
-# ADK wants workflows in their place, but supports them, and AgentTool uses the other.
+# ADK wants workflows in their place, but supports them.
 workflow_agents = pytest.mark.filterwarnings(
     r"ignore:\w+Agent is deprecated .*Workflow:DeprecationWarning"
-)
-agent_tools = pytest.mark.filterwarnings(
-    "ignore:The `plugins` argument is deprecated:DeprecationWarning"
 )
 
 
@@ -132,9 +128,6 @@ async def test_agents_and_default_decide_who_is_guarded(
     llm = await talk(ContextGuardPlugin(**settings))
     assert is_compacted(llm.requests[-1]) is is_guarded
     assert bool(llm.summaries) is is_guarded
-
-
-# --- Observing --------------------------------------------------------------------
 
 
 async def test_observing_changes_nothing_but_reports(
@@ -221,9 +214,6 @@ async def test_live_requests_are_left_alone() -> None:
     assert request.contents == HISTORY
 
 
-# --- Two guards -------------------------------------------------------------------
-
-
 async def test_two_guards_work_once(caplog: pytest.LogCaptureFixture) -> None:
     """A guard in the app and one on the command line do not compact twice, and say
     once which of them works."""
@@ -237,9 +227,6 @@ async def test_two_guards_work_once(caplog: pytest.LogCaptureFixture) -> None:
     assert llm.summaries == 1
     assert sent.text.count(SUMMARY_BEGINS) == 1
     assert caplog.text.count("'one' does the work, 'two' is idle") == 1
-
-
-# --- The boundary -----------------------------------------------------------------
 
 
 class Strange(CallbackContext):
@@ -308,29 +295,16 @@ def with_sibling(llm: BaseLlm) -> Any:
     return SequentialAgent(name="root", sub_agents=[looking_agent(llm), other])
 
 
-def as_tool(llm: BaseLlm) -> Any:
-    """The guarded agent runs behind a tool of one that declares the keys."""
-    ask = scripted_call("agent", request="Look it up.")
-    return LlmAgent(
-        name="root",
-        model=SimulatedLlm(script=[ask, "Told.", "Told again."]),
-        tools=[AgentTool(looking_agent(llm))],
-        state_schema=Declared,
-    )
-
-
 ROOTS: dict[str, Callable[[BaseLlm], Any]] = {
     "the agent": lambda llm: looking_agent(llm, state_schema=Declared),
     "a workflow": lambda llm: Workflow(
         name="root", edges=[(START, looking_agent(llm))], state_schema=Declared
     ),
     "a sibling": with_sibling,
-    "over a tool": as_tool,
 }
 
 
 @workflow_agents
-@agent_tools
 @pytest.mark.parametrize("make_root", ROOTS.values(), ids=ROOTS.keys())
 async def test_state_schemas_get_namespaced_keys(make_root: Any) -> None:
     """Where anything declares its state, the keys pass, and the turn goes on."""
@@ -347,7 +321,6 @@ async def test_state_schemas_get_namespaced_keys(make_root: Any) -> None:
     ("state_keys", "key"),
     [
         ("auto", "__context_guard_summary_agent"),
-        ("plain", "__context_guard_summary_agent"),
         ("namespaced", "context_guard:summary:agent"),
     ],
 )

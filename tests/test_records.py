@@ -9,11 +9,8 @@ from dataclasses import asdict
 from typing import Any
 
 import pytest
-from google.adk.agents.callback_context import CallbackContext
 from google.adk.events.event import Event
-from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
-from google.adk.plugins.base_plugin import BasePlugin
 from google.genai import types
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
@@ -49,8 +46,6 @@ class Recorded:
         llm: SimulatedLlm | None = None,
         strategy: Strategy | None = None,
         *,
-        after: Sequence[BasePlugin] = (),
-        guard: dict[str, Any] | None = None,
         finding: str = FINDING,
         **settings: Any,
     ) -> None:
@@ -63,10 +58,9 @@ class Recorded:
             on_call=self.calls.append,
             on_compaction=self.compactions.append,
             on_pressure=self.pressures.append,
-            **(guard or {}),
         )
         agent = guarded_agent(self.llm, [queued_tool("search", [finding])])
-        self.chat = Chat(agent, [plugin, *after], **settings)
+        self.chat = Chat(agent, [plugin], **settings)
         self.events: list[Event] = []
 
     async def work(self, turns: int = TURNS, question: str = "Where is it?") -> None:
@@ -142,12 +136,8 @@ async def test_pair_belongs_to_the_request_that_was_sent() -> None:
     assert ratios == pytest.approx([1.3] * len(ratios), rel=0.1)
 
 
-HINDI = "पुराना प्रेस बड़े हॉल में रखा है और कोई नहीं जानता कि चाबी किसके पास है। "
-PROSE = "A long message. "
-
-
 @pytest.mark.parametrize(
-    ("words", "count", "is_reported"),
+    ("text_words", "count", "is_reported"),
     [
         pytest.param(6_000, 900, True, id="far too low"),
         pytest.param(6_000, 5_000, False, id="a little below"),
@@ -155,12 +145,12 @@ PROSE = "A long message. "
     ],
 )
 async def test_silent_truncation_is_reported_once(
-    words: int, count: int, is_reported: bool, caplog: pytest.LogCaptureFixture
+    text_words: int, count: int, is_reported: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A count far below what was sent is logged once, with agent and window."""
     llm = silent(counted("Fine.", count), counted("Fine.", count))
     recorded = Recorded(llm, Threshold(context_window=91_234))
-    await recorded.work(2 if is_reported else 1, "long " * words)
+    await recorded.work(2 if is_reported else 1, "long " * text_words)
     reports = [line for line in own_lines(caplog) if "truncate silently" in line]
     assert len(reports) == is_reported
     assert all("'agent'" in line and "91234" in line for line in reports)
@@ -260,32 +250,6 @@ async def test_what_others_put_on_a_response_stays() -> None:
     assert metadata(event)["estimate"] == recorded.calls[0].estimated_tokens
 
 
-class Cache(BasePlugin):
-    """Answers every second request in place of the model."""
-
-    def __init__(self) -> None:
-        super().__init__(name="cache")
-        self.count = 0
-
-    async def before_model_callback(
-        self, *, callback_context: CallbackContext, llm_request: LlmRequest
-    ) -> LlmResponse | None:
-        """Answers, or lets the model answer."""
-        self.count += 1
-        return LlmResponse(content=model("Cached.")) if self.count % 2 == 0 else None
-
-
-async def test_a_call_that_somebody_else_answered_is_no_call() -> None:
-    """There is nothing to compare the estimate with, and no model was asked."""
-    recorded = Recorded(SimulatedLlm(context_window=WINDOW), after=[Cache()])
-    await recorded.work(4)
-    assert [bool(metadata(event)) for event in recorded.answers] == [True, False] * 2
-    assert [record.real_tokens for record in recorded.calls] == recorded.real_tokens
-
-
-# --- Listeners --------------------------------------------------------------------
-
-
 async def test_a_failing_listener_ends_no_turn(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -331,19 +295,6 @@ class Idle(Strategy):
         return await context.summarize(context.older_than(0))
 
 
-# Four bytes are a token here, for the guard and for the provider.
-def watched(strategy: Strategy, script: Any = None, **guard: Any) -> Recorded:
-    """A chat with a window of 128,000 tokens and short summaries."""
-    llm = SimulatedLlm(
-        context_window=128_000,
-        token_ratio=1.0,
-        script=script or (lambda _: "ok"),
-        summary_replies=["Short."] * 9,
-    )
-    finding = words(30_000, "result")
-    return Recorded(llm, strategy, guard=guard, finding=finding)
-
-
 @pytest.mark.parametrize(
     ("strategy", "sizes", "warnings"),
     [
@@ -367,7 +318,11 @@ async def test_a_warning_for_each_crossing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """It is not repeated while pressure stays high, and comes again after a fall."""
-    recorded = watched(strategy)
+    # Four bytes are a token here, for the guard and for the provider.
+    llm = SimulatedLlm(
+        context_window=128_000, token_ratio=1.0, summary_replies=["Short."] * 9
+    )
+    recorded = Recorded(llm, strategy)
     await recorded.work(1, "Hello.")
     for number, size in enumerate(sizes):
         await recorded.work(1, words(size, str(number)))

@@ -97,45 +97,31 @@ async def test_each_agent_has_its_own_strategy_and_summary() -> None:
 @workflow_agents
 @spread("kind", {k.__name__: k for k in (ParallelAgent, SequentialAgent, LoopAgent)})
 async def test_agents_side_by_side(strategy: Strategy, kind: type[BaseAgent]) -> None:
-    """Branches, steps and rounds of several agents, turn after turn."""
-    llms = [
-        summarizing_llm(acting(), latency_seconds=0.001)
-        for _ in ("one", "two", "three")
-    ]
-    agents: list[BaseAgent] = [
-        LlmAgent(name=f"agent_{number}", model=llm, tools=[looking_tool()])
-        for number, llm in enumerate(llms)
-    ]
-    root = kind(name="root", sub_agents=agents)
-    if isinstance(root, LoopAgent):
-        root.max_iterations = 2
-    talk = Talk(root, strategy, *llms)
-    for number in range(4):
-        await talk.ask(message(number, words=200))
-    assert all(llm.summaries for llm in llms)
-    talk.check()
-
-
-# --- Branches, workflows and isolated tasks ---------------------------------------
-
-
-@workflow_agents
-async def test_parallel_branches_keep_their_own_summary() -> None:
-    """A branch has keys of its own, which the next turn finds again."""
-    llms = {name: summarizing_llm(acting()) for name in ("left", "right")}
+    """Steps and rounds of several agents, and branches with keys of their own."""
+    llms = {
+        name: summarizing_llm(acting(), latency_seconds=0.001)
+        for name in ("left", "middle", "right")
+    }
     agents: list[BaseAgent] = [
         LlmAgent(name=name, model=llm, tools=[looking_tool()])
         for name, llm in llms.items()
     ]
-    root = ParallelAgent(name="root", sub_agents=agents)
-    talk = Talk(root, STRATEGIES["threshold"], *llms.values())
+    root = kind(name="root", sub_agents=agents)
+    if isinstance(root, LoopAgent):
+        root.max_iterations = 2
+    talk = Talk(root, strategy, *llms.values())
     for number in range(4):
         await talk.ask(message(number, words=200))
     talk.check()
     state = await talk.state()
-    for name in llms:
+    for name, llm in llms.items():
+        assert llm.summaries
         key = f"__context_guard_summary_{name}"
-        assert [k.startswith(f"{key}@") for k in state if k.startswith(key)] == [True]
+        [found] = [k for k in state if k.startswith(key)]
+        assert found.startswith(f"{key}@") is (kind is ParallelAgent)
+
+
+# --- Branches, workflows and isolated tasks ---------------------------------------
 
 
 async def test_at_most_16_branches_of_an_agent_are_kept() -> None:
