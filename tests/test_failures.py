@@ -20,7 +20,6 @@ from google.adk.agents.callback_context import CallbackContext
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
-from google.adk.models.registry import LLMRegistry
 from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.sessions.state import State
 from google.genai import types
@@ -47,11 +46,10 @@ from tests.builders import (
     user,
 )
 from tests.chats import SUMMARY
-from tests.guarded import NOW, guarded_chat
+from tests.guarded import guarded_chat
 
 WINDOW_TOKENS = 8_000
 FINDING = "The scanner found part 7f3a of the old press in hall B. " * 130
-WIDE = Threshold(context_window=100_000)
 
 STRATEGIES: list[Strategy] = [
     Threshold(context_window=WINDOW_TOKENS),
@@ -173,9 +171,6 @@ async def test_broken_state_costs_no_turn(
     assert SUMMARY_BEGIN in session.llm.requests[-1].text
 
 
-# --- The summarizer ---------------------------------------------------------------
-
-
 class OddSummarizer(BaseLlm):
     """A model that breaks off in mid-stream, or gives nothing to iterate over."""
 
@@ -214,99 +209,6 @@ async def test_summarizer_that_gives_nothing_usable_is_replaced(
     await session.work()
     assert {record.is_mechanical for record in records} == {True}
     assert (await session.summary()).startswith("user: Question 0?")
-
-
-class NamedLlm(SimulatedLlm):
-    """A model that ADK finds by its name."""
-
-    @classmethod
-    def supported_models(cls) -> list[str]:
-        """The names."""
-        return [r"contextguard-failures-.*"]
-
-    def model_post_init(self, context: Any) -> None:
-        """Counts its construction."""
-        super().model_post_init(context)
-        made_models.append(self.model)
-        if "bad" in self.model:
-            self.summary_replies = lambda _: RuntimeError("out of order")
-
-
-made_models: list[str] = []
-
-
-class TwoSummaries(Strategy):
-    """Asks for two summaries whenever a compaction is demanded."""
-
-    async def compact(self, context: CompactionContext) -> Compaction | None:
-        """Compacts a part, and then everything."""
-        if context.reason != "requested":
-            return None
-        await context.summarize(context.older_than(3))
-        return await context.summarize(context.older_than(0))
-
-
-async def count_asked(strategy: Strategy, replies: Any, demands: int) -> list[int]:
-    """How many summaries were asked for on each demand."""
-    llm = SimulatedLlm(context_window=200_000, summary_replies=replies)
-    chat = guarded_chat(llm, strategy)
-    asked = []
-    for number in range(demands):
-        before = llm.summaries
-        await chat.set_state(NOW)
-        await chat.say(f"{number} {FINDING[:900]}")
-        asked.append(llm.summaries - before)
-    return asked
-
-
-DOWN = RuntimeError("out of order")
-
-
-@pytest.mark.parametrize(
-    ("strategy", "replies", "expected"),
-    [
-        pytest.param(
-            WIDE,
-            [DOWN, DOWN, DOWN, "They spoke."],
-            [1, 1, 1, 0, 0, 0, 0, 0, 1],
-            id="pauses after three failures, for five compactions",
-        ),
-        pytest.param(
-            WIDE, [DOWN, DOWN, "Good."] * 3, [1] * 9, id="a success ends the count"
-        ),
-        pytest.param(
-            TwoSummaries(context_window=100_000),
-            lambda _: DOWN,
-            [1, 1, 1, 0, 0, 0, 0, 0, 1],
-            id="counts compactions, not calls",
-        ),
-        pytest.param(
-            Threshold(context_window=100_000, summarizer="no-such-model"),
-            None,
-            [1, 1],
-            id="an unknown summarizer leaves it to the agent's own model",
-        ),
-    ],
-)
-async def test_a_failing_summarizer_is_left_alone_for_a_while(
-    strategy: Strategy, replies: Any, expected: list[int]
-) -> None:
-    """Only failures of compactions in a row count; then it is tried again."""
-    assert await count_asked(strategy, replies, len(expected)) == expected
-
-
-@pytest.mark.parametrize("name", ["good", "bad"])
-async def test_a_summarizer_by_name_is_made_once_for_a_compaction(name: str) -> None:
-    """A client may cost a connection, so no other one is made to read its name."""
-    LLMRegistry.register(NamedLlm)
-    made_models.clear()
-    summarizer = f"contextguard-failures-{name}"
-    strategy = WIDE.model_copy(update={"summarizer": summarizer})
-    assert await count_asked(strategy, None, 2) == [0, 0]
-    assert made_models == [summarizer] * 2
-
-
-# --- The agent's own call ---------------------------------------------------------
 
 
 async def test_paid_summary_outlives_the_answer_it_was_made_for() -> None:

@@ -101,9 +101,6 @@ async def test_summary_stays_on_later_calls_turns_and_processes() -> None:
     assert llm.summaries == 1
 
 
-# --- No loops ---------------------------------------------------------------------
-
-
 async def test_compaction_does_not_fire_on_two_successive_calls() -> None:
     """Between threshold and 97 % of the window the call after a compaction waits."""
     llm = SimulatedLlm(
