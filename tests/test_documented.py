@@ -6,7 +6,6 @@ provider and what session state holds afterwards.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -51,14 +50,10 @@ COMPACTED = (
 )
 
 
-def report(
-    answer: str | types.Part, prompt_tokens: int | None, **more: Any
-) -> LlmResponse:
+def report(answer: str | types.Part, prompt_tokens: int | None) -> LlmResponse:
     """An answer for which the provider reports this many prompt tokens."""
     part = types.Part(text=answer) if isinstance(answer, str) else answer
-    usage = types.GenerateContentResponseUsageMetadata(
-        prompt_token_count=prompt_tokens, **more
-    )
+    usage = types.GenerateContentResponseUsageMetadata(prompt_token_count=prompt_tokens)
     content = types.Content(role="model", parts=[part])
     return LlmResponse(content=content, usage_metadata=usage)
 
@@ -85,9 +80,6 @@ def counting(*script: Any, **settings: Any) -> SimulatedLlm:
     return SimulatedLlm(
         context_window=1_000_000, token_ratio=1.0, script=script or None, **settings
     )
-
-
-# --- When a compaction is due -----------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -117,7 +109,6 @@ async def test_tool_results_since_the_last_count_are_seen(
     llm, chat = await play(message, words(grown_tokens - first_tokens - call_tokens))
     assert (await chat.state()).get(SUMMARIZED_AT) == estimate
     assert llm.summaries == (estimate is not None)
-    assert len(agent_requests(llm)) == 2
     assert len(agent_requests(llm)[-1].contents) == (3 if estimate is None else 2)
 
 
@@ -126,7 +117,6 @@ async def test_tool_results_since_the_last_count_are_seen(
     [
         pytest.param(200_000, 180_000, 10_000, id="200k"),
         pytest.param(128_000, 102_400, 12_800, id="128k"),
-        pytest.param(32_000, 25_600, 3_200, id="32k"),
         pytest.param(4_000, 3_200, 400, id="4k"),
     ],
 )
@@ -157,12 +147,9 @@ async def test_threshold_and_summary_budget_follow_from_the_window(
         pytest.param(50_000, 100_000, 179_999, None, id="never below 1, below"),
         pytest.param(None, None, 120_000, 180_000, id="unknown is 1.5"),
         pytest.param(None, None, 119_999, None, id="unknown is 1.5, below"),
-        pytest.param(0, 70_000, 120_000, 180_000, id="no count is unknown"),
         pytest.param(190_000, None, 100_000, 190_000, id="real count is a floor"),
         pytest.param(185_000, 90_000, 90_000, 185_000, id="not grown: as counted"),
         pytest.param(190_000, 170_000, 90_000, None, id="shrunk: no floor"),
-        pytest.param(1e5, 1e4, 36_000, 180_000, id="floats of a database"),
-        pytest.param("200000", True, 120_000, 180_000, id="other types are unknown"),
         pytest.param(math.nan, 2.0**60, 120_000, 180_000, id="so are odd numbers"),
     ],
 )
@@ -178,34 +165,6 @@ async def test_estimate_is_the_calibrated_heuristic(
     await chat.say("word")
     assert (await chat.state()).get(SUMMARIZED_AT) == estimate
     assert llm.summaries == (estimate is not None)
-
-
-# --- What is counted --------------------------------------------------------------
-
-
-async def test_state_holds_the_prompt_tokens_and_the_heuristic_of_each_call() -> None:
-    """Both numbers of the calibration are those of the latest call."""
-    llm = SimulatedLlm(context_window=32_000, token_ratio=2.0)
-    chat = documented_chat(llm, 32_000)
-    for message in ("Hello.", "How are you?"):
-        await chat.say(message)
-        state, sent = await chat.state(), llm.requests[-1]
-        assert state[REAL] == sent.prompt_tokens
-        size = len(sent.text.replace("\n", "")) + len(sent.system_instruction)
-        assert state[HEURISTIC] == pytest.approx(size / 4, abs=2)
-
-
-async def test_only_prompt_tokens_count() -> None:
-    """Output tokens become part of the next prompt by themselves."""
-    more = {"candidates_token_count": 170_000, "thoughts_token_count": 20_000}
-    llm = SimulatedLlm(
-        script=[report("Long.", 1_000, total_token_count=191_000, **more)]
-    )
-    chat = documented_chat(llm)
-    await chat.say("Hello.")
-    assert (await chat.state())[REAL] == 1_000
-    await chat.say("And now?")
-    assert llm.summaries == 0
 
 
 class ChunkedLlm(BaseLlm):
@@ -231,8 +190,6 @@ def partial(text: str, prompt_tokens: int) -> LlmResponse:
     [
         pytest.param([partial("Do", 77), report("Done.", 500)], 500, id="partials"),
         pytest.param([report("Done.", None)], 300, id="usage without a count"),
-        pytest.param([report("Done.", 0)], 300, id="usage of zero"),
-        pytest.param([LlmResponse(content=model("Done."))], 300, id="no usage"),
         pytest.param([partial("Do", 77), partial("ne", 78)], 300, id="partials only"),
     ],
 )
@@ -251,33 +208,13 @@ async def test_partials_and_missing_usage_leave_the_count_alone(
     assert (state[HEURISTIC] != 200) is (real_tokens != 300)
 
 
-async def test_calibration_starts_anew_after_a_compaction() -> None:
-    """The old ratio is not applied to the new, short request."""
-    llm = SimulatedLlm(
-        context_window=100_000, usage="never", script=[report("One.", 4_000), "Two."]
-    )
-    chat = documented_chat(llm, 4_000)
-    await chat.say(words(1_500))
-    assert (await chat.state())[REAL] == 4_000
-    await chat.say("Go on.")
-    state = await chat.state()
-    assert llm.summaries == 1
-    assert state[REAL] is state[HEURISTIC] is None
-    await chat.say("Go on.")
-    assert llm.summaries == 1
-
-
-# --- What the models are shown ----------------------------------------------------
-
-
 async def compact(
     llm: SimulatedLlm,
-    message: str | types.Content = "Go on",
+    message: str = "Go on",
     state: dict[str, Any] | None = None,
-    **agent: Any,
 ) -> Chat:
     """Has a conversation with tool calls compacted, and returns the chat."""
-    chat = documented_chat(llm, 4_000, **agent)
+    chat = documented_chat(llm, 4_000)
     await seed(
         chat,
         user("Check the pods"),
@@ -310,35 +247,6 @@ async def test_after_compaction_the_request_is_summary_and_continuation() -> Non
     assert llm.requests[-1].prompt_tokens < 500
 
 
-async def test_continuation_is_generic_without_user_text() -> None:
-    """A tool result that resumes a turn is no request to be quoted."""
-    llm = SimulatedLlm()
-    await compact(llm, response("approve", "granted", "id-1"))
-    continuation = text_of(llm.requests[-1].contents[1])
-    assert continuation.startswith(f"{COMPACTED}Continue")
-    assert "`" not in continuation
-
-
-async def test_summarizer_reads_calls_and_results_as_documented() -> None:
-    """The transcript names roles, tools and results; the instruction, the sections."""
-    llm = SimulatedLlm()
-    await compact(llm)
-    [asked] = summary_requests(llm)
-    lines = asked.text.splitlines()
-    expected = [
-        "user: Check the pods",
-        "model: [called tool: kubectl_get_pods]",
-        "user: [tool kubectl_get_pods returned a result]",
-        "model: There are 40 pods running.",
-    ]
-    positions = [lines.index(line) for line in expected]
-    assert positions == sorted(positions)
-    sections = "Current State,Key Information,Context & Decisions,Exact Next Steps"
-    headings = {f"## {section}" for section in sections.split(",")}
-    assert headings <= set(asked.system_instruction.splitlines())
-    assert "odo list" not in asked.text
-
-
 class TodoItem(BaseModel):
     """A task as an agent's own tool may keep it."""
 
@@ -353,70 +261,20 @@ TODOS = [
 
 
 @pytest.mark.parametrize(
-    ("key", "todos", "has_tool"),
+    ("key", "todos"),
     [
-        pytest.param("todos", TODOS, True, id="dicts, with the tool"),
-        pytest.param(KEY.format("todos"), TODOS, False, id="the guard's key"),
-        pytest.param("todos", [TodoItem(**t) for t in TODOS], False, id="models"),
+        pytest.param("todos", TODOS, id="dicts"),
+        pytest.param(KEY.format("todos"), TODOS, id="the guard's key"),
+        pytest.param("todos", [TodoItem(**t) for t in TODOS], id="models"),
     ],
 )
-async def test_summarizer_is_shown_the_todo_list(
-    key: str, todos: list[Any], has_tool: bool
-) -> None:
-    """The todo list stands in the prompt; the tool is named if the agent has it."""
+async def test_summarizer_is_shown_the_todo_list(key: str, todos: list[Any]) -> None:
+    """The todo list stands in the prompt, as it stands in state."""
     llm = SimulatedLlm()
-    tools = [queued_tool("todos", ["ok"])] if has_tool else []
-    await compact(llm, state={key: todos}, tools=tools)
+    await compact(llm, state={key: todos})
     [asked] = summary_requests(llm)
     assert (
-        "[Current todo list]\n"
+        "[The todo list as it stands]\n"
         "- [in_progress] Analyze timing gap\n"
         "- [completed] Implement real token counts\n"
-        "[End todo list]\n\n"
-        "Include these tasks and their statuses in your summary under a dedicated "
-        '"## Todo List" section.'
     ) in asked.text
-    assert ("restore them using the `todos` tool" in asked.text) is has_tool
-
-
-PAYLOADS = {
-    "json": json.dumps({"id": 4711, "name": "web-1", "ok": True, "tags": ["a", "b"]}),
-    "base64": "q83vEjRWeJCrze8SNFZ4kKvN7xI0VniQ/+Zs1kP0",
-    "japanese": "会議は来週の火曜日に延期されました。",
-}
-
-
-@pytest.mark.parametrize("payload", PAYLOADS.values(), ids=PAYLOADS)
-async def test_summarizer_input_stays_within_four_fifths_of_its_window(
-    payload: str,
-) -> None:
-    """However large the history, each summary call leaves a fifth of the window."""
-    summarizer = SimulatedLlm(model="summarizer", context_window=8_000)
-    strategy = Threshold(
-        context_window=60_000, summarizer=summarizer, summarizer_context_window=8_000
-    )
-    chat = guarded_chat(SimulatedLlm(context_window=10_000_000), strategy)
-    await seed(chat, user("The task."))
-    for number in range(12):
-        size = 40_000 if number % 5 else 800
-        result = (payload * (1 + size // len(payload)))[:size]
-        await seed(chat, call("fetch", page=number), response("fetch", result))
-    await chat.say("What does it say?")
-    assert 1 <= summarizer.summaries <= 3
-    assert summarizer.rejections == 0
-    assert summarizer.largest_request_tokens <= 0.8 * 8_000
-    assert "The task." in summarizer.requests[0].text
-    assert "What does it say?" in summarizer.requests[-1].text
-
-
-@pytest.mark.parametrize("window_tokens", [4_000, 128_000])
-async def test_compacted_request_is_small(window_tokens: int) -> None:
-    """With a full-length summary the request is far below the threshold."""
-    llm = SimulatedLlm(context_window=window_tokens)
-    chat = guarded_chat(llm, Threshold(context_window=window_tokens))
-    numbered = [f"Fact {n}: the port of host-{n} is {n + 7000}." for n in range(20_000)]
-    text = "\n".join(numbered)[: 4 * window_tokens]
-    await seed(chat, user("Read this."), model(text), user("And?"), model("Read."))
-    await chat.say("Go on.")
-    assert llm.requests[-1].prompt_tokens < window_tokens // 4
-    assert llm.rejections == 0

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import weakref
-from collections import deque
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +12,6 @@ from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.run_config import RunConfig
 from google.adk.models.llm_request import LlmRequest
 from google.adk.plugins.base_plugin import BasePlugin
-from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
 from contextguard_adk import (
@@ -23,7 +20,6 @@ from contextguard_adk import (
     SlidingWindow,
     Strategy,
     Threshold,
-    request_compaction,
 )
 from contextguard_adk.testing import Reply, SimulatedLlm
 from contextguard_adk.testing import call as scripted_call
@@ -35,53 +31,48 @@ from tests.builders import (
     queued_tool,
     user,
 )
-from tests.guarded import (
+from tests.chats import (
+    EXACT,
     HEURISTIC,
-    NOW,
     REAL,
+    agent_requests,
+    seed,
+    summary_requests,
+    text_of,
+    words,
+)
+from tests.guarded import (
+    NOW,
     SMALL,
-    SUMMARY,
     SUMMARY_BEGINS,
     WINDOW,
-    agent_requests,
     guarded_chat,
     is_compacted,
     long_chat,
     original,
-    seed,
-    summary_requests,
-    text_of,
-    user_task,
-    words,
 )
 
 IMAGE = types.Part(inline_data=types.Blob(mime_type="image/png", data=b"\x89PNG" * 9))
 
-# --- Below the threshold ----------------------------------------------------------
 
-
-@pytest.mark.parametrize("is_streaming", [False, True], ids=["whole", "streamed"])
-@pytest.mark.parametrize("strategy", [Threshold, SlidingWindow])
+@pytest.mark.parametrize(
+    ("strategy", "is_streaming"), [(Threshold, False), (SlidingWindow, True)]
+)
 async def test_small_requests_leave_as_they_came(
     strategy: type[Strategy], is_streaming: bool
 ) -> None:
     """The same list with the same contents is sent, and two numbers are stored."""
     before, after = RequestTap("before"), RequestTap("after")
-    seen = []
-    for guards in ([], [ContextGuardPlugin(default=strategy(context_window=WINDOW))]):
-        llm = SimulatedLlm(script=[scripted_call("look"), "Found.", "Bye."])
-        agent = guarded_agent(llm, [queued_tool("look", [{"n": [1, {"x": None}]}])])
-        chat = Chat(agent, [before, *guards, after], is_streaming=is_streaming)
-        answers = [answer_text(await chat.say(text)) for text in ("Look!", "Thanks.")]
-        assert answers == ["Found.", "Bye."]
-        seen.append(
-            [(r.contents, r.config, r.system_instruction) for r in llm.requests]
-        )
-    assert seen[0] == seen[1]
-    assert list(map(id, before.lists)) == list(map(id, after.lists))
-    assert [[id(c) for c in contents] for contents in before.contents] == [
-        [id(c) for c in contents] for contents in after.contents
+    llm = SimulatedLlm(script=[scripted_call("look"), "Found.", "Bye."])
+    agent = guarded_agent(llm, [queued_tool("look", [{"n": [1, {"x": None}]}])])
+    guard = ContextGuardPlugin(default=strategy(context_window=WINDOW))
+    chat = Chat(agent, [before, guard, after], is_streaming=is_streaming)
+    answers = [answer_text(await chat.say(text)) for text in ("Look!", "Thanks.")]
+    assert answers == ["Found.", "Bye."]
+    assert [list(map(id, c)) for c in before.contents] == [
+        list(map(id, c)) for c in after.contents
     ]
+    assert [id(c) for c in before.lists] == [id(c) for c in after.lists]
     assert set(await chat.state()) == {REAL, HEURISTIC}
 
 
@@ -110,115 +101,6 @@ async def test_summary_stays_on_later_calls_turns_and_processes() -> None:
     assert llm.summaries == 1
 
 
-async def test_ledger_keeps_the_users_words() -> None:
-    """Whatever the summarizer writes, the user's own messages stand beside it."""
-    llm = SimulatedLlm(summary_replies=["Nothing of interest."])
-    chat = guarded_chat(llm)
-    await seed(chat, user("Never touch the production database."), original())
-    await chat.say("Go on.")
-    summary = text_of(llm.requests[-1].contents[0])
-    assert summary.startswith(f"{SUMMARY_BEGINS}Nothing of interest.\n\n")
-    assert "- Never touch the production database.\n- Go on.\n" in summary
-    assert (await chat.state())[SUMMARY] == "Nothing of interest."
-
-
-async def test_summaries_of_another_session_are_not_used() -> None:
-    """A copied state does not bring a foreign summary into a conversation."""
-    llm = SimulatedLlm()
-    chat = await long_chat(llm)
-    state = {k: v for k, v in (await chat.state()).items() if "guard" in k}
-    other = guarded_chat(
-        llm, chat={"session_service": chat.sessions, "session_id": "other"}
-    )
-    await other.set_state(state)
-    await other.say("Hello.")
-    assert llm.requests[-1].contents == [user("Hello.")]
-
-
-async def test_a_newer_summary_is_not_overwritten_by_a_remembered_one() -> None:
-    """Another process may have summarized since; what state holds is newer."""
-    llm = SimulatedLlm(summary_replies=["FIRST", "SECOND"])
-    one = guarded_chat(llm)
-    other = guarded_chat(llm, chat={"session_service": one.sessions})
-    await seed(one, user_task(), original())
-    await one.say("Go on.")
-    await other.say(words(1_500))
-    await other.say(words(1_600))
-    assert (await one.state())[SUMMARY] == "SECOND"
-    await one.say("And now?")
-    assert text_of(llm.requests[-1].contents[0]).startswith(f"{SUMMARY_BEGINS}SECOND")
-    assert (await one.state())[SUMMARY] == "SECOND"
-
-
-# --- A compaction on demand -------------------------------------------------------
-
-
-@pytest.mark.parametrize("agent", [None, "agent"])
-async def test_a_tool_can_ask_for_a_compaction(agent: str | None) -> None:
-    """It is served before the next model call, and once."""
-
-    def tidy_up(tool_context: ToolContext) -> str:
-        """Tidies up."""
-        request_compaction(tool_context.state, agent)
-        return "Asked for."
-
-    llm = SimulatedLlm(script=[scripted_call("tidy_up"), "Tidy.", "Bye."])
-    chat = guarded_chat(llm, tools=[tidy_up])
-    await seed(chat, user_task(), original(500))
-    await chat.say("Tidy up!")
-    assert [request.is_summary for request in llm.requests] == [False, True, False]
-    assert len(llm.requests[-1].contents) == 2
-    await chat.say("Go on.")
-    assert llm.summaries == 1
-    flags = [v for key, v in (await chat.state()).items() if key.startswith("context_")]
-    assert flags == [False]
-
-
-async def test_callbacks_and_applications_can_ask_for_a_compaction() -> None:
-    """The state of a callback and a state delta work as well as that of a tool."""
-
-    def before_agent(callback_context: CallbackContext) -> None:
-        if "Now" in text_of(callback_context.user_content or user()):
-            request_compaction(callback_context.state)
-
-    llm = SimulatedLlm()
-    chat = guarded_chat(llm, before_agent_callback=before_agent)
-    await seed(chat, user_task(), original(500))
-    counts = []
-    for message in ("Hello.", f"Now! {words(500)}", "Bye."):
-        await chat.say(message)
-        counts.append(llm.summaries)
-    assert counts == [0, 1, 1]
-    delta: dict[str, Any] = {}
-    request_compaction(delta)
-    await seed(chat, original(500), state=delta)
-    await chat.say("Now by state.")
-    assert llm.summaries == 2
-
-
-@pytest.mark.parametrize(
-    ("state", "left"),
-    [
-        pytest.param({"context_guard:compact:other": True}, True, id="another agent"),
-        pytest.param(NOW, False, id="nothing to gain"),
-        pytest.param({"context_guard:compact": "yes"}, "yes", id="not True"),
-    ],
-)
-async def test_a_demand_may_lead_to_nothing(state: dict[str, Any], left: Any) -> None:
-    """One for another agent is left to it; one that gains nothing is taken back."""
-    llm = SimulatedLlm()
-    chat = guarded_chat(llm)
-    await chat.set_state(state)
-    await chat.say("Hello.")
-    assert llm.requests[-1].contents == [user("Hello.")]
-    stored = await chat.state()
-    assert [stored[key] for key in state] == [left]
-    assert SUMMARY not in stored
-
-
-# --- No loops ---------------------------------------------------------------------
-
-
 async def test_compaction_does_not_fire_on_two_successive_calls() -> None:
     """Between threshold and 97 % of the window the call after a compaction waits."""
     llm = SimulatedLlm(
@@ -226,7 +108,7 @@ async def test_compaction_does_not_fire_on_two_successive_calls() -> None:
     )
     chat = guarded_chat(llm)
     await chat.say("Hello.")
-    await seed(chat, user_task(), original(3_300))
+    await seed(chat, user("The task."), original(3_300))
     await chat.say("Go on.")
     await seed(chat, user("More."), original(3_100))
     await chat.say("Go on.")
@@ -242,33 +124,12 @@ async def test_overfull_requests_do_not_wait() -> None:
         context_window=WINDOW, token_ratio=1.0, script=[scripted_call("look"), "Done."]
     )
     tools = [queued_tool("look", [words(3_700)])]
-    chat = guarded_chat(llm, Threshold(context_window=WINDOW), tools=tools)
-    await seed(chat, user_task(), original(2_500))
-    assert answer_text(await chat.say("Go on.")) == "Done."
+    chat = await long_chat(
+        llm, 2_500, strategy=Threshold(context_window=WINDOW), tools=tools
+    )
+    assert answer_text(await chat.events()) == "Done."
     assert llm.rejections == 0
     assert all(request.prompt_tokens < 3_200 for request in agent_requests(llm))
-
-
-async def test_no_summary_is_paid_for_little_news(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """What is new must be worth half a summary, else the request waits."""
-    caplog.set_level("INFO", logger="contextguard_adk")
-    # Without usage every estimate is 1.5 times the heuristic.
-    llm = SimulatedLlm(
-        context_window=20_000,
-        token_ratio=1.0,
-        usage="never",
-        summary_replies=[words(110, "SUMMARY")],
-    )
-    chat = guarded_chat(llm, instruction=words(1_840))
-    await seed(chat, user_task(), original(1_000))
-    await chat.say("Go on.")
-    for number in range(7):
-        await chat.say(f"turn {number}")
-    assert llm.summaries == 1
-    assert 3_200 / 1.5 <= llm.requests[-1].prompt_tokens < 3_880 / 1.5
-    assert "dropped" not in caplog.text
 
 
 async def test_a_fixed_part_that_is_too_large_is_reported_once(
@@ -277,7 +138,7 @@ async def test_a_fixed_part_that_is_too_large_is_reported_once(
     """No summary is paid for where the instruction alone fills the window."""
     llm = SimulatedLlm(context_window=20_000, token_ratio=1.0)
     chat = guarded_chat(llm, instruction=words(3_300))
-    await seed(chat, state={REAL: 100, HEURISTIC: 100})
+    await seed(chat, state=EXACT)
     for number in range(4):
         events = await chat.say(f"turn {number}")
         assert answer_text(events) == f"Acknowledged: turn {number}"
@@ -287,92 +148,15 @@ async def test_a_fixed_part_that_is_too_large_is_reported_once(
     assert "3200" in warnings[0].getMessage()
 
 
-async def test_a_fixed_part_is_judged_once_the_provider_has_counted() -> None:
-    """What only seems too large, while nothing is known, does not disarm the guard."""
-    llm = SimulatedLlm(
-        context_window=WINDOW, token_ratio=1.0, summary_replies=["A summary."] * 9
-    )
-    strategy = Threshold(context_window=WINDOW)
-    chat = guarded_chat(llm, strategy, instruction=words(2_600))
-    for number in range(6):
-        await chat.say(words(250, f"turn {number}"))
-    assert llm.rejections == 0
-    assert is_compacted(llm.requests[-1])
-
-
-@pytest.mark.parametrize(
-    ("usage", "instruction_tokens"),
-    [("last", 4_200), ("never", 2_700)],
-    ids=["counted", "silent provider, seems too large"],
-)
-async def test_a_fixed_part_beyond_the_window_costs_no_summaries(
-    usage: Any, instruction_tokens: int
-) -> None:
-    """Feasibility is checked before a summary is paid for."""
-    llm = SimulatedLlm(context_window=20_000, token_ratio=1.0, usage=usage)
-    chat = guarded_chat(llm, instruction=words(instruction_tokens))
-    for number in range(6):
-        await chat.say(words(200, f"turn {number}"))
-    assert llm.summaries == 0
-    assert len(llm.requests[-1].contents) == 11
-
-
-async def test_short_messages_do_not_buy_useless_summaries() -> None:
-    """A window of short messages is not summarized again and again for nothing."""
-    llm = SimulatedLlm(
-        context_window=100_000, summary_replies=lambda request: words(350, "SUMMARY")
-    )
-    chat = guarded_chat(llm, SlidingWindow(context_window=100_000, max_turns=6))
-    for number in range(20):
-        await chat.say(f"And number {number}?")
-    assert llm.summaries <= 3
-
-
-# --- Settings of the request ------------------------------------------------------
-
-
-async def test_a_summarizer_of_its_own_is_asked() -> None:
-    """The strategy's summarizer writes the summaries, the agent's model answers."""
-    summarizer = SimulatedLlm(model="small", summary_replies=["By another model."])
-    llm = SimulatedLlm()
-    strategy = Threshold(context_window=WINDOW, summarizer=summarizer)
-    chat = guarded_chat(llm, strategy)
-    await seed(chat, user_task(), original())
-    await chat.say("Go on.")
-    assert (summarizer.calls, llm.calls) == (1, 1)
-    assert summarizer.requests[0].config.max_output_tokens == 400
-    assert (await chat.state())[SUMMARY] == "By another model."
-
-
 async def test_reserved_output_lowers_the_threshold() -> None:
-    """Where the request reserves more than the buffer, that much stays free."""
+    """If the request reserves more than the buffer, that much stays free."""
     llm = SimulatedLlm(token_ratio=1.0)
     config = types.GenerateContentConfig(max_output_tokens=1_500)
-    chat = guarded_chat(llm, generate_content_config=config)
-    await seed(chat, user_task(), original(2_490), state={REAL: 100, HEURISTIC: 100})
-    await chat.say("Go on.")
+    await long_chat(llm, 2_490, generate_content_config=config, state=EXACT)
     assert llm.summaries == 1
 
 
 # --- What the request holds beside history ----------------------------------------
-
-
-async def test_instructions_are_neither_summarized_nor_dropped() -> None:
-    """With a static instruction the dynamic one is a content that moves."""
-    llm = SimulatedLlm(script=[scripted_call("look"), "Found."])
-    chat = guarded_chat(
-        llm,
-        static_instruction="You help.",
-        instruction="Today is Monday.",
-        tools=[queued_tool("look", ["a result"])],
-    )
-    await seed(chat, user_task(), original())
-    await chat.say("Go on.")
-    assert llm.summaries == 1
-    assert "Monday" not in summary_requests(llm)[0].contents[0].model_dump_json()
-    for request in agent_requests(llm):
-        assert request.text.count("Today is Monday.") == 1
-    assert llm.violations == 0
 
 
 @pytest.mark.skipif(
@@ -406,7 +190,7 @@ async def test_images_of_the_live_message_ride_on_the_continuation(
     """What the user shows is shown again after a compaction, and later."""
     llm = SimulatedLlm()
     chat = guarded_chat(llm)
-    await seed(chat, user_task(), original())
+    await seed(chat, user("The task."), original())
     message = types.Content(role="user", parts=[*(user(*text).parts or ()), IMAGE])
     await chat.say(message)
     await chat.say("And now?")
@@ -415,9 +199,6 @@ async def test_images_of_the_live_message_ride_on_the_continuation(
         assert quoted in text_of(continuation)
         assert (continuation.parts or [])[1:] == [IMAGE]
     assert "[attached image/png, 36 bytes]" in summary_requests(llm)[0].text
-
-
-# --- The live request -------------------------------------------------------------
 
 
 async def test_giant_live_request_is_clipped_in_the_middle() -> None:
@@ -447,7 +228,7 @@ async def test_repeated_messages_are_not_mistaken_for_covered_ones() -> None:
     chat = guarded_chat(llm)
     await chat.say("yes")
     await chat.say("yes")
-    await seed(chat, user_task(), original())
+    await seed(chat, user("The task."), original())
     await chat.say("yes")
     assert llm.summaries == 1
     for answer in ("Four.", "Five."):
@@ -457,27 +238,11 @@ async def test_repeated_messages_are_not_mistaken_for_covered_ones() -> None:
     assert texts == ["Three.", "yes", "Four.", "yes"]
 
 
-async def test_continuation_yields_to_a_newer_message() -> None:
-    """The continuation stays, byte for byte; the new message follows below it."""
-    llm = SimulatedLlm()
-    chat = await long_chat(llm)
-    before = llm.requests[-1].contents
-    await chat.say("Forget that. Sing a song.")
-    after = llm.requests[-1].contents
-    assert after[:2] == before
-    assert "If a newer message of the user follows below" in text_of(after[1])
-    assert after[-1] == user("Forget that. Sing a song.")
-
-
 # --- Payloads that change ---------------------------------------------------------
 
 
 class Masking(BasePlugin):
-    """Edits, in place, what a tool returned in an earlier call; sits before the guard.
-
-    Args:
-        edit: Changes one payload.
-    """
+    """Edits in place what a tool returned in an earlier call; precedes the guard."""
 
     def __init__(self, edit: Callable[[dict[str, Any]], None]) -> None:
         super().__init__(name="masking")
@@ -495,69 +260,43 @@ class Masking(BasePlugin):
 
 
 RESULT: dict[str, Any] = {"note": "notebooks " * 40, "data": {"rows": [{"id": 1}]}}
-EDITS: dict[str, Callable[[dict[str, Any]], None]] = {
+GROWTH: dict[str, Callable[[dict[str, Any]], None]] = {
     "a key comes": lambda value: value.update(more="notebooks " * 300),
-    "a long text grows": lambda value: value.update(note="notebooks " * 300),
     "another script": lambda value: value.update(note="записки " * 300),
-    "text for a list": lambda value: value["data"].update(rows="notebooks " * 300),
     "deep": lambda value: value["data"].update(rows=[{"id": "notebooks " * 300}]),
 }
 
 
-@pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS.keys())
-@pytest.mark.parametrize("is_later_run", [False, True], ids=["same run", "later run"])
+@pytest.mark.parametrize("edit", GROWTH.values(), ids=GROWTH.keys())
 async def test_a_payload_that_changes_is_measured_as_it_is_now(
-    edit: Callable[[dict[str, Any]], None], is_later_run: bool
+    edit: Callable[[dict[str, Any]], None],
 ) -> None:
-    """A tool or a plugin may edit in place what has been measured before."""
+    """A plugin may edit in place what has been measured before."""
     records: list[CallRecord] = []
-
-    def look(tool_context: ToolContext) -> dict[str, Any]:
-        """Looks something up."""
-        masking.is_active = not is_later_run and len(records) > 1
-        return {**RESULT, "data": {"rows": [{"id": 1}]}}
-
-    masking = Masking(edit)
-    script: list[Reply] = [
-        scripted_call("look"),
-        scripted_call("look"),
-        "Found.",
-        "Done.",
-    ]
+    masking, look = Masking(edit), scripted_call("look")
+    script: list[Reply] = [look, look, "Found.", "Done."]
     llm = SimulatedLlm(context_window=100_000, token_ratio=1.0, script=script)
     plugin = ContextGuardPlugin(
         default=Threshold(context_window=3_500), on_call=records.append
     )
-    chat = Chat(guarded_agent(llm, [look]), [masking, plugin])
+    tools = [queued_tool("look", [copy.deepcopy(RESULT), copy.deepcopy(RESULT)])]
+    chat = Chat(guarded_agent(llm, tools), [masking, plugin])
     await chat.say("Look twice.")
     masking.is_active = True
     await chat.say("And?")
-    real_tokens = records[-1].real_tokens or 0
-    assert real_tokens > 1_500
-    assert records[-1].estimated_tokens >= real_tokens
+    assert (records[-1].real_tokens or 0) > 1_300
+    assert records[-1].estimated_tokens >= (records[-1].real_tokens or 0)
 
 
-@pytest.mark.parametrize(
-    "edit",
-    [
-        lambda value: value.update(note="documents " * 40),
-        lambda value: value["data"]["rows"][0].update(id=2),
-        lambda value: value["data"]["rows"][0].update(id=1.5),
-    ],
-    ids=["text of the same length", "deep", "number"],
-)
-async def test_an_edited_payload_is_no_longer_what_the_summary_covers(
-    edit: Callable[[dict[str, Any]], None],
-) -> None:
+async def test_an_edited_payload_is_no_longer_what_the_summary_covers() -> None:
     """A result that changed after it was summarized comes back with its call."""
-    masking = Masking(edit)
-    result = {**RESULT, "data": {"rows": [{"id": 1}]}}
-    script: list[Reply] = [scripted_call("look"), "Found."]
-    llm = SimulatedLlm(script=script, summary_replies=["A summary."])
+    masking = Masking(lambda value: value["data"]["rows"][0].update(id=2))
+    llm = SimulatedLlm(script=[scripted_call("look"), "Found."])
+    tools = [queued_tool("look", [copy.deepcopy(RESULT)])]
     plugin = ContextGuardPlugin(default=SMALL)
-    chat = Chat(guarded_agent(llm, [queued_tool("look", [result])]), [masking, plugin])
+    chat = Chat(guarded_agent(llm, tools), [masking, plugin])
     await chat.say("Look!")
-    await seed(chat, user_task(), original(500), state=NOW)
+    await seed(chat, user("The task."), original(500), state=NOW)
     await chat.say("Tidy up.")
     for is_edited in (False, True):
         masking.is_active = is_edited
@@ -568,77 +307,6 @@ async def test_an_edited_payload_is_no_longer_what_the_summary_covers(
     assert llm.violations == 0
 
 
-# --- What stays in memory ---------------------------------------------------------
-
-
-class ContentWatch(BasePlugin):
-    """Knows whether the contents of requests are still held by anyone."""
-
-    def __init__(self) -> None:
-        super().__init__(name="watch")
-        self.seen: list[weakref.ref[types.Content]] = []
-
-    async def before_model_callback(
-        self, *, callback_context: CallbackContext, llm_request: LlmRequest
-    ) -> None:
-        """Notes the contents."""
-        self.seen += [weakref.ref(content) for content in llm_request.contents]
-
-
-@pytest.mark.parametrize("is_streaming", [False, True], ids=["whole", "streamed"])
-async def test_contents_are_forgotten_once_they_are_answered(
-    is_streaming: bool,
-) -> None:
-    """A finished call leaves nothing of its contents in memory."""
-    watch = ContentWatch()
-    guard = ContextGuardPlugin(default=Threshold(context_window=WINDOW))
-    llm = SimulatedLlm(keep_requests=0)
-    chat = Chat(guarded_agent(llm), [watch, guard], is_streaming=is_streaming)
-    for _ in range(3):
-        await chat.say("Hello.")
-    gc.collect()
-    assert len(watch.seen) == 9
-    assert [seen for seen in watch.seen if seen() is not None] == []
-
-
-def count_held(root: object) -> int:
-    """How many values an object holds: its own, and what containers hold in them."""
-    seen: set[int] = set()
-    waiting = [root]
-    while waiting:
-        item = waiting.pop()
-        if id(item) in seen:
-            continue
-        seen.add(id(item))
-        if isinstance(item, dict):
-            waiting += [*item.keys(), *item.values()]
-        elif isinstance(item, list | tuple | set | frozenset | deque):
-            waiting += item
-        elif type(item).__module__.startswith(("contextguard_adk", "google.")):
-            waiting.append(getattr(item, "__dict__", None))
-    return len(seen)
-
-
-async def test_a_long_session_leaves_nothing_behind_in_memory() -> None:
-    """What the guard holds after many runs is what it held after a few."""
-    llm = SimulatedLlm(script=lambda _: "Fine.", token_ratio=1.0, keep_requests=0)
-    plugin = ContextGuardPlugin(default=Threshold(context_window=WINDOW))
-    chat = Chat(guarded_agent(llm), [plugin])
-    counts = []
-    for _ in range(5):
-        for number in range(6):
-            await chat.say(words(250, f"message {number}"))
-        counts.append(count_held(plugin))
-    assert llm.summaries >= 2
-    assert counts[-1] <= counts[1] + 20
-
-
-# --- Several at once --------------------------------------------------------------
-
-
-@pytest.mark.xfail(
-    strict=True, reason="a run that begins ends the bookkeeping of the one in flight"
-)
 @pytest.mark.parametrize("is_rejected", [False, True], ids=["answered", "rejected"])
 async def test_a_second_run_does_not_end_the_first_ones_bookkeeping(
     is_rejected: bool, caplog: pytest.LogCaptureFixture
@@ -658,7 +326,7 @@ async def test_a_second_run_does_not_end_the_first_ones_bookkeeping(
     records: list[CallRecord] = []
     llm = SimulatedLlm(script=reply, token_ratio=1.0, summary_replies=["A summary."])
     chat = guarded_chat(llm, guard={"on_call": records.append})
-    await seed(chat, user_task(), original(2_400), state={REAL: 100, HEURISTIC: 100})
+    await seed(chat, user("The task."), original(2_400), state=EXACT)
     first = asyncio.create_task(chat.say("Take your time."))
     await asyncio.wait_for(entered.wait(), 5)
     assert answer_text(await chat.say("Quick.")) == "Fine."

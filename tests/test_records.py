@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import AsyncGenerator, Sequence
-from dataclasses import FrozenInstanceError, asdict
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import pytest
-from google.adk.agents.callback_context import CallbackContext
 from google.adk.events.event import Event
-from google.adk.models.base_llm import BaseLlm
-from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
-from google.adk.plugins.base_plugin import BasePlugin
 from google.genai import types
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from pydantic import Field
 
 from contextguard_adk import (
     CallRecord,
@@ -33,14 +28,11 @@ from contextguard_adk import (
     Strategy,
     Threshold,
 )
-from contextguard_adk.measuring.tokens import (
-    estimate_config_tokens,
-    estimate_contents_tokens,
-)
 from contextguard_adk.testing import Reply, SimulatedLlm
 from tests.builders import Chat, call_part, guarded_agent, model, queued_tool
-from tests.guarded import HEURISTIC, REAL, WINDOW, words
+from tests.chats import HEURISTIC, REAL, words
 
+WINDOW = 4_000
 SECRET = "xyzzy-4711"
 FINDING = "Hall B holds part 7f3a of the old press, says the inventory. " * 40
 TURNS = 5
@@ -51,15 +43,13 @@ class Recorded:
 
     def __init__(
         self,
-        llm: SimulatedLlm,
+        llm: SimulatedLlm | None = None,
         strategy: Strategy | None = None,
         *,
-        after: Sequence[BasePlugin] = (),
-        guard: dict[str, Any] | None = None,
         finding: str = FINDING,
         **settings: Any,
     ) -> None:
-        self.llm = llm
+        self.llm = llm or SimulatedLlm(context_window=WINDOW, script=searching())
         self.calls: list[CallRecord] = []
         self.compactions: list[CompactionRecord] = []
         self.pressures: list[PressureRecord] = []
@@ -68,10 +58,9 @@ class Recorded:
             on_call=self.calls.append,
             on_compaction=self.compactions.append,
             on_pressure=self.pressures.append,
-            **(guard or {}),
         )
-        agent = guarded_agent(llm, [queued_tool("search", [finding])])
-        self.chat = Chat(agent, [plugin, *after], **settings)
+        agent = guarded_agent(self.llm, [queued_tool("search", [finding])])
+        self.chat = Chat(agent, [plugin], **settings)
         self.events: list[Event] = []
 
     async def work(self, turns: int = TURNS, question: str = "Where is it?") -> None:
@@ -119,45 +108,18 @@ def own_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 # --- What the provider counted ----------------------------------------------------
 
 
-class ChunkedLlm(BaseLlm):
-    """A model that answers with prepared chunks, call by call, and counts nothing."""
-
-    model: str = "chunked"
-    answers: Sequence[Sequence[LlmResponse]] = ()
-    requests: list[LlmRequest] = Field(default_factory=list)
-
-    async def generate_content_async(
-        self, llm_request: LlmRequest, stream: bool = False
-    ) -> AsyncGenerator[LlmResponse, None]:
-        """Yields the chunks of the next answer, those of the last one again."""
-        self.requests.append(llm_request)
-        number = min(len(self.requests), len(self.answers))
-        for chunk in self.answers[number - 1]:
-            yield chunk.model_copy(deep=True)
-
-
-def chunk(
-    text: str = "", prompt_tokens: int | None = None, *, partial: bool = False
-) -> LlmResponse:
-    """One response of a stream; usage is there where a count is given, even 0."""
+def counted(text: str = "", prompt_tokens: int | None = None) -> LlmResponse:
+    """A response; usage is there if a count is given."""
     usage = types.GenerateContentResponseUsageMetadata(prompt_token_count=prompt_tokens)
     return LlmResponse(
         content=model(text) if text else None,
-        partial=partial,
         usage_metadata=None if prompt_tokens is None else usage,
     )
 
 
-def chunked_chat(
-    *answers: Sequence[LlmResponse], window_tokens: int = 100_000, **settings: Any
-) -> Chat:
-    """A chat with a guarded agent and the prepared answers."""
-    plugin = ContextGuardPlugin(default=Threshold(context_window=window_tokens))
-    llm: Any = ChunkedLlm(answers=answers)
-    return Chat(guarded_agent(llm, **settings), [plugin], is_streaming=True)
-
-
-PARTIAL = chunk("H", partial=True)
+def silent(*script: Reply) -> SimulatedLlm:
+    """A huge model that reports no usage but what is in its script."""
+    return SimulatedLlm(context_window=1_000_000, usage="never", script=script)
 
 
 async def test_pair_belongs_to_the_request_that_was_sent() -> None:
@@ -169,59 +131,26 @@ async def test_pair_belongs_to_the_request_that_was_sent() -> None:
     deltas = [event.actions.state_delta for event in recorded.events]
     pairs = [(d[REAL], d[HEURISTIC]) for d in deltas if d.get(REAL)]
     assert llm.summaries
-    sent = [record for record in llm.requests if not record.is_summary]
-    assert [real for real, _ in pairs] == [record.prompt_tokens for record in sent]
-    for (_, heuristic), record in zip(pairs, sent, strict=True):
-        expected = estimate_config_tokens(record.config)
-        expected += estimate_contents_tokens(record.contents)
-        assert heuristic == pytest.approx(expected, abs=2)
-
-
-class FlakyStrategy(Strategy):
-    """A strategy that fails on long requests."""
-
-    async def compact(self, context: CompactionContext) -> Compaction | None:
-        """Raises where the request is long."""
-        if context.tokens > 500:
-            raise RuntimeError("too long for me")
-        return None
-
-
-async def test_call_that_the_guard_failed_on_counts_for_nothing() -> None:
-    """What was measured of an earlier call is not taken for the later one."""
-    llm = SimulatedLlm(token_ratio=1.3, script=[call_part("search"), "Done."])
-    recorded = Recorded(llm, FlakyStrategy(context_window=50_000))
-    await recorded.work(1)
-    state = await recorded.chat.state()
-    assert state[REAL] == llm.requests[0].prompt_tokens
-    assert state[HEURISTIC] < 100
-
-
-HINDI = "पुराना प्रेस बड़े हॉल में रखा है और कोई नहीं जानता कि चाबी किसके पास है। "
-PROSE = "A long message. "
+    assert [real for real, _ in pairs] == recorded.real_tokens
+    ratios = [real / heuristic for real, heuristic in pairs[1:]]
+    assert ratios == pytest.approx([1.3] * len(ratios), rel=0.1)
 
 
 @pytest.mark.parametrize(
-    ("text", "counts", "is_reported"),
+    ("text_words", "count", "is_reported"),
     [
-        pytest.param(PROSE * 2_000, [900], True, id="far too low"),
-        pytest.param(PROSE * 2_000, [5_000], False, id="a little below"),
-        pytest.param(PROSE * 50, [10], False, id="a small request"),
-        pytest.param(PROSE * 2_000, [0], False, id="unknown"),
-        pytest.param(HINDI * 400, [9_000, 9_000], False, id="another script, twice"),
+        pytest.param(6_000, 900, True, id="far too low"),
+        pytest.param(6_000, 5_000, False, id="a little below"),
+        pytest.param(150, 10, False, id="a small request"),
     ],
 )
 async def test_silent_truncation_is_reported_once(
-    text: str,
-    counts: Sequence[int],
-    is_reported: bool,
-    caplog: pytest.LogCaptureFixture,
+    text_words: int, count: int, is_reported: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A count far below what was sent is logged once, with agent and window."""
-    answer = [chunk("Fine.", count) for count in counts]
-    chat = chunked_chat(answer, window_tokens=91_234)
-    for _ in range(2 if is_reported else 1):
-        await chat.say(text)
+    llm = silent(counted("Fine.", count), counted("Fine.", count))
+    recorded = Recorded(llm, Threshold(context_window=91_234))
+    await recorded.work(2 if is_reported else 1, "long " * text_words)
     reports = [line for line in own_lines(caplog) if "truncate silently" in line]
     assert len(reports) == is_reported
     assert all("'agent'" in line and "91234" in line for line in reports)
@@ -230,30 +159,22 @@ async def test_silent_truncation_is_reported_once(
 @pytest.mark.parametrize(
     ("answer", "window_tokens", "is_reported"),
     [
-        pytest.param([], 1_000, True, id="no chunk at all"),
-        pytest.param([chunk(partial=True), chunk()], 1_000, True, id="empty chunks"),
-        pytest.param([chunk()], 4_000, True, id="a count that may be far too low"),
-        pytest.param([chunk()], 100_000, False, id="well within the window"),
-        pytest.param([chunk("Fine.")], 1_000, False, id="an answer"),
-        pytest.param([PARTIAL], 1_000, False, id="part of an answer"),
-        pytest.param([chunk(prompt_tokens=900)], 1_000, False, id="only usage"),
+        pytest.param(counted(), 1_000, True, id="nothing"),
+        pytest.param(counted(), 100_000, False, id="well within the window"),
+        pytest.param(counted(prompt_tokens=900), 1_000, False, id="only usage"),
     ],
 )
 async def test_empty_answer_to_a_large_request_is_reported(
-    answer: Sequence[LlmResponse],
+    answer: LlmResponse,
     window_tokens: int,
     is_reported: bool,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A stream that ends with nothing says "too long" where nobody looks."""
-    chat = chunked_chat(
-        answer,
-        [chunk("Fine.")],
-        window_tokens=window_tokens,
-        instruction="Be helpful. " * 400,
-    )
-    await chat.say("Hello there.")
-    await chat.say("Are you there?")  # ADK 2.0 does not say when a run ends.
+    strategy = Threshold(context_window=window_tokens)
+    recorded = Recorded(silent(answer, "Fine."), strategy, is_streaming=True)
+    await recorded.work(1, "Be helpful. " * 320)
+    await recorded.work(1)  # ADK 2.0 does not say when a run ends.
     reports = [line for line in own_lines(caplog) if "answered nothing" in line]
     assert len(reports) == is_reported
     assert all("'agent'" in line and str(window_tokens) in line for line in reports)
@@ -273,33 +194,19 @@ async def test_each_call_is_recorded_once(
     strategy: Strategy, is_streaming: bool
 ) -> None:
     """Listener and event say the same: estimate, real count, and any compaction."""
-    llm = SimulatedLlm(context_window=WINDOW, script=searching())
-    recorded = Recorded(llm, strategy, is_streaming=is_streaming)
+    recorded = Recorded(strategy=strategy, is_streaming=is_streaming)
     await recorded.work()
     calls = recorded.calls
     assert [record.real_tokens for record in calls] == recorded.real_tokens
     assert len(calls) == TURNS * 3
     assert not any(metadata(event) for event in recorded.events if event.partial)
     assert any(event.partial for event in recorded.events) is is_streaming
-    for record in calls[1:]:
-        assert record.real_tokens is not None
-        assert record.estimated_tokens >= 0.9 * record.real_tokens
-    assert {(c.agent, c.session_id, c.window_tokens) for c in calls} == {
-        ("agent", "session", WINDOW)
-    }
-    assert all(c.pressure == c.estimated_tokens / WINDOW for c in calls)
+    assert all(c.estimated_tokens >= 0.9 * (c.real_tokens or 0) for c in calls)
+    assert {(c.agent, c.session_id) for c in calls} == {("agent", "session")}
     compactions = [c.compaction for c in calls if c.compaction is not None]
     assert len(compactions) >= 2
     assert compactions == recorded.compactions
-    with pytest.raises(FrozenInstanceError):
-        calls[0].agent = "other"  # type: ignore[misc]
-
-
-async def test_an_event_describes_its_call_and_compaction() -> None:
-    """Small, safe as JSON, and with the numbers of the records."""
-    recorded = Recorded(SimulatedLlm(context_window=WINDOW, script=searching()))
-    await recorded.work()
-    for event, call in zip(recorded.answers, recorded.calls, strict=True):
+    for event, call in zip(recorded.answers, calls, strict=True):
         described = metadata(event)
         assert len(json.dumps(described)) < 400
         compaction = described.pop("compaction", None)
@@ -307,34 +214,20 @@ async def test_an_event_describes_its_call_and_compaction() -> None:
             "estimate": call.estimated_tokens,
             "real": call.real_tokens,
             "window": WINDOW,
-            "pressure": round(call.pressure, 3),
+            "pressure": round(call.estimated_tokens / WINDOW, 3),
         }
-        if call.compaction is None:
-            assert compaction is None
-            continue
-        assert not call.compaction.is_recovery
-        assert call.estimated_tokens == call.compaction.tokens_after < 3_200
-        assert compaction == {
-            "strategy": "Threshold",
-            "reason": "tokens",
-            "tokens_before": call.compaction.tokens_before,
-            "tokens_after": call.compaction.tokens_after,
-            "contents_before": call.compaction.contents_before,
-            "contents_after": call.compaction.contents_after,
-            "summaries": 1,
-            "mechanical": False,
-        }
+        if record := call.compaction:
+            assert compaction["strategy"] == type(strategy).__name__
+            assert compaction["tokens_before"] == record.tokens_before
+            assert compaction["contents_after"] == record.contents_after
+            assert (compaction["summaries"], compaction["mechanical"]) == (1, False)
 
 
-@pytest.mark.parametrize("is_streaming", [False, True], ids=["whole", "streamed"])
-async def test_a_recovered_call_is_recorded(is_streaming: bool) -> None:
-    """It counts as one call: of the request that was answered, against what was
-    learned."""
-    llm = SimulatedLlm(context_window=WINDOW, script=searching())
-    strategy = Threshold(context_window=100_000)
-    recorded = Recorded(llm, strategy, is_streaming=is_streaming)
+async def test_a_recovered_call_is_recorded() -> None:
+    """It counts as one call, of the request that was answered."""
+    recorded = Recorded(strategy=Threshold(context_window=100_000), is_streaming=True)
     await recorded.work()
-    assert llm.rejections == 1
+    assert recorded.llm.rejections == 1
     assert [record.real_tokens for record in recorded.calls] == recorded.real_tokens
     (recovered,) = [record for record in recorded.calls if record.is_recovered]
     assert recovered.window_tokens == WINDOW
@@ -342,34 +235,8 @@ async def test_a_recovered_call_is_recorded(is_streaming: bool) -> None:
     assert 0.8 < recovered.estimated_tokens / recovered.real_tokens < 1.5
     assert recovered.compaction is not None
     assert recovered.compaction.is_recovery
-    assert recovered.compaction.duration_seconds > 0
     (event,) = [e for e in recorded.answers if "recovered" in metadata(e)]
     assert metadata(event)["compaction"]["reason"] == "overflow"
-
-
-async def test_a_provider_may_not_count() -> None:
-    """Then the real count is unknown, and the estimate is there all the same."""
-    llm = SimulatedLlm(context_window=WINDOW, script=searching(1), usage="never")
-    recorded = Recorded(llm)
-    await recorded.work(1)
-    assert [record.real_tokens for record in recorded.calls] == [None] * 3
-    assert metadata(recorded.answers[-1])["real"] is None
-    assert all(record.estimated_tokens > 0 for record in recorded.calls)
-
-
-async def test_observing_reports_as_well(caplog: pytest.LogCaptureFixture) -> None:
-    """A first rollout sees estimate and pressure of what would be compacted."""
-    llm = SimulatedLlm(context_window=100_000, script=searching())
-    recorded = Recorded(llm, guard={"observe": True})
-    await recorded.work()
-    assert [record.real_tokens for record in recorded.calls] == recorded.real_tokens
-    assert recorded.calls[-1].pressure > 1
-    assert recorded.calls[-1].estimated_tokens > recorded.calls[-1].threshold_tokens
-    assert all("compaction" not in metadata(event) for event in recorded.answers)
-    assert not recorded.compactions
-    (pressure,) = recorded.pressures
-    assert pressure.pressure == pressure.pressure_before > 0.7
-    assert caplog.text.count("is under pressure") == 1
 
 
 async def test_what_others_put_on_a_response_stays() -> None:
@@ -381,38 +248,10 @@ async def test_what_others_put_on_a_response_stays() -> None:
     assert event.custom_metadata is not None
     assert event.custom_metadata["mine"] == [1]
     assert metadata(event)["estimate"] == recorded.calls[0].estimated_tokens
-    assert answer.custom_metadata == {"mine": [1]}
 
 
-class Cache(BasePlugin):
-    """Answers every second request in place of the model."""
-
-    def __init__(self) -> None:
-        super().__init__(name="cache")
-        self.count = 0
-
-    async def before_model_callback(
-        self, *, callback_context: CallbackContext, llm_request: LlmRequest
-    ) -> LlmResponse | None:
-        """Answers, or lets the model answer."""
-        self.count += 1
-        return LlmResponse(content=model("Cached.")) if self.count % 2 == 0 else None
-
-
-async def test_a_call_that_somebody_else_answered_is_no_call() -> None:
-    """There is nothing to compare the estimate with, and no model was asked."""
-    recorded = Recorded(SimulatedLlm(context_window=WINDOW), after=[Cache()])
-    await recorded.work(4)
-    assert [bool(metadata(event)) for event in recorded.answers] == [True, False] * 2
-    assert [record.real_tokens for record in recorded.calls] == recorded.real_tokens
-
-
-# --- Listeners --------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 async def test_a_failing_listener_ends_no_turn(
-    is_async: bool, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Sync or async, it is told; its error's type is logged, its text is not."""
     told: list[object] = []
@@ -424,12 +263,11 @@ async def test_a_failing_listener_ends_no_turn(
     async def listen_later(record: object) -> None:
         listen(record)
 
-    listener = listen_later if is_async else listen
     plugin = ContextGuardPlugin(
         default=Threshold(context_window=WINDOW),
-        on_call=listener,
-        on_compaction=listener,
-        on_pressure=listener,
+        on_call=listen,
+        on_compaction=listen_later,
+        on_pressure=listen,
         warning_threshold=0.01,
     )
     chat = Chat(guarded_agent(SimulatedLlm(context_window=WINDOW)), [plugin])
@@ -457,50 +295,6 @@ class Idle(Strategy):
         return await context.summarize(context.older_than(0))
 
 
-# Four bytes are a token here, for the guard and for the provider.
-def watched(strategy: Strategy, script: Any = None, **guard: Any) -> Recorded:
-    """A chat with a window of 128,000 tokens and short summaries."""
-    llm = SimulatedLlm(
-        context_window=128_000,
-        token_ratio=1.0,
-        script=script or (lambda _: "ok"),
-        summary_replies=["Short."] * 9,
-    )
-    finding = words(30_000, "result")
-    return Recorded(llm, strategy, guard=guard, finding=finding)
-
-
-async def test_the_estimate_is_of_the_request_not_of_the_last_response() -> None:
-    """After a response of 70K a conversation of 120K counts 120K."""
-    recorded = watched(Idle(context_window=128_000))
-    for count in (20_000, 50_000):  # Now the guard knows how the provider counts.
-        await recorded.work(1, words(count))
-    assert recorded.pressures == []
-    await recorded.work(1, words(50_000))
-    (record,) = recorded.pressures
-    assert record.tokens == pytest.approx(120_000, rel=0.03)
-    assert record.pressure_before == record.pressure == pytest.approx(0.9375, rel=0.03)
-    assert record.window_tokens == 128_000
-
-
-@pytest.mark.parametrize(("threshold", "warnings"), [(0.70, 0), (0.05, 1)])
-async def test_the_pressure_after_compaction_counts(
-    threshold: float, warnings: int
-) -> None:
-    """What is sent decides; both values are in the record."""
-    strategy = Threshold(context_window=128_000)
-    recorded = watched(strategy, warning_threshold=threshold)
-    recorded.llm.summary_replies = [words(9_000, "summary")]
-    for count in (60_000, 50_000):
-        await recorded.work(1, words(count))
-    assert len(recorded.pressures) == warnings
-    for record in recorded.pressures:
-        assert record.pressure_before > 0.8
-        assert record.pressure < 0.6
-        assert record.warning_threshold == threshold
-        assert record.tokens == recorded.compactions[0].tokens_after
-
-
 @pytest.mark.parametrize(
     ("strategy", "sizes", "warnings"),
     [
@@ -524,7 +318,11 @@ async def test_a_warning_for_each_crossing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """It is not repeated while pressure stays high, and comes again after a fall."""
-    recorded = watched(strategy)
+    # Four bytes are a token here, for the guard and for the provider.
+    llm = SimulatedLlm(
+        context_window=128_000, token_ratio=1.0, summary_replies=["Short."] * 9
+    )
+    recorded = Recorded(llm, strategy)
     await recorded.work(1, "Hello.")
     for number, size in enumerate(sizes):
         await recorded.work(1, words(size, str(number)))
@@ -554,9 +352,8 @@ def exporter(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
 async def test_a_compaction_has_a_span_below_adks(
     exporter: InMemorySpanExporter,
 ) -> None:
-    """It covers the summary, and carries the record: names and numbers."""
-    llm = SimulatedLlm(context_window=WINDOW, script=searching(), latency_seconds=0.002)
-    recorded = Recorded(llm)
+    """It carries the record: names and numbers."""
+    recorded = Recorded()
     await recorded.work()
     spans = exporter.get_finished_spans()
     by_id = {span.context.span_id: span for span in spans if span.context}
@@ -566,30 +363,20 @@ async def test_a_compaction_has_a_span_below_adks(
         assert dict(span.attributes or {}) == {
             f"context_guard.{key}": value for key, value in asdict(record).items()
         }
-        # It depends on ADK's release and settings which span is open there.
         assert span.parent
-        parent = by_id[span.parent.span_id]
-        assert parent.name in ("call_llm", "invoke_agent agent")
-        assert span.start_time
-        assert span.end_time
-        assert parent.start_time
-        assert span.end_time - span.start_time >= 2_000_000  # The summary's.
-        assert span.start_time >= parent.start_time - 1_000_000
+        # It depends on ADK's release and settings which span is open there.
+        assert by_id[span.parent.span_id].name in ("call_llm", "invoke_agent agent")
 
 
-@pytest.mark.parametrize("window_tokens", [WINDOW, 100_000], ids=["guard", "recovery"])
 async def test_no_message_text_is_reported(
-    exporter: InMemorySpanExporter,
-    caplog: pytest.LogCaptureFixture,
-    window_tokens: int,
+    exporter: InMemorySpanExporter, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What a user, a tool or a summarizer's error says is in no record, span, event
     metadata or log line."""
     caplog.set_level(logging.INFO, "contextguard_adk")
     llm = SimulatedLlm(context_window=WINDOW, script=searching())
     llm.summary_replies = [RuntimeError(SECRET), f"The {SECRET} summary."]
-    strategy = Threshold(context_window=window_tokens)
-    recorded = Recorded(llm, strategy, finding=f"{SECRET} {FINDING}")
+    recorded = Recorded(llm, finding=f"{SECRET} {FINDING}")
     await recorded.work(question=f"Where is {SECRET}?")
     assert any(SECRET in request.text for request in llm.requests if request.is_summary)
     assert len(recorded.compactions) >= 2
@@ -601,7 +388,4 @@ async def test_no_message_text_is_reported(
     assert SECRET not in repr([span.to_json() for span in ours])
     lines = own_lines(caplog)
     assert len(lines) >= 3
-    for record in recorded.compactions:
-        sizes = f"{record.tokens_before} to {record.tokens_after} tokens"
-        assert any(sizes in line for line in lines)
     assert SECRET not in repr(lines)

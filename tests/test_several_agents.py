@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable
 
 import pytest
 from google.adk.agents import (
@@ -18,8 +17,11 @@ from google.adk.agents import (
     ParallelAgent,
     SequentialAgent,
 )
+from google.adk.agents.callback_context import CallbackContext
+from google.adk.agents.invocation_context import InvocationContext
 from google.adk.models.llm_request import LlmRequest
-from google.adk.tools.agent_tool import AgentTool
+from google.adk.plugins.plugin_manager import PluginManager
+from google.adk.sessions import InMemorySessionService
 from google.adk.workflow import START, Workflow
 from pydantic import BaseModel
 
@@ -27,7 +29,7 @@ from contextguard_adk import ContextGuardPlugin, SlidingWindow
 from contextguard_adk.strategies import Strategy
 from contextguard_adk.testing import Reply
 from contextguard_adk.testing import call as scripted_call
-from tests.builders import Chat, answer_text, guarded_agent
+from tests.builders import Chat, answer_text, guarded_agent, model, user
 from tests.talks import (
     STRATEGIES,
     Talk,
@@ -52,48 +54,6 @@ def strategies(*names: str) -> pytest.MarkDecorator:
     """A test with some of the strategies."""
     cells = [pytest.param(STRATEGIES[name], id=name) for name in names]
     return pytest.mark.parametrize("strategy", cells)
-
-
-def conversing(successor: str) -> Callable[[LlmRequest], Reply]:
-    """A model that looks something up, and then hands over, answering now and then."""
-    numbers = itertools.count(1)
-
-    def reply(request: LlmRequest) -> Reply:
-        number = next(numbers)
-        newest = request.contents[-1].parts or []
-        names = [p.function_response.name for p in newest if p.function_response]
-        if "look" not in names:
-            return scripted_call("look", step=number)
-        if number % 3:
-            return message(number, "answer", 40)
-        return scripted_call("transfer_to_agent", agent_name=successor)
-
-    return reply
-
-
-@strategies("threshold", "pipeline")
-async def test_agents_that_hand_over_and_back(strategy: Strategy) -> None:
-    """Each agent keeps its own summary, of its own words and of the others'."""
-    names = ("root", "left", "right")
-    successors = {"root": "left", "left": "right", "right": "root"}
-    llms = {name: summarizing_llm(conversing(successors[name])) for name in names}
-    left, right = (
-        LlmAgent(
-            name=name, model=llms[name], description=name, tools=[looking_tool(120)]
-        )
-        for name in names[1:]
-    )
-    root = LlmAgent(
-        name="root",
-        model=llms["root"],
-        tools=[looking_tool(120)],
-        sub_agents=[left, right],
-    )
-    talk = Talk(root, strategy, *llms.values())
-    for number in range(12):
-        await talk.ask(message(number, words=110))
-    assert all(llm.summaries for llm in llms.values())
-    talk.check()
 
 
 async def test_each_agent_has_its_own_strategy_and_summary() -> None:
@@ -137,64 +97,61 @@ async def test_each_agent_has_its_own_strategy_and_summary() -> None:
 @workflow_agents
 @spread("kind", {k.__name__: k for k in (ParallelAgent, SequentialAgent, LoopAgent)})
 async def test_agents_side_by_side(strategy: Strategy, kind: type[BaseAgent]) -> None:
-    """Branches, steps and rounds of several agents, turn after turn."""
-    llms = [
-        summarizing_llm(acting(), latency_seconds=0.001)
-        for _ in ("one", "two", "three")
-    ]
+    """Steps and rounds of several agents, and branches with keys of their own."""
+    llms = {
+        name: summarizing_llm(acting(), latency_seconds=0.001)
+        for name in ("left", "middle", "right")
+    }
     agents: list[BaseAgent] = [
-        LlmAgent(name=f"agent_{number}", model=llm, tools=[looking_tool()])
-        for number, llm in enumerate(llms)
+        LlmAgent(name=name, model=llm, tools=[looking_tool()])
+        for name, llm in llms.items()
     ]
     root = kind(name="root", sub_agents=agents)
     if isinstance(root, LoopAgent):
         root.max_iterations = 2
-    talk = Talk(root, strategy, *llms)
+    talk = Talk(root, strategy, *llms.values())
     for number in range(4):
         await talk.ask(message(number, words=200))
-    assert all(llm.summaries for llm in llms)
     talk.check()
+    state = await talk.state()
+    for name, llm in llms.items():
+        assert llm.summaries
+        key = f"__context_guard_summary_{name}"
+        [found] = [k for k in state if k.startswith(key)]
+        assert found.startswith(f"{key}@") is (kind is ParallelAgent)
 
 
-@agent_tools
-@strategies("sliding")
-async def test_an_agent_as_a_tool(strategy: Strategy) -> None:
-    """The child's history begins anew with each call; the parent's goes on."""
-    steps = itertools.count(1)
-
-    def work(request: LlmRequest) -> Reply:
-        """Looks up a few things for each request."""
-        number = next(steps)
-        return scripted_call("look", step=number) if number % 6 else f"Found {number}."
-
-    def order(request: LlmRequest) -> Reply:
-        """Orders something, and tells what came of it."""
-        newest = request.contents[-1].parts or []
-        if any(part.function_response for part in newest):
-            return message(next(steps), "answer", 40)
-        return scripted_call("child", request=f"Order {len(child_llm.requests):04}.")
-
-    child_llm, llm = summarizing_llm(work), summarizing_llm(order)
-    child = LlmAgent(
-        name="child", model=child_llm, description="Finds.", tools=[looking_tool(200)]
-    )
-    parent = guarded_agent(llm)
-    parent.tools = [AgentTool(child)]
-    talk = Talk(parent, strategy, llm, child_llm)
-    for number in range(8):
-        await talk.ask(message(number, words=90))
-    talk.check()
-    assert llm.summaries
-    assert child_llm.summaries
-    orders: list[str] = []
-    for request in agent_requests(child_llm):
-        found = re.findall(r"Order \d{4}\.", request.text)
-        assert len(set(found)) == 1, "a child's request speaks of another's"
-        orders += found
-    assert len(set(orders)) >= 8
+# --- Branches, workflows and isolated tasks ---------------------------------------
 
 
-# --- Workflows and isolated tasks -------------------------------------------------
+async def test_at_most_16_branches_of_an_agent_are_kept() -> None:
+    """Of twenty branches the oldest ones are cleared, and no key is left of them."""
+    plugin = ContextGuardPlugin(default=STRATEGIES["threshold"])
+    agent = guarded_agent(summarizing_llm())
+    sessions = InMemorySessionService()
+    session = await sessions.create_session(app_name="app", user_id="user")
+    added = []
+    for number in range(20):
+        known = {key for key, value in session.state.items() if value is not None}
+        invocation = InvocationContext(
+            invocation_id=f"invocation-{number}",
+            branch=f"root.agent_{number}",
+            agent=agent,
+            session=session,
+            session_service=sessions,
+            plugin_manager=PluginManager(plugins=[plugin]),
+        )
+        context = CallbackContext(invocation)
+        contents = [user("Hello."), model("notebooks " * 2_000), user("Go on.")]
+        request = LlmRequest(model="simulated", contents=contents)
+        await plugin.before_model_callback(
+            callback_context=context, llm_request=request
+        )
+        added.append({k for k, v in session.state.items() if v is not None} - known)
+    kept = {key for key, value in session.state.items() if value is not None}
+    assert [bool(keys & kept) for keys in added[-16:]] == [True] * 16
+    branches = {key.partition("@")[2] for key in kept} - {""}
+    assert len(branches) == 16
 
 
 class Declared(BaseModel):
