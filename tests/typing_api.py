@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, assert_type
+from typing import assert_type
 
-from google.adk.agents import LlmAgent
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.apps import App
 from google.adk.models.base_llm import BaseLlm
@@ -94,65 +93,38 @@ def on_call(record: CallRecord) -> None:
     assert_type(record.compaction, CompactionRecord | None)
 
 
-def make_plugins(model: BaseLlm) -> list[ContextGuardPlugin]:
-    """Every way to make a guard."""
-    registry: ModelRegistry = OwnRegistry()
-    return [
-        ContextGuardPlugin(),
-        ContextGuardPlugin(
-            agents={
-                "researcher": SlidingWindow(max_turns=30),
-                "writer": Threshold(context_window=1_000_000, summarizer=model),
-                "coder": Pipeline(
-                    window=MessageWindow(window_size=20),
-                    tool_output=ToolOutputTruncation(max_length=2_000),
-                    summary=SummaryCompaction(trigger_threshold=0.8),
-                    reducers=(OwnReducer(),),
-                ),
-                "reader": Pipeline(window=TokenWindow(budget_tokens=4_000)),
-                "own": OwnStrategy(keep_count=5, summarizer="gemini-2.5-flash"),
-                "exempt": None,
-            },
-            default=None,
-            observe=True,
-            registry=registry,
-            state_keys="namespaced",
-            warning_threshold=0.5,
-            on_pressure=on_pressure,
-            on_compaction=on_compaction,
-            on_call=on_call,
-            name="guard",
-        ),
-        ContextGuardPlugin.from_file("contextguard.toml", registry=registry),
-    ]
-
-
 def make_app(model: BaseLlm) -> App:
-    """A guard is a plugin of an app."""
-    agent = LlmAgent(name="agent", model=model, tools=[tidy_up])
-    return App(name="app", root_agent=agent, plugins=[*make_plugins(model)])
+    """Every way to make a guard, which is a plugin of an app."""
+    registry: ModelRegistry = OwnRegistry()
+    own = OwnStrategy(keep_count=5, summarizer="gemini-2.5-flash")
+    pipeline = Pipeline(
+        window=MessageWindow(window_size=20),
+        tool_output=ToolOutputTruncation(max_length=2_000),
+        summary=SummaryCompaction(trigger_threshold=0.8),
+        reducers=(OwnReducer(), TokenWindow(budget_tokens=4_000)),
+    )
+    threshold = Threshold(context_window=1_000_000, summarizer=model)
+    plugin = ContextGuardPlugin(
+        agents={"a": SlidingWindow(), "b": threshold, "c": pipeline, "d": own},
+        default=None,
+        observe=True,
+        registry=registry,
+        state_keys="namespaced",
+        warning_threshold=0.5,
+        on_pressure=on_pressure,
+        on_compaction=on_compaction,
+        on_call=on_call,
+        name="guard",
+    )
+    from_file = ContextGuardPlugin.from_file("contextguard.toml", registry=registry)
+    return App(name="app", plugins=[ContextGuardPlugin(), plugin, from_file])
 
 
-def tidy_up(tool_context: ToolContext) -> None:
-    """A tool may ask for a compaction."""
+def ask(tool_context: ToolContext, callback_context: CallbackContext) -> None:
+    """A tool, a callback, or whoever sends a message may ask for a compaction."""
     request_compaction(tool_context.state)
-
-
-def before_agent(callback_context: CallbackContext) -> None:
-    """So may a callback."""
     request_compaction(callback_context.state, "agent")
-
-
-def state_delta() -> dict[str, Any]:
-    """So may whoever sends a message."""
-    delta: dict[str, Any] = {}
-    request_compaction(delta, agent="agent")
-    return delta
-
-
-def errors() -> list[type[ContextGuardError]]:
-    """What can be caught has one base."""
-    return [ConfigError, SummaryError]
+    request_compaction({}, agent="agent")
 
 
 def make_model() -> SimulatedLlm:
@@ -163,17 +135,16 @@ def make_model() -> SimulatedLlm:
 
     scripted = SimulatedLlm(script=[call("tidy_up"), "Done.", RuntimeError("down")])
     assert_type(scripted.requests, list[RecordedRequest])
-    assert_type(scripted.rejections, int)
     return SimulatedLlm(context_window=8_000, script=answer)
 
 
-def wrong_types() -> None:
-    """What mypy refuses."""
+def wrong_types() -> list[type[ContextGuardError]]:
+    """What mypy refuses, and the errors that can be caught."""
     ContextGuardPlugin(agents={"a": 1})  # type: ignore[dict-item]
     ContextGuardPlugin(default=Threshold)  # type: ignore[arg-type]
     ContextGuardPlugin(state_keys="flat")  # type: ignore[arg-type]
     ContextGuardPlugin(on_pressure=on_compaction)  # type: ignore[arg-type]
     Threshold(context_window="8k")  # type: ignore[arg-type]
     Threshold(window=8_000)  # type: ignore[call-arg]
-    OwnStrategy(keep_count="three")  # type: ignore[arg-type]
     Strategy()  # type: ignore[abstract]
+    return [ConfigError, SummaryError]
