@@ -59,45 +59,28 @@ SONNET = "claude-sonnet-4-5"
 VERTEX = "projects/p/locations/l/publishers"
 ARN = "arn:aws:bedrock:us-east-1:123456789012"
 NAMES = {
-    1_048_576: [
-        FLASH,
-        f"models/{FLASH}",
-        f"{VERTEX}/google/models/{FLASH}-001",
-        f"gemini/{FLASH}",
-        f"vertex_ai/{FLASH}",
-        f"{FLASH}-preview-09-2025",
-        f"{FLASH}-latest",
-        " Gemini-2.5-Flash ",
-        f"apigee/vertex_ai/v1beta/{FLASH}",
-        "openrouter/google/gemini-2.5-pro:online",
-    ],
-    200_000: [
-        f"{SONNET}-20250929",
-        f"{SONNET}-20310131",
-        "anthropic/claude-3-haiku-latest",
-        "litellm_proxy/anthropic/claude-sonnet-4.5",
-        f"vertex_ai/{SONNET}@20250929",
-        f"{VERTEX}/anthropic/models/{SONNET}@20250929",
-        f"bedrock/us.anthropic.{SONNET}-20250929-v1:0",
-        f"bedrock/us-gov.anthropic.{SONNET}-20310131-v1:0:48k",
-        f"bedrock/converse/apac.anthropic.{SONNET}-20250929-v1:0",
-        f"bedrock/us-east-1/anthropic.{SONNET}-20250929-v1:0",
-        f"bedrock/{ARN}:inference-profile/us.anthropic.{SONNET}",
-    ],
-    128_000: [
-        "gpt-4o",
-        "azure/gpt-4o",
-        "apigee/openai/v1/gpt-4o",
-        "openai/gpt-4o-2031-01-31",
-        "openrouter/openai/gpt-4o",
-        "openai/ft:gpt-4o-2024-08-06:acme::abc123",
-        "bedrock/us.meta.llama3-1-70b-instruct-v1:0",
-        "openrouter/meta-llama/llama-3.3-70b-instruct:free",
-    ],
-    131_072: ["gemma-3-27b-it"],
-    8_192: ["gpt-4", "ollama_chat/llama3.1:8b"],
+    1_048_576: f"""{FLASH} models/{FLASH} gemini/{FLASH} vertex_ai/{FLASH} {FLASH}-latest
+        {VERTEX}/google/models/{FLASH}-001 {FLASH}-preview-09-2025 Gemini-2.5-Flash
+        apigee/vertex_ai/v1beta/{FLASH} openrouter/google/gemini-2.5-pro:online""",
+    200_000: f"""{SONNET}-20250929 {SONNET}-20310131 anthropic/claude-3-haiku-latest
+        litellm_proxy/anthropic/claude-sonnet-4.5 vertex_ai/{SONNET}@20250929
+        {VERTEX}/anthropic/models/{SONNET}@20250929
+        bedrock/us.anthropic.{SONNET}-20250929-v1:0
+        bedrock/us-gov.anthropic.{SONNET}-20310131-v1:0:48k
+        bedrock/converse/apac.anthropic.{SONNET}-20250929-v1:0
+        bedrock/us-east-1/anthropic.{SONNET}-20250929-v1:0
+        bedrock/{ARN}:inference-profile/us.anthropic.{SONNET}""",
+    128_000: """gpt-4o azure/gpt-4o apigee/openai/v1/gpt-4o openai/gpt-4o-2031-01-31
+        openrouter/openai/gpt-4o openai/ft:gpt-4o-2024-08-06:acme::abc123
+        bedrock/us.meta.llama3-1-70b-instruct-v1:0
+        openrouter/meta-llama/llama-3.3-70b-instruct:free""",
+    131_072: "gemma-3-27b-it",
+    8_192: "gpt-4 ollama_chat/llama3.1:8b",
 }
-NAMED = [(name, tokens) for tokens, names in NAMES.items() for name in names]
+UNKNOWN = f"""/ :free sample_spec my-own-model azure/my-deployment ft:unknown gemini-latest
+    projects/p/locations/l/endpoints/1234567890 text-embedding-3-small
+    groq/llama-prompt-guard-2-22m bedrock/{ARN}:application-inference-profile/abc123"""
+NAMED = [(name, tokens) for tokens, names in NAMES.items() for name in names.split()]
 
 
 @pytest.mark.parametrize(("model", "window_tokens"), NAMED)
@@ -106,23 +89,7 @@ def test_real_names_resolve(model: str, window_tokens: int) -> None:
     assert REAL.context_window(model) == window_tokens
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        "",
-        "/",
-        ":free",
-        "sample_spec",
-        "my-own-model",
-        "azure/my-deployment",
-        "ft:unknown",
-        "gemini-latest",
-        "projects/p/locations/l/endpoints/1234567890",
-        f"bedrock/{ARN}:application-inference-profile/abc123",
-        "text-embedding-3-small",
-        "groq/llama-prompt-guard-2-22m",
-    ],
-)
+@pytest.mark.parametrize("model", ["", *UNKNOWN.split()])
 def test_real_unknown_names_stay_unknown(model: str) -> None:
     """Deployments, endpoints, families and models that do not chat have no window."""
     assert REAL.context_window(model) is None
