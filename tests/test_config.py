@@ -2,23 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from pathlib import Path
 
 import pytest
-from google.adk.artifacts import InMemoryArtifactService
-from google.adk.auth.credential_service.in_memory_credential_service import (
-    InMemoryCredentialService,
-)
-from google.adk.cli.api_server import ApiServer
-from google.adk.cli.utils.agent_loader import AgentLoader
-from google.adk.evaluation.in_memory_eval_sets_manager import InMemoryEvalSetsManager
-from google.adk.evaluation.local_eval_set_results_manager import (
-    LocalEvalSetResultsManager,
-)
-from google.adk.memory import InMemoryMemoryService
-from google.adk.sessions import InMemorySessionService
 
 from contextguard_adk import (
     ConfigError,
@@ -274,32 +261,13 @@ def test_the_environment_names_a_file(
     assert ContextGuardPlugin(default=None)._settings.default is None
 
 
-def api_server() -> ApiServer:
-    """ADK's own server with the guard as an extra plugin."""
-    sessions, memory = InMemorySessionService(), InMemoryMemoryService()
-    return ApiServer(
-        agent_loader=AgentLoader(str(SAMPLE.parent)),
-        session_service=sessions,
-        memory_service=memory,
-        artifact_service=InMemoryArtifactService(),
-        credential_service=InMemoryCredentialService(),
-        eval_sets_manager=InMemoryEvalSetsManager(),
-        eval_set_results_manager=LocalEvalSetResultsManager(str(SAMPLE.parent)),
-        agents_dir=str(SAMPLE.parent),
-        extra_plugins=["contextguard_adk.ContextGuardPlugin"],
-    )
-
-
-def test_the_log_says_that_the_app_runs_unguarded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_bad_file_from_the_environment_fails_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """ADK swallows the error of an extra plugin; its log line is all there is."""
-    path = write(tmp_path, "[default]\nmax_tokens = 9")
-    monkeypatch.setenv(CONFIG_VARIABLE, str(path))
-    assert api_server()._instantiate_extra_plugins() == []
-    [line] = [r.getMessage() for r in caplog.records if r.levelno >= logging.ERROR]
-    assert f"{path}: default.max_tokens = 9: " in line
-    assert "Nothing is guarded until this is mended" in line
+    """ADK logs the error under --extra_plugins; the text says what follows."""
+    monkeypatch.setenv(CONFIG_VARIABLE, str(tmp_path / "missing.toml"))
+    with pytest.raises(ConfigError, match=r"missing\.toml.*Nothing is guarded"):
+        ContextGuardPlugin(name="contextguard_adk.ContextGuardPlugin")
 
 
 def test_the_sample_has_every_setting() -> None:

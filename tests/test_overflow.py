@@ -133,22 +133,6 @@ def test_litellm_error_is_read(litellm: ModuleType, case: tuple[str, Overflow]) 
         assert parse_overflow(error) == case[1]
 
 
-@pytest.mark.parametrize(
-    ("provider", "row"),
-    [
-        ("openai", "openai-chat"),
-        ("anthropic", "anthropic"),
-        ("bedrock", "bedrock-converse"),
-        ("gemini", "gemini"),
-    ],
-)
-def test_litellm_overflow_class(litellm: ModuleType, provider: str, row: str) -> None:
-    """LiteLLM's own class for it keeps the numbers."""
-    error = wrap(litellm, OVERFLOWS[row][0], provider)[0]
-    assert isinstance(error, litellm.ContextWindowExceededError)
-    assert parse_overflow(error) == OVERFLOWS[row][1]
-
-
 @cases(REFUSALS | UNRELATED)
 def test_other_failure_is_no_overflow(litellm: ModuleType, case: str) -> None:
     """Rate limits, quotas and other failures are none, whatever a wrapper quotes."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import pytest
-from google.adk.events.event import Event
 from google.genai import types
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
@@ -21,10 +20,8 @@ from contextguard_adk import (
 from contextguard_adk.testing import RecordedRequest, SimulatedLlm
 from tests.builders import (
     Chat,
-    KeptSessions,
     MadeHistory,
     call,
-    event,
     histories,
     model,
     response,
@@ -33,7 +30,6 @@ from tests.builders import (
 from tests.chats import (
     DEMAND,
     EXACT,
-    REAL,
     SUMMARY,
     Doing,
     agent_requests,
@@ -228,94 +224,6 @@ async def test_squeezing_touches_the_users_request_last() -> None:
     columns = list(zip(*kept, strict=True))
     assert all(list(column) == sorted(column, reverse=True) for column in columns)
     assert all(column[-1] < column[0] for column in columns)
-
-
-def edit(index: int, content: types.Content) -> Callable[[list[Event]], object]:
-    """Replaces the content of an event."""
-    return lambda events: events.__setitem__(index, event(content))
-
-
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        (edit(0, user("Break it.")), ["Break it."]),
-        (edit(2, response("read", "late", "1")), ["call", "result"]),
-        (lambda events: events.pop(0), []),
-        (lambda events: events.pop(3), []),
-    ],
-    ids=["message edited", "result edited", "oldest not loaded", "one is gone"],
-)
-async def test_what_was_changed_comes_back(
-    change: Callable[[list[Event]], object], expected: list[str]
-) -> None:
-    """Calls and results come back together; the summary stands for the rest."""
-    sessions = KeptSessions()
-    chat = open_chat(Threshold(), session_service=sessions)
-    await compact(chat, [*WORK, user(words(2_000)), model("Yes.")], "Go on.")
-    change(sessions.kept["session"].events)
-    await chat.say("And now?")
-    shown = [text for text in outline(last_request(chat)) if text != "SUMMARY"]
-    rest = [*expected, "Done.", "And now?"]
-    assert sorted(shown) == sorted(["CONTINUATION", *rest])
-    assert [text for text in shown if text != "CONTINUATION"] == rest
-
-
-async def read_context(
-    contents: Sequence[types.Content] = (),
-    state: dict[str, Any] = EXACT,
-    **settings: Any,
-) -> CompactionContext:
-    """What a strategy is given for this conversation."""
-    seen: list[CompactionContext] = []
-
-    async def act(context: CompactionContext) -> Compaction | None:
-        seen.append(context)
-        return None
-
-    chat = open_chat(Doing(act=act, context_window=4_000), **settings)
-    await seed(chat, *contents, state=state)
-    await chat.say("Go on.")
-    return seen[0]
-
-
-@pytest.mark.parametrize(
-    ("real_tokens", "factor"), [(None, 1.5), (1_000, 1), (2_000, 2)]
-)
-async def test_requests_are_measured_in_real_tokens(
-    real_tokens: int | None, factor: float
-) -> None:
-    """The heuristic, scaled by what is known; dense text by its density."""
-    context = await read_context(state={**EXACT, REAL: real_tokens})
-    base_tokens = context.measure([])
-    prose = context.measure([user(words(600))]) - base_tokens
-    assert prose == pytest.approx(600 * factor, abs=3)
-    dense = context.measure([user("q83vEjRWeJCrze8SNFZ4kKvN7xI0VniQ" * 100)])
-    assert dense - base_tokens > 1.5 * 3_200 / 4
-
-
-@pytest.mark.parametrize(
-    ("fixed_tokens", "limit_tokens"), [(2_700, 3_200), (2_850, 3_880)]
-)
-async def test_a_compacted_request_stays_under_its_limit(
-    fixed_tokens: int, limit_tokens: int
-) -> None:
-    """The threshold; near a large fixed part as much as the window takes."""
-    context = await read_context(agent={"instruction": words(fixed_tokens)})
-    assert fixed_tokens < context.fixed_tokens < fixed_tokens + 100
-    assert context.limit_tokens == limit_tokens
-    compaction = await context.summarize(context.older_than(0))
-    assert context.fits(compaction) is (compaction.tokens <= limit_tokens)
-
-
-@pytest.mark.parametrize(
-    ("keep_count", "covered"), [(-1, 5), (0, 5), (1, 4), (4, 1), (99, 0)]
-)
-async def test_newest_contents_stay(keep_count: int, covered: int) -> None:
-    """Everything older is covered."""
-    talk = [(model if n % 2 else user)(words(300, f"m{n}")) for n in range(4)]
-    context = await read_context(talk)
-    assert context.older_than(keep_count) == set(range(covered))
-    assert context.view.user_messages == [0, 2, 4]
 
 
 @given(histories(), st.integers(0, 30))

@@ -11,7 +11,6 @@ import pytest
 from google.adk.agents import LlmAgent
 
 from contextguard_adk import (
-    CallRecord,
     ContextGuardPlugin,
     Pipeline,
     Threshold,
@@ -197,41 +196,22 @@ async def test_a_summary_of_which_half_is_lost_is_not_used(lost: str) -> None:
     assert "All is known." not in llm.requests[-1].text
 
 
-async def test_values_under_the_other_form_are_hidden_not_changed() -> None:
-    """A schema may forbid the other keys: a reset does not touch them."""
-    records: list[CallRecord] = []
-    llm = SimulatedLlm(context_window=100_000, usage="never")
-    chat = guarded_chat(llm, guard={"on_call": records.append})
-    names = ("context_guard:real_tokens:agent", "context_guard:last_heuristic:agent")
-    other = dict(zip(names, (4_000, 1_000), strict=True))
-    await seed(chat, user(words(600)), model("Yes."), state={**other, **DEMAND})
-    await chat.say("Go on.")
-    assert llm.summaries
-    assert other.items() <= (await chat.state()).items()
-    await chat.say(words(300))
-    assert records[-1].estimated_tokens < 3 * llm.requests[-1].prompt_tokens
-
-
 @pytest.mark.parametrize(
-    ("agent", "count"), [(None, 1), ("", 1), ("agent", 1), ("other", 0)]
+    ("agent", "value", "count"),
+    [
+        *((None, True, 1), ("", True, 1), ("agent", True, 1), ("other", True, 0)),
+        *((None, None, 0), (None, False, 0), (None, 1, 0), (None, "yes", 0)),
+    ],
 )
-async def test_requested_compaction(agent: str | None, count: int) -> None:
-    """A request reaches its agent, or whoever comes first, and is served once."""
+async def test_requested_compaction(
+    agent: str | None, value: object, count: int
+) -> None:
+    """True reaches its agent, or whoever comes first, and is served once."""
     state: dict[str, Any] = {}
     request_compaction(state, agent)
     llm = make_llm()
     chat = guarded_chat(llm, WIDE)
-    await seed(chat, *CONVERSATION, state=state)
+    await seed(chat, *CONVERSATION, state=dict.fromkeys(state, value))
     for _ in range(2):
         await chat.say("Go on.")
     assert llm.summaries == count
-
-
-@pytest.mark.parametrize("value", [None, False, 1, "yes"])
-async def test_only_true_requests_a_compaction(value: object) -> None:
-    """Another value under the key requests nothing."""
-    llm = make_llm()
-    chat = guarded_chat(llm, WIDE)
-    await seed(chat, *CONVERSATION, state=dict.fromkeys(DEMAND, value))
-    await chat.say("Go on.")
-    assert llm.summaries == 0

@@ -106,25 +106,6 @@ async def test_instruction_can_be_replaced() -> None:
     assert summarizer.requests[0].system_instruction == "Write 300 words about {x}."
 
 
-async def test_a_shorter_summary_can_be_asked_for() -> None:
-    """A budget of its own replaces the usual one; attempts are counted."""
-
-    async def act(context: CompactionContext) -> Compaction | None:
-        covered = context.older_than(0)
-        assert (await context.summarize(covered)).attempts == 1
-        return (await context.summarize(covered, 123)).after(2)
-
-    llm = SimulatedLlm(summary_replies=["One.", "Two."])
-    records: list[CompactionRecord] = []
-    doing = Doing(act=act, context_window=4_000, recall=False)
-    chat = guarded_chat(llm, doing, guard={"on_compaction": records.append})
-    await chat.say(words(1_200))
-    asked = summary_requests(llm)
-    assert [request.config.max_output_tokens for request in asked] == [400, 123]
-    assert records[0].attempts == 2
-    assert (await chat.state())[SUMMARY] == "Two."
-
-
 THOUGHTS = [
     types.Part(text="Let me think.", thought=True),
     types.Part(text="One, "),
@@ -262,26 +243,6 @@ async def test_long_transcripts_take_up_to_three_calls(
         assert facts == list(range(20))
 
 
-async def test_messages_stay_while_tool_results_are_shortened() -> None:
-    """Beyond three calls it is the payloads that give way first."""
-    summarizer = writing("ONE", "TWO", "THREE", token_ratio=1.0)
-    contents = [user("The task.")]
-    for number in range(30):
-        result = f"BEGIN {number} {words(2_000)} END {number}"
-        contents += [call("look", n=number), response("look", result)]
-        contents += [model(f"I have seen page {number}.")]
-    talk = Talk(summarizer, summarizer_context_window=8_000)
-    await talk.compact(*contents, message="The request.")
-    read = read_by(summarizer)
-    assert summarizer.largest_request_tokens <= 0.8 * 8_000
-    assert read.startswith("user: The task.")
-    assert read.endswith("user: The request.")
-    for number in range(30):
-        assert f"model: I have seen page {number}." in read
-        assert f"BEGIN {number} " in read
-        assert f"END {number}" in read
-
-
 async def test_huge_requests_and_summaries_leave_room_for_the_transcript() -> None:
     """What stands beside the transcript is shortened where it would crowd it out."""
     summarizer = writing(*[words(9_000, "SUMMARY")] * 2, token_ratio=1.0)
@@ -406,15 +367,6 @@ async def test_without_a_model_the_newest_part_stays(place: int) -> None:
     assert kept == contents[len(contents) - len(kept) :]
     assert 3 <= len(kept) <= 11
     assert talk.records[0].tokens_after <= 3_200
-
-
-async def test_one_giant_message_is_excerpted() -> None:
-    """Where nothing fits, nothing stays as it is."""
-    talk = Talk(failing())
-    summary = await talk.compact(user("The task."), model(words(5_000, "GIANT")))
-    assert talk.records[0].tokens_after <= 3_200
-    assert "GIANT" in summary
-    assert "left out" in summary
 
 
 async def test_where_not_all_messages_fit_the_newest_are_kept() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 from pydantic import BaseModel, Field
 
@@ -13,14 +12,13 @@ from contextguard_adk.measuring.tokens import (
     estimate_config_tokens,
     estimate_contents_tokens,
     estimate_part_tokens,
-    estimate_request_tokens,
     json_bytes,
     measure_part,
     media_tokens,
     part_bytes,
     part_text,
 )
-from tests.builders import call_part, model, user
+from tests.builders import call_part, user
 
 
 def blob(mime_type: str, size_bytes: int) -> types.Part:
@@ -170,14 +168,6 @@ def test_config_counts_what_reaches_the_prompt(
 ) -> None:
     """Instruction, declared functions and response schema count, settings do not."""
     assert estimate_config_tokens(config) == pytest.approx(tokens, abs=2)
-
-
-def test_request_is_contents_and_config_rounded_once() -> None:
-    """The request's heuristic is the sum of all its bytes / 4."""
-    request = LlmRequest(
-        contents=[user("x"), model("y")], config=configure(system_instruction="zz")
-    )
-    assert estimate_request_tokens(request) == 1
 
 
 class Plain:

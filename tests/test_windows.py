@@ -59,7 +59,8 @@ SONNET = "claude-sonnet-4-5"
 VERTEX = "projects/p/locations/l/publishers"
 ARN = "arn:aws:bedrock:us-east-1:123456789012"
 NAMES = {
-    1_048_576: f"""{FLASH} models/{FLASH} gemini/{FLASH} vertex_ai/{FLASH} {FLASH}-latest
+    1_048_576: f"""{FLASH} models/{FLASH} gemini/{FLASH} vertex_ai/{FLASH}
+        {FLASH}-latest
         {VERTEX}/google/models/{FLASH}-001 {FLASH}-preview-09-2025 Gemini-2.5-Flash
         apigee/vertex_ai/v1beta/{FLASH} openrouter/google/gemini-2.5-pro:online""",
     200_000: f"""{SONNET}-20250929 {SONNET}-20310131 anthropic/claude-3-haiku-latest
@@ -77,8 +78,8 @@ NAMES = {
     131_072: "gemma-3-27b-it",
     8_192: "gpt-4 ollama_chat/llama3.1:8b",
 }
-UNKNOWN = f"""/ :free sample_spec my-own-model azure/my-deployment ft:unknown gemini-latest
-    projects/p/locations/l/endpoints/1234567890 text-embedding-3-small
+UNKNOWN = f"""/ :free sample_spec my-own-model azure/my-deployment ft:unknown
+    gemini-latest projects/p/locations/l/endpoints/1234567890 text-embedding-3-small
     groq/llama-prompt-guard-2-22m bedrock/{ARN}:application-inference-profile/abc123"""
 NAMED = [(name, tokens) for tokens, names in NAMES.items() for name in names.split()]
 
@@ -101,20 +102,16 @@ def test_real_unknown_names_stay_unknown(model: str) -> None:
     [
         (chat(1_000), 1_000),
         (chat(999), None),
-        (chat(-5_000), None),
         (chat("5000", max_tokens=9_000), None),
         (chat(True), None),
         (chat(5_000.0), None),
-        (chat([5_000]), None),
         (chat(max_tokens=8_000), 8_000),
         (chat(max_tokens=7_999), None),
-        (chat(max_tokens=9_000, mode="responses"), None),
         (chat(5_000, mode="responses"), 5_000),
         (chat(5_000, mode="embedding"), None),
         (chat(5_000, mode=["chat"]), None),
         (chat(5_000, mode=None), None),
         ("chat", None),
-        (None, None),
     ],
 )
 def test_odd_entries(tmp_path: Path, entry: object, window_tokens: int | None) -> None:
@@ -212,14 +209,6 @@ def test_unusable_file_falls_back_to_litellm(
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
-def test_broken_litellm_means_unknown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where neither the file nor litellm can be used every model is unknown."""
-    monkeypatch.setitem(sys.modules, "litellm", types.ModuleType("litellm"))
-    assert LitellmRegistry(tmp_path / "none.json").context_window("gpt-4o") is None
-
-
 OFFLINE = """
 import socket, sys
 
@@ -232,23 +221,12 @@ assert resolve_context_window("openrouter/openai/gpt-4o").tokens == 128_000
 assert resolve_context_window("nobody-knows").source == "default"
 assert not [name for name in sys.modules if name.partition(".")[0] == "litellm"]
 """
-MISSING = """
-import sys, importlib.util
-
-importlib.util.find_spec = lambda name: None
-sys.modules["litellm"] = None
-from contextguard_adk.providers.windows import LitellmRegistry
-assert LitellmRegistry().context_window("gpt-4o") is None
-"""
 
 
-@pytest.mark.parametrize(
-    "script", [OFFLINE, pytest.param(MISSING, marks=pytest.mark.slow)]
-)
-def test_fresh_interpreter_resolves(script: str) -> None:
-    """Resolving imports no litellm, uses no network, and survives without either."""
+def test_fresh_interpreter_resolves() -> None:
+    """Resolving imports no litellm and uses no network."""
     root = Path(__file__).resolve().parents[1]
-    subprocess.run([sys.executable, "-c", script], cwd=root, check=True)
+    subprocess.run([sys.executable, "-c", OFFLINE], cwd=root, check=True)
 
 
 @pytest.mark.parametrize(
