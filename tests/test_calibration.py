@@ -120,22 +120,6 @@ def test_what_grew_does_not_explain_a_low_count() -> None:
     assert estimate_prompt_tokens(now, 2_400, last, contents) >= now
 
 
-@pytest.mark.parametrize(
-    ("texts", "expected_ratio"),
-    [([RUSSIAN * 2], 0.55), ([PROSE], 1.0), ([RUSSIAN, PROSE[:9_000]], 0.70)],
-    ids=["the-same-script", "English", "both"],
-)
-def test_low_count_of_a_longer_request_is_bounded_by_what_is_left(
-    texts: list[str], expected_ratio: float
-) -> None:
-    """After a rewind the scripts that are there now bound the correction."""
-    contents = [user(text) for text in texts]
-    heuristic = estimate_contents_tokens(contents)
-    last = heuristic * 2
-    estimate = estimate_prompt_tokens(heuristic, int(last * 0.55), last, contents)
-    assert estimate / heuristic == pytest.approx(expected_ratio, abs=0.02)
-
-
 def test_script_of_the_instruction_explains_a_low_count() -> None:
     """The instruction may be the longest text of a request."""
     config = types.GenerateContentConfig(system_instruction=RUSSIAN)

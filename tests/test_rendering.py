@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 from google.genai import types
-from hypothesis import HealthCheck, assume, given, settings
-from hypothesis import strategies as st
 
 from contextguard_adk import (
     Compaction,
@@ -20,9 +18,7 @@ from contextguard_adk import (
 from contextguard_adk.testing import RecordedRequest, SimulatedLlm
 from tests.builders import (
     Chat,
-    MadeHistory,
     call,
-    histories,
     model,
     response,
     user,
@@ -31,7 +27,6 @@ from tests.chats import (
     DEMAND,
     EXACT,
     SUMMARY,
-    Doing,
     agent_requests,
     guarded_chat,
     seed,
@@ -224,31 +219,3 @@ async def test_squeezing_touches_the_users_request_last() -> None:
     columns = list(zip(*kept, strict=True))
     assert all(list(column) == sorted(column, reverse=True) for column in columns)
     assert all(column[-1] < column[0] for column in columns)
-
-
-@given(histories(), st.integers(0, 30))
-@settings(max_examples=25, suppress_health_check=list(HealthCheck))
-async def test_nothing_uncovered_is_lost(made: MadeHistory, keep_count: int) -> None:
-    """Pairs stay whole and uncovered contents in order, on later calls too."""
-    assume(not made.open_calls)  # The provider refuses them.
-    kept: list[str] | None = None
-
-    async def act(context: CompactionContext) -> Compaction | None:
-        nonlocal kept
-        covered = context.older_than(keep_count)
-        if context.reason != "requested" or not covered:
-            return None
-        originals = enumerate(context.view.contents)
-        kept = [text_of(c) for index, c in originals if index not in covered]
-        return await context.summarize(covered)
-
-    chat = open_chat(Doing(act=act, context_window=4_000, recall=False))
-    request = await compact(chat, [user(words(900)), *made.contents], "Go on.")
-    if kept is not None:
-        heads = ("SUMMARY", "CONTINUATION")
-        pairs = zip(request.contents, outline(request), strict=True)
-        assert [text_of(c) for c, kind in pairs if kind not in heads] == kept
-    assert not getattr(chat.app.root_agent, "model").violations  # noqa: B009
-    await chat.say("And now?")
-    again = last_request(chat).contents
-    assert again[: len(request.contents)] == request.contents

@@ -98,14 +98,6 @@ async def test_prompt_fences_what_is_to_be_summarized() -> None:
     assert "Hello." not in summarizer.requests[1].text
 
 
-async def test_instruction_can_be_replaced() -> None:
-    """A strategy may bring its own instruction; the word limit is filled in."""
-    summarizer = writing("Short.")
-    own = "Write {max_words} words about {x}."
-    await Talk(summarizer, summary_instruction=own).compact(user("Hello."))
-    assert summarizer.requests[0].system_instruction == "Write 300 words about {x}."
-
-
 THOUGHTS = [
     types.Part(text="Let me think.", thought=True),
     types.Part(text="One, "),
@@ -241,19 +233,6 @@ async def test_long_transcripts_take_up_to_three_calls(
     if size_tokens <= 14_000:
         facts = [int(number) for number in re.findall(r"fact (\d+) ", read)]
         assert facts == list(range(20))
-
-
-async def test_huge_requests_and_summaries_leave_room_for_the_transcript() -> None:
-    """What stands beside the transcript is shortened where it would crowd it out."""
-    summarizer = writing(*[words(9_000, "SUMMARY")] * 2, token_ratio=1.0)
-    talk = Talk(summarizer, 30_000, summarizer_context_window=8_000)
-    await talk.compact(user(words(9_000)))
-    await talk.compact(*numbered(100, 5), message=words(9_000, "REQUEST"))
-    second = [r for r in summarizer.requests if "REQUEST" in r.text]
-    assert summarizer.largest_request_tokens <= 0.8 * 8_000
-    assert fences(second[0])["previous-summary"].startswith("SUMMARY")
-    assert fences(second[0])["current-request"].startswith("REQUEST")
-    assert "fact 99" in read_by(summarizer)
 
 
 @pytest.mark.parametrize(

@@ -207,18 +207,6 @@ async def test_settings_that_end_or_form_an_answer_want_a_transcript(
     assert set(kinds(llm)) == {expected}
 
 
-async def test_a_request_that_is_nearly_full_wants_a_transcript() -> None:
-    """The question and its answer must fit behind the conversation."""
-    llm = make_llm()
-    chat = make_chat(llm)
-    while not llm.requests or llm.requests[-1].prompt_tokens < 0.72 * WINDOW:
-        await chat.say("Go on. " + "Tell more. " * 100)
-    assert llm.summaries == 0
-    await chat.say("And this? " + "Read it. " * int(0.25 * WINDOW / 3))
-    assert kinds(llm)[0] == "transcript"
-    assert llm.rejections == 0
-
-
 HALF = LlmResponse(
     content=model(SUMMARY[:20]), finish_reason=types.FinishReason.MAX_TOKENS
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any
 
 import pytest
@@ -25,13 +26,6 @@ def blob(mime_type: str, size_bytes: int) -> types.Part:
     """A part with data of that type and size."""
     return types.Part(
         inline_data=types.Blob(mime_type=mime_type, data=b"\0" * size_bytes)
-    )
-
-
-def reference(mime_type: str | None) -> types.Part:
-    """A part that refers to a file."""
-    return types.Part(
-        file_data=types.FileData(file_uri="gs://bucket/file", mime_type=mime_type)
     )
 
 
@@ -73,7 +67,7 @@ PARTS: dict[str, tuple[types.Part | None, int]] = {
     "code-output": (part(code_execution_result=OUTPUT), 2),
     "unknown-kind": (part(tool_call=types.ToolCall(id="1", args={"q": "x"})), 27),
     "image": (blob("image/png", 4_000_000), 4 * 1_120),
-    "unknown-reference": (reference(None), 4 * 1_000),
+    "reference": (types.Part.from_uri(file_uri="gs://b/f", mime_type="a/b"), 4_000),
     "images-in-a-result": (
         result_part(name="shot", response={"a": "b"}, parts=IMAGES_IN_RESULT),
         2 * 4 * 1_120 + 4 + 9,
@@ -183,13 +177,6 @@ class Silent:
     __slots__ = ()
 
 
-def make_deep(depth: int, leaf: object) -> object:
-    """Lists in lists."""
-    for _ in range(depth):
-        leaf = [leaf]
-    return leaf
-
-
 def make_cycle() -> dict[str, Any]:
     """A value that contains itself."""
     value: dict[str, Any] = {"text": "x" * 40}
@@ -200,7 +187,7 @@ def make_cycle() -> dict[str, Any]:
 ODD_VALUES: dict[str, tuple[object, int, int]] = {
     "bytearray": ({"a": bytearray(b"\xff" * 30), "b": Silent()}, 40, 80),
     "object": ({"a": Plain()}, 50, 80),
-    "deep": (make_deep(10_000, "x" * 100), 20_100, 40_000),
+    "deep": (reduce(lambda inner, _: [inner], range(10_000), "x"), 20_001, 40_000),
     "cycle": (make_cycle(), 50, 80),
     "long-number": ([Silent(), 10**9_000], 7_000, 10_000),
     "huge": ([Silent(), *range(500_000)], 100_000, 1_000_000),
