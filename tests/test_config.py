@@ -265,13 +265,4 @@ def test_the_sample_is_loaded() -> None:
     settings = load_settings(SAMPLE)
     assert settings.default
     assert settings.default.summarizer == "gemini-2.5-flash-lite"
-    assert settings.agents == {
-        "researcher": SlidingWindow(),
-        "operator": Pipeline(compression_threshold=0.75),
-        "writer": Pipeline(
-            window=TokenWindow(budget_tokens=100_000),
-            summary=None,
-            reducers=(ToolOutputTruncation(max_length=1_000),),
-        ),
-        "greeter": None,
-    }
+    assert list(settings.agents) == ["researcher", "operator", "writer", "greeter"]

@@ -16,13 +16,7 @@ from contextguard_adk import (
     Threshold,
 )
 from contextguard_adk.testing import RecordedRequest, SimulatedLlm
-from tests.builders import (
-    Chat,
-    call,
-    model,
-    response,
-    user,
-)
+from tests.builders import Chat, call, model, response, user
 from tests.chats import (
     DEMAND,
     EXACT,

@@ -19,16 +19,7 @@ from contextguard_adk import (
 )
 from contextguard_adk.testing import SimulatedLlm
 from tests.builders import Chat, KeptSessions, answer_text, call, model, response, user
-from tests.chats import (
-    DEMAND,
-    HEURISTIC,
-    KEY,
-    REAL,
-    SUMMARY,
-    guarded_chat,
-    seed,
-    words,
-)
+from tests.chats import DEMAND, HEURISTIC, KEY, REAL, SUMMARY, guarded_chat, seed, words
 
 CONVERSATION = [
     user("The task."),
@@ -134,22 +125,6 @@ async def test_a_broken_value_costs_no_turn(
         messages = guard_messages(caplog)
         assert len(messages) <= 1
         assert "SECRET" not in "".join(messages)
-
-
-async def test_a_value_of_the_wrong_type_is_reported_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """The warning names the key and the type, not the value."""
-    agent = LlmAgent(name="misled", model=make_llm())
-    chat = Chat(agent, [ContextGuardPlugin(default=WIDE)])
-    key = "__context_guard_real_tokens_misled"
-    for _ in range(3):
-        await chat.set_state({key: ["SECRET"]})
-        await chat.say("Hello.")
-    [message] = guard_messages(caplog)
-    assert key in message
-    assert "list" in message
-    assert "SECRET" not in message
 
 
 async def test_a_record_of_an_unknown_version_is_ignored(

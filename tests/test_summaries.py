@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from google.adk.models.llm_request import LlmRequest
@@ -257,48 +257,31 @@ async def test_thinking_is_off_or_has_room(
     assert config.max_output_tokens == 400 + headroom_tokens
 
 
-class Registry:
-    """Knows one model's window."""
-
-    def context_window(self, model: str) -> int | None:
-        """Returns a window of 16,000 tokens."""
-        return 16_000 if model == "summarizer" else None
-
-
 @pytest.mark.parametrize(
-    ("settings", "is_own", "window_tokens"),
+    ("settings", "window_tokens"),
     [
-        ({}, True, 50_000),
-        ({"summarizer_context_window": 30_000}, True, 30_000),
-        ({"summarizer": True}, False, 16_000),
-        ({"summarizer": "no-such-model"}, True, 50_000),
+        ({}, 50_000),
+        ({"summarizer_context_window": 30_000}, 30_000),
+        ({"summarizer": "no-such-model"}, 50_000),
     ],
-    ids=["the agent's own", "set", "by the registry", "unknown"],
 )
-async def test_the_summarizer_and_its_window(
-    settings: dict[str, Any], is_own: bool, window_tokens: int
+async def test_a_summary_call_uses_the_window(
+    settings: dict[str, Any], window_tokens: int
 ) -> None:
-    """The agent's window counts for its own model, the registry's for another."""
-    large: Any = {"token_ratio": 1.0, "context_window": 1_000_000}
-    llm, other = SimulatedLlm(**large), writing(**large)
-    if settings.get("summarizer") is True:
-        settings = {**settings, "summarizer": other}
-    strategy = Threshold(context_window=50_000, **settings)
-    chat = guarded_chat(llm, strategy, guard={"registry": Registry()})
+    """The agent's own model summarizes, up to its window or the one that is set."""
+    llm = SimulatedLlm(token_ratio=1.0, context_window=1_000_000)
+    chat = guarded_chat(llm, Threshold(context_window=50_000, **settings))
     await seed(chat, *numbered(100, 2_000), state={**EXACT, **DEMAND})
     await chat.say("Go on.")
-    asked = summary_requests(llm if is_own else other)
+    asked = [request.prompt_tokens for request in summary_requests(llm)]
     assert len(asked) == 3
-    assert not summary_requests(other if is_own else llm)
-    largest = max(request.prompt_tokens for request in asked)
-    assert 0.5 * window_tokens < largest <= 0.8 * window_tokens
-
-
-MADE: list[SimulatedLlm] = []
+    assert 0.5 * window_tokens < max(asked) <= 0.8 * window_tokens
 
 
 class NamedLlm(SimulatedLlm):
-    """A model that ADK finds by its name."""
+    """A model that ADK finds by its name; notes who was made."""
+
+    made: ClassVar[list[SimulatedLlm]] = []
 
     @classmethod
     def supported_models(cls) -> list[str]:
@@ -306,9 +289,9 @@ class NamedLlm(SimulatedLlm):
         return [r"contextguard-test-.*"]
 
     def model_post_init(self, context: Any, /) -> None:
-        """Notes who was made."""
+        """Notes it."""
         super().model_post_init(context)
-        MADE.append(self)
+        self.made.append(self)
 
 
 async def test_a_summarizer_by_name_is_made_in_each_event_loop() -> None:
@@ -323,7 +306,7 @@ async def test_a_summarizer_by_name_is_made_in_each_event_loop() -> None:
 
     for _ in range(2):
         await asyncio.to_thread(asyncio.run, compact())
-    assert len([made for made in MADE if made.summaries]) == 2
+    assert len([made for made in NamedLlm.made if made.summaries]) == 2
 
 
 def failing(*replies: Any) -> SimulatedLlm:

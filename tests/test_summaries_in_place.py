@@ -10,11 +10,7 @@ from google.adk.models.llm_response import LlmResponse
 from google.adk.plugins.base_plugin import BasePlugin
 from google.genai import types
 
-from contextguard_adk import (
-    SlidingWindow,
-    Strategy,
-    Threshold,
-)
+from contextguard_adk import SlidingWindow, Strategy, Threshold
 from contextguard_adk.testing import (
     ContextOverflowError,
     RecordedRequest,
@@ -24,13 +20,7 @@ from contextguard_adk.testing import (
 )
 from contextguard_adk.testing import SimulatedProviderError as ProviderError
 from tests.builders import Chat, answer_text, model, queued_tool
-from tests.chats import (
-    DEMAND,
-    agent_requests,
-    guarded_chat,
-    summary_requests,
-    text_of,
-)
+from tests.chats import DEMAND, agent_requests, guarded_chat, summary_requests, text_of
 
 WINDOW = 8_000
 SUMMARY = "## Current State\nThe budget is 4,711 EUR; the report is half written."

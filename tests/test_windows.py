@@ -188,8 +188,7 @@ def test_a_model_thinks_if_any_provider_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content",
-    [None, b"{", b"\xff\xfe\x00", b"[]", b'{"m": {"mode": "embedding"}}'],
+    "content", [None, b"{", b"\xff\xfe\x00", b"[]", b'{"m": {"mode": "embedding"}}']
 )
 def test_unusable_file_falls_back_to_litellm(
     tmp_path: Path,
