@@ -6,7 +6,6 @@ import importlib.util
 import inspect
 import json
 import random
-import uuid
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -62,8 +61,6 @@ def make_texts() -> dict[str, str]:
             for i in range(90)
         ),
         "base64": base64.b64encode(data).decode(),
-        "hex": data.hex(),
-        "uuid": "\n".join(str(uuid.UUID(int=rng.getrandbits(128))) for _ in range(99)),
         "russian": declaration("ru")[:3_000],
         "chinese": declaration("zh")[:2_000],
         "emoji": "🚀🔥👍😀🎉" * 60,

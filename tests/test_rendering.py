@@ -158,28 +158,6 @@ async def test_continuation_quotes_the_live_message(
     assert continuation[1:] == [part for part in parts if not part.text]
 
 
-@pytest.mark.parametrize(
-    ("size_tokens", "state", "is_whole"),
-    [(3_000, EXACT, True), (3_001, EXACT, False), (2_000, {}, True)],
-)
-async def test_live_request_is_whole_up_to_thirty_percent(
-    size_tokens: int, state: dict[str, Any], is_whole: bool
-) -> None:
-    """Beyond that, head and tail are quoted, and nothing else changes later."""
-    live = f"{words(size_tokens - 1)}TAIL"
-    chat = open_chat(Threshold(context_window=10_000, recall=False))
-    contents = [user(words(6_000)), model("Yes.")]
-    await seed(chat, *contents, state={**state, **DEMAND})
-    await chat.say(live)
-    request = last_request(chat)
-    quoted = text_of(request.contents[1])
-    assert (f"`{live}`" in quoted) is is_whole
-    assert live[:400] in quoted
-    assert live[-400:] in quoted
-    await chat.say("Go on.")
-    assert last_request(chat).contents[:2] == request.contents
-
-
 async def test_squeezing_touches_the_users_request_last() -> None:
     """The ledger gives way first, then the summary, then the live request."""
     kept = []

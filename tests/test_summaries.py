@@ -331,17 +331,6 @@ async def test_without_a_model_the_newest_part_stays(place: int) -> None:
     assert talk.records[0].tokens_after <= 3_200
 
 
-async def test_where_not_all_messages_fit_the_newest_are_kept() -> None:
-    """A note says how many of the oldest are missing."""
-    talk = Talk(failing())
-    summary = await talk.compact(user("The task."), *numbered(200, 100))
-    kept = [int(number) for number in re.findall(r"fact (\d+) ", summary)]
-    assert len(kept) < 150
-    assert kept == list(range(kept[0], kept[0] + len(kept)))
-    assert f"[{kept[0] + 1} earlier messages left out]" in summary
-    assert f"fact {kept[-1] + 1} " in talk.llm.requests[-1].text
-
-
 async def test_what_a_model_wrote_outlives_later_failures() -> None:
     """Excerpts of a failure are made anew, the model's part stays in front."""
     summarizer = writing("By a model.", *[RuntimeError("down")] * 2, "Good.")

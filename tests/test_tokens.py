@@ -56,10 +56,8 @@ PARTS: dict[str, tuple[types.Part | None, int]] = {
     "text": (part(text="hello"), 5),
     "utf8": (part(text="日本語"), 9),
     "lone-surrogate": (part(text="\ud800"), 3),
-    "thought": (part(text="why", thought=True), 3),
     "signature": (part(thought_signature=b"x" * 900), 0),
     "call": (call_part("read", "call-1", path="/a"), 4 + 13),
-    "no-args": (part(function_call=types.FunctionCall(name="stop")), 4),
     "no-name": (part(function_call=types.FunctionCall(args={"a": 1})), 7),
     "result": (result_part(name="read", response={"result": "ok"}), 4 + 15),
     "bytes-in-result": (result_part(name="read", response={"a": b"\xff"}), 4 + 13),
@@ -99,7 +97,6 @@ def test_contents_are_rounded_up_once() -> None:
     ("mime_type", "size_bytes", "tokens"),
     [
         ("IMAGE/JPEG", 900, 1_120),
-        ("image/png", 0, 0),
         ("audio/mpeg", 80_000, 320),
         ("audio/l16;rate=16000", 320_000, 320),
         ("audio/mpeg", None, 1_920),
@@ -108,7 +105,6 @@ def test_contents_are_rounded_up_once() -> None:
         ("application/pdf", 10**9, 560_000),
         ("text/csv", 4_001, 1_001),
         ("application/ld+json; charset=utf-8", 4_000, 1_000),
-        ("application/zip", 9_000_000, 1_000),
     ],
 )
 def test_media_count_by_kind(
@@ -184,10 +180,15 @@ def make_cycle() -> dict[str, Any]:
     return value
 
 
+def nest(inner: Any, depth: int) -> Any:
+    """A list around a value."""
+    return [inner]
+
+
 ODD_VALUES: dict[str, tuple[object, int, int]] = {
     "bytearray": ({"a": bytearray(b"\xff" * 30), "b": Silent()}, 40, 80),
     "object": ({"a": Plain()}, 50, 80),
-    "deep": (reduce(lambda inner, _: [inner], range(10_000), "x"), 20_001, 40_000),
+    "deep": (reduce(nest, range(10_000), "x"), 20_001, 40_000),
     "cycle": (make_cycle(), 50, 80),
     "long-number": ([Silent(), 10**9_000], 7_000, 10_000),
     "huge": ([Silent(), *range(500_000)], 100_000, 1_000_000),

@@ -104,7 +104,6 @@ def test_real_unknown_names_stay_unknown(model: str) -> None:
         (chat(999), None),
         (chat("5000", max_tokens=9_000), None),
         (chat(True), None),
-        (chat(5_000.0), None),
         (chat(max_tokens=8_000), 8_000),
         (chat(max_tokens=7_999), None),
         (chat(5_000, mode="responses"), 5_000),
@@ -125,7 +124,6 @@ def test_odd_entries(tmp_path: Path, entry: object, window_tokens: int | None) -
     [
         ([131_072, 128_000, 131_072], 128_000),
         ([4_096, 131_072, 262_144, 262_144], 131_072),
-        ([4_096, 1_000_000], 4_096),
         ([1_000, 4_000, 4_000], 1_000),
         ([1_000, 4_004, 4_004], 4_004),
     ],
@@ -302,7 +300,6 @@ def test_budgets_of_a_window(
         (200_000, 8_192, 20_000),
         (200_000, 64_000, 64_000),
         (200_000, 150_000, 100_000),
-        (8_000, -1, 1_600),
     ],
 )
 def test_reserved_output_widens_the_buffer(
