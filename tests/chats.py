@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from google.adk.events.event import Event
-from google.adk.events.event_actions import EventActions
 from google.adk.plugins.base_plugin import BasePlugin
 from google.genai import types
 from pydantic import Field
@@ -17,14 +15,11 @@ from contextguard_adk import (
     ContextGuardPlugin,
     Strategy,
     Threshold,
-    request_compaction,
 )
 from contextguard_adk.testing import RecordedRequest, SimulatedLlm
-from tests.builders import Chat, event, guarded_agent
+from tests.builders import Chat, guarded_agent
 
 KEY = "__context_guard_{}_agent"
-"""The documented form of the guard's keys."""
-
 SUMMARY = KEY.format("summary")
 SUMMARIZED_AT = KEY.format("summarized_at")
 REAL = KEY.format("real_tokens")
@@ -32,6 +27,9 @@ HEURISTIC = KEY.format("last_heuristic")
 
 EXACT = {REAL: 1_000, HEURISTIC: 1_000}
 """The last count was right to the token: the heuristic stands as it is."""
+
+DEMAND = {"context_guard:compact": True}
+"""State that asks for a compaction."""
 
 
 def words(token_count: int, name: str = "") -> str:
@@ -66,23 +64,9 @@ async def seed(
     chat: Chat, *contents: types.Content, state: dict[str, Any] | None = None
 ) -> None:
     """Puts an earlier conversation and state into the session."""
-    place: dict[str, Any] = {"app_name": "app", "user_id": "user"}
-    place["session_id"] = chat.session_id
-    session = await chat.sessions.get_session(**place)
-    if session is None:
-        session = await chat.sessions.create_session(**place)
-    for content in contents:
-        await chat.sessions.append_event(session, event(content))
+    await chat.tell(contents)
     if state:
-        delta = EventActions(state_delta=state)
-        await chat.sessions.append_event(session, Event(author="app", actions=delta))
-
-
-def demand() -> dict[str, Any]:
-    """State that asks for a compaction."""
-    state: dict[str, Any] = {}
-    request_compaction(state)
-    return state
+        await chat.set_state(state)
 
 
 def agent_requests(llm: SimulatedLlm) -> list[RecordedRequest]:

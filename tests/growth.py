@@ -12,21 +12,13 @@ FACTOR = 4
 MAX_GROWTH = 10
 """Between `FACTOR`, for time in proportion, and its square; the rest is noise."""
 
-_NOISE_SECONDS = 0.001
-
 
 def time_growth(
     make: Callable[[int], Any], work: Callable[[Any], Any], n: int
 ) -> float:
-    """Returns how many times longer the work takes on a `FACTOR` times larger input.
-
-    Args:
-        make: Makes an input of a size; its time does not count.
-        work: What is measured.
-        n: The size of the small input.
-    """
+    """Returns how many times longer the work takes on a `FACTOR` times larger input."""
     small, large = (_cpu_seconds(work, make(size)) for size in (n, n * FACTOR))
-    return (large + _NOISE_SECONDS) / (small + _NOISE_SECONDS)
+    return (large + 0.001) / (small + 0.001)
 
 
 def _cpu_seconds(work: Callable[[Any], Any], item: Any) -> float:

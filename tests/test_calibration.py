@@ -11,8 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contextguard_adk.measuring.calibration import (
-    DEFAULT_CORRECTION,
-    MAX_CORRECTION,
     correction_factor,
     estimate_prompt_tokens,
     request_script_discount,
@@ -26,27 +24,8 @@ from tests.builders import call, model, response, user
 PROSE = "the road along the cliff ended two hundred metres short of the door. " * 300
 DENSE = base64.b64encode(random.Random(3).randbytes(15_000)).decode()
 RUSSIAN = "Дорога вдоль обрыва кончалась в двухстах метрах от двери маяка. " * 100
-GERMAN = "Die Straße endete für Jörg. " * 200
 CHINESE = "悬崖边的路在离门两百米的地方就断了。" * 90
 IMAGE = types.Part(inline_data=types.Blob(mime_type="image/png", data=b"\0" * 9))
-
-
-@pytest.mark.parametrize(
-    ("real", "last", "factor"),
-    [
-        pytest.param(None, None, DEFAULT_CORRECTION, id="first-turn"),
-        pytest.param(0, 100, DEFAULT_CORRECTION, id="usage-of-zero"),
-        pytest.param(100, 0, DEFAULT_CORRECTION, id="empty-request"),
-        pytest.param(140_000, 70_000, 2.0, id="twice"),
-        pytest.param(900, 100, MAX_CORRECTION, id="at-most-five"),
-        pytest.param(50, 100, 1.0, id="at-least-one"),
-    ],
-)
-def test_correction_is_the_last_ratio(
-    real: int | None, last: int | None, factor: float
-) -> None:
-    """The correction is real over heuristic, between 1 and 5, else the default."""
-    assert correction_factor(real, last) == factor
 
 
 @pytest.mark.parametrize(
@@ -55,7 +34,9 @@ def test_correction_is_the_last_ratio(
         pytest.param(90_000, 140_000, 70_000, 180_000, id="tool-result-between-calls"),
         pytest.param(150_008, 100_000, 50_000, 300_016, id="massive-tool-result"),
         pytest.param(1_000, None, None, 1_500, id="first-turn"),
+        pytest.param(1_000, 0, 100, 1_500, id="usage-of-zero"),
         pytest.param(70_000, 140_000, 70_000, 140_000, id="nothing-new"),
+        pytest.param(100, 900, 100, 900, id="more-than-five-times"),
         pytest.param(110, 50, 100, 110, id="ratio-floored"),
         pytest.param(10_000, 140_000, 70_000, 20_000, id="shrunk"),
         pytest.param(100, 500, None, 500, id="real-without-heuristic"),
@@ -70,31 +51,17 @@ def test_prose_follows_the_documented_rule(
     assert estimate_prompt_tokens(heuristic, real, last, []) == tokens
 
 
-def test_default_correction_is_a_setting() -> None:
-    """The factor for the first turn can be chosen."""
-    assert estimate_prompt_tokens(1_000, None, None, [], default=2.0) == 2_000
-
-
-# --- growth
-
-
 @pytest.mark.parametrize(
     ("newest", "least_ratio", "most_ratio"),
     [
-        pytest.param(user(PROSE), 1.0, 1.0, id="prose-is-never-weighted-down"),
-        pytest.param(user(DENSE), 2.4, 2.9, id="base64"),
-        pytest.param(response("read", DENSE), 2.4, 2.9, id="base64-in-a-result"),
-        pytest.param(call("write", text=DENSE), 2.4, 2.9, id="base64-in-a-call"),
-        pytest.param(
-            response("rows", {"rows": [[i, i * 7919, i / 7] for i in range(800)]}),
-            1.7,
-            2.3,
-            id="numbers-in-json",
-        ),
-        pytest.param(
-            types.Content(role="user", parts=[IMAGE] * 18), 1.0, 1.0, id="media"
-        ),
+        (user(PROSE), 1.0, 1.0),
+        (user(DENSE), 2.4, 2.9),
+        (response("read", DENSE), 2.4, 2.9),
+        (call("write", text=DENSE), 2.4, 2.9),
+        (response("rows", {"rows": [[i, i * 7919] for i in range(800)]}), 1.4, 2.3),
+        (types.Content(role="user", parts=[IMAGE] * 18), 1.0, 1.0),
     ],
+    ids=["prose", "base64", "result", "call", "numbers", "media"],
 )
 def test_text_is_weighted_by_its_density(
     newest: types.Content, least_ratio: float, most_ratio: float
@@ -107,11 +74,7 @@ def test_text_is_weighted_by_its_density(
 
 @pytest.mark.parametrize(
     ("count_ratio", "least_scale", "most_scale"),
-    [
-        pytest.param(1.0, 0.95, 1.05, id="like-o200k_base"),
-        pytest.param(1.35, 1.25, 1.45, id="a-third-more"),
-        pytest.param(4.0, 1.9, 2.1, id="twice-at-most"),
-    ],
+    [(1.0, 0.95, 1.05), (1.35, 1.25, 1.45), (4.0, 1.9, 2.1)],
 )
 def test_growth_is_scaled_to_the_provider(
     count_ratio: float, least_scale: float, most_scale: float
@@ -125,33 +88,6 @@ def test_growth_is_scaled_to_the_provider(
     assert least_scale < (estimate - real) / growth / 2.65 < most_scale
 
 
-def test_growth_that_no_content_explains_keeps_its_heuristic() -> None:
-    """More tools or a longer instruction count as they were measured."""
-    for contents in ([], [types.Content(role="user")]):
-        assert estimate_prompt_tokens(600, 100, 100, contents) == 600
-
-
-def test_small_growth_is_not_scaled() -> None:
-    """A small step costs no look at the older contents and is hardly off."""
-    contents = [user(PROSE * 8), user(DENSE[:400])]
-    heuristic = estimate_contents_tokens(contents)
-    last = heuristic - 100
-    estimate = estimate_prompt_tokens(heuristic, last, last, contents)
-    assert 220 <= estimate - last <= 290
-
-
-@pytest.mark.parametrize("last", [None, 10])
-def test_first_call_sees_dense_text(last: int | None) -> None:
-    """While nothing is known base64 counts more than the default factor."""
-    contents = [user(DENSE)]
-    heuristic = estimate_contents_tokens(contents)
-    estimate = estimate_prompt_tokens(heuristic, None, last, contents)
-    assert 2.4 * heuristic < estimate < 2.9 * heuristic
-
-
-# --- counts below bytes / 4
-
-
 @pytest.mark.parametrize(
     ("texts", "real_ratio", "expected_ratio"),
     [
@@ -159,7 +95,6 @@ def test_first_call_sees_dense_text(last: int | None) -> None:
         pytest.param([RUSSIAN], 0.4, 0.47, id="less-than-it-was-seen-to-take"),
         pytest.param([RUSSIAN], 0.3, 1.0, id="not-believed"),
         pytest.param([PROSE], 0.8, 1.0, id="English"),
-        pytest.param([GERMAN], 0.8, 1.0, id="German"),
         pytest.param([CHINESE], 0.8, 1.0, id="Chinese"),
         pytest.param([RUSSIAN, PROSE], 0.7, 0.81, id="half-and-half"),
     ],
@@ -175,54 +110,12 @@ def test_low_count_is_believed_where_the_script_explains_it(
     assert estimate / heuristic == pytest.approx(expected_ratio, abs=0.02)
 
 
-@pytest.mark.parametrize(
-    ("newest", "least_ratio", "most_ratio"),
-    [
-        pytest.param(user(PROSE), 1.0, 1.01, id="English"),
-        pytest.param(response("read", DENSE), 2.4, 2.9, id="base64"),
-        pytest.param(user(RUSSIAN), 1.0, 1.01, id="Russian"),
-    ],
-)
-def test_low_count_says_nothing_of_what_grew(
-    newest: types.Content, least_ratio: float, most_ratio: float
-) -> None:
-    """What comes after Russian counts at least bytes / 4, on top of the low count."""
-    older = [user(RUSSIAN * 3)]
-    last = estimate_contents_tokens(older)
-    growth = estimate_contents_tokens([newest])
-    real = int(last * 0.55)
-    estimate = estimate_prompt_tokens(last + growth, real, last, [*older, newest])
-    assert least_ratio <= (estimate - real) / growth <= most_ratio
-
-
-@pytest.mark.parametrize("real_tokens", [10, 500, 2_400])
-def test_what_grew_does_not_explain_a_low_count(real_tokens: int) -> None:
+def test_what_grew_does_not_explain_a_low_count() -> None:
     """A low count of English is not believed because Russian came after it."""
     contents = [user(PROSE), user(RUSSIAN * 3)]
     last = estimate_contents_tokens(contents[:1])
     now = estimate_contents_tokens(contents)
-    assert last > 2 * real_tokens
-    assert estimate_prompt_tokens(now, real_tokens, last, contents) >= now
-
-
-@pytest.mark.parametrize(
-    ("texts", "expected_ratio"),
-    [
-        pytest.param([RUSSIAN * 2], 0.55, id="the-same-script"),
-        pytest.param([PROSE], 1.0, id="English"),
-        pytest.param([RUSSIAN, PROSE[:9_000]], 0.70, id="both"),
-        pytest.param([RUSSIAN, DENSE], 2.0, id="base64-in-its-place"),
-    ],
-)
-def test_low_count_of_a_longer_request_is_bounded_by_what_is_left(
-    texts: list[str], expected_ratio: float
-) -> None:
-    """After a rewind the scripts that are there now bound the correction."""
-    contents = [user(text) for text in texts]
-    heuristic = estimate_contents_tokens(contents)
-    last = heuristic * 2
-    estimate = estimate_prompt_tokens(heuristic, int(last * 0.55), last, contents)
-    assert estimate / heuristic == pytest.approx(min(expected_ratio, 1.0), abs=0.02)
+    assert estimate_prompt_tokens(now, 2_400, last, contents) >= now
 
 
 def test_script_of_the_instruction_explains_a_low_count() -> None:
@@ -233,18 +126,6 @@ def test_script_of_the_instruction_explains_a_low_count() -> None:
     assert estimate_prompt_tokens(heuristic, real, heuristic, []) == heuristic
     estimate = estimate_prompt_tokens(heuristic, real, heuristic, [], config=config)
     assert estimate == real
-
-
-@pytest.mark.parametrize(
-    "content",
-    [user(RUSSIAN), call("write", text=RUSSIAN), response("read", RUSSIAN)],
-    ids=["text", "arguments", "result"],
-)
-def test_script_is_found_wherever_text_is(content: types.Content) -> None:
-    """In texts, arguments and results alike."""
-    tokens = estimate_contents_tokens([content])
-    discount = request_script_discount([content, user(PROSE), types.Content()])
-    assert 0.5 < discount / tokens < 0.55
 
 
 @settings(deadline=None, max_examples=100)

@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-import logging
-import re
-from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
-from google.adk.agents.callback_context import CallbackContext
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.adk.plugins.base_plugin import BasePlugin
 from google.genai import types
-from pydantic import BaseModel
 
-from contextguard_adk import (
-    Compaction,
-    CompactionContext,
-    Pipeline,
-    SlidingWindow,
-    Strategy,
-    Threshold,
-)
+from contextguard_adk import SlidingWindow, Strategy, Threshold
 from contextguard_adk.testing import (
     ContextOverflowError,
     RecordedRequest,
@@ -32,23 +20,16 @@ from contextguard_adk.testing import (
 )
 from contextguard_adk.testing import SimulatedProviderError as ProviderError
 from tests.builders import Chat, answer_text, model, queued_tool
-from tests.chats import (
-    agent_requests,
-    demand,
-    guarded_chat,
-    summary_requests,
-    text_of,
-)
+from tests.chats import DEMAND, agent_requests, guarded_chat, summary_requests, text_of
 
 WINDOW = 8_000
-QUESTION = re.compile(r"\[System: Summari[sz]e the conversation above now")
 SUMMARY = "## Current State\nThe budget is 4,711 EUR; the report is half written."
 
 
 def is_at_end(request: RecordedRequest) -> bool:
     """Whether a request asks for a summary at the end of the conversation itself."""
     last = text_of(request.contents[-1])
-    return request.is_summary and QUESTION.match(last) is not None
+    return request.is_summary and last.startswith("[System: Summar")
 
 
 def kinds(llm: SimulatedLlm) -> list[str]:
@@ -60,9 +41,8 @@ def kinds(llm: SimulatedLlm) -> list[str]:
 
 def make_llm(**settings: Any) -> SimulatedLlm:
     """A provider with a prompt cache."""
-    settings.setdefault("prompt_cache", True)
-    settings.setdefault("summary_replies", [SUMMARY] * 20)
-    return SimulatedLlm(context_window=WINDOW, **settings)
+    defaults = {"prompt_cache": True, "summary_replies": [SUMMARY] * 20}
+    return SimulatedLlm(context_window=WINDOW, **{**defaults, **settings})
 
 
 def make_strategy(**settings: Any) -> Threshold:
@@ -71,25 +51,24 @@ def make_strategy(**settings: Any) -> Threshold:
 
 
 def make_chat(
-    llm: SimulatedLlm, strategy: Strategy | None = None, **settings: Any
+    llm: SimulatedLlm, strategy: Strategy | None = None, **agent: Any
 ) -> Chat:
     """A chat with an agent that reads notes."""
     notes = queued_tool("read_note", [{"note": "The budget is 4,711 EUR. " * 40}])
-    agent = {"tools": [notes], **settings.pop("agent", {})}
-    return guarded_chat(llm, strategy or make_strategy(), agent=agent, **settings)
+    agent = {"tools": [notes], **agent}
+    return guarded_chat(llm, strategy or make_strategy(), agent=agent)
 
 
 async def talk(chat: Chat, turns: int) -> None:
     """Talks; 14 turns are long enough for a compaction."""
     for turn in range(turns):
-        answer = answer_text(await chat.say(f"Question {turn}. " + "Tell more. " * 150))
-        assert answer, f"turn {turn} was lost"
+        assert answer_text(await chat.say(f"Question {turn}. " + "Tell more. " * 150))
 
 
 async def talk_and_demand(chat: Chat) -> None:
     """Talks for a while and demands a compaction."""
     await talk(chat, 4)
-    await chat.set_state(demand())
+    await chat.set_state(DEMAND)
     assert answer_text(await chat.say("Question 4."))
 
 
@@ -101,9 +80,6 @@ def use_tool(request: LlmRequest) -> Reply:
     return call("read_note")
 
 
-# --- If the provider was seen to have a cache --------------------------------------
-
-
 async def test_a_summary_is_asked_for_at_the_end_of_the_conversation() -> None:
     """Nearly all of such a call is served from the cache, tools included."""
     llm = make_llm(script=use_tool)
@@ -113,25 +89,15 @@ async def test_a_summary_is_asked_for_at_the_end_of_the_conversation() -> None:
     assert kinds(llm) == ["at the end"] * 3
     agent = agent_requests(llm)
     for request in summary_requests(llm):
+        before = llm.requests[llm.requests.index(request) - 1]
+        assert request.contents[: len(before.contents)] == before.contents
         assert request.cached_tokens >= 0.75 * request.prompt_tokens
         assert request.system_instruction == agent[0].system_instruction
         assert request.config.tools == agent[0].config.tools
     assert llm.rejections == llm.violations == 0
     # The ledger and the current request do not depend on how it was asked for.
-    assert all(
-        text in agent[-1].text for text in (SUMMARY, "Question 0.", "Question 4.")
-    )
-
-
-async def test_the_whole_conversation_stands_before_the_question() -> None:
-    """What was sent last stands there word for word, and what came since behind it."""
-    llm = make_llm()
-    await talk_and_demand(make_chat(llm))
-    first = next(index for index, r in enumerate(llm.requests) if is_at_end(r))
-    before, asked = llm.requests[first - 1 : first + 1]
-    assert asked.contents[: len(before.contents)] == before.contents
-    assert text_of(asked.contents[-2]).startswith("Question ")
-    assert "at most" in text_of(asked.contents[-1])
+    shown = (SUMMARY, "Question 0.", "Question 4.")
+    assert all(text in agent[-1].text for text in shown)
 
 
 @pytest.mark.parametrize("thoughts", [0, 100])
@@ -140,72 +106,29 @@ async def test_the_length_of_the_summary_is_bounded(thoughts: int) -> None:
     llm = make_llm(summary_replies=["word " * 4_000] * 10)
     thinking = types.ThinkingConfig(thinking_budget=thoughts)
     config = types.GenerateContentConfig(thinking_config=thinking)
-    await talk_and_demand(make_chat(llm, agent={"generate_content_config": config}))
+    await talk_and_demand(make_chat(llm, generate_content_config=config))
     assert kinds(llm)[0] == "at the end"
     asked = summary_requests(llm)[0]
     assert asked.config.max_output_tokens == WINDOW // 10 + thoughts
     assert 0 < agent_requests(llm)[-1].text.count("word ") <= WINDOW // 10
 
 
-class HalfAndAll(Strategy):
-    """Summarizes half of the history, then all of it, by turns."""
-
-    async def compact(self, context: CompactionContext) -> Compaction | None:
-        """Compacts when it is due."""
-        if not context.is_due:
-            return None
-        keep = 0 if context.view.stored else len(context.view.compactable) // 2
-        return await context.summarize(context.older_than(keep))
-
-
-@pytest.mark.parametrize(
-    ("strategy", "expected"),
-    [
-        pytest.param(SlidingWindow, ["transcript"], id="SlidingWindow"),
-        pytest.param(Pipeline, ["transcript"], id="Pipeline"),
-        pytest.param(HalfAndAll, ["transcript", "at the end"], id="one's own"),
-    ],
-)
-async def test_a_summary_of_a_part_is_written_from_a_transcript(
-    strategy: type[Strategy], expected: list[str]
-) -> None:
+async def test_a_summary_of_a_part_is_written_from_a_transcript() -> None:
     """What stays word for word must not stand in the summary as well."""
     llm = make_llm()
-    always = strategy(context_window=WINDOW, recall=False, reuse_prompt_cache=True)
-    await talk(make_chat(llm, always), 24)
-    assert kinds(llm)[: len(expected)] == expected
+    window = SlidingWindow(context_window=WINDOW, reuse_prompt_cache=True)
+    await talk(make_chat(llm, window), 24)
+    assert kinds(llm)[0] == "transcript"
 
 
 async def test_what_is_no_history_does_not_stand_before_the_question() -> None:
     """An instruction that changes from call to call stays out of the summary."""
     llm = make_llm()
-    instructions = {
-        "static_instruction": "You help.",
-        "instruction": "The customer on the line is number 815.",
-    }
-    await talk(make_chat(llm, agent=instructions), 14)
+    moving = "The customer on the line is number 815."
+    await talk(make_chat(llm, static_instruction="Help.", instruction=moving), 14)
     assert set(kinds(llm)) == {"at the end"}
     for request in llm.requests:
-        assert ("number 815" in request.text) is not is_at_end(request)
-
-
-async def test_no_cache_is_created_for_the_question() -> None:
-    """Gemini's explicit caches are made for prompts that come again."""
-    seen: list[LlmRequest] = []
-
-    class Model(SimulatedLlm):
-        async def generate_content_async(
-            self, llm_request: LlmRequest, stream: bool = False
-        ) -> AsyncGenerator[LlmResponse, None]:
-            seen.append(llm_request)
-            async for response in super().generate_content_async(llm_request, stream):
-                yield response
-
-    llm = Model(context_window=WINDOW, prompt_cache=True)
-    await talk_and_demand(make_chat(llm))
-    asked = [r for r in seen if llm.is_summary_request(r)]
-    assert asked
-    assert {r.cacheable_contents_token_count for r in asked} == {None}
+        assert (moving in request.text) is not is_at_end(request)
 
 
 async def test_instructions_of_ones_own_stand_in_the_question() -> None:
@@ -217,16 +140,13 @@ async def test_instructions_of_ones_own_stand_in_the_question() -> None:
     assert "Write a haiku of 600 words." in summary_requests(llm)[0].text
 
 
-# --- If it was not -----------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("setting", "has_cache", "expected"),
     [
-        pytest.param(True, False, "at the end", id="always"),
-        pytest.param(False, True, "transcript", id="never"),
-        pytest.param("auto", True, "at the end", id="auto"),
-        pytest.param("auto", False, "transcript", id="auto without a cache"),
+        (True, False, "at the end"),
+        (False, True, "transcript"),
+        ("auto", True, "at the end"),
+        ("auto", False, "transcript"),
     ],
 )
 async def test_the_setting_decides(
@@ -238,20 +158,6 @@ async def test_the_setting_decides(
     assert set(kinds(llm)) == {expected}
 
 
-async def test_another_summarizer_is_shown_a_transcript() -> None:
-    """Its cache holds nothing of this conversation."""
-    llm, other = make_llm(), make_llm(model="other")
-    await talk_and_demand(make_chat(llm, make_strategy(summarizer=other)))
-    assert kinds(llm) == []
-    assert set(kinds(other)) == {"transcript"}
-
-
-class Verdict(BaseModel):
-    """What an agent with an output schema answers."""
-
-    text: str
-
-
 class Configuring(BasePlugin):
     """Changes the configuration of every request, before the guard."""
 
@@ -259,80 +165,48 @@ class Configuring(BasePlugin):
         super().__init__(name="configuring")
         self.config = config
 
-    async def before_model_callback(
-        self, *, callback_context: CallbackContext, llm_request: LlmRequest
-    ) -> None:
+    async def before_model_callback(self, *, llm_request: LlmRequest, **_: Any) -> None:
         """Changes it."""
         llm_request.config = llm_request.config.model_copy(update=self.config)
 
 
 FUNCTION = types.Tool(function_declarations=[types.FunctionDeclaration(name="f")])
 SEARCH = types.Tool(google_search=types.GoogleSearch())
-
-
-def choice(mode: str) -> types.ToolConfig:
-    """A tool choice."""
-    named = types.FunctionCallingConfigMode(mode)
-    calling = types.FunctionCallingConfig(mode=named)
-    return types.ToolConfig(function_calling_config=calling)
+FORCED = {"function_calling_config": {"mode": "ANY"}}
 
 
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        pytest.param({"tools": [FUNCTION]}, "at the end", id="functions"),
-        pytest.param({"tool_config": choice("AUTO")}, "at the end", id="auto"),
-        pytest.param({"tools": [FUNCTION, SEARCH]}, "transcript", id="built-in"),
-        pytest.param({"tool_config": choice("ANY")}, "transcript", id="forced"),
-        pytest.param({"response_schema": Verdict}, "transcript", id="schema"),
-        pytest.param(
-            {"response_json_schema": {"type": "object"}}, "transcript", id="j"
-        ),
-        pytest.param(
-            {"response_mime_type": "application/json"}, "transcript", id="JSON"
-        ),
-        pytest.param({"stop_sequences": ["\n\n"]}, "transcript", id="stop sequences"),
+        ({"tools": [FUNCTION]}, "at the end"),
+        ({"tools": [FUNCTION, SEARCH]}, "transcript"),
+        ({"tool_config": types.ToolConfig.model_validate(FORCED)}, "transcript"),
+        ({"response_json_schema": {"type": "object"}}, "transcript"),
+        ({"response_mime_type": "application/json"}, "transcript"),
+        ({"stop_sequences": ["\n\n"]}, "transcript"),
     ],
+    ids=["functions", "built-in", "forced", "schema", "JSON", "stop sequences"],
 )
 async def test_settings_that_end_or_form_an_answer_want_a_transcript(
     config: dict[str, Any], expected: str
 ) -> None:
     """They are the agent's, and the question would share them."""
     llm = make_llm()
-    await talk_and_demand(make_chat(llm, before=[Configuring(config)]))
+    chat = guarded_chat(llm, make_strategy(), before=[Configuring(config)])
+    await talk_and_demand(chat)
     assert set(kinds(llm)) == {expected}
 
 
-async def test_a_request_that_is_nearly_full_wants_a_transcript() -> None:
-    """The question and its answer must fit behind the conversation."""
-    llm = make_llm()
-    chat = make_chat(llm)
-    while not llm.requests or llm.requests[-1].prompt_tokens < 0.72 * WINDOW:
-        await chat.say("Go on. " + "Tell more. " * 100)
-    assert llm.summaries == 0
-    await chat.say("And this? " + "Read it. " * int(0.25 * WINDOW / 3))
-    assert kinds(llm)[0] == "transcript"
-    assert llm.rejections == 0
-
-
-# --- If it fails -------------------------------------------------------------------
-
+HALF = LlmResponse(
+    content=model(SUMMARY[:20]), finish_reason=types.FinishReason.MAX_TOKENS
+)
 NO_SUMMARY: dict[str, Reply] = {
-    "a tool call": call("read_note"),
     "blanks": "  \n",
-    "too long": ContextOverflowError(
-        "This model's maximum context length is 8000 tokens. However, your messages "
-        "resulted in 8100 tokens."
-    ),
+    "too long": ContextOverflowError("prompt is too long: 8100 tokens > 8000 maximum"),
     "only thoughts": types.Part(text="Hm.", thought=True),
-    "words beside a tool call": [
-        types.Part(text="## Plan\nLet me read that note first."),
-        call("read_note"),
-    ],
+    "words beside a tool call": [types.Part(text="## Plan\nX."), call("read_note")],
     "small talk": "Sure! Next I will read the other notes.",
-    "half a summary": LlmResponse(
-        content=model(SUMMARY[:20]), finish_reason=types.FinishReason.MAX_TOKENS
-    ),
+    "half a summary": HALF,
 }
 
 
@@ -342,10 +216,10 @@ async def test_a_model_that_gives_no_summary_is_shown_a_transcript(
 ) -> None:
     """At once, and for the rest of the session; nothing is lost by it."""
     llm = make_llm(summary_replies=[reply, *[SUMMARY] * 20])
-    with caplog.at_level(logging.INFO, "contextguard_adk"):
-        chat = make_chat(llm)
-        await talk_and_demand(chat)
-        await talk_and_demand(chat)
+    chat = make_chat(llm)
+    with caplog.at_level("INFO", "contextguard_adk"):
+        for _ in range(2):
+            await talk_and_demand(chat)
     assert kinds(llm) == ["at the end", "transcript", "transcript"]
     messages = [record.getMessage() for record in caplog.records]
     [said] = [message for message in messages if "transcript" in message]
@@ -358,8 +232,8 @@ async def test_a_passing_error_is_forgotten() -> None:
     busy = ProviderError("429 Too Many Requests")
     llm = make_llm(summary_replies=[busy, *[SUMMARY] * 20])
     chat = make_chat(llm)
-    await talk_and_demand(chat)
-    await talk_and_demand(chat)
+    for _ in range(2):
+        await talk_and_demand(chat)
     assert kinds(llm) == ["at the end", "transcript", "at the end"]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import subprocess
 import sys
 import types
@@ -23,14 +22,11 @@ from contextguard_adk.measuring.budgets import (
 from contextguard_adk.providers.windows import (
     DEFAULT_CONTEXT_WINDOW,
     LitellmRegistry,
-    ModelRegistry,
     ResolvedWindow,
     resolve_context_window,
 )
 
-_ROOT = Path(__file__).resolve().parents[1]
-_GEMINI, _CLAUDE, _GPT_4O = 1_048_576, 200_000, 128_000
-_REAL = LitellmRegistry()
+REAL = LitellmRegistry()
 
 
 class FakeRegistry:
@@ -43,13 +39,6 @@ class FakeRegistry:
         if isinstance(self.answer, Exception):
             raise self.answer
         return cast("int | None", self.answer)
-
-
-@pytest.fixture
-def warnings_logged(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    """Captures the module's log."""
-    caplog.set_level(logging.WARNING, logger="contextguard_adk.providers.windows")
-    return caplog
 
 
 def chat(max_input_tokens: object = None, **more: object) -> dict[str, object]:
@@ -65,138 +54,63 @@ def registry_of(tmp_path: Path, table: object) -> LitellmRegistry:
     return LitellmRegistry(path)
 
 
-def use_fake_litellm(monkeypatch: pytest.MonkeyPatch, **attributes: object) -> None:
-    """Puts a module named litellm, with only these attributes, into `sys.modules`."""
-    module = types.ModuleType("litellm")
-    vars(module).update(attributes)
-    monkeypatch.setitem(sys.modules, "litellm", module)
+FLASH = "gemini-2.5-flash"
+SONNET = "claude-sonnet-4-5"
+VERTEX = "projects/p/locations/l/publishers"
+ARN = "arn:aws:bedrock:us-east-1:123456789012"
+NAMES = {
+    1_048_576: f"""{FLASH} models/{FLASH} gemini/{FLASH} vertex_ai/{FLASH}
+        {FLASH}-latest
+        {VERTEX}/google/models/{FLASH}-001 {FLASH}-preview-09-2025 Gemini-2.5-Flash
+        apigee/vertex_ai/v1beta/{FLASH} openrouter/google/gemini-2.5-pro:online""",
+    200_000: f"""{SONNET}-20250929 {SONNET}-20310131 anthropic/claude-3-haiku-latest
+        litellm_proxy/anthropic/claude-sonnet-4.5 vertex_ai/{SONNET}@20250929
+        {VERTEX}/anthropic/models/{SONNET}@20250929
+        bedrock/us.anthropic.{SONNET}-20250929-v1:0
+        bedrock/us-gov.anthropic.{SONNET}-20310131-v1:0:48k
+        bedrock/converse/apac.anthropic.{SONNET}-20250929-v1:0
+        bedrock/us-east-1/anthropic.{SONNET}-20250929-v1:0
+        bedrock/{ARN}:inference-profile/us.anthropic.{SONNET}""",
+    128_000: """gpt-4o azure/gpt-4o apigee/openai/v1/gpt-4o openai/gpt-4o-2031-01-31
+        openrouter/openai/gpt-4o openai/ft:gpt-4o-2024-08-06:acme::abc123
+        bedrock/us.meta.llama3-1-70b-instruct-v1:0
+        openrouter/meta-llama/llama-3.3-70b-instruct:free""",
+    131_072: "gemma-3-27b-it",
+    8_192: "gpt-4 ollama_chat/llama3.1:8b",
+}
+UNKNOWN = f"""/ :free sample_spec my-own-model azure/my-deployment ft:unknown
+    gemini-latest projects/p/locations/l/endpoints/1234567890 text-embedding-3-small
+    groq/llama-prompt-guard-2-22m bedrock/{ARN}:application-inference-profile/abc123"""
+NAMED = [(name, tokens) for tokens, names in NAMES.items() for name in names.split()]
 
 
-# --- names in litellm's own table ---
-
-_FLASH = "gemini-2.5-flash"
-_SONNET = "claude-sonnet-4-5"
-_VERTEX = "projects/p/locations/l/publishers"
-_ARN = "arn:aws:bedrock:us-east-1:123456789012"
-
-
-@pytest.mark.parametrize(
-    ("model", "window_tokens"),
-    [
-        (_FLASH, _GEMINI),
-        (f"models/{_FLASH}", _GEMINI),
-        (f"{_VERTEX}/google/models/{_FLASH}", _GEMINI),
-        (f"{_VERTEX}/google/models/{_FLASH}-001", _GEMINI),
-        (f"gemini/{_FLASH}", _GEMINI),
-        (f"vertex_ai/{_FLASH}", _GEMINI),
-        (f"{_FLASH}-preview-09-2025", _GEMINI),
-        (f"{_FLASH}-001", _GEMINI),
-        (f"{_FLASH}-latest", _GEMINI),
-        ("Gemini-2.5-Flash", _GEMINI),
-        (" gemini-2.5-flash ", _GEMINI),
-        (f"apigee/v1/{_FLASH}", _GEMINI),
-        (f"apigee/vertex_ai/v1beta/{_FLASH}", _GEMINI),
-        ("apigee/openai/v1/gpt-4o", _GPT_4O),
-        ("gemma-3-27b-it", 131_072),
-        ("gpt-4o", _GPT_4O),
-        ("openai/gpt-4o", _GPT_4O),
-        ("gpt-4o-2024-08-06", _GPT_4O),
-        ("openai/gpt-4o-2031-01-31", _GPT_4O),
-        ("gpt-4", 8_192),
-        ("azure/gpt-4o", _GPT_4O),
-        ("openrouter/openai/gpt-4o", _GPT_4O),
-        ("openrouter/google/gemini-2.5-pro:online", _GEMINI),
-        ("openai/ft:gpt-4o-2024-08-06:acme::abc123", _GPT_4O),
-        (_SONNET, _CLAUDE),
-        (f"{_SONNET}-20250929", _CLAUDE),
-        (f"{_SONNET}-20310131", _CLAUDE),
-        ("anthropic/claude-3-haiku-latest", _CLAUDE),
-        ("litellm_proxy/anthropic/claude-sonnet-4.5", _CLAUDE),
-        (f"vertex_ai/{_SONNET}@20250929", _CLAUDE),
-        (f"{_VERTEX}/anthropic/models/{_SONNET}@20250929", _CLAUDE),
-        (f"bedrock/us.anthropic.{_SONNET}-20250929-v1:0", _CLAUDE),
-        (f"bedrock/zz.anthropic.{_SONNET}-20250929-v1:0", _CLAUDE),
-        (f"bedrock/us-gov.anthropic.{_SONNET}-20310131-v1:0:48k", _CLAUDE),
-        (f"bedrock/converse/apac.anthropic.{_SONNET}-20250929-v1:0", _CLAUDE),
-        (f"bedrock/us-east-1/anthropic.{_SONNET}-20250929-v1:0", _CLAUDE),
-        (f"bedrock/{_ARN}:inference-profile/us.anthropic.{_SONNET}", _CLAUDE),
-        ("bedrock/us.meta.llama3-1-70b-instruct-v1:0", 128_000),
-        ("ollama_chat/llama3.1:8b", 8_192),
-        ("openrouter/meta-llama/llama-3.3-70b-instruct:free", 128_000),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("model", "window_tokens"), NAMED)
 def test_real_names_resolve(model: str, window_tokens: int) -> None:
     """Names as ADK users write them find their entry in litellm's table."""
-    assert _REAL.context_window(model) == window_tokens
+    assert REAL.context_window(model) == window_tokens
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        "",
-        "/",
-        ":free",
-        "sample_spec",
-        "my-own-model",
-        "openai/smollm2",
-        "azure/my-deployment",
-        "ft:unknown",
-        "gemini-latest",
-        "projects/p/locations/l/endpoints/1234567890",
-        f"bedrock/{_ARN}:application-inference-profile/abc123",
-        "text-embedding-3-small",
-        "dall-e-3",
-        "groq/llama-prompt-guard-2-22m",
-    ],
-    ids=repr,
-)
+@pytest.mark.parametrize("model", ["", *UNKNOWN.split()])
 def test_real_unknown_names_stay_unknown(model: str) -> None:
     """Deployments, endpoints, families and models that do not chat have no window."""
-    assert _REAL.context_window(model) is None
-    assert not _REAL.supports_reasoning(model)
-
-
-@pytest.mark.parametrize(
-    ("model", "expected"),
-    [
-        ("gemini-2.5-flash", True),
-        ("openrouter/anthropic/claude-sonnet-4.5", True),
-        ("openai/gpt-5", True),
-        ("gpt-4o", False),
-        ("my-own-model", False),
-    ],
-)
-def test_reasoning_flag(model: str, expected: bool) -> None:
-    """The same lookup tells which models think."""
-    assert _REAL.supports_reasoning(model) is expected
-
-
-# --- odd tables ---
+    assert REAL.context_window(model) is None
+    assert not REAL.supports_reasoning(model)
 
 
 @pytest.mark.parametrize(
     ("entry", "window_tokens"),
     [
-        pytest.param(chat(5_000), 5_000, id="number"),
-        pytest.param(chat(1_000), 1_000, id="smallest"),
-        pytest.param(chat(999), None, id="too-small"),
-        pytest.param(chat(0), None, id="zero"),
-        pytest.param(chat(-5_000), None, id="negative"),
-        pytest.param(chat("5000", max_tokens=9_000), None, id="string"),
-        pytest.param(chat(True), None, id="bool"),
-        pytest.param(chat(5_000.0), None, id="float"),
-        pytest.param(chat([5_000]), None, id="list"),
-        pytest.param(chat(max_tokens=8_000), 8_000, id="max-tokens-large"),
-        pytest.param(chat(max_tokens=7_999), None, id="max-tokens-output-cap"),
-        pytest.param(chat(max_tokens=9_000, mode="responses"), None, id="no-chat"),
-        pytest.param(chat(5_000, mode="responses"), 5_000, id="responses"),
-        pytest.param(chat(5_000, mode="completion"), 5_000, id="completion"),
-        pytest.param(chat(5_000, mode="embedding"), None, id="embedding"),
-        pytest.param(chat(5_000, mode=["chat"]), None, id="mode-list"),
-        pytest.param(chat(5_000, mode=None), None, id="mode-missing"),
-        pytest.param("chat", None, id="entry-string"),
-        pytest.param(None, None, id="entry-null"),
+        (chat(1_000), 1_000),
+        (chat(999), None),
+        (chat("5000", max_tokens=9_000), None),
+        (chat(True), None),
+        (chat(max_tokens=8_000), 8_000),
+        (chat(max_tokens=7_999), None),
+        (chat(5_000, mode="responses"), 5_000),
+        (chat(5_000, mode="embedding"), None),
+        (chat(5_000, mode=["chat"]), None),
+        (chat(5_000, mode=None), None),
+        ("chat", None),
     ],
 )
 def test_odd_entries(tmp_path: Path, entry: object, window_tokens: int | None) -> None:
@@ -208,15 +122,10 @@ def test_odd_entries(tmp_path: Path, entry: object, window_tokens: int | None) -
 @pytest.mark.parametrize(
     ("stated", "window_tokens"),
     [
-        pytest.param([32_000], 32_000, id="one"),
-        pytest.param([131_072, 128_000, 131_072], 128_000, id="smallest"),
-        pytest.param([4_096, 131_072, 262_144, 262_144], 131_072, id="outlier-dropped"),
-        pytest.param([4_096, 1_000_000], 4_096, id="two-disagree"),
-        pytest.param(
-            [1_000, 2_000, 4_000], 1_000, id="half-of-the-median-is-plausible"
-        ),
-        pytest.param([1_000, 4_000, 4_000], 1_000, id="a-quarter-is-plausible"),
-        pytest.param([1_000, 4_004, 4_004], 4_004, id="less-than-a-quarter-is-not"),
+        ([131_072, 128_000, 131_072], 128_000),
+        ([4_096, 131_072, 262_144, 262_144], 131_072),
+        ([1_000, 4_000, 4_000], 1_000),
+        ([1_000, 4_004, 4_004], 4_004),
     ],
 )
 def test_several_providers(
@@ -230,20 +139,20 @@ def test_several_providers(
 @pytest.mark.parametrize(
     ("model", "window_tokens"),
     [
-        pytest.param("a/m-1", 11_000, id="own-provider"),
-        pytest.param("proxy/a/m-1", 11_000, id="provider-below-a-prefix"),
-        pytest.param("m-1", 12_000, id="bare-is-google"),
-        pytest.param("proxy/m-1", 10_000, id="any-provider"),
-        pytest.param("m-2", 20_000, id="bare-entry-before-google"),
-        pytest.param("proxy/m-2", 20_000, id="bare-entry-before-any-provider"),
-        pytest.param("a/m-3-20250101", 31_000, id="dated-entry"),
-        pytest.param("a/m-3-20260101", 30_000, id="other-date-smallest-of-all-dates"),
-        pytest.param("a/m-3:8b", 30_000, id="tag"),
-        pytest.param("m.3", 30_000, id="dot-for-dash"),
-        pytest.param("m-4-preview-001", 40_000, id="two-suffixes"),
-        pytest.param("m-4-8192", None, id="digits-that-are-no-date"),
-        pytest.param("m-4-turbo", None, id="variant-is-another-model"),
-        pytest.param("r1", None, id="short-stem-is-no-model"),
+        ("a/m-1", 11_000),
+        ("proxy/a/m-1", 11_000),
+        ("m-1", 12_000),
+        ("proxy/m-1", 10_000),
+        ("m-2", 20_000),
+        ("proxy/m-2", 20_000),
+        ("a/m-3-20250101", 31_000),
+        ("a/m-3-20260101", 30_000),
+        ("a/m-3:8b", 30_000),
+        ("m.3", 30_000),
+        ("m-4-preview-001", 40_000),
+        ("m-4-8192", None),
+        ("m-4-turbo", None),
+        ("r1", None),
     ],
 )
 def test_order_of_lookup(tmp_path: Path, model: str, window_tokens: int | None) -> None:
@@ -262,99 +171,59 @@ def test_order_of_lookup(tmp_path: Path, model: str, window_tokens: int | None) 
     assert registry_of(tmp_path, table).context_window(model) == window_tokens
 
 
-def test_reasoning_of_several_providers(tmp_path: Path) -> None:
-    """A model thinks if any provider says so; only a true `true` counts."""
+def test_a_model_thinks_if_any_provider_says_so(tmp_path: Path) -> None:
+    """Only a true `true` counts."""
     table = {
         "a/m-1": chat(9_000, supports_reasoning=True),
         "b/m-1": chat(9_000),
         "b/m-2": chat(9_000, supports_reasoning="yes"),
     }
     registry = registry_of(tmp_path, table)
-    assert registry.supports_reasoning("x/m-1")
-    assert not registry.supports_reasoning("b/m-1")
-    assert not registry.supports_reasoning("b/m-2")
-
-
-# --- reading the table ---
+    found = [registry.supports_reasoning(name) for name in ("x/m-1", "b/m-1", "b/m-2")]
+    assert found == [True, False, False]
+    assert REAL.supports_reasoning("openai/gpt-5")
+    assert not REAL.supports_reasoning("gpt-4o")
 
 
 @pytest.mark.parametrize(
-    "content",
-    [None, b"{", b"\xff\xfe\x00", b"[]", b"{}", b'{"m": {"mode": "embedding"}}'],
-    ids=["missing", "broken", "not-utf8", "no-object", "empty", "no-chat-models"],
+    "content", [None, b"{", b"\xff\xfe\x00", b"[]", b'{"m": {"mode": "embedding"}}']
 )
 def test_unusable_file_falls_back_to_litellm(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    warnings_logged: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture,
     content: bytes | None,
 ) -> None:
     """Without a usable file litellm's own table answers, and one warning says so."""
-    use_fake_litellm(monkeypatch, model_cost={"a/m-1": chat(9_000)})
+    module = types.SimpleNamespace(model_cost={"a/m-1": chat(9_000)})
+    monkeypatch.setitem(sys.modules, "litellm", cast("types.ModuleType", module))
     path = tmp_path / "table.json"
     if content is not None:
         path.write_bytes(content)
     registry = LitellmRegistry(path)
     assert registry.context_window("proxy/m-1") == 9_000
     assert registry.context_window("proxy/m-2") is None
-    assert [record.levelname for record in warnings_logged.records] == ["WARNING"]
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
-@pytest.mark.parametrize("attributes", [{}, {"model_cost": None}], ids=str)
-def test_broken_litellm_means_unknown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attributes: dict[str, object]
-) -> None:
-    """Where neither the file nor litellm can be used every model is unknown."""
-    use_fake_litellm(monkeypatch, **attributes)
-    assert LitellmRegistry(tmp_path / "none.json").context_window("gpt-4o") is None
-
-
-_OFFLINE_SCRIPT = """
+OFFLINE = """
 import socket, sys
 
 def refuse(*args, **kwargs):
     raise AssertionError("network")
 
 socket.socket.connect = socket.create_connection = socket.getaddrinfo = refuse
-from contextguard_adk.providers import windows
-found = windows.resolve_context_window("openrouter/openai/gpt-4o")
-assert found == windows.ResolvedWindow(128_000, "registry"), found
-assert windows.resolve_context_window("nobody-knows").source == "default"
-loaded = [name for name in sys.modules if name.partition(".")[0] == "litellm"]
-assert not loaded, loaded
+from contextguard_adk.providers.windows import resolve_context_window
+assert resolve_context_window("openrouter/openai/gpt-4o").tokens == 128_000
+assert resolve_context_window("nobody-knows").source == "default"
+assert not [name for name in sys.modules if name.partition(".")[0] == "litellm"]
 """
 
 
-_MISSING_SCRIPT = """
-import sys, importlib.util
-
-importlib.util.find_spec = lambda name: None
-sys.modules["litellm"] = None
-from contextguard_adk.providers.windows import LitellmRegistry
-assert LitellmRegistry().context_window("gpt-4o") is None
-"""
-
-
-@pytest.mark.parametrize(
-    "script",
-    [
-        pytest.param(_OFFLINE_SCRIPT, id="no-network"),
-        pytest.param(_MISSING_SCRIPT, id="no-litellm", marks=pytest.mark.slow),
-    ],
-)
-def test_fresh_interpreter_resolves(script: str) -> None:
-    """Resolving imports no litellm, uses no network, and survives without either."""
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=_ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-
-
-# --- resolving ---
+def test_fresh_interpreter_resolves() -> None:
+    """Resolving imports no litellm and uses no network."""
+    root = Path(__file__).resolve().parents[1]
+    subprocess.run([sys.executable, "-c", OFFLINE], cwd=root, check=True)
 
 
 @pytest.mark.parametrize(
@@ -364,89 +233,63 @@ def test_fresh_interpreter_resolves(script: str) -> None:
         (None, 9_000, ResolvedWindow(9_000, "registry")),
         (None, None, ResolvedWindow(128_000, "default")),
     ],
-    ids=["configured", "registry", "default"],
 )
 def test_order_of_sources(
     configured: int | None, answer: object, expected: ResolvedWindow
 ) -> None:
     """The setting wins over the registry, the registry over the default."""
-    registry: ModelRegistry = FakeRegistry(answer)
+    registry = FakeRegistry(answer)
     resolved = resolve_context_window("m", configured=configured, registry=registry)
     assert resolved == expected
 
 
-def test_default_registry_is_litellms() -> None:
-    """Without a registry litellm's table answers; a falsy one is asked all the same."""
-    assert resolve_context_window("gpt-4o") == ResolvedWindow(_GPT_4O, "registry")
-    falsy = type("Falsy", (FakeRegistry,), {"__len__": lambda _: 0})(9_000)
-    assert resolve_context_window("gpt-4o", registry=falsy).tokens == 9_000
-
-
 @pytest.mark.parametrize("agent", ["writer", ""])
 def test_unknown_model_warns_once_and_names_the_setting(
-    warnings_logged: pytest.LogCaptureFixture, agent: str
+    caplog: pytest.LogCaptureFixture, agent: str
 ) -> None:
     """Each unknown model gets one warning, with the default and the setting to set."""
     first, second = f"unknown-1-{agent}", f"unknown-2-{agent}"
     for model in (first, first, second, first):
-        resolved = resolve_context_window(
-            model, registry=FakeRegistry(None), agent=agent
-        )
-        assert resolved.tokens == DEFAULT_CONTEXT_WINDOW
-    assert len(warnings_logged.messages) == 2
-    for model, text in zip((first, second), warnings_logged.messages, strict=True):
+        resolve_context_window(model, registry=FakeRegistry(None), agent=agent)
+    for model, text in zip((first, second), caplog.messages, strict=True):
         assert repr(model) in text
         assert "128000" in text
         assert f'agents={{"{agent or "<agent>"}": Threshold(context_win' in text
 
 
 @pytest.mark.parametrize(
-    "answer",
-    [
-        pytest.param(0, id="zero"),
-        pytest.param(-1, id="negative"),
-        pytest.param(True, id="bool"),
-        pytest.param("128000", id="string"),
-        pytest.param(128_000.0, id="float"),
-        pytest.param(RuntimeError("no such table"), id="raises"),
-    ],
+    "answer", [0, -1, True, "128000", 128_000.0, RuntimeError("no such table")]
 )
 def test_broken_registry_counts_as_unknown(
-    warnings_logged: pytest.LogCaptureFixture, answer: object
+    caplog: pytest.LogCaptureFixture, answer: object
 ) -> None:
     """What a registry cannot say properly is logged once and means the default."""
     model = f"broken {answer!r}"
     for _ in range(3):
         resolved = resolve_context_window(model, registry=FakeRegistry(answer))
         assert resolved == ResolvedWindow(DEFAULT_CONTEXT_WINDOW, "default")
-    broken, unknown = warnings_logged.messages
+    broken, unknown = caplog.messages
     assert repr(answer) in broken
     assert "unknown" in unknown
 
 
-# --- budgets ---
-
-
 @pytest.mark.parametrize(
-    ("window", "buffer", "threshold", "summary", "summarizer_input"),
+    ("window", "buffer", "summary", "summarizer_input"),
     [
-        (1_000_000, 20_000, 980_000, 10_000, 800_000),
-        (200_000, 20_000, 180_000, 10_000, 160_000),
-        (199_999, 39_999, 160_000, 19_999, 159_999),
-        (128_000, 25_600, 102_400, 12_800, 102_400),
-        (32_000, 6_400, 25_600, 3_200, 25_600),
-        (8_000, 1_600, 6_400, 800, 6_400),
-        (4_000, 800, 3_200, 400, 3_200),
-        (1, 0, 1, 0, 0),
+        (1_000_000, 20_000, 10_000, 800_000),
+        (200_000, 20_000, 10_000, 160_000),
+        (199_999, 39_999, 19_999, 159_999),
+        (128_000, 25_600, 12_800, 102_400),
+        (8_000, 1_600, 800, 6_400),
+        (1, 0, 0, 0),
     ],
-    ids=lambda value: f"{value}",
 )
 def test_budgets_of_a_window(
-    window: int, buffer: int, threshold: int, summary: int, summarizer_input: int
+    window: int, buffer: int, summary: int, summarizer_input: int
 ) -> None:
     """Each window has the documented buffer, threshold and summary budgets."""
     assert buffer_tokens(window) == buffer
-    assert threshold_tokens(window) == threshold
+    assert threshold_tokens(window) == window - buffer
     assert summary_budget_tokens(window) == summary
     assert summarizer_input_tokens(window) == summarizer_input
 
@@ -454,11 +297,9 @@ def test_budgets_of_a_window(
 @pytest.mark.parametrize(
     ("window", "reserved", "buffer"),
     [
-        pytest.param(200_000, 8_192, 20_000, id="below-the-buffer"),
-        pytest.param(200_000, 64_000, 64_000, id="above-the-buffer"),
-        pytest.param(200_000, 150_000, 100_000, id="at-most-half"),
-        pytest.param(8_000, 8_000, 4_000, id="whole-window-reserved"),
-        pytest.param(8_000, -1, 1_600, id="negative-is-none"),
+        (200_000, 8_192, 20_000),
+        (200_000, 64_000, 64_000),
+        (200_000, 150_000, 100_000),
     ],
 )
 def test_reserved_output_widens_the_buffer(
@@ -474,6 +315,5 @@ def test_budgets_always_fit_the_window(window: int, reserved: int) -> None:
     """The threshold lies in the window, at least at its half; a summary fits below."""
     threshold = threshold_tokens(window, reserved)
     assert window / 2 <= threshold <= window
-    assert buffer_tokens(window, reserved) + threshold == window
     assert 2 * summary_budget_tokens(window) <= threshold
     assert summarizer_input_tokens(window) <= window

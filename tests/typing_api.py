@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, assert_type
+from typing import assert_type
 
-from google.adk.agents import LlmAgent
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.apps import App
 from google.adk.models.base_llm import BaseLlm
@@ -12,31 +11,7 @@ from google.adk.models.llm_request import LlmRequest
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
-from contextguard_adk import (
-    Budgets,
-    CallRecord,
-    Compaction,
-    CompactionContext,
-    CompactionRecord,
-    ConfigError,
-    ContextGuardError,
-    ContextGuardPlugin,
-    MessageWindow,
-    ModelRegistry,
-    Pipeline,
-    PressureRecord,
-    Reducer,
-    Reduction,
-    SlidingWindow,
-    Strategy,
-    StrategyResult,
-    SummaryCompaction,
-    SummaryError,
-    Threshold,
-    TokenWindow,
-    ToolOutputTruncation,
-    request_compaction,
-)
+import contextguard_adk as cg
 from contextguard_adk.testing import RecordedRequest, SimulatedLlm, call
 
 
@@ -48,111 +23,84 @@ class OwnRegistry:
         return 8_000 if model == "mine" else None
 
 
-class OwnStrategy(Strategy):
+class OwnStrategy(cg.Strategy):
     """A strategy of the user's own."""
 
     keep_count: int = 3
 
-    async def compact(self, context: CompactionContext) -> Compaction | None:
+    async def compact(self, context: cg.CompactionContext) -> cg.Compaction | None:
         """Covers what is old."""
-        assert_type(context.budgets, Budgets)
+        assert_type(context.budgets, cg.Budgets)
         assert_type(context.budgets.window_tokens, int)
         assert_type(context.tokens, int)
         assert_type(context.is_due, bool)
         covered = context.older_than(self.keep_count)
         assert_type(covered, frozenset[int])
         compaction = await context.summarize(covered, 500)
-        assert_type(compaction, Compaction)
+        assert_type(compaction, cg.Compaction)
         assert_type(compaction.contents, list[types.Content])
         return compaction.after(2) if context.fits(compaction) else None
 
 
-class OwnReducer(Reducer):
+class OwnReducer(cg.Reducer):
     """A reducer of the user's own."""
 
-    async def reduce(self, reduction: Reduction) -> StrategyResult:
+    async def reduce(self, reduction: cg.Reduction) -> cg.StrategyResult:
         """Does nothing."""
-        assert_type(reduction.context, CompactionContext)
-        return StrategyResult.NO_CHANGE
+        assert_type(reduction.context, cg.CompactionContext)
+        return cg.StrategyResult.NO_CHANGE
 
 
-def on_pressure(record: PressureRecord) -> None:
+def on_pressure(record: cg.PressureRecord) -> None:
     """A listener that waits for nothing."""
     assert_type(record.pressure, float)
 
 
-async def on_compaction(record: CompactionRecord) -> None:
+async def on_compaction(record: cg.CompactionRecord) -> None:
     """A listener that may wait."""
     assert_type(record.tokens_before, int)
     assert_type(record.is_mechanical, bool)
     assert_type(record.is_recovery, bool)
 
 
-def on_call(record: CallRecord) -> None:
+def on_call(record: cg.CallRecord) -> None:
     """A listener for every call."""
     assert_type(record.real_tokens, int | None)
-    assert_type(record.compaction, CompactionRecord | None)
-
-
-def make_plugins(model: BaseLlm) -> list[ContextGuardPlugin]:
-    """Every way to make a guard."""
-    registry: ModelRegistry = OwnRegistry()
-    return [
-        ContextGuardPlugin(),
-        ContextGuardPlugin(
-            agents={
-                "researcher": SlidingWindow(max_turns=30),
-                "writer": Threshold(context_window=1_000_000, summarizer=model),
-                "coder": Pipeline(
-                    window=MessageWindow(window_size=20),
-                    tool_output=ToolOutputTruncation(max_length=2_000),
-                    summary=SummaryCompaction(trigger_threshold=0.8),
-                    reducers=(OwnReducer(),),
-                ),
-                "reader": Pipeline(window=TokenWindow(budget_tokens=4_000)),
-                "own": OwnStrategy(keep_count=5, summarizer="gemini-2.5-flash"),
-                "exempt": None,
-            },
-            default=None,
-            observe=True,
-            registry=registry,
-            state_keys="namespaced",
-            warning_threshold=0.5,
-            on_pressure=on_pressure,
-            on_compaction=on_compaction,
-            on_call=on_call,
-            name="guard",
-        ),
-        ContextGuardPlugin.from_file("contextguard.toml", registry=registry),
-    ]
+    assert_type(record.compaction, cg.CompactionRecord | None)
 
 
 def make_app(model: BaseLlm) -> App:
-    """A guard is a plugin of an app."""
-    agent = LlmAgent(name="agent", model=model, tools=[tidy_up])
-    return App(name="app", root_agent=agent, plugins=[*make_plugins(model)])
+    """Every way to make a guard, which is a plugin of an app."""
+    registry: cg.ModelRegistry = OwnRegistry()
+    own = OwnStrategy(keep_count=5, summarizer="gemini-2.5-flash")
+    pipeline = cg.Pipeline(
+        window=cg.MessageWindow(window_size=20),
+        tool_output=cg.ToolOutputTruncation(max_length=2_000),
+        summary=cg.SummaryCompaction(trigger_threshold=0.8),
+        reducers=(OwnReducer(), cg.TokenWindow(budget_tokens=4_000)),
+    )
+    threshold = cg.Threshold(context_window=1_000_000, summarizer=model)
+    plugin = cg.ContextGuardPlugin(
+        agents={"a": cg.SlidingWindow(), "b": threshold, "c": pipeline, "d": own},
+        default=None,
+        observe=True,
+        registry=registry,
+        state_keys="namespaced",
+        warning_threshold=0.5,
+        on_pressure=on_pressure,
+        on_compaction=on_compaction,
+        on_call=on_call,
+        name="guard",
+    )
+    from_file = cg.ContextGuardPlugin.from_file("contextguard.toml", registry=registry)
+    return App(name="app", plugins=[cg.ContextGuardPlugin(), plugin, from_file])
 
 
-def tidy_up(tool_context: ToolContext) -> None:
-    """A tool may ask for a compaction."""
-    request_compaction(tool_context.state)
-
-
-def before_agent(callback_context: CallbackContext) -> None:
-    """So may a callback."""
-    request_compaction(callback_context.state, "agent")
-
-
-def state_delta() -> dict[str, Any]:
-    """So may whoever sends a message."""
-    delta: dict[str, Any] = {}
-    request_compaction(delta, agent="agent")
-    return delta
-
-
-def errors() -> list[type[ContextGuardError]]:
-    """What can be caught has one base."""
-    return [ConfigError, SummaryError]
+def ask(tool_context: ToolContext, callback_context: CallbackContext) -> None:
+    """A tool, a callback, or whoever sends a message may ask for a compaction."""
+    cg.request_compaction(tool_context.state)
+    cg.request_compaction(callback_context.state, "agent")
+    cg.request_compaction({}, agent="agent")
 
 
 def make_model() -> SimulatedLlm:
@@ -163,17 +111,16 @@ def make_model() -> SimulatedLlm:
 
     scripted = SimulatedLlm(script=[call("tidy_up"), "Done.", RuntimeError("down")])
     assert_type(scripted.requests, list[RecordedRequest])
-    assert_type(scripted.rejections, int)
     return SimulatedLlm(context_window=8_000, script=answer)
 
 
-def wrong_types() -> None:
-    """What mypy refuses."""
-    ContextGuardPlugin(agents={"a": 1})  # type: ignore[dict-item]
-    ContextGuardPlugin(default=Threshold)  # type: ignore[arg-type]
-    ContextGuardPlugin(state_keys="flat")  # type: ignore[arg-type]
-    ContextGuardPlugin(on_pressure=on_compaction)  # type: ignore[arg-type]
-    Threshold(context_window="8k")  # type: ignore[arg-type]
-    Threshold(window=8_000)  # type: ignore[call-arg]
-    OwnStrategy(keep_count="three")  # type: ignore[arg-type]
-    Strategy()  # type: ignore[abstract]
+def wrong_types() -> list[type[cg.ContextGuardError]]:
+    """What mypy refuses, and the errors that can be caught."""
+    cg.ContextGuardPlugin(agents={"a": 1})  # type: ignore[dict-item]
+    cg.ContextGuardPlugin(default=cg.Threshold)  # type: ignore[arg-type]
+    cg.ContextGuardPlugin(state_keys="flat")  # type: ignore[arg-type]
+    cg.ContextGuardPlugin(on_pressure=on_compaction)  # type: ignore[arg-type]
+    cg.Threshold(context_window="8k")  # type: ignore[arg-type]
+    cg.Threshold(window=8_000)  # type: ignore[call-arg]
+    cg.Strategy()  # type: ignore[abstract]
+    return [cg.ConfigError, cg.SummaryError]
