@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from contextguard_adk.history.pairs import (
     Pairs,
-    content_text,
     find_live_request,
     find_safe_split,
     is_relay,
@@ -58,38 +57,16 @@ LATE = responses(response_part("slow", "done"), response_part("quick"))
 # --- what a content is ---
 
 
-@pytest.mark.parametrize(
-    ("item", "text"),
-    [
-        pytest.param(None, "", id="none"),
-        pytest.param(types.Content(role="user"), "", id="no-parts"),
-        pytest.param(user("a", "b"), "a\nb", id="two-parts"),
-        pytest.param(content(THOUGHT, "b"), "b", id="thought"),
-        pytest.param(odd_content(None, types.Part(text="")), "", id="empty"),
-    ],
-)
-def test_visible_text(item: types.Content | None, text: str) -> None:
-    """The text of a content is its text parts in lines, without thoughts."""
-    assert content_text(item) == text
-
-
 RELAYS = {
     "said": user("For context:", "[b] said: hi"),
-    "said-fenced": user(PREAMBLE, "[b] said:\n<<<hi>>>"),
-    "thought": user(PREAMBLE, "[b] thought:\n<<<hm>>>"),
-    "called": user("For context:", "[b] called tool `x` with parameters: {}"),
     "result": user("For context:", "[b] `x` tool returned result: {}"),
-    "image-only": content("For context:", IMAGE),
     "image-only-fenced": content(PREAMBLE, IMAGE),
 }
 NO_RELAYS = {
     "user": user("For context: I live in Rome."),
     "user-parts": user("For context:", "I live in Rome."),
-    "user-image": content("For context: my photo", IMAGE),
     "other-opening": user("Hi", "[b] said: hi"),
     "model": model("For context:", "[b] said: hi"),
-    "none-part": odd_content(None, types.Part(text="For context:")),
-    "no-text": content(IMAGE, IMAGE),
 }
 
 
@@ -108,12 +85,8 @@ def test_relay(item: types.Content, expected: bool) -> None:
 # --- pairs ---
 
 PAIRED = {
-    "no-tools": ([user("a"), model("b")], [], set()),
     "no-ids": ([call("x"), response("x")], [(0, 1)], set()),
-    "id-of-call": ([call("x", "1"), response("x")], [(0, 1)], set()),
-    "id-of-response": ([call("x"), response("x", call_id="1")], [(0, 1)], set()),
     "other-id-same-name": ([call("x", "1"), response("x", "", "2")], [], {0}),
-    "same-id-other-name": ([call("x", "1"), response("y", "", "1")], [(0, 1)], set()),
     "nested-by-id": (
         [
             call("x", "1"),
@@ -135,16 +108,6 @@ PAIRED = {
         {0},
     ),
     "merged-response": ([call("slow"), call("quick"), LATE], [(0, 2), (1, 2)], set()),
-    "name-again": (
-        [call("x"), response("x"), call("x"), response("x")],
-        [(0, 1), (2, 3)],
-        set(),
-    ),
-    "id-again-open": (
-        [call("x", "1"), response("x", "", "1"), call("x", "1")],
-        [(0, 1)],
-        {2},
-    ),
     "id-again-newest": (
         [call("x", "1"), call("x", "1"), response("x", "", "1")],
         [(1, 2)],
@@ -155,14 +118,8 @@ PAIRED = {
         [(2, 3)],
         {0},
     ),
-    "abandoned-call-with-id": (
-        [call("x", "1"), call("x"), response("x")],
-        [(1, 2)],
-        {0},
-    ),
     "response-first": ([response("x"), call("x")], [], {1}),
     "odd-parts": ([odd_content(None), types.Content(role="user")], [], set()),
-    "one-content": ([content(call_part("x"), response_part("x"))], [(0, 0)], set()),
 }
 
 
@@ -180,14 +137,6 @@ def test_pairs(
         partners.setdefault(left, set()).add(right)
         partners.setdefault(right, set()).add(left)
     assert pair_contents(contents) == Pairs(partners, open_calls)
-
-
-def test_group_follows_every_partner() -> None:
-    """A merged response ties all the contents whose calls it answers together."""
-    pairs = pair_contents([call("slow"), call("quick"), user("?"), LATE, model("!")])
-    for index in (0, 1, 3):
-        assert pairs.group_of(index) == {0, 1, 3}
-    assert pairs.group_of(2) == {2}
 
 
 @given(histories())
@@ -214,38 +163,18 @@ def test_kept_pairs_are_the_largest_whole_subset(
         assert not pair <= covered
 
 
-@pytest.mark.parametrize(
-    ("covered", "kept"),
-    [({0, 1, 2, 3, 4, 5}, {0, 1, 2, 3, 4, 5}), ({1, 3, 4, 5}, {4, 5})],
-    ids=["everything", "one-call-missing"],
-)
-def test_merged_response_is_kept_with_all_its_calls(
-    covered: set[int], kept: set[int]
-) -> None:
-    """A response to several calls is covered with all of them or not at all."""
-    contents = [user("?"), call("slow"), call("quick"), LATE, model("!"), call("x")]
-    assert keep_pairs_whole(covered, pair_contents(contents)) == kept
-
-
 # --- safe cuts ---
 
 TOOLS = [call("x"), response("x")]
 APART = [calls(call_part("x"), call_part("y")), response("x"), response("y")]
 CUTS = {
-    "empty": ([], 3, 0),
-    "one": ([user("a")], 1, 1),
     "plain-text": ([user("a"), model("b"), user("c")], 2, 2),
     "on-behind-the-result": ([user("a"), *TOOLS, model("b")], 2, 3),
     "back-to-the-text": ([*TOOLS, user("a"), *TOOLS], 3, 2),
-    "back-within-half": ([*map(user, "abcd"), *TOOLS], 5, 3),
     "text-is-more-than-half-back": ([user("a"), *TOOLS * 4, user("b")], 5, 5),
     "all-tools-forward": (TOOLS * 4, 3, 4),
-    "all-tools-last-pair": (TOOLS * 4, 7, 6),
-    "whole-tail-is-a-pair": ([user("a"), *TOOLS], 2, 1),
     "never-zero": ([user("a"), model("b")], -5, 1),
-    "never-everything": ([user("a"), model("b")], 99, 1),
     "parallel-answered-apart": ([user("a"), *APART, model("b")], 3, 4),
-    "open-call": ([user("a"), call("x"), user("b")], 2, 2),
 }
 
 
@@ -283,13 +212,9 @@ def test_safe_split_of_generated_histories(made: MadeHistory, split: int) -> Non
 RELAY = user("For context:", "[helper] said: It is sunny.")
 RAIN = user("For context: it rains.")
 LIVE = {
-    "empty": ([], user("a"), None),
     "found": ([user("a"), model("b")], user("a"), 0),
-    "not-there": ([user("a"), model("b")], user("c"), None),
     "repeated": ([user("yes"), model("b"), user("yes"), model("c")], user("yes"), 2),
-    "model-said-the-same": ([model("a")], user("a"), None),
     "part-was-added": ([user("a", "added by a plugin")], user("a"), 0),
-    "part-is-missing": ([user("a")], user("a", "b"), None),
     "text-beside-a-result": (
         [user("a"), content("a", response_part("x"))],
         user("a"),
@@ -297,17 +222,8 @@ LIVE = {
     ),
     "user-begins-like-a-relay": ([RAIN, RELAY], RAIN, 0),
     "media-only": ([content(IMAGE), model("b"), user("c")], content(IMAGE), 0),
-    "media-only-and-a-relayed-image": (
-        [content(FILE), content("For context:", IMAGE)],
-        content(FILE),
-        0,
-    ),
-    "media-not-there": ([user("a")], content(IMAGE), None),
     "resumed-long-running-tool": ([user("a"), *TOOLS], response("x"), None),
-    "nothing-visible": ([user("a")], content(THOUGHT), None),
     "unknown-relay-and-tool": ([user("a"), RELAY, *TOOLS], None, 0),
-    "no-parts": ([user("a")], types.Content(role="user"), 0),
-    "unknown-no-text": ([content(IMAGE), RELAY], None, None),
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from google.genai import types
 
-from contextguard_adk.history.coverage import HANDLE_CHARS, handle_of
+from contextguard_adk.history.coverage import HANDLE_CHARS
 from contextguard_adk.summarizing.items import (
     INDEX_GAP,
     INDEX_HEADING,
@@ -100,35 +100,6 @@ def test_secrets_thoughts_and_copies_are_no_items() -> None:
     ) == ['model message "A", 1 characters']
 
 
-def test_files_in_results_are_items_of_their_own() -> None:
-    """A tool may return an image beside its text, or a reference."""
-    result = types.FunctionResponse(
-        name="shoot",
-        response={"result": "done"},
-        parts=[
-            types.FunctionResponsePart.from_bytes(data=b"12", mime_type="image/png"),
-            types.FunctionResponsePart.from_uri(
-                file_uri="gs://b/x.pdf", mime_type="application/pdf"
-            ),
-        ],
-    )
-    shot = types.Content(role="user", parts=[types.Part(function_response=result)])
-    _, picture, document = list_items([call("shoot"), shot], range(2))
-    assert picture.media == types.Part.from_bytes(data=b"12", mime_type="image/png")
-    assert document.media == types.Part.from_uri(
-        file_uri="gs://b/x.pdf", mime_type="application/pdf"
-    )
-
-
-def test_handles_depend_on_what_is_said_alone() -> None:
-    """Ids and the order of keys do not change them; they fit in one word."""
-    handle = handle_of(response_part("read", {"a": 1, "b": 2}, "id-1"))
-    assert handle == handle_of(response_part("read", {"b": 2, "a": 1}))
-    assert handle != handle_of(response_part("read", {"a": 1, "b": 3}))
-    assert len(handle) == HANDLE_CHARS
-    assert int(handle, 16) >= 0
-
-
 def read(name: str) -> list[types.Content]:
     """A call and a result that is worth a line of the index."""
     return [call("read", path=name), response("read", f"{name} " * 200)]
@@ -166,13 +137,3 @@ def test_index_respects_its_budget(budget_tokens: int) -> None:
         assert '"39.py"' in index.splitlines()[1]
         assert index.splitlines()[-1] == INDEX_GAP
         assert index_of([], index, 10_000) == index
-
-
-def test_hints_are_one_line_of_plain_text() -> None:
-    """What a tool was called with can be anything."""
-    cmd = "a\n[End of summary]\ud800" + "z" * 500
-    contents = [call("run", cmd=cmd), response("run", "o")]
-    (_, item) = list_items(contents, range(2))
-    assert "\n" not in item.title
-    assert len(item.title) < 120
-    item.title.encode()

@@ -96,16 +96,6 @@ async def test_an_item_is_read_page_by_page() -> None:
     assert "".join(p.split("\n", 1)[1].rsplit("\n", 1)[0] for p in pages) == text
 
 
-async def test_a_search_shows_the_place() -> None:
-    """With where the excerpt begins, so that reading can go on from there."""
-    text = rows(9, 300, SECRET)
-    tool = tool_over([user("Look."), call("read"), response("read", text)])
-    page = await ask(tool, query="deploy key api-7")
-    assert SECRET in page
-    start = int(re.findall(r"from (\d+)", page)[0])
-    assert 0 <= text.index(SECRET) - start < 1_000
-
-
 @pytest.mark.parametrize("correction", [1.2, 5.0])
 async def test_long_names_and_queries_do_not_fill_a_page(correction: float) -> None:
     """Some addresses of files hold pages, and a query is not repeated whole."""
@@ -218,13 +208,6 @@ def test_best_matches_come_first(
     assert [(match.item.text, match.position) for match in matches] == expected
 
 
-def test_what_a_tool_was_called_with_counts() -> None:
-    """A result is found by the path that was read."""
-    contents = [call("read", path="conf/app.toml"), response("read", "port = 1")]
-    matches = find_matches(list_items(contents, range(2)), "conf/app.toml")
-    assert [match.item.label for match in matches] == ["read call", "read result"]
-
-
 # --- Who is offered the tool ------------------------------------------------------
 
 
@@ -263,14 +246,6 @@ def test_auto_offers_where_it_does_no_harm(
     assert may_offer(request_, agent, "auto") is expected
     assert may_offer(request_, agent, True) is True
     assert may_offer(request_, agent, False) is False
-
-
-def test_an_output_schema_or_the_same_name_stand_against_it() -> None:
-    """The name even where the setting says True."""
-    agent = LlmAgent(name="agent", model="m")
-    schema = LlmAgent(name="agent", model="m", output_schema=types.Part)
-    assert may_offer(request_with("look"), schema, "auto") is False
-    assert may_offer(request_with("recall_history"), agent, True) is False
 
 
 # --- Through a real Runner --------------------------------------------------------
@@ -336,21 +311,6 @@ async def test_what_was_compacted_can_be_read_back(
     assert had_tool == ["[Previous conv" in request.text for request in requests]
     assert {*had_tool} == {True, False}
     assert llm.rejections == llm.violations == 0
-
-
-@pytest.mark.parametrize(
-    ("recall", "results"), [(False, ("x",)), ("auto", ())], ids=["off", "no tools"]
-)
-async def test_agents_without_it_are_left_alone(
-    recall: Any, results: Sequence[str]
-) -> None:
-    """Neither a tool, nor handles that lead nowhere."""
-    llm, chat = open_chat(results=results, recall=recall)
-    for _ in range(8):
-        await chat.say("word " * 500)
-    assert llm.summaries
-    assert all("recall_history" not in offered(request) for request in llm.requests)
-    assert "recall_history" not in llm.requests[-1].text
 
 
 async def test_a_small_window_bears_page_after_page() -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from google.adk.agents import LlmAgent, ParallelAgent, SequentialAgent
+from google.adk.agents import LlmAgent, ParallelAgent
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.run_config import RunConfig
-from google.adk.apps.app import EventsCompactionConfig
 from google.adk.events.event import Event
 from google.adk.events.event_actions import EventActions
 from google.adk.models.llm_request import LlmRequest
@@ -20,7 +18,7 @@ from google.adk.sessions.base_session_service import GetSessionConfig
 from google.genai import types
 
 from contextguard_adk import ContextGuardPlugin, Threshold
-from contextguard_adk.recall.offer import is_visible, without_rewound
+from contextguard_adk.recall.offer import without_rewound
 from contextguard_adk.testing import Reply, SimulatedLlm
 from contextguard_adk.testing import call as tool_call
 from tests.builders import (
@@ -126,38 +124,6 @@ async def test_another_branch_is_out_of_reach() -> None:
     assert SECRET not in llms["right"].requests[-1].text
 
 
-def recall_whenever_offered(request: LlmRequest) -> Reply:
-    """A script that searches on each turn, once that is possible."""
-    was_asked = any(part.function_response for part in request.contents[-1].parts or ())
-    if was_asked or "recall_history" not in request.tools_dict:
-        return "ok"
-    return tool_call("recall_history", query="Found zq")
-
-
-@workflow_agents
-async def test_what_another_agent_said_in_sight_is_in_reach() -> None:
-    """Agents that follow one another see each other's replies; so may the tool."""
-    first = SimulatedLlm(
-        context_window=WINDOW,
-        script=lambda request: f"Found {SECRET} " + "note " * 300,
-        summary_replies=lambda request: "Talk.",
-    )
-    second = SimulatedLlm(
-        context_window=WINDOW,
-        script=recall_whenever_offered,
-        summary_replies=lambda request: "Talk.",
-    )
-    agents = [
-        LlmAgent(name=name, model=llm, tools=[queued_tool("look", ["x"])])
-        for name, llm in (("first", first), ("second", second))
-    ]
-    chat = Chat(SequentialAgent(name="both", sub_agents=list(agents)), [guard()])
-    for number in range(6):
-        await chat.say(f"Search, {number}. " + "word " * 300)
-    assert "[first] said" in pages(second)[-1]
-    assert SECRET in pages(second)[-1]
-
-
 CREDENTIALS = [
     call("adk_request_credential", "c1", secret=SECRET),
     response("adk_request_credential", {"token": SECRET}, "c1"),
@@ -252,79 +218,7 @@ async def test_what_a_plugin_masks_does_not_come_back() -> None:
     assert all("user message" not in page for page in pages(llm))
 
 
-class UserFirst(BasePlugin):
-    """Gives ADK's own summary the role that a strict provider wants."""
-
-    async def before_model_callback(
-        self, *, callback_context: CallbackContext, llm_request: LlmRequest
-    ) -> None:
-        """Changes the role of the first content."""
-        first = llm_request.contents[0].model_copy(update={"role": "user"})
-        llm_request.contents[0] = first
-
-
-async def test_what_adk_compacted_is_in_reach() -> None:
-    """Its own compaction takes events out of the request, not out of the session."""
-    llm, agent = guarded_llm(f"code {SECRET}")
-    llm.summary_replies = lambda request: "They talked."
-    compaction = EventsCompactionConfig(compaction_interval=2, overlap_size=0)
-    plugins = [UserFirst(name="user_first"), guard()]
-    chat = Chat(agent, plugins, events_compaction_config=compaction)
-    await chat.say(f"Mind the code {SECRET}.")
-    await fill(chat, 9)
-    if not any(e.actions and e.actions.compaction for e in await chat.events()):
-        pytest.skip("google-adk 2.0 compacts nothing where an agent is the root")
-    await chat.say("more " * 3_200)
-    await chat.say("Search it.")
-    assert "user message" in pages(llm)[-1]
-
-
 # --- The rules one by one ---------------------------------------------------------
-
-
-BRANCHES = [
-    (None, None, True),
-    ("a.b", None, True),
-    ("a.b", "a", True),
-    ("a.b", "a.b", True),
-    ("a.b", "a.bc", False),
-    ("a.b", "a.b.c", False),
-    ("a.b", "x", False),
-    (None, "a", True),
-]
-
-
-def is_seen(item: Event, branch: str | None = None, scope: str | None = None) -> bool:
-    """Whether an agent on this branch, in this isolation scope, may see an event."""
-    invocation: Any = SimpleNamespace(branch=branch, isolation_scope=scope)
-    return is_visible(item, invocation)
-
-
-@pytest.mark.parametrize(("branch", "event_branch", "expected"), BRANCHES)
-def test_branches(branch: str | None, event_branch: str | None, expected: bool) -> None:
-    """An agent sees its own branch and those above it."""
-    item = event(user("Hi"))
-    item.branch = event_branch
-    assert is_seen(item, branch) is expected
-
-
-def test_isolation_scopes() -> None:
-    """They have to be the same."""
-    item = event(user("Hi"))
-    if "isolation_scope" not in Event.model_fields:
-        pytest.skip("google-adk without isolation_scope")
-    item.isolation_scope = "task-1"
-    assert is_seen(item, scope="task-1")
-    assert not is_seen(item)
-
-
-@pytest.mark.parametrize(
-    "name", ["adk_request_credential", "adk_request_confirmation", "adk_framework"]
-)
-def test_calls_of_adk_itself_are_not_visible(name: str) -> None:
-    """They hold credentials, or mean nothing to the agent."""
-    assert not is_seen(event(call(name)))
-    assert not is_seen(event(response(name)))
 
 
 def test_rewinds_leave_out_what_they_took_back() -> None:

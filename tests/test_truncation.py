@@ -21,7 +21,7 @@ from contextguard_adk.history.truncation import (
     truncate_text,
     truncate_value,
 )
-from tests.builders import call, model, response, response_part, responses, user
+from tests.builders import call, response, response_part, responses, user
 
 BARE = Truncation(max_length=10, show_truncation_notice=False)
 SMART = replace(BARE, smart_truncate=True, head_length=3, tail_length=2)
@@ -34,8 +34,6 @@ EXCERPT = replace(BARE, max_length=50, result_length=50)
         pytest.param("0123456789", BARE, "0123456789", id="just fits"),
         pytest.param("0123456789a", BARE, "0123456789", id="head"),
         pytest.param("0123456789a", SMART, "0129a", id="head and tail"),
-        pytest.param("0123456789a", replace(SMART, head_length=0), "9a", id="tail"),
-        pytest.param("0123456789a", replace(SMART, tail_length=0), "012", id="no tail"),
         pytest.param("😀" * 12, BARE, "😀" * 10, id="characters, not bytes"),
     ],
 )
@@ -44,12 +42,6 @@ def test_long_text_keeps_head_or_head_and_tail(
 ) -> None:
     """What is too long keeps its head, or head and tail."""
     assert truncate_text(text, truncation) == wanted
-
-
-def test_a_notice_says_how_much_is_missing() -> None:
-    """The model sees that something was left out, and how much."""
-    shortened = truncate_text("x" * 95, Truncation(max_length=10))
-    assert shortened == "x" * 10 + "\n[… truncated: 10 of 95 characters kept …]\n"
 
 
 @given(count=st.integers(0, 120), is_smart=st.booleans())
@@ -67,8 +59,6 @@ def test_a_notice_never_makes_a_string_longer(count: int, is_smart: bool) -> Non
     [
         pytest.param([{"a": ["y" * 12, 1]}], [{"a": ["y" * 10, 1]}], id="nested"),
         pytest.param({"y" * 12: 1}, {"y" * 12: 1}, id="keys stay"),
-        pytest.param(10**20, 10**20, id="number"),
-        pytest.param([None, True], [None, True], id="no strings"),
     ],
 )
 def test_strings_are_found_in_nested_values(value: Any, wanted: Any) -> None:
@@ -113,16 +103,6 @@ def test_many_short_strings_become_an_excerpt_where_asked() -> None:
     assert truncate_content(small, EXCERPT) is small
 
 
-def test_a_deep_result_becomes_an_excerpt() -> None:
-    """An excerpt of JSON 10,000 deep does not overflow the stack either."""
-    answer = types.FunctionResponse.model_construct(
-        name="dump", response={"deep": nest(10_000)}
-    )
-    part = types.Part(function_response=answer)
-    content = types.Content.model_construct(role="user", parts=[part])
-    assert len(result_of(truncate_content(content, EXCERPT))["result"]) == 50
-
-
 def test_a_shortened_result_names_its_handle() -> None:
     """The agent can read the result back; what is left whole needs no handle."""
     content = response("read", "x" * 500)
@@ -137,10 +117,7 @@ def test_a_shortened_result_names_its_handle() -> None:
     "content",
     [
         pytest.param(user("y" * 50), id="user"),
-        pytest.param(model("y" * 50), id="model"),
         pytest.param(call("search", query="y" * 50), id="call"),
-        pytest.param(response("search", {}), id="empty result"),
-        pytest.param(types.Content(role="user"), id="no parts"),
         pytest.param(
             types.Content.model_construct(role="user", parts=[None]), id="None"
         ),
@@ -186,17 +163,3 @@ def test_values_are_never_changed_in_place(value: Any, smart: bool) -> None:
     assert value == before
     assert truncate_value(shortened, truncation) == shortened
     json.dumps(shortened).encode()
-
-
-@pytest.mark.parametrize(
-    "text", ["[1]", "{", '{"max_length": "a"}', '{"max_length": true}', "\ud800"]
-)
-def test_broken_settings_are_refused(text: str) -> None:
-    """State is untrusted: what is not of the form is an error."""
-    with pytest.raises(ValueError, match=r"."):
-        Truncation.from_json(text)
-
-
-def test_settings_survive_json() -> None:
-    """What is stored is read again unchanged."""
-    assert Truncation.from_json(SMART.to_json()) == SMART
