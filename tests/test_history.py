@@ -35,8 +35,6 @@ PREAMBLE = (
     "<<<BEGIN>>> and <<<END>>>."
 )
 IMAGE = types.Part.from_bytes(data=b"pixels", mime_type="image/png")
-FILE = types.Part.from_uri(file_uri="gs://bucket/report.pdf", mime_type="text/plain")
-THOUGHT = types.Part(text="Hm.", thought=True)
 
 
 def content(*parts: types.Part | str) -> types.Content:
@@ -45,36 +43,19 @@ def content(*parts: types.Part | str) -> types.Content:
     return types.Content(role="user", parts=made)
 
 
-def odd_content(*parts: types.Part | None) -> types.Content:
-    """A content as a careless plugin may leave it: None among its parts."""
-    return types.Content.model_construct(role="user", parts=list(parts))
-
-
 LATE = responses(response_part("slow", "done"), response_part("quick"))
 """The final result of a long-running tool, merged with a quick one."""
-
-
-# --- what a content is ---
-
-
-RELAYS = {
-    "said": user("For context:", "[b] said: hi"),
-    "result": user("For context:", "[b] `x` tool returned result: {}"),
-    "image-only-fenced": content(PREAMBLE, IMAGE),
-}
-NO_RELAYS = {
-    "user": user("For context: I live in Rome."),
-    "user-parts": user("For context:", "I live in Rome."),
-    "other-opening": user("Hi", "[b] said: hi"),
-    "model": model("For context:", "[b] said: hi"),
-}
 
 
 @pytest.mark.parametrize(
     ("item", "expected"),
     [
-        *(pytest.param(item, True, id=name) for name, item in RELAYS.items()),
-        *(pytest.param(item, False, id=name) for name, item in NO_RELAYS.items()),
+        (user("For context:", "[b] said: hi"), True),
+        (user("For context:", "[b] `x` tool returned result: {}"), True),
+        (content(PREAMBLE, IMAGE), True),
+        (user("For context: I live in Rome."), False),
+        (user("For context:", "I live in Rome."), False),
+        (model("For context:", "[b] said: hi"), False),
     ],
 )
 def test_relay(item: types.Content, expected: bool) -> None:
@@ -84,42 +65,25 @@ def test_relay(item: types.Content, expected: bool) -> None:
 
 # --- pairs ---
 
+ONE, TWO = call("x", "1"), call("x", "2")
+DONE_ONE, DONE_TWO = response("x", "", "1"), response("x", "", "2")
+BOTH = calls(call_part("x"), call_part("y"))
+TOOLS = [call("x"), response("x")]
 PAIRED = {
-    "no-ids": ([call("x"), response("x")], [(0, 1)], set()),
-    "other-id-same-name": ([call("x", "1"), response("x", "", "2")], [], {0}),
-    "nested-by-id": (
-        [
-            call("x", "1"),
-            call("x", "2"),
-            response("x", "", "2"),
-            response("x", "", "1"),
-        ],
-        [(0, 3), (1, 2)],
-        set(),
-    ),
-    "parallel-answered-apart": (
-        [calls(call_part("x"), call_part("y")), response("y"), response("x")],
-        [(0, 1), (0, 2)],
-        set(),
-    ),
-    "parallel-one-open": (
-        [calls(call_part("x"), call_part("x")), response("x")],
-        [(0, 1)],
-        {0},
-    ),
+    "no-ids": (TOOLS, [(0, 1)], set()),
+    "other-id-same-name": ([ONE, DONE_TWO], [], {0}),
+    "nested-by-id": ([ONE, TWO, DONE_TWO, DONE_ONE], [(0, 3), (1, 2)], set()),
+    "answered-apart": ([BOTH, response("y"), response("x")], [(0, 1), (0, 2)], set()),
+    "parallel-one-open": ([BOTH, response("x")], [(0, 1)], {0}),
     "merged-response": ([call("slow"), call("quick"), LATE], [(0, 2), (1, 2)], set()),
-    "id-again-newest": (
-        [call("x", "1"), call("x", "1"), response("x", "", "1")],
-        [(1, 2)],
-        {0},
-    ),
-    "abandoned-call": (
-        [call("x"), user("stop"), call("x"), response("x")],
-        [(2, 3)],
-        {0},
-    ),
+    "id-again-newest": ([ONE, ONE, DONE_ONE], [(1, 2)], {0}),
+    "abandoned-call": ([call("x"), user("stop"), *TOOLS], [(2, 3)], {0}),
     "response-first": ([response("x"), call("x")], [], {1}),
-    "odd-parts": ([odd_content(None), types.Content(role="user")], [], set()),
+    "odd-parts": (
+        [types.Content.model_construct(parts=[None]), types.Content(role="user")],
+        [],
+        set(),
+    ),
 }
 
 
@@ -165,8 +129,7 @@ def test_kept_pairs_are_the_largest_whole_subset(
 
 # --- safe cuts ---
 
-TOOLS = [call("x"), response("x")]
-APART = [calls(call_part("x"), call_part("y")), response("x"), response("y")]
+APART = [BOTH, response("x"), response("y")]
 CUTS = {
     "plain-text": ([user("a"), model("b"), user("c")], 2, 2),
     "on-behind-the-result": ([user("a"), *TOOLS, model("b")], 2, 3),
@@ -184,7 +147,6 @@ CUTS = {
 def test_safe_split(contents: list[types.Content], split: int, expected: int) -> None:
     """A cut moves back to text, else on to the end of a pair, else back to one."""
     assert find_safe_split(contents, split) == expected
-    assert find_safe_split(contents, split, pair_contents(contents)) == expected
 
 
 def test_split_without_a_boundary_warns(caplog: pytest.LogCaptureFixture) -> None:
@@ -215,11 +177,7 @@ LIVE = {
     "found": ([user("a"), model("b")], user("a"), 0),
     "repeated": ([user("yes"), model("b"), user("yes"), model("c")], user("yes"), 2),
     "part-was-added": ([user("a", "added by a plugin")], user("a"), 0),
-    "text-beside-a-result": (
-        [user("a"), content("a", response_part("x"))],
-        user("a"),
-        0,
-    ),
+    "beside-a-result": ([user("a"), content("a", response_part("x"))], user("a"), 0),
     "user-begins-like-a-relay": ([RAIN, RELAY], RAIN, 0),
     "media-only": ([content(IMAGE), model("b"), user("c")], content(IMAGE), 0),
     "resumed-long-running-tool": ([user("a"), *TOOLS], response("x"), None),
