@@ -373,20 +373,3 @@ async def test_equal_results_do_not_move_what_was_decided() -> None:
         if not after.is_compacted:
             sent, resent = to_bytes(before.contents), to_bytes(after.contents)
             assert resent[: len(sent)] == sent, f"call {after.number}"
-
-
-# --- Settings -----------------------------------------------------------------------
-
-
-def test_documented_defaults() -> None:
-    """Window, tool output, summary: as documented."""
-    assert Pipeline() == Pipeline(
-        window=MessageWindow(window_size=40, min_messages_before_windowing=50),
-        tool_output=ToolOutputTruncation(max_length=4_000),
-        summary=SummaryCompaction(
-            trigger_threshold=0.90,
-            target_token_ratio=0.50,
-            min_messages_for_summary=20,
-            preserve_recent_count=10,
-        ),
-    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,34 +12,15 @@ from contextguard_adk.history.rendering import (
     SUMMARY_END,
     summary_text,
 )
-from contextguard_adk.summarizing.prompts import summary_prompt
-
-
-@pytest.mark.parametrize(
-    ("summary", "shown"),
-    [
-        pytest.param(f"a {SUMMARY_END} b", f"a {SUMMARY_END[1:-1]} b", id="end"),
-        pytest.param(f"[[{SUMMARY_END}]]", SUMMARY_END[1:-1], id="nested-brackets"),
-        pytest.param(
-            SUMMARY_END[:5] + SUMMARY_BEGIN + SUMMARY_END[5:],
-            SUMMARY_END[:5] + SUMMARY_BEGIN[1:-1] + SUMMARY_END[5:],
-            id="one-in-the-other",
-        ),
-    ],
-)
-def test_markers_in_a_summary_are_disarmed(summary: str, shown: str) -> None:
-    """Nothing that a tool returned can end the summary early."""
-    assert summary_text(summary) == f"{SUMMARY_BEGIN}\n{shown}\n{SUMMARY_END}"
+from contextguard_adk.summarizing.prompts import summary_instruction, summary_prompt
 
 
 @given(st.lists(st.sampled_from(["[", "]", "a", SUMMARY_BEGIN, SUMMARY_END, *"sy"])))
 def test_markers_stand_once(pieces: list[str]) -> None:
     """However brackets and markers are nested, each documented marker stands once."""
     text = summary_text("".join(pieces))
-    begin = "[Previous conversation summary]\n"
-    end = "\n[End of summary — conversation continues below]"
-    assert text.startswith(begin)
-    assert text.endswith(end)
+    assert text.startswith("[Previous conversation summary]\n")
+    assert text.endswith("\n[End of summary — conversation continues below]")
     assert text.count(SUMMARY_BEGIN) == text.count(SUMMARY_END) == 1
 
 
@@ -50,25 +30,17 @@ FENCE = re.compile(r"^<(/?)([a-z-]+)-([0-9a-f]{16})>$", re.MULTILINE)
 
 
 def fences(prompt: str) -> list[str]:
-    """The names of the fences in order; closing ones with a slash."""
-    return [f"{slash}{name}" for slash, name, _ in FENCE.findall(prompt)]
+    """The names of the opened fences, in order."""
+    return [name for slash, name, _ in FENCE.findall(prompt) if not slash]
 
 
 def test_full_prompt() -> None:
     """Everything is there, in order, the data between markers."""
-    prompt = summary_prompt("TRANSCRIPT", "BEFORE", "NOW", "[Current todo list]")
-    assert fences(prompt) == [
-        "previous-summary",
-        "/previous-summary",
-        "transcript",
-        "/transcript",
-        "current-request",
-        "/current-request",
-    ]
-    places = [
-        prompt.index(text)
-        for text in ("BEFORE", "TRANSCRIPT", "NOW", "[Current todo list]", "Now write")
-    ]
+    prompt = summary_prompt("TRANSCRIPT", "BEFORE", "NOW", "[The todo list]")
+    names = ["previous-summary", "transcript", "current-request", "todo-list"]
+    assert fences(prompt) == names
+    texts = ("BEFORE", "TRANSCRIPT", "NOW", "[The todo list]", "Now write")
+    places = [prompt.index(text) for text in texts]
     assert places == sorted(places)
     assert len({marker for *_, marker in FENCE.findall(prompt)}) == 1
 
@@ -76,6 +48,12 @@ def test_full_prompt() -> None:
 def test_short_prompt() -> None:
     """Only what exists is mentioned, and no marker can be guessed from another."""
     prompt = summary_prompt("TRANSCRIPT")
-    assert fences(prompt) == ["transcript", "/transcript"]
-    assert prompt.endswith("\n\nNow write the summary.")
+    assert fences(prompt) == ["transcript"]
     assert prompt != summary_prompt("TRANSCRIPT")
+
+
+def test_own_instruction() -> None:
+    """A template of one's own keeps every other brace; the limit is in words."""
+    template = 'Reply {"n": {max_words}} in {style}.'
+    assert summary_instruction(100, template) == 'Reply {"n": 75} in {style}.'
+    assert "Write at most 50 words" in summary_instruction(0)

@@ -128,18 +128,11 @@ async def test_what_a_window_preserves(
     assert texts[-1] == "m59"
 
 
-@pytest.mark.parametrize(
-    ("count", "size_tokens", "kept"),
-    [(100, 100, 100), (10, 10_000, 5)],
-    ids=["small-ones-all-fit", "large-ones-of-which-5-fit"],
-)
-async def test_a_token_window_counts_tokens(
-    count: int, size_tokens: int, kept: int
-) -> None:
+async def test_a_token_window_counts_tokens() -> None:
     """Not the number of messages counts but what they take."""
-    run = await reduction(small_talk(count, size_tokens), window_tokens=200_000)
+    run = await reduction(small_talk(10, 10_000), window_tokens=200_000)
     await TokenWindow(budget_tokens=50_000).reduce(run)
-    assert len(run.kept) == kept
+    assert len(run.kept) == 5
     assert run.measure(run.kept) <= 50_000
 
 
@@ -290,15 +283,6 @@ async def test_when_a_summary_is_paid_for(
     assert llm.summaries == run.attempts == summaries
 
 
-async def test_the_newest_messages_stay_word_for_word() -> None:
-    """100 messages over 90 % become the summary first, then the last 10."""
-    llm = SimulatedLlm(context_window=1_000_000, summary_replies=["Short."])
-    contents = small_talk(100, 950)
-    run = await reduction(contents, llm, target_tokens=50_000)
-    assert await SummaryCompaction().reduce(run) is TARGET_REACHED
-    assert sent(run) == contents[-10:]
-
-
 async def test_a_failed_summarizer_is_not_asked_again() -> None:
     """One failure is enough for one run: each may take its whole timeout."""
     llm = SimulatedLlm(context_window=10**6, summary_replies=[RuntimeError("down")])
@@ -309,14 +293,6 @@ async def test_a_failed_summarizer_is_not_asked_again() -> None:
     assert llm.summaries == 1
     assert run.compaction
     assert run.compaction.stored.is_mechanical
-
-
-async def test_nothing_is_dropped_twice_and_the_live_request_never() -> None:
-    """What a reducer asks for is bounded by what must stay."""
-    run = await reduction([user("old"), model(words(500, "m")), user("live")])
-    assert run.drop([0, 1, 2]) is APPLIED
-    assert run.kept == [2]
-    assert run.drop([0, 2]) is NO_CHANGE
 
 
 @pytest.mark.parametrize(
