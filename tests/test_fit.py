@@ -66,14 +66,6 @@ def test_request_that_the_head_does_not_quote_is_kept() -> None:
     assert kept[2:] == HISTORY[4:]
 
 
-@pytest.mark.parametrize("room", [-10_000, 20])
-def test_no_room_leaves_a_valid_request(room: int) -> None:
-    """Even where nothing fits the result is a request that a provider understands."""
-    kept = reduce_contents(HISTORY, room)
-    assert texts(kept)[0] == NOTICE
-    assert not find_violation(kept)
-
-
 def test_calls_signatures_and_media_are_never_rebuilt() -> None:
     """Shortening touches texts and results only."""
     image = types.Part(inline_data=types.Blob(data=b"png", mime_type="image/png"))

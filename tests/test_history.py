@@ -195,9 +195,3 @@ def test_live_request(
 ) -> None:
     """The newest message that carries what the user said starts the turn."""
     assert find_live_request(contents, range(len(contents)), user_content) == expected
-
-
-def test_live_request_is_history() -> None:
-    """An instruction with the user's very words is not taken for the message."""
-    contents = [user("a"), model("b"), user("a")]
-    assert find_live_request(contents, [1, 0], user("a")) == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,12 +22,10 @@ from contextguard_adk import (
     Threshold,
 )
 from contextguard_adk.testing import SimulatedLlm
-from contextguard_adk.testing import call as scripted_call
-from tests.builders import answer_text, call, model, queued_tool, user
+from tests.builders import call, model, user
 from tests.chats import (
     SUMMARY,
     Doing,
-    agent_requests,
     demand,
     guarded_chat,
     seed,
@@ -211,20 +208,6 @@ async def test_another_summary_is_not_asked_for(reply: Any, fixed_tokens: int) -
     assert compaction.tokens <= 3_200
 
 
-async def test_threshold_summarizes_once_over_a_long_conversation() -> None:
-    """The summary stays in place; what follows is only appended to it."""
-    llm = SimulatedLlm(context_window=WINDOW)
-    chat = guarded_chat(llm, Threshold(context_window=WINDOW))
-    for number in range(12):
-        await chat.say(words(250, f"turn{number}"))
-    requests = agent_requests(llm)
-    assert llm.rejections == 0
-    assert llm.summaries in (1, 2)
-    (first,) = (n for n in range(12) if len(requests[n].contents) == 2)
-    for earlier, later in itertools.pairwise(requests[first:]):
-        assert later.contents[: len(earlier.contents)] == earlier.contents
-
-
 # --- SlidingWindow ----------------------------------------------------------------
 
 
@@ -297,20 +280,6 @@ async def test_sliding_window_has_nothing_left_to_summarize() -> None:
     open_calls = await context(contents, llm)
     assert await SlidingWindow(max_turns=4).compact(open_calls) is None
     assert llm.calls == 0
-
-
-async def test_sliding_window_never_splits_a_call_from_its_result() -> None:
-    """The cut moves to where every kept result still has its call."""
-    llm = SimulatedLlm(
-        context_window=32_000,
-        script=[scripted_call("look", step=number) for number in range(20)],
-    )
-    tool = queued_tool("look", [words(400, "found")])
-    strategy = SlidingWindow(context_window=32_000, max_turns=6)
-    chat = guarded_chat(llm, strategy, agent={"tools": [tool]})
-    assert answer_text(await chat.say("Search everywhere.")) == "Done."
-    assert llm.violations == 0
-    assert llm.summaries >= 3
 
 
 async def test_sliding_window_merges_its_own_summary() -> None:

@@ -28,13 +28,6 @@ def count(text: str) -> int:
     return len(text) // 4
 
 
-class Todo(BaseModel):
-    """A todo as a tool may keep it."""
-
-    content: str
-    status: str
-
-
 TODO = {"content": "Fix it", "status": "done"}
 JUNK = [None, "text", 7, {}, {"content": "  "}, {"content": 1}, {"status": "done"}]
 FOUND = (("done", "Fix it"),)
@@ -44,7 +37,6 @@ STORED: dict[str, tuple[dict[str, Any], Any]] = {
     "shared-key": ({"todos": [TODO]}, FOUND),
     "own-key-first": ({KEY: [TODO], "todos": [{"content": "Other"}]}, FOUND),
     "own-is-no-list": ({KEY: "text", "todos": [TODO]}, FOUND),
-    "model": ({"todos": [Todo(content="Fix it", status="done")]}, FOUND),
     "other-items": ({"todos": [*JUNK, TODO]}, FOUND),
 }
 
@@ -164,6 +156,6 @@ def test_a_long_list_drops_completed_tasks_first() -> None:
     assert "task 1\n" not in some
     few = todos.render(60, count)
     assert count(few) <= 60
-    assert "task 0\n" in few
+    assert "task 18\n" not in few
     assert f" {20 - len(few.splitlines()) + 2} more tasks" in few
     assert todos.render(5, count) == TodoList().render(100, count) == ""

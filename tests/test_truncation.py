@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -129,24 +127,3 @@ def test_every_parallel_result_is_shortened_and_stays_with_its_call() -> None:
         ("a", "1", {"result": [{"y" * 12: "y" * 10}]}),
         ("b", "2", {"result": "ok"}),
     ]
-
-
-_json = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=30),
-    lambda inner: (
-        st.lists(inner, max_size=4)
-        | st.dictionaries(st.text(max_size=3), inner, max_size=4)
-    ),
-    max_leaves=12,
-)
-
-
-@given(value=_json, smart=st.booleans())
-def test_values_are_never_changed_in_place(value: Any, smart: bool) -> None:
-    """The stored session shares the values, so they stay; twice is the same as once."""
-    before = copy.deepcopy(value)
-    truncation = SMART if smart else BARE
-    shortened = truncate_value(value, truncation)
-    assert value == before
-    assert truncate_value(shortened, truncation) == shortened
-    json.dumps(shortened).encode()
