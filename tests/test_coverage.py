@@ -76,7 +76,6 @@ def shot(data: bytes) -> types.Content:
 DIFFERENT = {
     "role": (user("a"), model("a")),
     "parts-joined": (user("a", "b"), user("ab")),
-    "part-in-a-text": (user("a", "b"), user("a1:t1:b")),
     "argument": (call("x", q="a"), call("x", q="b")),
     "number-or-text": (call("x", q=1), call("x", q="1")),
     "null-or-nothing": (call("x", q=None), call("x")),
@@ -117,8 +116,6 @@ ODD_VALUES: dict[str, Callable[[], Any]] = {
     "deep-list": lambda: nested(10_000),
     "cycle": cyclic,
     "lone-surrogate": lambda: {"\udfff": "\ud800 half"},
-    "bytes-no-text": lambda: b"\xff\x00",
-    "mixed-keys": lambda: {1: "a", "b": 2},
     "long-integer": lambda: 10**5_000,
     "object": lambda: object,
 }
@@ -131,21 +128,6 @@ def test_odd_results_have_a_stable_fingerprint(make: Callable[[], Any]) -> None:
     assert fingerprint(item) == fingerprint(raw_response({"result": make()}))
     assert fingerprint(item) != fingerprint(response("x", "something else"))
     assert len(fingerprint(item)) == FINGERPRINT_BYTES
-
-
-@pytest.mark.parametrize(
-    ("left", "right"),
-    [
-        (nested(10_000), nested(10_001)),
-        (nested(10_000), nested(10_000, 2)),
-        ({1: True, "b": 0}, {1: 1, "b": 0}),
-    ],
-    ids=["depth", "leaf", "mixed-keys"],
-)
-def test_odd_results_that_differ(left: Any, right: Any) -> None:
-    """What cannot be written as JSON has a fingerprint of its own nevertheless."""
-    one, other = raw_response({"result": left}), raw_response({"result": right})
-    assert fingerprint(one) != fingerprint(other)
 
 
 @given(st.dictionaries(st.text(), JSON, max_size=4))
@@ -202,7 +184,6 @@ SHORT = {
     "edited": ("abcd", "abXd", [(0, 0), (1, 1), (3, 3)]),
     "inserted": ("abcd", "abXcd", [(0, 0), (1, 1), (2, 3), (3, 4)]),
     "deleted": ("abcd", "acd", [(0, 0), (2, 1), (3, 2)]),
-    "starts-in-the-middle": ("abcd", "cdef", [(2, 0), (3, 1)]),
     "rewound-and-on": ("abcd", "abef", [(0, 0), (1, 1)]),
     "repeated-and-rewound": ("aaaa", "aa", [(0, 0), (1, 1)]),
 }

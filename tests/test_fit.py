@@ -66,25 +66,6 @@ def test_request_that_the_head_does_not_quote_is_kept() -> None:
     assert kept[2:] == HISTORY[4:]
 
 
-def test_calls_signatures_and_media_are_never_rebuilt() -> None:
-    """Shortening touches texts and results only."""
-    image = types.Part(inline_data=types.Blob(data=b"png", mime_type="image/png"))
-    asking = types.Part(
-        function_call=types.FunctionCall(name="look", args={"text": "x"}),
-        thought_signature=b"signed",
-    )
-    history = [
-        types.Content(role="user", parts=[types.Part(text=PROSE * 90), image]),
-        types.Content(role="model", parts=[types.Part(text=PROSE * 90), asking]),
-        response("look", PROSE * 90),
-    ]
-    kept = reduce_contents(history, 9_000, 1.0)
-    assert (kept[1].parts or [])[1] is image
-    assert (kept[2].parts or [])[1] is asking
-    assert not find_violation(kept)
-    assert len((history[1].parts or [])[0].text or "") == len(PROSE) * 90
-
-
 @pytest.mark.parametrize("text", [DIGITS, "押して" * 300], ids=["digits", "kana"])
 def test_result_fits_by_the_count_of_a_tokenizer(text: str) -> None:
     """The density of what is kept counts, so that digits do not burst the window."""

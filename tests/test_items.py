@@ -11,8 +11,16 @@ from contextguard_adk.summarizing.items import (
     list_items,
     write_index,
 )
-from tests.builders import call, call_part, calls, model, response, responses, user
-from tests.builders import response_part as result_part
+from tests.builders import (
+    call,
+    call_part,
+    calls,
+    model,
+    response,
+    response_part,
+    responses,
+    user,
+)
 
 
 def count(text: str) -> int:
@@ -52,9 +60,9 @@ def test_parallel_calls_give_each_result_its_own_arguments() -> None:
     """By id, and by order where there is none."""
     titles = listed(
         calls(call_part("look", path="a"), call_part("look", path="b")),
-        responses(result_part("look", "x"), result_part("look", "xx")),
+        responses(response_part("look", "x"), response_part("look", "xx")),
         calls(call_part("look", "1", at="c"), call_part("look", "2", at="d")),
-        responses(result_part("look", "xx", "2"), result_part("look", "y", "1")),
+        responses(response_part("look", "xx", "2"), response_part("look", "y", "1")),
     )
     assert [title for title in titles if "result" in title] == [
         'look result {"path":"a"}, 1 characters',

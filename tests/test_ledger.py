@@ -39,11 +39,6 @@ TELLING = {
         "This is … what it said. At 12:01 the job "
         "… find out why, and answer in French.",
     ),
-    "names-alone-tell-nothing": (
-        "Look: " + "ERROR a/b.py " * 90 + "Fix it, but never restart billing.",
-        60,
-        "Look: ERROR a/b.py ERROR a/b.py ERROR …er restart billing.",
-    ),
     "a-name-without-end": (f"Look: {'1' * 200} there", 60, None),
 }
 
@@ -92,18 +87,6 @@ def test_the_first_task_keeps_more() -> None:
     for turn in range(20):
         ledger = extend_ledger(ledger, [f"And then step {turn}, please."])
     assert ledger[0] == task.strip()
-
-
-def test_first_and_newest_are_favored() -> None:
-    """Where not all fit, the first two and the newest eight keep the most."""
-    lengths = [
-        len(text.encode())
-        for text in extend_ledger([], [f"<{n}>{'x' * 400}" for n in range(100)])
-    ]
-    favored = lengths[:2] + lengths[-8:]
-    assert len(lengths) == 100
-    assert min(favored) >= 3 * max(lengths[2:-8])
-    assert sum(lengths) <= MAX_LEDGER_BYTES
 
 
 MESSAGES = st.lists(st.text(max_size=400), max_size=60)

@@ -10,7 +10,6 @@ from google.adk.agents import LlmAgent
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.run_config import RunConfig
 from google.adk.events.event import Event
-from google.adk.events.event_actions import EventActions, EventCompaction
 from google.adk.models.llm_request import LlmRequest
 from google.adk.plugins.base_plugin import BasePlugin
 from google.genai import types
@@ -163,20 +162,6 @@ async def test_transcriptions_are_history(events: list[Event]) -> None:
     recorder = await record(scripted("Sure."), "Where were we?", events=events)
     assert recorder.foreign == [[]]
     assert recorder.history[0][0].startswith("Hi")
-
-
-async def test_summary_of_adks_own_compaction_is_history() -> None:
-    """A summary that ADK put in place of events derives from the session."""
-    first, old = event(user("Hello?")), event(model("Hi."))
-    compaction = EventCompaction(
-        start_timestamp=old.timestamp,
-        end_timestamp=old.timestamp,
-        compacted_content=model("They greeted."),
-    )
-    summary = Event(author="user", actions=EventActions(compaction=compaction))
-    recorder = await record(scripted("Sure."), "Go on.", events=[first, old, summary])
-    assert recorder.foreign == [[]]
-    assert "They greeted." in recorder.history[0][1]
 
 
 async def test_message_that_a_plugin_extends_stays_history() -> None:

@@ -96,22 +96,6 @@ async def test_an_item_is_read_page_by_page() -> None:
     assert "".join(p.split("\n", 1)[1].rsplit("\n", 1)[0] for p in pages) == text
 
 
-async def test_long_names_and_queries_do_not_fill_a_page() -> None:
-    """Some addresses of files hold pages, and a query is not repeated whole."""
-    address = types.FileData(file_uri="https://host/" + "9f," * 9_000 + "map.png")
-    contents = [
-        types.Content(role="user", parts=[types.Part(file_data=address)]),
-        response("read", "\u6f22" * 9_000),
-    ]
-    counter = token_counter(5.0)
-    tool = tool_over(contents, 2_000, 4_000, counter)
-    page = await ask(tool)
-    assert "map.png" in page
-    assert "read result" in page
-    for query in ("\u6f22" * 200, "map.png", "\N{FIRE}" * 200):
-        assert counter(await ask(tool, query=query)) <= 400
-
-
 @pytest.mark.parametrize("args", [{}, {"query": "lamp broken"}], ids=["list", "search"])
 async def test_lists_and_searches_have_further_pages(args: dict[str, str]) -> None:
     """Every item is on one of them, and on one only."""

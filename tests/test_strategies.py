@@ -256,23 +256,6 @@ async def test_sliding_window_keeps_what_leaves_room(
         assert "`live request`" in text_of(compaction.contents[1])
 
 
-@pytest.mark.parametrize(
-    ("max_attempts", "attempts"), [(1, 1), (3, 2)], ids=["squeezed", "halved"]
-)
-async def test_sliding_window_fits_without_its_summarizer(
-    max_attempts: int, attempts: int
-) -> None:
-    """A mechanical summary that is too large costs no second call to a model."""
-    llm = SimulatedLlm(summary_replies=lambda request: RuntimeError("down"))
-    strategy = SlidingWindow(max_compaction_attempts=max_attempts)
-    compaction = await compact(
-        strategy, small_talk(21, 140), llm, config_heuristic_tokens=200
-    )
-    assert compaction.attempts == attempts
-    assert compaction.tokens <= 3_200
-    assert llm.calls == 1
-
-
 async def test_sliding_window_has_nothing_left_to_summarize() -> None:
     """A history of three contents stays, even at the threshold, if it must."""
     llm = SimulatedLlm()

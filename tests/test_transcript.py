@@ -19,7 +19,7 @@ from contextguard_adk.summarizing.transcript import (
     render_entries,
     split_entries,
 )
-from tests.builders import call, response, user
+from tests.builders import response, user
 
 
 def count(text: str) -> int:
@@ -58,10 +58,6 @@ CODE = types.Part(executable_code=types.ExecutableCode(code="f()"))
 OUTPUT = types.Part(code_execution_result=types.CodeExecutionResult(output="5"))
 THOUGHT = types.Part(text="I think.", thought=True)
 RENDERED: dict[str, tuple[Any, Any]] = {
-    "call": (
-        call("search", query="Rome"),
-        ['model: [called tool: search]\n{"query":"Rome"}'],
-    ),
     "result": (
         response("search", {"a": 1, "b": ["ü"]}),
         ['user: [tool search returned a result]\n{"a":1,"b":["ü"]}'],
@@ -76,10 +72,6 @@ RENDERED: dict[str, tuple[Any, Any]] = {
         content(CODE, OUTPUT, role="model"),
         ["model: [ran code]\nf()", "model: [code returned a result]\n5"],
     ),
-    "image": (
-        content(types.Part(text="See:"), IMAGE),
-        ["user: See:", "user: [attached image/png 'cat.png', 6 bytes]"],
-    ),
     "odd-parts": (
         types.Content.model_construct(role="user", parts=[None, types.Part()]),
         [],
@@ -87,10 +79,6 @@ RENDERED: dict[str, tuple[Any, Any]] = {
     "relay": (
         user("For context:", "[helper] said: It is sunny."),
         ["user: [helper] said: It is sunny."],
-    ),
-    "user-begins-like-a-relay": (
-        user("For context: my host is 10.0.0.3."),
-        ["user: For context: my host is 10.0.0.3."],
     ),
 }
 
@@ -227,15 +215,6 @@ def test_fitted_transcript(entries: list[Entry], budget: int) -> None:
 
 
 # --- splitting ---
-
-
-def test_long_entry_is_continued() -> None:
-    """An entry that fits no part is cut, and every further piece says so."""
-    parts = split_entries([tool("b" * 4_000)], 300, count)
-    headings = [entry.heading for part in parts for entry in part]
-    again = "user: [tool x returned a result] (continued)\n"
-    assert headings == [tool("").heading, *[again] * (len(parts) - 1)]
-    assert len(parts) > 3
 
 
 @given(ENTRIES, st.integers(30, 4_000))

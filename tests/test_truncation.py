@@ -13,11 +13,9 @@ from hypothesis import strategies as st
 from contextguard_adk.history.coverage import handle_of
 from contextguard_adk.history.truncation import (
     HANDLE_KEY,
-    MAX_DEPTH,
     Truncation,
     truncate_content,
     truncate_text,
-    truncate_value,
 )
 from tests.builders import call, response, response_part, responses, user
 
@@ -50,25 +48,6 @@ def test_a_notice_never_makes_a_string_longer(count: int, is_smart: bool) -> Non
     shortened = truncate_text(text, truncation)
     assert shortened == text or len(shortened) < len(text)
     assert shortened == text or "truncated" in shortened
-
-
-def nest(depth: int) -> Any:
-    """A long string so many lists deep."""
-    value: Any = "y" * 12
-    for _ in range(depth):
-        value = [value]
-    return value
-
-
-@pytest.mark.parametrize(
-    ("depth", "wanted"), [(MAX_DEPTH, "y" * 10), (10_000, "y" * 12)]
-)
-def test_depth_is_limited(depth: int, wanted: str) -> None:
-    """Deeply nested JSON does not overflow the stack: it stays as it is there."""
-    shortened = truncate_value(nest(depth), BARE)
-    while isinstance(shortened, list):
-        shortened = shortened[0]
-    assert shortened == wanted
 
 
 def result_of(content: types.Content) -> dict[str, Any]:
