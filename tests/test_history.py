@@ -101,16 +101,6 @@ def test_pairs(
     assert pair_contents(contents) == Pairs(partners, open_calls)
 
 
-@given(histories())
-def test_pairs_of_generated_histories(made: MadeHistory) -> None:
-    """What was generated as a pair is found as one, with and without ids."""
-    pairs = pair_contents(made.contents)
-    expected: dict[int, set[int]] = {}
-    for left, right in made.answered.items():
-        expected[left], expected[right] = {right}, {left}
-    assert pairs == Pairs(expected, made.open_calls)
-
-
 @given(histories(), st.data())
 def test_kept_pairs_are_the_largest_whole_subset(
     made: MadeHistory, data: st.DataObject

@@ -71,11 +71,8 @@ def test_identifiers_survive_many_compactions() -> None:
 def test_short_messages_are_kept_in_order() -> None:
     """What fits is kept word for word, in lines of one blank between words."""
     known = extend_ledger([], ["Fix the bug.", "yes", "", " \n "])
-    assert extend_ledger(known, ["No,\n  wait.\tStop."]) == [
-        "Fix the bug.",
-        "yes",
-        "No, wait. Stop.",
-    ]
+    ledger = extend_ledger(known, ["No,\n  wait.\tStop."])
+    assert ledger == ["Fix the bug.", "yes", "No, wait. Stop."]
 
 
 def test_the_first_task_keeps_more() -> None:

@@ -203,12 +203,3 @@ RELAY = user("For context:", "[b] said: hi")
 def test_single_contents(item: types.Content, behind: Event, is_history: bool) -> None:
     """A content is history when one of its parts has an event behind it."""
     assert find_history([item], [behind]) == [0] * is_history
-
-
-def test_odd_events_are_survived() -> None:
-    """Events without content, with None parts or empty results say nothing."""
-    none: Any = [None]
-    odd = event(types.Content.model_construct(role="user", parts=none))
-    silent = Event(author="user", input_transcription=types.Transcription())
-    events = [Event(author="agent"), odd, silent, HI]
-    assert find_history([user("Hi."), user("Ho.")], events) == [0]

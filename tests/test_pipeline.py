@@ -34,7 +34,6 @@ from tests.builders import (
     response,
     user,
 )
-from tests.chats import words
 from tests.scenarios import (
     LARGEST_BPE_WINDOW_TOKENS,
     SCENARIOS,
@@ -179,18 +178,6 @@ async def test_a_summary_starts_from_the_originals() -> None:
     talk = await context(contents, llm, window_tokens=20_000)
     await Pipeline(context_window=20_000).compact(talk)
     assert any("the needle" in request.text for request in llm.requests)
-
-
-async def test_what_was_paid_for_is_shortened_before_another_summary() -> None:
-    """A summary that does not fit beside a large instruction and request is cut."""
-    llm = SimulatedLlm(context_window=10**7, summary_replies=["word " * 90_000] * 9)
-    contents = [*small_talk(40, 1_000), user(words(27_000, "live"))]
-    talk = await context(
-        contents, llm, window_tokens=100_000, config_heuristic_tokens=44_000
-    )
-    compaction = await compact(Pipeline(window=None, tool_output=None), talk)
-    assert talk.fits(compaction)
-    assert llm.summaries == compaction.attempts == 1
 
 
 async def test_nesting_10_000_deep_does_not_overflow_the_stack() -> None:

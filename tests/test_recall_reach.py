@@ -114,22 +114,13 @@ CREDENTIALS = [
     call("adk_request_credential", "c1", secret=SECRET),
     response("adk_request_credential", {"token": SECRET}, "c1"),
 ]
-THOUGHT = types.Content(
-    role="model",
-    parts=[types.Part(text=f"Maybe {SECRET}", thought=True), types.Part(text="Hm.")],
-)
 
 
-@pytest.mark.parametrize(
-    "contents", [CREDENTIALS, [THOUGHT]], ids=["credentials", "thoughts"]
-)
-async def test_secrets_and_thoughts_are_out_of_reach(
-    contents: list[types.Content],
-) -> None:
-    """Neither a credential, nor what the model only thought, can be recalled."""
+async def test_credentials_are_out_of_reach() -> None:
+    """What a user has entrusted to ADK cannot be recalled."""
     llm, chat = searching(SECRET)
     await chat.say("Hello.")
-    await chat.tell(contents)
+    await chat.tell(CREDENTIALS)
     await fill(chat)
     await chat.say("Search it.")
     assert "Nothing matches" in pages(llm)[0]

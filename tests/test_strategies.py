@@ -172,22 +172,17 @@ async def test_threshold_summarizes_everything(reason: str, tokens: int) -> None
     assert names(compaction.contents) == ["[Previous", "[System:"]
 
 
-@pytest.mark.parametrize(
-    ("max_attempts", "budgets"), [(1, [400]), (3, [400, 200, 100])]
-)
-async def test_more_attempts_only_while_over_the_threshold(
-    max_attempts: int, budgets: list[int]
-) -> None:
+async def test_more_attempts_only_while_over_the_threshold() -> None:
     """Each further attempt asks for half the length, up to the setting."""
     llm = SimulatedLlm(summary_replies=lambda request: "fact 4711. " * 1_000)
     # The live request and the fixed part leave no room for a summary of 200.
     contents = [*small_talk(4, 300)[:-1], user(words(1_100, "live"))]
-    strategy = Threshold(max_compaction_attempts=max_attempts)
     compaction = await compact(
-        strategy, contents, llm, tokens=4_000, config_heuristic_tokens=1_780
+        Threshold(), contents, llm, tokens=4_000, config_heuristic_tokens=1_780
     )
-    assert compaction.attempts == max_attempts
-    assert [request.config.max_output_tokens for request in llm.requests] == budgets
+    budgets = [request.config.max_output_tokens for request in llm.requests]
+    assert budgets == [400, 200, 100]
+    assert compaction.attempts == 3
     assert compaction.tokens <= 3_200
 
 

@@ -89,31 +89,12 @@ def test_rendered_content(item: types.Content, expected: list[str]) -> None:
     assert [entry.text for entry in render_entries([item], [0])] == expected
 
 
-def test_entries_know_what_they_are() -> None:
-    """Entries tell tools from messages, what is pinned, copied and can be recalled."""
-    contents = [user("a"), response("x", "b"), user("c"), content(IMAGE)]
-    contents.append(response("recall_history", "b"))
-    entries = render_entries(contents, [1, 2, 3, 4], pinned=[2], with_handles=True)
-    assert [entry.is_tool for entry in entries] == [True, False, False, True]
-    assert [entry.is_pinned for entry in entries] == [False, True, False, False]
-    assert [entry.is_copy for entry in entries] == [False, False, False, True]
-    assert entries[2].text.endswith(f"6 bytes; item {entries[2].handle}]")
-    assert not render_entries(contents, [1])[0].handle
-
-
-@pytest.mark.parametrize(
-    ("part", "expected"),
-    [
-        (file("gs://b/a"), "[attached text/plain 'gs://b/a']"),
-        (file("gs://" + "b" * 9_000), f"[attached text/plain '{'b' * 120}']"),
-        (types.Part(inline_data=types.Blob()), "[attached file, 0 bytes]"),
-        (types.Part(text="a"), ""),
-    ],
-    ids=["file", "page-long", "nothing-known", "text"],
-)
-def test_media_are_named(part: types.Part, expected: str) -> None:
-    """An image or a file has a placeholder in place of its bytes."""
-    assert describe_media(part) == expected
+def test_media_are_named() -> None:
+    """An image or a file has a placeholder in place of its bytes, never pages long."""
+    long = describe_media(file("gs://" + "b" * 9_000))
+    assert long == f"[attached text/plain '{'b' * 120}']"
+    assert describe_media(file("gs://b/a")) == "[attached text/plain 'gs://b/a']"
+    assert describe_media(types.Part(text="a")) == ""
 
 
 def deep(depth: int) -> list[Any]:
