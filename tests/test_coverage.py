@@ -175,7 +175,6 @@ def test_forged_count_covers_nothing() -> None:
 # --- alignment ---
 
 SHORT = {
-    "prefix": ("ab", "abcd", [(0, 0), (1, 1)]),
     "edited": ("abcd", "abXd", [(0, 0), (1, 1), (3, 3)]),
     "inserted": ("abcd", "abXcd", [(0, 0), (1, 1), (2, 3), (3, 4)]),
     "deleted": ("abcd", "acd", [(0, 0), (2, 1), (3, 2)]),

@@ -81,7 +81,7 @@ def test_result_fits_by_the_count_of_a_tokenizer(text: str) -> None:
 
 def test_instruction_counts_towards_the_limit() -> None:
     """The room for contents is what the system instruction leaves, if anything."""
-    kept = []
+    kept: list[int] = []
     for instruction in ("You help.", PROSE, PROSE * 30):
         config = types.GenerateContentConfig(system_instruction=instruction)
         cached = CacheMetadata(fingerprint="f", contents_count=1)

@@ -272,7 +272,8 @@ async def test_what_was_compacted_can_be_read_back(
     results = [rows(n, size, SECRET if n == 0 else "") for n in range(12)]
     llm, chat = open_chat(window, results, is_streaming=is_streaming)
     recall = tool_call("recall_history", query="deploy key api-7")
-    llm.script = [*[tool_call("look"), "Noted."] * 12, recall]
+    looks: list[Reply] = [tool_call("look"), "Noted."]
+    llm.script = [*looks * 12, recall]
     for turn in range(12):
         await chat.say(f"Look at number {turn}.")
     assert llm.summaries >= 2

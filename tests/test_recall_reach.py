@@ -85,7 +85,8 @@ async def test_another_session_and_another_user_are_out_of_reach() -> None:
     agent = tooled_agent("agent", llm)
     other = Chat(agent, [plugin], session_service=service, session_id="other")
     await fill(other, text=SECRET)
-    for place in ({"session_id": "session"}, {"session_id": "other", "user_id": "eve"}):
+    for session_id, user_id in (("session", "user"), ("other", "eve")):
+        place: dict[str, Any] = {"session_id": session_id, "user_id": user_id}
         chat = Chat(agent, [plugin], session_service=service, **place)
         await fill(chat)
         await chat.say("Search it.")

@@ -129,10 +129,7 @@ def test_max_tokens_is_another_name_of_the_context_window() -> None:
     ("settings", "complaint"),
     [
         ({"context_window": 999}, "1000"),
-        ({"max_tokens": "big"}, "integer"),
         ({"contextwindow": 8_000}, "Extra inputs"),
-        ({"summarizer_context_window": 10}, "1000"),
-        ({"max_compaction_attempts": 0}, "1"),
         ({"max_compaction_attempts": 11}, "10"),
         ({"summary_timeout_seconds": 0}, "0"),
         ({"summarizer": 7}, "BaseLlm"),
