@@ -24,7 +24,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from google.adk.agents import LlmAgent
-from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.run_config import RunConfig
 from google.adk.apps import App
 from google.adk.models.llm_request import LlmRequest
@@ -35,6 +34,7 @@ from google.genai import types
 
 from benchmarks import _common
 from contextguard_adk import (
+    CallRecord,
     CompactionRecord,
     ContextGuardPlugin,
     Pipeline,
@@ -43,7 +43,6 @@ from contextguard_adk import (
     Threshold,
 )
 from contextguard_adk.testing import Reply, SimulatedLlm, call
-from contextguard_adk.usage import call_key
 from tests.builders import KeptSessions
 from tests.builders import play as play_conversation
 from tests.scenarios import write_conversation
@@ -145,35 +144,14 @@ class Measured:
     llm: SimulatedLlm
     compactions: list[CompactionRecord] = field(default_factory=list)
     warnings: list[PressureRecord] = field(default_factory=list)
-    estimates: list[int] = field(default_factory=list)
+    calls: list[CallRecord] = field(default_factory=list)
     failed_turns: int = 0
 
     def pairs(self) -> list[tuple[int, int]]:
         """Each estimate with what the provider counted for that very request."""
-        counted = [r.prompt_tokens for r in self.llm.requests if not r.is_summary]
-        return list(zip(self.estimates, counted, strict=True))
-
-
-class EstimateTap(BasePlugin):
-    """Notes what the guard expects each request to take; register it after the guard.
-
-    Args:
-        guard: The guard.
-        seen: Where to note it.
-    """
-
-    def __init__(self, guard: ContextGuardPlugin, seen: list[int]) -> None:
-        super().__init__(name="tap")
-        self._guard = guard
-        self._seen = seen
-
-    async def before_model_callback(
-        self, *, callback_context: CallbackContext, llm_request: LlmRequest
-    ) -> None:
-        """Notes the estimate; changes nothing."""
-        invocation = callback_context.get_invocation_context()
-        sent = self._guard._memory.calls.get(call_key(callback_context, invocation))
-        self._seen.append(sent.estimated_tokens if sent else 0)
+        return [
+            (c.estimated_tokens, c.real_tokens) for c in self.calls if c.real_tokens
+        ]
 
 
 async def play(seed: int, kind: str, strategy: Strategy | None, words: int) -> Measured:
@@ -199,8 +177,9 @@ async def play(seed: int, kind: str, strategy: Strategy | None, words: int) -> M
             default=strategy,
             on_compaction=measured.compactions.append,
             on_pressure=measured.warnings.append,
+            on_call=measured.calls.append,
         )
-        plugins += [guard, EstimateTap(guard, measured.estimates)]
+        plugins.append(guard)
     agent = LlmAgent(name="agent", model=llm, instruction="You help.", tools=[look_up])
     sessions = InMemorySessionService()
     runner = Runner(

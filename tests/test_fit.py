@@ -11,16 +11,7 @@ from google.genai import types
 
 from contextguard_adk.recovery.fit import NOTICE, cut_request, reduce_contents
 from contextguard_adk.testing.provider import count_request_tokens, find_violation
-from tests.builders import (
-    call,
-    call_part,
-    calls,
-    model,
-    response,
-    response_part,
-    responses,
-    user,
-)
+from tests.builders import call, model, response, user
 
 PROSE = "The old press stands in hall B, behind the second gate. " * 20
 DIGITS = "7f3a-90817263-5544 " * 60
@@ -47,11 +38,6 @@ def test_newest_contents_are_kept_as_they_are() -> None:
     assert [id(content) for content in kept[1:]] == [id(c) for c in HISTORY[4:]]
 
 
-def test_everything_is_kept_where_it_fits() -> None:
-    """With enough room only the notice is added."""
-    assert reduce_contents(HISTORY, 100_000)[1:] == HISTORY
-
-
 def test_request_of_the_user_stays_without_its_neighbours() -> None:
     """The newest message of the user is kept although newer results take the room."""
     history = [*HISTORY, call("search"), response("search", PROSE)]
@@ -60,43 +46,16 @@ def test_request_of_the_user_stays_without_its_neighbours() -> None:
     assert kept[2:] == history[-2:]
 
 
-def test_call_goes_with_its_result() -> None:
-    """A result that fits is left out where its call does not fit beside it."""
-    history = [user("Go."), call("write", text=PROSE * 9), response("write", "ok")]
-    assert texts(reduce_contents(history, 300, 1.0)) == [NOTICE, "Go."]
-
-
 def test_newest_result_is_shortened_in_the_middle() -> None:
     """Head and tail of a result that alone is too large stay, with its call."""
     history = [user("Go."), call("search"), response("search", f"A{PROSE * 50}Z")]
     kept = reduce_contents(history, 700, 1.0)
     assert kept[:3][1:] == history[:2]
-    parts = kept[3].parts or []
-    assert parts[0].function_response
-    result = (parts[0].function_response.response or {})["result"]
-    assert result.startswith("A")
-    assert result.endswith("Z")
+    (part,) = kept[3].parts or []
+    assert part.function_response
+    result = (part.function_response.response or {})["result"]
+    assert (result[0], result[-1]) == ("A", "Z")
     assert "middle left out" in result
-    assert not find_violation(kept)
-
-
-def test_parallel_results_are_shortened_alike() -> None:
-    """No result of a group is lost for another's sake."""
-    results = responses(
-        response_part("search", PROSE * 30), response_part("read", PROSE * 10)
-    )
-    history = [user("Go."), calls(call_part("search"), call_part("read")), results]
-    *_, kept = reduce_contents(history, 900, 1.0)
-    found = [part.function_response for part in kept.parts or []]
-    long, short = (len(str(item.response)) for item in found if item)
-    assert long == pytest.approx(3 * short, rel=0.3)
-
-
-def test_head_takes_the_place_of_the_notice() -> None:
-    """A summary stands first; the user's request is then not searched for."""
-    head = [user("[Previous conversation summary]"), user("Continue.")]
-    kept = reduce_contents(HISTORY, 330, 1.0, head)
-    assert kept == [*head, *HISTORY[4:]]
 
 
 def test_request_that_the_head_does_not_quote_is_kept() -> None:
@@ -107,46 +66,7 @@ def test_request_that_the_head_does_not_quote_is_kept() -> None:
     assert kept[2:] == HISTORY[4:]
 
 
-def test_long_request_takes_less_than_a_third_of_the_room() -> None:
-    """A message that fills the window is clipped, so that results fit beside it."""
-    history = [user(f"A{PROSE * 50}Z"), call("search"), response("search", PROSE)]
-    kept = reduce_contents(history, 1_000, 1.0)
-    assert kept[2:] == history[1:]
-    assert 500 < len(texts(kept)[1]) <= 1_200
-    assert texts(kept)[1].startswith("A")
-    assert texts(kept)[1].endswith("Z")
-
-
-@pytest.mark.parametrize("room", [-10_000, 0, 20])
-def test_no_room_leaves_a_valid_request(room: int) -> None:
-    """Even where nothing fits the result is a request that a provider understands."""
-    kept = reduce_contents(HISTORY, room)
-    assert texts(kept)[0] == NOTICE
-    assert not find_violation(kept)
-
-
-def test_calls_signatures_and_media_are_never_rebuilt() -> None:
-    """Shortening touches texts and results only."""
-    image = types.Part(inline_data=types.Blob(data=b"png", mime_type="image/png"))
-    asking = types.Part(
-        function_call=types.FunctionCall(name="look", args={"text": "x"}),
-        thought_signature=b"signed",
-    )
-    history = [
-        types.Content(role="user", parts=[types.Part(text=PROSE * 90), image]),
-        types.Content(role="model", parts=[types.Part(text=PROSE * 90), asking]),
-        response("look", PROSE * 90),
-    ]
-    kept = reduce_contents(history, 9_000, 1.0)
-    assert (kept[1].parts or [])[1] is image
-    assert (kept[2].parts or [])[1] is asking
-    assert not find_violation(kept)
-    assert len((history[1].parts or [])[0].text or "") == len(PROSE) * 90
-
-
-@pytest.mark.parametrize(
-    "text", [PROSE, DIGITS, "押して" * 300], ids=["prose", "digits", "kana"]
-)
+@pytest.mark.parametrize("text", [DIGITS, "押して" * 300], ids=["digits", "kana"])
 def test_result_fits_by_the_count_of_a_tokenizer(text: str) -> None:
     """The density of what is kept counts, so that digits do not burst the window."""
     history = [
@@ -159,30 +79,17 @@ def test_result_fits_by_the_count_of_a_tokenizer(text: str) -> None:
         assert count_request_tokens(request, None, 0) <= room
 
 
-def request_with(instruction: str) -> LlmRequest:
-    """A request with a system instruction and a hint for the provider's cache."""
-    return LlmRequest(
-        contents=HISTORY,
-        config=types.GenerateContentConfig(system_instruction=instruction),
-        cache_metadata=CacheMetadata(fingerprint="f", contents_count=1),
-    )
-
-
-def test_request_that_fits_is_left_alone() -> None:
-    """Below the limit nothing changes, not even the list."""
-    request = request_with("You help.")
-    contents = request.contents
-    assert not cut_request(request, 10_000)
-    assert request.contents is contents
-    assert request.cache_metadata is not None
-
-
 def test_instruction_counts_towards_the_limit() -> None:
     """The room for contents is what the system instruction leaves, if anything."""
-    requests = [request_with(text) for text in ("You help.", PROSE, PROSE * 30)]
-    for request in requests:
+    kept: list[int] = []
+    for instruction in ("You help.", PROSE, PROSE * 30):
+        config = types.GenerateContentConfig(system_instruction=instruction)
+        cached = CacheMetadata(fingerprint="f", contents_count=1)
+        request = LlmRequest(contents=HISTORY, config=config, cache_metadata=cached)
+        assert not cut_request(request, 100_000)
+        assert request.cache_metadata is cached
         assert cut_request(request, 1_000)
         assert request.cache_metadata is None
         assert not find_violation(request.contents)
-    short, long, _ = requests
-    assert len(long.contents) < len(short.contents)
+        kept.append(len(request.contents))
+    assert kept[1] < kept[0]

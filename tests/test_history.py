@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 from google.genai import types
 from hypothesis import given
@@ -11,7 +9,6 @@ from hypothesis import strategies as st
 
 from contextguard_adk.history.pairs import (
     Pairs,
-    content_text,
     find_live_request,
     find_safe_split,
     is_relay,
@@ -36,8 +33,6 @@ PREAMBLE = (
     "<<<BEGIN>>> and <<<END>>>."
 )
 IMAGE = types.Part.from_bytes(data=b"pixels", mime_type="image/png")
-FILE = types.Part.from_uri(file_uri="gs://bucket/report.pdf", mime_type="text/plain")
-THOUGHT = types.Part(text="Hm.", thought=True)
 
 
 def content(*parts: types.Part | str) -> types.Content:
@@ -46,58 +41,19 @@ def content(*parts: types.Part | str) -> types.Content:
     return types.Content(role="user", parts=made)
 
 
-def odd_content(*parts: types.Part | None) -> types.Content:
-    """A content as a careless plugin may leave it: None among its parts."""
-    return types.Content.model_construct(role="user", parts=list(parts))
-
-
 LATE = responses(response_part("slow", "done"), response_part("quick"))
 """The final result of a long-running tool, merged with a quick one."""
-
-
-# --- what a content is ---
-
-
-@pytest.mark.parametrize(
-    ("item", "text"),
-    [
-        pytest.param(None, "", id="none"),
-        pytest.param(types.Content(role="user"), "", id="no-parts"),
-        pytest.param(user("a", "b"), "a\nb", id="two-parts"),
-        pytest.param(content(THOUGHT, "b"), "b", id="thought"),
-        pytest.param(odd_content(None, types.Part(text="")), "", id="empty"),
-    ],
-)
-def test_visible_text(item: types.Content | None, text: str) -> None:
-    """The text of a content is its text parts in lines, without thoughts."""
-    assert content_text(item) == text
-
-
-RELAYS = {
-    "said": user("For context:", "[b] said: hi"),
-    "said-fenced": user(PREAMBLE, "[b] said:\n<<<hi>>>"),
-    "thought": user(PREAMBLE, "[b] thought:\n<<<hm>>>"),
-    "called": user("For context:", "[b] called tool `x` with parameters: {}"),
-    "result": user("For context:", "[b] `x` tool returned result: {}"),
-    "image-only": content("For context:", IMAGE),
-    "image-only-fenced": content(PREAMBLE, IMAGE),
-}
-NO_RELAYS = {
-    "user": user("For context: I live in Rome."),
-    "user-parts": user("For context:", "I live in Rome."),
-    "user-image": content("For context: my photo", IMAGE),
-    "other-opening": user("Hi", "[b] said: hi"),
-    "model": model("For context:", "[b] said: hi"),
-    "none-part": odd_content(None, types.Part(text="For context:")),
-    "no-text": content(IMAGE, IMAGE),
-}
 
 
 @pytest.mark.parametrize(
     ("item", "expected"),
     [
-        *(pytest.param(item, True, id=name) for name, item in RELAYS.items()),
-        *(pytest.param(item, False, id=name) for name, item in NO_RELAYS.items()),
+        (user("For context:", "[b] said: hi"), True),
+        (user("For context:", "[b] `x` tool returned result: {}"), True),
+        (content(PREAMBLE, IMAGE), True),
+        (user("For context: I live in Rome."), False),
+        (user("For context:", "I live in Rome."), False),
+        (model("For context:", "[b] said: hi"), False),
     ],
 )
 def test_relay(item: types.Content, expected: bool) -> None:
@@ -107,62 +63,25 @@ def test_relay(item: types.Content, expected: bool) -> None:
 
 # --- pairs ---
 
+ONE, TWO = call("x", "1"), call("x", "2")
+DONE_ONE, DONE_TWO = response("x", "", "1"), response("x", "", "2")
+BOTH = calls(call_part("x"), call_part("y"))
+TOOLS = [call("x"), response("x")]
 PAIRED = {
-    "no-tools": ([user("a"), model("b")], [], set()),
-    "no-ids": ([call("x"), response("x")], [(0, 1)], set()),
-    "id-of-call": ([call("x", "1"), response("x")], [(0, 1)], set()),
-    "id-of-response": ([call("x"), response("x", call_id="1")], [(0, 1)], set()),
-    "other-id-same-name": ([call("x", "1"), response("x", "", "2")], [], {0}),
-    "same-id-other-name": ([call("x", "1"), response("y", "", "1")], [(0, 1)], set()),
-    "nested-by-id": (
-        [
-            call("x", "1"),
-            call("x", "2"),
-            response("x", "", "2"),
-            response("x", "", "1"),
-        ],
-        [(0, 3), (1, 2)],
-        set(),
-    ),
-    "parallel-answered-apart": (
-        [calls(call_part("x"), call_part("y")), response("y"), response("x")],
-        [(0, 1), (0, 2)],
-        set(),
-    ),
-    "parallel-one-open": (
-        [calls(call_part("x"), call_part("x")), response("x")],
-        [(0, 1)],
-        {0},
-    ),
+    "no-ids": (TOOLS, [(0, 1)], set()),
+    "other-id-same-name": ([ONE, DONE_TWO], [], {0}),
+    "nested-by-id": ([ONE, TWO, DONE_TWO, DONE_ONE], [(0, 3), (1, 2)], set()),
+    "answered-apart": ([BOTH, response("y"), response("x")], [(0, 1), (0, 2)], set()),
+    "parallel-one-open": ([BOTH, response("x")], [(0, 1)], {0}),
     "merged-response": ([call("slow"), call("quick"), LATE], [(0, 2), (1, 2)], set()),
-    "name-again": (
-        [call("x"), response("x"), call("x"), response("x")],
-        [(0, 1), (2, 3)],
+    "id-again-newest": ([ONE, ONE, DONE_ONE], [(1, 2)], {0}),
+    "abandoned-call": ([call("x"), user("stop"), *TOOLS], [(2, 3)], {0}),
+    "response-first": ([response("x"), call("x")], [], {1}),
+    "odd-parts": (
+        [types.Content.model_construct(parts=[None]), types.Content(role="user")],
+        [],
         set(),
     ),
-    "id-again-open": (
-        [call("x", "1"), response("x", "", "1"), call("x", "1")],
-        [(0, 1)],
-        {2},
-    ),
-    "id-again-newest": (
-        [call("x", "1"), call("x", "1"), response("x", "", "1")],
-        [(1, 2)],
-        {0},
-    ),
-    "abandoned-call": (
-        [call("x"), user("stop"), call("x"), response("x")],
-        [(2, 3)],
-        {0},
-    ),
-    "abandoned-call-with-id": (
-        [call("x", "1"), call("x"), response("x")],
-        [(1, 2)],
-        {0},
-    ),
-    "response-first": ([response("x"), call("x")], [], {1}),
-    "odd-parts": ([odd_content(None), types.Content(role="user")], [], set()),
-    "one-content": ([content(call_part("x"), response_part("x"))], [(0, 0)], set()),
 }
 
 
@@ -182,24 +101,6 @@ def test_pairs(
     assert pair_contents(contents) == Pairs(partners, open_calls)
 
 
-def test_group_follows_every_partner() -> None:
-    """A merged response ties all the contents whose calls it answers together."""
-    pairs = pair_contents([call("slow"), call("quick"), user("?"), LATE, model("!")])
-    for index in (0, 1, 3):
-        assert pairs.group_of(index) == {0, 1, 3}
-    assert pairs.group_of(2) == {2}
-
-
-@given(histories())
-def test_pairs_of_generated_histories(made: MadeHistory) -> None:
-    """What was generated as a pair is found as one, with and without ids."""
-    pairs = pair_contents(made.contents)
-    expected: dict[int, set[int]] = {}
-    for left, right in made.answered.items():
-        expected[left], expected[right] = {right}, {left}
-    assert pairs == Pairs(expected, made.open_calls)
-
-
 @given(histories(), st.data())
 def test_kept_pairs_are_the_largest_whole_subset(
     made: MadeHistory, data: st.DataObject
@@ -214,38 +115,16 @@ def test_kept_pairs_are_the_largest_whole_subset(
         assert not pair <= covered
 
 
-@pytest.mark.parametrize(
-    ("covered", "kept"),
-    [({0, 1, 2, 3, 4, 5}, {0, 1, 2, 3, 4, 5}), ({1, 3, 4, 5}, {4, 5})],
-    ids=["everything", "one-call-missing"],
-)
-def test_merged_response_is_kept_with_all_its_calls(
-    covered: set[int], kept: set[int]
-) -> None:
-    """A response to several calls is covered with all of them or not at all."""
-    contents = [user("?"), call("slow"), call("quick"), LATE, model("!"), call("x")]
-    assert keep_pairs_whole(covered, pair_contents(contents)) == kept
-
-
 # --- safe cuts ---
 
-TOOLS = [call("x"), response("x")]
-APART = [calls(call_part("x"), call_part("y")), response("x"), response("y")]
+APART = [BOTH, response("x"), response("y")]
 CUTS = {
-    "empty": ([], 3, 0),
-    "one": ([user("a")], 1, 1),
     "plain-text": ([user("a"), model("b"), user("c")], 2, 2),
     "on-behind-the-result": ([user("a"), *TOOLS, model("b")], 2, 3),
     "back-to-the-text": ([*TOOLS, user("a"), *TOOLS], 3, 2),
-    "back-within-half": ([*map(user, "abcd"), *TOOLS], 5, 3),
     "text-is-more-than-half-back": ([user("a"), *TOOLS * 4, user("b")], 5, 5),
     "all-tools-forward": (TOOLS * 4, 3, 4),
-    "all-tools-last-pair": (TOOLS * 4, 7, 6),
-    "whole-tail-is-a-pair": ([user("a"), *TOOLS], 2, 1),
-    "never-zero": ([user("a"), model("b")], -5, 1),
-    "never-everything": ([user("a"), model("b")], 99, 1),
     "parallel-answered-apart": ([user("a"), *APART, model("b")], 3, 4),
-    "open-call": ([user("a"), call("x"), user("b")], 2, 2),
 }
 
 
@@ -255,14 +134,6 @@ CUTS = {
 def test_safe_split(contents: list[types.Content], split: int, expected: int) -> None:
     """A cut moves back to text, else on to the end of a pair, else back to one."""
     assert find_safe_split(contents, split) == expected
-    assert find_safe_split(contents, split, pair_contents(contents)) == expected
-
-
-def test_split_without_a_boundary_warns(caplog: pytest.LogCaptureFixture) -> None:
-    """Where every cut splits a pair the first content is cut off, with a warning."""
-    with caplog.at_level(logging.WARNING, "contextguard_adk.history.pairs"):
-        assert find_safe_split([call("slow"), call("quick"), LATE], 2) == 1
-    assert "No boundary between tool calls in 3 contents" in caplog.text
 
 
 @given(histories(), st.integers(-3, 40))
@@ -283,31 +154,13 @@ def test_safe_split_of_generated_histories(made: MadeHistory, split: int) -> Non
 RELAY = user("For context:", "[helper] said: It is sunny.")
 RAIN = user("For context: it rains.")
 LIVE = {
-    "empty": ([], user("a"), None),
     "found": ([user("a"), model("b")], user("a"), 0),
-    "not-there": ([user("a"), model("b")], user("c"), None),
     "repeated": ([user("yes"), model("b"), user("yes"), model("c")], user("yes"), 2),
-    "model-said-the-same": ([model("a")], user("a"), None),
     "part-was-added": ([user("a", "added by a plugin")], user("a"), 0),
-    "part-is-missing": ([user("a")], user("a", "b"), None),
-    "text-beside-a-result": (
-        [user("a"), content("a", response_part("x"))],
-        user("a"),
-        0,
-    ),
+    "beside-a-result": ([user("a"), content("a", response_part("x"))], user("a"), 0),
     "user-begins-like-a-relay": ([RAIN, RELAY], RAIN, 0),
     "media-only": ([content(IMAGE), model("b"), user("c")], content(IMAGE), 0),
-    "media-only-and-a-relayed-image": (
-        [content(FILE), content("For context:", IMAGE)],
-        content(FILE),
-        0,
-    ),
-    "media-not-there": ([user("a")], content(IMAGE), None),
     "resumed-long-running-tool": ([user("a"), *TOOLS], response("x"), None),
-    "nothing-visible": ([user("a")], content(THOUGHT), None),
-    "unknown-relay-and-tool": ([user("a"), RELAY, *TOOLS], None, 0),
-    "no-parts": ([user("a")], types.Content(role="user"), 0),
-    "unknown-no-text": ([content(IMAGE), RELAY], None, None),
 }
 
 
@@ -321,9 +174,3 @@ def test_live_request(
 ) -> None:
     """The newest message that carries what the user said starts the turn."""
     assert find_live_request(contents, range(len(contents)), user_content) == expected
-
-
-def test_live_request_is_history() -> None:
-    """An instruction with the user's very words is not taken for the message."""
-    contents = [user("a"), model("b"), user("a")]
-    assert find_live_request(contents, [1, 0], user("a")) == 0

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 from google.genai import types
 
-from contextguard_adk.history.coverage import HANDLE_CHARS, handle_of
+from contextguard_adk.history.coverage import HANDLE_CHARS
 from contextguard_adk.summarizing.items import (
     INDEX_GAP,
-    INDEX_HEADING,
     list_items,
     write_index,
 )
@@ -35,52 +33,39 @@ def listed(*contents: types.Content) -> list[str]:
     return [item.title[HANDLE_CHARS + 1 :] for item in items]
 
 
-def image(data: bytes = b"1234") -> types.Part:
-    """A small image."""
-    blob = types.Blob(data=data, mime_type="image/png", display_name="map]1.png")
-    return types.Part(inline_data=blob)
-
-
 def test_each_part_is_an_item() -> None:
     """Messages, calls, results, code and files, each with what tells it apart."""
-    code = types.Content(
-        role="model",
-        parts=[
-            types.Part(executable_code=types.ExecutableCode(code="x = 1")),
-            types.Part(
-                code_execution_result=types.CodeExecutionResult(output="it is 1")
-            ),
-        ],
-    )
+    code = types.Part(executable_code=types.ExecutableCode(code="x = 1"))
+    output = types.Part(code_execution_result=types.CodeExecutionResult(output="1"))
+    image = types.Part.from_bytes(data=b"1234", mime_type="image/png")
     assert listed(
         user("Read  it,\nplease."),
         call("read", path="a.py"),
         response("read", "x" * 1_200),
         model("word " * 40),
-        code,
-        types.Content(role="user", parts=[image()]),
+        types.Content(role="user", parts=[code, output, image]),
     ) == [
         'user message "Read it, please.", 17 characters',
         "read call, 15 characters",
         'read result {"path":"a.py"}, 1,200 characters',
         f'model message "{"word " * 12}…", 200 characters',
         "code that was run, 5 characters",
-        "output of code, 7 characters",
-        "[attached image/png 'map]1.png', 4 bytes]",
+        "output of code, 1 characters",
+        "[attached image/png, 4 bytes]",
     ]
 
 
 def test_parallel_calls_give_each_result_its_own_arguments() -> None:
     """By id, and by order where there is none."""
     titles = listed(
-        calls(call_part("read", path="a"), call_part("read", path="b")),
-        responses(response_part("read", "first"), response_part("read", "second")),
+        calls(call_part("look", path="a"), call_part("look", path="b")),
+        responses(response_part("look", "x"), response_part("look", "xx")),
         calls(call_part("look", "1", at="c"), call_part("look", "2", at="d")),
         responses(response_part("look", "xx", "2"), response_part("look", "y", "1")),
     )
     assert [title for title in titles if "result" in title] == [
-        'read result {"path":"a"}, 5 characters',
-        'read result {"path":"b"}, 6 characters',
+        'look result {"path":"a"}, 1 characters',
+        'look result {"path":"b"}, 2 characters',
         'look result {"at":"d"}, 2 characters',
         'look result {"at":"c"}, 1 characters',
     ]
@@ -100,35 +85,6 @@ def test_secrets_thoughts_and_copies_are_no_items() -> None:
     ) == ['model message "A", 1 characters']
 
 
-def test_files_in_results_are_items_of_their_own() -> None:
-    """A tool may return an image beside its text, or a reference."""
-    result = types.FunctionResponse(
-        name="shoot",
-        response={"result": "done"},
-        parts=[
-            types.FunctionResponsePart.from_bytes(data=b"12", mime_type="image/png"),
-            types.FunctionResponsePart.from_uri(
-                file_uri="gs://b/x.pdf", mime_type="application/pdf"
-            ),
-        ],
-    )
-    shot = types.Content(role="user", parts=[types.Part(function_response=result)])
-    _, picture, document = list_items([call("shoot"), shot], range(2))
-    assert picture.media == types.Part.from_bytes(data=b"12", mime_type="image/png")
-    assert document.media == types.Part.from_uri(
-        file_uri="gs://b/x.pdf", mime_type="application/pdf"
-    )
-
-
-def test_handles_depend_on_what_is_said_alone() -> None:
-    """Ids and the order of keys do not change them; they fit in one word."""
-    handle = handle_of(response_part("read", {"a": 1, "b": 2}, "id-1"))
-    assert handle == handle_of(response_part("read", {"b": 2, "a": 1}))
-    assert handle != handle_of(response_part("read", {"a": 1, "b": 3}))
-    assert len(handle) == HANDLE_CHARS
-    assert int(handle, 16) >= 0
-
-
 def read(name: str) -> list[types.Content]:
     """A call and a result that is worth a line of the index."""
     return [call("read", path=name), response("read", f"{name} " * 200)]
@@ -146,8 +102,7 @@ def test_index_is_newest_first_and_keeps_what_it_knew() -> None:
     """New lines come before those of the summary before; the short are left out."""
     first = index_of([*read("a"), user("hi")])
     both = index_of(read("b"), first)
-    heading, *lines = both.splitlines()
-    assert heading == INDEX_HEADING
+    _, *lines = both.splitlines()
     assert [line.split(" ", 2)[2] for line in lines] == [
         'read result {"path":"b"}, 400 characters',
         'read result {"path":"a"}, 400 characters',
@@ -155,24 +110,12 @@ def test_index_is_newest_first_and_keeps_what_it_knew() -> None:
     assert len(index_of(read("a"), both).splitlines()) == 3
 
 
-@pytest.mark.parametrize("budget_tokens", [0, 100, 400])
-def test_index_respects_its_budget(budget_tokens: int) -> None:
+def test_index_respects_its_budget() -> None:
     """The oldest lines give way, and the index says so from then on."""
     contents = [content for n in range(40) for content in read(f"{n}.py")]
-    index = index_of(contents, budget_tokens=budget_tokens)
-    assert count(index) <= budget_tokens
-    assert bool(index) == (budget_tokens > 0)
-    if index:
-        assert '"39.py"' in index.splitlines()[1]
-        assert index.splitlines()[-1] == INDEX_GAP
-        assert index_of([], index, 10_000) == index
-
-
-def test_hints_are_one_line_of_plain_text() -> None:
-    """What a tool was called with can be anything."""
-    cmd = "a\n[End of summary]\ud800" + "z" * 500
-    contents = [call("run", cmd=cmd), response("run", "o")]
-    (_, item) = list_items(contents, range(2))
-    assert "\n" not in item.title
-    assert len(item.title) < 120
-    item.title.encode()
+    index = index_of(contents, budget_tokens=100)
+    assert count(index) <= 100
+    assert '"39.py"' in index.splitlines()[1]
+    assert index.splitlines()[-1] == INDEX_GAP
+    assert index_of([], index, 10_000) == index
+    assert index_of(contents, budget_tokens=0) == ""

@@ -3,52 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from contextguard_adk.summary_store import dump_ledger, load_ledger
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contextguard_adk.history.rendering import render_ledger
 from contextguard_adk.summarizing.ledger import (
     MAX_EXCERPT_BYTES,
     MAX_FIRST_BYTES,
     MAX_LEDGER_BYTES,
-    MIN_EXCERPT_BYTES,
     excerpt,
     extend_ledger,
     telling_excerpt,
 )
-
-
-def size(texts: list[str]) -> int:
-    """The UTF-8 bytes of all texts."""
-    return sum(len(text.encode()) for text in texts)
-
-
-def numbered(count: int, length: int = 400) -> list[str]:
-    """Messages that begin and end with their number."""
-    return [f"<{n}>{'x' * length}</{n}>" for n in range(count)]
-
-
-# --- one excerpt ---
-
-
-EXCERPTS = {
-    "fits": ("abc", 3, "abc"),
-    "head-and-tail": ("abcdefghijkl", 9, "abcd…kl"),
-    "shortest": ("abcdefgh", 5, "ab…"),
-    "too-short-to-say-anything": ("abcdefgh", 4, ""),
-    "negative": ("abcdefgh", -3, ""),
-    "no-half-characters": ("äääääääää", 12, "äää…ä"),
-    "lone-surrogate": ("a\ud800b", 10, "a?b"),
-}
-
-
-@pytest.mark.parametrize(
-    ("text", "max_bytes", "expected"), EXCERPTS.values(), ids=EXCERPTS
-)
-def test_excerpt(text: str, max_bytes: int, expected: str) -> None:
-    """An excerpt is head and tail, two thirds and one, of whole characters."""
-    assert excerpt(text, max_bytes) == expected
 
 
 @given(st.text(), st.integers(-5, 300))
@@ -60,7 +25,6 @@ def test_excerpts_stay_within_their_bytes(text: str, max_bytes: int) -> None:
 
 
 TELLING = {
-    "fits": ("Fix it.", 40, "Fix it."),
     "the-words-around-a-name": (
         "Please have a look at what went wrong with order A-4711 in the end, if "
         "you have the time for it today, will you",
@@ -75,20 +39,7 @@ TELLING = {
         "This is … what it said. At 12:01 the job "
         "… find out why, and answer in French.",
     ),
-    "names-alone-tell-nothing": (
-        "Look: " + "ERROR a/b.py " * 90 + "Fix it, but never restart billing.",
-        60,
-        "Look: ERROR a/b.py ERROR a/b.py ERROR …er restart billing.",
-    ),
-    "no-name": (
-        "Please have a look at what went wrong with the order of yesterday in the "
-        "end, will you",
-        40,
-        "Please have a look at wha…nd, will you",
-    ),
     "a-name-without-end": (f"Look: {'1' * 200} there", 60, None),
-    "no-blanks": ("漢字9" * 40, 60, None),
-    "lone-surrogates": ("a\ud8001 " * 40, 60, None),
 }
 
 
@@ -120,11 +71,8 @@ def test_identifiers_survive_many_compactions() -> None:
 def test_short_messages_are_kept_in_order() -> None:
     """What fits is kept word for word, in lines of one blank between words."""
     known = extend_ledger([], ["Fix the bug.", "yes", "", " \n "])
-    assert extend_ledger(known, ["No,\n  wait.\tStop."]) == [
-        "Fix the bug.",
-        "yes",
-        "No, wait. Stop.",
-    ]
+    ledger = extend_ledger(known, ["No,\n  wait.\tStop."])
+    assert ledger == ["Fix the bug.", "yes", "No, wait. Stop."]
 
 
 def test_the_first_task_keeps_more() -> None:
@@ -132,63 +80,10 @@ def test_the_first_task_keeps_more() -> None:
     task = "Move the service. " + "Mind every detail. " * 70
     assert MAX_EXCERPT_BYTES < len(task.strip()) <= MAX_FIRST_BYTES
     ledger = extend_ledger([], [task, "begin " + "x" * 5_000 + " end"])
-    assert ledger[1].startswith("begin ")
-    assert ledger[1].endswith(" end")
     assert MAX_EXCERPT_BYTES - 4 <= len(ledger[1].encode()) <= MAX_EXCERPT_BYTES
     for turn in range(20):
         ledger = extend_ledger(ledger, [f"And then step {turn}, please."])
     assert ledger[0] == task.strip()
-
-
-def test_first_and_newest_are_favored() -> None:
-    """Where not all fit, the first two and the newest eight keep the most."""
-    lengths = [len(text.encode()) for text in extend_ledger([], numbered(100))]
-    favored = lengths[:2] + lengths[-8:]
-    assert len(lengths) == 100
-    assert min(favored) >= 3 * max(lengths[2:-8])
-    assert sum(lengths) <= MAX_LEDGER_BYTES
-
-
-def test_middle_is_left_out_last() -> None:
-    """Where short excerpts of all are too many, the oldest but the first go."""
-    messages = numbered(1_000)
-    kept = extend_ledger([], messages)
-    assert len(kept) == MAX_LEDGER_BYTES // MIN_EXCERPT_BYTES
-    assert [text[:3] for text in kept[:2]] == ["<0>", "<1>"]
-    newest = [f"<{n}>" for n in range(1_000 - len(kept) + 2, 1_000)]
-    assert all(text.startswith(n) for text, n in zip(kept[2:], newest, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("max_bytes", "count"),
-    [(-1, 0), (0, 0), (4, 0), (24, 1), (48, 2), (72, 3), (10**9, 20)],
-)
-def test_small_budgets(max_bytes: int, count: int) -> None:
-    """A small budget keeps the newest message first, then the first ones."""
-    kept = extend_ledger([], numbered(20), max_bytes)
-    assert len(kept) == count
-    assert size(kept) <= max(0, min(max_bytes, MAX_LEDGER_BYTES))
-    if kept:
-        assert kept[-1].startswith("<19>")
-
-
-@pytest.mark.parametrize("letters", ["abcdefgh", "äöüßéèàç", "漢字仮名", "😀🎉🚀"])
-def test_growing_ledger_stays_within_its_bytes(letters: str) -> None:
-    """However long the session, the ledger stays below 6 KiB and knows its start."""
-    ledger: list[str] = []
-    for number in range(60):
-        ledger = extend_ledger(ledger, [f"{number} " + letters * 40] * 5)
-        assert size(ledger) <= MAX_LEDGER_BYTES
-    assert ledger[0].startswith("0 ")
-    assert ledger[-1].startswith("59 ")
-
-
-def test_ledger_that_grows_as_json_is_cut() -> None:
-    """Control characters take six times as much in session state."""
-    ledger = extend_ledger([], [f"{n} " + "\x01" * 200 for n in range(40)])
-    assert len(dump_ledger(ledger).encode()) <= 8 * 1024
-    assert ledger[0].startswith("0 ")
-    assert ledger[-1].startswith("39 ")
 
 
 MESSAGES = st.lists(st.text(max_size=400), max_size=60)
@@ -200,48 +95,6 @@ def test_ledger_stays_within_any_budget(
 ) -> None:
     """Any messages fit any budget, as lines without breaks."""
     ledger = extend_ledger(extend_ledger([], known), new, max_bytes)
-    assert size(ledger) <= min(max_bytes, MAX_LEDGER_BYTES)
+    assert len("".join(ledger).encode()) <= min(max_bytes, MAX_LEDGER_BYTES)
     assert all(text and len(text.splitlines()) == 1 for text in ledger)
     assert all(len(text.encode()) <= MAX_EXCERPT_BYTES for text in ledger)
-
-
-@given(st.lists(st.text(min_size=1, max_size=20), max_size=30))
-def test_short_ledger_is_stable(messages: list[str]) -> None:
-    """A ledger that fits is not changed when nothing is added."""
-    ledger = extend_ledger([], messages)
-    assert extend_ledger(ledger, []) == ledger
-
-
-# --- rendering and storage ---
-
-
-def test_rendered_ledger() -> None:
-    """A ledger is a list under a heading, and nothing when it is empty."""
-    assert render_ledger([]) == ""
-    heading, *lines = render_ledger(["Fix it.", "yes"]).splitlines()
-    assert "user's messages" in heading
-    assert lines == ["- Fix it.", "- yes"]
-
-
-@given(st.lists(st.text()))
-def test_ledger_is_read_back(ledger: list[str]) -> None:
-    """A ledger survives its storage, without escapes for other scripts."""
-    stored = dump_ledger([*ledger, "漢"])
-    assert load_ledger(stored) == [*ledger, "漢"]
-    assert "漢" in stored
-
-
-@pytest.mark.parametrize(
-    ("stored", "expected"),
-    [
-        ("", []),
-        ("no json", []),
-        ("{}", []),
-        ("[" * 100_000, []),
-        ('["a", 1, null, ["b"], "c"]', ["a", "c"]),
-    ],
-    ids=["empty", "no-json", "no-list", "deep", "other-items"],
-)
-def test_broken_ledger_is_empty(stored: str, expected: list[str]) -> None:
-    """Whatever is no list of texts is left out."""
-    assert load_ledger(stored) == expected

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from google.adk.agents import LlmAgent
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.run_config import RunConfig
-from google.adk.artifacts import InMemoryArtifactService
-from google.adk.code_executors import BaseCodeExecutor
-from google.adk.code_executors.code_execution_utils import CodeExecutionResult
 from google.adk.events.event import Event
-from google.adk.events.event_actions import EventActions, EventCompaction
 from google.adk.models.llm_request import LlmRequest
 from google.adk.plugins.base_plugin import BasePlugin
-from google.adk.tools.load_artifacts_tool import load_artifacts_tool
 from google.genai import types
 
 from contextguard_adk.history.origin import find_history
@@ -25,29 +21,20 @@ from contextguard_adk.testing import call as asks_for
 from tests.builders import Chat, call, event, model, queued_tool, response, user
 
 IMAGE = types.Part.from_bytes(data=b"pixels", mime_type="image/png")
-FILE = types.Part.from_uri(file_uri="gs://bucket/a.pdf", mime_type="application/pdf")
+SHOWN = types.Content(role="user", parts=[IMAGE])
+CODE = types.Part.from_executable_code(code="f()", language=types.Language.PYTHON)
+OUTPUT = types.Part.from_code_execution_result(
+    outcome=types.Outcome.OUTCOME_OK, output="5"
+)
+RAN = types.Content(role="model", parts=[CODE, OUTPUT])
 HAS_INPUT_CONTEXT = "model_input_context" in RunConfig.model_fields
 
 
-def shown(*parts: types.Part, role: str = "user") -> types.Content:
-    """A content with these parts."""
-    return types.Content(role=role, parts=list(parts))
-
-
-RAN = shown(
-    types.Part.from_executable_code(code="f()", language=types.Language.PYTHON),
-    types.Part.from_code_execution_result(outcome=types.Outcome.OUTCOME_OK, output="5"),
-    role="model",
-)
-"""Code that the model ran, and its output."""
-
-
 class Recorder(BasePlugin):
-    """Notes what is history, and what is not, in every request of one agent."""
+    """Notes what is history, and what is not, in every request of the root agent."""
 
-    def __init__(self, agent: str = "agent") -> None:
+    def __init__(self) -> None:
         super().__init__(name="recorder")
-        self.agent = agent
         self.history: list[list[str]] = []
         self.foreign: list[list[str]] = []
 
@@ -55,7 +42,7 @@ class Recorder(BasePlugin):
         self, *, callback_context: CallbackContext, llm_request: LlmRequest
     ) -> None:
         """Sorts the contents of a request."""
-        if callback_context.agent_name != self.agent:
+        if callback_context.agent_name != "agent":
             return
         invocation = callback_context.get_invocation_context()
         transient = getattr(invocation.run_config, "model_input_context", None) or ()
@@ -68,10 +55,7 @@ class Recorder(BasePlugin):
 
 def shorthand(content: types.Content) -> str:
     """A content in few words: its text, else what its parts are."""
-    kinds = [
-        next(iter(part.model_dump(exclude_none=True)), "nothing")
-        for part in content.parts or ()
-    ]
+    kinds = [next(iter(p.model_dump(exclude_none=True))) for p in content.parts or ()]
     return content_text(content) or " ".join(kinds)
 
 
@@ -82,13 +66,22 @@ def scripted(*replies: Any, **settings: Any) -> LlmAgent:
     return LlmAgent(name="agent", model=llm, **settings)
 
 
-async def seed(chat: Chat, *events: Event) -> None:
-    """Puts earlier events into the session."""
-    session = await chat.sessions.create_session(
-        app_name="app", user_id="user", session_id=chat.session_id
-    )
+async def record(
+    agent: LlmAgent,
+    *said: str | types.Content,
+    events: Sequence[Event] = (),
+    before: Sequence[BasePlugin] = (),
+    **settings: Any,
+) -> Recorder:
+    """Says these messages in a session with earlier events."""
+    recorder = Recorder()
+    chat = Chat(agent, [*before, recorder], **settings)
+    session = await chat.session()
     for item in events:
         await chat.sessions.append_event(session, item)
+    for message in said:
+        await chat.say(message)
+    return recorder
 
 
 # --- requests that ADK built ---
@@ -96,12 +89,9 @@ async def seed(chat: Chat, *events: Event) -> None:
 
 async def test_everything_of_a_plain_conversation_is_history() -> None:
     """Messages, answers, calls and results are history, whoever begins how."""
-    recorder = Recorder()
     search = queued_tool("search", ["found"])
     agent = scripted("Hello.", asks_for("search"), "Sunny.", tools=[search])
-    chat = Chat(agent, [recorder])
-    await chat.say("For context: I live in Rome.")
-    await chat.say(shown(IMAGE))
+    recorder = await record(agent, "For context: I live in Rome.", SHOWN)
     assert recorder.history[-1] == [
         "For context: I live in Rome.",
         "Hello.",
@@ -114,19 +104,11 @@ async def test_everything_of_a_plain_conversation_is_history() -> None:
 
 async def test_instructions_among_the_contents_are_not_history() -> None:
     """Beside a static instruction the dynamic one travels as a content, as files do."""
-    recorder = Recorder()
+    static = types.Content(role="user", parts=[types.Part(text="A guide."), IMAGE])
     agent = scripted(
-        "Hello.",
-        asks_for("search"),
-        "Sunny.",
-        static_instruction=shown(types.Part(text="You are a guide."), IMAGE),
-        instruction="Today is May 1.",
-        tools=[queued_tool("search", ["found"])],
+        "Hello.", "Sunny.", static_instruction=static, instruction="Today is May 1."
     )
-    chat = Chat(agent, [recorder])
-    await chat.say("Hi.")
-    await chat.say("How is Rome?")
-    assert len(recorder.foreign) == 3
+    recorder = await record(agent, "Hi.", "How is Rome?")
     for foreign in recorder.foreign:
         assert len(foreign) >= 2
         assert any("Today is May 1." in text for text in foreign)
@@ -135,83 +117,28 @@ async def test_instructions_among_the_contents_are_not_history() -> None:
 
 @pytest.mark.skipif(not HAS_INPUT_CONTEXT, reason="this ADK has no such setting")
 async def test_model_input_context_is_not_history() -> None:
-    """Context that a caller adds to one run belongs to no session."""
-    recorder = Recorder()
-    context = [user("Who?"), model("A pilot."), call("look"), response("look", "a man")]
-    config = RunConfig.model_validate({"model_input_context": context})
-    chat = Chat(scripted("Hello."), [recorder], run_config=config)
-    await chat.say("Hi.")
-    await chat.say("Ciao.")
-    assert recorder.foreign == [[shorthand(content) for content in context]] * 2
-    assert recorder.history[-1] == ["Hi.", "Hello.", "Ciao."]
-
-
-@pytest.mark.skipif(not HAS_INPUT_CONTEXT, reason="this ADK has no such setting")
-async def test_context_in_the_users_words_leaves_the_user_in_history() -> None:
-    """What the user said stays history, though a caller adds the same text."""
-    recorder = Recorder()
-    config = RunConfig.model_validate({"model_input_context": [user("Hi.")]})
-    chat = Chat(scripted("Hello."), [recorder], run_config=config)
-    await chat.say("Hi.")
-    assert "Hi." in recorder.history[0]
+    """Context that a caller adds to one run belongs to no session; what the user said
+    stays history, though a caller adds the same text."""
+    added = [user("Hi."), model("Yes?"), call("look"), response("look", "a man")]
+    config = RunConfig.model_validate({"model_input_context": added})
+    recorder = await record(scripted("Hello."), "Ho.", "Hi.", run_config=config)
+    assert recorder.foreign[0] == [shorthand(content) for content in added]
+    assert {"Ho.", "Hello.", "Hi."} <= {*recorder.history[-1]}
 
 
 @pytest.mark.parametrize(
-    "reply", ["It is sunny.", shown(IMAGE), RAN], ids=["text", "image", "code"]
+    "reply", ["It is sunny.", SHOWN, RAN], ids=["text", "image", "code"]
 )
 async def test_relay_of_another_agent_is_history(reply: str | types.Content) -> None:
     """What another agent said or did derives from its events."""
-    recorder = Recorder("agent")
-    helper = LlmAgent(name="helper", model=SimulatedLlm(script=[reply]))
-    transfer = asks_for("transfer_to_agent", agent_name="helper")
-    agent = scripted(transfer, "Fine.", sub_agents=[helper])
-    chat = Chat(agent, [recorder])
-    await chat.say("How is Rome?")
-    await seed_turn_for(chat, "agent")
-    await chat.say("Thanks.")
-    assert len(recorder.history) == 2
-    assert recorder.foreign == [[], []]
+    content = model(reply) if isinstance(reply, str) else reply
+    helped = event(content.model_copy(update={"role": "model"}), "helper")
+    helper = LlmAgent(name="helper", model=SimulatedLlm())
+    agent = scripted("Fine.", sub_agents=[helper])
+    earlier = [event(user("How is Rome?")), helped, event(model("I am back."))]
+    recorder = await record(agent, "Thanks.", events=earlier)
+    assert recorder.foreign == [[]]
     assert any(text.startswith("For context:") for text in recorder.history[-1])
-
-
-async def seed_turn_for(chat: Chat, author: str) -> None:
-    """Lets an agent have the last word, so that it is asked next."""
-    session = await chat.sessions.get_session(
-        app_name="app", user_id="user", session_id=chat.session_id
-    )
-    assert session is not None
-    await chat.sessions.append_event(session, event(model("I am back."), author))
-
-
-class FixedExecutor(BaseCodeExecutor):
-    """Runs no code, and says that it printed four."""
-
-    def execute_code(
-        self, invocation_context: Any, code_execution_input: Any
-    ) -> CodeExecutionResult:
-        """Returns the same output for any code."""
-        return CodeExecutionResult(stdout="4")
-
-
-async def test_executed_code_is_history() -> None:
-    """Code and its output reach the model as text between fences of the executor."""
-    recorder = Recorder()
-    agent = scripted(
-        "Let me see.\n```python\nprint(2 + 2)\n```",
-        "It is 4.",
-        static_instruction="You compute.",
-        instruction="4 digits at most.",
-        code_executor=FixedExecutor(
-            execution_result_delimiters=("<out>\n", "\n</out>")
-        ),
-    )
-    chat = Chat(agent, [recorder])
-    chat.runner.artifact_service = InMemoryArtifactService()
-    await chat.say("What is 2 + 2?")
-    assert len(recorder.history[-1]) == 3
-    assert "Code execution result:\n4" in recorder.history[-1][-1]
-    assert len(recorder.foreign[-1]) == 1
-    assert "4 digits at most." in recorder.foreign[-1][0]
 
 
 def spoken(text: str, is_user: bool = True) -> Event:
@@ -223,77 +150,18 @@ def spoken(text: str, is_user: bool = True) -> Event:
 
 
 NOTHING_SAID = Event(author="agent", turn_complete=True)
+SPOKEN = {
+    "joined-over-silence": [spoken("Hi, "), NOTHING_SAID, spoken("you.")],
+    "dialogue": [spoken("Hi."), spoken("Hello.", False), spoken("Bye.")],
+}
 
 
-@pytest.mark.parametrize(
-    "events",
-    [
-        pytest.param(
-            [spoken("Hi, "), NOTHING_SAID, spoken("you.")], id="joined-over-silence"
-        ),
-        pytest.param(
-            [spoken("Hi."), spoken("Hello.", False), spoken("Bye.")], id="dialogue"
-        ),
-        pytest.param(
-            [spoken("Hi."), event(user("typed")), spoken("Bye.")], id="typed-between"
-        ),
-    ],
-)
+@pytest.mark.parametrize("events", SPOKEN.values(), ids=SPOKEN)
 async def test_transcriptions_are_history(events: list[Event]) -> None:
     """What was spoken in an earlier live session is history, however it is joined."""
-    recorder = Recorder()
-    chat = Chat(scripted("Sure."), [recorder])
-    await seed(chat, *events)
-    await chat.say("Where were we?")
+    recorder = await record(scripted("Sure."), "Where were we?", events=events)
     assert recorder.foreign == [[]]
     assert recorder.history[0][0].startswith("Hi")
-
-
-async def test_summary_of_adks_own_compaction_is_history() -> None:
-    """A summary that ADK put in place of events derives from the session."""
-    recorder = Recorder()
-    chat = Chat(scripted("Sure."), [recorder])
-    first, old = event(user("Hello?")), event(model("Hi."))
-    compaction = EventCompaction(
-        start_timestamp=old.timestamp,
-        end_timestamp=old.timestamp,
-        compacted_content=model("They greeted."),
-    )
-    summary = Event(author="user", actions=EventActions(compaction=compaction))
-    await seed(chat, first, old, summary)
-    await chat.say("Go on.")
-    assert recorder.foreign == [[]]
-    assert len(recorder.history[0]) == 3
-    assert "They greeted." in recorder.history[0][1]
-
-
-async def test_loaded_artifact_is_not_history() -> None:
-    """An artifact that a tool loads is added to one request, behind the result."""
-    recorder = Recorder()
-    agent = scripted(
-        asks_for("load_artifacts", artifact_names=["notes.txt"]),
-        "Read.",
-        tools=[load_artifacts_tool],
-    )
-    chat = Chat(agent, [recorder])
-    artifacts = InMemoryArtifactService()
-    chat.runner.artifact_service = artifacts
-    await seed(chat)
-    await artifacts.save_artifact(
-        app_name="app",
-        user_id="user",
-        session_id=chat.session_id,
-        filename="notes.txt",
-        artifact=types.Part(text="Buy milk."),
-    )
-    await chat.say("What is in my notes?")
-    assert recorder.history[-1] == [
-        "What is in my notes?",
-        "function_call",
-        "function_response",
-    ]
-    assert len(recorder.foreign[-1]) == 1
-    assert "Buy milk." in recorder.foreign[-1][0]
 
 
 async def test_message_that_a_plugin_extends_stays_history() -> None:
@@ -306,80 +174,32 @@ async def test_message_that_a_plugin_extends_stays_history() -> None:
             last = llm_request.contents[-1]
             last.parts = [*(last.parts or ()), types.Part(text="It is noon.")]
 
-    recorder = Recorder()
-    chat = Chat(scripted("Sure."), [Extender(name="extender"), recorder])
-    await chat.say("Hi.")
+    recorder = await record(
+        scripted("Sure."), "Hi.", before=[Extender(name="extender")]
+    )
     assert recorder.history == [["Hi.\nIt is noon."]]
 
 
 # --- contents by hand ---
 
 
-def of_agent(*parts: types.Part) -> Event:
-    """An event of the agent with these parts."""
-    return event(types.Content(role="model", parts=list(parts)))
-
-
-def ran(code: str, output: str) -> Event:
-    """An event in which the model ran code by itself."""
-    return of_agent(
-        types.Part.from_executable_code(code=code, language=types.Language.PYTHON),
-        types.Part.from_code_execution_result(
-            outcome=types.Outcome.OUTCOME_OK, output=output
-        ),
-    )
-
-
-HI = event(user("Hi."))
-FIVE = event(RAN)
-HISTORY = {
-    "said": (user("Hi."), HI),
-    "model": (model("Rewritten by a plugin."), HI),
-    "call": (call("x"), HI),
-    "response": (response("x"), HI),
-    "image": (shown(IMAGE), event(shown(IMAGE))),
-    "file": (shown(FILE), event(shown(FILE))),
-    "short-output": (user("```tool_output\n5\n```"), FIVE),
-    "code": (user("```tool_code\nf()\n```"), FIVE),
-    "relay": (user("For context:", "[b] said: hi"), event(model("hi"), "b")),
-}
-FOREIGN = {
-    "not-said": (user("Hi."), event(user("Hi. "))),
-    "other-file": (shown(FILE), event(shown(IMAGE))),
-    "no-fences": (user("Today is the 5 of May."), FIVE),
-    "one-word-before": (user("Five? 5"), FIVE),
-    "long-fence": (user("```\n5\n" + "`" * 100), FIVE),
-    "other-output": (user("```\n6\n```"), FIVE),
-    "relay-of-nobody": (user("For context:", "[b] said: hi"), event(model("hi"), "c")),
-    "none-part": (types.Content.model_construct(role="user", parts=[None]), HI),
-    "no-parts": (types.Content(role="user"), event(types.Content(role="user"))),
-    "empty-part": (shown(types.Part(text="")), event(shown(types.Part(text="")))),
-}
+HI, FIVE = event(user("Hi.")), event(RAN)
+RELAY = user("For context:", "[b] said: hi")
 
 
 @pytest.mark.parametrize(
-    ("item", "behind", "expected"),
+    ("item", "behind", "is_history"),
     [
-        *(pytest.param(*case, [0], id=name) for name, case in HISTORY.items()),
-        *(pytest.param(*case, [], id=name) for name, case in FOREIGN.items()),
+        pytest.param(model("Rewritten by a plugin."), HI, True, id="model"),
+        pytest.param(user("```tool_output\n5\n```"), FIVE, True, id="short-output"),
+        pytest.param(user("```tool_code\nf()\n```"), FIVE, True, id="code"),
+        pytest.param(RELAY, event(model("hi"), "b"), True, id="relay"),
+        pytest.param(RELAY, event(model("hi"), "c"), False, id="relay-of-nobody"),
+        pytest.param(user("Hi."), event(user("Hi. ")), False, id="not-said"),
+        pytest.param(user("Today is the 5 of May."), FIVE, False, id="no-fences"),
+        pytest.param(user("Five? 5"), FIVE, False, id="one-word-before"),
     ],
 )
-def test_single_contents(
-    item: types.Content, behind: Event, expected: list[int]
-) -> None:
+def test_single_contents(item: types.Content, behind: Event, is_history: bool) -> None:
     """A content is history when one of its parts has an event behind it."""
-    assert find_history([item], [behind]) == expected
-
-
-def test_odd_events_are_survived() -> None:
-    """Events without content, with None parts or empty results say nothing."""
-    code = types.Part(executable_code=types.ExecutableCode(code=""))
-    events = [
-        Event(author="agent"),
-        event(types.Content.model_construct(role="user", parts=[None])),
-        event(shown(code, role="model")),
-        event(shown(types.Part(thought_signature=b"x"), role="model")),
-        Event(author="user", input_transcription=types.Transcription()),
-        HI,
-    ]
-    assert find_history([user("Hi."), user("Ho.")], events) == [0]
+    assert find_history([item], [behind]) == [0] * is_history

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from types import SimpleNamespace
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from google.adk.agents import LlmAgent, ParallelAgent, SequentialAgent
+from google.adk.agents import LlmAgent, ParallelAgent
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.run_config import RunConfig
 from google.adk.apps.app import EventsCompactionConfig
-from google.adk.events.event import Event
-from google.adk.events.event_actions import EventActions
 from google.adk.models.llm_request import LlmRequest
 from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.sessions import InMemorySessionService
@@ -20,18 +19,10 @@ from google.adk.sessions.base_session_service import GetSessionConfig
 from google.genai import types
 
 from contextguard_adk import ContextGuardPlugin, Threshold
-from contextguard_adk.recall.offer import is_visible, without_rewound
 from contextguard_adk.testing import Reply, SimulatedLlm
 from contextguard_adk.testing import call as tool_call
-from tests.builders import (
-    Chat,
-    call,
-    event,
-    guarded_agent,
-    queued_tool,
-    response,
-    user,
-)
+from tests.builders import Chat, call, queued_tool, response
+from tests.chats import agent_requests
 
 WINDOW = 4_000
 workflow_agents = pytest.mark.filterwarnings(
@@ -58,24 +49,27 @@ def recalling(query: str) -> Any:
 
 def pages(llm: SimulatedLlm) -> list[str]:
     """What the recall tool has answered, in the newest request."""
-    newest = [request for request in llm.requests if not request.is_summary][-1]
-    return [
-        str(part.function_response.response)
-        for content in newest.contents
-        for part in content.parts or ()
-        if part.function_response and part.function_response.name == "recall_history"
-    ]
+    contents = agent_requests(llm)[-1].contents
+    found = [part.function_response for c in contents for part in c.parts or ()]
+    return [str(r.response) for r in found if r and r.name == "recall_history"]
 
 
-def guarded_llm(query: str) -> tuple[SimulatedLlm, LlmAgent]:
-    """A model that searches when it is told to, and its agent."""
+def tooled_agent(name: str, llm: SimulatedLlm) -> LlmAgent:
+    """An agent with one tool."""
+    return LlmAgent(name=name, model=llm, tools=[queued_tool("look", ["x"])])
+
+
+def searching(
+    query: str, *, before: Sequence[BasePlugin] = (), **chat: Any
+) -> tuple[SimulatedLlm, Chat]:
+    """A model that searches when it is told to, and a guarded chat with it."""
     llm = SimulatedLlm(context_window=WINDOW, script=recalling(query))
-    return llm, guarded_agent(llm, [queued_tool("look", ["x"])])
+    return llm, Chat(tooled_agent("agent", llm), [*before, guard()], **chat)
 
 
-def guard(**settings: Any) -> ContextGuardPlugin:
+def guard() -> ContextGuardPlugin:
     """A guard with a small window."""
-    return ContextGuardPlugin(default=Threshold(context_window=WINDOW, **settings))
+    return ContextGuardPlugin(default=Threshold(context_window=WINDOW))
 
 
 async def fill(chat: Chat, count: int = 6, text: str = "") -> None:
@@ -86,20 +80,18 @@ async def fill(chat: Chat, count: int = 6, text: str = "") -> None:
 
 async def test_another_session_and_another_user_are_out_of_reach() -> None:
     """Neither through the same plugin, nor through the same session id."""
-    service = InMemorySessionService()
-    llm, agent = guarded_llm(SECRET)
-    plugin = guard()
+    service, plugin = InMemorySessionService(), guard()
+    llm = SimulatedLlm(context_window=WINDOW, script=recalling(SECRET))
+    agent = tooled_agent("agent", llm)
     other = Chat(agent, [plugin], session_service=service, session_id="other")
     await fill(other, text=SECRET)
-    await service.create_session(app_name="app", user_id="eve", session_id="other")
-    chat = Chat(agent, [plugin], session_service=service)
-    await fill(chat)
-    llm.keep_requests = None
-    await chat.say("Search it.")
-    assert "Nothing matches" in pages(llm)[0]
-    assert SECRET not in llm.requests[-1].text.replace(f"'{SECRET}'", "").replace(
-        f'"{SECRET}"', ""
-    )
+    for session_id, user_id in (("session", "user"), ("other", "eve")):
+        place: dict[str, Any] = {"session_id": session_id, "user_id": user_id}
+        chat = Chat(agent, [plugin], session_service=service, **place)
+        await fill(chat)
+        await chat.say("Search it.")
+        assert "Nothing matches" in pages(llm)[0]
+        assert f"{SECRET} word" not in llm.requests[-1].text
     # The owner of the secret finds it.
     await other.say("Search it.")
     assert "user message" in pages(llm)[0]
@@ -108,78 +100,28 @@ async def test_another_session_and_another_user_are_out_of_reach() -> None:
 @workflow_agents
 async def test_another_branch_is_out_of_reach() -> None:
     """What a parallel agent has been told stays with it."""
-    llms = {
-        "left": SimulatedLlm(
-            context_window=WINDOW, script=lambda r: "Mine is " + SECRET
-        ),
-        "right": SimulatedLlm(context_window=WINDOW, script=recalling("Mine is zq")),
-    }
-    agents = [
-        LlmAgent(name=name, model=llm, tools=[queued_tool("look", ["x"])])
-        for name, llm in llms.items()
-    ]
-    chat = Chat(ParallelAgent(name="both", sub_agents=list(agents)), [guard()])
+    left = SimulatedLlm(context_window=WINDOW, script=lambda r: f"Mine is {SECRET}")
+    right = SimulatedLlm(context_window=WINDOW, script=recalling("Mine is zq"))
+    agents = [tooled_agent("left", left), tooled_agent("right", right)]
+    chat = Chat(ParallelAgent(name="both", sub_agents=[*agents]), [guard()])
     await fill(chat)
     await chat.say("Search it.")
-    (page,) = pages(llms["right"])
+    (page,) = pages(right)
     assert "Nothing matches" in page
-    assert SECRET not in llms["right"].requests[-1].text
-
-
-def recall_whenever_offered(request: LlmRequest) -> Reply:
-    """A script that searches on each turn, once that is possible."""
-    was_asked = any(part.function_response for part in request.contents[-1].parts or ())
-    if was_asked or "recall_history" not in request.tools_dict:
-        return "ok"
-    return tool_call("recall_history", query="Found zq")
-
-
-@workflow_agents
-async def test_what_another_agent_said_in_sight_is_in_reach() -> None:
-    """Agents that follow one another see each other's replies; so may the tool."""
-    first = SimulatedLlm(
-        context_window=WINDOW,
-        script=lambda request: f"Found {SECRET} " + "note " * 300,
-        summary_replies=lambda request: "Talk.",
-    )
-    second = SimulatedLlm(
-        context_window=WINDOW,
-        script=recall_whenever_offered,
-        summary_replies=lambda request: "Talk.",
-    )
-    agents = [
-        LlmAgent(name=name, model=llm, tools=[queued_tool("look", ["x"])])
-        for name, llm in (("first", first), ("second", second))
-    ]
-    chat = Chat(SequentialAgent(name="both", sub_agents=list(agents)), [guard()])
-    for number in range(6):
-        await chat.say(f"Search, {number}. " + "word " * 300)
-    assert "[first] said" in pages(second)[-1]
-    assert SECRET in pages(second)[-1]
+    assert SECRET not in right.requests[-1].text
 
 
 CREDENTIALS = [
     call("adk_request_credential", "c1", secret=SECRET),
     response("adk_request_credential", {"token": SECRET}, "c1"),
 ]
-THOUGHT = types.Content(
-    role="model",
-    parts=[types.Part(text=f"Maybe {SECRET}", thought=True), types.Part(text="Hm.")],
-)
 
 
-@pytest.mark.parametrize(
-    "contents", [CREDENTIALS, [THOUGHT]], ids=["credentials", "thoughts"]
-)
-async def test_secrets_and_thoughts_are_out_of_reach(
-    contents: list[types.Content],
-) -> None:
-    """Neither a credential, nor what the model only thought, can be recalled."""
-    llm, agent = guarded_llm(SECRET)
-    chat = Chat(agent, [guard()])
+async def test_credentials_are_out_of_reach() -> None:
+    """What a user has entrusted to ADK cannot be recalled."""
+    llm, chat = searching(SECRET)
     await chat.say("Hello.")
-    for content in contents:
-        await chat.sessions.append_event(await chat._session(), event(content))
+    await chat.tell(CREDENTIALS)
     await fill(chat)
     await chat.say("Search it.")
     assert "Nothing matches" in pages(llm)[0]
@@ -187,8 +129,7 @@ async def test_secrets_and_thoughts_are_out_of_reach(
 
 async def test_what_was_rewound_is_out_of_reach() -> None:
     """And what stays keeps its handle."""
-    llm, agent = guarded_llm("marker")
-    chat = Chat(agent, [guard()])
+    llm, chat = searching("marker")
     await fill(chat, 7, text="marker kept")
     await chat.say("Search now.")
     before = set(re.findall(r"\[(\w{10}) user message", pages(llm)[-1]))
@@ -208,9 +149,8 @@ async def test_what_was_rewound_is_out_of_reach() -> None:
 
 async def test_events_that_a_run_does_not_load_are_in_reach() -> None:
     """With `get_session_config` ADK sends the newest events only."""
-    llm, agent = guarded_llm(f"code {SECRET}")
     config = RunConfig(get_session_config=GetSessionConfig(num_recent_events=12))
-    chat = Chat(agent, [guard()], run_config=config)
+    llm, chat = searching(f"code {SECRET}", run_config=config)
     await chat.say(f"Mind the code {SECRET}.")
     await fill(chat, 14)
     assert SECRET not in str(llm.requests[-1].contents[2:])
@@ -218,32 +158,38 @@ async def test_events_that_a_run_does_not_load_are_in_reach() -> None:
     assert "user message" in pages(llm)[-1]
 
 
-class Mask(BasePlugin):
-    """Hides codes from the model."""
+class Changing(BasePlugin):
+    """Changes the texts of each request, not the session."""
+
+    def __init__(self, change: Callable[[list[types.Content]], None]) -> None:
+        super().__init__(name="changing")
+        self.change = change
 
     async def before_model_callback(
         self, *, callback_context: CallbackContext, llm_request: LlmRequest
     ) -> None:
-        """Changes the texts of the request, not the session."""
-        llm_request.contents = [
-            types.Content(
-                role=content.role,
-                parts=[
-                    types.Part(text=part.text.replace(SECRET, "****"))
-                    if part.text
-                    else part
-                    for part in content.parts or ()
-                ],
-            )
-            for content in llm_request.contents
-        ]
+        """Changes copies."""
+        copies = [content.model_copy(deep=True) for content in llm_request.contents]
+        self.change(copies)
+        llm_request.contents = copies
+
+
+def hide(contents: list[types.Content]) -> None:
+    """Hides the secret from the model."""
+    for part in itertools.chain.from_iterable(c.parts or () for c in contents):
+        part.text = part.text and part.text.replace(SECRET, "****")
+
+
+def begin_as_user(contents: list[types.Content]) -> None:
+    """Gives ADK's own summary the role that a strict provider wants."""
+    contents[0].role = "user"
 
 
 async def test_what_a_plugin_masks_does_not_come_back() -> None:
     """Of what a run loads the tool reads what the request shows."""
-    llm, agent = guarded_llm(f"code {SECRET}")
     config = RunConfig(get_session_config=GetSessionConfig(num_recent_events=30))
-    chat = Chat(agent, [Mask(name="mask"), guard()], run_config=config)
+    mask = Changing(hide)
+    llm, chat = searching(f"code {SECRET}", before=[mask], run_config=config)
     await fill(chat, 10)
     await chat.say(f"Mind the code {SECRET}.")
     await fill(chat, 2)
@@ -252,24 +198,13 @@ async def test_what_a_plugin_masks_does_not_come_back() -> None:
     assert all("user message" not in page for page in pages(llm))
 
 
-class UserFirst(BasePlugin):
-    """Gives ADK's own summary the role that a strict provider wants."""
-
-    async def before_model_callback(
-        self, *, callback_context: CallbackContext, llm_request: LlmRequest
-    ) -> None:
-        """Changes the role of the first content."""
-        first = llm_request.contents[0].model_copy(update={"role": "user"})
-        llm_request.contents[0] = first
-
-
 async def test_what_adk_compacted_is_in_reach() -> None:
     """Its own compaction takes events out of the request, not out of the session."""
-    llm, agent = guarded_llm(f"code {SECRET}")
-    llm.summary_replies = lambda request: "They talked."
     compaction = EventsCompactionConfig(compaction_interval=2, overlap_size=0)
-    plugins = [UserFirst(name="user_first"), guard()]
-    chat = Chat(agent, plugins, events_compaction_config=compaction)
+    first = Changing(begin_as_user)
+    query = f"code {SECRET}"
+    llm, chat = searching(query, before=[first], events_compaction_config=compaction)
+    llm.summary_replies = lambda request: "They talked."
     await chat.say(f"Mind the code {SECRET}.")
     await fill(chat, 9)
     if not any(e.actions and e.actions.compaction for e in await chat.events()):
@@ -277,67 +212,3 @@ async def test_what_adk_compacted_is_in_reach() -> None:
     await chat.say("more " * 3_200)
     await chat.say("Search it.")
     assert "user message" in pages(llm)[-1]
-
-
-# --- The rules one by one ---------------------------------------------------------
-
-
-BRANCHES = [
-    (None, None, True),
-    ("a.b", None, True),
-    ("a.b", "a", True),
-    ("a.b", "a.b", True),
-    ("a.b", "a.bc", False),
-    ("a.b", "a.b.c", False),
-    ("a.b", "x", False),
-    (None, "a", True),
-]
-
-
-def is_seen(item: Event, branch: str | None = None, scope: str | None = None) -> bool:
-    """Whether an agent on this branch, in this isolation scope, may see an event."""
-    invocation: Any = SimpleNamespace(branch=branch, isolation_scope=scope)
-    return is_visible(item, invocation)
-
-
-@pytest.mark.parametrize(("branch", "event_branch", "expected"), BRANCHES)
-def test_branches(branch: str | None, event_branch: str | None, expected: bool) -> None:
-    """An agent sees its own branch and those above it."""
-    item = event(user("Hi"))
-    item.branch = event_branch
-    assert is_seen(item, branch) is expected
-
-
-def test_isolation_scopes() -> None:
-    """They have to be the same."""
-    item = event(user("Hi"))
-    if "isolation_scope" not in Event.model_fields:
-        pytest.skip("google-adk without isolation_scope")
-    item.isolation_scope = "task-1"
-    assert is_seen(item, scope="task-1")
-    assert not is_seen(item)
-
-
-@pytest.mark.parametrize(
-    "name", ["adk_request_credential", "adk_request_confirmation", "adk_framework"]
-)
-def test_calls_of_adk_itself_are_not_visible(name: str) -> None:
-    """They hold credentials, or mean nothing to the agent."""
-    assert not is_seen(event(call(name)))
-    assert not is_seen(event(response(name)))
-
-
-def test_rewinds_leave_out_what_they_took_back() -> None:
-    """One after the other, and one to nowhere."""
-
-    def said(invocation: str) -> Event:
-        return Event(author="user", invocation_id=invocation, content=user(invocation))
-
-    def rewound(target: str) -> Event:
-        actions = EventActions(rewind_before_invocation_id=target)
-        return Event(author="user", invocation_id="r", actions=actions)
-
-    events = [said("1"), said("2"), said("2"), said("3"), rewound("2"), said("4")]
-    assert [e.invocation_id for e in without_rewound(events)] == ["1", "4"]
-    events += [said("5"), rewound("5"), rewound("gone"), said("6")]
-    assert [e.invocation_id for e in without_rewound(events)] == ["1", "4", "6"]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from contextguard_adk import (
     MessageWindow,
+    Pipeline,
     Reducer,
     Reduction,
     StrategyResult,
@@ -19,17 +20,17 @@ from contextguard_adk import (
     TokenWindow,
     ToolOutputTruncation,
 )
-from contextguard_adk.history.view import HistoryView
-from contextguard_adk.strategies.reduction import Relaxed
+from contextguard_adk.strategies.reducers import Relaxed
 from contextguard_adk.testing import SimulatedLlm
-from tests.builders import call, event, model, response, user
-from tests.test_strategies import context, names, small_talk, words
+from tests.builders import call, call_part, model, queued_tool, response, user
+from tests.chats import KEY, guarded_chat, words
+from tests.test_strategies import context, names, small_talk
 
 NO_CHANGE, APPLIED, TARGET_REACHED = StrategyResult
 RELAXED = Relaxed(lengths=True, preferences=True)
 
 
-def reduction(
+async def reduction(
     contents: Sequence[types.Content],
     llm: SimulatedLlm | None = None,
     *,
@@ -38,8 +39,7 @@ def reduction(
     window_tokens: int = 100_000,
 ) -> Reduction:
     """The start of a pipeline run over these contents, which are all history."""
-    tokens = context(contents).measure(contents)
-    made = context(contents, llm, window_tokens=window_tokens, tokens=tokens)
+    made = await context(contents, llm, window_tokens=window_tokens)
     run = Reduction(made, target_tokens)
     run.relaxed = relaxed
     return run
@@ -62,28 +62,14 @@ def instruction(text: str) -> types.Content:
 # --- Windows ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("count", "settings", "kept"),
-    [
-        (49, {}, 49),
-        (50, {}, 40),
-        (100, {"window_size": 10}, 10),
-        (9, {"window_size": 10, "min_messages_before_windowing": 0}, 9),
-    ],
-    ids=["fewer-than-the-minimum", "the-minimum", "small-window", "all-fit"],
-)
-async def test_a_message_window_keeps_the_newest(
-    count: int, settings: dict[str, Any], kept: int
-) -> None:
-    """So many stay, the first task and the newest, and nothing is dropped below the
-    minimum."""
-    run = reduction(small_talk(count, 20))
-    result = await MessageWindow(**settings).reduce(run)
-    assert len(run.kept) == kept
-    assert result is (NO_CHANGE if kept == count else APPLIED)
-    if kept < count:
-        first = run.context.view.first_task_index
-        assert run.kept == [first, *range(count - kept + 1, count)]
+async def test_a_message_window_keeps_the_newest() -> None:
+    """The first task and the newest stay; nothing is dropped below the minimum."""
+    run = await reduction(small_talk(49, 20))
+    assert await MessageWindow().reduce(run) is NO_CHANGE
+    assert len(run.kept) == 49
+    run = await reduction(small_talk(50, 20))
+    assert await MessageWindow().reduce(run) is APPLIED
+    assert run.kept == [run.context.view.first_task_index, *range(11, 50)]
 
 
 @pytest.mark.parametrize(
@@ -96,63 +82,32 @@ async def test_protected_messages_against_a_strict_window(
     # The user's only message is the first task and the current request.
     rules = [instruction(f"Rule{number} holds.") for number in range(14)]
     talk = [model(words(20, f"m{number}")) for number in range(60)]
-    run = reduction([*rules, *talk, user("Task.")])
-    window = MessageWindow(window_size=10, strict_window_size=is_strict)
-    await window.reduce(run)
-    assert names(sent(run)) == [
-        *(f"Rule{number}" for number in range(15 - kept, 14)),
-        "Task.",
-    ]
+    run = await reduction([*rules, *talk, user("Task.")])
+    await MessageWindow(window_size=10, strict_window_size=is_strict).reduce(run)
+    rules_kept = [f"Rule{number}" for number in range(15 - kept, 14)]
+    assert names(sent(run)) == [*rules_kept, "Task."]
 
 
 @pytest.mark.parametrize(
-    ("settings", "relaxed", "has_system", "has_task"),
+    ("window", "relaxed", "has_system", "has_task"),
     [
-        ({}, Relaxed(), True, True),
-        ({"preserve_system": False}, Relaxed(), False, True),
-        ({"preserve_initial_task": False}, Relaxed(), True, False),
-        ({}, RELAXED, False, False),
+        (MessageWindow(window_size=5), Relaxed(), True, True),
+        (MessageWindow(window_size=5, preserve_system=False), Relaxed(), False, True),
+        (TokenWindow(budget_tokens=100), RELAXED, False, False),
     ],
-    ids=["defaults", "system", "task", "relaxed"],
-)
-@pytest.mark.parametrize(
-    "window",
-    [
-        pytest.param((MessageWindow, {"window_size": 5}), id="messages"),
-        pytest.param((TokenWindow, {"budget_tokens": 100}), id="tokens"),
-    ],
+    ids=["defaults", "system", "relaxed"],
 )
 async def test_what_a_window_preserves(
-    window: tuple[type[Reducer], dict[str, Any]],
-    settings: dict[str, Any],
-    relaxed: Relaxed,
-    has_system: bool,
-    has_task: bool,
+    window: Reducer, relaxed: Relaxed, has_system: bool, has_task: bool
 ) -> None:
     """Instructions in the history and the first task stay, if asked and if possible."""
     talk = [user("Task."), instruction("Rule."), *small_talk(60, 20)]
-    run = reduction(talk, relaxed=relaxed)
-    kind, own = window
-    await kind(**own, **settings).reduce(run)
+    run = await reduction(talk, relaxed=relaxed)
+    await window.reduce(run)
     texts = names(sent(run))
     assert ("Rule." in texts) is has_system
     assert ("Task." in texts) is has_task
     assert texts[-1] == "m59"
-
-
-@pytest.mark.parametrize(
-    ("count", "size_tokens", "kept"),
-    [(100, 100, 100), (10, 10_000, 5)],
-    ids=["small-ones-all-fit", "large-ones-of-which-5-fit"],
-)
-async def test_a_token_window_counts_tokens(
-    count: int, size_tokens: int, kept: int
-) -> None:
-    """Not the number of messages counts but what they take."""
-    run = reduction(small_talk(count, size_tokens), window_tokens=200_000)
-    await TokenWindow(budget_tokens=50_000).reduce(run)
-    assert len(run.kept) == kept
-    assert run.measure(run.kept) <= 50_000
 
 
 async def test_windows_keep_pairs_whole() -> None:
@@ -160,37 +115,11 @@ async def test_windows_keep_pairs_whole() -> None:
     contents = [user("Task.")]
     for number in range(40):
         contents += [call("read", str(number)), response("read", "ok", str(number))]
-    run = reduction([*contents, user("Now?")])
+    run = await reduction([*contents, user("Now?")])
     await MessageWindow(window_size=10).reduce(run)
-    kept = sent(run)
-    calls = [p for c in kept for p in c.parts or [] if p.function_call]
-    results = [p for c in kept for p in c.parts or [] if p.function_response]
-    assert len(calls) == len(results)
-    assert abs(len(kept) - 10) <= 1
-
-
-async def test_a_token_window_drops_nothing_that_is_preserved() -> None:
-    """Instructions and the current request stay, even beyond the budget."""
-    rules = [instruction(words(100, f"Rule{number}")) for number in range(3)]
-    run = reduction([*rules, user(words(100, "Now"))])
-    assert await TokenWindow(budget_tokens=100).reduce(run) is NO_CHANGE
-    assert run.kept == [0, 1, 2, 3]
-
-
-async def test_a_token_window_measures_what_is_sent() -> None:
-    """A result that was shortened before counts as short."""
-    contents = [
-        user("Task."),
-        call("read"),
-        response("read", "y" * 40_000),
-        call("read"),
-        response("read", "ok"),
-        user("Now?"),
-    ]
-    run = reduction(contents)
-    await ToolOutputTruncation(max_length=1_000).reduce(run)
-    assert await TokenWindow(budget_tokens=1_000).reduce(run) is NO_CHANGE
-    assert len(run.kept) == 6
+    parts = [part for content in sent(run) for part in content.parts or []]
+    assert sum(bool(p.function_call) for p in parts) == 4
+    assert sum(bool(p.function_response) for p in parts) == 4
 
 
 # --- Tool results -----------------------------------------------------------------
@@ -215,79 +144,57 @@ def result_lengths(run: Reduction) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("preserve", "relaxed", "lengths"),
+    ("settings", "relaxed", "lengths"),
     [
-        (True, Relaxed(), [4_000, 9_000]),
-        (False, Relaxed(), [4_000, 4_000]),
-        (True, Relaxed(lengths=True), [1_000, 9_000]),
-        (True, RELAXED, [1_000, 1_000]),
+        ({}, Relaxed(), [4_000, 9_000]),
+        ({"preserve_last_tool_result": False}, Relaxed(), [4_000, 4_000]),
+        ({}, Relaxed(lengths=True), [1_000, 9_000]),
+        ({"max_length": 400}, Relaxed(lengths=True), [400, 9_000]),
+        ({"max_length": 8_000}, Relaxed(lengths=True), [2_000, 9_000]),
+        ({}, RELAXED, [1_000, 1_000]),
     ],
-    ids=["kept", "shortened-when-asked", "tight", "relaxed"],
+    ids=["kept", "asked", "tight", "short-as-set", "a-quarter", "relaxed"],
 )
-async def test_the_last_tool_result(
-    preserve: bool, relaxed: Relaxed, lengths: list[int]
+async def test_how_far_results_are_shortened(
+    settings: dict[str, Any], relaxed: Relaxed, lengths: list[int]
 ) -> None:
-    """It stays whole unless told otherwise, or the request would not fit."""
-    run = reduction(read_twice(), relaxed=relaxed)
-    truncation = ToolOutputTruncation(
-        preserve_last_tool_result=preserve, show_truncation_notice=False
-    )
+    """As set; to a quarter but at least 1,000, the last one too, where need be."""
+    run = await reduction(read_twice(), relaxed=relaxed)
+    truncation = ToolOutputTruncation(show_truncation_notice=False, **settings)
     assert await truncation.reduce(run) is APPLIED
     assert result_lengths(run) == lengths
 
 
-@pytest.mark.parametrize(
-    "contents",
-    [small_talk(5), read_twice()[3:], read_twice(100)],
-    ids=["no-results", "one-result", "short-results"],
-)
-async def test_nothing_to_shorten(contents: list[types.Content]) -> None:
-    """Without long results before the last one nothing happens."""
-    run = reduction(contents)
-    assert await ToolOutputTruncation().reduce(run) is NO_CHANGE
-
-
 async def test_a_shortened_result_does_not_grow_again() -> None:
     """Settings that are looser than what was decided do not undo it."""
-    run = reduction(read_twice(), relaxed=RELAXED)
+    run = await reduction(read_twice(), relaxed=RELAXED)
     truncation = ToolOutputTruncation(show_truncation_notice=False)
     await truncation.reduce(run)
-    decided = run.truncation
     run.relaxed = Relaxed()
     assert await truncation.reduce(run) is NO_CHANGE
-    assert run.truncation == decided
     assert result_lengths(run) == [1_000, 1_000]
 
 
-@pytest.mark.parametrize(
-    ("max_length", "wanted"),
-    [(400, 400), (2_000, 1_000), (4_000, 1_000), (40_000, 10_000)],
-)
-async def test_tightening_leaves_a_quarter(max_length: int, wanted: int) -> None:
-    """To a quarter, to 1,000 characters at most, and never to more than was set."""
-    run = reduction(read_twice(90_000), relaxed=Relaxed(lengths=True))
-    truncation = ToolOutputTruncation(
-        max_length=max_length, show_truncation_notice=False
+async def test_an_unknown_content_in_state_counts_as_none() -> None:
+    """State is untrusted: what was shortened up to nowhere is shortened anew."""
+    llm = SimulatedLlm(context_window=8_000)
+    strategy = Pipeline(context_window=8_000, window=None)
+    read = queued_tool("read", ["notebooks " * 900])
+    chat = guarded_chat(llm, strategy, agent={"tools": [read]})
+    llm.script = lambda request: (
+        [call_part("read")] if len(request.contents) % 4 == 1 else "Done."
     )
-    await truncation.reduce(run)
-    assert result_lengths(run) == [wanted, 90_000]
-
-
-@pytest.mark.parametrize(
-    ("settings", "complaint"),
-    [
-        ({"smart_truncate": True, "max_length": 3_999}, "4000"),
-        ({"max_length": 0}, "max_length"),
-        ({"maxlength": 10}, "maxlength"),
-    ],
-    ids=["head-and-tail", "nothing-left", "unknown"],
-)
-def test_impossible_lengths_are_refused(
-    settings: dict[str, Any], complaint: str
-) -> None:
-    """A mistake is an error at start."""
-    with pytest.raises(ValidationError, match=complaint):
-        ToolOutputTruncation(**settings)
+    key = KEY.format("record")
+    while key not in await chat.state():
+        await chat.say("Read on.")
+    record = json.loads((await chat.state())[key])
+    assert record["summary"]["truncation"]
+    record["summary"]["truncated_upto"] = "00"
+    await chat.set_state({key: json.dumps(record)})
+    for _ in range(3):
+        await chat.say("Read on.")
+    assert llm.rejections == llm.violations == 0
+    assert (await chat.state())[key] != json.dumps(record)
 
 
 # --- Summaries --------------------------------------------------------------------
@@ -305,96 +212,32 @@ SUMMARIES = {
 
 
 @pytest.mark.parametrize(
-    ("count", "size_tokens", "relaxed", "summaries"),
-    SUMMARIES.values(),
-    ids=SUMMARIES,
+    ("count", "size_tokens", "relaxed", "summaries"), SUMMARIES.values(), ids=SUMMARIES
 )
 async def test_when_a_summary_is_paid_for(
     count: int, size_tokens: int, relaxed: Relaxed, summaries: int
 ) -> None:
     """Only where the settings, or the need, ask for one, and where it helps."""
-    llm = SimulatedLlm(context_window=1_000_000, summary_replies=["Short."] * 3)
-    run = reduction(
-        small_talk(count, size_tokens), llm, target_tokens=50_000, relaxed=relaxed
-    )
+    llm = SimulatedLlm(context_window=1_000_000, summary_replies=["Short."])
+    contents = small_talk(count, size_tokens)
+    run = await reduction(contents, llm, target_tokens=50_000, relaxed=relaxed)
     await SummaryCompaction().reduce(run)
     assert llm.summaries == run.attempts == summaries
 
 
-async def test_the_newest_messages_stay_word_for_word() -> None:
-    """100 messages over 90 % become the summary first, then the last 10."""
-    llm = SimulatedLlm(context_window=1_000_000, summary_replies=["Short."])
-    contents = small_talk(100, 950)
-    run = reduction(contents, llm, target_tokens=50_000)
-    assert await SummaryCompaction().reduce(run) is TARGET_REACHED
-    assert run.compaction
-    first, *rest = run.compaction.contents
-    assert "Short." in str(first.parts and first.parts[0].text)
-    assert rest == contents[-10:]
-
-
-async def test_a_failed_summarizer_is_not_asked_again() -> None:
-    """One failure is enough for one run: each may take its whole timeout."""
-    llm = SimulatedLlm(
-        context_window=1_000_000, summary_replies=[RuntimeError("down")] * 3
-    )
-    run = reduction(small_talk(100, 950), llm, target_tokens=50_000)
-    await SummaryCompaction().reduce(run)
-    run.relaxed = RELAXED
-    assert await SummaryCompaction().reduce(run) is NO_CHANGE
-    assert llm.summaries == 1
-    assert run.compaction
-    assert run.compaction.stored.is_mechanical
-
-
-def test_a_trigger_below_the_target_is_refused() -> None:
-    """Such a summary could never be due."""
-    with pytest.raises(ValidationError, match="must be larger"):
-        SummaryCompaction(trigger_threshold=0.5, target_token_ratio=0.5)
-
-
-# --- The working state ------------------------------------------------------------
-
-
-def test_nothing_is_dropped_twice_and_the_live_request_never() -> None:
-    """What a reducer asks for is bounded by what must stay."""
-    run = reduction([user("old"), model(words(500, "m")), user("live")])
-    assert run.drop([0, 1, 2]) is APPLIED
-    assert run.kept == [2]
-    assert run.drop([0, 2]) is NO_CHANGE
-
-
 @pytest.mark.parametrize(
-    "change",
+    ("kind", "settings", "complaint"),
     [
-        {"truncation": "{"},
-        {"truncation": "[1]"},
-        {"truncation": "[" * 100_000},
-        {"truncated_upto": "00"},
+        (ToolOutputTruncation, {"smart_truncate": True, "max_length": 3_999}, "4000"),
+        (ToolOutputTruncation, {"max_length": 0}, "max_length"),
+        (ToolOutputTruncation, {"maxlength": 10}, "maxlength"),
+        (SummaryCompaction, {"trigger_threshold": 0.5}, "must be larger"),
     ],
-    ids=["no-json", "other-settings", "deep", "unknown-content"],
+    ids=["head-and-tail", "nothing-left", "unknown", "trigger-at-the-target"],
 )
-async def test_broken_settings_in_state_count_as_none(change: dict[str, Any]) -> None:
-    """State is untrusted: what is no truncation is not applied, and not taken up."""
-    run = reduction(read_twice())
-    assert await ToolOutputTruncation(max_length=1_000).reduce(run) is APPLIED
-    assert run.compaction
-    stored = run.compaction.stored
-    stored = replace(stored, mark=replace(stored.mark, **change))
-    view = HistoryView(
-        read_twice(),
-        events=[event(content) for content in read_twice()],
-        user_content=user("Now?"),
-        invocation_id="now",
-        stored=stored,
-    )
-    again = Reduction(replace(run.context, view=view), 1)
-    assert again.truncation is None
-    assert await ToolOutputTruncation(max_length=1_000).reduce(again) is APPLIED
-    assert again.truncation
-
-
-def test_a_reducer_needs_its_method() -> None:
-    """The base class does nothing."""
-    with pytest.raises(TypeError, match="abstract"):
-        Reducer()  # type: ignore[abstract]
+def test_impossible_settings_are_refused(
+    kind: type[Reducer], settings: dict[str, Any], complaint: str
+) -> None:
+    """A mistake is an error at start."""
+    with pytest.raises(ValidationError, match=complaint):
+        kind(**settings)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from google.adk.agents import LlmAgent
 from google.adk.models.llm_request import LlmRequest
-from google.adk.tools.agent_tool import AgentTool
 from pydantic import BaseModel
 
 from contextguard_adk import ContextGuardPlugin, Threshold, TodosTool
 from contextguard_adk.summarizing.todos import LIST_HEADING, TodoList, load_todos
 from contextguard_adk.testing import Reply, SimulatedLlm
 from contextguard_adk.testing import call as tool_call
-from tests.builders import Chat, answer_text, queued_tool
+from tests.builders import Chat, answer_text
 
 KEY = "__context_guard_todos_agent"
 TODOS = [
@@ -23,9 +21,6 @@ TODOS = [
     {"content": "Fix  the\nleak in pod api-7", "status": "in_progress"},
     {"content": "Write it up", "active_form": "Writing it up"},
 ]
-agent_tools = pytest.mark.filterwarnings(
-    r"ignore:(AgentTool is deprecated|The `plugins` argument):DeprecationWarning"
-)
 
 
 def count(text: str) -> int:
@@ -33,50 +28,24 @@ def count(text: str) -> int:
     return len(text) // 4
 
 
-class Todo(BaseModel):
-    """A todo as a tool may keep it."""
-
-    content: str
-    status: str
-
-
-@dataclass
-class PlainTodo:
-    """A todo without a status."""
-
-    content: str
-
-
-OWN = "__context_guard_todos_agent"
 TODO = {"content": "Fix it", "status": "done"}
 JUNK = [None, "text", 7, {}, {"content": "  "}, {"content": 1}, {"status": "done"}]
 FOUND = (("done", "Fix it"),)
 STORED: dict[str, tuple[dict[str, Any], Any]] = {
     "none": ({}, ()),
-    "own-key": ({OWN: [TODO]}, FOUND),
-    "own-key-with-colons": ({"context_guard:todos:agent": [TODO]}, FOUND),
+    "own-key": ({KEY: [TODO]}, FOUND),
     "shared-key": ({"todos": [TODO]}, FOUND),
-    "own-key-first": ({OWN: [TODO], "todos": [{"content": "Other"}]}, FOUND),
-    "own-list-is-empty": ({OWN: [], "todos": [TODO]}, ()),
-    "own-is-no-list": ({OWN: "text", "todos": [TODO]}, FOUND),
-    "shared-is-no-list": ({"todos": {"a": TODO}}, ()),
-    "model": ({"todos": [Todo(content="Fix it", status="done")]}, FOUND),
-    "dataclass": ({"todos": [PlainTodo("a")]}, (("pending", "a"),)),
-    "odd-status": ({"todos": [{"content": "a", "status": 1}]}, (("pending", "a"),)),
+    "own-key-first": ({KEY: [TODO], "todos": [{"content": "Other"}]}, FOUND),
+    "own-is-no-list": ({KEY: "text", "todos": [TODO]}, FOUND),
     "other-items": ({"todos": [*JUNK, TODO]}, FOUND),
-    "other-agent": ({"__context_guard_todos_other": [TODO]}, ()),
 }
 
 
 @pytest.mark.parametrize(("state", "expected"), STORED.values(), ids=STORED)
-@pytest.mark.parametrize("is_namespaced", [False, True], ids=["plain", "namespaced"])
-def test_todos_are_read(
-    state: dict[str, Any], expected: tuple[tuple[str, str], ...], is_namespaced: bool
-) -> None:
+def test_todos_are_read(state: dict[str, Any], expected: Any) -> None:
     """The agent's own list is read, else the shared one; only todos are taken."""
-    todos = load_todos(state, "agent", is_namespaced)
-    assert todos.items == expected
-    assert bool(todos) is bool(expected)
+    for is_namespaced in (False, True):
+        assert load_todos(state, "agent", is_namespaced).items == expected
 
 
 def write_once(**args: Any) -> Any:
@@ -102,19 +71,9 @@ def chat_with(script: Any, *plugins: Any, **agent: Any) -> tuple[SimulatedLlm, C
 
 async def test_the_list_is_written_and_read() -> None:
     """The whole list replaces the one before; it is kept under the agent's name."""
-    _, chat = chat_with(write_once(todos=TODOS))
+    llm, chat = chat_with(write_once(todos=TODOS))
     assert "3 todos are stored, 2 of them open" in answer_text(await chat.say("todos"))
-    assert (await chat.state())[KEY] == [
-        {"content": "Read the log", "status": "completed"},
-        {"content": "Fix  the\nleak in pod api-7", "status": "in_progress"},
-        {
-            "content": "Write it up",
-            "status": "pending",
-            "active_form": "Writing it up",
-        },
-    ]
-    llm = chat.app.root_agent.model  # type: ignore[union-attr]
-    assert isinstance(llm, SimulatedLlm)
+    assert (await chat.state())[KEY] == [*TODOS[:2], {"status": "pending", **TODOS[2]}]
     llm.script = write_once()
     answer = answer_text(await chat.say("todos"))
     assert "'status': 'in_progress'" in answer
@@ -127,8 +86,6 @@ async def test_the_list_is_written_and_read() -> None:
     ("todos", "expected"),
     [
         ("Fix it", "todos.: Input should be a valid list"),
-        ([{"content": ""}], "todos.0.content: String should have at least 1"),
-        ([{"status": "pending"}], "todos.0.content: Field required"),
         ([{"content": "a", "status": "done"}], "todos.0.status: Input should be"),
         ([TODOS[0], 7], "todos.1: Input should be a valid dict"),
     ],
@@ -161,28 +118,6 @@ async def test_a_state_schema_is_respected() -> None:
         assert len((await chat.state())["context_guard:todos:agent"]) == 3
 
 
-@agent_tools
-async def test_a_schema_over_an_agent_tool_is_respected() -> None:
-    """What the inner agent writes goes back to the session of the outer one."""
-    inner_llm = SimulatedLlm(script=write_once(todos=TODOS))
-    inner = LlmAgent(name="inner", model=inner_llm, tools=[TodosTool()])
-
-    def script(request: LlmRequest) -> Reply:
-        if any(p.function_response for p in request.contents[-1].parts or ()):
-            return "Done."
-        return tool_call("inner", request="todos")
-
-    outer = LlmAgent(
-        name="outer",
-        model=SimulatedLlm(script=script),
-        tools=[AgentTool(inner)],
-        state_schema=Schema,
-    )
-    chat = Chat(outer, [ContextGuardPlugin()])
-    assert answer_text(await chat.say("Go.")) == "Done."
-    assert len((await chat.state())["context_guard:todos:inner"]) == 3
-
-
 async def test_the_list_stands_in_the_request_after_a_compaction() -> None:
     """Word for word, whatever the summary says of it."""
     llm, chat = chat_with(
@@ -194,39 +129,18 @@ async def test_the_list_stands_in_the_request_after_a_compaction() -> None:
     for _ in range(6):
         await chat.say("word " * 500)
     assert llm.summaries
-    assert "Nothing of note.\n\n[The user's messages" in llm.requests[-1].text
     listed = (
         f"{LIST_HEADING}\n- [completed] Read the log\n- [in_progress] Fix the leak "
         "in pod api-7\n- [pending] Write it up\n"
     )
     assert listed in llm.requests[-1].text
     assert listed in next(r.text for r in llm.requests if r.is_summary)
-    # Later changes come after it; the beginning of the request stays as it is.
-    head = llm.requests[-1].contents[:2]
-    llm.script = write_once(todos=TODOS[:1])
-    await chat.say("todos")
-    assert llm.requests[-1].contents[:2] == head
-    for _ in range(6):
-        await chat.say("word " * 500)
-    assert "Write it up" not in llm.requests[-1].text
-
-
-async def test_no_list_no_words() -> None:
-    """An agent without todos reads nothing of them."""
-    llm = SimulatedLlm(context_window=4_000, script=lambda request: "ok")
-    agent = LlmAgent(name="agent", model=llm, tools=[queued_tool("look", ["x"])])
-    chat = Chat(agent, [ContextGuardPlugin(default=Threshold(context_window=4_000))])
-    for _ in range(6):
-        await chat.say("word " * 500)
-    assert llm.summaries
-    assert all("todo" not in request.text.lower() for request in llm.requests)
 
 
 def test_a_long_list_drops_completed_tasks_first() -> None:
     """Then the last ones; it says how many are missing."""
     items = tuple(("completed" if n % 2 else "pending", f"task {n}") for n in range(20))
     todos = TodoList(items)
-    assert len(todos.render(10_000, count).splitlines()) == 21
     some = todos.render(100, count)
     assert 90 < count(some) <= 100
     assert some.count("- [pending]") == 10
@@ -234,18 +148,6 @@ def test_a_long_list_drops_completed_tasks_first() -> None:
     assert "task 1\n" not in some
     few = todos.render(60, count)
     assert count(few) <= 60
-    assert "completed" not in few
-    assert "task 0\n" in few
     assert "task 18\n" not in few
     assert f" {20 - len(few.splitlines()) + 2} more tasks" in few
     assert todos.render(5, count) == TodoList().render(100, count) == ""
-
-
-def test_a_list_of_anything_is_shown_in_part() -> None:
-    """Somebody else's `todos` key may hold thousands of tasks, or pages in one."""
-    items = [("pending", f"task {n} " + "word " * 10) for n in range(4_000)]
-    written = TodoList((("pending", "page " * 9_000), *items)).render(500, count)
-    assert 400 < count(written) <= 500
-    _, page, first, *_ = written.splitlines()
-    assert len(page) == 500
-    assert first.startswith("- [pending] task 0")

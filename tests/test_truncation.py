@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import copy
-import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from google.genai import types
-from hypothesis import given
-from hypothesis import strategies as st
 
 from contextguard_adk.history.coverage import handle_of
 from contextguard_adk.history.truncation import (
     HANDLE_KEY,
-    MAX_DEPTH,
     Truncation,
     truncate_content,
     truncate_text,
-    truncate_value,
 )
-from tests.builders import call, model, response, response_part, responses, user
+from tests.builders import call, response, response_part, responses, user
 
 BARE = Truncation(max_length=10, show_truncation_notice=False)
 SMART = replace(BARE, smart_truncate=True, head_length=3, tail_length=2)
@@ -34,9 +28,8 @@ EXCERPT = replace(BARE, max_length=50, result_length=50)
         pytest.param("0123456789", BARE, "0123456789", id="just fits"),
         pytest.param("0123456789a", BARE, "0123456789", id="head"),
         pytest.param("0123456789a", SMART, "0129a", id="head and tail"),
-        pytest.param("0123456789a", replace(SMART, head_length=0), "9a", id="tail"),
-        pytest.param("0123456789a", replace(SMART, tail_length=0), "012", id="no tail"),
         pytest.param("😀" * 12, BARE, "😀" * 10, id="characters, not bytes"),
+        pytest.param("y" * 30, Truncation(max_length=10), "y" * 30, id="no gain"),
     ],
 )
 def test_long_text_keeps_head_or_head_and_tail(
@@ -44,55 +37,6 @@ def test_long_text_keeps_head_or_head_and_tail(
 ) -> None:
     """What is too long keeps its head, or head and tail."""
     assert truncate_text(text, truncation) == wanted
-
-
-def test_a_notice_says_how_much_is_missing() -> None:
-    """The model sees that something was left out, and how much."""
-    shortened = truncate_text("x" * 95, Truncation(max_length=10))
-    assert shortened == "x" * 10 + "\n[… truncated: 10 of 95 characters kept …]\n"
-
-
-@given(count=st.integers(0, 120), is_smart=st.booleans())
-def test_a_notice_never_makes_a_string_longer(count: int, is_smart: bool) -> None:
-    """A string stays if the notice takes as much as the cut gains."""
-    text = "x" * count
-    truncation = replace(SMART if is_smart else BARE, show_truncation_notice=True)
-    shortened = truncate_text(text, truncation)
-    assert shortened == text or len(shortened) < len(text)
-    assert shortened == text or "truncated" in shortened
-
-
-@pytest.mark.parametrize(
-    ("value", "wanted"),
-    [
-        pytest.param([{"a": ["y" * 12, 1]}], [{"a": ["y" * 10, 1]}], id="nested"),
-        pytest.param({"y" * 12: 1}, {"y" * 12: 1}, id="keys stay"),
-        pytest.param(10**20, 10**20, id="number"),
-        pytest.param([None, True], [None, True], id="no strings"),
-    ],
-)
-def test_strings_are_found_in_nested_values(value: Any, wanted: Any) -> None:
-    """Strings are shortened wherever they stand; all else stays."""
-    assert truncate_value(value, BARE) == wanted
-
-
-def nest(depth: int) -> Any:
-    """A long string so many lists deep."""
-    value: Any = "y" * 12
-    for _ in range(depth):
-        value = [value]
-    return value
-
-
-@pytest.mark.parametrize(
-    ("depth", "wanted"), [(MAX_DEPTH, "y" * 10), (10_000, "y" * 12)]
-)
-def test_depth_is_limited(depth: int, wanted: str) -> None:
-    """Deeply nested JSON does not overflow the stack: it stays as it is there."""
-    shortened = truncate_value(nest(depth), BARE)
-    while isinstance(shortened, list):
-        shortened = shortened[0]
-    assert shortened == wanted
 
 
 def result_of(content: types.Content) -> dict[str, Any]:
@@ -113,16 +57,6 @@ def test_many_short_strings_become_an_excerpt_where_asked() -> None:
     assert truncate_content(small, EXCERPT) is small
 
 
-def test_a_deep_result_becomes_an_excerpt() -> None:
-    """An excerpt of JSON 10,000 deep does not overflow the stack either."""
-    answer = types.FunctionResponse.model_construct(
-        name="dump", response={"deep": nest(10_000)}
-    )
-    part = types.Part(function_response=answer)
-    content = types.Content.model_construct(role="user", parts=[part])
-    assert len(result_of(truncate_content(content, EXCERPT))["result"]) == 50
-
-
 def test_a_shortened_result_names_its_handle() -> None:
     """The agent can read the result back; what is left whole needs no handle."""
     content = response("read", "x" * 500)
@@ -133,18 +67,17 @@ def test_a_shortened_result_names_its_handle() -> None:
     assert truncate_content(small, BARE, with_handles=True) is small
 
 
+NOTHING: Any = [None]
+
+
 @pytest.mark.parametrize(
     "content",
     [
-        pytest.param(user("y" * 50), id="user"),
-        pytest.param(model("y" * 50), id="model"),
-        pytest.param(call("search", query="y" * 50), id="call"),
-        pytest.param(response("search", {}), id="empty result"),
-        pytest.param(types.Content(role="user"), id="no parts"),
-        pytest.param(
-            types.Content.model_construct(role="user", parts=[None]), id="None"
-        ),
+        user("y" * 50),
+        call("search", query="y" * 50),
+        types.Content.model_construct(role="user", parts=NOTHING),
     ],
+    ids=["user", "call", "none"],
 )
 def test_other_contents_are_the_same_objects(content: types.Content) -> None:
     """Only results that are too long are copied."""
@@ -154,49 +87,11 @@ def test_other_contents_are_the_same_objects(content: types.Content) -> None:
 def test_every_parallel_result_is_shortened_and_stays_with_its_call() -> None:
     """Each result keeps its name and id."""
     content = responses(
-        response_part("a", "y" * 50, "1"),
-        response_part("b", "ok", "2"),
-        response_part("c", "y" * 50, "3"),
+        response_part("a", [{"y" * 12: "y" * 50}], "1"), response_part("b", "ok", "2")
     )
     shortened = truncate_content(content, BARE)
     found = [part.function_response for part in shortened.parts or []]
     assert [(item.name, item.id, item.response) for item in found if item] == [
-        ("a", "1", {"result": "y" * 10}),
+        ("a", "1", {"result": [{"y" * 12: "y" * 10}]}),
         ("b", "2", {"result": "ok"}),
-        ("c", "3", {"result": "y" * 10}),
     ]
-
-
-_json = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=30),
-    lambda inner: (
-        st.lists(inner, max_size=4)
-        | st.dictionaries(st.text(max_size=3), inner, max_size=4)
-    ),
-    max_leaves=12,
-)
-
-
-@given(value=_json, smart=st.booleans())
-def test_values_are_never_changed_in_place(value: Any, smart: bool) -> None:
-    """The stored session shares the values, so they stay; twice is the same as once."""
-    before = copy.deepcopy(value)
-    truncation = SMART if smart else BARE
-    shortened = truncate_value(value, truncation)
-    assert value == before
-    assert truncate_value(shortened, truncation) == shortened
-    json.dumps(shortened).encode()
-
-
-@pytest.mark.parametrize(
-    "text", ["[1]", "{", '{"max_length": "a"}', '{"max_length": true}', "\ud800"]
-)
-def test_broken_settings_are_refused(text: str) -> None:
-    """State is untrusted: what is not of the form is an error."""
-    with pytest.raises(ValueError, match=r"."):
-        Truncation.from_json(text)
-
-
-def test_settings_survive_json() -> None:
-    """What is stored is read again unchanged."""
-    assert Truncation.from_json(SMART.to_json()) == SMART
