@@ -1,8 +1,4 @@
-"""A strict offline provider: for the tests of this package and for yours.
-
-`SimulatedLlm` stands in for a model, counts tokens as one, and rejects what a real
-provider would reject. It judges requests independently of the guard.
-"""
+"""`SimulatedLlm`: an offline model that judges requests as a provider would."""
 
 from __future__ import annotations
 
@@ -11,8 +7,7 @@ import copy
 import inspect
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from google.adk.models.base_llm import BaseLlm
@@ -43,11 +38,8 @@ _Answer: TypeAlias = str | types.Part | list[types.Part] | types.Content | LlmRe
 Reply: TypeAlias = _Answer | Exception
 Script: TypeAlias = Callable[[LlmRequest], Reply | Awaitable[Reply]] | Sequence[Reply]
 
-# How many of the newest accepted prompts are kept in the prompt cache.
-_CACHED_PROMPTS = 4
 
-
-@dataclass(frozen=True)
+@dataclass
 class RecordedRequest:
     """One request as the provider saw it, and what it answered.
 
@@ -84,10 +76,8 @@ class _Ledger:
     largest_request_tokens: int = 0
     call_ids: int = 0
     replies_taken: Counter[bool] = field(default_factory=Counter)
-    records: dict[int, RecordedRequest] = field(default_factory=dict)
-    cached: deque[LlmRequest] = field(
-        default_factory=partial(deque, maxlen=_CACHED_PROMPTS)
-    )
+    records: list[RecordedRequest] = field(default_factory=list)
+    cached: deque[LlmRequest] = field(default_factory=lambda: deque(maxlen=4))
 
 
 def call(name: str, /, **args: Any) -> types.Part:
@@ -168,7 +158,7 @@ class SimulatedLlm(BaseLlm):
     @property
     def requests(self) -> list[RecordedRequest]:
         """The requests received, oldest first, rejected ones included."""
-        return list(self._ledger.records.values())
+        return list(self._ledger.records)
 
     @property
     def calls(self) -> int:
@@ -213,11 +203,14 @@ class SimulatedLlm(BaseLlm):
             ContextOverflowError: The prompt exceeds `context_window`.
             Exception: What the script asks for.
         """
-        number, record = self._receive(llm_request, stream)
-        self._judge(number, record)
+        record = self._receive(llm_request, stream)
+        self._judge(record)
         if self.prompt_cache:
-            record = self._serve_from_cache(number, record)
-        usage_is_due = self._is_usage_due()
+            self._serve_from_cache(record)
+        agent_calls = self._ledger.calls - self._ledger.summaries
+        reports_usage = self.usage == "last" or (
+            self.usage == "late" and agent_calls >= 4
+        )
         await asyncio.sleep(self.latency_seconds)
         reply = self._take_reply(llm_request, record.is_summary)
         if inspect.isawaitable(reply):
@@ -225,15 +218,13 @@ class SimulatedLlm(BaseLlm):
         if isinstance(reply, Exception):
             raise reply
         response = self._build_response(reply)
-        self._settle(number, record, response, usage_is_due)
+        self._settle(record, response, reports_usage)
         if stream:
             for chunk in _split_response(response):
                 yield chunk
         yield response
 
-    def _receive(
-        self, request: LlmRequest, stream: bool
-    ) -> tuple[int, RecordedRequest]:
+    def _receive(self, request: LlmRequest, stream: bool) -> RecordedRequest:
         parts = list_system_parts(request.config.system_instruction)
         system = [types.Content(parts=parts)]
         record = RecordedRequest(
@@ -252,53 +243,36 @@ class SimulatedLlm(BaseLlm):
         ledger.largest_request_tokens = max(
             ledger.largest_request_tokens, record.prompt_tokens
         )
-        ledger.records[ledger.calls] = record
-        if self.keep_requests is not None and len(ledger.records) > self.keep_requests:
-            del ledger.records[next(iter(ledger.records))]
-        return ledger.calls, record
+        ledger.records.append(record)
+        if self.keep_requests is not None:
+            del ledger.records[: max(0, len(ledger.records) - self.keep_requests)]
+        return record
 
-    def _judge(self, number: int, record: RecordedRequest) -> None:
+    def _judge(self, record: RecordedRequest) -> None:
         """Raises, counts and records what is wrong with a request."""
-        violation = find_violation(record.contents)
-        if violation:
+        if violation := find_violation(record.contents):
             self._ledger.violations += 1
-            self._update(number, record, rejected="invalid")
+            record.rejected = "invalid"
             raise InvalidRequestError(violation)
         excess = record.prompt_tokens - self.context_window
         if excess > 0:
             self._ledger.rejections += 1
-            self._update(number, record, rejected="overflow")
+            record.rejected = "overflow"
             raise ContextOverflowError(
                 OVERFLOW_WORDS[self.error_style].format(
                     used=record.prompt_tokens, limit=self.context_window, excess=excess
                 )
             )
 
-    def _serve_from_cache(
-        self, number: int, record: RecordedRequest
-    ) -> RecordedRequest:
+    def _serve_from_cache(self, record: RecordedRequest) -> None:
         """Finds what earlier prompts began with, and keeps this one for later ones."""
         request = LlmRequest(contents=record.contents, config=record.config)
         cached = self._ledger.cached
         served = (
             count_shared_tokens(before, request, self.token_ratio) for before in cached
         )
-        tokens = min(max(served, default=0), record.prompt_tokens)
+        record.cached_tokens = min(max(served, default=0), record.prompt_tokens)
         cached.append(request)
-        return self._update(number, record, cached_tokens=tokens)
-
-    def _update(
-        self, number: int, record: RecordedRequest, **changes: Any
-    ) -> RecordedRequest:
-        """Changes a record, also where it is kept."""
-        changed = replace(record, **changes)
-        if number in self._ledger.records:
-            self._ledger.records[number] = changed
-        return changed
-
-    def _is_usage_due(self) -> bool:
-        agent_calls = self._ledger.calls - self._ledger.summaries
-        return self.usage == "last" or (self.usage == "late" and agent_calls >= 4)
 
     def _take_reply(
         self, request: LlmRequest, is_summary: bool
@@ -332,21 +306,21 @@ class SimulatedLlm(BaseLlm):
         return response
 
     def _settle(
-        self, number: int, record: RecordedRequest, response: LlmResponse, usage: bool
+        self, record: RecordedRequest, response: LlmResponse, reports_usage: bool
     ) -> None:
         """Bills an answer, reports its usage where that is due, and records it."""
         texts = list_content_texts([response.content or types.Content()])
         output_tokens = count_tokens(texts, self.token_ratio)
         total_tokens = record.prompt_tokens + output_tokens
         self._ledger.billed_tokens += total_tokens
-        if usage and response.usage_metadata is None:
+        if reports_usage and response.usage_metadata is None:
             response.usage_metadata = types.GenerateContentResponseUsageMetadata(
                 prompt_token_count=record.prompt_tokens,
                 candidates_token_count=output_tokens,
                 total_token_count=total_tokens,
                 cached_content_token_count=record.cached_tokens or None,
             )
-        self._update(number, record, response=response.model_copy(deep=True))
+        record.response = response.model_copy(deep=True)
 
 
 def _copy_config(config: types.GenerateContentConfig) -> types.GenerateContentConfig:
