@@ -13,6 +13,8 @@ import os
 import re
 import threading
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -58,8 +60,6 @@ _PAYLOAD_FIELDS = (
 
 _SLICE_CHARS = 8_192  # tiktoken's regex overflows its stack on a megabyte of blanks.
 _TOKENS_PER_CONTENT = 3  # OpenAI's cookbook: every message costs three more.
-# The SHA-1 of the address that tiktoken downloads o200k_base from.
-_O200K_FILE = "fb374d419588a4632f3f557e76b4b70aebbca790"
 _loading = threading.Lock()
 
 _FENCE = re.compile(r"^<transcript-([^>\s]*)", re.MULTILINE)
@@ -91,59 +91,55 @@ def find_violation(contents: list[types.Content]) -> str | None:
     calls: list[types.FunctionCall] = []
     end = types.Content(role="user", parts=[types.Part(text="end")])
     for index, content in enumerate([*contents, end]):
-        problem = _find_content_violation(content) or _find_broken_pair(calls, content)
-        if problem:
-            return f"contents.{index}: {problem}"
-        calls = [p.function_call for p in content.parts or [] if p.function_call]
+        parts = content.parts or []
+        responses = [p.function_response for p in parts if p.function_response]
+        problems = (*_list_flaws(content), *_list_broken_pairs(calls, responses))
+        if problems:
+            return f"contents.{index}: {problems[0]}"
+        calls = [p.function_call for p in parts if p.function_call]
     return None
 
 
-def _find_content_violation(content: types.Content) -> str | None:
+def _list_flaws(content: types.Content) -> Iterator[str]:
     if content.role not in ("user", "model"):
-        return "Please use a valid role: user, model."
+        yield "Please use a valid role: user, model."
     if not content.parts:
-        return "must include at least one parts field"
-    for part in content.parts:
+        yield "must include at least one parts field"
+    for part in content.parts or []:
         payloads = [f for f in _PAYLOAD_FIELDS if getattr(part, f, None) is not None]
         # Gemini closes a turn with a signature on an empty part and wants it back.
         if not payloads and not part.thought_signature:
-            return "required oneof field 'data' must have one initialized field"
+            yield "required oneof field 'data' must have one initialized field"
         if payloads == ["text"] and not part.text and not part.thought_signature:
-            return "text content blocks must be non-empty"
+            yield "text content blocks must be non-empty"
         if part.function_response and content.role != "user":
-            return "a function response turn must use the user role"
+            yield "a function response turn must use the user role"
         if part.function_call and content.role != "model":
-            return "a function call turn must use the model role"
-    return None
+            yield "a function call turn must use the model role"
 
 
-def _find_broken_pair(
-    calls: list[types.FunctionCall], content: types.Content
-) -> str | None:
-    """Says which call is unanswered, or which response answers none."""
+def _list_broken_pairs(
+    calls: list[types.FunctionCall], responses: list[types.FunctionResponse]
+) -> Iterator[str]:
     unanswered = list(calls)
-    found = [p.function_response for p in content.parts or [] if p.function_response]
-    for response in sorted(found, key=lambda response: not response.id):
+    for response in sorted(responses, key=lambda response: not response.id):
         same_id = [c for c in unanswered if response.id and c.id == response.id]
+        named = [c for c in unanswered if c.name == response.name]
         # An id on one side only is as good as none.
-        same_name = [
-            call
-            for call in unanswered
-            if call.name == response.name and not (call.id and response.id)
-        ]
-        if not (same_id or same_name):
-            return (
+        matches = same_id or [c for c in named if not (c.id and response.id)]
+        if matches:
+            unanswered.remove(matches[0])
+        else:
+            yield (
                 "a function response must answer a function call in the turn right"
                 f" before it; there is none for {response.name!r} (id {response.id})"
             )
-        unanswered.remove((same_id or same_name)[0])
     if unanswered:
         names = ", ".join(f"{call.name!r} (id {call.id})" for call in unanswered)
-        return (
+        yield (
             "a function call must be followed by its function response; the following"
             f" calls were not answered: {names}"
         )
-    return None
 
 
 def list_content_texts(contents: Iterable[types.Content]) -> Iterator[str]:
@@ -177,50 +173,50 @@ def list_system_parts(instruction: Any) -> list[types.Part]:
     return [types.Part(text=str(instruction))] if instruction else []
 
 
+def list_prompt_texts(request: LlmRequest) -> list[tuple[str, str]]:
+    """Lists a prompt's texts in order, each with the place that it belongs to."""
+    system = types.Content(parts=list_system_parts(request.config.system_instruction))
+    tools = map(_to_json_text, request.config.tools or [])
+    texts = [("head", text) for text in (*tools, *list_content_texts([system]))]
+    for index, content in enumerate(request.contents):
+        place = f"{index} {content.role}"
+        texts += [(place, text) for text in list_content_texts([content])]
+    return texts
+
+
 def count_request_tokens(
     request: LlmRequest, token_ratio: float | None, media_tokens: int
 ) -> int:
     """Counts the prompt tokens of a request: system instruction, tools, contents."""
-    system = types.Content(parts=list_system_parts(request.config.system_instruction))
-    texts = [*_list_head_texts(request), *list_content_texts(request.contents)]
-    media = sum(map(_count_media, [system, *request.contents]))
+    parts = list_system_parts(request.config.system_instruction)
+    media_count = 0
+    for part in chain(parts, *(content.parts or [] for content in request.contents)):
+        media_count += bool(part.inline_data or part.file_data)
+        if part.function_response:
+            media_count += len(part.function_response.parts or [])
     overhead = 0 if token_ratio else _TOKENS_PER_CONTENT * len(request.contents)
-    return count_tokens(texts, token_ratio) + media * media_tokens + overhead
+    texts = [text for _, text in list_prompt_texts(request)]
+    return count_tokens(texts, token_ratio) + media_count * media_tokens + overhead
 
 
 def count_shared_tokens(
-    before: LlmRequest, now: LlmRequest, token_ratio: float | None
+    before: list[tuple[str, str]], now: list[tuple[str, str]], token_ratio: float | None
 ) -> int:
-    """Counts what two requests begin with in common, in the order of prompt caches."""
-    shared = _list_head_texts(now)
-    if shared != _list_head_texts(before):
-        return 0
-    places: set[tuple[int, str | None]] = set()
-    pairs = zip(_list_placed_texts(before), _list_placed_texts(now), strict=False)
-    for (old_place, old), (place, new) in pairs:
+    """Counts what two prompts begin with in common; nothing where the heads differ."""
+    shared: list[str] = []
+    places: set[str] = set()
+    for (old_place, old), (place, new) in zip(before, now, strict=False):
+        if "head" in (old_place, place) and (old_place, old) != (place, new):
+            return 0
         if old_place != place:
             break
         places.add(place)
-        shared.append(os.path.commonprefix([old, new]))
+        # Of characters, as wanted here.
+        shared.append(os.path.commonprefix([old, new]))  # noqa: RUF071
         if old != new:
             break
-    overhead = 0 if token_ratio else _TOKENS_PER_CONTENT * len(places)
+    overhead = 0 if token_ratio else _TOKENS_PER_CONTENT * len(places - {"head"})
     return count_tokens(shared, token_ratio) + overhead
-
-
-def _list_placed_texts(
-    request: LlmRequest,
-) -> Iterator[tuple[tuple[int, str | None], str]]:
-    for index, content in enumerate(request.contents):
-        for text in list_content_texts([content]):
-            yield (index, content.role), text
-
-
-def _list_head_texts(request: LlmRequest) -> list[str]:
-    """What precedes the contents: tools and system instruction."""
-    parts = list_system_parts(request.config.system_instruction)
-    tools = map(_to_json_text, request.config.tools or [])
-    return [*tools, *list_content_texts([types.Content(parts=parts)])]
 
 
 def count_tokens(texts: Iterable[str], token_ratio: float | None) -> int:
@@ -251,18 +247,25 @@ def _count_slice(text: str) -> int:
 
 @functools.lru_cache(maxsize=1)
 def _load_encoding() -> tiktoken.Encoding:
-    """Loads the vocabulary that litellm ships, where there is one: without network."""
     import tiktoken
 
+    with _shipped_vocabulary():
+        return tiktoken.get_encoding("o200k_base")
+
+
+@contextmanager
+def _shipped_vocabulary() -> Iterator[None]:
+    """Lets tiktoken read the vocabulary that litellm ships, without the network."""
     spec = importlib.util.find_spec("litellm")
     roots = (spec and spec.submodule_search_locations) or []
     folder = Path(*roots[:1], "litellm_core_utils", "tokenizers")
     with _loading:
         before = os.environ.get("TIKTOKEN_CACHE_DIR")
-        if (folder / _O200K_FILE).is_file():
+        # The SHA-1 of the address that tiktoken downloads o200k_base from.
+        if (folder / "fb374d419588a4632f3f557e76b4b70aebbca790").is_file():
             os.environ["TIKTOKEN_CACHE_DIR"] = str(folder)
         try:
-            return tiktoken.get_encoding("o200k_base")
+            yield
         finally:
             os.environ.pop("TIKTOKEN_CACHE_DIR", None)
             if before is not None:
@@ -279,14 +282,14 @@ def _to_json_text(value: Any) -> str:
 
 def looks_like_summary_request(request: LlmRequest) -> bool:
     """Whether a request asks for a summary: by the guard's or ADK's own prompt."""
-    text = _last_text(request)
+    text = "\n".join(list_content_texts(request.contents[-1:]))
     is_prompt = text.startswith(_ADK_PROMPT) or _IN_PLACE.match(text)
     return bool(is_prompt or _FENCE.search(text))
 
 
 def read_summary_material(request: LlmRequest) -> str:
     """Returns what a request wants summarized, without fences and ADK's prompt."""
-    text = _last_text(request)
+    text = "\n".join(list_content_texts(request.contents[-1:]))
     if _IN_PLACE.match(text):
         return "\n".join(list_content_texts(request.contents[:-1]))
     if text.startswith(_ADK_PROMPT):
@@ -298,10 +301,6 @@ def read_summary_material(request: LlmRequest) -> str:
         fence_lines = rf"^</?[\w-]+-{re.escape(fence[1])}>$"
         return re.sub(fence_lines, "", text, flags=re.MULTILINE)
     return text
-
-
-def _last_text(request: LlmRequest) -> str:
-    return "\n".join(list_content_texts(request.contents[-1:]))
 
 
 def summarize(request: LlmRequest, token_ratio: float | None) -> str:
