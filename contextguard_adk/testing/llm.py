@@ -267,7 +267,9 @@ class SimulatedLlm(BaseLlm):
         if isinstance(reply, types.Part):
             reply = [reply]
         if isinstance(reply, list):
-            reply = types.Content(role="model", parts=reply)
+            # Each by itself: the same part twice is two calls.
+            parts = [part.model_copy(deep=True) for part in reply]
+            reply = types.Content(role="model", parts=parts)
         if isinstance(reply, types.Content):
             stop = types.FinishReason.STOP
             reply = LlmResponse(content=reply, finish_reason=stop)

@@ -59,7 +59,8 @@ OVERFLOWS = (
 )
 SAVINGS = (
     "Prompt tokens: {tokens_without_guard:,} without the guard, {tokens_with_guard:,} "
-    "with it and {summary_tokens:,} for summaries: {saved_tokens:,} ({share:.0%}) saved."
+    "with it and {summary_tokens:,} for summaries: {saved_tokens:,} ({share:.0%}) "
+    "saved."
 )
 PLOT_FORMATS = (".svg", ".png", ".pdf")
 LONG_CALLS = 50
@@ -95,7 +96,7 @@ class ReplayedCall:
 
 @dataclass(frozen=True)
 class Replayed:
-    """A replayed session, the fixed tokens inferred by agent, and what summaries cost."""
+    """A replayed session, fixed tokens inferred by agent, and what summaries cost."""
 
     session_id: str
     fixed_tokens: dict[str, int]
