@@ -12,15 +12,10 @@ from typing import Any, Literal
 
 import pytest
 import tiktoken
-from google.adk.agents import LlmAgent
-from google.adk.agents.run_config import RunConfig
 from google.adk.apps.llm_event_summarizer import LlmEventSummarizer
-from google.adk.events.event import Event
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
-from google.adk.runners import Runner
-from google.adk.sessions import InMemorySessionService
 from google.genai import types
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,7 +25,6 @@ from contextguard_adk.testing import (
     ContextOverflowError,
     ErrorStyle,
     InvalidRequestError,
-    RecordedRequest,
     Reply,
     SimulatedLlm,
     SimulatedProviderError,
@@ -41,34 +35,29 @@ from contextguard_adk.testing.provider import (
     count_tokens,
     list_content_texts,
 )
-from tests.builders import model, user
+from tests.builders import (
+    Chat,
+    answer_text,
+    call_part,
+    calls,
+    event,
+    guarded_agent,
+    model,
+    response_part,
+    responses,
+    user,
+)
 
 
-def content(role: str | None, *parts: types.Part) -> types.Content:
-    """Builds a content of parts."""
-    return types.Content(role=role, parts=list(parts))
+def table(rows: dict[str, tuple[Any, ...]]) -> list[Any]:
+    """The rows of a parametrized test, each with its id."""
+    return [pytest.param(*row, id=name) for name, row in rows.items()]
 
 
-def called(name: str, call_id: str | None = None, **args: Any) -> types.Part:
-    """Builds a call part, with an id where one is given."""
-    part = call(name, **args)
-    assert part.function_call
-    part.function_call.id = call_id
-    return part
-
-
-def returned(name: str, call_id: str | None = None, **result: Any) -> types.Part:
-    """Builds a response part, with an id where one is given."""
-    response = types.FunctionResponse(name=name, id=call_id, response=result)
-    return types.Part(function_response=response)
-
-
-def ask(
-    *contents: types.Content, config: types.GenerateContentConfig | None = None
-) -> LlmRequest:
+def ask(*contents: types.Content, **config: Any) -> LlmRequest:
     """Builds a request."""
     return LlmRequest(
-        contents=list(contents), config=config or types.GenerateContentConfig()
+        contents=list(contents), config=types.GenerateContentConfig(**config)
     )
 
 
@@ -93,121 +82,91 @@ def text_of(response: LlmResponse | None) -> str:
 def summary_request(material: str, max_output_tokens: int | None = None) -> LlmRequest:
     """Builds a request as the guard's summarizer makes it."""
     prompt = f"Merge this.\n<transcript-3f9a>\n{material}\n</transcript-3f9a>"
-    config = types.GenerateContentConfig(max_output_tokens=max_output_tokens)
-    return ask(user(prompt), config=config)
+    return ask(user(prompt), max_output_tokens=max_output_tokens)
 
 
 # Counting
 
 
 @pytest.mark.parametrize(
-    ("texts", "ratio", "expected_tokens"),
-    [
-        pytest.param(["x" * 400], 1.0, 100, id="bytes by four"),
-        pytest.param(["x" * 400], 3.0, 300, id="times the ratio"),
-        pytest.param(["x"], 1.0, 1, id="rounded up"),
-        pytest.param(["é" * 4], 1.0, 2, id="bytes not characters"),
-        pytest.param(["\ud800"], 4.0, 3, id="lone surrogate"),
-        pytest.param([], 1.0, 0, id="nothing"),
-        pytest.param(["hello world"], None, 2, id="BPE"),
-        pytest.param(["\ud800"], None, 1, id="BPE of a lone surrogate"),
-    ],
+    ("text", "ratio", "expected_tokens"),
+    table(
+        {
+            "bytes by four": ("x" * 400, 1.0, 100),
+            "times the ratio, rounded up": ("x" * 41, 3.0, 31),
+            "bytes not characters": ("é" * 4, 1.0, 2),
+            "lone surrogate": ("\ud800", 4.0, 3),
+            "nothing": ("", 1.0, 0),
+            "BPE": ("hello world", None, 2),
+            "BPE of a lone surrogate": ("\ud800", None, 1),
+        }
+    ),
 )
 def test_tokens_are_counted(
-    texts: list[str], ratio: float | None, expected_tokens: int
+    text: str, ratio: float | None, expected_tokens: int
 ) -> None:
     """A ratio counts bytes, its absence counts tokens of o200k_base."""
-    assert count_tokens(texts, ratio) == expected_tokens
+    assert count_tokens([text], ratio) == expected_tokens
 
 
-def test_bpe_counts_equal_those_of_tiktoken() -> None:
-    """Slices and the cache do not change the count of a long prose text."""
+def test_long_texts_are_counted_in_slices() -> None:
+    """Nearly as tiktoken does, which panics on a megabyte of blanks."""
     text = "The quick brown fox jumps over the lazy dog. " * 2_000
     expected_tokens = len(tiktoken.get_encoding("o200k_base").encode(text))
-    for _ in range(2):
-        counted_tokens = count_tokens([text], None)
-        assert counted_tokens == pytest.approx(expected_tokens, rel=0.001)
-
-
-def test_a_megabyte_of_blanks_can_be_counted() -> None:
-    """Text on which tiktoken itself panics is counted in slices."""
+    assert count_tokens([text], None) == pytest.approx(expected_tokens, rel=0.001)
     assert count_tokens([" " * 1_000_000], None) > 0
 
 
 BLOB = types.Part.from_bytes(data=b"\xff\x00" * 50_000, mime_type="image/png")
 FILE = types.Part.from_uri(file_uri="gs://bucket/a.pdf", mime_type="application/pdf")
-PICTURED = types.Part(
-    function_response=types.FunctionResponse(
-        name="f",
-        parts=[
-            types.FunctionResponsePart(
-                inline_data=types.FunctionResponseBlob(
-                    data=b"\xff", mime_type="image/png"
-                )
-            )
-        ],
-    )
+PICTURE = types.FunctionResponseBlob(data=b"\xff", mime_type="image/png")
+PICTURED = types.FunctionResponse(
+    name="f", parts=[types.FunctionResponsePart(inline_data=PICTURE)]
 )
+CODE = types.ExecutableCode(code="x = 1234", language=types.Language.PYTHON)
+OUTPUT = types.CodeExecutionResult(outcome=types.Outcome.OUTCOME_OK, output="1234")
 
 
 @pytest.mark.parametrize(
     ("part", "expected_tokens"),
-    [
-        pytest.param(types.Part(text="x" * 8), 2, id="text"),
-        pytest.param(called("abcd"), 2, id="call without args"),
-        pytest.param(called("abcd", a="é"), 4, id="call"),
-        pytest.param(returned("abcd", a="é"), 4, id="response"),
-        pytest.param(
-            types.Part.from_executable_code(
-                code="x = 1234", language=types.Language.PYTHON
-            ),
-            2,
-            id="code",
-        ),
-        pytest.param(
-            types.Part.from_code_execution_result(
-                outcome=types.Outcome.OUTCOME_OK, output="1234"
-            ),
-            1,
-            id="code output",
-        ),
-        pytest.param(
-            types.Part(tool_call=types.ToolCall(id="a")), 3, id="server side call"
-        ),
-        pytest.param(BLOB, 258, id="inline image"),
-        pytest.param(FILE, 258, id="file"),
-        pytest.param(PICTURED, 1 + 258, id="image in a response"),
-        pytest.param(called("abcd", a=float("nan")), 4, id="not a number"),
-        pytest.param(returned("abcd", a=b"\xff"), 4, id="bytes"),
-        pytest.param(types.Part(), 0, id="empty"),
-    ],
+    table(
+        {
+            "text": (types.Part(text="x" * 8), 2),
+            "call": (call_part("abcd", a="é"), 4),
+            "response": (response_part("abcd", {"a": "é"}), 4),
+            "code": (types.Part(executable_code=CODE), 2),
+            "code output": (types.Part(code_execution_result=OUTPUT), 1),
+            "server side call": (types.Part(tool_call=types.ToolCall(id="a")), 3),
+            "inline image": (BLOB, 258),
+            "file": (FILE, 258),
+            "image in a response": (types.Part(function_response=PICTURED), 1 + 258),
+            "not a number": (call_part("abcd", a=float("nan")), 4),
+            "bytes": (response_part("abcd", {"a": b"\xff"}), 4),
+            "empty": (types.Part(), 0),
+        }
+    ),
 )
 def test_every_kind_of_part_counts(part: types.Part, expected_tokens: int) -> None:
     """Text, code, calls and results count by bytes, media at a fixed rate."""
-    counted_tokens = count_request_tokens(
-        ask(content("user", part)), token_ratio=1.0, media_tokens=258
-    )
-    assert counted_tokens == expected_tokens
+    assert count_request_tokens(ask(responses(part)), 1.0, 258) == expected_tokens
 
 
 @pytest.mark.parametrize(
     ("instruction", "expected_tokens"),
-    [
-        pytest.param(None, 0, id="none"),
-        pytest.param("x" * 40, 10, id="string"),
-        pytest.param(user("x" * 40), 10, id="content"),
-        pytest.param(types.Part(text="x" * 40), 10, id="part"),
-        pytest.param(["x" * 20, types.Part(text="x" * 20)], 10, id="list"),
-        pytest.param(content("user", BLOB), 258, id="image"),
-    ],
+    table(
+        {
+            "string": ("x" * 40, 10),
+            "content": (user("x" * 40), 10),
+            "part": (types.Part(text="x" * 40), 10),
+            "list": (["x" * 20, types.Part(text="x" * 20)], 10),
+            "image": (responses(BLOB), 258),
+        }
+    ),
 )
 def test_the_system_instruction_counts(instruction: Any, expected_tokens: int) -> None:
     """A system instruction counts in all the forms that it can have."""
-    config = types.GenerateContentConfig(system_instruction=instruction)
-    counted_tokens = count_request_tokens(
-        ask(config=config), token_ratio=1.0, media_tokens=258
-    )
-    assert counted_tokens == expected_tokens
+    request = ask(system_instruction=instruction)
+    assert count_request_tokens(request, 1.0, 258) == expected_tokens
 
 
 @pytest.mark.parametrize("field", ["parameters", "parameters_json_schema"])
@@ -217,13 +176,8 @@ def test_tool_declarations_count(field: str) -> None:
     declaration = types.FunctionDeclaration.model_validate(
         {"name": "n" * 400, "description": "x" * 4_000, field: schema}
     )
-    tool = types.Tool(function_declarations=[declaration])
-    counted_tokens = count_request_tokens(
-        ask(config=types.GenerateContentConfig(tools=[tool])),
-        token_ratio=1.0,
-        media_tokens=0,
-    )
-    assert 2_100 < counted_tokens < 2_150
+    request = ask(tools=[types.Tool(function_declarations=[declaration])])
+    assert 2_100 < count_request_tokens(request, 1.0, 0) < 2_150
 
 
 def test_contents_cost_extra_tokens_by_bpe_only() -> None:
@@ -290,69 +244,48 @@ async def test_an_overflow_is_told_in_the_words_of_a_provider(
     assert caught.value.status_code == 400
     [record] = llm.requests
     assert (record.rejected, record.prompt_tokens) == ("overflow", 150)
-    assert record.response is None
-    assert llm.billed_tokens == 0
+    assert (record.response, llm.billed_tokens) == (None, 0)
 
 
 # Structure
 
 ASK, ANSWER = user("hi"), model("hello")
-CALL, RESULT = content("model", called("f")), content("user", returned("f", a=1))
+CALL, RESULT = calls(call_part("f")), responses(response_part("f", {"a": 1}))
+SIGNED = types.Part(text="", thought_signature=b"x")
+ID_1, ID_2 = call_part("f", "1"), call_part("f", "2")
+RESULT_1, RESULT_2 = response_part("f", {}, "1"), response_part("f", {}, "2")
+F, F_RESULT = call_part("f"), response_part("f", {})
+EMPTY = types.Content(role="user", parts=[])
+SYSTEM = types.Content(role="system", parts=[types.Part(text="x")])
 
 
 @pytest.mark.parametrize(
     ("contents", "words"),
-    [
-        pytest.param([], "contents is not specified", id="no contents"),
-        pytest.param([ANSWER], 'must use the "user" role', id="model first"),
-        pytest.param(
-            [ASK, content("system", types.Part(text="x"))], "valid role", id="system"
-        ),
-        pytest.param([content("user")], "at least one parts field", id="empty parts"),
-        pytest.param(
-            [content("user", types.Part())], "one initialized field", id="empty part"
-        ),
-        pytest.param([user("")], "must be non-empty", id="empty text"),
-        pytest.param([ASK, CALL], "were not answered: 'f'", id="call at the end"),
-        pytest.param([ASK, CALL, ASK], "were not answered", id="call not answered"),
-        pytest.param(
-            [ASK, RESULT], "must answer a function call", id="response without call"
-        ),
-        pytest.param(
-            [ASK, CALL, content("user", returned("f"), returned("f"))],
-            "must answer",
-            id="two responses to one call",
-        ),
-        pytest.param(
-            [ASK, content("model", called("f"), called("f")), RESULT],
-            "were not answered",
-            id="one response to two calls",
-        ),
-        pytest.param(
-            [ASK, CALL, content("user", returned("g"))], "must answer", id="other name"
-        ),
-        pytest.param(
-            [
-                ASK,
-                content("model", called("f", "1")),
-                content("user", returned("f", "2")),
-            ],
-            "must answer",
-            id="other id",
-        ),
-        pytest.param(
-            [ASK, CALL, content("model", returned("f"))], "user role", id="role model"
-        ),
-        pytest.param(
-            [content("user", called("f")), RESULT], "model role", id="user calls"
-        ),
-    ],
+    table(
+        {
+            "no contents": ([], "contents is not specified"),
+            "model first": ([ANSWER], 'must use the "user" role'),
+            "system": ([ASK, SYSTEM], "valid role"),
+            "no parts": ([EMPTY], "at least one parts field"),
+            "empty part": ([responses(types.Part())], "one initialized field"),
+            "empty text": ([user("")], "must be non-empty"),
+            "call at the end": ([ASK, CALL], "were not answered: 'f'"),
+            "call not answered": ([ASK, CALL, ASK], "were not answered"),
+            "response alone": ([ASK, RESULT], "must answer a function call"),
+            "two responses": ([ASK, CALL, responses(F_RESULT, F_RESULT)], "answer"),
+            "two calls": ([ASK, calls(F, F), RESULT], "were not answered"),
+            "other name": ([ASK, CALL, responses(response_part("g"))], "must answer"),
+            "other id": ([ASK, calls(ID_1), responses(RESULT_2)], "must answer"),
+            "model returns": ([ASK, CALL, calls(F_RESULT)], "user role"),
+            "user calls": ([responses(F), RESULT], "model role"),
+        }
+    ),
 )
 async def test_a_broken_structure_is_refused(
     contents: list[types.Content], words: str
 ) -> None:
     """Every breach of a structural rule is raised, counted and recorded."""
-    llm = SimulatedLlm()
+    llm = SimulatedLlm(context_window=1)  # Structure is judged before length.
     with pytest.raises(InvalidRequestError, match=re.escape(words)) as caught:
         await answer(llm, ask(*contents))
     assert caught.value.status_code == 400
@@ -362,57 +295,33 @@ async def test_a_broken_structure_is_refused(
 
 @pytest.mark.parametrize(
     "contents",
-    [
-        pytest.param([ASK, ASK, ANSWER, ANSWER], id="same role twice"),
-        pytest.param([ASK, CALL, RESULT], id="call and response"),
-        pytest.param(
-            [
-                ASK,
-                content("model", called("f"), called("g"), called("f")),
-                content("user", returned("g"), returned("f"), returned("f")),
-            ],
-            id="parallel calls in another order",
-        ),
-        pytest.param(
-            [
-                ASK,
-                content("model", called("f", "1"), called("f", "2")),
-                content("user", returned("f", "2"), returned("f", "1")),
-            ],
-            id="ids in another order",
-        ),
-        pytest.param(
-            [
-                ASK,
-                content("model", called("f"), called("f", "1")),
-                content("user", returned("f", "1"), returned("f", "2")),
-            ],
-            id="an id on one side",
-        ),
-        pytest.param(
-            [ASK, content("model", types.Part(text="", thought_signature=b"x"))],
-            id="signature on empty text",
-        ),
-        pytest.param(
-            [ASK, content("model", types.Part(thought_signature=b"x"))],
-            id="signature alone",
-        ),
-        pytest.param([content("user", BLOB, FILE)], id="media only"),
-    ],
+    table(
+        {
+            "same role twice": ([ASK, ASK, ANSWER, ANSWER],),
+            "parallel calls in another order": (
+                [
+                    ASK,
+                    calls(F, call_part("g"), F),
+                    responses(response_part("g"), F_RESULT, F_RESULT),
+                ],
+            ),
+            "ids in another order": (
+                [ASK, calls(ID_1, ID_2), responses(RESULT_2, RESULT_1)],
+            ),
+            "an id on one side": (
+                [ASK, calls(F, ID_1), responses(RESULT_1, RESULT_2)],
+            ),
+            "signature on empty text": ([ASK, calls(SIGNED)],),
+            "signature alone": ([ASK, calls(types.Part(thought_signature=b"x"))],),
+            "media only": ([responses(BLOB, FILE)],),
+        }
+    ),
 )
 async def test_a_sound_structure_is_accepted(contents: list[types.Content]) -> None:
     """What providers accept is no violation."""
     llm = SimulatedLlm()
     await answer(llm, ask(*contents))
     assert llm.violations == 0
-
-
-async def test_structure_is_judged_before_length() -> None:
-    """A request that is both broken and too long counts as broken."""
-    llm = SimulatedLlm(context_window=1)
-    with pytest.raises(InvalidRequestError):
-        await answer(llm, ask(user("long " * 100), CALL))
-    assert (llm.rejections, llm.violations) == (0, 1)
 
 
 # Script
@@ -426,42 +335,27 @@ async def reply_later(request: LlmRequest) -> Reply:
 
 @pytest.mark.parametrize(
     ("script", "expected_texts"),
-    [
-        pytest.param(None, ["Acknowledged: hi"] * 2, id="default"),
-        pytest.param([], ["Done."] * 2, id="used up from the start"),
-        pytest.param(["a"], ["a", "Done."], id="used up"),
-        pytest.param(
-            [types.Part(text="a"), [types.Part(text="b"), types.Part(text="c")]],
-            ["a", "b\nc"],
-            id="parts",
-        ),
-        pytest.param([model("a"), [call("f", x=1)]], ["a", 'f\n{"x":1}'], id="calls"),
-        pytest.param([LlmResponse(content=model("a")), ""], ["a", ""], id="response"),
-        pytest.param(reply_later, ["later", "later"], id="coroutine function"),
-    ],
+    table(
+        {
+            "default": (None, ["Acknowledged: hi"] * 2),
+            "used up": (["a"], ["a", "Done."]),
+            "parts": (
+                [types.Part(text="a"), [types.Part(text="b"), F]],
+                ["a", "b\nf\n{}"],
+            ),
+            "calls": ([model("a"), [call("f", x=1)]], ["a", 'f\n{"x":1}']),
+            "response": ([LlmResponse(content=model("a")), ""], ["a", ""]),
+            "coroutine function": (reply_later, ["later", "later"]),
+        }
+    ),
 )
 async def test_a_script_is_played(script: Any, expected_texts: list[str]) -> None:
     """Replies come in order and in whichever form they are given."""
     llm = SimulatedLlm(script=script)
-    responses = [await answer(llm, ask(ASK)) for _ in expected_texts]
-    assert [text_of(response) for response in responses] == expected_texts
-    assert all(response.partial is False for response in responses)
-    assert {response.model_version for response in responses} == {"simulated"}
-
-
-@pytest.mark.parametrize(
-    ("contents", "expected_text"),
-    [
-        pytest.param([user("x" * 99), ANSWER], f"Acknowledged: {'x' * 60}", id="long"),
-        pytest.param([ASK, CALL, RESULT], "Acknowledged: hi", id="after a result"),
-        pytest.param([content("user", BLOB)], "Acknowledged.", id="no text"),
-    ],
-)
-async def test_the_default_agent_quotes_the_user(
-    contents: list[types.Content], expected_text: str
-) -> None:
-    """Without a script the answer quotes the head of the last user text."""
-    assert text_of(await answer(SimulatedLlm(), ask(*contents))) == expected_text
+    got = [await answer(llm, ask(ASK)) for _ in expected_texts]
+    assert [text_of(response) for response in got] == expected_texts
+    assert all(response.partial is False for response in got)
+    assert {response.model_version for response in got} == {"simulated"}
 
 
 async def test_a_scripted_exception_is_raised() -> None:
@@ -490,11 +384,10 @@ async def test_replies_are_copied() -> None:
 
 async def test_call_ids_are_unique() -> None:
     """With `call_ids` every call has an id of its own, unless the script gives one."""
-    llm = SimulatedLlm(
-        call_ids=True, script=[[call("f"), call("f")], [called("f", "mine"), call("g")]]
-    )
-    responses = [await answer(llm, ask(ASK)) for _ in range(2)]
-    ids = [made.id for response in responses for made in response.get_function_calls()]
+    script: list[Reply] = [[F, F], [call_part("f", "mine"), call("g")]]
+    llm = SimulatedLlm(call_ids=True, script=script)
+    got = [await answer(llm, ask(ASK)) for _ in range(2)]
+    ids = [made.id for response in got for made in response.get_function_calls()]
     assert ids == ["call_1", "call_2", "mine", "call_3"]
 
 
@@ -509,64 +402,49 @@ async def test_call_ids_are_unique() -> None:
         ("late", [False, False, False, True, True]),
     ],
 )
-@pytest.mark.parametrize("is_streamed", [False, True], ids=["plain", "streamed"])
 async def test_usage_is_reported_on_the_last_chunk(
-    usage: Literal["last", "never", "late"],
-    expected: list[bool],
-    is_streamed: bool,
+    usage: Literal["last", "never", "late"], expected: list[bool]
 ) -> None:
-    """Usage is on no partial, and on the final response of the calls that report."""
+    """Usage is on no partial, and on the final response of the calls that report;
+    summaries do not bring the first late report nearer."""
     llm = SimulatedLlm(token_ratio=1.0, usage=usage, script=["abcdefgh"] * 5)
-    send = stream if is_streamed else answer
+    summary = await answer(llm, summary_request("x"))
+    assert (summary.usage_metadata is not None) is (usage == "last")
+    billed_tokens = llm.billed_tokens
     reported = []
     for _ in expected:
-        sent = await send(llm, ask(user("x" * 40)))
-        *partials, final = sent if isinstance(sent, list) else [sent]
+        *partials, final = await stream(llm, ask(user("x" * 40)))
         assert all(partial.usage_metadata is None for partial in partials)
         reported.append(final.usage_metadata)
     assert [found is not None for found in reported] == expected
     for found in filter(None, reported):
-        assert found.prompt_token_count == 10
-        assert found.candidates_token_count == 2
+        assert (found.prompt_token_count, found.candidates_token_count) == (10, 2)
         assert found.total_token_count == 12
-    assert llm.billed_tokens == 5 * 12
-
-
-async def test_late_usage_counts_agent_calls_only() -> None:
-    """Summaries do not bring the first report of usage nearer."""
-    llm = SimulatedLlm(usage="late")
-    for request in (summary_request("x"),) * 4 + (ask(ASK),) * 3:
-        assert (await answer(llm, request)).usage_metadata is None
-    assert (await answer(llm, ask(ASK))).usage_metadata is not None
+    assert llm.billed_tokens - billed_tokens == 5 * 12
 
 
 async def test_a_stream_ends_with_the_complete_response() -> None:
     """Partials carry the pieces, the last chunk all of it, as without streaming."""
-    parts = [
-        types.Part(text="thinking", thought=True),
-        types.Part(text="The weather in Tokyo is sunny."),
-        call("f", x=1),
-        call("g"),
-    ]
+    text = "The weather in Tokyo is sunny."
+    thought = types.Part(text="thinking", thought=True)
+    parts = [thought, types.Part(text=text), call("f", x=1), call("g")]
     llm = SimulatedLlm(script=[parts, parts])
     *partials, final = await stream(llm, ask(ASK))
     assert len(partials) == 3 + 3 + 2
     assert all(partial.partial for partial in partials)
     contents = [partial.content for partial in partials if partial.content]
     pieces = [part for piece in contents for part in piece.parts or []]
-    assert "".join(p.text for p in pieces if p.text and not p.thought) == parts[1].text
+    assert "".join(p.text for p in pieces if p.text and not p.thought) == text
     assert "".join(p.text for p in pieces if p.text and p.thought) == "thinking"
-    assert [p.function_call for p in pieces[-2:]] == [
-        p.function_call for p in parts[2:]
-    ]
+    assert pieces[-2:] == parts[2:]
     assert final == await answer(llm, ask(ASK))
     assert [record.stream for record in llm.requests] == [True, False]
 
 
-async def test_a_script_may_say_usage_and_end_with_a_partial() -> None:
-    """A scripted response is sent as it is: with zero usage, or never complete."""
+async def test_a_scripted_response_is_sent_as_it_is() -> None:
+    """With zero usage, never complete, or as a provider's refusal."""
     zero = types.GenerateContentResponseUsageMetadata(prompt_token_count=0)
-    script = [
+    script: list[Reply] = [
         LlmResponse(content=ANSWER, usage_metadata=zero),
         LlmResponse(content=ANSWER, partial=True),
         LlmResponse(error_code="SAFETY"),
@@ -582,14 +460,13 @@ async def test_a_script_may_say_usage_and_end_with_a_partial() -> None:
 
 
 async def test_requests_of_adks_summarizer_are_summaries() -> None:
-    """ADK's own summarizer is recognised and gets its conversation summarized."""
+    """ADK's own summarizer is recognized and gets its conversation summarized."""
     llm = SimulatedLlm()
     events = [
-        Event(author="user", content=user("please find order ORD-4711")),
-        Event(author="agent", content=model("it is in \\warehouse nine")),
+        event(user("please find order ORD-4711")),
+        event(model("it is in \\warehouse nine")),
     ]
-    compacted = await LlmEventSummarizer(llm=llm).maybe_summarize_events(events=events)
-    assert compacted
+    assert await LlmEventSummarizer(llm=llm).maybe_summarize_events(events=events)
     assert llm.summaries == 1
     assert text_of(llm.requests[0].response) == (
         "user: please find order ORD-4711\nagent: it is in \\warehouse nine"
@@ -598,14 +475,14 @@ async def test_requests_of_adks_summarizer_are_summaries() -> None:
 
 @pytest.mark.parametrize(
     ("request_", "expected"),
-    [
-        pytest.param(summary_request("x"), True, id="fence"),
-        pytest.param(ask(ASK, user("a\n<transcript-0>\nb")), True, id="last content"),
-        pytest.param(ask(user("<transcript-0>"), ASK), False, id="earlier content"),
-        pytest.param(ask(user("see <transcript-0>")), False, id="inside a line"),
-        pytest.param(ask(ASK), False, id="agent"),
-        pytest.param(ask(), False, id="no contents"),
-    ],
+    table(
+        {
+            "fence": (ask(ASK, user("a\n<transcript-0>\nb")), True),
+            "earlier content": (ask(user("<transcript-0>"), ASK), False),
+            "inside a line": (ask(user("see <transcript-0>")), False),
+            "no contents": (ask(), False),
+        }
+    ),
 )
 def test_summary_requests_are_told_apart(request_: LlmRequest, expected: bool) -> None:
     """A fence at the start of a line of the last content marks a summary request."""
@@ -613,7 +490,7 @@ def test_summary_requests_are_told_apart(request_: LlmRequest, expected: bool) -
 
 
 async def test_another_predicate_can_tell_summaries() -> None:
-    """A summarizer of the user's own is recognised by the user's own predicate."""
+    """A summarizer of the user's own is recognized by the user's own predicate."""
     llm = SimulatedLlm(is_summary_request=lambda request: len(request.contents) == 2)
     assert text_of(await answer(llm, ask(ASK, user("Sum up 12")))) == "Sum up 12"
     assert llm.summaries == 1
@@ -624,46 +501,13 @@ async def test_a_summary_keeps_head_and_tail_of_each_line() -> None:
     lines = [f"Entry {n} begins {'and goes on ' * 90}and ends {n}." for n in range(9)]
     request = summary_request("\n".join([*lines, *lines]))
     kept = text_of(await answer(SimulatedLlm(), request)).splitlines()
-    assert kept[0] == "Merge this."
+    assert len(kept) == 1 + len(lines)
     for number, line in enumerate(kept[1:]):
         assert line.startswith(f"Entry {number} begins and")
         assert line.endswith(f"and ends {number}.")
-    assert len(kept) == 1 + len(lines)
 
 
-async def test_what_stands_outside_the_fence_can_be_carried_over() -> None:
-    """A previous summary in the prompt is material too."""
-    before = "<previous-summary-3f9a>\nThe key is K-17.\n</previous-summary-3f9a>"
-    request = summary_request("new")
-    request.contents[0].parts = [
-        types.Part(text=before),
-        *(request.contents[0].parts or []),
-    ]
-    summary = text_of(await answer(SimulatedLlm(), request))
-    assert summary == "The key is K-17.\nMerge this.\nnew"
-
-
-async def test_nothing_is_made_of_nothing() -> None:
-    """A transcript without words is answered without parts."""
-    request = ask(user("<transcript-0>\n" + "\n" * 500 + "\n</transcript-0>"))
-    assert text_of(await answer(SimulatedLlm(), request)) == ""
-
-
-@pytest.mark.parametrize("ratio", [None, 2.0], ids=["BPE", "ratio"])
-@pytest.mark.parametrize("max_output_tokens", [None, 1, 50, 400])
-async def test_a_summary_obeys_its_budget(
-    ratio: float | None, max_output_tokens: int | None
-) -> None:
-    """The output limit of the request holds, 1,000 tokens without one."""
-    material = "\n".join(f"item {n} is called name{n * 7919}" for n in range(3_000))
-    llm = SimulatedLlm(token_ratio=ratio, context_window=1_000_000)
-    response = await answer(llm, summary_request(material, max_output_tokens))
-    budget_tokens = max_output_tokens or 1_000
-    used_tokens = count_tokens([text_of(response)], ratio)
-    assert budget_tokens / 2 <= used_tokens + 1 <= budget_tokens + 1
-
-
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     lines=st.lists(st.text(max_size=600), max_size=30),
     budget_tokens=st.integers(1, 300),
@@ -677,16 +521,13 @@ def test_summaries_keep_to_any_budget(lines: list[str], budget_tokens: int) -> N
 
 async def test_summary_replies_script_the_summarizer() -> None:
     """Scripted summaries come first, extraction after; the agent's script waits."""
-    llm = SimulatedLlm(
-        script=["agent"], summary_replies=[ValueError("no"), "", call("f")]
-    )
+    llm = SimulatedLlm(script=["agent"], summary_replies=[ValueError("no"), ""])
     with pytest.raises(ValueError, match="no"):
         await answer(llm, summary_request("x"))
     assert text_of(await answer(llm, summary_request("x"))) == ""
-    assert (await answer(llm, summary_request("x"))).get_function_calls()
     assert text_of(await answer(llm, ask(ASK))) == "agent"
     assert "key 12" in text_of(await answer(llm, summary_request("key 12")))
-    assert (llm.calls, llm.summaries) == (5, 4)
+    assert (llm.calls, llm.summaries) == (4, 3)
 
 
 async def test_a_summary_can_hang() -> None:
@@ -700,8 +541,7 @@ async def test_a_summary_can_hang() -> None:
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(answer(llm, summary_request("x")), timeout=0.01)
     [record] = llm.requests
-    assert record.is_summary
-    assert record.response is None
+    assert (record.is_summary, record.response) == (True, None)
 
 
 # Records and settings
@@ -710,16 +550,12 @@ async def test_a_summary_can_hang() -> None:
 async def test_requests_are_recorded() -> None:
     """A record holds the request as it was and the answer to it."""
     llm = SimulatedLlm(token_ratio=1.0, script=["fine"])
-    config = types.GenerateContentConfig(system_instruction=["be", "brief"])
-    request = ask(
-        ASK, CALL, content("user", returned("f", found="K-17")), config=config
-    )
+    result = responses(response_part("f", {"found": "K-17"}))
+    request = ask(ASK, CALL, result, system_instruction=["be", "brief"])
     response = await answer(llm, request)
     request.contents.clear()
-    config.system_instruction = "changed"
+    request.config.system_instruction = "changed"
     [record] = llm.requests
-    assert isinstance(record, RecordedRequest)
-    assert len(record.contents) == 3
     assert record.text == 'hi\nf\n{}\nf\n{"found":"K-17"}'
     assert record.system_instruction == "be\nbrief"
     assert record.config.system_instruction == ["be", "brief"]
@@ -736,54 +572,35 @@ async def test_requests_are_recorded() -> None:
 async def test_records_are_bounded_and_counters_are_not(
     keep_requests: int | None, expected_texts: list[str]
 ) -> None:
-    """The newest requests stay on record; all are counted."""
+    """The newest requests stay on record; all are counted, by copies too."""
     llm = SimulatedLlm(keep_requests=keep_requests, token_ratio=4.0, script=["a"] * 3)
     for number in range(3):
-        await answer(llm, ask(user(str(number))))
+        await answer(llm.model_copy(), ask(user(str(number))))
     assert [record.text for record in llm.requests] == expected_texts
-    assert all(record.response for record in llm.requests)
     assert (llm.calls, llm.billed_tokens, llm.largest_request_tokens) == (3, 6, 1)
 
 
-# --- The prompt cache ---------------------------------------------------------------
-
-
-def cached(response: LlmResponse) -> int | None:
-    """What an answer reports of the cache."""
-    assert response.usage_metadata
-    return response.usage_metadata.cached_content_token_count
-
-
 async def test_a_prompt_cache_serves_what_an_earlier_prompt_began_with() -> None:
-    """Tools, instruction and contents up to the first difference, none of it media."""
-    bare = SimulatedLlm(script=["a"] * 2)
+    """Contents up to the first difference; nothing with another head."""
     llm = SimulatedLlm(prompt_cache=True, token_ratio=4.0, script=["a"] * 20)
-    first = user("one two three")
-    assert [cached(await answer(bare, ask(first))) for _ in range(2)] == [None, None]
-    assert cached(await answer(llm, ask(first))) is None
-    assert cached(await answer(llm, ask(first, model("a"), user("x")))) == 13
-    assert cached(await answer(llm, ask(user("one two four")))) == len("one two ")
-    assert cached(await answer(llm, ask(user("zero")))) is None
-    await answer(llm, ask(user("zero, zero")))
-    # The first prompt is forgotten by now; the second begins with it.
-    assert cached(await answer(llm, ask(first, model("b")))) == 13
-    assert llm.requests[1].cached_tokens == 13
-
-
-async def test_a_prompt_cache_knows_tools_and_instruction() -> None:
-    """With others, nothing of the contents is served."""
-    llm = SimulatedLlm(prompt_cache=True, token_ratio=4.0, script=["a"] * 20)
-    declared = types.FunctionDeclaration(name="f")
-    tool = types.Tool(function_declarations=[declared])
-    for settings_, expected in (
-        ({}, None),
-        ({"system_instruction": "Be brief."}, None),
-        ({"system_instruction": "Be brief."}, 12),
-        ({"system_instruction": "Be brief.", "tools": [tool]}, None),
+    first, brief = user("one two three"), {"system_instruction": "Be brief."}
+    tool = types.Tool(function_declarations=[types.FunctionDeclaration(name="f")])
+    for request, expected in (
+        (ask(first), 0),
+        (ask(first, model("a"), user("x")), 13),
+        (ask(user("one two four")), len("one two ")),
+        (ask(user("zero")), 0),
+        (ask(user("zero, zero")), 4),
+        # The first prompt is forgotten by now; the second begins with it.
+        (ask(first, model("b")), 13),
+        (ask(user("one"), **brief), 0),
+        (ask(user("one"), **brief), 12),
+        (ask(user("one"), **brief, tools=[tool]), 0),
     ):
-        request = ask(user("one"))
-        request.config = types.GenerateContentConfig(**settings_)
-        assert cached(await answer(llm, request)) == expected
+        usage = (await answer(llm, request)).usage_metadata
+        assert usage
+        assert usage.cached_content_token_count == (expected or None)
+        assert llm.requests[-1].cached_tokens == expected
 
 
 async def test_concurrent_calls_keep_their_own_answers() -> None:
@@ -796,40 +613,31 @@ async def test_concurrent_calls_keep_their_own_answers() -> None:
 
     llm = SimulatedLlm(script=echo, latency_seconds=0.001)
     await asyncio.gather(*(answer(llm, ask(user(str(n)))) for n in range(5)))
-    assert [r.text for r in llm.requests] == [str(n) for n in range(5)]
-    assert [text_of(r.response) for r in llm.requests] == [
-        f"answer {n}" for n in range(5)
-    ]
-
-
-async def test_copies_count_together() -> None:
-    """ADK may copy a model; its shallow copies share one account."""
-    llm = SimulatedLlm()
-    await answer(llm.model_copy(), ask(ASK))
-    assert llm.calls == 1
+    recorded = [(record.text, text_of(record.response)) for record in llm.requests]
+    assert recorded == [(str(n), f"answer {n}") for n in range(5)]
 
 
 @pytest.mark.parametrize(
-    "fields",
+    ("field", "value"),
     [
-        pytest.param({"context_windw": 1}, id="misspelt"),
-        pytest.param({"context_window": 0}, id="no window"),
-        pytest.param({"token_ratio": 0}, id="no ratio"),
-        pytest.param({"media_tokens": -1}, id="negative media"),
-        pytest.param({"error_style": "nobody"}, id="unknown style"),
-        pytest.param({"usage": "sometimes"}, id="unknown usage"),
-        pytest.param({"script": "text"}, id="script of one text"),
-        pytest.param({"keep_requests": -1}, id="negative record"),
-        pytest.param({"latency_seconds": -1}, id="negative latency"),
+        ("context_windw", 1),
+        ("context_window", 0),
+        ("token_ratio", 0),
+        ("media_tokens", -1),
+        ("error_style", "nobody"),
+        ("usage", "sometimes"),
+        ("script", "text"),
+        ("keep_requests", -1),
+        ("latency_seconds", -1),
     ],
 )
-def test_wrong_settings_are_refused(fields: dict[str, Any]) -> None:
+def test_wrong_settings_are_refused(field: str, value: object) -> None:
     """A mistake in the settings fails when the model is made."""
     with pytest.raises(ValidationError):
-        SimulatedLlm.model_validate(fields)
+        SimulatedLlm.model_validate({field: value})
 
 
-def test_settings_can_be_serialised() -> None:
+def test_settings_can_be_serialized() -> None:
     """Functions and scripts stay out of what ADK dumps and logs."""
     llm = SimulatedLlm(script=lambda _: "x", summary_replies=["y"])
     assert set(llm.model_dump(mode="json")).isdisjoint({"script", "summary_replies"})
@@ -856,27 +664,6 @@ def look_up(key: str) -> dict[str, Any]:
     return {"value": key.upper()}
 
 
-async def run(llm: SimulatedLlm, messages: list[str], is_streamed: bool) -> list[Event]:
-    """Runs an agent with a tool over some user messages."""
-    agent = LlmAgent(name="agent", model=llm, instruction="Be brief.", tools=[look_up])
-    # By value: ADK moves the enumeration from module to module.
-    mode = {"streaming_mode": "sse"} if is_streamed else {}
-    run_config = RunConfig.model_validate(mode)
-    service = InMemorySessionService()
-    runner = Runner(app_name="app", agent=agent, session_service=service)
-    session = await service.create_session(app_name="app", user_id="u")
-    events = []
-    for message in messages:
-        async for event in runner.run_async(
-            user_id="u",
-            session_id=session.id,
-            new_message=user(message),
-            run_config=run_config,
-        ):
-            events.append(event)
-    return events
-
-
 @pytest.mark.parametrize("is_streamed", [False, True], ids=["plain", "streamed"])
 @pytest.mark.parametrize("call_ids", [False, True], ids=["no ids", "ids"])
 async def test_an_agent_with_a_tool_runs(is_streamed: bool, call_ids: bool) -> None:
@@ -884,48 +671,16 @@ async def test_an_agent_with_a_tool_runs(is_streamed: bool, call_ids: bool) -> N
     both = [call("look_up", key="a"), call("look_up", key="b")]
     script: list[Reply] = [both, "first", call("look_up", key="c")]
     llm = SimulatedLlm(call_ids=call_ids, script=script)
-    events = await run(llm, ["one", "two"], is_streamed)
-    complete = [event for event in events if not event.partial]
-    assert any(event.partial for event in events) is is_streamed
-    assert [
-        text_of_event(event) for event in complete if event.is_final_response()
-    ] == [
-        "first",
-        "Done.",
-    ]
+    chat = Chat(guarded_agent(llm, [look_up]), is_streaming=is_streamed)
+    turns = [await chat.say(message) for message in ("one", "two")]
+    assert [answer_text(events) for events in turns] == ["first", "Done."]
+    assert any(event.partial for event in turns[0]) is is_streamed
     assert (llm.calls, llm.violations, llm.rejections) == (4, 0, 0)
     last = llm.requests[-1]
     assert last.stream is is_streamed
-    assert "Be brief." in last.system_instruction
+    assert "You help." in last.system_instruction
     assert all(f'"value":"{key}"' in last.text for key in "ABC")
-    assert ids_of(last) == (
-        ["call_1", "call_2", "call_3"] if call_ids else [None, None, None]
-    )
-    usage = complete[-1].usage_metadata
-    assert usage
-    assert usage.prompt_token_count == last.prompt_tokens
+    parts = [part for content in last.contents for part in content.parts or []]
+    ids = [part.function_call.id for part in parts if part.function_call]
+    assert ids == (["call_1", "call_2", "call_3"] if call_ids else [None] * 3)
     assert last.prompt_tokens > count_request_tokens(ask(*last.contents), None, 258)
-
-
-def text_of_event(event: Event) -> str:
-    """Returns the text of an event."""
-    return "".join(list_content_texts([event.content or types.Content()]))
-
-
-def ids_of(record: RecordedRequest) -> list[str | None]:
-    """Returns the ids of the calls in a request."""
-    parts = [part for item in record.contents for part in item.parts or []]
-    return [part.function_call.id for part in parts if part.function_call]
-
-
-@pytest.mark.parametrize("is_streamed", [False, True], ids=["plain", "streamed"])
-async def test_an_overflow_ends_an_unguarded_run(is_streamed: bool) -> None:
-    """Without a guard the conversation outgrows the window and the turn fails."""
-    llm = SimulatedLlm(context_window=2_000)
-    with pytest.raises(ContextOverflowError, match="maximum context length is 2000"):
-        await run(
-            llm, [f"message {n}: " + "word " * 300 for n in range(9)], is_streamed
-        )
-    assert llm.rejections == 1
-    assert llm.requests[-1].rejected == "overflow"
-    assert llm.violations == 0

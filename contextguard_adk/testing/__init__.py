@@ -15,13 +15,6 @@ from contextguard_adk.testing.provider import (
 )
 
 __all__ = [
-    "ContextOverflowError",
-    "ErrorStyle",
-    "InvalidRequestError",
-    "RecordedRequest",
-    "Reply",
-    "Script",
-    "SimulatedLlm",
-    "SimulatedProviderError",
-    "call",
-]
+    "ContextOverflowError", "ErrorStyle", "InvalidRequestError", "RecordedRequest",
+    "Reply", "Script", "SimulatedLlm", "SimulatedProviderError", "call",
+]  # fmt: skip

@@ -1,8 +1,4 @@
-"""A strict offline provider: for the tests of this package and for yours.
-
-`SimulatedLlm` stands in for a model, counts tokens as one, and rejects what a real
-provider would reject. It judges requests independently of the guard.
-"""
+"""`SimulatedLlm`: an offline model that judges requests as a provider would."""
 
 from __future__ import annotations
 
@@ -11,8 +7,7 @@ import copy
 import inspect
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from google.adk.models.base_llm import BaseLlm
@@ -21,20 +16,7 @@ from google.adk.models.llm_response import LlmResponse
 from google.genai import types
 from pydantic import ConfigDict, Field, PrivateAttr
 
-from contextguard_adk.testing.provider import (
-    OVERFLOW_WORDS,
-    ContextOverflowError,
-    ErrorStyle,
-    InvalidRequestError,
-    count_request_tokens,
-    count_shared_tokens,
-    count_tokens,
-    find_violation,
-    list_content_texts,
-    list_system_parts,
-    looks_like_summary_request,
-    summarize,
-)
+from contextguard_adk.testing import provider
 
 if TYPE_CHECKING:
     from google.adk.models import LlmCapabilities
@@ -43,11 +25,8 @@ _Answer: TypeAlias = str | types.Part | list[types.Part] | types.Content | LlmRe
 Reply: TypeAlias = _Answer | Exception
 Script: TypeAlias = Callable[[LlmRequest], Reply | Awaitable[Reply]] | Sequence[Reply]
 
-# How many of the newest accepted prompts are kept in the prompt cache.
-_CACHED_PROMPTS = 4
 
-
-@dataclass(frozen=True)
+@dataclass
 class RecordedRequest:
     """One request as the provider saw it, and what it answered.
 
@@ -69,25 +48,7 @@ class RecordedRequest:
     @property
     def text(self) -> str:
         """All that the contents say, with calls and tool results as JSON."""
-        return "\n".join(list_content_texts(self.contents))
-
-
-@dataclass
-class _Ledger:
-    """What one provider has counted; shared by shallow copies of the model."""
-
-    calls: int = 0
-    rejections: int = 0
-    violations: int = 0
-    summaries: int = 0
-    billed_tokens: int = 0
-    largest_request_tokens: int = 0
-    call_ids: int = 0
-    replies_taken: Counter[bool] = field(default_factory=Counter)
-    records: dict[int, RecordedRequest] = field(default_factory=dict)
-    cached: deque[LlmRequest] = field(
-        default_factory=partial(deque, maxlen=_CACHED_PROMPTS)
-    )
+        return "\n".join(provider.list_content_texts(self.contents))
 
 
 def call(name: str, /, **args: Any) -> types.Part:
@@ -119,7 +80,7 @@ class SimulatedLlm(BaseLlm):
     """Tokens of every image, sound, document or file reference; Gemini's 258 for an
     image by default."""
 
-    error_style: ErrorStyle = "openai"
+    error_style: provider.ErrorStyle = "openai"
     """The provider whose words a context overflow uses."""
 
     usage: Literal["last", "never", "late"] = "last"
@@ -140,7 +101,7 @@ class SimulatedLlm(BaseLlm):
     summarize by excerpts."""
 
     is_summary_request: Callable[[LlmRequest], bool] = Field(
-        default=looks_like_summary_request, exclude=True, repr=False
+        default=provider.looks_like_summary_request, exclude=True, repr=False
     )
     """Tells requests for a summary from the agent's. The default knows the guard's
     prompt and that of ADK's `LlmEventSummarizer`."""
@@ -155,7 +116,12 @@ class SimulatedLlm(BaseLlm):
     latency_seconds: float = Field(default=0, ge=0)
     """The time an accepted request takes."""
 
-    _ledger: _Ledger = PrivateAttr(default_factory=_Ledger)
+    # ADK may copy a model; its shallow copies share these.
+    _counts: Counter[str] = PrivateAttr(default_factory=Counter)
+    _records: list[RecordedRequest] = PrivateAttr(default_factory=list)
+    _cached: deque[list[tuple[str, str]]] = PrivateAttr(
+        default_factory=lambda: deque(maxlen=4)
+    )
 
     @property
     def capabilities(self) -> LlmCapabilities:
@@ -168,37 +134,37 @@ class SimulatedLlm(BaseLlm):
     @property
     def requests(self) -> list[RecordedRequest]:
         """The requests received, oldest first, rejected ones included."""
-        return list(self._ledger.records.values())
+        return list(self._records)
 
     @property
     def calls(self) -> int:
         """The number of requests received, rejected ones and summaries included."""
-        return self._ledger.calls
+        return self._counts["calls"]
 
     @property
     def rejections(self) -> int:
         """The number of requests refused because they exceed the window."""
-        return self._ledger.rejections
+        return self._counts["rejections"]
 
     @property
     def violations(self) -> int:
         """The number of requests refused because of their structure."""
-        return self._ledger.violations
+        return self._counts["violations"]
 
     @property
     def summaries(self) -> int:
         """The number of requests received for a summary, answered or not."""
-        return self._ledger.summaries
+        return self._counts["summaries"]
 
     @property
     def billed_tokens(self) -> int:
         """The prompt and output tokens of all answered calls, summaries included."""
-        return self._ledger.billed_tokens
+        return self._counts["billed_tokens"]
 
     @property
     def largest_request_tokens(self) -> int:
         """The prompt tokens of the largest request received, rejected ones included."""
-        return self._ledger.largest_request_tokens
+        return self._counts["largest_request_tokens"]
 
     async def generate_content_async(
         self, llm_request: LlmRequest, stream: bool = False
@@ -213,11 +179,12 @@ class SimulatedLlm(BaseLlm):
             ContextOverflowError: The prompt exceeds `context_window`.
             Exception: What the script asks for.
         """
-        number, record = self._receive(llm_request, stream)
-        self._judge(number, record)
+        record = self._receive(llm_request, stream)
+        self._judge(record)
         if self.prompt_cache:
-            record = self._serve_from_cache(number, record)
-        usage_is_due = self._is_usage_due()
+            self._serve_from_cache(record, llm_request)
+        is_late = self.calls - self.summaries >= 4
+        reports_usage = self.usage == "last" or (self.usage == "late" and is_late)
         await asyncio.sleep(self.latency_seconds)
         reply = self._take_reply(llm_request, record.is_summary)
         if inspect.isawaitable(reply):
@@ -225,80 +192,58 @@ class SimulatedLlm(BaseLlm):
         if isinstance(reply, Exception):
             raise reply
         response = self._build_response(reply)
-        self._settle(number, record, response, usage_is_due)
+        self._settle(record, response, reports_usage)
         if stream:
             for chunk in _split_response(response):
                 yield chunk
         yield response
 
-    def _receive(
-        self, request: LlmRequest, stream: bool
-    ) -> tuple[int, RecordedRequest]:
-        parts = list_system_parts(request.config.system_instruction)
-        system = [types.Content(parts=parts)]
+    def _receive(self, request: LlmRequest, stream: bool) -> RecordedRequest:
+        parts = provider.list_system_parts(request.config.system_instruction)
+        system = provider.list_content_texts([types.Content(parts=parts)])
         record = RecordedRequest(
             contents=list(request.contents),
-            system_instruction="\n".join(list_content_texts(system)),
+            system_instruction="\n".join(system),
             config=_copy_config(request.config),
-            prompt_tokens=count_request_tokens(
+            prompt_tokens=provider.count_request_tokens(
                 request, self.token_ratio, self.media_tokens
             ),
             is_summary=self.is_summary_request(request),
             stream=stream,
         )
-        ledger = self._ledger
-        ledger.calls += 1
-        ledger.summaries += record.is_summary
-        ledger.largest_request_tokens = max(
-            ledger.largest_request_tokens, record.prompt_tokens
+        self._counts["calls"] += 1
+        self._counts["summaries"] += record.is_summary
+        self._counts["largest_request_tokens"] = max(
+            self.largest_request_tokens, record.prompt_tokens
         )
-        ledger.records[ledger.calls] = record
-        if self.keep_requests is not None and len(ledger.records) > self.keep_requests:
-            del ledger.records[next(iter(ledger.records))]
-        return ledger.calls, record
+        self._records.append(record)
+        if self.keep_requests is not None:
+            del self._records[: max(0, len(self._records) - self.keep_requests)]
+        return record
 
-    def _judge(self, number: int, record: RecordedRequest) -> None:
+    def _judge(self, record: RecordedRequest) -> None:
         """Raises, counts and records what is wrong with a request."""
-        violation = find_violation(record.contents)
-        if violation:
-            self._ledger.violations += 1
-            self._update(number, record, rejected="invalid")
-            raise InvalidRequestError(violation)
-        excess = record.prompt_tokens - self.context_window
-        if excess > 0:
-            self._ledger.rejections += 1
-            self._update(number, record, rejected="overflow")
-            raise ContextOverflowError(
-                OVERFLOW_WORDS[self.error_style].format(
-                    used=record.prompt_tokens, limit=self.context_window, excess=excess
-                )
+        if violation := provider.find_violation(record.contents):
+            self._counts["violations"] += 1
+            record.rejected = "invalid"
+            raise provider.InvalidRequestError(violation)
+        used, limit = record.prompt_tokens, self.context_window
+        if used > limit:
+            self._counts["rejections"] += 1
+            record.rejected = "overflow"
+            words = provider.OVERFLOW_WORDS[self.error_style]
+            raise provider.ContextOverflowError(
+                words.format(used=used, limit=limit, excess=used - limit)
             )
 
-    def _serve_from_cache(
-        self, number: int, record: RecordedRequest
-    ) -> RecordedRequest:
+    def _serve_from_cache(self, record: RecordedRequest, request: LlmRequest) -> None:
         """Finds what earlier prompts began with, and keeps this one for later ones."""
-        request = LlmRequest(contents=record.contents, config=record.config)
-        cached = self._ledger.cached
-        served = (
-            count_shared_tokens(before, request, self.token_ratio) for before in cached
-        )
-        tokens = min(max(served, default=0), record.prompt_tokens)
-        cached.append(request)
-        return self._update(number, record, cached_tokens=tokens)
-
-    def _update(
-        self, number: int, record: RecordedRequest, **changes: Any
-    ) -> RecordedRequest:
-        """Changes a record, also where it is kept."""
-        changed = replace(record, **changes)
-        if number in self._ledger.records:
-            self._ledger.records[number] = changed
-        return changed
-
-    def _is_usage_due(self) -> bool:
-        agent_calls = self._ledger.calls - self._ledger.summaries
-        return self.usage == "last" or (self.usage == "late" and agent_calls >= 4)
+        now = provider.list_prompt_texts(request)
+        for before in self._cached:
+            shared_tokens = provider.count_shared_tokens(before, now, self.token_ratio)
+            record.cached_tokens = max(record.cached_tokens, shared_tokens)
+        record.cached_tokens = min(record.cached_tokens, record.prompt_tokens)
+        self._cached.append(now)
 
     def _take_reply(
         self, request: LlmRequest, is_summary: bool
@@ -307,46 +252,52 @@ class SimulatedLlm(BaseLlm):
         source = self.summary_replies if is_summary else self.script
         if callable(source):
             return source(request)
-        position = self._ledger.replies_taken[is_summary]
-        self._ledger.replies_taken[is_summary] += 1
-        if source is not None and position < len(source):
-            return source[position]
+        kind = "summary_replies" if is_summary else "replies"
+        self._counts[kind] += 1
+        if source is not None and self._counts[kind] <= len(source):
+            return source[self._counts[kind] - 1]
         if is_summary:
-            return summarize(request, self.token_ratio)
+            return provider.summarize(request, self.token_ratio)
         return _acknowledge(request) if source is None else "Done."
 
     def _build_response(self, reply: _Answer) -> LlmResponse:
         """Makes a response of its own, which ADK may change, of a scripted reply."""
-        if isinstance(reply, LlmResponse):
-            response = reply.model_copy(deep=True)
-        else:
-            response = LlmResponse(
-                content=_to_content(reply), finish_reason=types.FinishReason.STOP
-            )
+        if isinstance(reply, str):
+            reply = [types.Part(text=reply)] if reply else []
+        if isinstance(reply, types.Part):
+            reply = [reply]
+        if isinstance(reply, list):
+            # Each by itself: the same part twice is two calls.
+            parts = [part.model_copy(deep=True) for part in reply]
+            reply = types.Content(role="model", parts=parts)
+        if isinstance(reply, types.Content):
+            stop = types.FinishReason.STOP
+            reply = LlmResponse(content=reply, finish_reason=stop)
+        response = reply.model_copy(deep=True)
         response.model_version = response.model_version or self.model
         response.partial = bool(response.partial)
         for function_call in response.get_function_calls():
             if self.call_ids and not function_call.id:
-                self._ledger.call_ids += 1
-                function_call.id = f"call_{self._ledger.call_ids}"
+                self._counts["call_ids"] += 1
+                function_call.id = f"call_{self._counts['call_ids']}"
         return response
 
     def _settle(
-        self, number: int, record: RecordedRequest, response: LlmResponse, usage: bool
+        self, record: RecordedRequest, response: LlmResponse, reports_usage: bool
     ) -> None:
         """Bills an answer, reports its usage where that is due, and records it."""
-        texts = list_content_texts([response.content or types.Content()])
-        output_tokens = count_tokens(texts, self.token_ratio)
+        texts = provider.list_content_texts([response.content or types.Content()])
+        output_tokens = provider.count_tokens(texts, self.token_ratio)
         total_tokens = record.prompt_tokens + output_tokens
-        self._ledger.billed_tokens += total_tokens
-        if usage and response.usage_metadata is None:
+        self._counts["billed_tokens"] += total_tokens
+        if reports_usage and response.usage_metadata is None:
             response.usage_metadata = types.GenerateContentResponseUsageMetadata(
                 prompt_token_count=record.prompt_tokens,
                 candidates_token_count=output_tokens,
                 total_token_count=total_tokens,
                 cached_content_token_count=record.cached_tokens or None,
             )
-        self._update(number, record, response=response.model_copy(deep=True))
+        record.response = response.model_copy(deep=True)
 
 
 def _copy_config(config: types.GenerateContentConfig) -> types.GenerateContentConfig:
@@ -358,26 +309,11 @@ def _copy_config(config: types.GenerateContentConfig) -> types.GenerateContentCo
     return config.model_copy(update={"tools": tools} if tools else None)
 
 
-def _to_content(
-    reply: str | types.Part | list[types.Part] | types.Content,
-) -> types.Content:
-    if isinstance(reply, types.Content):
-        return reply.model_copy(deep=True)
-    if isinstance(reply, str):
-        reply = [types.Part(text=reply)] if reply else []
-    parts = [reply] if isinstance(reply, types.Part) else reply
-    return types.Content(
-        role="model", parts=[part.model_copy(deep=True) for part in parts]
-    )
-
-
 def _acknowledge(request: LlmRequest) -> str:
-    texts = [
-        part.text
-        for content in request.contents
-        for part in content.parts or []
-        if content.role == "user" and part.text
+    said = [
+        content.parts or [] for content in request.contents if content.role == "user"
     ]
+    texts = [part.text for parts in said for part in parts if part.text]
     return f"Acknowledged: {texts[-1][:60]}" if texts else "Acknowledged."
 
 

@@ -1,7 +1,6 @@
-"""What `SimulatedLlm` counts, rejects and summarizes; no state is kept here.
+"""What `SimulatedLlm` counts, rejects and summarizes.
 
-Nothing here reads another module of this package: the simulated provider judges
-them, so it must not share their mistakes.
+Nothing here reads another module of this package: the simulated provider judges them.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import re
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,19 +26,9 @@ if TYPE_CHECKING:
     import tiktoken
 
 ErrorStyle = Literal[
-    "openai",
-    "openai-responses",
-    "anthropic",
-    "gemini",
-    "vertex",
-    "bedrock",
-    "mistral",
-    "groq",
-    "vllm",
-    "llama.cpp",
-    "ollama",
-    "xai",
-]
+    "openai", "openai-responses", "anthropic", "gemini", "vertex", "bedrock",
+    "mistral", "groq", "vllm", "llama.cpp", "ollama", "xai",
+]  # fmt: skip
 
 OVERFLOW_WORDS: dict[ErrorStyle, str] = {
     "openai": "This model's maximum context length is {limit} tokens. However, your"
@@ -64,26 +54,13 @@ OVERFLOW_WORDS: dict[ErrorStyle, str] = {
 }
 
 _PAYLOAD_FIELDS = (
-    "text",
-    "inline_data",
-    "file_data",
-    "function_call",
-    "function_response",
-    "executable_code",
-    "code_execution_result",
-    "tool_call",
-    "tool_response",
-)
+    "text", "inline_data", "file_data", "function_call", "function_response",
+    "executable_code", "code_execution_result", "tool_call", "tool_response",
+)  # fmt: skip
 
-# tiktoken's regex overflows its stack on a megabyte of blanks.
-_SLICE_CHARS = 8_192
+_SLICE_CHARS = 8_192  # tiktoken's regex overflows its stack on a megabyte of blanks.
 _TOKENS_PER_CONTENT = 3  # OpenAI's cookbook: every message costs three more.
-# The SHA-1 of the address that tiktoken downloads o200k_base from.
-_O200K_FILE = "fb374d419588a4632f3f557e76b4b70aebbca790"
 _loading = threading.Lock()
-
-# The length of a summary whose request does not limit it.
-_SUMMARY_TOKENS = 1_000
 
 _FENCE = re.compile(r"^<transcript-([^>\s]*)", re.MULTILINE)
 _IN_PLACE = re.compile(r"\[System: Summari[sz]e the conversation above now")
@@ -116,159 +93,130 @@ def find_violation(contents: list[types.Content]) -> str | None:
     for index, content in enumerate([*contents, end]):
         parts = content.parts or []
         responses = [p.function_response for p in parts if p.function_response]
-        problem = _find_content_violation(content) or _find_broken_pair(
-            calls, responses
-        )
-        if problem:
-            return f"contents.{index}: {problem}"
+        problems = (*_list_flaws(content), *_list_broken_pairs(calls, responses))
+        if problems:
+            return f"contents.{index}: {problems[0]}"
         calls = [p.function_call for p in parts if p.function_call]
     return None
 
 
-def _find_content_violation(content: types.Content) -> str | None:
+def _list_flaws(content: types.Content) -> Iterator[str]:
     if content.role not in ("user", "model"):
-        return "Please use a valid role: user, model."
+        yield "Please use a valid role: user, model."
     if not content.parts:
-        return "must include at least one parts field"
-    for index, part in enumerate(content.parts):
-        problem = _find_part_violation(part, content.role)
-        if problem:
-            return f"parts.{index}: {problem}"
-    return None
+        yield "must include at least one parts field"
+    for part in content.parts or []:
+        payloads = [f for f in _PAYLOAD_FIELDS if getattr(part, f, None) is not None]
+        # Gemini closes a turn with a signature on an empty part and wants it back.
+        if not payloads and not part.thought_signature:
+            yield "required oneof field 'data' must have one initialized field"
+        if payloads == ["text"] and not part.text and not part.thought_signature:
+            yield "text content blocks must be non-empty"
+        if part.function_response and content.role != "user":
+            yield "a function response turn must use the user role"
+        if part.function_call and content.role != "model":
+            yield "a function call turn must use the model role"
 
 
-def _find_part_violation(part: types.Part, role: str) -> str | None:
-    payloads = [f for f in _PAYLOAD_FIELDS if getattr(part, f, None) is not None]
-    # Gemini closes a turn with a signature on an empty part and wants it back.
-    if not payloads and not part.thought_signature:
-        return "required oneof field 'data' must have one initialized field"
-    if payloads == ["text"] and not part.text and not part.thought_signature:
-        return "text content blocks must be non-empty"
-    if part.function_response and role != "user":
-        return "a function response turn must use the user role"
-    if part.function_call and role != "model":
-        return "a function call turn must use the model role"
-    return None
-
-
-def _find_broken_pair(
+def _list_broken_pairs(
     calls: list[types.FunctionCall], responses: list[types.FunctionResponse]
-) -> str | None:
+) -> Iterator[str]:
     unanswered = list(calls)
     for response in sorted(responses, key=lambda response: not response.id):
-        index = _find_call(response, unanswered)
-        if index is None:
-            return (
+        same_id = [c for c in unanswered if response.id and c.id == response.id]
+        named = [c for c in unanswered if c.name == response.name]
+        # An id on one side only is as good as none.
+        matches = same_id or [c for c in named if not (c.id and response.id)]
+        if matches:
+            unanswered.remove(matches[0])
+        else:
+            yield (
                 "a function response must answer a function call in the turn right"
                 f" before it; there is none for {response.name!r} (id {response.id})"
             )
-        del unanswered[index]
     if unanswered:
         names = ", ".join(f"{call.name!r} (id {call.id})" for call in unanswered)
-        return (
+        yield (
             "a function call must be followed by its function response; the following"
             f" calls were not answered: {names}"
         )
-    return None
-
-
-def _find_call(
-    response: types.FunctionResponse, calls: list[types.FunctionCall]
-) -> int | None:
-    loose = None
-    for index, call in enumerate(calls):
-        if response.id and call.id:
-            if response.id == call.id:
-                return index
-        elif loose is None and response.name == call.name:
-            loose = index
-    return loose
 
 
 def list_content_texts(contents: Iterable[types.Content]) -> Iterator[str]:
     """Yields what contents say in text: words, code, calls and results as JSON."""
-    for content in contents:
-        for part in content.parts or []:
-            if part.text:
-                yield part.text
-            if call := part.function_call:
-                yield call.name or ""
-                yield _to_json_text(call.args or {})
-            if response := part.function_response:
-                yield response.name or ""
-                yield _to_json_text(response.response or {})
-            if part.executable_code:
-                yield part.executable_code.code or ""
-            if part.code_execution_result:
-                yield part.code_execution_result.output or ""
-            for server_side in (part.tool_call, part.tool_response):
-                if server_side:
-                    yield _to_json_text(server_side)
+    for part in (part for content in contents for part in content.parts or []):
+        if part.text:
+            yield part.text
+        if call := part.function_call:
+            yield call.name or ""
+            yield _to_json_text(call.args or {})
+        if response := part.function_response:
+            yield response.name or ""
+            yield _to_json_text(response.response or {})
+        if part.executable_code:
+            yield part.executable_code.code or ""
+        if part.code_execution_result:
+            yield part.code_execution_result.output or ""
+        yield from map(
+            _to_json_text, filter(None, (part.tool_call, part.tool_response))
+        )
 
 
 def list_system_parts(instruction: Any) -> list[types.Part]:
     """Returns the parts of a system instruction, whichever form it has."""
-    if not instruction:
-        return []
     if isinstance(instruction, types.Content):
         return instruction.parts or []
     if isinstance(instruction, types.Part):
         return [instruction]
     if isinstance(instruction, list):
         return [part for item in instruction for part in list_system_parts(item)]
-    return [types.Part(text=str(instruction))]
+    return [types.Part(text=str(instruction))] if instruction else []
+
+
+def list_prompt_texts(request: LlmRequest) -> list[tuple[str, str]]:
+    """Lists a prompt's texts in order, each with the place that it belongs to."""
+    system = types.Content(parts=list_system_parts(request.config.system_instruction))
+    tools = map(_to_json_text, request.config.tools or [])
+    texts = [("head", text) for text in (*tools, *list_content_texts([system]))]
+    for index, content in enumerate(request.contents):
+        place = f"{index} {content.role}"
+        texts += [(place, text) for text in list_content_texts([content])]
+    return texts
 
 
 def count_request_tokens(
     request: LlmRequest, token_ratio: float | None, media_tokens: int
 ) -> int:
     """Counts the prompt tokens of a request: system instruction, tools, contents."""
-    system = types.Content(parts=list_system_parts(request.config.system_instruction))
-    texts = [*_list_head_texts(request), *list_content_texts(request.contents)]
-    media = sum(map(_count_media, [system, *request.contents]))
+    parts = list_system_parts(request.config.system_instruction)
+    media_count = 0
+    for part in chain(parts, *(content.parts or [] for content in request.contents)):
+        media_count += bool(part.inline_data or part.file_data)
+        if part.function_response:
+            media_count += len(part.function_response.parts or [])
     overhead = 0 if token_ratio else _TOKENS_PER_CONTENT * len(request.contents)
-    return count_tokens(texts, token_ratio) + media * media_tokens + overhead
+    texts = [text for _, text in list_prompt_texts(request)]
+    return count_tokens(texts, token_ratio) + media_count * media_tokens + overhead
 
 
 def count_shared_tokens(
-    before: LlmRequest, now: LlmRequest, token_ratio: float | None
+    before: list[tuple[str, str]], now: list[tuple[str, str]], token_ratio: float | None
 ) -> int:
-    """Counts how many tokens two requests begin with in common, media left out.
-
-    The order is that of providers' prompt caches: tools, system instruction, contents.
-    """
-    shared = _list_head_texts(now)
-    if shared != _list_head_texts(before):
-        return 0
-    overhead = 0
-    for old, new in zip(before.contents, now.contents, strict=False):
-        if old.role != new.role:
+    """Counts what two prompts begin with in common; nothing where the heads differ."""
+    shared: list[str] = []
+    places: set[str] = set()
+    for (old_place, old), (place, new) in zip(before, now, strict=False):
+        if "head" in (old_place, place) and (old_place, old) != (place, new):
+            return 0
+        if old_place != place:
             break
-        overhead += 0 if token_ratio else _TOKENS_PER_CONTENT
-        texts = [list(list_content_texts([content])) for content in (old, new)]
-        if texts[0] != texts[1]:
-            shared += _list_common_beginning(*texts)
-            break
-        shared += texts[1]
-    return count_tokens(shared, token_ratio) + overhead
-
-
-def _list_common_beginning(one: list[str], other: list[str]) -> Iterator[str]:
-    for old, new in zip(one, other, strict=False):
-        pairs = enumerate(zip(old, new, strict=False))
-        end = next(
-            (index for index, (a, b) in pairs if a != b), min(len(old), len(new))
-        )
-        yield new[:end]
+        places.add(place)
+        # Of characters, as wanted here.
+        shared.append(os.path.commonprefix([old, new]))  # noqa: RUF071
         if old != new:
-            return
-
-
-def _list_head_texts(request: LlmRequest) -> list[str]:
-    """What precedes the contents: tools and system instruction."""
-    parts = list_system_parts(request.config.system_instruction)
-    tools = map(_to_json_text, request.config.tools or [])
-    return [*tools, *list_content_texts([types.Content(parts=parts)])]
+            break
+    overhead = 0 if token_ratio else _TOKENS_PER_CONTENT * len(places - {"head"})
+    return count_tokens(shared, token_ratio) + overhead
 
 
 def count_tokens(texts: Iterable[str], token_ratio: float | None) -> int:
@@ -301,7 +249,7 @@ def _count_slice(text: str) -> int:
 def _load_encoding() -> tiktoken.Encoding:
     import tiktoken
 
-    with _loading, _shipped_vocabulary():
+    with _shipped_vocabulary():
         return tiktoken.get_encoding("o200k_base")
 
 
@@ -309,17 +257,19 @@ def _load_encoding() -> tiktoken.Encoding:
 def _shipped_vocabulary() -> Iterator[None]:
     """Lets tiktoken read the vocabulary that litellm ships, without the network."""
     spec = importlib.util.find_spec("litellm")
-    roots = spec.submodule_search_locations if spec else None
-    folder = Path(*(roots or [])[:1], "litellm_core_utils", "tokenizers")
-    before = os.environ.get("TIKTOKEN_CACHE_DIR")
-    if (folder / _O200K_FILE).is_file():
-        os.environ["TIKTOKEN_CACHE_DIR"] = str(folder)
-    try:
-        yield
-    finally:
-        os.environ.pop("TIKTOKEN_CACHE_DIR", None)
-        if before is not None:
-            os.environ["TIKTOKEN_CACHE_DIR"] = before
+    roots = (spec and spec.submodule_search_locations) or []
+    folder = Path(*roots[:1], "litellm_core_utils", "tokenizers")
+    with _loading:
+        before = os.environ.get("TIKTOKEN_CACHE_DIR")
+        # The SHA-1 of the address that tiktoken downloads o200k_base from.
+        if (folder / "fb374d419588a4632f3f557e76b4b70aebbca790").is_file():
+            os.environ["TIKTOKEN_CACHE_DIR"] = str(folder)
+        try:
+            yield
+        finally:
+            os.environ.pop("TIKTOKEN_CACHE_DIR", None)
+            if before is not None:
+                os.environ["TIKTOKEN_CACHE_DIR"] = before
 
 
 def _to_json_text(value: Any) -> str:
@@ -332,14 +282,14 @@ def _to_json_text(value: Any) -> str:
 
 def looks_like_summary_request(request: LlmRequest) -> bool:
     """Whether a request asks for a summary: by the guard's or ADK's own prompt."""
-    text = _last_text(request)
+    text = "\n".join(list_content_texts(request.contents[-1:]))
     is_prompt = text.startswith(_ADK_PROMPT) or _IN_PLACE.match(text)
     return bool(is_prompt or _FENCE.search(text))
 
 
 def read_summary_material(request: LlmRequest) -> str:
     """Returns what a request wants summarized, without fences and ADK's prompt."""
-    text = _last_text(request)
+    text = "\n".join(list_content_texts(request.contents[-1:]))
     if _IN_PLACE.match(text):
         return "\n".join(list_content_texts(request.contents[:-1]))
     if text.startswith(_ADK_PROMPT):
@@ -353,15 +303,11 @@ def read_summary_material(request: LlmRequest) -> str:
     return text
 
 
-def _last_text(request: LlmRequest) -> str:
-    return "\n".join(list_content_texts(request.contents[-1:]))
-
-
 def summarize(request: LlmRequest, token_ratio: float | None) -> str:
     """Keeps head and tail of each line, as much as the summary may take."""
     material = map(str.strip, read_summary_material(request).splitlines())
     lines = list(dict.fromkeys(_shorten(line, 240) for line in material if line))
-    max_tokens = request.config.max_output_tokens or _SUMMARY_TOKENS
+    max_tokens = request.config.max_output_tokens or 1_000
     line_chars = 240
     while count_tokens(["\n".join(lines)], token_ratio) > max_tokens:
         if line_chars > 60:

@@ -6,7 +6,7 @@ import json
 import sqlite3
 import statistics
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import combinations
@@ -17,8 +17,6 @@ from google.adk.events.event import Event
 from google.adk.sessions import BaseSessionService, Session
 from pydantic import ValidationError
 
-from contextguard_adk.history.state import COMPACT_NOW_KEY, AgentState
-from contextguard_adk.summarizing.transcript import RECALL_TOOL
 from contextguard_adk.telemetry import METADATA_KEY
 from contextguard_adk.tools.terminal import CommandError
 
@@ -26,8 +24,7 @@ MAX_PROMPT_TOKENS = 20_000_000
 """The largest count that is replayed: a request of that size is made up for it."""
 
 _READING = ("SELECT", "PRAGMA", "SHOW", "WITH", "SET", "DESCRIBE", "EXPLAIN")
-_GUARD_PREFIXES = ("__context_guard_", "context_guard:")
-_KEPT_PREFIXES = ("__context_guard_todos_", "context_guard:todos:", COMPACT_NOW_KEY)
+_SUMMARY_KEYS = ("__context_guard_summary_{}", "context_guard:summary:{}")
 
 
 @dataclass(frozen=True)
@@ -41,33 +38,17 @@ class SessionKey:
 
 @dataclass(frozen=True)
 class RecordedCall:
-    """One model call of a recording.
-
-    Attributes:
-        index: Of the event that holds the model's response.
-        event: That event.
-        prompt_tokens: What the provider counted.
-        is_guarded: Whether a guard had changed the request when it was recorded, so
-            that the count is not that of the whole history.
-    """
+    """One model call of a recording, found at the event of its response."""
 
     index: int
     event: Event
     prompt_tokens: int
     is_guarded: bool
+    """Whether a guard had changed the request: the whole history was not counted."""
 
 
 async def load_session(source: str, key: SessionKey) -> Session:
-    """Reads a recorded session.
-
-    Args:
-        source: A JSON export, an SQLite file as `adk web` writes it, or a URL that
-            `DatabaseSessionService` takes.
-        key: Which session of a database.
-
-    Raises:
-        CommandError: There is none, or it cannot be read.
-    """
+    """Reads a JSON export, an SQLite file as `adk web` writes it, or a database."""
     if "://" in source:
         return await _load_from_url(source, key)
     path = Path(source)
@@ -99,10 +80,9 @@ def _parse_export(source: str, data: bytes) -> Session:
         )
     except ValidationError as error:
         problem = error.errors()[0]
-        place = ".".join(str(item) for item in problem["loc"])
-        raise CommandError(
-            f"{source}: not an ADK session: {place}: {problem['msg']}"
-        ) from error
+        place = ".".join(map(str, problem["loc"]))
+        text = f"{source}: not an ADK session: {place}: {problem['msg']}"
+        raise CommandError(text) from error
 
 
 async def _load_from_url(url: str, key: SessionKey) -> Session:
@@ -110,9 +90,8 @@ async def _load_from_url(url: str, key: SessionKey) -> Session:
         import sqlalchemy
         from google.adk.sessions import DatabaseSessionService
     except ImportError as error:
-        raise CommandError(
-            "databases need SQLAlchemy: pip install 'google-adk[db]'"
-        ) from error
+        text = "databases need SQLAlchemy: pip install 'google-adk[db]'"
+        raise CommandError(text) from error
     try:
         parsed = sqlalchemy.make_url(url)
         database = Path(parsed.database or "")
@@ -132,9 +111,7 @@ async def _load_from_url(url: str, key: SessionKey) -> Session:
     except CommandError:
         raise
     except Exception as error:
-        raise CommandError(
-            f"the database cannot be read: {_name_cause(error)}"
-        ) from error
+        raise _explain("the database", error) from error
 
 
 def _replace_write(
@@ -160,16 +137,13 @@ async def _load_from_sqlite_file(path: Path, key: SessionKey) -> Session:
                 source.backup(target)
             return await _read_session(SqliteSessionService(str(copy)), key)
         except (sqlite3.Error, RuntimeError, ValueError, KeyError) as error:
-            raise CommandError(
-                f"{path}: cannot be read: {_name_cause(error)}"
-            ) from error
+            raise _explain(str(path), error) from error
 
 
 async def _read_session(service: BaseSessionService, key: SessionKey) -> Session:
     if not (key.app and key.user and key.session):
-        values = {"--app": key.app, "--user": key.user, "--session": key.session}
-        missing = ", ".join(option for option, value in values.items() if not value)
-        raise CommandError(f"a database needs {missing} as well")
+        missing = [f"--{name}" for name, value in vars(key).items() if not value]
+        raise CommandError(f"a database needs {', '.join(missing)} as well")
     session = await service.get_session(
         app_name=key.app, user_id=key.user, session_id=key.session
     )
@@ -181,31 +155,26 @@ async def _read_session(service: BaseSessionService, key: SessionKey) -> Session
     return session
 
 
-def _name_cause(error: Exception) -> str:
+def _explain(source: str, error: Exception) -> CommandError:
     cause = getattr(error, "orig", None) or error.__cause__ or error
-    return f"{type(cause).__name__}: {' '.join(str(cause).split())[:200]}"
+    reason = " ".join(str(cause).split())[:200]
+    return CommandError(f"{source} cannot be read: {type(cause).__name__}: {reason}")
 
 
 def list_calls(session: Session, agent: str | None = None) -> Iterator[RecordedCall]:
-    """Lists the model calls whose prompt tokens a session has recorded.
-
-    Args:
-        session: The session.
-        agent: Only this agent's calls; None lists all.
-
-    Raises:
-        CommandError: A count is not plausible.
-    """
+    """Lists the model calls with a recorded prompt count, of one agent or of all."""
     state: dict[str, Any] = {}
-    previous: Event | None = None
+    previous: tuple[object, ...] = ()
     for index, event in enumerate(session.events):
         state.update(event.actions.state_delta)
         if event.partial:
             continue
-        prompt_tokens = _read_prompt_tokens(event)
-        is_same = previous is not None and _is_same_call(previous, event)
-        previous = event
-        if event.author == "user" or not prompt_tokens or is_same:
+        usage = event.usage_metadata
+        prompt_tokens = usage.prompt_token_count if usage else None
+        # Text and calls of a stream may be two events of one response.
+        origin = (prompt_tokens, event.author, event.invocation_id)
+        is_new, previous = origin != previous, origin
+        if event.author == "user" or not prompt_tokens or not is_new:
             continue
         if agent not in (None, event.author):
             continue
@@ -217,51 +186,22 @@ def list_calls(session: Session, agent: str | None = None) -> Iterator[RecordedC
         yield RecordedCall(index, event, prompt_tokens, _was_guarded(event, state))
 
 
-def _read_prompt_tokens(event: Event) -> int | None:
-    return event.usage_metadata.prompt_token_count if event.usage_metadata else None
-
-
-def _is_same_call(previous: Event, event: Event) -> bool:
-    """Whether two events are parts of one response, as text and calls of a stream."""
-    return (
-        _read_prompt_tokens(previous) is not None
-        and _read_prompt_tokens(previous) == _read_prompt_tokens(event)
-        and previous.author == event.author
-        and previous.invocation_id == event.invocation_id
-    )
-
-
 def _was_guarded(event: Event, state: dict[str, Any]) -> bool:
     said = (event.custom_metadata or {}).get(METADATA_KEY)
-    is_recovered = isinstance(said, dict) and bool(said.get("recovered"))
-    return is_recovered or bool(AgentState(state, event.author).read("summary"))
+    if isinstance(said, dict) and said.get("recovered"):
+        return True
+    return any(state.get(key.format(event.author)) for key in _SUMMARY_KEYS)
 
 
-@dataclass(frozen=True)
-class CountFit:
-    """A line through the counts of an agent's requests.
+def fit_counts(pairs: Sequence[tuple[int, int]]) -> tuple[int, float]:
+    """Infers what requests have beside their contents, by bytes / 4, and the error.
 
-    Attributes:
-        fixed_tokens: What every request has beside its contents, by bytes / 4.
-        error_ratio: The median distance of a count from the line.
-    """
-
-    fixed_tokens: int
-    error_ratio: float
-
-
-def fit_counts(pairs: Sequence[tuple[int, int]]) -> CountFit:
-    """Infers what every request had beside its contents.
-
-    The counts of growing requests lie near a line: its slope is the weight of a token
-    by bytes / 4, its intercept the part that does not grow. The median of slopes is
-    taken, so that a few odd contents do not matter.
-
-    Args:
-        pairs: Of each request the contents by bytes / 4, and its real count.
+    Contents by bytes / 4 and real counts lie near a line: its slope is the weight of a
+    token, its intercept the part that does not grow. The median of slopes is taken, so
+    that a few odd contents do not matter.
     """
     if not pairs:
-        return CountFit(0, 0.0)
+        return 0, 0.0
     slopes = [
         (real_b - real_a) / (bytes_b - bytes_a)
         for (bytes_a, real_a), (bytes_b, real_b) in combinations(pairs, 2)
@@ -274,31 +214,4 @@ def fit_counts(pairs: Sequence[tuple[int, int]]) -> CountFit:
     errors = [
         abs(weight * (tokens + fixed_tokens) - real) / real for tokens, real in pairs
     ]
-    return CountFit(fixed_tokens, statistics.median(errors))
-
-
-def list_tools(events: Sequence[Event], agent: str) -> list[str]:
-    """Lists the tools that an agent has called, without ADK's and the guard's own."""
-    names = [
-        call.name or ""
-        for event in events
-        if event.author == agent
-        for call in event.get_function_calls()
-    ]
-    return [
-        name
-        for name in dict.fromkeys(names)
-        if name and name != RECALL_TOOL and not name.startswith("adk_")
-    ]
-
-
-def own_state(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what is in state without what a guard keeps there for itself.
-
-    Todos and a request for a compaction are the user's.
-    """
-    return {
-        key: value
-        for key, value in values.items()
-        if key.startswith(_KEPT_PREFIXES) or not key.startswith(_GUARD_PREFIXES)
-    }
+    return fixed_tokens, statistics.median(errors)

@@ -14,6 +14,7 @@ import json
 import os
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from google.adk.agents import LlmAgent
 from google.adk.agents.invocation_context import InvocationContext
@@ -34,49 +35,29 @@ from contextguard_adk.config import CONFIG_VARIABLE, PluginSettings, load_settin
 from contextguard_adk.plugin import ContextGuardPlugin
 from contextguard_adk.providers.windows import resolve_context_window
 from contextguard_adk.strategies import Strategy
-from contextguard_adk.telemetry import CallRecord
+from contextguard_adk.summarizing.transcript import RECALL_TOOL
 from contextguard_adk.testing import SimulatedLlm
 from contextguard_adk.testing.provider import count_request_tokens
-from contextguard_adk.tools.recordings import (
-    RecordedCall,
-    SessionKey,
-    fit_counts,
-    list_calls,
-    list_tools,
-    load_session,
-    own_state,
-)
-from contextguard_adk.tools.replay_report import (
-    LONG_CALLS,
-    Replayed,
-    ReplayedCall,
-    print_replayed,
-    require_plotting,
-    save_plot,
-)
+from contextguard_adk.tools import recordings, replay_report
+from contextguard_adk.tools.recordings import RecordedCall, SessionKey
+from contextguard_adk.tools.replay_report import Replayed, ReplayedCall
 from contextguard_adk.tools.terminal import CommandError, quiet_logs
-
-SAMPLED_CALLS = 40
-"""How many calls of an agent are used to infer the size of its instruction."""
-
-_UNLIMITED_TOKENS = 10**12
-_FILLER = "instruction "
 
 Report = Callable[[int], int | None]
 """Returns the prompt tokens to report for a request of so many bytes / 4."""
 
+_GUARD_PREFIXES = ("__context_guard_", "context_guard:")
+# Todos and a request for a compaction are the user's.
+_USER_PREFIXES = (
+    "__context_guard_todos_",
+    "context_guard:todos:",
+    "context_guard:compact",
+)
+
 
 @dataclass(frozen=True)
 class ReplaySettings:
-    """What a replay assumes of the recorded app.
-
-    Attributes:
-        guard: The plugin's settings.
-        agent: Only this agent's calls; None replays all.
-        model: The model whose window counts; None takes the one that each response
-            names.
-        window_tokens: The window of all strategies; None leaves theirs.
-    """
+    """What a replay assumes; None takes what recording or strategy say."""
 
     guard: PluginSettings = field(default_factory=PluginSettings)
     agent: str | None = None
@@ -102,20 +83,9 @@ class ReplaySettings:
 
 
 def run_replay(arguments: argparse.Namespace) -> int:
-    """Replays a recorded session and prints the result.
-
-    Args:
-        arguments: Those of the command line.
-
-    Returns:
-        0.
-
-    Raises:
-        CommandError: There is nothing to replay, or the drawing cannot be written.
-        ConfigError: The settings file is wrong.
-    """
+    """Replays the session that the command line names, and prints the result."""
     if arguments.plot:
-        require_plotting(arguments.plot)
+        replay_report.require_plotting(arguments.plot)
     # The table shows what is logged of calls and compactions.
     with quiet_logs(Console(stderr=True), [telemetry.logger]):
         config = arguments.config or os.environ.get(CONFIG_VARIABLE)
@@ -126,33 +96,20 @@ def run_replay(arguments: argparse.Namespace) -> int:
             window_tokens=arguments.window,
         )
         key = SessionKey(arguments.app, arguments.user, arguments.session)
-        replayed = asyncio.run(_load_and_replay(arguments.source, key, settings))
+        session = asyncio.run(recordings.load_session(arguments.source, key))
+        replayed = asyncio.run(replay_session(session, settings))
         if arguments.plot:
-            save_plot(replayed, arguments.plot)
+            replay_report.save_plot(replayed, arguments.plot)
     if arguments.json:
         print(json.dumps(replayed.to_json(), indent=2))
     else:
-        print_replayed(replayed, is_complete=arguments.all)
+        replay_report.print_replayed(replayed, is_complete=arguments.all)
     return 0
 
 
-async def _load_and_replay(
-    source: str, key: SessionKey, settings: ReplaySettings
-) -> Replayed:
-    return await replay_session(await load_session(source, key), settings)
-
-
 async def replay_session(session: Session, settings: ReplaySettings) -> Replayed:
-    """Replays the recorded model calls of a session.
-
-    Args:
-        session: The recording; it is not changed.
-        settings: What is assumed.
-
-    Raises:
-        CommandError: There is nothing to replay.
-    """
-    calls = list(list_calls(session, settings.agent))
+    """Replays the recorded model calls of a session, which stays as it is."""
+    calls = list(recordings.list_calls(session, settings.agent))
     if not calls:
         of_agent = f" of agent {settings.agent!r}" if settings.agent else ""
         raise CommandError(
@@ -161,17 +118,16 @@ async def replay_session(session: Session, settings: ReplaySettings) -> Replayed
         )
     replay = _Replay(session, settings)
     for name in dict.fromkeys(call.event.author for call in calls):
-        await replay.infer([call for call in calls if call.event.author == name])
+        await replay.infer(name, [call for call in calls if call.event.author == name])
     console = Console(stderr=True)
-    progress = track(
-        enumerate(calls, 1),
+    shown = track(
+        calls,
         "replaying",
-        total=len(calls),
         console=console,
         transient=True,
-        disable=not console.is_terminal or len(calls) < LONG_CALLS,
+        disable=not console.is_terminal,
     )
-    replayed = [await replay.step(number, call) for number, call in progress]
+    replayed = [await replay.step(number, call) for number, call in enumerate(shown, 1)]
     return Replayed(session.id, replay.fixed_tokens, replayed, replay.summary_tokens)
 
 
@@ -185,13 +141,12 @@ class _RecordedTool(BaseTool):
 class _RecordedModel(BaseLlm):
     """Reports a token count in place of an answer, and writes summaries offline."""
 
-    summarizer: SimulatedLlm
     report: Report
+    summarizer: SimulatedLlm = Field(
+        default_factory=lambda: SimulatedLlm(context_window=10**12, token_ratio=1.0)
+    )
     contents: list[types.Content] = Field(default_factory=list)
-    """Of the agent's request; empty where it made none."""
-
     request_tokens: int = 0
-    """The size of that request, by bytes / 4."""
 
     async def generate_content_async(
         self, llm_request: LlmRequest, stream: bool = False
@@ -210,43 +165,33 @@ class _RecordedModel(BaseLlm):
         yield LlmResponse(content=content, usage_metadata=usage)
 
 
-@dataclass
-class _RecordedAgent:
-    """One agent of the recording, and what was inferred of it.
-
-    Attributes:
-        tools: The names of the tools that it called.
-        instruction: As long as the recorded one must have been.
-        is_turn_only: Whether it sees only the current turn.
-        ratio: Real tokens / (bytes / 4) of its last request with a real count.
-    """
-
-    tools: list[str]
-    instruction: str = ""
-    is_turn_only: bool = False
-    ratio: float = 1.0
-
-
 class _Side:
     """A session that grows as the recording does, and the plugin that sees it."""
 
-    def __init__(self, recorded: Session, plugin: ContextGuardPlugin | None) -> None:
-        in_deltas = {
-            key for event in recorded.events for key in event.actions.state_delta
-        }
-        initial = {k: v for k, v in recorded.state.items() if k not in in_deltas}
-        update = {"state": own_state(initial), "events": []}
+    def __init__(
+        self, recorded: Session, plugin: ContextGuardPlugin | None = None
+    ) -> None:
+        later = {key for event in recorded.events for key in event.actions.state_delta}
+        state = {k: v for k, v in recorded.state.items() if k not in later}
+        update = {"state": _own_state(state), "events": []}
         self._session = recorded.model_copy(update=update)
         self._recorded = recorded
         self._plugins = PluginManager([plugin] if plugin else None)
 
-    async def play(self, call: RecordedCall, agent: LlmAgent) -> None:
-        """Runs an agent for one model call on what was recorded before it."""
+    async def play(
+        self,
+        call: RecordedCall,
+        agent: LlmAgent,
+        model: str | None,
+        report: Report = lambda _: None,
+    ) -> _RecordedModel:
+        """Has an agent make one model call on what was recorded before it."""
         event = call.event
-        before = self._recorded.events[: call.index]
-        for new in before[len(self._session.events) :]:
+        for new in self._recorded.events[len(self._session.events) : call.index]:
             self._session.events.append(new)
-            self._session.state.update(own_state(new.actions.state_delta))
+            self._session.state.update(_own_state(new.actions.state_delta))
+        llm = _RecordedModel(model=model or event.model_version or "", report=report)
+        agent.model = llm
         invocation = InvocationContext(
             session_service=InMemorySessionService(),
             session=self._session,
@@ -262,25 +207,29 @@ class _Side:
             async for _ in agent.run_async(invocation):
                 pass
         except ValueError as error:  # Of a result without its call, for instance.
-            raise CommandError(
-                f"ADK cannot build a request from the recording: {error}"
-            ) from error
+            text = f"ADK cannot build a request from the recording: {error}"
+            raise CommandError(text) from error
+        if not llm.contents:
+            raise CommandError("ADK makes no model call where one was recorded")
+        return llm
 
 
 class _Replay:
     def __init__(self, recorded: Session, settings: ReplaySettings) -> None:
         self._recorded = recorded
         self._settings = settings
-        self._watched: list[CallRecord] = []
-        self._acted: list[CallRecord] = []
+        self._watched: list[telemetry.CallRecord] = []
+        self._acted: list[telemetry.CallRecord] = []
         self._watching = _Side(recorded, self._make_plugin(True, self._watched))
         self._acting = _Side(recorded, self._make_plugin(False, self._acted))
-        self._agents: dict[str, _RecordedAgent] = {}
+        self._agents: dict[str, LlmAgent] = {}
+        # Real tokens / (bytes / 4) of an agent's last request with a real count.
+        self._ratios: dict[str, float] = {}
         self.fixed_tokens: dict[str, int] = {}
         self.summary_tokens = 0
 
     def _make_plugin(
-        self, is_observing: bool, records: list[CallRecord]
+        self, is_observing: bool, records: list[telemetry.CallRecord]
     ) -> ContextGuardPlugin:
         guard, adapt = self._settings.guard, self._settings.adapt
         return ContextGuardPlugin(
@@ -292,90 +241,90 @@ class _Replay:
             on_call=records.append,
         )
 
-    async def infer(self, calls: Sequence[RecordedCall]) -> None:
-        """Infers the size of an agent's instruction and tools from its counts.
-
-        And whether it sees only the current turn: its counts do not grow then.
-        """
-        name = calls[0].event.author
-        agent = _RecordedAgent(list_tools(self._recorded.events, name))
-        self._agents[name] = agent
+    async def infer(self, name: str, calls: Sequence[RecordedCall]) -> None:
+        """Makes an agent whose instruction is as long as the counts suggest."""
+        try:
+            agent = LlmAgent(name=name, tools=_list_tools(self._recorded, name))
+        except ValidationError as error:
+            raise CommandError(f"{name!r} is not a name of an agent") from error
+        self._agents[name], self._ratios[name] = agent, 1.0
         own = [call for call in calls if not call.is_guarded]
-        sample = own[:: max(1, len(own) // SAMPLED_CALLS)]
-        fit = fit_counts([await self._measure(call) for call in sample])
-        agent.is_turn_only = True
-        turn_fit = fit_counts([await self._measure(call) for call in sample])
+        sample = own[:: max(1, len(own) // 40)]
+        whole, whole_error = await self._fit(agent, sample)
+        agent.include_contents = "none"
+        turn, turn_error = await self._fit(agent, sample)
         # The recorded counts must speak clearly for the rarer setting.
-        agent.is_turn_only = turn_fit.error_ratio < fit.error_ratio / 2
-        fixed_tokens = (turn_fit if agent.is_turn_only else fit).fixed_tokens
-        self.fixed_tokens[name] = fixed_tokens
+        is_turn_only = turn_error < whole_error / 2
+        agent.include_contents = "none" if is_turn_only else "default"
+        self.fixed_tokens[name] = turn if is_turn_only else whole
         if sample:
-            request = await self._build(sample[0])
-            known_tokens = request.request_tokens - _count_contents(request)
-            text_chars = 4 * max(0, fixed_tokens - known_tokens)
-            agent.instruction = (_FILLER * text_chars)[:text_chars]
+            side = _Side(self._recorded)
+            built = await side.play(sample[0], agent, self._settings.model)
+            known_tokens = built.request_tokens - _count_contents(built)
+            text_chars = 4 * max(0, self.fixed_tokens[name] - known_tokens)
+            agent.instruction = ("instruction " * text_chars)[:text_chars]
 
-    async def _measure(self, call: RecordedCall) -> tuple[int, int]:
-        """Returns contents by bytes / 4 and the real count of a call."""
-        return _count_contents(await self._build(call)), call.prompt_tokens
-
-    async def _build(self, call: RecordedCall) -> _RecordedModel:
-        """Plays a call without a plugin."""
-        return await self._play(_Side(self._recorded, None), call, lambda _: None)
+    async def _fit(
+        self, agent: LlmAgent, sample: Sequence[RecordedCall]
+    ) -> tuple[int, float]:
+        side, model = _Side(self._recorded), self._settings.model
+        played = [(call, await side.play(call, agent, model)) for call in sample]
+        return recordings.fit_counts(
+            [(_count_contents(llm), call.prompt_tokens) for call, llm in played]
+        )
 
     async def step(self, number: int, call: RecordedCall) -> ReplayedCall:
         """Replays one call."""
-        agent = self._agents[call.event.author]
+        name, model = call.event.author, self._settings.model
+        agent = self._agents[name]
         real = None if call.is_guarded else call.prompt_tokens
-        whole = await self._play(self._watching, call, lambda _: real)
+        whole = await self._watching.play(call, agent, model, lambda _: real)
         if real is not None:
-            agent.ratio = real / whole.request_tokens
-        sent = await self._play(
-            self._acting, call, lambda count: max(1, round(count * agent.ratio))
+            self._ratios[name] = real / whole.request_tokens
+        ratio = self._ratios[name]
+        sent = await self._acting.play(
+            call, agent, model, lambda count: max(1, round(count * ratio))
         )
-        self.summary_tokens += round(sent.summarizer.billed_tokens * agent.ratio)
+        self.summary_tokens += round(sent.summarizer.billed_tokens * ratio)
         # An exempt agent has no records.
         watched = self._watched.pop() if self._watched else None
         acted = self._acted.pop() if self._acted else None
+        estimate = watched.estimated_tokens if watched else None
         return ReplayedCall(
             number=number,
-            agent=call.event.author,
+            agent=name,
             contents=len(whole.contents),
-            estimated_tokens=watched.estimated_tokens if watched else None,
+            estimated_tokens=estimate,
             real_tokens=real,
-            whole_tokens=real or round(whole.request_tokens * agent.ratio),
+            whole_tokens=real or round(whole.request_tokens * ratio),
             window_tokens=acted.window_tokens if acted else None,
             threshold_tokens=acted.threshold_tokens if acted else None,
             sent_contents=len(sent.contents),
-            sent_tokens=max(1, round(sent.request_tokens * agent.ratio)),
+            sent_tokens=max(1, round(sent.request_tokens * ratio)),
             compaction=acted.compaction if acted else None,
+            error_ratio=estimate / real - 1 if estimate and real else None,
+            pressure=estimate / acted.window_tokens if estimate and acted else None,
         )
 
-    async def _play(
-        self, side: _Side, call: RecordedCall, report: Report
-    ) -> _RecordedModel:
-        """Plays one call with a model of its own; returns that."""
-        name = call.event.author
-        agent = self._agents[name]
-        llm = _RecordedModel(
-            model=self._settings.model or call.event.model_version or "",
-            summarizer=SimulatedLlm(context_window=_UNLIMITED_TOKENS, token_ratio=1.0),
-            report=report,
-        )
-        try:
-            played = LlmAgent(
-                name=name,
-                model=llm,
-                instruction=agent.instruction,
-                tools=[_RecordedTool(name=n, description=n) for n in agent.tools],
-                include_contents="none" if agent.is_turn_only else "default",
-            )
-        except ValidationError as error:
-            raise CommandError(f"{name!r} is not a name of an agent") from error
-        await side.play(call, played)
-        if not llm.contents:
-            raise CommandError("ADK makes no model call where one was recorded")
-        return llm
+
+def _list_tools(session: Session, agent: str) -> list[BaseTool]:
+    """Makes the tools that an agent has called, without ADK's and the guard's own."""
+    own = [event for event in session.events if event.author == agent]
+    names = {call.name or "": 0 for event in own for call in event.get_function_calls()}
+    return [
+        _RecordedTool(name=name, description=name)
+        for name in names
+        if name and name != RECALL_TOOL and not name.startswith("adk_")
+    ]
+
+
+def _own_state(values: dict[str, Any]) -> dict[str, Any]:
+    """Returns what is in state without what a guard keeps there for itself."""
+    return {
+        key: value
+        for key, value in values.items()
+        if key.startswith(_USER_PREFIXES) or not key.startswith(_GUARD_PREFIXES)
+    }
 
 
 def _count(request: LlmRequest) -> int:
