@@ -52,18 +52,18 @@ POSTGRES_URL = "CONTEXTGUARD_TEST_POSTGRES_URL"
 STORES = ("memory", "sqlite", "file", "postgres")
 
 
-def store_marks(kind: str) -> list[pytest.MarkDecorator]:
+def store_marks(kind: str, is_slow: bool = False) -> list[pytest.MarkDecorator]:
     """What a test with this kind of store needs."""
-    return [pytest.mark.postgres] if kind == "postgres" else []
+    slow = [pytest.mark.slow] if is_slow else []
+    return [*slow, pytest.mark.postgres] if kind == "postgres" else slow
 
 
 def on_every_store(names: Iterable[str], *default: str) -> pytest.MarkDecorator:
     """Each name on each store; all cells but `default`, as "store-name", are slow."""
     cells = []
     for kind, name in itertools.product(STORES, names):
-        cell, marks = f"{kind}-{name}", store_marks(kind)
-        if cell not in default:
-            marks.append(pytest.mark.slow)
+        cell = f"{kind}-{name}"
+        marks = store_marks(kind, is_slow=cell not in default)
         cells.append(pytest.param(kind, name, id=cell, marks=marks))
     return pytest.mark.parametrize(("store", "name"), cells, indirect=["store"])
 
