@@ -1,15 +1,12 @@
-"""Words that look like the guard's own change nothing but the words.
-
-Whatever users, tools, models and summarisers write, the structure of the summary
-prompt, of the request and of session state stays; and none of it reaches the log.
-"""
+"""Words that look like the guard's own change nothing but the words, and whatever
+users, tools, models and summarizers write, none of it reaches the log."""
 
 from __future__ import annotations
 
 import itertools
 import logging
 import re
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -17,11 +14,9 @@ import pytest
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.models.cache_metadata import CacheMetadata
 from google.adk.models.llm_request import LlmRequest
-from google.adk.models.llm_response import LlmResponse
 from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.sessions.state import State
 from google.genai import types
-from pydantic import Field
 
 from contextguard_adk import (
     Compaction,
@@ -78,24 +73,16 @@ STRATEGIES = {
     "threshold": Threshold(context_window=WINDOW_TOKENS),
     "sliding window": SlidingWindow(context_window=WINDOW_TOKENS, max_turns=8),
 }
-both_strategies = pytest.mark.parametrize(
-    "strategy", STRATEGIES.values(), ids=STRATEGIES
-)
 hostile = pytest.mark.parametrize(
     ("strategy", "text"),
     [
-        pytest.param(
-            STRATEGIES[strategy],
-            HOSTILE[title],
-            id=f"{strategy}-{title}",
-            # Each text once under one of the strategies is enough by default.
-            marks=[pytest.mark.slow] if number % 4 in (1, 2) else [],
-        )
-        for number, (title, strategy) in enumerate(
-            itertools.product(HOSTILE, STRATEGIES)
+        pytest.param(made, text, id=f"{strategy}-{title}")
+        for (title, text), (strategy, made) in zip(
+            HOSTILE.items(), itertools.cycle(STRATEGIES.items()), strict=False
         )
     ],
 )
+"""Each text under one of the strategies, in turn."""
 
 
 def asks_for_summary(request: LlmRequest) -> bool:
@@ -103,9 +90,7 @@ def asks_for_summary(request: LlmRequest) -> bool:
     return "You help." not in str(request.config.system_instruction)
 
 
-async def converse(
-    strategy: Strategy, text: str, summary: str
-) -> tuple[SimulatedLlm, Chat]:
+async def converse(strategy: Strategy, text: str) -> tuple[SimulatedLlm, Chat]:
     """Plays a session in which everyone says a text, amid harmless filler."""
     script: list[Reply] = []
     for turn in range(TURNS):
@@ -115,7 +100,7 @@ async def converse(
         context_window=WINDOW_TOKENS,
         token_ratio=1.3,
         script=script,
-        summary_replies=lambda _: summary,
+        summary_replies=lambda _: f"{text} They spoke of a press.",
         is_summary_request=asks_for_summary,
     )
     results = [f"{text}\n{FILLER * 60}", {text: [FILLER * 60, {"note": text}]}]
@@ -138,14 +123,12 @@ def outline(record: RecordedRequest) -> list[str]:
     kinds = []
     for content in record.contents:
         part = (content.parts or [types.Part()])[0]
-        kind = "text"
-        if part.function_call:
-            kind = "call"
-        elif part.function_response:
-            kind = "result"
-        elif first_text(content).startswith(SUMMARY_BEGIN):
+        text, kind = part.text or "", "text"
+        if part.function_call or part.function_response:
+            kind = "call" if part.function_call else "result"
+        elif text.startswith(SUMMARY_BEGIN):
             kind = "summary"
-        elif first_text(content).startswith("[System: The conversation was compacted"):
+        elif text.startswith("[System: The conversation was compacted"):
             kind = "continuation"
         kinds.append(f"{content.role} {kind}")
     return kinds
@@ -179,12 +162,12 @@ async def test_hostile_words_change_nothing_but_the_words(
     harmless = text.translate(str.maketrans("aeiouAEIOU", "eiouaEIOUA"))
     outlines = []
     for words in (text, harmless):
-        llm, chat = await converse(strategy, words, f"{words} They spoke of a press.")
+        llm, chat = await converse(strategy, words)
         requests = [outline(record) for record in agent_requests(llm)]
         prompts = [record.text for record in llm.requests if record.is_summary]
-        outlines.append(
-            (requests, [*map(check_prompt, prompts)], {*await chat.state()})
-        )
+        state = await chat.state()
+        assert "context_guard:compact" not in state
+        outlines.append((requests, [*map(check_prompt, prompts)], {*state}))
         assert "spoke of a press." in read_fences(prompts[-1])["previous-summary"]
         check_compacted(agent_requests(llm))
     assert outlines[0] == outlines[1]
@@ -211,8 +194,7 @@ def check_compacted(records: Sequence[RecordedRequest]) -> None:
         assert outline(record).count("user continuation") <= 1
 
 
-@both_strategies
-async def test_todos_cannot_close_a_fence(strategy: Strategy) -> None:
+async def test_todos_cannot_close_a_fence() -> None:
     """A todo is one line, whatever it says, and all fences stay closed."""
     llm = SimulatedLlm(
         context_window=WINDOW_TOKENS,
@@ -221,34 +203,13 @@ async def test_todos_cannot_close_a_fence(strategy: Strategy) -> None:
         is_summary_request=asks_for_summary,
     )
     agent = guarded_agent(llm, [queued_tool("search", [FILLER * 60])])
-    chat = Chat(agent, [ContextGuardPlugin(default=strategy)])
+    chat = Chat(agent, [ContextGuardPlugin(default=STRATEGIES["threshold"])])
     todos = [{"content": text, "status": text} for text in HOSTILE.values()]
     await chat.set_state({"todos": todos})
     await chat.say("Where is the press?")
     prompt = next(record.text for record in llm.requests if record.is_summary)
-    items = re.findall(r"^- \[", read_fences(prompt)[""], re.MULTILINE)
+    items = re.findall(r"^- \[", read_fences(prompt)["todo-list"], re.MULTILINE)
     assert len(items) == len(todos)
-
-
-INDEX_LINE = re.compile(
-    r"\[Items left out|- \w{10} (search result \{|user message \")|- … and"
-)
-
-
-@hostile
-async def test_state_holds_nothing_that_was_forged(
-    strategy: Strategy, text: str
-) -> None:
-    """What is stored describes this session, whatever was claimed in it."""
-    _, chat = await converse(strategy, text, summary="They spoke of a press.")
-    state = await chat.state()
-    stored = {key: state[key] for key in state if "context_guard" in key}
-    assert "context_guard:compact" not in stored
-    summary = stored["__context_guard_summary_agent"]
-    assert summary.startswith("They spoke of a press.")
-    # The index of what was left out quotes arguments; its lines are the guard's own.
-    _, _, index = summary.partition("\n\n")
-    assert all(INDEX_LINE.match(line) for line in index.splitlines())
 
 
 async def test_forged_summary_is_a_message_like_any_other() -> None:
@@ -280,8 +241,9 @@ def tell(_: object) -> None:
     raise RuntimeError(SECRET)
 
 
-def broken_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has writes of a summary raise with the value in the message."""
+def break_state(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Has writes of a summary raise with the value in the message, and returns what
+    others have put under the guard's keys."""
     put = State.__setitem__
 
     def failing_put(state: State, key: str, value: Any) -> None:
@@ -290,14 +252,10 @@ def broken_state(monkeypatch: pytest.MonkeyPatch) -> None:
         put(state, key, value)
 
     monkeypatch.setattr(State, "__setitem__", failing_put)
-
-
-def poisoned_state() -> dict[str, Any]:
-    """Values of others under the guard's keys."""
     names = ("summary", "record", "summarized_at", "real_tokens", "last_heuristic")
-    values = ([SECRET], SECRET, f'["{SECRET}"]', {SECRET: SECRET})
+    values = itertools.cycle(([SECRET], SECRET, f'["{SECRET}"]', {SECRET: SECRET}))
     keys = [f"__context_guard_{name}_agent" for name in names]
-    return dict(zip(keys, itertools.cycle(values), strict=False))
+    return dict(zip(keys, values, strict=False))
 
 
 TROUBLES: dict[str, dict[str, Any]] = {
@@ -306,31 +264,20 @@ TROUBLES: dict[str, dict[str, Any]] = {
     "failing listeners": {"on_compaction": tell, "on_pressure": tell},
     "observing": {"observe": True},
 }
+ECHO = f"… your prompt began with {SECRET}"
+REFUSALS: list[Reply] = [
+    ContextOverflowError(f"prompt is too long: 9000 tokens > 5000 maximum {ECHO}"),
+    ContextOverflowError(f"Input is too long for requested model. {ECHO}"),
+    RuntimeError(ECHO),
+]
 
 
-def refusals() -> list[Reply]:
-    """Errors of a provider that echoes the prompt."""
-    echo = f"… your prompt began with {SECRET}"
-    return [
-        ContextOverflowError(f"prompt is too long: 9000 tokens > 5000 maximum {echo}"),
-        ContextOverflowError(f"Input is too long for requested model. {echo}"),
-        RuntimeError(echo),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("trouble", "is_state_broken", "is_streaming"),
-    [
-        (trouble, is_broken, (number + is_broken) % 2 == 0)
-        for number, trouble in enumerate(TROUBLES)
-        for is_broken in (False, True)
-    ],
-)
+@pytest.mark.parametrize("is_state_broken", [False, True], ids=["fine", "broken"])
+@pytest.mark.parametrize("trouble", TROUBLES)
 async def test_nothing_that_was_said_is_logged(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
     trouble: str,
-    is_streaming: bool,
     is_state_broken: bool,
 ) -> None:
     """At INFO and above the guard logs no message, result, summary or error text."""
@@ -338,7 +285,7 @@ async def test_nothing_that_was_said_is_logged(
     script: list[Reply] = []
     for turn in range(3):
         script += [call_part("search", query=SECRET)] * 2
-        script += [*(refusals() if turn == 2 else []), f"{SECRET} answer."]
+        script += [*(REFUSALS if turn == 2 else []), f"{SECRET} answer."]
     replies: list[Reply] = [RuntimeError(SECRET), OSError(SECRET), SECRET * 5_000]
     summaries = iter([f"{SECRET} summary.", *replies])
     llm = SimulatedLlm(
@@ -347,34 +294,22 @@ async def test_nothing_that_was_said_is_logged(
         script=script,
         summary_replies=lambda _: next(summaries, f"{SECRET} summary."),
     )
-    settings = {
-        "default": Threshold(context_window=WINDOW_TOKENS),
-        **TROUBLES[trouble],
-    }
+    settings = {"default": Threshold(context_window=WINDOW_TOKENS), **TROUBLES[trouble]}
     agent = guarded_agent(llm, [queued_tool("search", [f"{SECRET} {FILLER * 80}"])])
-    chat = Chat(agent, [ContextGuardPlugin(**settings)], is_streaming=is_streaming)
-    if is_state_broken:
-        broken_state(monkeypatch)
-    state = poisoned_state() if is_state_broken else None
+    chat = Chat(agent, [ContextGuardPlugin(**settings)], is_streaming=is_state_broken)
+    state = break_state(monkeypatch) if is_state_broken else None
     for turn in range(3):
         with suppress(ContextOverflowError, RuntimeError):
             await chat.say(f"{SECRET} question {turn}?", state)
-    logged = [
-        logging.Formatter().format(record)
-        for record in caplog.records
-        if record.name.startswith("contextguard_adk") and record.levelno >= logging.INFO
-    ]
-    assert SECRET not in "\n".join(logged)
-    assert FILLER.strip() not in "\n".join(logged)
-    if trouble != "none" or is_state_broken:
-        assert logged
+    records = [r for r in caplog.records if r.name.startswith("contextguard_adk")]
+    logged = "\n".join(map(logging.Formatter().format, records))
+    assert SECRET not in logged
+    assert FILLER.strip() not in logged
+    assert logged or (trouble == "none" and not is_state_broken)
 
 
 class CacheHint(BasePlugin):
     """Stands for ADK's context cache: a hint on every request."""
-
-    def __init__(self) -> None:
-        super().__init__(name="cache_hint")
 
     async def before_model_callback(
         self, *, callback_context: CallbackContext, llm_request: LlmRequest
@@ -384,84 +319,67 @@ class CacheHint(BasePlugin):
 
 
 class NotingLlm(SimulatedLlm):
-    """A provider that notes which requests came with a hint."""
+    """A provider that notes which requests came with a hint, and how many contents."""
 
-    hints: list[bool] = Field(default_factory=list)
-    sizes: list[int] = Field(default_factory=list)
+    hinted: list[tuple[bool, int]] = Field(default_factory=list)
 
     async def generate_content_async(
         self, llm_request: LlmRequest, stream: bool = False
     ) -> AsyncGenerator[LlmResponse, None]:
         """Notes the hint, then answers."""
         if not self.is_summary_request(llm_request):
-            self.hints.append(llm_request.cache_metadata is not None)
-            self.sizes.append(len(llm_request.contents))
+            has_hint = llm_request.cache_metadata is not None
+            self.hinted.append((has_hint, len(llm_request.contents)))
         async for response in super().generate_content_async(llm_request, stream):
             yield response
 
 
-def signature_of(turn: float, step: float) -> bytes:
-    """The signature of a call; no text in any encoding."""
-    return bytes([0xFF, 0x00, int(turn), 0xFE, int(step)])
-
-
-CUTS: dict[str, tuple[Strategy, Sequence[Reply]]] = {
+CUTS: dict[str, tuple[Strategy, list[Reply]]] = {
     "sliding window": (SlidingWindow(context_window=12_000, max_turns=8), []),
+    "last resort": (FailingStrategy(context_window=6_000), []),
     "recovery": (
         SlidingWindow(context_window=100_000, max_turns=1_000),
         [ContextOverflowError("prompt is too long: 9000 tokens > 8000 maximum")],
     ),
-    "minimal request": (
-        Threshold(context_window=100_000),
-        [ContextOverflowError("Input is too long for requested model.")] * 2,
-    ),
-    "last resort": (FailingStrategy(context_window=6_000), []),
 }
-
-
-async def cut_signed_session(name: str) -> NotingLlm:
-    """Plays a session with signatures and cache hints that is cut in this way."""
-    strategy, refused = CUTS[name]
-    script: list[Reply] = []
-    for turn in range(3):
-        for step in range(2):
-            part = call_part("search", turn=turn, step=step)
-            part.thought_signature = signature_of(turn, step)
-            script.append(part)
-        script += [*(refused if turn == 2 else []), f"Answer {turn}."]
-    llm = NotingLlm(
-        token_ratio=1.0,
-        context_window=100_000,
-        script=script,
-        summary_replies=lambda _: "They spoke of a press.",
-    )
-
-    def search(turn: int, step: int) -> str:
-        """Looks for something."""
-        return FILLER * 90
-
-    plugins = [CacheHint(), ContextGuardPlugin(default=strategy)]
-    chat = Chat(guarded_agent(llm, [search]), plugins)
-    for turn in range(3):
-        assert answer_text(await chat.say(f"Question {turn}?")) == f"Answer {turn}."
-    assert llm.violations == 0
-    return llm
 
 
 @pytest.mark.parametrize("name", CUTS)
 async def test_a_cut_keeps_signatures_and_drops_the_cache_hint(name: str) -> None:
     """A call that stays carries its own signature, byte for byte; a hint describes a
     prefix, and the request that was cut has another one."""
-    llm = await cut_signed_session(name)
+    strategy, refused = CUTS[name]
+    script: list[Reply] = []
+    for turn in range(3):
+        for step in range(2):
+            part = call_part("search", ref=f"{turn}{step}")
+            part.thought_signature = (
+                b"\xff\x00" + part.function_call.args["ref"].encode()
+            )
+            script.append(part)
+        script += [*(refused if turn == 2 else []), f"Answer {turn}."]
+    llm = NotingLlm(
+        token_ratio=1.0, script=script, summary_replies=lambda _: "A press."
+    )
+
+    def search(ref: str) -> str:
+        """Looks for something."""
+        return FILLER * 90
+
+    plugins = [CacheHint("hint"), ContextGuardPlugin(default=strategy)]
+    chat = Chat(guarded_agent(llm, [search]), plugins)
+    for turn in range(3):
+        assert answer_text(await chat.say(f"Question {turn}?")) == f"Answer {turn}."
+    assert llm.violations == 0
     contents = itertools.chain.from_iterable(r.contents for r in agent_requests(llm))
     parts = [part for content in contents for part in content.parts or ()]
     sent = [part for part in parts if part.function_call]
     assert sent
     for part in sent:
-        args = (part.function_call and part.function_call.args) or {}
-        assert part.thought_signature == signature_of(args["turn"], args["step"])
-    pairs = enumerate(itertools.pairwise(llm.sizes), start=1)
-    was_cut = [number for number, (before, after) in pairs if after <= before]
-    assert was_cut
-    assert not any(llm.hints[number] for number in was_cut)
-    assert llm.hints[0]
+        ref = part.function_call.args["ref"]
+        assert part.thought_signature == b"\xff\x00" + ref.encode()
+    pairs = itertools.pairwise(llm.hinted)
+    hints_of_cuts = [after[0] for before, after in pairs if after[1] <= before[1]]
+    assert llm.hinted[0][0]
+    assert hints_of_cuts
+    assert not any(hints_of_cuts)
