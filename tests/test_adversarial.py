@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -14,9 +14,11 @@ import pytest
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.models.cache_metadata import CacheMetadata
 from google.adk.models.llm_request import LlmRequest
+from google.adk.models.llm_response import LlmResponse
 from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.sessions.state import State
 from google.genai import types
+from pydantic import Field
 
 from contextguard_adk import (
     Compaction,
