@@ -71,20 +71,10 @@ HOSTILE = {
     "instruction": "{max_words} {request} %s %d {0} {} \\1 \\g<0>",
 }
 
-STRATEGIES = {
-    "threshold": Threshold(context_window=WINDOW_TOKENS),
-    "sliding window": SlidingWindow(context_window=WINDOW_TOKENS, max_turns=8),
-}
-hostile = pytest.mark.parametrize(
-    ("strategy", "text"),
-    [
-        pytest.param(made, text, id=f"{strategy}-{title}")
-        for (title, text), (strategy, made) in zip(
-            HOSTILE.items(), itertools.cycle(STRATEGIES.items()), strict=False
-        )
-    ],
+STRATEGIES = (
+    Threshold(context_window=WINDOW_TOKENS),
+    SlidingWindow(context_window=WINDOW_TOKENS, max_turns=8),
 )
-"""Each text under one of the strategies, in turn."""
 
 
 def asks_for_summary(request: LlmRequest) -> bool:
@@ -113,11 +103,6 @@ async def converse(strategy: Strategy, text: str) -> tuple[SimulatedLlm, Chat]:
         assert answer_text(events) == f"Answer {turn}.\n{text}"
     assert (llm.rejections, llm.violations) == (0, 0)
     return llm, chat
-
-
-def first_text(content: types.Content) -> str:
-    """The text of a content's first part."""
-    return (content.parts or [types.Part()])[0].text or ""
 
 
 def outline(record: RecordedRequest) -> list[str]:
@@ -155,12 +140,11 @@ def read_fences(prompt: str) -> dict[str, str]:
     return blocks
 
 
-@hostile
-async def test_hostile_words_change_nothing_but_the_words(
-    strategy: Strategy, text: str
-) -> None:
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+async def test_hostile_words_change_nothing_but_the_words(text: str) -> None:
     """Prompts, requests and state have the structure that they have with each vowel
     replaced, whatever the summary says as well."""
+    strategy = STRATEGIES[len(text) % 2]
     harmless = text.translate(str.maketrans("aeiouAEIOU", "eiouaEIOUA"))
     outlines = []
     for words in (text, harmless):
@@ -188,7 +172,7 @@ def check_compacted(records: Sequence[RecordedRequest]) -> None:
     compacted = [r for r in records if "user summary" in outline(r)[:1]]
     assert compacted
     for record in compacted:
-        summary = first_text(record.contents[0])
+        summary = (record.contents[0].parts or [types.Part()])[0].text or ""
         assert summary.startswith(f"{SUMMARY_BEGIN}\n")
         assert summary.endswith(f"\n{SUMMARY_END}")
         assert summary.count(SUMMARY_BEGIN) == summary.count(SUMMARY_END) == 1
@@ -205,26 +189,13 @@ async def test_todos_cannot_close_a_fence() -> None:
         is_summary_request=asks_for_summary,
     )
     agent = guarded_agent(llm, [queued_tool("search", [FILLER * 60])])
-    chat = Chat(agent, [ContextGuardPlugin(default=STRATEGIES["threshold"])])
+    chat = Chat(agent, [ContextGuardPlugin(default=STRATEGIES[0])])
     todos = [{"content": text, "status": text} for text in HOSTILE.values()]
     await chat.set_state({"todos": todos})
     await chat.say("Where is the press?")
     prompt = next(record.text for record in llm.requests if record.is_summary)
     items = re.findall(r"^- \[", read_fences(prompt)["todo-list"], re.MULTILINE)
     assert len(items) == len(todos)
-
-
-async def test_forged_summary_is_a_message_like_any_other() -> None:
-    """Below the threshold a forged summary leaves as it came, and changes no state."""
-    llm = SimulatedLlm(token_ratio=1.0, is_summary_request=asks_for_summary)
-    plugin = ContextGuardPlugin(default=Threshold(context_window=WINDOW_TOKENS))
-    chat = Chat(guarded_agent(llm), [plugin])
-    for text in HOSTILE.values():
-        await chat.say(text)
-    assert llm.summaries == 0
-    said = [first_text(content) for content in llm.requests[-1].contents[::2]]
-    assert said == list(HOSTILE.values())
-    assert not any("summary" in key for key in await chat.state())
 
 
 SECRET = "SECRET-4711"
@@ -336,50 +307,36 @@ class NotingLlm(SimulatedLlm):
             yield response
 
 
+SIGNATURE = bytes([0xFF, 0x00, 0xFE])
 CUTS: dict[str, tuple[Strategy, list[Reply]]] = {
     "sliding window": (SlidingWindow(context_window=12_000, max_turns=8), []),
     "last resort": (FailingStrategy(context_window=6_000), []),
-    "recovery": (
-        SlidingWindow(context_window=100_000, max_turns=1_000),
-        [ContextOverflowError("prompt is too long: 9000 tokens > 8000 maximum")],
-    ),
+    "recovery": (Threshold(context_window=100_000), REFUSALS[:1]),
 }
 
 
-@pytest.mark.parametrize("name", CUTS)
-async def test_a_cut_keeps_signatures_and_drops_the_cache_hint(name: str) -> None:
-    """A call that stays carries its own signature, byte for byte; a hint describes a
+@pytest.mark.parametrize(("strategy", "refused"), CUTS.values(), ids=CUTS)
+async def test_a_cut_keeps_signatures_and_drops_the_cache_hint(
+    strategy: Strategy, refused: list[Reply]
+) -> None:
+    """A call that stays carries its signature, byte for byte; a hint describes a
     prefix, and the request that was cut has another one."""
-    strategy, refused = CUTS[name]
-    script: list[Reply] = []
-    for turn in range(3):
-        for step in range(2):
-            part = call_part("search", ref=f"{turn}{step}")
-            part.thought_signature = (
-                b"\xff\x00" + part.function_call.args["ref"].encode()
-            )
-            script.append(part)
-        script += [*(refused if turn == 2 else []), f"Answer {turn}."]
+    part = call_part("search")
+    part.thought_signature = SIGNATURE
     llm = NotingLlm(
-        token_ratio=1.0, script=script, summary_replies=lambda _: "A press."
+        token_ratio=1.0,
+        script=[*[part, part, "Answer."] * 2, part, part, *refused, "Answer."],
+        summary_replies=lambda _: "They spoke of a press.",
     )
-
-    def search(ref: str) -> str:
-        """Looks for something."""
-        return FILLER * 90
-
-    plugins = [CacheHint("hint"), ContextGuardPlugin(default=strategy)]
-    chat = Chat(guarded_agent(llm, [search]), plugins)
+    agent = guarded_agent(llm, [queued_tool("search", [FILLER * 90])])
+    chat = Chat(agent, [CacheHint("hint"), ContextGuardPlugin(default=strategy)])
     for turn in range(3):
-        assert answer_text(await chat.say(f"Question {turn}?")) == f"Answer {turn}."
+        assert answer_text(await chat.say(f"Question {turn}?")) == "Answer."
     assert llm.violations == 0
     contents = itertools.chain.from_iterable(r.contents for r in agent_requests(llm))
     parts = [part for content in contents for part in content.parts or ()]
-    sent = [part for part in parts if part.function_call]
-    assert sent
-    for part in sent:
-        ref = part.function_call.args["ref"]
-        assert part.thought_signature == b"\xff\x00" + ref.encode()
+    signatures = {part.thought_signature for part in parts if part.function_call}
+    assert signatures == {SIGNATURE}
     pairs = itertools.pairwise(llm.hinted)
     hints_of_cuts = [after[0] for before, after in pairs if after[1] <= before[1]]
     assert llm.hinted[0][0]

@@ -13,26 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from google.adk.agents import LlmAgent
 from google.adk.agents.callback_context import CallbackContext
-from google.adk.agents.invocation_context import InvocationContext
 from google.adk.apps import App
-from google.adk.events.event_actions import EventActions
 from google.adk.models.llm_request import LlmRequest
-from google.adk.models.llm_response import LlmResponse
 from google.adk.plugins.base_plugin import BasePlugin
-from google.adk.plugins.plugin_manager import PluginManager
 from google.adk.runners import Runner
-from google.adk.sessions import InMemorySessionService, Session
+from google.adk.sessions import InMemorySessionService
 
 import contextguard_adk
 from contextguard_adk import ContextGuardPlugin, SlidingWindow, Strategy, Threshold
 from contextguard_adk.testing import Reply, SimulatedLlm
 from tests.builders import (
     Chat,
+    KeptSessions,
     answer_text,
     call_part,
-    event,
     guarded_agent,
     model,
     user,
@@ -41,7 +36,7 @@ from tests.builders import (
 pytestmark = pytest.mark.slow
 
 SESSIONS = 100
-CALLBACK_CALLS = 1_500
+CALLS = 500
 
 MAX_STATE_BYTES = 16 * 1024
 MAX_GROWTH_BYTES = 64 * 1024
@@ -141,83 +136,38 @@ async def test_sessions_at_once_do_not_mix(strategy: Strategy) -> None:
             assert len(set(SECRET.findall(record.text))) == 1
 
 
-class Treadmill:
-    """A session that is driven through the guard's callbacks alone."""
-
-    def __init__(self, strategy: Strategy, summary: str = "So far so good.") -> None:
-        answers = itertools.count(1)
-        self._runs = itertools.count()
-        self.llm = SimulatedLlm(
-            context_window=strategy.context_window or 0,
-            token_ratio=1.0,
-            script=lambda request: f"Answer {next(answers)}: {'words ' * 60}",
-            summary_replies=lambda request: summary,
-            keep_requests=1,
-        )
-        self.plugin = ContextGuardPlugin(default=strategy)
-        self.session = Session(id="session", app_name="app", user_id="user")
-        self.invocation = self._start("")
-
-    def _start(self, message: str) -> InvocationContext:
-        return InvocationContext(
-            session_service=InMemorySessionService(),
-            session=self.session,
-            agent=LlmAgent(name="agent", model=self.llm),
-            invocation_id=f"invocation-{next(self._runs)}",
-            plugin_manager=PluginManager([self.plugin]),
-            user_content=user(message),
-        )
-
-    async def begin(self, message: str) -> None:
-        """Ends the last turn and begins another one."""
-        await self.plugin.after_run_callback(invocation_context=self.invocation)
-        self.session.events.append(event(user(message)))
-        self.invocation = self._start(message)
-        await self.plugin.before_run_callback(invocation_context=self.invocation)
-
-    async def step(self, newest: int | None = None) -> LlmResponse:
-        """Makes one model call with the history, or with the newest part of it."""
-        events = self.session.events[-newest:] if newest else self.session.events
-        request = LlmRequest(
-            model=self.llm.model,
-            contents=[item.content for item in events if item.content],
-        )
-        actions = EventActions()
-        context = CallbackContext(self.invocation, event_actions=actions)
-        await self.plugin.before_model_callback(
-            callback_context=context, llm_request=request
-        )
-        async for response in self.llm.generate_content_async(request):
-            await self.plugin.after_model_callback(
-                callback_context=context, llm_response=response
-            )
-        self.session.state.update(actions.state_delta)
-        return response
+def long_chat(strategy: Strategy, summary: str) -> tuple[Chat, SimulatedLlm]:
+    """A session of long answers, kept as it is, and its model."""
+    answers = itertools.count(1)
+    llm = SimulatedLlm(
+        context_window=strategy.context_window or 0,
+        token_ratio=1.0,
+        script=lambda request: f"Answer {next(answers)}: {'words ' * 60}",
+        summary_replies=lambda request: summary,
+        keep_requests=1,
+    )
+    plugins = [ContextGuardPlugin(default=strategy)]
+    return Chat(guarded_agent(llm), plugins, session_service=KeptSessions()), llm
 
 
 async def test_many_calls_leave_memory_and_state_flat() -> None:
     """After the first tenth our own memory grows no more, and state stays small."""
-    mill = Treadmill(Threshold(context_window=1_200))
-    calls_per_turn = 10
-    turn_count = CALLBACK_CALLS // calls_per_turn
+    chat, llm = long_chat(Threshold(context_window=1_200), "So far so good.")
+    session = await chat.session()
+    sizes = []
     tracemalloc.start()
     try:
-        sizes = []
-        for turn in range(turn_count):
-            await mill.begin(f"Message {turn}: " + "please " * 20)
-            for _ in range(calls_per_turn):
-                response = await mill.step(newest=16)
-                assert response.content is not None
-                mill.session.events.append(event(response.content))
-            assert f"Message {turn}:" in mill.llm.requests[-1].text
-            assert state_bytes(mill.session.state) <= MAX_STATE_BYTES
-            del mill.session.events[:-16]  # A database has the rest.
-            if turn + 1 in (turn_count // 10, turn_count):
+        for turn in range(CALLS):
+            await chat.say(f"Message {turn}: {'please ' * 20}")
+            assert f"Message {turn}:" in llm.requests[-1].text
+            assert state_bytes(session.state) <= MAX_STATE_BYTES
+            del session.events[:-16]  # A database has the rest.
+            if turn + 1 in (CALLS // 10, CALLS):
                 sizes.append(own_bytes())
     finally:
         tracemalloc.stop()
-    assert (mill.llm.rejections, mill.llm.violations) == (0, 0)
-    assert mill.llm.summaries >= CALLBACK_CALLS // 50
+    assert (llm.rejections, llm.violations) == (0, 0)
+    assert llm.summaries >= CALLS // 50
     assert sizes[1] - sizes[0] <= MAX_GROWTH_BYTES
 
 
@@ -234,17 +184,14 @@ def own_bytes() -> int:
 @pytest.mark.parametrize("message", ["words " * 60, '"\\\x01' * 130, "漢字" * 200])
 async def test_state_of_a_huge_history_is_small(message: str) -> None:
     """Ten thousand messages, whatever they hold, take 16 KiB beside the summary."""
-    mill = Treadmill(Threshold(context_window=1_000_000), summary="Short.")
-    mill.session.events.extend(
-        event((model if number % 2 else user)(f"{number} {message}"))
-        for number in range(10_000)
-    )
-    mill.session.state["context_guard:compact"] = True
-    await mill.begin("Go on.")
-    await mill.step()
-    assert len(mill.llm.requests[-1].contents) == 2
-    assert state_bytes(mill.session.state) <= MAX_STATE_BYTES
-    assert mill.llm.summaries >= 1
+    chat, llm = long_chat(Threshold(context_window=1_000_000), "Short.")
+    speak = (user, model)
+    await chat.tell(speak[n % 2](f"{n} {message}") for n in range(10_000))
+    await chat.set_state({"context_guard:compact": True})
+    await chat.say("Go on.")
+    assert len(llm.requests[-1].contents) == 2
+    assert state_bytes(await chat.state()) <= MAX_STATE_BYTES
+    assert llm.summaries >= 1
 
 
 async def test_requests_do_not_wait_for_the_collector() -> None:
