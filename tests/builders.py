@@ -83,10 +83,7 @@ def event(content: types.Content, author: str = "") -> Event:
 
 
 class Chat:
-    """One session, made when it is first needed, with a real Runner.
-
-    `run_config` None limits no model calls; `app_settings` are those of the `App`.
-    """
+    """One session, made when it is first needed, with a real Runner."""
 
     def __init__(
         self,
@@ -283,8 +280,7 @@ class RequestTap(BasePlugin):
 
 @dataclass(frozen=True)
 class AgentCall:
-    """One model call of the agent: the contents before the guard, what the guard did,
-    the summaries paid for since the last call, and what the provider saw."""
+    """One model call: what the guard got and did, and what the provider saw."""
 
     number: int
     turn: Turn
@@ -316,28 +312,22 @@ class Played:
 async def play(
     conversation: Conversation, strategy: Strategy, llm: SimulatedLlm, **settings: Any
 ) -> Played:
-    """Plays a conversation through a real Runner with the guard.
-
-    `settings` are those of `Chat`, and in `agent` those of the agent.
-    """
+    """Plays a conversation through a guarded `Chat`."""
     replies, tools = script_conversation(conversation)
     llm.script = replies
     of_agent = {"instruction": conversation.instruction, **settings.pop("agent", {})}
     agent = guarded_agent(llm, [*tools, *conversation.tools], **of_agent)
-    tap = RequestTap()
-    compactions: dict[int, CompactionRecord] = {}
+    tap, compactions = RequestTap(), dict[int, CompactionRecord]()
 
     def note(done: CompactionRecord) -> None:
         compactions[len(tap.contents)] = done
 
     guard = ContextGuardPlugin(default=strategy, on_compaction=note)
-    chat = Chat(agent, [tap, guard], **settings)
-    answers: list[str] = []
+    chat, played = Chat(agent, [tap, guard], **settings), Played(llm, [], [])
     turns: list[Turn] = []
     for turn in conversation.turns:
-        answers.append(answer_text(await chat.say(turn.request)))
+        played.answers.append(answer_text(await chat.say(turn.request)))
         turns += [turn] * (len(tap.contents) - len(turns))
-    played = Played(llm, answers, [])
     summary_count, number, was_refused = 0, 0, False
     for record in llm.requests:
         if record.is_summary:
@@ -374,8 +364,7 @@ class KeptSessions(InMemorySessionService):
 
 @dataclass(frozen=True)
 class MadeHistory:
-    """A generated history: each content with answered calls and what answers it, by
-    index, and the contents with a call that nothing answers."""
+    """A generated history, and the indices of calls with what answers them, if any."""
 
     contents: list[types.Content]
     answered: dict[int, int]

@@ -68,10 +68,7 @@ def on_every_store(names: Iterable[str], *default: str) -> pytest.MarkDecorator:
 
 
 WINDOW = 4_000
-"""Threshold 3,200 tokens, summaries of 400."""
-
 MAX_STATE_BYTES = 16 * 1024
-"""What the guard may keep besides the text of the summary."""
 
 
 @dataclass
