@@ -21,14 +21,9 @@ from google.adk.tools.base_tool import BaseTool
 from google.genai import types
 from hypothesis import strategies as st
 
-from contextguard_adk import ContextGuardPlugin
+from contextguard_adk import CompactionRecord, ContextGuardPlugin
 from contextguard_adk.strategies import Strategy
-from contextguard_adk.testing import (
-    RecordedRequest,
-    Reply,
-    SimulatedLlm,
-    SimulatedProviderError,
-)
+from contextguard_adk.testing import RecordedRequest, Reply, SimulatedLlm
 
 SUMMARY_BEGIN = "[Previous conversation summary]"
 SUMMARY_END = "[End of summary — conversation continues below]"
@@ -88,18 +83,7 @@ def event(content: types.Content, author: str = "") -> Event:
 
 
 class Chat:
-    """One session with a real Runner.
-
-    Args:
-        agent: The root agent.
-        plugins: The app's plugins.
-        is_streaming: Whether to run with SSE streaming.
-        session_service: Where the session is kept; in memory by default.
-        session_id: The session's id; the session is created when it is first needed.
-        user_id: The user.
-        run_config: The settings of each run; None takes no limit of model calls.
-        app_settings: Further arguments of the `App`.
-    """
+    """One session, made when it is first needed, with a real Runner."""
 
     def __init__(
         self,
@@ -113,9 +97,7 @@ class Chat:
         run_config: RunConfig | None = None,
         **app_settings: Any,
     ) -> None:
-        self.app = App(
-            name="app", root_agent=agent, plugins=list(plugins), **app_settings
-        )
+        self.app = App(name="app", root_agent=agent, plugins=[*plugins], **app_settings)
         self.sessions = session_service or InMemorySessionService()
         self.runner = Runner(app=self.app, session_service=self.sessions)
         self.session_id, self.user_id = session_id, user_id
@@ -124,9 +106,7 @@ class Chat:
         )
 
     async def say(
-        self,
-        message: str | types.Content,
-        state_delta: dict[str, Any] | None = None,
+        self, message: str | types.Content, state_delta: dict[str, Any] | None = None
     ) -> list[Event]:
         """Sends a message and returns the events of the turn."""
         await self.session()
@@ -155,18 +135,16 @@ class Chat:
 
     async def set_state(self, delta: dict[str, Any]) -> None:
         """Sets values between two turns; ADK 2.0 drops the `state_delta` of a run."""
-        actions = EventActions(state_delta=delta)
-        await self.sessions.append_event(
-            await self.session(), Event(author="app", actions=actions)
-        )
+        change = Event(author="app", actions=EventActions(state_delta=delta))
+        await self.sessions.append_event(await self.session(), change)
 
     async def state(self) -> dict[str, Any]:
         """The session's state."""
-        return dict((await self.session()).state)
+        return {**(await self.session()).state}
 
     async def events(self) -> list[Event]:
         """The session's events."""
-        return list((await self.session()).events)
+        return [*(await self.session()).events]
 
 
 def answer_text(events: Sequence[Event]) -> str:
@@ -186,8 +164,7 @@ def queued_tool(name: str, results: Sequence[Any]) -> Callable[..., Any]:
     def tool(step: int = 0) -> Any:
         return next(queue)
 
-    tool.__name__ = name
-    tool.__doc__ = f"Returns what {name} finds."
+    tool.__name__, tool.__doc__ = name, f"Returns what {name} finds."
     return tool
 
 
@@ -239,13 +216,7 @@ class Conversation:
 
 
 class ScriptedTool(BaseTool):
-    """A tool that returns what was prepared for the `ref` of its call.
-
-    Args:
-        name: The tool's name.
-        description: What the model reads about it.
-        parameters: Further parameters with their descriptions.
-    """
+    """A tool that returns what was prepared for the `ref` of its call."""
 
     def __init__(
         self,
@@ -255,14 +226,16 @@ class ScriptedTool(BaseTool):
     ) -> None:
         super().__init__(name=name, description=description)
         self.results: dict[str, Any] = {}
-        self._parameters = {"ref": "What to look up.", **(parameters or {})}
+        self._properties = {
+            key: types.Schema(type=types.Type.STRING, description=meaning)
+            for key, meaning in {
+                "ref": "What to look up.",
+                **(parameters or {}),
+            }.items()
+        }
 
     def _get_declaration(self) -> types.FunctionDeclaration:
-        properties = {
-            name: types.Schema(type=types.Type.STRING, description=description)
-            for name, description in self._parameters.items()
-        }
-        schema = types.Schema(type=types.Type.OBJECT, properties=properties)
+        schema = types.Schema(type=types.Type.OBJECT, properties=self._properties)
         return types.FunctionDeclaration(
             name=self.name, description=self.description, parameters=schema
         )
@@ -272,13 +245,11 @@ class ScriptedTool(BaseTool):
         return self.results[args["ref"]]
 
 
-def script_conversation(
-    conversation: Conversation,
-) -> tuple[list[Reply], list[ScriptedTool]]:
+def script_conversation(talk: Conversation) -> tuple[list[Reply], list[ScriptedTool]]:
     """The model's replies, in order, and the tools with their results."""
     replies: list[Reply] = []
     tools: dict[str, ScriptedTool] = {}
-    for number, turn in enumerate(conversation.turns):
+    for number, turn in enumerate(talk.turns):
         for step, uses in enumerate(turn.steps):
             parts = []
             for position, use in enumerate(uses):
@@ -289,17 +260,6 @@ def script_conversation(
             replies.append(parts)
         replies.append(turn.answer)
     return replies, list(tools.values())
-
-
-@dataclass(frozen=True)
-class CallMark:
-    """What stands in the guard's state when a model call leaves."""
-
-    turn: Turn
-    summary: tuple[object, ...]
-    """What changes with every compaction."""
-    summarized_at: int
-    """The estimate that led to the newest compaction."""
 
 
 class RequestTap(BasePlugin):
@@ -318,38 +278,21 @@ class RequestTap(BasePlugin):
         self.contents.append(tuple(llm_request.contents))
 
 
-class CallProbe(BasePlugin):
-    """Notes the guard's state before every model call; register it after the guard."""
-
-    def __init__(self) -> None:
-        super().__init__(name="probe")
-        self.turn = Turn("")
-        self.marks: list[CallMark] = []
-
-    async def before_model_callback(
-        self, *, callback_context: CallbackContext, llm_request: LlmRequest
-    ) -> None:
-        """Notes the state; changes nothing."""
-        state, agent = callback_context.state, callback_context.agent_name
-        names = ("summary", "summarized_at")
-        values = tuple(state.get(f"__context_guard_{name}_{agent}") for name in names)
-        self.marks.append(CallMark(self.turn, values, values[1] or 0))
-
-
 @dataclass(frozen=True)
 class AgentCall:
-    """One model call of the agent, as the provider saw it."""
+    """One model call: what the guard got and did, and what the provider saw."""
 
     number: int
     turn: Turn
-    record: RecordedRequest
-    is_compacted: bool
-    """Whether a compaction was stored on this call."""
-    summarized_at: int
-    summary_count: int
-    """How many summaries were asked for since the call before."""
     original: tuple[types.Content, ...]
-    """The contents before the guard."""
+    compaction: CompactionRecord | None
+    summary_count: int
+    record: RecordedRequest
+
+    @property
+    def is_compacted(self) -> bool:
+        """Whether a compaction was stored for it."""
+        return self.compaction is not None
 
     @property
     def contents(self) -> list[types.Content]:
@@ -369,65 +312,33 @@ class Played:
 async def play(
     conversation: Conversation, strategy: Strategy, llm: SimulatedLlm, **settings: Any
 ) -> Played:
-    """Plays a conversation through a real Runner with the guard.
-
-    Ends early where the provider refuses a request and nobody recovers.
-
-    Args:
-        conversation: What is said; `llm` gets its script.
-        strategy: The guard's strategy.
-        llm: The provider.
-        settings: Further arguments of `Chat`; `agent` holds those of the agent.
-    """
+    """Plays a conversation through a guarded `Chat`."""
     replies, tools = script_conversation(conversation)
     llm.script = replies
-    agent = guarded_agent(
-        llm,
-        [*tools, *conversation.tools],
-        **{"instruction": conversation.instruction, **settings.pop("agent", {})},
-    )
-    tap, probe = RequestTap(), CallProbe()
-    chat = Chat(agent, [tap, ContextGuardPlugin(default=strategy), probe], **settings)
-    answers = []
+    of_agent = {"instruction": conversation.instruction, **settings.pop("agent", {})}
+    agent = guarded_agent(llm, [*tools, *conversation.tools], **of_agent)
+    tap, compactions = RequestTap(), dict[int, CompactionRecord]()
+
+    def note(done: CompactionRecord) -> None:
+        compactions[len(tap.contents)] = done
+
+    guard = ContextGuardPlugin(default=strategy, on_compaction=note)
+    chat, played = Chat(agent, [tap, guard], **settings), Played(llm, [], [])
+    turns: list[Turn] = []
     for turn in conversation.turns:
-        probe.turn = turn
-        try:
-            answers.append(answer_text(await chat.say(turn.request)))
-        except SimulatedProviderError:
-            break
-    return Played(llm, answers, _list_agent_calls(llm, probe.marks, tap.contents))
-
-
-def _list_agent_calls(
-    llm: SimulatedLlm,
-    marks: Sequence[CallMark],
-    originals: Sequence[tuple[types.Content, ...]],
-) -> list[AgentCall]:
-    """Joins what the provider saw with what the plugins around the guard noted."""
-    calls: list[AgentCall] = []
-    summary_count, seen, before = 0, 0, marks[0].summary[:0]
-    was_refused = False
+        played.answers.append(answer_text(await chat.say(turn.request)))
+        turns += [turn] * (len(tap.contents) - len(turns))
+    summary_count, number, was_refused = 0, 0, False
     for record in llm.requests:
         if record.is_summary:
             summary_count += 1
             continue
         # What follows a refused request is the same call, tried again.
-        seen += not was_refused
-        mark = marks[seen - 1]
-        calls.append(
-            AgentCall(
-                number=seen,
-                turn=mark.turn,
-                record=record,
-                is_compacted=any(mark.summary) and mark.summary != before,
-                summarized_at=mark.summarized_at,
-                summary_count=summary_count,
-                original=originals[seen - 1],
-            )
-        )
-        summary_count, before = 0, mark.summary
-        was_refused = record.rejected is not None
-    return calls
+        number += not was_refused
+        known = turns[number - 1], tap.contents[number - 1], compactions.get(number)
+        played.calls.append(AgentCall(number, *known, summary_count, record))
+        summary_count, was_refused = 0, record.rejected is not None
+    return played
 
 
 class KeptSessions(InMemorySessionService):
@@ -453,13 +364,7 @@ class KeptSessions(InMemorySessionService):
 
 @dataclass(frozen=True)
 class MadeHistory:
-    """A generated history, and which of its contents belong together.
-
-    Attributes:
-        contents: The history.
-        answered: Index of each content with answered calls, and of what answers them.
-        open_calls: Contents with a call that nothing answers.
-    """
+    """A generated history, and the indices of calls with what answers them, if any."""
 
     contents: list[types.Content]
     answered: dict[int, int]
@@ -470,59 +375,28 @@ class MadeHistory:
         return any((a in kept) != (b in kept) for a, b in self.answered.items())
 
 
-@dataclass(frozen=True)
-class ToolStep:
-    """Parallel calls by name, whether they have ids, and which are answered, how."""
-
-    names: tuple[str, ...]
-    has_ids: bool
-    answers: tuple[int, ...]
-    result: str
+_TOOL_NAMES = st.lists(st.sampled_from(["search", "read"]), min_size=1, max_size=3)
+_ANSWERS = [*list(itertools.permutations(range(3))) * 3, (0,), ()]
 
 
-_TEXTS = st.sampled_from(["yes", "no", "go on", "Done.", "For context: it rains."])
-_TOOL_STEPS = st.builds(
-    ToolStep,
-    names=st.sampled_from(
-        [
-            names
-            for count in (1, 1, 2, 3)
-            for names in itertools.product(("search", "read"), repeat=count)
-        ]
-    ),
-    has_ids=st.booleans(),
-    answers=st.sampled_from(list(itertools.permutations(range(3))) * 3 + [(0,), ()]),
-    result=_TEXTS,
-)
-_TEXT_STEPS = st.one_of(_TEXTS.map(user), _TEXTS.map(model))
-
-
-def histories(max_steps: int = 10) -> st.SearchStrategy[MadeHistory]:
+@st.composite
+def histories(draw: st.DrawFn) -> MadeHistory:
     """Histories as ADK builds them: results follow their calls, some stay open."""
-    steps = st.lists(st.one_of(_TEXT_STEPS, _TOOL_STEPS), max_size=max_steps)
-    return steps.map(make_history)
-
-
-def make_history(steps: Sequence[types.Content | ToolStep]) -> MadeHistory:
-    """Builds a history from messages and tool steps."""
     made = MadeHistory([], {}, set())
-    for step in steps:
-        if isinstance(step, types.Content):
-            made.contents.append(step)
-        else:
-            _add_tools(made, step)
+    for _ in range(draw(st.integers(0, 10))):
+        text = draw(st.sampled_from(["yes", "no", "Done.", "For context: it rains."]))
+        if say := draw(st.sampled_from([user, model, None])):
+            made.contents.append(say(text))
+            continue
+        index, names = len(made.contents), draw(_TOOL_NAMES)
+        has_ids = draw(st.booleans())
+        ids = [f"call-{index}-{n}" if has_ids else None for n in range(len(names))]
+        made.contents.append(calls(*map(call_part, names, ids)))
+        answers = [n for n in draw(st.sampled_from(_ANSWERS)) if n < len(names)]
+        if answers:
+            made.answered[index] = index + 1
+            parts = [response_part(names[n], text, ids[n]) for n in answers]
+            made.contents.append(responses(*parts))
+        if len(answers) < len(names):
+            made.open_calls.add(index)
     return made
-
-
-def _add_tools(made: MadeHistory, step: ToolStep) -> None:
-    index, count = len(made.contents), len(step.names)
-    ids = [f"call-{index}-{n}" if step.has_ids else None for n in range(count)]
-    asked = zip(step.names, ids, strict=True)
-    made.contents.append(calls(*[call_part(name, id_) for name, id_ in asked]))
-    answers = [n for n in step.answers if n < count]
-    if answers:
-        made.answered[index] = index + 1
-        parts = [response_part(step.names[n], step.result, ids[n]) for n in answers]
-        made.contents.append(responses(*parts))
-    if len(answers) < count:
-        made.open_calls.add(index)

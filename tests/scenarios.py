@@ -1,8 +1,4 @@
-"""The conversations that the guard is tried on, as data, for any context window.
-
-Every scenario is a function of a `Writer`, which writes material of a wanted share
-of the window: the same scenario fills 4,000 tokens and a million about three times.
-"""
+"""The conversations that the guard is tried on, each about three context windows."""
 
 from __future__ import annotations
 
@@ -28,9 +24,6 @@ from tests.builders import Conversation, ScriptedTool, ToolUse, Turn
 LARGEST_BPE_WINDOW_TOKENS = 32_000
 """Up to here the provider counts by BPE; beyond that by bytes, which is faster."""
 
-LARGE_WINDOW_RATIO = 4.0
-"""How it counts there: the denser, the less text fills the window."""
-
 Kind = Literal["prose", "code", "json", "log", "base64", "cjk"]
 KINDS: tuple[Kind, ...] = ("json", "code", "prose", "log", "base64", "cjk")
 
@@ -49,7 +42,7 @@ _ENDINGS = (
     "although ticket OPS-{n} was closed|with a delay of {n} ms|for about {n} users|"
     "as the minutes of the last review say|unless somebody restarts it by hand"
 )
-_CJK_SENTENCES = (
+_CJK = (
     "部署在周二晚上失败了、因为第三个分片没有足够的磁盘空间。",
     "请检查支付网关的日志、并告诉我哪些请求超时。",
     "搜索索引每天重建两次、通常需要四十分钟。",
@@ -67,14 +60,17 @@ def _pool(kind: Kind) -> str:
     rng = random.Random(kind)
     if kind == "code":
         folder = Path(os.__file__).parent
-        names = _STDLIB.split()
-        return "\n".join((folder / f"{name}.py").read_text("utf-8") for name in names)
+        paths = (folder / f"{name}.py" for name in _STDLIB.split())
+        return "\n".join(path.read_text("utf-8") for path in paths)
     if kind == "base64":
         return base64.b64encode(rng.randbytes(300_000)).decode()
-    write = {"log": _log_line, "cjk": _cjk_sentence, "json": _pod_text}.get(
-        kind, _sentence
-    )
-    return "".join(write(rng) for _ in range(400 if kind == "json" else 3_000))
+    if kind == "json":
+        return "".join(to_json(_make_pod(rng)).decode() for _ in range(400))
+    if kind == "cjk":
+        said = ((rng.choice(_CJK), rng.choice(("", "", "\n"))) for _ in range(3_000))
+        return "".join(itertools.chain.from_iterable(said))
+    write = _log_line if kind == "log" else _sentence
+    return "".join(write(rng) for _ in range(3_000))
 
 
 def _sentence(rng: random.Random) -> str:
@@ -82,10 +78,6 @@ def _sentence(rng: random.Random) -> str:
     subject, other = rng.sample(_SUBJECTS.split("|"), 2)
     verb = rng.choice(_VERBS.split("|"))
     return f"{subject} {verb} {other} {ending}. ".capitalize()
-
-
-def _cjk_sentence(rng: random.Random) -> str:
-    return rng.choice(_CJK_SENTENCES) + rng.choice(("", "", "\n"))
 
 
 def _log_line(rng: random.Random) -> str:
@@ -98,41 +90,34 @@ def _log_line(rng: random.Random) -> str:
     )
 
 
-def _pod_text(rng: random.Random) -> str:
-    return to_json(make_pod(rng)).decode()
-
-
-def make_pod(rng: random.Random) -> dict[str, Any]:
+def _make_pod(rng: random.Random) -> dict[str, Any]:
     """One item of `kubectl get pods -o json`, shortened."""
     app = rng.choice(("checkout", "ledger", "search", "ingest", "mailer", "frontend"))
     name = f"{app}-{rng.getrandbits(40):010x}-{rng.getrandbits(20):05x}"
     image = f"registry.example.com/shop/{app}:1.{rng.randrange(40)}.{rng.randrange(9)}"
     waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 5m0s"}}
     running = {"running": {"startedAt": "2026-02-11T06:12:44Z"}}
-    metadata = {
-        "name": name,
-        "namespace": rng.choice(("default", "prod", "staging")),
-        "uid": f"{rng.getrandbits(128):032x}",
-        "labels": {"app": app, "pod-template-hash": name.split("-")[1]},
-    }
+    namespace = rng.choice(("default", "prod", "staging"))
+    metadata = {"name": name, "namespace": namespace}
+    metadata |= {"uid": f"{rng.getrandbits(128):032x}"}
+    labels = {"app": app, "pod-template-hash": name.split("-")[1]}
     node = f"ip-10-0-{rng.randrange(256)}-{rng.randrange(256)}.internal"
     limits = {"limits": {"cpu": "500m", "memory": "512Mi"}}
     port = {"containerPort": 8080, "protocol": "TCP"}
     container = {"name": app, "image": image, "ports": [port], "resources": limits}
+    spec = {"nodeName": node, "containers": [container]}
     phase = rng.choice(("Running", "Running", "Pending", "Failed"))
     address = f"10.42.{rng.randrange(256)}.{rng.randrange(256)}"
-    state = {
-        "name": app,
-        "restartCount": rng.randrange(40),
-        "state": rng.choice((running, waiting)),
-        "imageID": f"{image}@sha256:{rng.getrandbits(256):064x}",
-    }
+    state: dict[str, Any] = {"name": app, "restartCount": rng.randrange(40)}
+    state |= {"state": rng.choice((running, waiting))}
+    state |= {"imageID": f"{image}@sha256:{rng.getrandbits(256):064x}"}
+    status = {"phase": phase, "podIP": address, "containerStatuses": [state]}
+    kind = {"apiVersion": "v1", "kind": "Pod"}
     return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": metadata,
-        "spec": {"nodeName": node, "containers": [container]},
-        "status": {"phase": phase, "podIP": address, "containerStatuses": [state]},
+        **kind,
+        "metadata": {**metadata, "labels": labels},
+        "spec": spec,
+        "status": status,
     }
 
 
@@ -143,13 +128,7 @@ def _chars_per_token(kind: Kind, token_ratio: float | None) -> float:
 
 
 class Writer:
-    """Writes material of a wanted share of the window, the same on every run.
-
-    Args:
-        name: The scenario; it seeds the choices.
-        window_tokens: The context window.
-        token_ratio: How the provider counts; None is BPE.
-    """
+    """Writes material of a wanted share of the window, seeded by its name."""
 
     def __init__(
         self, name: str, window_tokens: int, token_ratio: float | None
@@ -161,24 +140,23 @@ class Writer:
 
     def text(self, kind: Kind, share: float) -> str:
         """Text that takes about this share of the window."""
-        tokens = share * self.window_tokens
-        chars = max(1, int(tokens * _chars_per_token(kind, self.token_ratio)))
-        pool = _pool(kind)
+        chars, pool = max(1, int(self._chars(kind, share))), _pool(kind)
         start = self._rng.randrange(len(pool))
-        text = pool[start : start + chars]
-        while len(text) < chars:
-            text += pool[: chars - len(text)]
-        return text
+        repeated = pool * (1 + (start + chars) // len(pool))
+        return repeated[start : start + chars]
+
+    def _chars(self, kind: Kind, share: float) -> float:
+        tokens = share * self.window_tokens
+        return tokens * _chars_per_token(kind, self.token_ratio)
 
     def result(self, kind: Kind, share: float) -> Any:
         """A tool's result of about this share; JSON as an object, else a text."""
         if kind != "json":
             return self.text(kind, share)
-        tokens = share * self.window_tokens
-        room_bytes = tokens * _chars_per_token(kind, self.token_ratio)
+        room_bytes = self._chars(kind, share)
         items: list[dict[str, Any]] = []
         while room_bytes > 0:
-            pod = make_pod(self._rng)
+            pod = _make_pod(self._rng)
             size_bytes = len(to_json(pod))
             if size_bytes > room_bytes:
                 pod = {"name": pod["metadata"]["name"], "status": pod["status"]}
@@ -227,28 +205,15 @@ def _chain(
     return Turn(writer.ask(0.02), uses, writer.text("prose", answered))
 
 
-def giant_result(writer: Writer) -> Conversation:
-    """One tool result of twice the window, amid a normal talk."""
-    giant = ToolUse("dump_cluster", writer.result("json", 2.0))
-    small = ToolUse("fetch_log", writer.result("log", 0.1))
-    return Conversation(
-        [
-            writer.talk(0.03, 0.1),
-            Turn(writer.ask(0.03), [[small], [giant], [small]], "It is large."),
-            *[writer.talk(0.03, 0.15) for _ in range(3)],
-        ]
-    )
-
-
 def parallel_bursts(writer: Writer) -> Conversation:
     """Ten parallel calls at a time, twice in every turn."""
     turns = []
     for turn in range(4):
-        kinds = [KINDS[(turn + n) % 6] for n in range(10)]
-        bursts = [
-            [ToolUse("probe_host", writer.result(kind, 0.033)) for kind in kinds]
-            for _ in range(2)
+        results = [
+            writer.result(KINDS[(turn + n) % 6], 0.033) for n in [*range(10)] * 2
         ]
+        uses = [ToolUse("probe_host", result) for result in results]
+        bursts = [uses[:10], uses[10:]]
         turns.append(Turn(writer.ask(0.02), bursts, writer.text("prose", 0.05)))
     return Conversation(turns)
 
@@ -262,31 +227,19 @@ def mixed(writer: Writer) -> Conversation:
     return Conversation(turns)
 
 
-def many_turns(count: int) -> Callable[[Writer], Conversation]:
-    """A talk of so many turns."""
-
-    def build(writer: Writer) -> Conversation:
-        asked, answered = 0.3 * (3.0 / count), 0.7 * (3.0 / count)
-        return Conversation([writer.talk(asked, answered) for _ in range(count)])
-
-    return build
-
-
-def large_system_prompt(writer: Writer) -> Conversation:
-    """A system prompt of more than a third of the window."""
-    rules = "You run the operations desk.\n" + writer.text("prose", 0.36)
-    return replace(mixed(writer), instruction=rules)
+def fifty_turns(writer: Writer) -> Conversation:
+    """Many short turns."""
+    return Conversation([writer.talk(0.3 * 0.06, 0.7 * 0.06) for _ in range(50)])
 
 
 def heavy_tools(writer: Writer) -> Conversation:
     """Two dozen declared tools, or as many as take 30 % of a large window."""
-    sample = _declared_tokens([_heavy_tool(writer, 0)], writer.token_ratio)
+    sample = _declared_tokens([_heavy_tool(0)], writer.token_ratio)
     count = min(200, max(24, int(0.3 * writer.window_tokens / sample)))
-    tools = [_heavy_tool(writer, number) for number in range(count)]
-    return replace(mixed(writer), tools=tools)
+    return replace(mixed(writer), tools=[*map(_heavy_tool, range(count))])
 
 
-def _heavy_tool(writer: Writer, number: int) -> ScriptedTool:
+def _heavy_tool(number: int) -> ScriptedTool:
     words = _pool("prose")[number * 97 :]
     parameters = {
         f"{name}_{number}": words[start : start + 90]
@@ -310,23 +263,9 @@ def rapid_short(writer: Writer) -> Conversation:
 def alternating_tool_text(writer: Writer) -> Conversation:
     """A turn with a tool, a turn without."""
     turns = []
-    for turn in range(12):
-        chain = _chain(writer, 1, 0.3, answered=0.05, first=turn // 2)
-        turns.append(writer.talk(0.03, 0.12) if turn % 2 else chain)
-    return Conversation(turns)
-
-
-def alternating_huge_tiny(writer: Writer) -> Conversation:
-    """Tool results of half the window between results of a few words."""
-    turns = []
-    for turn in range(6):
-        kind = KINDS[turn % len(KINDS)]
-        steps = [
-            [ToolUse("count_rows", str(turn))],
-            [ToolUse("export_rows", writer.result(kind, 0.5))],
-            [ToolUse("count_rows", "0")],
-        ]
-        turns.append(Turn(writer.ask(0.02), steps, "Counted."))
+    for number in range(6):
+        turns.append(_chain(writer, 1, 0.3, answered=0.05, first=number))
+        turns.append(writer.talk(0.03, 0.12))
     return Conversation(turns)
 
 
@@ -342,19 +281,6 @@ def empty_results(writer: Writer) -> Conversation:
     return Conversation(turns)
 
 
-def large_answers(writer: Writer) -> Conversation:
-    """Answers of the model that take most of the window."""
-    kinds: tuple[Kind, ...] = ("code", "prose", "code", "prose", "code")
-    answers = zip((0.5, 0.75, 0.3, 0.9, 0.6), kinds, strict=True)
-    return Conversation([writer.talk(0.02, *answer) for answer in answers])
-
-
-def tool_chains(writer: Writer) -> Conversation:
-    """Chains of eight calls, each of which waits for the one before."""
-    turns = [_chain(writer, 8, 0.11, answered=0.03, first=turn) for turn in range(3)]
-    return Conversation(turns)
-
-
 def media(writer: Writer) -> Conversation:
     """Images and documents in the user's messages."""
     media_tokens = 258 if writer.window_tokens < 32_000 else 1_100
@@ -363,10 +289,8 @@ def media(writer: Writer) -> Conversation:
     for turn in range(12):
         parts = [types.Part(text=writer.ask(0.04))]
         if turn % 3 != 2:
-            parts += [
-                writer.blob("image/png", b"\x89PNG\r\n\x1a\n", 3_000)
-                for _ in range(count)
-            ]
+            magic = b"\x89PNG\r\n\x1a\n"
+            parts += [writer.blob("image/png", magic, 3_000) for _ in range(count)]
         if turn % 3 != 1:
             parts.append(writer.blob("application/pdf", b"%PDF-1.7\n", 60_000))
         request = types.Content(role="user", parts=parts)
@@ -377,10 +301,8 @@ def media(writer: Writer) -> Conversation:
 def kubernetes(writer: Writer, rounds: int = 4, share: float = 0.18) -> Conversation:
     """An assistant that asks a cluster four things for every question."""
     questions = (
-        "Which pods are failing? ",
-        "Why does checkout restart? ",
-        "Is there room for two more replicas? ",
-        "What changed since yesterday? ",
+        *("Which pods are failing? ", "Why does checkout restart? "),
+        *("Is there room for two more replicas? ", "What changed since yesterday? "),
     )
     args = {"namespace": "prod", "output": "json"}
     turns = []
@@ -413,32 +335,13 @@ def coding_agent(writer: Writer) -> Conversation:
     return Conversation(turns, instruction="You are a careful software engineer.")
 
 
-def tool_storm(writer: Writer) -> Conversation:
-    """One request that sets off twenty calls in a row and two large bursts."""
-    storm = _chain(writer, 20, 0.08, answered=0.02)
-    bursts = [
-        [ToolUse("scan", writer.result(KINDS[n], 0.1)) for n in range(6)]
-        for _ in range(2)
-    ]
-    return Conversation([replace(storm, steps=[*storm.steps, *bursts])])
-
-
 @dataclass(frozen=True)
 class Scenario:
-    """One kind of conversation.
-
-    Attributes:
-        build: Writes it.
-        token_ratio: How the provider counts on every window; None takes BPE on the
-            small windows and `large_ratio` on the others.
-        large_ratio: How it counts on large windows.
-        usage: Which calls report usage.
-        is_long: Whether it has so many turns that ADK itself takes seconds.
-    """
+    """One kind of conversation, and how its provider counts and reports."""
 
     build: Callable[[Writer], Conversation]
     token_ratio: float | None = None
-    large_ratio: float = LARGE_WINDOW_RATIO
+    large_ratio: float = 4.0
     usage: Literal["last", "never", "late"] = "last"
     is_long: bool = False
 
@@ -446,30 +349,21 @@ class Scenario:
 SCENARIOS: dict[str, Scenario] = {
     "normal talk": Scenario(normal_talk),
     "tool-heavy": Scenario(tool_heavy),
-    "giant result": Scenario(giant_result),
     "parallel bursts": Scenario(parallel_bursts),
     # Nothing tells the guard of another ratio than its default of 1.5.
     "no usage": Scenario(mixed, large_ratio=1.5, usage="never"),
     "late usage": Scenario(mixed, usage="late"),
-    "fifty turns": Scenario(many_turns(50), is_long=True),
-    "two hundred turns": Scenario(many_turns(200), is_long=True),
+    "fifty turns": Scenario(fifty_turns, is_long=True),
     "ratio 1.5": Scenario(mixed, token_ratio=1.5),
-    "ratio 3": Scenario(mixed, token_ratio=3.0),
-    "ratio 4": Scenario(mixed, token_ratio=4.0),
     "ratio 5": Scenario(mixed, token_ratio=5.0),
-    "large system prompt": Scenario(large_system_prompt),
     "heavy tools": Scenario(heavy_tools),
     "only tool results": Scenario(only_tool_results),
     "rapid short": Scenario(rapid_short),
     "alternating tool and text": Scenario(alternating_tool_text),
-    "alternating huge and tiny": Scenario(alternating_huge_tiny),
     "empty results": Scenario(empty_results),
-    "large answers": Scenario(large_answers),
-    "tool chains": Scenario(tool_chains),
     "media": Scenario(media),
     "kubernetes": Scenario(kubernetes),
     "coding agent": Scenario(coding_agent),
-    "tool storm": Scenario(tool_storm),
 }
 
 
@@ -485,31 +379,19 @@ def write_conversation(name: str, window_tokens: int) -> Conversation:
 
 
 def find_obstacle(conversation: Conversation, window_tokens: int) -> str:
-    """Says why no guard can keep a conversation inside a window; "" where one can.
-
-    Instruction and tools stay in every request. Beside them there must be room,
-    below the threshold, for a summary, the words around it and the user's message.
-    """
+    """Says why no guard can keep a conversation inside a window; "" where one can."""
     ratio = conversation.token_ratio
-    declared = _declared_tokens(conversation.tools, ratio)
-    ruled = _simulated.count_tokens([conversation.instruction], ratio)
+    fixed = _declared_tokens(conversation.tools, ratio)
+    fixed += _simulated.count_tokens([conversation.instruction], ratio)
     needed = summary_budget_tokens(window_tokens) + 300
-    threshold = threshold_tokens(window_tokens)
-    if declared + ruled + needed <= threshold:
-        return ""
-    return (
-        f"the tool definitions take {declared:,} and the instruction {ruled:,} of "
-        f"{window_tokens:,} tokens; a summary needs {needed:,} below the threshold of "
-        f"{threshold:,}"
-    )
+    is_too_large = fixed + needed > threshold_tokens(window_tokens)
+    return f"{fixed:,} fixed tokens leave no room" if is_too_large else ""
 
 
 def _declared_tokens(tools: Sequence[BaseTool], token_ratio: float | None) -> int:
-    if not tools:
-        return 0
     request = LlmRequest(contents=[])
     request.append_tools(list(tools))
-    return _simulated.count_request_tokens(request, token_ratio, 0)
+    return _simulated.count_request_tokens(request, token_ratio, 0) if tools else 0
 
 
 def total_tokens(conversation: Conversation) -> int:
@@ -520,8 +402,7 @@ def total_tokens(conversation: Conversation) -> int:
         content_count += 2 + 2 * len(turn.steps)
         texts += [turn.text, turn.answer]
         if isinstance(turn.request, types.Content):
-            parts = turn.request.parts or []
-            media_count += sum(part.inline_data is not None for part in parts)
+            media_count += sum(bool(p.inline_data) for p in turn.request.parts or ())
         for use in itertools.chain.from_iterable(turn.steps):
             texts += [to_json(dict(use.args)).decode(), to_json(use.result).decode()]
     counted = _simulated.count_tokens(texts, conversation.token_ratio)

@@ -1,4 +1,4 @@
-"""Conversations whose messages can be recognised, and a chat that judges them."""
+"""Conversations whose messages can be recognized, and a chat that judges them."""
 
 from __future__ import annotations
 
@@ -58,13 +58,8 @@ MARKER = re.compile(r"mark-[a-z]+-\d{3}!")
 
 
 class LiveRequests(BasePlugin):
-    """Notes requests that lost what their invocation is about on the way.
-
-    Two instances make a pair, one before the guard and one behind it.
-
-    Args:
-        first: The one before the guard; None makes it.
-    """
+    """Notes requests that lost what their invocation is about on the way; of a pair the
+    first stands before the guard, and the other one behind it."""
 
     def __init__(self, first: LiveRequests | None = None) -> None:
         super().__init__(name="live_requests" if first else "live_requests_first")
@@ -84,16 +79,8 @@ class LiveRequests(BasePlugin):
 
 
 class Talk(Chat):
-    """A guarded chat that can tell whether all went well.
-
-    Args:
-        agent: The root agent.
-        strategy: The guard's strategy.
-        llms: The models whose requests are judged.
-        before: Plugins before the guard.
-        after: Plugins behind it.
-        settings: Further arguments of `Chat`.
-    """
+    """A guarded chat that can tell whether all went well, also for the given models;
+    the plugins `before` and `after` surround the guard."""
 
     def __init__(
         self,
@@ -157,18 +144,18 @@ def markers(record: RecordedRequest) -> set[str]:
     return set(MARKER.findall(record.text))
 
 
-def agent_requests(llm: SimulatedLlm) -> list[RecordedRequest]:
-    """The requests for answers, without those for summaries."""
-    return [request for request in llm.requests if not request.is_summary]
-
-
 def agent_requests_since(llm: SimulatedLlm, count: int) -> list[RecordedRequest]:
     """The requests for answers after the first `count` requests."""
     return [request for request in llm.requests[count:] if not request.is_summary]
 
 
+def agent_requests(llm: SimulatedLlm) -> list[RecordedRequest]:
+    """The requests for answers, without those for summaries."""
+    return agent_requests_since(llm, 0)
+
+
 def message(number: int, kind: str = "ask", words: int = 60) -> str:
-    """A message that can be recognised."""
+    """A message that can be recognized."""
     return f"mark-{kind}-{number:03}! {'notebooks ' * words}"
 
 
@@ -186,7 +173,7 @@ def acting(tool: str = "look", answer_words: int = 30) -> Callable[..., Reply]:
 
 
 def looking_tool(words: int = 60) -> Callable[..., Any]:
-    """A tool whose results can be recognised."""
+    """A tool whose results can be recognized."""
 
     def look(step: int) -> dict[str, Any]:
         """Looks something up."""

@@ -1,8 +1,5 @@
-"""Words that look like the guard's own change nothing but the words.
-
-Whatever users, tools, models and summarisers write, the structure of the summary
-prompt, of the request and of session state stays; and none of it reaches the log.
-"""
+"""Words that look like the guard's own change nothing but the words, and whatever
+users, tools, models and summarizers write, none of it reaches the log."""
 
 from __future__ import annotations
 
@@ -74,27 +71,9 @@ HOSTILE = {
     "instruction": "{max_words} {request} %s %d {0} {} \\1 \\g<0>",
 }
 
-STRATEGIES = {
-    "threshold": Threshold(context_window=WINDOW_TOKENS),
-    "sliding window": SlidingWindow(context_window=WINDOW_TOKENS, max_turns=8),
-}
-both_strategies = pytest.mark.parametrize(
-    "strategy", STRATEGIES.values(), ids=STRATEGIES
-)
-hostile = pytest.mark.parametrize(
-    ("strategy", "text"),
-    [
-        pytest.param(
-            STRATEGIES[strategy],
-            HOSTILE[title],
-            id=f"{strategy}-{title}",
-            # Each text once under one of the strategies is enough by default.
-            marks=[pytest.mark.slow] if number % 4 in (1, 2) else [],
-        )
-        for number, (title, strategy) in enumerate(
-            itertools.product(HOSTILE, STRATEGIES)
-        )
-    ],
+STRATEGIES = (
+    Threshold(context_window=WINDOW_TOKENS),
+    SlidingWindow(context_window=WINDOW_TOKENS, max_turns=8),
 )
 
 
@@ -103,9 +82,7 @@ def asks_for_summary(request: LlmRequest) -> bool:
     return "You help." not in str(request.config.system_instruction)
 
 
-async def converse(
-    strategy: Strategy, text: str, summary: str
-) -> tuple[SimulatedLlm, Chat]:
+async def converse(strategy: Strategy, text: str) -> tuple[SimulatedLlm, Chat]:
     """Plays a session in which everyone says a text, amid harmless filler."""
     script: list[Reply] = []
     for turn in range(TURNS):
@@ -115,7 +92,7 @@ async def converse(
         context_window=WINDOW_TOKENS,
         token_ratio=1.3,
         script=script,
-        summary_replies=lambda _: summary,
+        summary_replies=lambda _: f"{text} They spoke of a press.",
         is_summary_request=asks_for_summary,
     )
     results = [f"{text}\n{FILLER * 60}", {text: [FILLER * 60, {"note": text}]}]
@@ -128,24 +105,17 @@ async def converse(
     return llm, chat
 
 
-def first_text(content: types.Content) -> str:
-    """The text of a content's first part."""
-    return (content.parts or [types.Part()])[0].text or ""
-
-
 def outline(record: RecordedRequest) -> list[str]:
     """What each content of a request is."""
     kinds = []
     for content in record.contents:
         part = (content.parts or [types.Part()])[0]
-        kind = "text"
-        if part.function_call:
-            kind = "call"
-        elif part.function_response:
-            kind = "result"
-        elif first_text(content).startswith(SUMMARY_BEGIN):
+        text, kind = part.text or "", "text"
+        if part.function_call or part.function_response:
+            kind = "call" if part.function_call else "result"
+        elif text.startswith(SUMMARY_BEGIN):
             kind = "summary"
-        elif first_text(content).startswith("[System: The conversation was compacted"):
+        elif text.startswith("[System: The conversation was compacted"):
             kind = "continuation"
         kinds.append(f"{content.role} {kind}")
     return kinds
@@ -170,21 +140,20 @@ def read_fences(prompt: str) -> dict[str, str]:
     return blocks
 
 
-@hostile
-async def test_hostile_words_change_nothing_but_the_words(
-    strategy: Strategy, text: str
-) -> None:
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+async def test_hostile_words_change_nothing_but_the_words(text: str) -> None:
     """Prompts, requests and state have the structure that they have with each vowel
     replaced, whatever the summary says as well."""
+    strategy = STRATEGIES[len(text) % 2]
     harmless = text.translate(str.maketrans("aeiouAEIOU", "eiouaEIOUA"))
     outlines = []
     for words in (text, harmless):
-        llm, chat = await converse(strategy, words, f"{words} They spoke of a press.")
+        llm, chat = await converse(strategy, words)
         requests = [outline(record) for record in agent_requests(llm)]
         prompts = [record.text for record in llm.requests if record.is_summary]
-        outlines.append(
-            (requests, [*map(check_prompt, prompts)], {*await chat.state()})
-        )
+        state = await chat.state()
+        assert "context_guard:compact" not in state
+        outlines.append((requests, [*map(check_prompt, prompts)], {*state}))
         assert "spoke of a press." in read_fences(prompts[-1])["previous-summary"]
         check_compacted(agent_requests(llm))
     assert outlines[0] == outlines[1]
@@ -203,7 +172,7 @@ def check_compacted(records: Sequence[RecordedRequest]) -> None:
     compacted = [r for r in records if "user summary" in outline(r)[:1]]
     assert compacted
     for record in compacted:
-        summary = first_text(record.contents[0])
+        summary = (record.contents[0].parts or [types.Part()])[0].text or ""
         assert summary.startswith(f"{SUMMARY_BEGIN}\n")
         assert summary.endswith(f"\n{SUMMARY_END}")
         assert summary.count(SUMMARY_BEGIN) == summary.count(SUMMARY_END) == 1
@@ -211,8 +180,7 @@ def check_compacted(records: Sequence[RecordedRequest]) -> None:
         assert outline(record).count("user continuation") <= 1
 
 
-@both_strategies
-async def test_todos_cannot_close_a_fence(strategy: Strategy) -> None:
+async def test_todos_cannot_close_a_fence() -> None:
     """A todo is one line, whatever it says, and all fences stay closed."""
     llm = SimulatedLlm(
         context_window=WINDOW_TOKENS,
@@ -221,47 +189,13 @@ async def test_todos_cannot_close_a_fence(strategy: Strategy) -> None:
         is_summary_request=asks_for_summary,
     )
     agent = guarded_agent(llm, [queued_tool("search", [FILLER * 60])])
-    chat = Chat(agent, [ContextGuardPlugin(default=strategy)])
+    chat = Chat(agent, [ContextGuardPlugin(default=STRATEGIES[0])])
     todos = [{"content": text, "status": text} for text in HOSTILE.values()]
     await chat.set_state({"todos": todos})
     await chat.say("Where is the press?")
     prompt = next(record.text for record in llm.requests if record.is_summary)
-    items = re.findall(r"^- \[", read_fences(prompt)[""], re.MULTILINE)
+    items = re.findall(r"^- \[", read_fences(prompt)["todo-list"], re.MULTILINE)
     assert len(items) == len(todos)
-
-
-INDEX_LINE = re.compile(
-    r"\[Items left out|- \w{10} (search result \{|user message \")|- … and"
-)
-
-
-@hostile
-async def test_state_holds_nothing_that_was_forged(
-    strategy: Strategy, text: str
-) -> None:
-    """What is stored describes this session, whatever was claimed in it."""
-    _, chat = await converse(strategy, text, summary="They spoke of a press.")
-    state = await chat.state()
-    stored = {key: state[key] for key in state if "context_guard" in key}
-    assert "context_guard:compact" not in stored
-    summary = stored["__context_guard_summary_agent"]
-    assert summary.startswith("They spoke of a press.")
-    # The index of what was left out quotes arguments; its lines are the guard's own.
-    _, _, index = summary.partition("\n\n")
-    assert all(INDEX_LINE.match(line) for line in index.splitlines())
-
-
-async def test_forged_summary_is_a_message_like_any_other() -> None:
-    """Below the threshold a forged summary leaves as it came, and changes no state."""
-    llm = SimulatedLlm(token_ratio=1.0, is_summary_request=asks_for_summary)
-    plugin = ContextGuardPlugin(default=Threshold(context_window=WINDOW_TOKENS))
-    chat = Chat(guarded_agent(llm), [plugin])
-    for text in HOSTILE.values():
-        await chat.say(text)
-    assert llm.summaries == 0
-    said = [first_text(content) for content in llm.requests[-1].contents[::2]]
-    assert said == list(HOSTILE.values())
-    assert not any("summary" in key for key in await chat.state())
 
 
 SECRET = "SECRET-4711"
@@ -280,8 +214,9 @@ def tell(_: object) -> None:
     raise RuntimeError(SECRET)
 
 
-def broken_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has writes of a summary raise with the value in the message."""
+def break_state(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Has writes of a summary raise with the value in the message, and returns what
+    others have put under the guard's keys."""
     put = State.__setitem__
 
     def failing_put(state: State, key: str, value: Any) -> None:
@@ -290,14 +225,10 @@ def broken_state(monkeypatch: pytest.MonkeyPatch) -> None:
         put(state, key, value)
 
     monkeypatch.setattr(State, "__setitem__", failing_put)
-
-
-def poisoned_state() -> dict[str, Any]:
-    """Values of others under the guard's keys."""
     names = ("summary", "record", "summarized_at", "real_tokens", "last_heuristic")
-    values = ([SECRET], SECRET, f'["{SECRET}"]', {SECRET: SECRET})
+    values = itertools.cycle(([SECRET], SECRET, f'["{SECRET}"]', {SECRET: SECRET}))
     keys = [f"__context_guard_{name}_agent" for name in names]
-    return dict(zip(keys, itertools.cycle(values), strict=False))
+    return dict(zip(keys, values, strict=False))
 
 
 TROUBLES: dict[str, dict[str, Any]] = {
@@ -306,31 +237,20 @@ TROUBLES: dict[str, dict[str, Any]] = {
     "failing listeners": {"on_compaction": tell, "on_pressure": tell},
     "observing": {"observe": True},
 }
+ECHO = f"… your prompt began with {SECRET}"
+REFUSALS: list[Reply] = [
+    ContextOverflowError(f"prompt is too long: 9000 tokens > 5000 maximum {ECHO}"),
+    ContextOverflowError(f"Input is too long for requested model. {ECHO}"),
+    RuntimeError(ECHO),
+]
 
 
-def refusals() -> list[Reply]:
-    """Errors of a provider that echoes the prompt."""
-    echo = f"… your prompt began with {SECRET}"
-    return [
-        ContextOverflowError(f"prompt is too long: 9000 tokens > 5000 maximum {echo}"),
-        ContextOverflowError(f"Input is too long for requested model. {echo}"),
-        RuntimeError(echo),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("trouble", "is_state_broken", "is_streaming"),
-    [
-        (trouble, is_broken, (number + is_broken) % 2 == 0)
-        for number, trouble in enumerate(TROUBLES)
-        for is_broken in (False, True)
-    ],
-)
+@pytest.mark.parametrize("is_state_broken", [False, True], ids=["fine", "broken"])
+@pytest.mark.parametrize("trouble", TROUBLES)
 async def test_nothing_that_was_said_is_logged(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
     trouble: str,
-    is_streaming: bool,
     is_state_broken: bool,
 ) -> None:
     """At INFO and above the guard logs no message, result, summary or error text."""
@@ -338,7 +258,7 @@ async def test_nothing_that_was_said_is_logged(
     script: list[Reply] = []
     for turn in range(3):
         script += [call_part("search", query=SECRET)] * 2
-        script += [*(refusals() if turn == 2 else []), f"{SECRET} answer."]
+        script += [*(REFUSALS if turn == 2 else []), f"{SECRET} answer."]
     replies: list[Reply] = [RuntimeError(SECRET), OSError(SECRET), SECRET * 5_000]
     summaries = iter([f"{SECRET} summary.", *replies])
     llm = SimulatedLlm(
@@ -347,34 +267,22 @@ async def test_nothing_that_was_said_is_logged(
         script=script,
         summary_replies=lambda _: next(summaries, f"{SECRET} summary."),
     )
-    settings = {
-        "default": Threshold(context_window=WINDOW_TOKENS),
-        **TROUBLES[trouble],
-    }
+    settings = {"default": Threshold(context_window=WINDOW_TOKENS), **TROUBLES[trouble]}
     agent = guarded_agent(llm, [queued_tool("search", [f"{SECRET} {FILLER * 80}"])])
-    chat = Chat(agent, [ContextGuardPlugin(**settings)], is_streaming=is_streaming)
-    if is_state_broken:
-        broken_state(monkeypatch)
-    state = poisoned_state() if is_state_broken else None
+    chat = Chat(agent, [ContextGuardPlugin(**settings)], is_streaming=is_state_broken)
+    state = break_state(monkeypatch) if is_state_broken else None
     for turn in range(3):
         with suppress(ContextOverflowError, RuntimeError):
             await chat.say(f"{SECRET} question {turn}?", state)
-    logged = [
-        logging.Formatter().format(record)
-        for record in caplog.records
-        if record.name.startswith("contextguard_adk") and record.levelno >= logging.INFO
-    ]
-    assert SECRET not in "\n".join(logged)
-    assert FILLER.strip() not in "\n".join(logged)
-    if trouble != "none" or is_state_broken:
-        assert logged
+    records = [r for r in caplog.records if r.name.startswith("contextguard_adk")]
+    logged = "\n".join(map(logging.Formatter().format, records))
+    assert SECRET not in logged
+    assert FILLER.strip() not in logged
+    assert logged or (trouble == "none" and not is_state_broken)
 
 
 class CacheHint(BasePlugin):
     """Stands for ADK's context cache: a hint on every request."""
-
-    def __init__(self) -> None:
-        super().__init__(name="cache_hint")
 
     async def before_model_callback(
         self, *, callback_context: CallbackContext, llm_request: LlmRequest
@@ -384,84 +292,53 @@ class CacheHint(BasePlugin):
 
 
 class NotingLlm(SimulatedLlm):
-    """A provider that notes which requests came with a hint."""
+    """A provider that notes which requests came with a hint, and how many contents."""
 
-    hints: list[bool] = Field(default_factory=list)
-    sizes: list[int] = Field(default_factory=list)
+    hinted: list[tuple[bool, int]] = Field(default_factory=list)
 
     async def generate_content_async(
         self, llm_request: LlmRequest, stream: bool = False
     ) -> AsyncGenerator[LlmResponse, None]:
         """Notes the hint, then answers."""
         if not self.is_summary_request(llm_request):
-            self.hints.append(llm_request.cache_metadata is not None)
-            self.sizes.append(len(llm_request.contents))
+            has_hint = llm_request.cache_metadata is not None
+            self.hinted.append((has_hint, len(llm_request.contents)))
         async for response in super().generate_content_async(llm_request, stream):
             yield response
 
 
-def signature_of(turn: float, step: float) -> bytes:
-    """The signature of a call; no text in any encoding."""
-    return bytes([0xFF, 0x00, int(turn), 0xFE, int(step)])
-
-
-CUTS: dict[str, tuple[Strategy, Sequence[Reply]]] = {
+SIGNATURE = bytes([0xFF, 0x00, 0xFE])
+CUTS: dict[str, tuple[Strategy, list[Reply]]] = {
     "sliding window": (SlidingWindow(context_window=12_000, max_turns=8), []),
-    "recovery": (
-        SlidingWindow(context_window=100_000, max_turns=1_000),
-        [ContextOverflowError("prompt is too long: 9000 tokens > 8000 maximum")],
-    ),
-    "minimal request": (
-        Threshold(context_window=100_000),
-        [ContextOverflowError("Input is too long for requested model.")] * 2,
-    ),
     "last resort": (FailingStrategy(context_window=6_000), []),
+    "recovery": (Threshold(context_window=100_000), REFUSALS[:1]),
 }
 
 
-async def cut_signed_session(name: str) -> NotingLlm:
-    """Plays a session with signatures and cache hints that is cut in this way."""
-    strategy, refused = CUTS[name]
-    script: list[Reply] = []
-    for turn in range(3):
-        for step in range(2):
-            part = call_part("search", turn=turn, step=step)
-            part.thought_signature = signature_of(turn, step)
-            script.append(part)
-        script += [*(refused if turn == 2 else []), f"Answer {turn}."]
+@pytest.mark.parametrize(("strategy", "refused"), CUTS.values(), ids=CUTS)
+async def test_a_cut_keeps_signatures_and_drops_the_cache_hint(
+    strategy: Strategy, refused: list[Reply]
+) -> None:
+    """A call that stays carries its signature, byte for byte; a hint describes a
+    prefix, and the request that was cut has another one."""
+    part = call_part("search")
+    part.thought_signature = SIGNATURE
     llm = NotingLlm(
         token_ratio=1.0,
-        context_window=100_000,
-        script=script,
+        script=[*[part, part, "Answer."] * 2, part, part, *refused, "Answer."],
         summary_replies=lambda _: "They spoke of a press.",
     )
-
-    def search(turn: int, step: int) -> str:
-        """Looks for something."""
-        return FILLER * 90
-
-    plugins = [CacheHint(), ContextGuardPlugin(default=strategy)]
-    chat = Chat(guarded_agent(llm, [search]), plugins)
+    agent = guarded_agent(llm, [queued_tool("search", [FILLER * 90])])
+    chat = Chat(agent, [CacheHint("hint"), ContextGuardPlugin(default=strategy)])
     for turn in range(3):
-        assert answer_text(await chat.say(f"Question {turn}?")) == f"Answer {turn}."
+        assert answer_text(await chat.say(f"Question {turn}?")) == "Answer."
     assert llm.violations == 0
-    return llm
-
-
-@pytest.mark.parametrize("name", CUTS)
-async def test_a_cut_keeps_signatures_and_drops_the_cache_hint(name: str) -> None:
-    """A call that stays carries its own signature, byte for byte; a hint describes a
-    prefix, and the request that was cut has another one."""
-    llm = await cut_signed_session(name)
     contents = itertools.chain.from_iterable(r.contents for r in agent_requests(llm))
     parts = [part for content in contents for part in content.parts or ()]
-    sent = [part for part in parts if part.function_call]
-    assert sent
-    for part in sent:
-        args = (part.function_call and part.function_call.args) or {}
-        assert part.thought_signature == signature_of(args["turn"], args["step"])
-    pairs = enumerate(itertools.pairwise(llm.sizes), start=1)
-    was_cut = [number for number, (before, after) in pairs if after <= before]
-    assert was_cut
-    assert not any(llm.hints[number] for number in was_cut)
-    assert llm.hints[0]
+    signatures = {part.thought_signature for part in parts if part.function_call}
+    assert signatures == {SIGNATURE}
+    pairs = itertools.pairwise(llm.hinted)
+    hints_of_cuts = [after[0] for before, after in pairs if after[1] <= before[1]]
+    assert llm.hinted[0][0]
+    assert hints_of_cuts
+    assert not any(hints_of_cuts)

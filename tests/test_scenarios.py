@@ -1,7 +1,6 @@
 """Whole conversations stay inside the window, whatever fills it.
 
-Every cell plays one scenario with a real Runner against the strict provider, in one
-window, streaming or not, with call ids or without, under one strategy.
+Every cell plays one scenario with a real Runner against the strict provider.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from contextguard_adk.strategies import SlidingWindow, Strategy, Threshold
 from contextguard_adk.testing import SimulatedLlm
 from tests.builders import SUMMARY_BEGIN, AgentCall, KeptSessions, Played, play
 from tests.scenarios import (
-    LARGEST_BPE_WINDOW_TOKENS,
     SCENARIOS,
     find_obstacle,
     total_tokens,
@@ -25,59 +23,40 @@ from tests.scenarios import (
 )
 
 WINDOWS_TOKENS = (4_000, 8_000, 32_000, 200_000, 1_000_000)
-STRATEGIES: tuple[type[Strategy], ...] = (Threshold, SlidingWindow)
 OVERFULL_RATIO = 0.97
 
-# Streaming, call ids of the model.
-MODES = {
-    "plain": (False, False),
-    "ids": (False, True),
-    "stream": (True, False),
-    "stream+ids": (True, True),
+# Streaming, call ids of the model, strategy.
+MODES: dict[str, tuple[bool, bool, type[Strategy]]] = {
+    "plain-Threshold": (False, False, Threshold),
+    "ids-SlidingWindow": (False, True, SlidingWindow),
+    "stream-SlidingWindow": (True, False, SlidingWindow),
+    "stream+ids-Threshold": (True, True, Threshold),
 }
 
 
 def _list_cells() -> list[object]:
-    """Every scenario on every window under each strategy; modes take turns.
-
-    Of most scenarios the default tier plays one cell under each strategy, each on
-    another window. The other cells are slow.
-    """
+    """Every scenario on every window; modes take turns, and all but one are slow."""
     cells: list[object] = []
     for row, name in enumerate(SCENARIOS):
         for column, window_tokens in enumerate(WINDOWS_TOKENS):
-            for number, strategy in enumerate(STRATEGIES):
-                mode = [*MODES][(row + column + 2 * number) % len(MODES)]
-                is_default = column == (row + 2 * number) % len(WINDOWS_TOKENS)
-                is_default &= name != "two hundred turns"
-                cell = pytest.param(
-                    name,
-                    window_tokens,
-                    mode,
-                    strategy,
-                    id=f"{name}-{window_tokens // 1000}k-{mode}-{strategy.__name__}",
-                    marks=[] if is_default else pytest.mark.slow,
-                )
-                cells.append(cell)
+            mode = [*MODES][(row + column) % len(MODES)]
+            is_default = column == 2 * row % len(WINDOWS_TOKENS)
+            label = f"{name}-{window_tokens // 1000}k-{mode}"
+            marks = [] if is_default else [pytest.mark.slow]
+            cells.append(pytest.param(name, window_tokens, mode, id=label, marks=marks))
     return cells
 
 
-@pytest.mark.parametrize(("name", "window_tokens", "mode", "strategy"), _list_cells())
+@pytest.mark.parametrize(("name", "window_tokens", "mode"), _list_cells())
 async def test_a_conversation_stays_inside_the_window(
-    name: str,
-    window_tokens: int,
-    mode: str,
-    strategy: type[Strategy],
-    caplog: pytest.LogCaptureFixture,
+    name: str, window_tokens: int, mode: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """No request is refused, no pair broken, no message of the user lost, and
     compaction comes when it must and not twice running."""
     conversation = write_conversation(name, window_tokens)
     if obstacle := find_obstacle(conversation, window_tokens):
         pytest.skip(obstacle)
-    is_streaming, has_ids = MODES[mode]
-    is_large = window_tokens > LARGEST_BPE_WINDOW_TOKENS
-    is_slow = is_large or SCENARIOS[name].is_long
+    is_streaming, has_ids, strategy = MODES[mode]
     llm = SimulatedLlm(
         context_window=window_tokens,
         token_ratio=conversation.token_ratio,
@@ -92,23 +71,19 @@ async def test_a_conversation_stays_inside_the_window(
         strategy(context_window=window_tokens),
         llm,
         is_streaming=is_streaming,
-        session_service=KeptSessions() if is_slow else None,
+        session_service=KeptSessions(),
     )
-    cell = f"{name!r} on {window_tokens:,} tokens, {mode}, {strategy.__name__}"
-    assert not caplog.records, f"{cell}: {caplog.text}"
-    check_provider(cell, played)
-    check_answers(cell, played, [turn.answer for turn in conversation.turns])
-    check_live_requests(cell, played.calls)
-    check_pauses(cell, played.calls, window_tokens)
+    assert not caplog.records, caplog.text
+    check_provider(name, played)
+    check_answers(name, played, [turn.answer for turn in conversation.turns])
+    check_live_requests(name, played.calls)
+    check_pauses(name, played.calls, window_tokens)
     # Counting messages, a summary can turn out longer than what it covers.
-    check_waste(cell, played.calls, allowed=0 if strategy is Threshold else 2)
+    check_waste(played.calls, allowed=0 if strategy is Threshold else 2)
     if strategy is Threshold:
-        check_form(cell, played.calls)
-    total_ratio = total_tokens(conversation) / window_tokens
-    assert 2.5 <= total_ratio <= 4, f"{cell}: it fills {total_ratio:.2f} windows"
-    assert any(call.is_compacted for call in played.calls), (
-        f"{cell}: nothing was compacted"
-    )
+        check_form(played.calls)
+    assert 2.5 <= total_tokens(conversation) / window_tokens <= 4
+    assert any(call.is_compacted for call in played.calls)
 
 
 def _summarize_briefly(request: LlmRequest) -> str:
@@ -123,7 +98,7 @@ def _summarize_briefly(request: LlmRequest) -> str:
 
 
 def check_provider(cell: str, played: Played) -> None:
-    """The provider took every request, the summariser's too."""
+    """The provider took every request, the summarizer's too."""
     for number, record in enumerate(played.llm.requests, start=1):
         assert record.rejected is None, (
             f"{cell}: request {number} ({'summary' if record.is_summary else 'agent'}) "
@@ -141,20 +116,20 @@ def check_answers(cell: str, played: Played, expected: list[str]) -> None:
 
 
 def check_live_requests(cell: str, calls: list[AgentCall]) -> None:
-    """The newest user text of every request is, or quotes, the current message."""
+    """The newest user text of every request is, or quotes, the current message, and
+    has its attachments."""
     for call in calls:
         newest = _newest_user_content(call.record.contents)
         texts = [part.text for part in newest.parts or [] if part.text]
         assert any(call.turn.text in text for text in texts), (
-            f"{cell}: call {call.number} lacks the live request "
-            f"{call.turn.text[:60]!r}; its newest user text is {texts[0][:160]!r}"
+            f"{cell}: call {call.number} lacks {call.turn.text[:60]!r} in {texts}"
         )
         if isinstance(call.turn.request, types.Content):
-            attached = [p for p in call.turn.request.parts or [] if p.inline_data]
-            sent = [part for part in newest.parts or [] if part.inline_data]
-            assert [p.inline_data for p in sent] == [p.inline_data for p in attached], (
-                f"{cell}: call {call.number} lacks attachments of the live request"
-            )
+            assert _attachments(newest) == _attachments(call.turn.request), call.number
+
+
+def _attachments(content: types.Content) -> list[types.Blob]:
+    return [part.inline_data for part in content.parts or () if part.inline_data]
 
 
 def _newest_user_content(contents: list[types.Content]) -> types.Content:
@@ -170,32 +145,24 @@ def _newest_user_content(contents: list[types.Content]) -> types.Content:
 def check_pauses(cell: str, calls: list[AgentCall], window_tokens: int) -> None:
     """Nothing is compacted on two calls running, unless it would not fit."""
     for before, call in itertools.pairwise(calls):
-        if call.is_compacted and before.is_compacted:
-            assert call.summarized_at >= OVERFULL_RATIO * window_tokens, (
-                f"{cell}: compacted on calls {before.number} and {call.number} "
-                f"running, at {call.summarized_at:,} tokens"
+        if call.compaction and before.compaction:
+            tokens = call.compaction.tokens_before
+            assert tokens >= OVERFULL_RATIO * window_tokens, (
+                f"{cell}: calls {before.number} and {call.number}, at {tokens:,} tokens"
             )
 
 
-def check_waste(cell: str, calls: list[AgentCall], allowed: int) -> None:
+def check_waste(calls: list[AgentCall], allowed: int) -> None:
     """Summaries that were paid for were used."""
-    unused = [call for call in calls if call.summary_count and not call.is_compacted]
-    assert len(unused) <= allowed, (
-        f"{cell}: the summaries before calls {[call.number for call in unused]} were "
-        "paid for and not used"
-    )
+    paid = (call for call in calls if call.summary_count)
+    assert len([c.number for c in paid if not c.is_compacted]) <= allowed
 
 
-def check_form(cell: str, calls: list[AgentCall]) -> None:
+def check_form(calls: list[AgentCall]) -> None:
     """A compacted request is the summary and the continuation, nothing else."""
     for call in calls:
         if call.is_compacted:
-            texts = [
-                content.parts and content.parts[0].text
-                for content in call.record.contents
-            ]
-            assert len(texts) == 2, (
-                f"{cell}: call {call.number} keeps {len(texts)} contents"
-            )
-            assert str(texts[0]).startswith(SUMMARY_BEGIN), cell
-            assert str(texts[1]).startswith("[System: The conversation"), cell
+            texts = [str((c.parts or [types.Part()])[0].text) for c in call.contents]
+            assert len(texts) == 2, call.number
+            assert texts[0].startswith(SUMMARY_BEGIN)
+            assert texts[1].startswith("[System: The conversation")
