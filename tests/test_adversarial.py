@@ -323,9 +323,10 @@ async def test_a_cut_keeps_signatures_and_drops_the_cache_hint(
     prefix, and the request that was cut has another one."""
     part = call_part("search")
     part.thought_signature = SIGNATURE
+    script: list[Reply] = [part, part, "Answer."] * 2
     llm = NotingLlm(
         token_ratio=1.0,
-        script=[*[part, part, "Answer."] * 2, part, part, *refused, "Answer."],
+        script=[*script, part, part, *refused, "Answer."],
         summary_replies=lambda _: "They spoke of a press.",
     )
     agent = guarded_agent(llm, [queued_tool("search", [FILLER * 90])])

@@ -68,7 +68,7 @@ class Scene:
 
     async def load(self) -> Session:
         """The session as the database has it."""
-        place = {"app_name": APP, "user_id": USER, "session_id": SESSION}
+        place: Any = {"app_name": APP, "user_id": USER, "session_id": SESSION}
         async with self.store.open() as service:
             session = await service.get_session(**place)
         assert session is not None
@@ -89,7 +89,7 @@ class Scene:
         assert known == stored_facts(session)
         deltas = [event.actions.state_delta for event in session.events]
         stored = sum("__context_guard_summary_agent" in delta for delta in deltas)
-        return sum(request["is_summary"] for request in requests) - stored
+        return [request["is_summary"] for request in requests].count(True) - stored
 
 
 @pytest.fixture
