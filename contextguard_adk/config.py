@@ -12,11 +12,10 @@ from google.adk.models.registry import LLMRegistry
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from contextguard_adk.errors import ConfigError
-from contextguard_adk.strategies.base import Strategy, import_subclass
+from contextguard_adk.strategies.base import Strategy, Threshold, import_subclass
 from contextguard_adk.strategies.pipeline import Pipeline
 from contextguard_adk.strategies.reducers import Reducer
 from contextguard_adk.strategies.sliding_window import SlidingWindow
-from contextguard_adk.strategies.threshold import Threshold
 
 CONFIG_VARIABLE = "CONTEXTGUARD_CONFIG"
 """The environment variable that names a file where no arguments are given."""

@@ -12,8 +12,7 @@ from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
 from contextguard_adk.history.rendering import render_request
-from contextguard_adk.history.state import AgentState
-from contextguard_adk.history.stored_summary import StoredSummary, Unsaved
+from contextguard_adk.history.state import AgentState, StoredSummary, Unsaved
 from contextguard_adk.history.view import HistoryView
 from contextguard_adk.measuring.budgets import (
     Budgets,

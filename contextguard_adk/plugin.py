@@ -36,8 +36,7 @@ from contextguard_adk.recovery.resend import (
     resolve_model,
     restore_contents,
 )
-from contextguard_adk.strategies.base import Strategy
-from contextguard_adk.strategies.threshold import Threshold
+from contextguard_adk.strategies.base import Strategy, Threshold
 from contextguard_adk.telemetry import (
     CallRecord,
     CompactionRecord,

@@ -9,7 +9,7 @@ import pytest
 from google.genai import types
 
 from contextguard_adk.history.coverage import handle_of
-from contextguard_adk.history.truncation import (
+from contextguard_adk.history.rendering import (
     HANDLE_KEY,
     Truncation,
     truncate_content,

@@ -6,13 +6,13 @@ from functools import partial
 
 from google.genai import types
 
+from contextguard_adk.measuring.budgets import TokenCounter
 from contextguard_adk.measuring.density import (
     SizedText,
     estimate_text_density,
     script_discount_tokens,
     weighted_tokens,
 )
-from contextguard_adk.measuring.shortening import TokenCounter
 from contextguard_adk.measuring.tokens import (
     PartMeasure,
     estimate_contents_tokens,

@@ -13,9 +13,9 @@ from google.genai import types
 
 from contextguard_adk.history.pairs import has_function_response
 from contextguard_adk.history.rendering import find_fingerprint
-from contextguard_adk.history.stored_summary import StoredSummary
+from contextguard_adk.history.state import StoredSummary
 from contextguard_adk.history.view import HistoryView
-from contextguard_adk.measuring.shortening import TokenCounter
+from contextguard_adk.measuring.budgets import TokenCounter
 from contextguard_adk.measuring.tokens import estimate_config_tokens
 from contextguard_adk.recall.tool import DECLARATION, RecallHistoryTool
 from contextguard_adk.summarizing.items import Item, list_items

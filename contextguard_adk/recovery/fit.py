@@ -11,9 +11,9 @@ from google.genai import types
 
 from contextguard_adk.history.pairs import pair_boundaries, pair_contents
 from contextguard_adk.history.view import is_user_text
+from contextguard_adk.measuring.budgets import shorten_to_tokens
 from contextguard_adk.measuring.calibration import DEFAULT_CORRECTION, token_counter
 from contextguard_adk.measuring.density import estimate_text_density
-from contextguard_adk.measuring.shortening import shorten_to_tokens
 from contextguard_adk.measuring.tokens import estimate_config_tokens, part_bytes
 from contextguard_adk.summarizing.transcript import payload_text
 

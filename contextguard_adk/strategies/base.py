@@ -1,4 +1,4 @@
-"""What every strategy shares: its settings and its one method."""
+"""What every strategy shares, and the strategy that is the default."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from pydantic import AliasChoices, Field, model_validator
 
+from contextguard_adk.summarizing.context import Compaction, CompactionContext
 from contextguard_adk.summarizing.summarizer import SummarySettings
 
 if TYPE_CHECKING:
     from contextguard_adk.summarizing.context import Compaction, CompactionContext
+
 
 T = TypeVar("T")
 
@@ -101,3 +103,20 @@ class Strategy(SummarySettings, ABC):
         Returns:
             The compaction to apply, or None to leave the request as it is.
         """
+
+
+class Threshold(Strategy):
+    """Replaces the whole history by a summary when tokens reach the threshold.
+
+    The threshold is the context window minus a buffer: 20,000 tokens for windows of
+    200,000 and more, else 20 % of the window. After a compaction the request is the
+    summary and a continuation that quotes the user's current request, plus what is
+    not history and tool calls that are still open. One summary per compaction is
+    normal; further attempts ask for half the length.
+    """
+
+    async def compact(self, context: CompactionContext) -> Compaction | None:
+        """Compacts everything, when the threshold is reached."""
+        if not context.is_due:
+            return None
+        return await context.summarize_all(self.max_compaction_attempts)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from contextguard_adk.history.truncation import Truncation
+from contextguard_adk.history.rendering import Truncation
 
 if TYPE_CHECKING:
-    from contextguard_adk.strategies.reduction import Reduction
+    from contextguard_adk.strategies.pipeline import Reduction
 
 
 class StrategyResult(Enum):

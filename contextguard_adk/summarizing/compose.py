@@ -12,9 +12,9 @@ from google.genai import types
 
 from contextguard_adk.history.coverage import fingerprint
 from contextguard_adk.history.pairs import content_text
-from contextguard_adk.history.stored_summary import MAX_RECORD_BYTES, StoredSummary
+from contextguard_adk.history.state import MAX_RECORD_BYTES, StoredSummary
+from contextguard_adk.measuring.budgets import shorten_to_tokens
 from contextguard_adk.measuring.calibration import DEFAULT_CORRECTION, token_counter
-from contextguard_adk.measuring.shortening import shorten_to_tokens
 from contextguard_adk.summarizing.items import (
     INDEX_GAP,
     INDEX_HEADING,
@@ -24,7 +24,7 @@ from contextguard_adk.summarizing.items import (
 from contextguard_adk.summarizing.ledger import extend_ledger
 
 if TYPE_CHECKING:
-    from contextguard_adk.history.truncation import Truncation
+    from contextguard_adk.history.rendering import Truncation
     from contextguard_adk.summarizing.context import CompactionContext
 
 SQUEEZE_STEPS = (

@@ -18,7 +18,7 @@ from contextguard_adk.history.pairs import (
     pair_contents,
 )
 from contextguard_adk.history.rendering import render_request
-from contextguard_adk.history.stored_summary import StoredSummary
+from contextguard_adk.history.state import StoredSummary
 from contextguard_adk.history.view import HistoryView
 from contextguard_adk.measuring.budgets import Budgets
 from contextguard_adk.measuring.calibration import (

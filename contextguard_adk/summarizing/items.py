@@ -10,7 +10,7 @@ from google.genai import types
 
 from contextguard_adk.history.coverage import HANDLE_CHARS, handle_of
 from contextguard_adk.history.pairs import is_relay, take_call
-from contextguard_adk.measuring.shortening import TokenCounter
+from contextguard_adk.measuring.budgets import TokenCounter
 from contextguard_adk.summarizing.transcript import (
     HIDDEN_CALLS,
     RECALL_TOOL,

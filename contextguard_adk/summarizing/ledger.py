@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 
-from contextguard_adk.measuring.shortening import divide_budget
+from contextguard_adk.measuring.budgets import divide_budget
 
 MAX_LEDGER_BYTES = 6 * 1024
 """What all excerpts may take together."""

@@ -15,9 +15,12 @@ from google.genai import types
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf
 
 from contextguard_adk.errors import SummaryError, UnusableAnswerError
-from contextguard_adk.measuring.budgets import summarizer_input_tokens
+from contextguard_adk.measuring.budgets import (
+    TokenCounter,
+    shorten_to_tokens,
+    summarizer_input_tokens,
+)
 from contextguard_adk.measuring.calibration import DEFAULT_CORRECTION, token_counter
-from contextguard_adk.measuring.shortening import TokenCounter, shorten_to_tokens
 from contextguard_adk.providers.overflow import parse_overflow
 from contextguard_adk.providers.windows import (
     LitellmRegistry,

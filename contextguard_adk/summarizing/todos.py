@@ -12,7 +12,7 @@ from google.genai import types
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from contextguard_adk.history.state import AgentState, StateLike, declares_state_schema
-from contextguard_adk.measuring.shortening import TokenCounter
+from contextguard_adk.measuring.budgets import TokenCounter
 
 SHARED_TODOS_KEY = "todos"
 TODOS_TOOL = "todos"

@@ -16,7 +16,7 @@ from google.genai import types
 
 from contextguard_adk.history.coverage import handle_of
 from contextguard_adk.history.pairs import is_relay
-from contextguard_adk.measuring.shortening import (
+from contextguard_adk.measuring.budgets import (
     TokenCounter,
     divide_budget,
     shorten_to_tokens,
