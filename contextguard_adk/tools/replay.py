@@ -307,7 +307,7 @@ class _Replay:
         )
 
 
-def _list_tools(session: Session, agent: str) -> list[BaseTool]:
+def _list_tools(session: Session, agent: str) -> list[Any]:
     """Makes the tools that an agent has called, without ADK's and the guard's own."""
     own = [event for event in session.events if event.author == agent]
     names = {call.name or "": 0 for event in own for call in event.get_function_calls()}

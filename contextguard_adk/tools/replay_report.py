@@ -37,7 +37,7 @@ COLUMNS = {
 }
 """Heading, figure and format of the table's columns."""
 
-LINES = {
+LINES: dict[str, tuple[str, dict[str, Any]]] = {
     "without the guard": ("whole_tokens", {"color": "#999999"}),
     "with the guard": ("sent_tokens", {"color": "#1f77b4"}),
     "threshold": ("threshold_tokens", {"color": "#ff7f0e", "linestyle": "--"}),
