@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from google.adk.models.llm_response import LlmResponse
 
 from contextguard_adk.measuring.calibration import request_script_discount
-from contextguard_adk.memory import CallInFlight, Memo, call_key
+from contextguard_adk.measuring.tokens import Memo
+from contextguard_adk.memory import CallInFlight, call_key
 from contextguard_adk.telemetry import (
     METADATA_KEY,
     CallRecord,

@@ -8,19 +8,18 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from google.genai import types
 
-from contextguard_adk.measuring.tokens import PartMeasure, measure_part
+from contextguard_adk.measuring.tokens import Memo
 from contextguard_adk.telemetry import CompactionRecord
 
 if TYPE_CHECKING:
     from google.adk.agents.callback_context import CallbackContext
     from google.adk.agents.invocation_context import InvocationContext
-    from google.adk.events.event import Event
 
     from contextguard_adk.history.state import Unsaved
 
@@ -102,65 +101,6 @@ class CircuitBreaker:
     def note(self, model: str, has_failed: bool) -> None:
         """Counts a failure of a model that was asked; a success ends the count."""
         self._failures[model] = self._failures.get(model, 0) + 1 if has_failed else 0
-
-
-class Memo:
-    """Remembers results by the identity of the payloads that they were computed from.
-
-    Only payloads of earlier runs, which it keeps alive, are remembered: a tool of this
-    run may still change what it was given or has returned.
-    """
-
-    def __init__(self, events: Sequence[Event], invocation_id: str) -> None:
-        self._old = {
-            id(payload): payload
-            for event in events
-            if event.content and event.invocation_id != invocation_id
-            for part in event.content.parts or ()
-            if part and (payload := _payload_of(part)) is not None
-        }
-        self._known: dict[object, Any] = {}
-
-    def get(
-        self,
-        compute: Callable[[Any], V],
-        value: types.Content | types.Part,
-        parts: Sequence[types.Part | None],
-        role: str | None = None,
-    ) -> V:
-        """Returns `compute(value)`, from memory where all of its `parts` are old."""
-        key: list[object] = [compute, role]
-        for part in parts:
-            if part is not None and part.text:
-                key.append(part.text)
-                continue
-            payload = _payload_of(part) if part is not None else None
-            if part is None or id(payload) not in self._old:
-                return compute(value)
-            tool = part.function_call or part.function_response
-            key += id(payload), tool and tool.name
-        found = tuple(key)
-        if found not in self._known:
-            self._known[found] = compute(value)
-        result: V = self._known[found]
-        return result
-
-    def measure_part(self, part: types.Part | None) -> PartMeasure:
-        """Returns what the function of that name does."""
-        return self.get(measure_part, part, (part,)) if part else measure_part(part)
-
-    def part_bytes(self, part: types.Part | None) -> int:
-        """Returns what the function of that name does."""
-        measure = self.measure_part(part)
-        return measure.text_bytes + measure.media_bytes
-
-
-def _payload_of(part: types.Part) -> dict[str, Any] | None:
-    """The arguments of a call, or a result that comes without files."""
-    if part.function_call is not None:
-        return part.function_call.args
-    result = part.function_response
-    return result.response if result is not None and not result.parts else None
 
 
 class Memory:

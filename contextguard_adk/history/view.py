@@ -21,7 +21,7 @@ from contextguard_adk.history.pairs import (
     keep_pairs_whole,
     pair_contents,
 )
-from contextguard_adk.memory import Memo
+from contextguard_adk.measuring.tokens import Memo
 
 if TYPE_CHECKING:
     from google.adk.agents.invocation_context import InvocationContext

@@ -4,11 +4,13 @@ The heuristic is the documented one: the UTF-8 bytes of what the model reads, di
 four, rounded up once. Role names, call ids and thought signatures do not count.
 """
 
+from __future__ import annotations
+
 import re
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
 
 from google.genai import types
 from pydantic import BaseModel, PydanticUserError
@@ -17,7 +19,10 @@ from pydantic_core import SchemaSerializer, core_schema
 from contextguard_adk.measuring.density import script_discount_tokens
 
 if TYPE_CHECKING:
+    from google.adk.events.event import Event
     from google.adk.models.llm_request import LlmRequest
+
+V = TypeVar("V")
 
 _RAW_AUDIO = re.compile(r"audio/(x-|vnd\.)?(wav|l16|l24|pcm|aiff)")
 _TEXT_FILE = re.compile(
@@ -263,6 +268,71 @@ def estimate_config_tokens(config: types.GenerateContentConfig | None) -> int:
     return _tokens(_config_bytes(config))
 
 
-def estimate_request_tokens(request: "LlmRequest") -> int:
+def estimate_request_tokens(request: LlmRequest) -> int:
     """Estimates the tokens of a request: contents and configuration."""
     return _tokens(_contents_bytes(request.contents) + _config_bytes(request.config))
+
+
+class Memo:
+    """Remembers results by the identity of the payloads that they were computed from.
+
+    Only payloads of earlier runs, which it keeps alive, are remembered: a tool of this
+    run may still change what it was given or has returned.
+    """
+
+    def __init__(self, events: Sequence[Event], invocation_id: str) -> None:
+        self._events = events
+        self._invocation_id = invocation_id
+        self._known: dict[object, Any] = {}
+
+    @cached_property
+    def _old(self) -> dict[int, object]:
+        """The payloads of earlier runs, by identity."""
+        return {
+            id(payload): payload
+            for event in self._events
+            if event.content and event.invocation_id != self._invocation_id
+            for part in event.content.parts or ()
+            if part and (payload := _payload_of(part)) is not None
+        }
+
+    def get(
+        self,
+        compute: Callable[[Any], V],
+        value: types.Content | types.Part,
+        parts: Sequence[types.Part | None],
+        role: str | None = None,
+    ) -> V:
+        """Returns `compute(value)`, from memory where all of its `parts` are old."""
+        key: list[object] = [compute, role]
+        for part in parts:
+            if part is not None and part.text:
+                key.append(part.text)
+                continue
+            payload = _payload_of(part) if part is not None else None
+            if part is None or id(payload) not in self._old:
+                return compute(value)
+            tool = part.function_call or part.function_response
+            key += id(payload), tool and tool.name
+        found = tuple(key)
+        if found not in self._known:
+            self._known[found] = compute(value)
+        result: V = self._known[found]
+        return result
+
+    def measure_part(self, part: types.Part | None) -> PartMeasure:
+        """Returns what the function of that name does."""
+        return self.get(measure_part, part, (part,)) if part else measure_part(part)
+
+    def part_bytes(self, part: types.Part | None) -> int:
+        """Returns what the function of that name does."""
+        measure = self.measure_part(part)
+        return measure.text_bytes + measure.media_bytes
+
+
+def _payload_of(part: types.Part) -> dict[str, Any] | None:
+    """The arguments of a call, or a result that comes without files."""
+    if part.function_call is not None:
+        return part.function_call.args
+    result = part.function_response
+    return result.response if result is not None and not result.parts else None

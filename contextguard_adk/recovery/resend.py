@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from google.adk.agents.invocation_context import InvocationContext
 from google.adk.agents.readonly_context import ReadonlyContext
@@ -14,9 +15,7 @@ from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.genai import types
 
-from contextguard_adk.guard import ModelCall
 from contextguard_adk.history.rendering import render_head
-from contextguard_adk.history.view import HistoryView
 from contextguard_adk.measuring.calibration import DEFAULT_CORRECTION
 from contextguard_adk.measuring.tokens import (
     estimate_config_tokens,
@@ -26,7 +25,11 @@ from contextguard_adk.measuring.tokens import (
 from contextguard_adk.memory import CallInFlight
 from contextguard_adk.providers.overflow import Overflow, parse_overflow
 from contextguard_adk.recovery.fit import reduce_contents
-from contextguard_adk.summarizing.context import CompactionContext
+
+if TYPE_CHECKING:
+    from contextguard_adk.guard import ModelCall
+    from contextguard_adk.history.view import HistoryView
+    from contextguard_adk.summarizing.context import CompactionContext
 
 logger = logging.getLogger("contextguard_adk.recovery")
 

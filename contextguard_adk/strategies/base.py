@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from pydantic import AliasChoices, Field, model_validator
 
-from contextguard_adk.summarizing.context import Compaction, CompactionContext
 from contextguard_adk.summarizing.summarizer import SummarySettings
 
 if TYPE_CHECKING:

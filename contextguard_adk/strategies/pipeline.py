@@ -37,7 +37,6 @@ from contextguard_adk.strategies.reducers import (
     ToolOutputTruncation,
 )
 from contextguard_adk.summarizing.compose import Draft
-from contextguard_adk.summarizing.context import Compaction, CompactionContext
 
 if TYPE_CHECKING:
     from contextguard_adk.summarizing.context import Compaction, CompactionContext

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from contextguard_adk.strategies.base import Strategy
-from contextguard_adk.summarizing.context import Compaction, CompactionContext
+
+if TYPE_CHECKING:
+    from contextguard_adk.summarizing.context import Compaction, CompactionContext
 
 MIN_KEPT = 3
 """Contents."""
