@@ -312,13 +312,14 @@ class ModelCall:
         window_tokens = context.budgets.window_tokens
         self._recall.make(context.view, stored, compaction.covered, window_tokens)
         self.request.cache_metadata = None  # It describes a prefix that is gone.
+        scale = context.tokens / max(1, context.measure(context.contents))
         self.compaction = CompactionRecord(
             agent=self.agent,
             session_id=self._invocation.session.id,
             strategy=type(self.strategy).__name__,
             reason=compaction.reason or context.reason,
-            tokens_before=context.measure(context.contents),
-            tokens_after=compaction.tokens,
+            tokens_before=context.tokens,
+            tokens_after=int(compaction.tokens * scale),
             contents_before=len(context.contents),
             contents_after=len(compaction.contents),
             summary_tokens=text_bytes(stored.text) // 4,

@@ -78,9 +78,8 @@ class ContextGuardPlugin(BasePlugin):
             was estimated, and what the provider counted.
         name: The plugin's name; ADK passes one under `--extra_plugins`.
 
-    Where none of `agents`, `default`, `observe`, `state_keys` and
-    `warning_threshold` is given, the file that the environment variable
-    `CONTEXTGUARD_CONFIG` names is read.
+    Without `agents`, `default`, `observe`, `state_keys` and `warning_threshold`, the
+    file that the environment variable `CONTEXTGUARD_CONFIG` names is read.
 
     Raises:
         TypeError: A strategy is not a `Strategy`.
