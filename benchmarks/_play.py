@@ -132,8 +132,8 @@ class Played:
         cached_tokens: Of those, what a prompt cache serves.
         served_tokens: What it serves of summary requests as well.
         user_facts, tool_facts: Of those planted, how many stand in the last request.
-        ideal_user_facts: The former where the summariser keeps every fact it is shown.
-        ideal_tool_facts: The latter where the summariser keeps every fact it is shown.
+        ideal_user_facts: The former where the summarizer keeps every fact it is shown.
+        ideal_tool_facts: The latter where the summarizer keeps every fact it is shown.
     """
 
     conversation: Conversation
@@ -203,7 +203,7 @@ async def play(conversation: Conversation, way: Way, is_ideal: bool = False) -> 
     Args:
         conversation: What is said.
         way: How it is kept inside the window.
-        is_ideal: Whether the summariser keeps every fact that it is shown.
+        is_ideal: Whether the summarizer keeps every fact that it is shown.
     """
     script = _Script(conversation)
     llm = Provider(

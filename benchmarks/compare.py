@@ -132,7 +132,7 @@ can only be compared where both finish: below.
 no guard                 every request goes out as ADK builds it.
 ContextFilterPlugin(N)   ADK's plugin; keeps the newest N invocations.
 ADK compaction, keeps N  EventsCompactionConfig(token_threshold=ours: 80 % of the
-                         window, event_retention_size=N), the same summariser model.
+                         window, event_retention_size=N), the same summarizer model.
 ADK compaction, at half  the same, keeps 0, token_threshold=half of the window.
 Threshold, SlidingWindow, Pipeline
                          this package with context_window set, all else default.
@@ -152,9 +152,9 @@ facts            of the notes planted in messages and tool results, each with a 
                  identifier, how many stand in the request that carries the last
                  question; none where the provider refused it. The agents never call
                  `recall_history`: nothing is looked up again in the session.
-ideal            facts once more, where the summariser keeps every one that it is
-                 shown: what is lost there, no summariser could have kept. In all other
-                 columns it works by extraction, which favours terse statements with
+ideal            facts once more, where the summarizer keeps every one that it is
+                 shown: what is lost there, no summarizer could have kept. In all other
+                 columns it works by extraction, which favors terse statements with
                  names and numbers, as facts are worded unless `--wording plain` is set;
                  how it chooses them was tried out on these conversations.
 The provider accepts what real ones do not all accept: the "." that LiteLLM puts before

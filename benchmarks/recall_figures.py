@@ -85,7 +85,7 @@ class Figures:
     facts: int = 0
     compactions: int = 0
     refused: int = 0
-    shown_to_summariser: int = 0
+    shown_to_summarizer: int = 0
     fitting: int = 0
     fitting_shown: int = 0
     in_request: int = 0
@@ -222,7 +222,7 @@ class Conversation:
         return self.figures
 
     def _judge_prompts(self) -> list[Fact]:
-        """Counts the facts that the summariser was shown; returns the compacted ones.
+        """Counts the facts that the summarizer was shown; returns the compacted ones.
 
         A fact fits where nothing was shortened or left out in the prompts of the
         compaction that took it out of the request.
@@ -241,7 +241,7 @@ class Conversation:
             is_shown = any(fact.value in record.text for record in prompts)
             is_whole = not any(" left out" in record.text for record in prompts)
             compacted.append(fact)
-            self.figures.shown_to_summariser += is_shown
+            self.figures.shown_to_summarizer += is_shown
             self.figures.fitting += is_whole
             self.figures.fitting_shown += is_whole and is_shown
         return compacted
@@ -303,7 +303,7 @@ def _print(all_figures: list[Figures]) -> None:
             f.facts,
             f.compactions,
             f.refused,
-            f"{f.shown_to_summariser} of {f.facts}",
+            f"{f.shown_to_summarizer} of {f.facts}",
             f"{f.fitting_shown} of {f.fitting}",
             f.in_request,
             f.first_recall,

@@ -1,7 +1,7 @@
 """A pipeline with a reducer of one's own, and no summary while that is enough.
 
 Stock prices are out of date after a minute: what the tool returned earlier need not be
-summarised. The reducer drops it, and the notes that the user made stay word for word.
+summarized. The reducer drops it, and the notes that the user made stay word for word.
 """
 
 from google.adk.agents import Agent
