@@ -58,7 +58,8 @@ def tool_over(
     counter: Callable[[str], int] = count_tokens,
 ) -> RecallHistoryTool:
     """The tool over a history that was compacted altogether."""
-    return RecallHistoryTool(Source(contents), window, page_tokens, counter)
+    source: Any = Source(contents)
+    return RecallHistoryTool(source, window, page_tokens, counter)
 
 
 async def ask(tool: RecallHistoryTool, **args: Any) -> str:
@@ -112,7 +113,8 @@ async def test_lists_and_searches_have_further_pages(args: dict[str, str]) -> No
 
 async def test_a_history_that_cannot_be_read_is_said_so() -> None:
     """The tool never ends a turn."""
-    tool = RecallHistoryTool(Source(None), 8_000, 400, count_tokens)
+    source: Any = Source(None)
+    tool = RecallHistoryTool(source, 8_000, 400, count_tokens)
     assert "cannot be read" in await ask(tool, query="x")
 
 

@@ -154,7 +154,8 @@ def is_visible(event: Event, invocation: InvocationContext) -> bool:
     path = getattr(getattr(event, "node_info", None), "path", None)
     if event.author == "user" and not responses and path:
         return False
-    names = {item.name for item in (*event.get_function_calls(), *responses)}
+    names = {call.name for call in event.get_function_calls()}
+    names |= {response.name for response in responses}
     return names.isdisjoint(INTERNAL_CALLS)
 
 

@@ -144,8 +144,8 @@ class Recovery:
         return self._measure(contents) < self._tried_tokens[-1]
 
     def _measure(self, contents: Sequence[types.Content]) -> int:
-        config_tokens = estimate_config_tokens(self._rejected.config)
-        return config_tokens + estimate_contents_tokens(contents)
+        config = self._rejected.config
+        return estimate_config_tokens(config) + estimate_contents_tokens(contents)
 
     async def _send(
         self, contents: Sequence[types.Content]
@@ -184,10 +184,10 @@ class Recovery:
 
 def _is_request_quoted(view: HistoryView) -> bool:
     """Whether the continuation after the summary quotes the live request."""
-    if view.stored is None or view.live_index is None:
+    stored, live = view.stored, view.live_index
+    if stored is None or live is None or not stored.has_continuation:
         return False
-    wanted = view.fingerprint(view.live_index).hex()
-    return view.stored.has_continuation and view.stored.request == wanted
+    return stored.request == view.fingerprint(live).hex()
 
 
 def restore_contents(

@@ -162,7 +162,7 @@ class Pipeline(Strategy):
 class Reduction:
     """The working state of one pipeline run.
 
-    `compaction` is what was decided so far, `attempts` how many summaries were paid for.
+    `compaction` is what was decided so far, `attempts` counts the summaries paid for.
     """
 
     def __init__(self, context: CompactionContext, target_tokens: int) -> None:

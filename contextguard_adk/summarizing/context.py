@@ -325,16 +325,15 @@ def _fixed_tokens(context: CompactionContext) -> int:
 
 def _warn_once(context: CompactionContext, fixed_tokens: int) -> None:
     """Says once for a session that its history is not the problem."""
-    session, budgets = context.summarizer.session, context.budgets
-    if session.is_fixed_part_reported:
+    if context.summarizer.session.is_fixed_part_reported:
         return
-    session.is_fixed_part_reported = True
+    context.summarizer.session.is_fixed_part_reported = True
     logger.warning(
         "System instruction, tools and other context of agent %r take %d of %d tokens "
         "alone, the threshold is %d: compaction cannot help. Use a larger window or "
         "less instruction.",
         context.agent,
         fixed_tokens,
-        budgets.window_tokens,
-        budgets.threshold_tokens,
+        context.budgets.window_tokens,
+        context.budgets.threshold_tokens,
     )

@@ -1,7 +1,7 @@
 """One call of the model that writes summaries.
 
-A transcript is paid for anew. Where the provider caches prompts, the agent's own request
-with one more message behind it ("in place") costs a fraction of that.
+A transcript is paid for anew. Where the provider caches prompts, the agent's own
+request with one more message behind it ("in place") costs a fraction of that.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ class TodoList:
         if count(whole) <= budget_tokens:
             return whole
         done = [i for i, (status, _) in enumerate(self.items) if status == "completed"]
-        still_open = sorted(set(range(len(lines))).difference(done))
+        still_open = [i for i in range(len(lines)) if i not in done]
         note = "- … and {} more tasks that are not shown"
         room = budget_tokens - count(f"{LIST_HEADING}\n{note}") - 1
         kept = []
