@@ -16,12 +16,8 @@ from google.genai import types
 from contextguard_adk import Threshold
 from contextguard_adk.measuring.calibration import token_counter
 from contextguard_adk.recall.offer import may_offer
-from contextguard_adk.recall.tool import (
-    RecallHistoryTool,
-    RecallSource,
-    find_matches,
-)
-from contextguard_adk.summarizing.items import list_items
+from contextguard_adk.recall.tool import RecallHistoryTool, find_matches
+from contextguard_adk.summarizing.items import Item, list_items
 from contextguard_adk.testing import Reply, SimulatedLlm
 from contextguard_adk.testing import call as tool_call
 from tests.builders import Chat, answer_text, call, model, queued_tool, response, user
@@ -41,6 +37,20 @@ def count_tokens(text: str) -> int:
     return len(text) // 4
 
 
+class Source:
+    """Reads from contents that were compacted altogether, where they can be read."""
+
+    def __init__(self, contents: Sequence[types.Content] | None) -> None:
+        self.contents = contents
+
+    async def load(self) -> tuple[list[Item], list[Item]]:
+        """All items, and the hidden ones; newest first."""
+        if self.contents is None:
+            raise OSError("down")
+        items = list_items(self.contents, range(len(self.contents)))[::-1]
+        return items, list({item.handle: item for item in items}.values())
+
+
 def tool_over(
     contents: Sequence[types.Content],
     page_tokens: int = 400,
@@ -48,13 +58,8 @@ def tool_over(
     counter: Callable[[str], int] = count_tokens,
 ) -> RecallHistoryTool:
     """The tool over a history that was compacted altogether."""
-    indexes = range(len(contents))
-    source = RecallSource(list_items(contents, indexes), frozenset(indexes))
-
-    async def load() -> RecallSource:
-        return source
-
-    return RecallHistoryTool(load, window, page_tokens, counter)
+    source: Any = Source(contents)
+    return RecallHistoryTool(source, window, page_tokens, counter)
 
 
 async def ask(tool: RecallHistoryTool, **args: Any) -> str:
@@ -108,11 +113,8 @@ async def test_lists_and_searches_have_further_pages(args: dict[str, str]) -> No
 
 async def test_a_history_that_cannot_be_read_is_said_so() -> None:
     """The tool never ends a turn."""
-
-    async def load() -> RecallSource:
-        raise OSError("down")
-
-    tool = RecallHistoryTool(load, 8_000, 400, count_tokens)
+    source: Any = Source(None)
+    tool = RecallHistoryTool(source, 8_000, 400, count_tokens)
     assert "cannot be read" in await ask(tool, query="x")
 
 

@@ -24,9 +24,9 @@ from contextguard_adk import (
 from contextguard_adk.testing import SimulatedLlm
 from tests.builders import call, model, user
 from tests.chats import (
+    DEMAND,
     SUMMARY,
     Doing,
-    demand,
     guarded_chat,
     seed,
     summary_requests,
@@ -87,7 +87,7 @@ async def context(
     )
     said = [content for content in contents if text_of(content)] or [user("Go on.")]
     *earlier, last = said
-    await seed(chat, *earlier, state=demand())
+    await seed(chat, *earlier, state=DEMAND)
     await chat.say(last)
     fixed = {"config_heuristic_tokens": 0, "correction": 1.0, "reason": "tokens"}
     real = replace(found[0], **{**fixed, **known})

@@ -22,8 +22,8 @@ from contextguard_adk.summarizing.items import Item, list_items
 from contextguard_adk.summarizing.model import answers_freely
 from contextguard_adk.summarizing.transcript import HIDDEN_CALLS, RECALL_TOOL
 
+# Calls of ADK itself; no agent is shown them.
 INTERNAL_CALLS = HIDDEN_CALLS | {"adk_request_confirmation", "adk_framework"}
-"""Calls of ADK itself; no agent is shown them."""
 
 
 class RecallOffer:
@@ -84,10 +84,7 @@ class RecallSource:
     invocation: InvocationContext
 
     async def load(self) -> tuple[list[Item], list[Item]]:
-        """Lists all items, and those that the request does not show; newest first.
-
-        Items of events that ADK did not put into the request get the index -1.
-        """
+        """Lists all items, and those that the request does not show; newest first."""
         view, stored = self.view, self.stored
         older = await _load_older_items(self.invocation)
         items = list_items(view.contents, view.history)[::-1]
@@ -99,6 +96,7 @@ class RecallSource:
             shown = (index for index in view.history if index <= upto)
             hidden.update(i for i in shown if has_function_response(view.contents[i]))
         known = {item.handle for item in items}
+        # Those that ADK did not put into the request.
         missing = (item for item in reversed(older) if item.handle not in known)
         items += [replace(item, content_index=-1) for item in missing]
         found: dict[str, Item] = {}
@@ -115,17 +113,13 @@ def may_offer(
     present = request.tools_dict.get(RECALL_TOOL)
     if not recall or not (present is None or isinstance(present, RecallHistoryTool)):
         return False
-    if recall is True:
-        return True
     has_functions = bool(request.tools_dict and request.config.tools)
-    return has_functions and answers_freely(request, agent)
+    return recall is True or (has_functions and answers_freely(request, agent))
 
 
 async def _load_older_items(invocation: InvocationContext) -> list[Item]:
-    """Items of events that a run does not load, or that ADK itself has compacted.
-
-    No others: what plugins have masked in the request must not come back from here.
-    """
+    """Items of events that a run does not load, or that ADK itself has compacted."""
+    # No others: what plugins have masked must not come back from here.
     session = invocation.session
     if getattr(invocation.agent, "include_contents", "default") == "none":
         return []
@@ -139,30 +133,26 @@ async def _load_older_items(invocation: InvocationContext) -> list[Item]:
     standing = without_rewound(events)
     compactions = [e.actions.compaction for e in standing if e.actions]
     spans = [(c.start_timestamp, c.end_timestamp) for c in compactions if c]
-    contents = [
-        event.content
+    older = (
+        event
         for event in standing
-        if event.content
-        and is_visible(event, invocation)
-        and (
-            event.id not in loaded
-            or any(start <= event.timestamp <= end for start, end in spans)
-        )
-    ]
+        if event.id not in loaded or any(a <= event.timestamp <= b for a, b in spans)
+    )
+    contents = [e.content for e in older if e.content and is_visible(e, invocation)]
     return list_items(contents, range(len(contents)))
 
 
 def is_visible(event: Event, invocation: InvocationContext) -> bool:
     """Whether ADK would show an event to the agent of an invocation."""
-    scope = getattr(invocation, "isolation_scope", None)
-    if getattr(event, "isolation_scope", None) != scope:
+    scopes = {getattr(item, "isolation_scope", None) for item in (event, invocation)}
+    if len(scopes) > 1:
         return False
     branch = invocation.branch
     if branch and event.branch and not f"{branch}.".startswith(f"{event.branch}."):
         return False
     responses = event.get_function_responses()
-    node = getattr(event, "node_info", None)
-    if event.author == "user" and not responses and getattr(node, "path", None):
+    path = getattr(getattr(event, "node_info", None), "path", None)
+    if event.author == "user" and not responses and path:
         return False
     names = {call.name for call in event.get_function_calls()}
     names |= {response.name for response in responses}

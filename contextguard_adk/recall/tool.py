@@ -25,15 +25,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("contextguard_adk.recall")
 
-_USAGE = "recall_history() lists the items, recall_history(query=…) searches them."
-
 # Short: it stands in every request from the first compaction on.
 DECLARATION = types.FunctionDeclaration(
     name=RECALL_TOOL,
-    description=(
-        "Reads what was compacted away. query: words to search for. item: a handle to "
-        "read. Neither: lists items. offset: as a page says."
-    ),
+    description="Reads what was compacted away. query: words to search for. item: a "
+    "handle to read. Neither: lists items. offset: as a page says.",
     parameters_json_schema={
         "type": "object",
         "properties": {
@@ -49,16 +45,12 @@ class RecallHistoryTool(BaseTool):
     """Searches and pages through the compacted part of a history."""
 
     def __init__(
-        self,
-        source: RecallSource,
-        window_tokens: int,
-        page_tokens: int,
-        count: TokenCounter,
+        self, source: RecallSource, window: int, page_tokens: int, count: TokenCounter
     ) -> None:
         super().__init__(name=RECALL_TOOL, description=DECLARATION.description or "")
         self._source = source
-        self._window_tokens = window_tokens
-        self._page_tokens = min(page_tokens, window_tokens // 10)
+        self._window_tokens = window
+        self._page_tokens = min(page_tokens, window // 10)
         self._count = count
 
     def _get_declaration(self) -> types.FunctionDeclaration:
@@ -88,7 +80,8 @@ class RecallHistoryTool(BaseTool):
             return {"result": found or self._list(hidden, offset)}
         item = next((i for i in items if i.handle == handle), None)
         if item is None:
-            return {"result": f"There is no item {handle[:40]!r}. {_USAGE}"}
+            usage = "recall_history() lists the items, with query=… it searches them."
+            return {"result": f"There is no item {handle[:40]!r}. {usage}"}
         if item.media:
             return self._attach(item, item.media)
         return {"result": self._read(item, offset)}
@@ -97,28 +90,28 @@ class RecallHistoryTool(BaseTool):
         """One item from a character on, as much as a page holds."""
         count = len(item.text)
         if offset >= count:
-            offsets = f"it has offsets 0 to {max(0, count - 1)}."
-            return f"[{item.title}]\nOffset {offset} lies behind its end; {offsets}"
+            return f"[{item.title}]\nOffset {offset} lies behind its end."
         head = f"[{item.title}; from {offset}]\n"
         more = f"\n[goes on: recall_history(item={item.handle!r}, offset={{}})]"
         room = self._page_tokens - self._count(head + more.format(count))
         page = self._fill(item.text[offset:], room)
         end = offset + len(page)
-        tail = "\n[end of the item]" if end >= count else more.format(end)
-        return head + page + tail
+        return (
+            head + page + (more.format(end) if end < count else "\n[end of the item]")
+        )
 
     def _attach(self, item: Item, media: types.Part) -> dict[str, str]:
         tokens = estimate_part_tokens(media)
-        answer = {}
         if item.content_index < 0:
             text = "This run does not load its message, so it cannot be attached."
         elif tokens > self._window_tokens * 0.3:
-            window = f"a context window of {self._window_tokens:,}"
-            text = f"It takes about {tokens:,} tokens, too many for {window}."
+            text = (
+                f"With about {tokens:,} tokens it is too large for the context window."
+            )
         else:
-            text = "It is attached below."
-            answer[ATTACHED_KEY] = item.handle
-        return {"result": f"[{item.title}]\n{text}", **answer}
+            result = f"[{item.title}]\nIt is attached below."
+            return {"result": result, ATTACHED_KEY: item.handle}
+        return {"result": f"[{item.title}]\n{text}"}
 
     def _list(self, hidden: Sequence[Item], offset: int) -> str:
         """The items that were compacted, newest first."""
@@ -135,10 +128,8 @@ class RecallHistoryTool(BaseTool):
         """Excerpts of the items that match best, the newest first among equals."""
         matches = find_matches(hidden, query)
         if not matches:
-            return (
-                f"Nothing matches {query[:40]!r}. Try fewer or other words; "
-                "recall_history() lists the items."
-            )
+            hint = "Try fewer or other words; recall_history() lists the items."
+            return f"Nothing matches {query[:40]!r}. {hint}"
         if offset >= len(matches):
             return f"There are {len(matches)} matches; offset {offset} is behind them."
         shown = matches[offset : offset + 5]
@@ -218,8 +209,7 @@ class Match:
 def find_matches(items: Iterable[Item], query: str) -> list[Match]:
     """Finds items with a phrase or, further down, with many of its words together."""
     found = dict.fromkeys(re.findall(r"[\w./:@#+-]+", query.lower()))
-    words = [word.strip(".:") or word for word in found][:12]
-    words = words or [query.lower()]
+    words = [word.strip(".:") or word for word in found][:12] or [query.lower()]
     phrase = re.compile(re.escape(query), re.IGNORECASE)
     any_word = re.compile("|".join(map(re.escape, words)), re.IGNORECASE)
     matches = (_match(item, phrase, any_word, len(words)) for item in items)
@@ -233,8 +223,7 @@ def _match(
     found = itertools.islice(phrase.finditer(text), 4)
     if places := [place.start() for place in found]:
         return Match(item, places[0], tuple(places[1:]), 2 * word_count + 2)
-    title = f"{item.label} {item.hint}"
-    in_title = {m.group().lower() for m in any_word.finditer(title)}
+    in_title = {w.lower() for w in any_word.findall(f"{item.label} {item.hint}")}
     hits = [(m.start(), m.group().lower()) for m in any_word.finditer(text)]
     position, nearby = _densest(hits)
     distinct = len({word for _, word in hits} | in_title)
@@ -250,7 +239,6 @@ def _densest(hits: Sequence[tuple[int, str]]) -> tuple[int, int]:
         while position - hits[start][0] > 200:
             inside[hits[start][1]] -= 1
             start += 1
-        count = len(+inside)
-        if count > best_count:
-            best_position, best_count = hits[start][0], count
+        if len(+inside) > best_count:
+            best_position, best_count = hits[start][0], len(+inside)
     return best_position, best_count

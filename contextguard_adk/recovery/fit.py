@@ -29,8 +29,7 @@ def reduce_contents(
 ) -> list[types.Content]:
     """Keeps the head or a notice, the user's request, and the newest contents that fit.
 
-    The request stands at `live_index`; None where the head quotes it. Without a head,
-    it is the user's newest message. Calls and responses stay together.
+    `live_index` is None where the head quotes the request, or where it is not known.
     """
     factor = correction or DEFAULT_CORRECTION
     first = list(head) or [types.Content(role="user", parts=[types.Part(text=NOTICE)])]
@@ -38,8 +37,8 @@ def reduce_contents(
         return [*first, *contents]
     kept: dict[int, types.Content] = {}
     if live_index is None and not head:
-        texts = [index for index, item in enumerate(contents) if is_user_text(item)]
-        live_index = texts[-1] if texts else None
+        texts = (i for i, item in enumerate(contents) if is_user_text(item))
+        live_index = max(texts, default=None)
     if live_index is not None:
         most = room_tokens * 0.30
         kept[live_index] = _shorten_content(contents[live_index], most, factor)
@@ -90,9 +89,8 @@ def _shorten_content(
             update["text"] = shortened or "…"
         elif text and part.function_response:
             result = {"response": {"result": shortened}}
-            update["function_response"] = part.function_response.model_copy(
-                update=result
-            )
+            response = part.function_response.model_copy(update=result)
+            update["function_response"] = response
         parts.append(part.model_copy(update=update) if update else part)
     return content.model_copy(update={"parts": parts})
 
@@ -105,10 +103,8 @@ def _text_of(part: types.Part) -> str:
 
 def _cost(contents: Iterable[types.Content], factor: float) -> int:
     """Tokens of contents, by the larger of correction and density."""
-    parts = (part for content in contents for part in content.parts or () if part)
-    return sum(
-        math.ceil(
-            part_bytes(part) / 4 * max(factor, estimate_text_density(_text_of(part)))
-        )
-        for part in parts
-    )
+    tokens = 0
+    for part in (part for content in contents for part in content.parts or () if part):
+        density = max(factor, estimate_text_density(_text_of(part)))
+        tokens += math.ceil(part_bytes(part) / 4 * density)
+    return tokens

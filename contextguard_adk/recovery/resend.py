@@ -38,11 +38,7 @@ class Recovery:
     """Sends a rejected request again, smaller."""
 
     def __init__(
-        self,
-        call: ModelCall,
-        sent: CallInFlight,
-        rejected: LlmRequest,
-        llm: BaseLlm,
+        self, call: ModelCall, sent: CallInFlight, rejected: LlmRequest, llm: BaseLlm
     ) -> None:
         self._call = call
         self._sent = sent
@@ -101,7 +97,7 @@ class Recovery:
         """Summary, live request and the newest contents, shortened to half."""
         context = self._context(overflow, 0.5)
         view, stored = context.view, context.view.stored
-        factor = context.correction or DEFAULT_CORRECTION
+        factor = self._factor
         half = int(self._tried_tokens[-1] * 0.5 * factor)
         room = min(context.budgets.threshold_tokens, half)
         room -= int(context.config_heuristic_tokens * factor)
@@ -140,8 +136,7 @@ class Recovery:
             real = self._call.state.read_count("real_tokens") or 0
             # Of the newest request that was rejected, not of the first.
             factor = self._sent.estimated_tokens / max(1, self._sent.heuristic_tokens)
-            assumed = int(self._tried_tokens[-1] * factor * 0.85)
-            learned = max(real, assumed)
+            learned = max(real, int(self._tried_tokens[-1] * factor * 0.85))
         if learned < self._call.window_tokens():
             self._call.state.learn(window_tokens=learned)
 
@@ -149,8 +144,8 @@ class Recovery:
         return self._measure(contents) < self._tried_tokens[-1]
 
     def _measure(self, contents: Sequence[types.Content]) -> int:
-        config_tokens = estimate_config_tokens(self._rejected.config)
-        return config_tokens + estimate_contents_tokens(contents)
+        config = self._rejected.config
+        return estimate_config_tokens(config) + estimate_contents_tokens(contents)
 
     async def _send(
         self, contents: Sequence[types.Content]
@@ -158,15 +153,12 @@ class Recovery:
         """Asks the model; returns its answer, a new rejection, or None."""
         heuristic = self._measure(contents)
         self._tried_tokens.append(heuristic)
-        request = self._rejected.model_copy(
-            update={"contents": list(contents), "cache_metadata": None}
-        )
+        update = {"contents": list(contents), "cache_metadata": None}
+        request = self._rejected.model_copy(update=update)
         answer: LlmResponse | None = None
         try:
-            answers = self._llm.generate_content_async(request, stream=False)
-            async for response in answers:
-                if not response.partial:
-                    answer = response
+            async for response in self._llm.generate_content_async(request):
+                answer = answer if response.partial else response
         except Exception as error:  # noqa: BLE001 - a client may raise anything.
             overflow = parse_overflow(error)
             if overflow is None:
@@ -175,13 +167,8 @@ class Recovery:
             return overflow
         if answer is not None:
             self._describe_sent(heuristic)
-            logger.info(
-                "Agent %r recovered: a request of about %d tokens was rejected, one of "
-                "%d was answered.",
-                self._call.agent,
-                self._tried_tokens[0],
-                heuristic,
-            )
+            text = "Agent %r recovered: a request of %d tokens in place of %d."
+            logger.info(text, self._call.agent, heuristic, self._tried_tokens[0])
         return answer
 
     def _describe_sent(self, heuristic_tokens: int) -> None:
@@ -197,23 +184,19 @@ class Recovery:
 
 def _is_request_quoted(view: HistoryView) -> bool:
     """Whether the continuation after the summary quotes the live request."""
-    if view.stored is None or view.live_index is None:
+    stored, live = view.stored, view.live_index
+    if stored is None or live is None or not stored.has_continuation:
         return False
-    wanted = view.fingerprint(view.live_index).hex()
-    return view.stored.has_continuation and view.stored.request == wanted
+    return stored.request == view.fingerprint(live).hex()
 
 
 def restore_contents(
     sent: CallInFlight, rejected: Sequence[types.Content]
 ) -> list[types.Content]:
-    """Returns the contents as they were before the guard changed them.
-
-    What other callbacks added comes last; where they replaced or removed contents, what
-    they made of the request stands.
-    """
+    """Returns the contents before the guard changed them, then what others added."""
     present = {id(content) for content in rejected}
     if any(id(content) not in present for content in sent.sent_contents):
-        return list(rejected)
+        return list(rejected)  # Another callback has replaced or removed contents.
     known = {id(content) for content in (*sent.sent_contents, *sent.original_contents)}
     added = [content for content in rejected if id(content) not in known]
     return [*sent.original_contents, *added]
@@ -231,8 +214,8 @@ async def resolve_model(invocation: InvocationContext) -> BaseLlm | None:
     """Returns the model that ADK calls for this agent."""
     agent = invocation.agent
     resolve = getattr(agent, "canonical_model_async", None)  # Not in ADK 2.0.
-    if resolve is not None:
-        model = await resolve(ReadonlyContext(invocation))
-    else:
+    if resolve is None:
         model = getattr(agent, "canonical_model", None)
+    else:
+        model = await resolve(ReadonlyContext(invocation))
     return model if isinstance(model, BaseLlm) else None

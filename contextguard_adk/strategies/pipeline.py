@@ -119,26 +119,23 @@ class Pipeline(Strategy):
         early_tokens = (self.compression_threshold or math.inf) * window_tokens
         if not (context.is_due or context.tokens >= early_tokens):
             return None
-        target = int(self.target_token_ratio * window_tokens)
-        target = min(target, context.limit_tokens - 1)
+        limit = context.limit_tokens
+        target = min(int(self.target_token_ratio * window_tokens), limit - 1)
         reduction = Reduction(context, target)
-        enough = context.limit_tokens
-        if context.is_due:
-            enough = (target + enough) // 2
+        enough = (target + limit) // 2 if context.is_due else limit
         for relaxed in PASSES:
             reduction.relaxed = relaxed
             await self._run(reduction)
             if reduction.tokens <= enough:
                 break
-            enough = context.limit_tokens
+            enough = limit
         compaction, attempts = reduction.compaction, reduction.attempts
         is_unanswered = compaction is None and context.reason == "requested"
-        if reduction.tokens > context.limit_tokens or is_unanswered:
+        if reduction.tokens > limit or is_unanswered:
             return await self._summarize_everything(reduction)
         # Before the threshold, less than this is not worth a new prefix.
-        is_free = not (context.is_due or attempts)
-        least_gain = int(0.05 * window_tokens)
-        if is_free and context.tokens - reduction.tokens < least_gain:
+        gain = context.tokens - reduction.tokens
+        if not (context.is_due or attempts) and gain < int(0.05 * window_tokens):
             return None
         return compaction.after(attempts) if compaction else None
 
@@ -157,8 +154,7 @@ class Pipeline(Strategy):
             if context.fits(compaction):
                 return compaction
         rest = max(1, self.max_compaction_attempts - attempts)
-        everything = await context.summarize_all(rest)
-        if everything is not None:
+        if everything := await context.summarize_all(rest):
             return everything.after(attempts + everything.attempts)
         return compaction.after(attempts) if compaction else None
 
@@ -166,12 +162,7 @@ class Pipeline(Strategy):
 class Reduction:
     """The working state of one pipeline run.
 
-    Attributes:
-        context: What is known about the model call.
-        target_tokens: Where the pipeline may stop.
-        relaxed: Which settings are relaxed in this pass.
-        compaction: What has been decided so far; None while nothing has.
-        attempts: How many summaries were paid for.
+    `compaction` is what was decided so far, `attempts` counts the summaries paid for.
     """
 
     def __init__(self, context: CompactionContext, target_tokens: int) -> None:
@@ -182,19 +173,14 @@ class Reduction:
         self.attempts = 0
         view = context.view
         stored = view.stored
-        self._draft = Draft(
-            stored.text if stored else "",
-            view.covered,
-            view.model_covered,
-            stored.model_chars if stored else 0,
-        )
+        text, model_chars = (stored.text, stored.model_chars) if stored else ("", 0)
+        self._draft = Draft(text, view.covered, view.model_covered, model_chars)
         if stored and stored.truncation:
             # What an earlier run decided, while it still concerns the request.
             upto = find_fingerprint(view, stored.truncated_upto)
             if upto >= 0 and upto not in view.covered:
-                self._draft = replace(
-                    self._draft, truncation=stored.truncation, truncated_upto=upto
-                )
+                draft = replace(self._draft, truncation=stored.truncation)
+                self._draft = replace(draft, truncated_upto=upto)
 
     @property
     def tokens(self) -> int:
@@ -238,10 +224,7 @@ class Reduction:
         return self.context.render(beside).tokens
 
     def drop(self, indexes: Collection[int]) -> StrategyResult:
-        """Takes contents out of the request, calls and results together.
-
-        They are not summarized; a later summary starts from the originals.
-        """
+        """Takes contents, calls with results, out; a later summary still sees them."""
         draft = self._draft
         wanted = draft.covered | (frozenset(indexes) - self.protected)
         covered = keep_pairs_whole(wanted, self.context.view.pairs)
@@ -256,10 +239,7 @@ class Reduction:
         return self._apply(draft)
 
     async def summarize(self, keep_count: int) -> StrategyResult:
-        """Has all but the newest `keep_count` contents summarized.
-
-        A summarizer that has failed is not asked again in the same run.
-        """
+        """Has all but the newest `keep_count` contents summarized."""
         covered = self.context.older_than(keep_count)
         if self.context.failures or not covered - self._draft.model_covered:
             return StrategyResult.NO_CHANGE
@@ -282,8 +262,8 @@ class Reduction:
         self.compaction = self.context.render(draft)
         if self.tokens <= self.target_tokens:
             return StrategyResult.TARGET_REACHED
-        changed = self.tokens < before
-        return StrategyResult.APPLIED if changed else StrategyResult.NO_CHANGE
+        is_less = self.tokens < before
+        return StrategyResult.APPLIED if is_less else StrategyResult.NO_CHANGE
 
     def last_tool_result(self, before: int | None = None) -> int | None:
         """The index of the newest tool result in the request, older than `before`."""

@@ -17,16 +17,14 @@ if TYPE_CHECKING:
 
 
 class StrategyResult(Enum):
-    """What one reducer of a pipeline has achieved."""
+    """What one reducer of a pipeline has achieved.
+
+    With `TARGET_REACHED` the request is small enough; later reducers do not run.
+    """
 
     NO_CHANGE = "no_change"
-    """Nothing to do: the request is as it was."""
-
     APPLIED = "applied"
-    """The request is smaller, but not yet as small as it should be."""
-
     TARGET_REACHED = "target_reached"
-    """The request is small enough; later reducers do not run."""
 
 
 @dataclass(frozen=True)
@@ -47,14 +45,9 @@ class Reducer(BaseModel, ABC):
 
     @abstractmethod
     async def reduce(self, reduction: Reduction) -> StrategyResult:
-        """Makes the request smaller where its settings ask for it.
+        """Makes the request, as earlier reducers left it, smaller.
 
-        Args:
-            reduction: The request as earlier reducers left it, and what may be done
-                to it. Its `relaxed` says which settings not to insist on.
-
-        Returns:
-            What it achieved; `TARGET_REACHED` stops the pipeline.
+        `reduction.relaxed` says which settings not to insist on.
         """
 
 
@@ -90,8 +83,7 @@ class MessageWindow(Reducer):
         if self.strict_window_size:
             protected = reduction.protected.intersection(kept)
             count = max(0, self.window_size - len(protected))
-            preserved = [i for i in preserved if i not in protected]
-            preserved = preserved[max(0, len(preserved) - count) :]
+            preserved = sorted(set(preserved) - protected, reverse=True)[:count]
         costs = dict.fromkeys(kept, 1)
         return _keep_newest(reduction, preserved, costs, self.window_size)
 
@@ -182,14 +174,14 @@ class ToolOutputTruncation(Reducer):
         if last is None:
             return StrategyResult.NO_CHANGE
         truncation = self._truncation(reduction.relaxed.lengths)
-        if reduction.truncation is not None:
+        if reduction.truncation:
             # What is short already does not grow again.
             known, known_last = reduction.truncation
             last = max(last, known_last)
             if known.result_length and not truncation.result_length:
                 truncation = known
-            if (truncation, last) == reduction.truncation:
-                return StrategyResult.NO_CHANGE
+        if (truncation, last) == reduction.truncation:
+            return StrategyResult.NO_CHANGE
         return reduction.truncate(truncation, last)
 
     def _truncation(self, is_tight: bool) -> Truncation:

@@ -12,8 +12,7 @@ from contextguard_adk.strategies.base import Strategy
 if TYPE_CHECKING:
     from contextguard_adk.summarizing.context import Compaction, CompactionContext
 
-MIN_KEPT = 3
-"""Contents."""
+MIN_KEPT = 3  # Contents.
 
 
 class SlidingWindow(Strategy):
@@ -48,7 +47,9 @@ class SlidingWindow(Strategy):
         attempts = 0
         keep = max(MIN_KEPT, int(len(context.view.uncovered) * 0.30))
         while attempts < self.max_compaction_attempts:
-            keep, covered = _choose(context, keep)
+            while keep > MIN_KEPT and _is_too_much(context, context.older_than(keep)):
+                keep = max(MIN_KEPT, keep // 2)
+            covered = context.older_than(keep)
             if not covered - context.view.model_covered:
                 break
             if context.is_due and context.expect(covered) > context.limit_tokens:
@@ -65,13 +66,6 @@ class SlidingWindow(Strategy):
         rest = max(1, self.max_compaction_attempts - attempts)
         everything = await context.summarize_all(rest)
         return everything.after(attempts + everything.attempts) if everything else None
-
-
-def _choose(context: CompactionContext, keep: int) -> tuple[int, frozenset[int]]:
-    """Halves what is kept until a full-length summary of the rest should fit."""
-    while keep > MIN_KEPT and _is_too_much(context, context.older_than(keep)):
-        keep = max(MIN_KEPT, keep // 2)
-    return keep, context.older_than(keep)
 
 
 def _is_too_much(context: CompactionContext, covered: frozenset[int]) -> bool:

@@ -27,15 +27,9 @@ if TYPE_CHECKING:
     from contextguard_adk.history.rendering import Truncation
     from contextguard_adk.summarizing.context import CompactionContext
 
-SQUEEZE_STEPS = (
-    (1.0, 1.0, True),
-    (0.5, 1.0, False),
-    (0.25, 0.3, False),
-    (0.25, 0.02, False),
-)
-"""What is kept, step by step, where a compacted request is still too large: of the
-summary, of the live request, and whether ledger and todo list stay. The index of items
-goes at once: the recall tool lists them as well."""
+SQUEEZE_STEPS = ((1.0, 1.0), (0.5, 1.0), (0.25, 0.3), (0.25, 0.02))
+"""What is kept, step by step, of the summary and of the live request. The index of
+items goes at once, which the recall tool lists as well; then ledger and todo list."""
 
 
 @dataclass(frozen=True)
@@ -93,17 +87,16 @@ class Composer:
     def shorten(self, whole: StoredSummary) -> Iterator[StoredSummary]:
         """Yields ever shorter versions; the user's request is touched last."""
         tokens = self._count(whole.text)
-        whole_chars = whole.request_chars
-        if whole_chars < 0:
-            whole_chars = len(self.live_text)
-        for summary_ratio, request_ratio, keeps_more in SQUEEZE_STEPS:
+        quoted = whole.request_chars
+        whole_chars = quoted if quoted >= 0 else len(self.live_text)
+        for summary_ratio, request_ratio in SQUEEZE_STEPS:
             text = shorten_to_tokens(whole.text, summary_ratio * tokens, self._count)
             update: dict[str, object] = {
                 "text": text,
                 "model_chars": min(whole.model_chars, len(text)),
                 "index": "",
             }
-            if not keeps_more:
+            if summary_ratio < 1:
                 update |= {"ledger": (), "todos": ""}
             if request_ratio < 1:
                 # Cutting further would save nothing but what the request says.
@@ -122,11 +115,8 @@ class Composer:
         """The user's covered messages; those of the stored summary come first."""
         view = self._view
         known = view.stored.ledger if view.stored else ()
-        new = [
-            content_text(view.contents[index])
-            for index in view.user_messages
-            if index in covered and index not in view.covered
-        ]
+        new_indexes = set(covered).intersection(view.user_messages) - view.covered
+        new = [content_text(view.contents[index]) for index in sorted(new_indexes)]
         factor = max(1.0, self._factor)
         return tuple(extend_ledger(known, new, int(self._summary_tokens * 4 / factor)))
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from google.genai import types
 
@@ -36,10 +37,8 @@ from contextguard_adk.summarizing.summarizer import (
     SummaryTask,
     write_mechanical_summary,
 )
+from contextguard_adk.summarizing.todos import TodoList
 from contextguard_adk.summarizing.transcript import render_entries
-
-if TYPE_CHECKING:
-    from contextguard_adk.summarizing.todos import TodoList
 
 logger = logging.getLogger("contextguard_adk.context")
 
@@ -154,11 +153,7 @@ class CompactionContext:
     def older_than(self, keep_count: int) -> frozenset[int]:
         """Chooses what to cover so that about the newest `keep_count` contents stay.
 
-        The cut moves to where it separates no call from its response.
-
-        Returns:
-            Indexes to cover, those that a model has summarized included; empty when
-            nothing is left to summarize.
+        The cut separates no call from its response. Empty when nothing is left.
         """
         candidates = self.view.compactable
         if candidates and keep_count <= 0:
@@ -182,15 +177,12 @@ class CompactionContext:
     async def summarize(
         self, covered: frozenset[int], budget_tokens: int | None = None
     ) -> Compaction:
-        """Has contents summarized; never fails.
+        """Has contents, as `older_than` returns them, summarized; never fails.
 
-        Args:
-            covered: What to cover, as `older_than` returns it. Where the summarizer
-                gives nothing usable, a mechanical summary covers no more than it must.
-            budget_tokens: What the summary may take; None is the usual budget.
+        When the summarizer fails, a mechanical summary covers no more than it must.
         """
-        task = self._task(covered, budget_tokens or self.budgets.summary_tokens)
-        text = await self.summarizer.summarize(task)
+        budget_tokens = budget_tokens or self.budgets.summary_tokens
+        text = await self.summarizer.summarize(self._task(covered, budget_tokens))
         if not text:
             return self._summarize_mechanically(covered)
         return self.render(Draft(text, covered, covered, len(text)))
@@ -204,16 +196,14 @@ class CompactionContext:
         covered = self.older_than(0)
         if not covered - self.view.model_covered:
             return None
-        budget_tokens = self.budgets.summary_tokens
+        attempts, budget_tokens = 1, self.budgets.summary_tokens // 2
         compaction = await self.summarize(covered)
-        for attempt in range(1, max_attempts):
-            budget_tokens //= 2
-            if not self._may_shorter_fit(compaction, budget_tokens):
-                return self.squeeze(compaction).after(attempt)
+        while attempts < max_attempts and self._may_fit(compaction, budget_tokens):
             compaction = await self.summarize(covered, budget_tokens)
-        return self.squeeze(compaction).after(max_attempts)
+            attempts, budget_tokens = attempts + 1, budget_tokens // 2
+        return self.squeeze(compaction).after(attempts)
 
-    def _may_shorter_fit(self, compaction: Compaction, budget_tokens: int) -> bool:
+    def _may_fit(self, compaction: Compaction, budget_tokens: int) -> bool:
         """Whether a summary of that length is needed, shorter, and could be enough."""
         if self.fits(compaction) or compaction.stored.is_mechanical:
             return False
@@ -247,12 +237,9 @@ class CompactionContext:
         covered = self._whole(new)
         previous = view.stored.model_text if view.stored else ""
         indexes = [i for i in new if i in covered]
-        text = write_mechanical_summary(
-            render_entries(view.contents, indexes, (), self.has_recall),
-            previous,
-            budget_tokens,
-            token_counter(self._factor),
-        )
+        entries = render_entries(view.contents, indexes, (), self.has_recall)
+        count = token_counter(self._factor)
+        text = write_mechanical_summary(entries, previous, budget_tokens, count)
         return self.render(Draft(text, covered, view.model_covered, len(previous)))
 
     def _find_mechanical_end(self, new: Sequence[int], budget_tokens: int) -> int:
@@ -262,13 +249,9 @@ class CompactionContext:
             self.limit_tokens - self.fixed_tokens - 2 * budget_tokens,
         )
         contents = [self.view.contents[i] for i in new]
-        end = len(new)
-        while end > 1:
-            tokens = estimate_contents_tokens([contents[end - 1]])
-            room -= int(tokens * self._factor + 1)
-            if room < 0:
-                break
-            end -= 1
+        heuristics = (estimate_contents_tokens([c]) for c in reversed(contents[1:]))
+        costs = (int(heuristic * self._factor + 1) for heuristic in heuristics)
+        end = len(new) - sum(used <= room for used in itertools.accumulate(costs))
         boundaries = pair_boundaries(pair_contents(contents), len(contents))
         return next((i for i in range(end, len(new)) if boundaries[i]), len(new))
 
@@ -300,18 +283,15 @@ class CompactionContext:
 def should_skip_compaction(context: CompactionContext) -> bool:
     """Whether a compaction would gain nothing, or follows another at once.
 
-    A request that would hardly be accepted is always worth a try, and so is what
-    someone demands. Asked once for a call.
+    What someone demands, or is nearly too large to send, is always worth a try.
     """
     budgets, session = context.budgets, context.summarizer.session
     was_just_compacted, session.was_just_compacted = session.was_just_compacted, False
     if context.reason != "tokens":
         return False
     little_tokens = budgets.summary_tokens // 2
-    dropped_tokens = session.dropped_tokens
-    has_hardly_grown = (
-        dropped_tokens is not None and context.tokens - dropped_tokens < little_tokens
-    )
+    dropped = session.dropped_tokens
+    has_hardly_grown = dropped is not None and context.tokens - dropped < little_tokens
     is_overfull = context.tokens >= budgets.overfull_tokens
     if not is_overfull and (was_just_compacted or has_hardly_grown):
         return True
@@ -330,15 +310,13 @@ def should_skip_compaction(context: CompactionContext) -> bool:
 
 
 def _fixed_tokens(context: CompactionContext) -> int:
-    """What no compaction removes, on the scale of the estimate.
-
-    That may be below bytes / 4, and this part of it as far as its scripts explain it.
-    """
+    """What no compaction removes, on the scale of the estimate."""
     fixed_tokens = context.fixed_tokens
-    contents_tokens = estimate_contents_tokens(context.contents)
-    heuristic_tokens = context.config_heuristic_tokens + contents_tokens
+    heuristic_tokens = estimate_contents_tokens(context.contents)
+    heuristic_tokens += context.config_heuristic_tokens
     if context.tokens >= heuristic_tokens:
         return fixed_tokens
+    # Below bytes / 4, this part is lowered as far as its scripts explain it.
     config = context.summarizer.request.config
     discount_tokens = request_script_discount(context.fixed_contents, config)
     lowered_tokens = fixed_tokens * context.tokens // heuristic_tokens
@@ -347,16 +325,15 @@ def _fixed_tokens(context: CompactionContext) -> int:
 
 def _warn_once(context: CompactionContext, fixed_tokens: int) -> None:
     """Says once for a session that its history is not the problem."""
-    session, budgets = context.summarizer.session, context.budgets
-    if session.is_fixed_part_reported:
+    if context.summarizer.session.is_fixed_part_reported:
         return
-    session.is_fixed_part_reported = True
+    context.summarizer.session.is_fixed_part_reported = True
     logger.warning(
         "System instruction, tools and other context of agent %r take %d of %d tokens "
         "alone, the threshold is %d: compaction cannot help. Use a larger window or "
         "less instruction.",
         context.agent,
         fixed_tokens,
-        budgets.window_tokens,
-        budgets.threshold_tokens,
+        context.budgets.window_tokens,
+        context.budgets.threshold_tokens,
     )

@@ -19,8 +19,7 @@ from contextguard_adk.summarizing.transcript import (
 )
 
 UNLISTED_CALLS = HIDDEN_CALLS | {RECALL_TOOL}
-MIN_LISTED_CHARS = 300
-"""A shorter message or result is not worth a line of the index."""
+MIN_LISTED_CHARS = 300  # A shorter message or result is not worth a line of the index.
 
 INDEX_HEADING = (
     "[Items left out of this summary, newest first. recall_history(item=…) reads one, "
@@ -28,8 +27,7 @@ INDEX_HEADING = (
 )
 INDEX_GAP = "- … and older ones; recall_history() lists them all"
 
-ATTACHED_KEY = "attached"
-"""In a result of the recall tool: the handle of the file to attach."""
+ATTACHED_KEY = "attached"  # In a result of the recall tool: the handle of a file.
 
 
 @dataclass(frozen=True)
@@ -111,14 +109,9 @@ def _read_result(
     text = payload_text(response.response) if response.response else ""
     items = [Item(handle_of(part), f"{response.name} result", hint, text, index)]
     for media in response.parts or ():
-        blob, reference = media.inline_data, media.file_data
-        if blob:
-            file = types.Part(inline_data=types.Blob(**blob.model_dump()))
-        elif reference:
-            file = types.Part(file_data=types.FileData(**reference.model_dump()))
-        else:
-            continue
-        items.append(_read_file(file, index))
+        if media.inline_data or media.file_data:
+            file = types.Part.model_validate(media.model_dump(exclude_none=True))
+            items.append(_read_file(file, index))
     return items
 
 
@@ -149,9 +142,7 @@ def write_index(
             lines.setdefault(line[2 : 2 + HANDLE_CHARS], line)
     room = budget_tokens - count(f"{INDEX_HEADING}\n{INDEX_GAP}")
     used = itertools.accumulate(count(line) + 1 for line in lines.values())
-    fitting = [
-        line for line, most in zip(lines.values(), used, strict=True) if most <= room
-    ]
+    fitting = [*lines.values()][: sum(most <= room for most in used)]
     if not fitting:
         return ""
     gap = [INDEX_GAP] if has_gap or len(fitting) < len(lines) else []
@@ -159,9 +150,7 @@ def write_index(
 
 
 def attach_files(
-    sent: list[types.Content],
-    contents: Sequence[types.Content],
-    history: Iterable[int],
+    sent: list[types.Content], contents: Sequence[types.Content], history: Iterable[int]
 ) -> list[types.Content]:
     """Puts each file that the agent has read back behind its announcement."""
     if not any(map(_announced, sent)):

@@ -10,22 +10,13 @@ from collections.abc import Iterable, Sequence
 
 from contextguard_adk.measuring.budgets import divide_budget
 
-MAX_LEDGER_BYTES = 6 * 1024
-"""What all excerpts may take together."""
-
-MAX_STORED_BYTES = 8 * 1024
-"""What they may take in session state, as JSON."""
-
+MAX_LEDGER_BYTES = 6 * 1024  # What all excerpts may take together.
+MAX_STORED_BYTES = 8 * 1024  # What they may take in session state, as JSON.
 MAX_EXCERPT_BYTES = 240
-MIN_EXCERPT_BYTES = 24
-"""A shorter excerpt says nothing; then the messages in the middle are left out."""
-
-MAX_FIRST_BYTES = 1_500
-"""What the first message may take, which mostly holds the task."""
-
-FAVORED_NEWEST = 8
+MIN_EXCERPT_BYTES = 24  # Else the messages in the middle are left out.
+MAX_FIRST_BYTES = 1_500  # For the first message, which mostly holds the task.
+FAVORED_NEWEST = 8  # So many of the newest and first messages get more room.
 FAVORED_FIRST = 2
-"""How many of the newest and first messages get more room."""
 
 _GAP = "…"
 _GAP_BYTES = len(f"{_GAP} ".encode())

@@ -1,8 +1,7 @@
 """One call of the model that writes summaries.
 
-With a transcript it pays for all of the conversation anew. Where the provider serves
-the beginning of the agent's prompts from a cache, the agent's own request with one more
-message behind it ("in place") costs a fraction of that.
+A transcript is paid for anew. Where the provider caches prompts, the agent's own
+request with one more message behind it ("in place") costs a fraction of that.
 """
 
 from __future__ import annotations
@@ -31,8 +30,7 @@ class SummaryModel:
     llm: BaseLlm
     window_tokens: int
     timeout_seconds: float = 60.0
-    # Of the agent's request: the call shares some of its settings.
-    config: types.GenerateContentConfig = field(
+    config: types.GenerateContentConfig = field(  # That of the agent's request.
         default_factory=types.GenerateContentConfig
     )
     instruction: str = SUMMARY_INSTRUCTION
@@ -87,10 +85,9 @@ async def ask_in_place(
     # No Gemini cache is to be created for this one call.
     request.cacheable_contents_token_count = None
     answer = await _ask(model, request)
-    if answer.has_calls:
-        raise UnusableAnswerError("the answer calls a tool")
-    if answer.is_cut:
-        raise UnusableAnswerError("the answer was cut at its limit")
+    if answer.has_calls or answer.is_cut:
+        what = "calls a tool" if answer.has_calls else "was cut at its limit"
+        raise UnusableAnswerError(f"the answer {what}")
     return answer
 
 
@@ -99,9 +96,8 @@ async def _ask(model: SummaryModel, request: LlmRequest) -> Answer:
     answer, output_tokens, has_calls, is_cut = "", 0, False, False
     try:
         async with asyncio.timeout(model.timeout_seconds):
-            async for response in model.llm.generate_content_async(
-                request, stream=False
-            ):
+            responses = model.llm.generate_content_async(request, stream=False)
+            async for response in responses:
                 if response.partial:
                     continue
                 if response.error_code and not response.content:
@@ -134,9 +130,8 @@ def find_conversation(
 ) -> list[types.Content]:
     """Finds the conversation that shows, unshortened, what a summary has to cover.
 
-    It leaves out what is no history, such as instructions, which must not stand in a
-    summary and which ADK puts behind the history; in front of it, they would have to
-    stay. Returns [] where a transcript has to do.
+    Empty where a transcript has to do. It leaves out what is no history, such as
+    instructions; in front of the history, they would have to stay.
     """
     if view.pinned_calls or not set(covered) >= set(view.compactable):
         return []
@@ -156,11 +151,9 @@ def answers_freely(request: LlmRequest, agent: object) -> bool:
     """Whether no built-in tool, schema or forced choice decides the form of answers."""
     config = request.config
     for tool in config.tools or ():
-        if not isinstance(tool, types.Tool):
-            return False
-        if {name for name, value in tool if value is not None} != {
-            "function_declarations"
-        }:
+        settings = tool if isinstance(tool, types.Tool) else ()
+        kinds = [name for name, value in settings if value is not None]
+        if kinds != ["function_declarations"]:
             return False
     has_schema = config.response_schema or config.response_json_schema
     if has_schema or getattr(agent, "output_schema", None) is not None:

@@ -47,9 +47,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("contextguard_adk.summarizer")
 
-MAX_ROLLING_CALLS = 3
-"""Into how many calls a transcript is split at most; beyond that it is shortened."""
-
 _REGISTRY = LitellmRegistry()  # Its table is read once for each process.
 
 
@@ -57,10 +54,7 @@ class SummarySettings(BaseModel):
     """The settings of an agent that say how its summaries are written."""
 
     model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        arbitrary_types_allowed=True,
-        populate_by_name=True,
+        frozen=True, extra="forbid", arbitrary_types_allowed=True, populate_by_name=True
     )
 
     summarizer: InstanceOf[BaseLlm] | str | None = None
@@ -137,12 +131,11 @@ class Summarizer:
             return False
         setting, session = self.settings.reuse_prompt_cache, self.session
         has_cache = setting is True or session.cached_ratio >= 0.5
-        if session.is_in_place_useless or not (setting and has_cache):
-            return False
         config = self.request.config
         is_text = config.response_mime_type in (None, "text/plain")
-        may_end = is_text and not config.stop_sequences
-        return may_end and answers_freely(self.request, self.agent)
+        if session.is_in_place_useless or not (setting and has_cache and is_text):
+            return False
+        return not config.stop_sequences and answers_freely(self.request, self.agent)
 
     async def summarize(self, task: SummaryTask) -> str:
         """Has a summary written, in place or from a transcript; "" where it fails."""
@@ -168,10 +161,7 @@ class Summarizer:
             self.breaker.note(self.model.llm.model, bool(self.failures))
 
     async def _summarize_in_place(self, task: SummaryTask, model: SummaryModel) -> str:
-        """Has the agent's model end the conversation with its summary.
-
-        Returns "" where a transcript is to be used; raises where it took too long.
-        """
+        """Has the agent's model end the conversation with its summary, else ""."""
         prompt = closing_prompt(task.budget_tokens, model.instruction, task.todos)
         count = token_counter(task.correction or DEFAULT_CORRECTION)
         thinking = model.config.thinking_config
@@ -180,9 +170,8 @@ class Summarizer:
         needed = task.conversation_tokens + count(prompt) + output_tokens
         if not task.conversation or needed > model.window_tokens:
             return ""
-        conversation = self.request.model_copy(
-            update={"contents": list(task.conversation)}
-        )
+        contents = list(task.conversation)
+        conversation = self.request.model_copy(update={"contents": contents})
         try:
             answer = await ask_in_place(model, conversation, prompt, output_tokens)
             # So short, and without a heading, it is small talk.
@@ -196,12 +185,7 @@ class Summarizer:
             # Where the answer shows that it is no use, it is not asked so again.
             if isinstance(error, UnusableAnswerError) or _is_overflow(error):
                 self.session.is_in_place_useless = True
-            logger.info(
-                "The model of agent %r gave no summary at the end of the conversation "
-                "(%s); it is shown a transcript.",
-                getattr(self.agent, "name", ""),
-                error,
-            )
+            logger.info("No summary in place (%s); a transcript is used.", error)
             return ""
         return task.clip(answer)
 
@@ -218,18 +202,17 @@ def _resolve(model: BaseLlm | str | None) -> BaseLlm | None:
     try:
         # Each time anew: a client belongs to the event loop that it was made in.
         return LLMRegistry.new_llm(model)
-    except (ValueError, ImportError) as error:
-        _warn_unknown(model, type(error).__name__)
+    except (ValueError, ImportError):
+        _warn_unknown(model)
         return None
 
 
 @functools.lru_cache(maxsize=64)
-def _warn_unknown(name: str, error: str) -> None:
+def _warn_unknown(name: str) -> None:
     logger.warning(
-        "ADK knows no model %r for summaries (%s); the agent's own model writes them. "
-        "Set `summarizer` to a model name that ADK's LLMRegistry resolves.",
+        "ADK knows no model %r for summaries; the agent's own model writes them. Set "
+        "`summarizer` to a model name that ADK's LLMRegistry resolves.",
         name,
-        error,
     )
 
 
@@ -245,7 +228,7 @@ async def summarize(task: SummaryTask, model: SummaryModel) -> str:
     except SummaryError as error:
         if not _is_overflow(error):
             raise
-    logger.info("The summarizer found its input too long; trying again with less.")
+    # Its input was too long.
     return await _summarize_within(task, model, int(input_tokens * 0.6))
 
 
@@ -259,39 +242,31 @@ async def _summarize_within(
     around = summary_prompt("", "", live_request, task.todos)
     room = input_tokens - count(instruction) - count(around)
     # One call alone reads the summary so far; a later one reads what was written.
-    rolling_tokens = max(count(summary), task.budget_tokens)
-    least = input_tokens // 4
-    for part in _split_transcript(
-        task.entries,
-        max(room - count(summary), least),
-        max(room - rolling_tokens, least),
-        count,
-    ):
+    parts = split_entries(
+        task.entries, max(room - count(summary), input_tokens // 4), count
+    )
+    if len(parts) > 1:
+        room -= max(count(summary), task.budget_tokens)
+        parts = _split_transcript(task.entries, max(room, input_tokens // 4), count)
+    for part in parts:
         transcript = "\n".join(entry.text for entry in part)
         prompt = summary_prompt(transcript, summary, live_request, task.todos)
-        answer = await ask_with_transcript(
-            model, instruction, prompt, task.budget_tokens
-        )
+        budget_tokens = task.budget_tokens
+        answer = await ask_with_transcript(model, instruction, prompt, budget_tokens)
         summary = task.clip(answer)
     return summary
 
 
 def _split_transcript(
-    entries: Sequence[Entry],
-    single_room_tokens: int,
-    room_tokens: int,
-    count: TokenCounter,
+    entries: Sequence[Entry], room_tokens: int, count: TokenCounter
 ) -> list[list[Entry]]:
     """Splits a transcript into at most three parts, shortening it where it must."""
-    parts = split_entries(entries, single_room_tokens, count)
-    if len(parts) == 1:
-        return parts
     parts = split_entries(entries, room_tokens, count)
-    if len(parts) > MAX_ROLLING_CALLS:
+    if len(parts) > 3:
         # Not all of the room: parts end between entries.
-        fitted = fit_entries(entries, int(0.8 * MAX_ROLLING_CALLS * room_tokens), count)
+        fitted = fit_entries(entries, int(0.8 * 3 * room_tokens), count)
         parts = split_entries(fitted, room_tokens, count)
-    return parts[-MAX_ROLLING_CALLS:]
+    return parts[-3:]
 
 
 def write_mechanical_summary(

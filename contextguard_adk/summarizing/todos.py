@@ -33,8 +33,7 @@ _TODOS = TypeAdapter(list[TodoItem])
 class TodosTool(BaseTool):
     """A tool named `todos`: writes the whole list when given one, else reads it.
 
-    The list is kept in session state under the agent's name. After a compaction it
-    stands beside the summary as it is, whatever the summary says.
+    The list, in session state under the agent's name, stands beside each summary.
     """
 
     def __init__(self) -> None:
@@ -46,13 +45,13 @@ class TodosTool(BaseTool):
 
     def _get_declaration(self) -> types.FunctionDeclaration:
         schema = TodoItem.model_json_schema()
-        for name in ("title", "description"):
-            del schema[name]
+        del schema["title"], schema["description"]
         todos = {"type": "array", "items": schema}
+        parameters = {"type": "object", "properties": {"todos": todos}}
         return types.FunctionDeclaration(
-            name=self.name,
+            name=TODOS_TOOL,
             description=self.description,
-            parameters_json_schema={"type": "object", "properties": {"todos": todos}},
+            parameters_json_schema=parameters,
         )
 
     async def run_async(
@@ -99,9 +98,6 @@ class TodoList:
 
     items: tuple[tuple[str, str], ...] = ()
 
-    def __bool__(self) -> bool:
-        return bool(self.items)
-
     def render(self, budget_tokens: int, count: TokenCounter) -> str:
         """Renders the list; completed tasks are left out first, oldest first."""
         lines = [
@@ -111,7 +107,7 @@ class TodoList:
         if count(whole) <= budget_tokens:
             return whole
         done = [i for i, (status, _) in enumerate(self.items) if status == "completed"]
-        still_open = sorted(set(range(len(lines))).difference(done))
+        still_open = [i for i in range(len(lines)) if i not in done]
         note = "- … and {} more tasks that are not shown"
         room = budget_tokens - count(f"{LIST_HEADING}\n{note}") - 1
         kept = []
@@ -127,12 +123,10 @@ class TodoList:
 
 def load_todos(state: StateLike, agent: str, is_namespaced: bool = False) -> TodoList:
     """Reads an agent's todo list: under its own key, else under the plain `todos`."""
-    stored = AgentState(state, agent, is_namespaced).read(SHARED_TODOS_KEY)
-    if not isinstance(stored, list):
-        stored = state.get(SHARED_TODOS_KEY)
-    if not isinstance(stored, list):
-        return TodoList()
-    return TodoList(tuple(item for item in map(_read_item, stored) if item))
+    own = AgentState(state, agent, is_namespaced).read(SHARED_TODOS_KEY)
+    stored = own if isinstance(own, list) else state.get(SHARED_TODOS_KEY)
+    items = map(_read_item, stored if isinstance(stored, list) else ())
+    return TodoList(tuple(filter(None, items)))
 
 
 def _read_item(item: object) -> tuple[str, str] | None:

@@ -22,14 +22,9 @@ from contextguard_adk.measuring.budgets import (
     shorten_to_tokens,
 )
 
-HIDDEN_CALLS = frozenset({"adk_request_credential"})
-"""Calls that carry credentials; they never reach a summarizer."""
-
-RECALL_TOOL = "recall_history"
-"""The tool that reads compacted history back; its results are copies of that."""
-
-MIN_BODY_TOKENS = 40
-"""A shorter excerpt says nothing; the entry is dropped instead."""
+HIDDEN_CALLS = frozenset({"adk_request_credential"})  # They carry credentials.
+RECALL_TOOL = "recall_history"  # Its results are copies of compacted history.
+MIN_BODY_TOKENS = 40  # A shorter excerpt says nothing; the entry is dropped instead.
 
 
 @dataclass(frozen=True)
@@ -64,8 +59,7 @@ def render_entries(
             del parts[0]  # ADK's preamble says nothing about the conversation.
         for part in parts:
             handle = handle_of(part) if with_handles else ""
-            entry = _render_part(content.role or "user", part, handle)
-            if entry:
+            if entry := _render_part(content.role or "user", part, handle):
                 is_pinned = index in pinned
                 entries.append(replace(entry, is_pinned=is_pinned, handle=handle))
     return entries
@@ -82,7 +76,7 @@ def _render_part(role: str, part: types.Part, handle: str) -> Entry | None:
     if response := part.function_response:
         media = [describe_media(item) for item in response.parts or ()]
         heading = f"{role}: [tool {response.name} returned a result]"
-        heading = " ".join([heading, *filter(None, media)])
+        heading = " ".join(filter(None, [heading, *media]))
         return _render_payload(heading, response.name, response.response)
     if code := part.executable_code:
         return Entry(f"{role}: [ran code]\n", code.code or "", True)
@@ -140,10 +134,7 @@ def describe_media(part: types.Part | types.FunctionResponsePart) -> str:
 def fit_entries(
     entries: Sequence[Entry], budget_tokens: int, count_tokens: TokenCounter
 ) -> list[Entry]:
-    """Shortens entries, and drops the oldest, until they fit a budget of tokens.
-
-    Where some were dropped, the first entry returned is a note that says so.
-    """
+    """Shortens entries and drops the oldest, which a note says, until they fit."""
     costs = [count_tokens(entry.body) if entry.body else 0 for entry in entries]
     headings = [count_tokens(entry.heading) + 1 for entry in entries]
     if sum(costs) + sum(headings) <= budget_tokens:
@@ -177,10 +168,7 @@ def fit_entries(
 def split_entries(
     entries: Sequence[Entry], budget_tokens: int, count_tokens: TokenCounter
 ) -> list[list[Entry]]:
-    """Splits a transcript into parts that each fit a budget of tokens.
-
-    An entry is continued in the next part where much of this one would stay unused.
-    """
+    """Splits a transcript into parts that fit; an entry may go on in the next one."""
     parts: list[list[Entry]] = [[]]
     room = budget_tokens
     waiting = list(reversed(entries))
