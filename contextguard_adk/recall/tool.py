@@ -45,12 +45,16 @@ class RecallHistoryTool(BaseTool):
     """Searches and pages through the compacted part of a history."""
 
     def __init__(
-        self, source: RecallSource, window: int, page_tokens: int, count: TokenCounter
+        self,
+        source: RecallSource,
+        window_tokens: int,
+        page_tokens: int,
+        count: TokenCounter,
     ) -> None:
         super().__init__(name=RECALL_TOOL, description=DECLARATION.description or "")
         self._source = source
-        self._window_tokens = window
-        self._page_tokens = min(page_tokens, window // 10)
+        self._window_tokens = window_tokens
+        self._page_tokens = min(page_tokens, window_tokens // 10)
         self._count = count
 
     def _get_declaration(self) -> types.FunctionDeclaration:

@@ -157,7 +157,9 @@ class Recovery:
         request = self._rejected.model_copy(update=update)
         answer: LlmResponse | None = None
         try:
-            async for response in self._llm.generate_content_async(request):
+            async for response in self._llm.generate_content_async(
+                request, stream=False
+            ):
                 answer = answer if response.partial else response
         except Exception as error:  # noqa: BLE001 - a client may raise anything.
             overflow = parse_overflow(error)
