@@ -220,17 +220,16 @@ class DemoRun:
     async def _ask(self, runner: Runner, questions: list[str]) -> None:
         """Asks one question after the other, whatever happens to each."""
         asked = islice(cycle(questions), self.planned_steps)
-        ids = {"user_id": "user", "session_id": "session"}
+        ids: dict[str, Any] = {"user_id": "user", "session_id": "session"}
         await runner.session_service.create_session(app_name=runner.app_name, **ids)
         refused_turns = 0  # in a row
         for number, question in enumerate(asked, 1):
             print_line(self.console, f"  turn {number}: {question}")
             message = types.UserContent(question)
+            events = runner.run_async(**ids, new_message=message)
             try:
-                async with aclosing(
-                    runner.run_async(**ids, new_message=message)
-                ) as run:
-                    async for event in run:
+                async with aclosing(events):
+                    async for event in events:
                         self._count(event)
                         if self.steps >= self.planned_steps:
                             return
@@ -242,7 +241,7 @@ class DemoRun:
                     print_line(self.console, f"    stopped: {self.failure}", "bold red")
                     return
                 refused_turns += 1
-                self._note_rejection(overflow.prompt_tokens)
+                self._note_rejection(overflow.prompt_tokens or 0)
             print_line(self.console, f"    {self.steps}/{self.planned_steps} steps")
             if refused_turns == 10:
                 print_line(self.console, "    given up after 10 refused turns")
@@ -261,17 +260,16 @@ class DemoRun:
     def note_call(self, record: CallRecord) -> None:
         """Shows what the guard did before a model call."""
         if record.is_recovered:
-            self._note_rejection(None)
+            self._note_rejection(0)
         if record.compaction:
             self.compactions += 1
             before, after = record.compaction.tokens_before, record.real_tokens or 0
             text = f"    compaction {self.compactions}: {before:,} → {after:,} tokens"
             print_line(self.console, text, "cyan")
 
-    def _note_rejection(self, prompt_tokens: int | None) -> None:
+    def _note_rejection(self, prompt_tokens: int) -> None:
         self.rejections += 1
-        known_tokens = prompt_tokens or 0
-        self.largest_request_tokens = max(self.largest_request_tokens, known_tokens)
+        self.largest_request_tokens = max(self.largest_request_tokens, prompt_tokens)
         size = f"{prompt_tokens:,} tokens" if prompt_tokens else "too many tokens"
         print_line(self.console, f"    rejected by the provider: {size}", "bold red")
 

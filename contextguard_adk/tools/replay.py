@@ -2,8 +2,7 @@
 
 For each recorded model call, an agent with the recorded name runs on the events before
 it, once with a plugin that only observes and once with one that compacts. Its model is
-simulated: it answers with the recorded token count, and its summaries are excerpts. A
-recording has neither instruction nor tools; their size is inferred from the counts.
+simulated; the size of instruction and tools is inferred from the recorded counts.
 """
 
 from __future__ import annotations
@@ -136,31 +135,23 @@ class _RecordedModel(BaseLlm):
         self.contents = llm_request.contents
         self.request_tokens = max(1, _count(llm_request))
         tokens = self.report(self.request_tokens)
-        yield LlmResponse(
-            content=types.ModelContent("."),
-            usage_metadata=types.GenerateContentResponseUsageMetadata(
-                prompt_token_count=tokens
-            ),
-        )
+        usage = types.GenerateContentResponseUsageMetadata(prompt_token_count=tokens)
+        yield LlmResponse(content=types.ModelContent("."), usage_metadata=usage)
 
 
 class _Side:
     """A session that grows as the recording does, and the plugin that sees it."""
 
     def __init__(
-        self,
-        recorded: Session,
-        model: str | None,
-        plugin: ContextGuardPlugin | None = None,
+        self, recorded: Session, model: str | None, *plugins: ContextGuardPlugin
     ) -> None:
         self._model = model
         later = {key for event in recorded.events for key in event.actions.state_delta}
         state = {k: v for k, v in recorded.state.items() if k not in later}
-        self._session = recorded.model_copy(
-            update={"state": _own_state(state), "events": []}
-        )
+        update = {"state": _own_state(state), "events": []}
+        self._session = recorded.model_copy(update=update)
         self._recorded = recorded
-        self._plugins = PluginManager([plugin] if plugin else None)
+        self._plugins = PluginManager([*plugins])
 
     async def play(
         self, call: RecordedCall, agent: LlmAgent, report: Report = lambda _: None
@@ -254,7 +245,7 @@ class _Replay:
         return recordings.fit_counts(list(zip(contents, real, strict=True)))
 
     async def step(self, number: int, call: RecordedCall) -> ReplayedCall:
-        """Replays one call."""
+        """Replays one call with either plugin."""
         name = call.event.author
         agent = self._agents[name]
         real = None if call.is_guarded else call.prompt_tokens
