@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import copy
 import inspect
-from collections import Counter, deque
+import math
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -30,9 +31,8 @@ Script: TypeAlias = Callable[[LlmRequest], Reply | Awaitable[Reply]] | Sequence[
 class RecordedRequest:
     """One request as the provider saw it, and what it answered.
 
-    `rejected` is None for an accepted request. `response` is the final answer, None
-    where there was none: rejected, raised by the script, or not finished.
-    `cached_tokens` is what a prompt cache served, where there is one.
+    `rejected` is None for an accepted request, `response` where there was no final
+    answer. `cached_tokens` is what a prompt cache served, where there is one.
     """
 
     contents: list[types.Content]
@@ -119,9 +119,7 @@ class SimulatedLlm(BaseLlm):
     # ADK may copy a model; its shallow copies share these.
     _counts: Counter[str] = PrivateAttr(default_factory=Counter)
     _records: list[RecordedRequest] = PrivateAttr(default_factory=list)
-    _cached: deque[list[tuple[str, str]]] = PrivateAttr(
-        default_factory=lambda: deque(maxlen=4)
-    )
+    _cached: list[list[tuple[str, str]]] = PrivateAttr(default_factory=list)
 
     @property
     def capabilities(self) -> LlmCapabilities:
@@ -169,10 +167,7 @@ class SimulatedLlm(BaseLlm):
     async def generate_content_async(
         self, llm_request: LlmRequest, stream: bool = False
     ) -> AsyncGenerator[LlmResponse, None]:
-        """Answers a request, or refuses it.
-
-        Yields:
-            The response, which carries the usage; with `stream`, its parts before it.
+        """Answers a request, with `stream` in parts before the whole, or refuses it.
 
         Raises:
             InvalidRequestError: The contents break a structural rule.
@@ -183,8 +178,8 @@ class SimulatedLlm(BaseLlm):
         self._judge(record)
         if self.prompt_cache:
             self._serve_from_cache(record, llm_request)
-        is_late = self.calls - self.summaries >= 4
-        reports_usage = self.usage == "last" or (self.usage == "late" and is_late)
+        first_call = {"last": 0, "late": 4, "never": math.inf}[self.usage]
+        reports_usage = self.calls - self.summaries >= first_call
         await asyncio.sleep(self.latency_seconds)
         reply = self._take_reply(llm_request, record.is_summary)
         if inspect.isawaitable(reply):
@@ -201,21 +196,19 @@ class SimulatedLlm(BaseLlm):
     def _receive(self, request: LlmRequest, stream: bool) -> RecordedRequest:
         parts = provider.list_system_parts(request.config.system_instruction)
         system = provider.list_content_texts([types.Content(parts=parts)])
+        ratio, media_tokens = self.token_ratio, self.media_tokens
         record = RecordedRequest(
             contents=list(request.contents),
             system_instruction="\n".join(system),
             config=_copy_config(request.config),
-            prompt_tokens=provider.count_request_tokens(
-                request, self.token_ratio, self.media_tokens
-            ),
+            prompt_tokens=provider.count_request_tokens(request, ratio, media_tokens),
             is_summary=self.is_summary_request(request),
             stream=stream,
         )
         self._counts["calls"] += 1
         self._counts["summaries"] += record.is_summary
-        self._counts["largest_request_tokens"] = max(
-            self.largest_request_tokens, record.prompt_tokens
-        )
+        largest_tokens = max(self.largest_request_tokens, record.prompt_tokens)
+        self._counts["largest_request_tokens"] = largest_tokens
         self._records.append(record)
         if self.keep_requests is not None:
             del self._records[: max(0, len(self._records) - self.keep_requests)]
@@ -232,18 +225,18 @@ class SimulatedLlm(BaseLlm):
             self._counts["rejections"] += 1
             record.rejected = "overflow"
             words = provider.OVERFLOW_WORDS[self.error_style]
-            raise provider.ContextOverflowError(
-                words.format(used=used, limit=limit, excess=used - limit)
-            )
+            text = words.format(used=used, limit=limit, excess=used - limit)
+            raise provider.ContextOverflowError(text)
 
     def _serve_from_cache(self, record: RecordedRequest, request: LlmRequest) -> None:
         """Finds what earlier prompts began with, and keeps this one for later ones."""
         now = provider.list_prompt_texts(request)
-        for before in self._cached:
-            shared_tokens = provider.count_shared_tokens(before, now, self.token_ratio)
-            record.cached_tokens = max(record.cached_tokens, shared_tokens)
-        record.cached_tokens = min(record.cached_tokens, record.prompt_tokens)
-        self._cached.append(now)
+        shared_tokens = [
+            provider.count_shared_tokens(before, now, self.token_ratio)
+            for before in self._cached
+        ]
+        record.cached_tokens = min(max(shared_tokens, default=0), record.prompt_tokens)
+        self._cached[:] = [*self._cached[-3:], now]
 
     def _take_reply(
         self, request: LlmRequest, is_summary: bool
@@ -254,8 +247,8 @@ class SimulatedLlm(BaseLlm):
             return source(request)
         kind = "summary_replies" if is_summary else "replies"
         self._counts[kind] += 1
-        if source is not None and self._counts[kind] <= len(source):
-            return source[self._counts[kind] - 1]
+        if self._counts[kind] <= len(source or ()):
+            return (source or ())[self._counts[kind] - 1]
         if is_summary:
             return provider.summarize(request, self.token_ratio)
         return _acknowledge(request) if source is None else "Done."
@@ -271,8 +264,7 @@ class SimulatedLlm(BaseLlm):
             parts = [part.model_copy(deep=True) for part in reply]
             reply = types.Content(role="model", parts=parts)
         if isinstance(reply, types.Content):
-            stop = types.FinishReason.STOP
-            reply = LlmResponse(content=reply, finish_reason=stop)
+            reply = LlmResponse(content=reply, finish_reason=types.FinishReason.STOP)
         response = reply.model_copy(deep=True)
         response.model_version = response.model_version or self.model
         response.partial = bool(response.partial)
@@ -310,24 +302,20 @@ def _copy_config(config: types.GenerateContentConfig) -> types.GenerateContentCo
 
 
 def _acknowledge(request: LlmRequest) -> str:
-    said = [
-        content.parts or [] for content in request.contents if content.role == "user"
-    ]
+    said = [c.parts or [] for c in request.contents if c.role == "user"]
     texts = [part.text for parts in said for part in parts if part.text]
     return f"Acknowledged: {texts[-1][:60]}" if texts else "Acknowledged."
 
 
 def _split_response(response: LlmResponse) -> Iterator[LlmResponse]:
     """Yields the partial chunks that a stream sends before the complete response."""
+    name = response.model_version
     for part in (response.content and response.content.parts) or []:
         text = part.text or ""
         third = -(-len(text) // 3) or 1
-        pieces = [
-            types.Part(text=text[i : i + third], thought=part.thought)
-            for i in range(0, len(text), third)
-        ]
+        starts = range(0, len(text), third)
+        thirds = [text[i : i + third] for i in starts]
+        pieces = [types.Part(text=text, thought=part.thought) for text in thirds]
         for piece in pieces or [part.model_copy(deep=True)]:
             content = types.Content(role="model", parts=[piece])
-            yield LlmResponse(
-                content=content, partial=True, model_version=response.model_version
-            )
+            yield LlmResponse(content=content, partial=True, model_version=name)

@@ -1,7 +1,4 @@
-"""What `SimulatedLlm` counts, rejects and summarizes.
-
-Nothing here reads another module of this package: the simulated provider judges them.
-"""
+"""What `SimulatedLlm` counts, rejects and summarizes."""
 
 from __future__ import annotations
 
@@ -58,7 +55,6 @@ _PAYLOAD_FIELDS = (
     "executable_code", "code_execution_result", "tool_call", "tool_response",
 )  # fmt: skip
 
-_SLICE_CHARS = 8_192  # tiktoken's regex overflows its stack on a megabyte of blanks.
 _TOKENS_PER_CONTENT = 3  # OpenAI's cookbook: every message costs three more.
 _loading = threading.Lock()
 
@@ -126,20 +122,14 @@ def _list_broken_pairs(
         same_id = [c for c in unanswered if response.id and c.id == response.id]
         named = [c for c in unanswered if c.name == response.name]
         # An id on one side only is as good as none.
-        matches = same_id or [c for c in named if not (c.id and response.id)]
-        if matches:
+        if matches := same_id or [c for c in named if not (c.id and response.id)]:
             unanswered.remove(matches[0])
         else:
-            yield (
-                "a function response must answer a function call in the turn right"
-                f" before it; there is none for {response.name!r} (id {response.id})"
-            )
+            name = f"{response.name!r} (id {response.id})"
+            yield f"a function response must answer a function call; none for {name}"
     if unanswered:
         names = ", ".join(f"{call.name!r} (id {call.id})" for call in unanswered)
-        yield (
-            "a function call must be followed by its function response; the following"
-            f" calls were not answered: {names}"
-        )
+        yield f"function calls need responses; these were not answered: {names}"
 
 
 def list_content_texts(contents: Iterable[types.Content]) -> Iterator[str]:
@@ -153,24 +143,23 @@ def list_content_texts(contents: Iterable[types.Content]) -> Iterator[str]:
         if response := part.function_response:
             yield response.name or ""
             yield _to_json_text(response.response or {})
-        if part.executable_code:
-            yield part.executable_code.code or ""
-        if part.code_execution_result:
-            yield part.code_execution_result.output or ""
-        yield from map(
-            _to_json_text, filter(None, (part.tool_call, part.tool_response))
-        )
+        if code := part.executable_code:
+            yield code.code or ""
+        if result := part.code_execution_result:
+            yield result.output or ""
+        of_server = filter(None, (part.tool_call, part.tool_response))
+        yield from map(_to_json_text, of_server)
 
 
 def list_system_parts(instruction: Any) -> list[types.Part]:
     """Returns the parts of a system instruction, whichever form it has."""
     if isinstance(instruction, types.Content):
         return instruction.parts or []
-    if isinstance(instruction, types.Part):
-        return [instruction]
     if isinstance(instruction, list):
         return [part for item in instruction for part in list_system_parts(item)]
-    return [types.Part(text=str(instruction))] if instruction else []
+    if isinstance(instruction, types.Part):
+        return [instruction]
+    return [types.Part(text=instruction)] if instruction else []
 
 
 def list_prompt_texts(request: LlmRequest) -> list[tuple[str, str]]:
@@ -211,8 +200,7 @@ def count_shared_tokens(
         if old_place != place:
             break
         places.add(place)
-        # Of characters, as wanted here.
-        shared.append(os.path.commonprefix([old, new]))  # noqa: RUF071
+        shared.append(os.path.commonprefix([old, new]))  # noqa: RUF071 - of characters
         if old != new:
             break
     overhead = 0 if token_ratio else _TOKENS_PER_CONTENT * len(places - {"head"})
@@ -222,22 +210,14 @@ def count_shared_tokens(
 def count_tokens(texts: Iterable[str], token_ratio: float | None) -> int:
     """Counts the tokens of texts: by BPE without a ratio, else by UTF-8 bytes."""
     if token_ratio is None:
+        # Slices: tiktoken's regex overflows its stack on a megabyte of blanks.
         return sum(
-            _count_slice(text[start : start + _SLICE_CHARS])
+            _count_slice(text[start : start + 8_192])
             for text in texts
-            for start in range(0, len(text), _SLICE_CHARS)
+            for start in range(0, len(text), 8_192)
         )
     utf8_bytes = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
     return math.ceil(utf8_bytes / 4 * token_ratio)
-
-
-def _count_media(content: types.Content) -> int:
-    count = 0
-    for part in content.parts or []:
-        count += bool(part.inline_data or part.file_data)
-        if part.function_response and part.function_response.parts:
-            count += len(part.function_response.parts)
-    return count
 
 
 @functools.lru_cache(maxsize=16_384)  # Every request repeats the history before it.
@@ -283,8 +263,8 @@ def _to_json_text(value: Any) -> str:
 def looks_like_summary_request(request: LlmRequest) -> bool:
     """Whether a request asks for a summary: by the guard's or ADK's own prompt."""
     text = "\n".join(list_content_texts(request.contents[-1:]))
-    is_prompt = text.startswith(_ADK_PROMPT) or _IN_PLACE.match(text)
-    return bool(is_prompt or _FENCE.search(text))
+    has_marker = _IN_PLACE.match(text) or _FENCE.search(text)
+    return text.startswith(_ADK_PROMPT) or bool(has_marker)
 
 
 def read_summary_material(request: LlmRequest) -> str:
@@ -306,9 +286,9 @@ def read_summary_material(request: LlmRequest) -> str:
 def summarize(request: LlmRequest, token_ratio: float | None) -> str:
     """Keeps head and tail of each line, as much as the summary may take."""
     material = map(str.strip, read_summary_material(request).splitlines())
-    lines = list(dict.fromkeys(_shorten(line, 240) for line in material if line))
-    max_tokens = request.config.max_output_tokens or 1_000
     line_chars = 240
+    lines = list(dict.fromkeys(_shorten(line, line_chars) for line in material if line))
+    max_tokens = request.config.max_output_tokens or 1_000
     while count_tokens(["\n".join(lines)], token_ratio) > max_tokens:
         if line_chars > 60:
             line_chars //= 2

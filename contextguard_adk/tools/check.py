@@ -6,22 +6,13 @@ import argparse
 import json
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Console
 
-from contextguard_adk.config import (
-    CONFIG_VARIABLE,
-    SETTINGS_SUFFIXES,
-    PluginSettings,
-    load_settings,
-)
-from contextguard_adk.measuring.budgets import (
-    buffer_tokens,
-    summary_budget_tokens,
-    threshold_tokens,
-)
+from contextguard_adk import config
+from contextguard_adk.measuring import budgets
 from contextguard_adk.providers.windows import LitellmRegistry, resolve_context_window
 from contextguard_adk.strategies import Pipeline, Strategy
 from contextguard_adk.tools.terminal import CommandError, print_line, quiet_logs
@@ -30,13 +21,12 @@ from contextguard_adk.tools.terminal import CommandError, print_line, quiet_logs
 def run_check(arguments: argparse.Namespace) -> int:
     """Reads a settings file and prints what it means; returns 0."""
     for model in arguments.model:
-        if model.lower().endswith(SETTINGS_SUFFIXES):
-            raise CommandError(
-                f"{model!r} stands among the models; name the file before --model"
-            )
-    path = arguments.config or os.environ.get(CONFIG_VARIABLE) or None
+        if model.lower().endswith(config.SETTINGS_SUFFIXES):
+            text = f"{model!r} stands among the models; name the file before --model"
+            raise CommandError(text)
+    path = arguments.config or os.environ.get(config.CONFIG_VARIABLE) or None
     with quiet_logs(Console(quiet=True)):
-        settings = load_settings(path) if path else PluginSettings()
+        settings = config.load_settings(path) if path else config.PluginSettings()
         agents = {"(default)": settings.default, **settings.agents}
         report = {
             "config": path,
@@ -46,16 +36,15 @@ def run_check(arguments: argparse.Namespace) -> int:
                 for name, strategy in agents.items()
             ],
         }
-    console = Console(highlight=False)
     if arguments.json:
         print(json.dumps(report, indent=2, default=str))
-    else:
-        for line in _list_lines(report):
-            print_line(console, line)
+        return 0
+    for line in _list_lines(report):
+        print_line(Console(highlight=False), line)
     return 0
 
 
-def _describe(strategy: Strategy | None, models: Sequence[str]) -> dict[str, Any]:
+def _describe(strategy: Strategy | None, models: list[str]) -> dict[str, Any]:
     """Describes how an agent is guarded."""
     if strategy is None:
         return {"strategy": None, "settings": {}, "summarizer": None, "budgets": []}
@@ -69,10 +58,9 @@ def _describe(strategy: Strategy | None, models: Sequence[str]) -> dict[str, Any
 
 def _dump_settings(strategy: Strategy) -> dict[str, Any]:
     """Returns what the file sets, without what the report shows elsewhere."""
+    shown = {"context_window", "summarizer"}
     settings = strategy.model_dump(
-        exclude_unset=True,
-        exclude={"context_window", "summarizer"},
-        serialize_as_any=True,
+        exclude_unset=True, exclude=shown, serialize_as_any=True
     )
     reducers = strategy.reducers if isinstance(strategy, Pipeline) else ()
     for reducer, items in zip(reducers, settings.get("reducers", ()), strict=False):
@@ -80,28 +68,24 @@ def _dump_settings(strategy: Strategy) -> dict[str, Any]:
     return settings
 
 
-def _list_budgets(
-    strategy: Strategy, models: Sequence[str]
-) -> Iterator[dict[str, Any]]:
+def _list_budgets(strategy: Strategy, models: list[str]) -> Iterator[dict[str, Any]]:
     """Yields the sizes for each model; without models those of a configured window."""
     registry, fixed = LitellmRegistry(), strategy.context_window
-    for model in models or ([None] if fixed else []):
-        window = resolve_context_window(
-            model or "", configured=fixed, registry=registry
-        )
-        due_tokens = threshold_tokens(window.tokens)
+    for model in models or ([""] if fixed else []):
+        window = resolve_context_window(model, configured=fixed, registry=registry)
+        due_tokens = budgets.threshold_tokens(window.tokens)
         if isinstance(strategy, Pipeline) and strategy.compression_threshold:
             early_tokens = strategy.compression_threshold * window.tokens
             due_tokens = min(due_tokens, math.ceil(early_tokens))
-        entry = registry.entry_name(model) if model else None
+        is_known = window.source == "registry"
         yield {
-            "model": model,
+            "model": model or None,
             "window_tokens": window.tokens,
             "source": window.source,
-            "registry_entry": entry if window.source == "registry" else None,
-            "buffer_tokens": buffer_tokens(window.tokens),
+            "registry_entry": registry.entry_name(model) if is_known else None,
+            "buffer_tokens": budgets.buffer_tokens(window.tokens),
             "threshold_tokens": due_tokens,
-            "summary_tokens": summary_budget_tokens(window.tokens),
+            "summary_tokens": budgets.summary_budget_tokens(window.tokens),
         }
 
 
@@ -109,11 +93,9 @@ def _list_lines(report: dict[str, Any]) -> Iterator[str]:
     """Yields the report for people; agents begin a line, all of theirs is indented."""
     path = report["config"]
     yield f"{path}: good" if path else "no file: the built-in settings"
-    yield (
-        f"{'observes only' if report['observe'] else 'compacts'}, warns from "
-        f"{report['warning_threshold']:.0%} of the window, state keys "
-        f"{report['state_keys']}"
-    )
+    does = "observes only" if report["observe"] else "compacts"
+    warns = f"warns from {report['warning_threshold']:.0%} of the window"
+    yield f"{does}, {warns}, state keys {report['state_keys']}"
     for agent in report["agents"]:
         yield f"{agent['agent']}: {agent['strategy'] or 'not guarded'}"
         for key, value in agent["settings"].items():

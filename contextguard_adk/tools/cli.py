@@ -15,28 +15,24 @@ from typing import Any, NoReturn
 _COMMANDS = {
     "demo": (
         "do the same work without and with the guard, and compare",
-        "An agent works through a source tree, first without the guard, then with it. "
-        "Offline by default: the model is simulated and refuses what exceeds its "
-        "window.",
+        "An agent works through a source tree, first without the guard, then with it; "
+        "by default offline, with a simulated model.",
         "Exit code: 0 if no request of the guarded run was refused, 1 otherwise, 2 for "
         "wrong arguments, 130 after Ctrl-C.",
     ),
     "check": (
         "validate a settings file and show what it means",
-        "Reads a settings file as the plugin does and prints, for each agent and "
-        "model, the window and where it comes from, buffer, threshold, summary budget "
-        "and summarizer.",
+        "Reads a settings file as the plugin does and prints what it means for each "
+        "agent and model.",
         "Exit code: 0 if all is well, 2 for wrong arguments or a wrong file.",
     ),
     "replay": (
         "show what the guard would have done in a recorded session",
-        "Reads a recorded ADK session and shows, call by call, the guard's estimate "
-        "beside the recorded count, and what the guard would have compacted. Offline: "
-        "summaries are excerpts. Nothing is written to the recording.",
+        "Reads a recorded ADK session and shows, call by call, estimate, recorded "
+        "count and what the guard would have compacted. No model is asked.",
         "Exit code: 0, or 2 for wrong arguments or what cannot be replayed.",
     ),
 }
-"""Each command's help, description and exit codes."""
 
 _HELP = {
     "demo path": "the folder to work through (default: the installed google-adk)",
@@ -44,17 +40,14 @@ _HELP = {
     "demo --steps": "model calls of each run (default: %(default)s)",
     "demo --strategy": "how the guard compacts (default: %(default)s)",
     "demo --model": "a real model, such as gemini-2.5-flash; both runs are billed",
-    "check config": "a .toml, .yaml or .yml file (default: the one that "
-    "CONTEXTGUARD_CONFIG names, else the built-in settings)",
+    "check config": "a .toml, .yaml or .yml file (default: $CONTEXTGUARD_CONFIG)",
     "check --model": "models as agents name them, such as openai/gpt-4o",
     "check --json": "print JSON",
-    "replay source": "a JSON export, an SQLite file as adk web writes it, or a URL "
-    "that DatabaseSessionService takes",
+    "replay source": "a JSON export, adk web's SQLite file, or a database's URL",
     "replay --app": "of a database's session",
     "replay --user": "of a database's session",
     "replay --session": "of a database's session",
-    "replay --config": "settings to try (default: the file that CONTEXTGUARD_CONFIG "
-    "names, else the built-in settings)",
+    "replay --config": "settings to try (default: $CONTEXTGUARD_CONFIG)",
     "replay --agent": "only this agent's calls",
     "replay --model": "the model whose window counts (default: the recorded one)",
     "replay --window": "the window, whatever model and settings say",
@@ -75,20 +68,12 @@ class _Parser(argparse.ArgumentParser):
         raise _UsageError(f"{self.prog}: error: {message}")
 
     def add(self, name: str, **settings: Any) -> None:
-        """Adds an argument of a command, with its help."""
         command = self.prog.split()[-1]
         self.add_argument(name, help=_HELP[f"{command} {name}"], **settings)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line.
-
-    Args:
-        argv: The arguments; None takes those of the process.
-
-    Returns:
-        0 for success, 1 for a bad outcome, 2 for wrong arguments, 130 after Ctrl-C.
-    """
+    """Runs the command line; returns the exit code."""
     try:
         exit_code = _run(_build_parser().parse_args(argv))
         sys.stdout.flush()
@@ -133,10 +118,8 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _build_parser() -> _Parser:
-    parser = _Parser(
-        prog="contextguard",
-        description="Keeps Google ADK agents inside their model's context window.",
-    )
+    purpose = "Keeps Google ADK agents inside their model's context window."
+    parser = _Parser(prog="contextguard", description=purpose)
     try:
         version = importlib.metadata.version("contextguard-adk")
     except importlib.metadata.PackageNotFoundError:

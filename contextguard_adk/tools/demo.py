@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import chain, cycle, groupby, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import google.adk
 from google.adk.agents import LlmAgent
@@ -25,19 +25,17 @@ from google.genai import types
 from rich.console import Console
 from rich.table import Table
 
-from contextguard_adk.measuring.budgets import threshold_tokens
 from contextguard_adk.plugin import ContextGuardPlugin
 from contextguard_adk.providers.overflow import parse_overflow
 from contextguard_adk.providers.windows import LitellmRegistry
 from contextguard_adk.strategies import SlidingWindow, Threshold
 from contextguard_adk.telemetry import CallRecord
-from contextguard_adk.testing import Reply, SimulatedLlm, SimulatedProviderError, call
+from contextguard_adk.testing import Reply, SimulatedLlm, call
 from contextguard_adk.tools.terminal import CommandError, print_line, quiet_logs
 
 INSTRUCTION = """\
 Study the source files of a project: read those that matter one after another with your
 tools, then answer. Paths are relative to the project's top folder."""
-
 
 ROWS = {
     "steps done": "{0.steps:,} of {0.planned_steps:,}",
@@ -46,6 +44,9 @@ ROWS = {
     "tokens billed": "{0.billed_tokens:,}",
     "largest request": "{0.largest_request_tokens:,}",
 }
+
+Turn: TypeAlias = tuple[str, list[Reply]]
+"""A question of the user, and how the offline model goes about it."""
 
 
 def run_demo(arguments: argparse.Namespace) -> int:
@@ -62,10 +63,9 @@ def run_demo(arguments: argparse.Namespace) -> int:
         if window_tokens is None:
             raise CommandError(f"the window of {model} is unknown: give --window")
         models = [_create_model(model, window_tokens, turns) for _ in range(2)]
-        sizes = f"window {window_tokens:,} tokens"
-        due = f"compaction from {threshold_tokens(window_tokens):,}"
         print_line(console, f"{steps:,} steps through {root}")
-        print_line(console, f"{model or 'offline model'}, {sizes}, {due}")
+        name = model or "offline model"
+        print_line(console, f"{name}, window {window_tokens:,} tokens")
         bare = DemoRun("no guard", steps, console)
         guarded = DemoRun("with guard", steps, console)
         kind = Threshold if arguments.strategy == "threshold" else SlidingWindow
@@ -73,24 +73,16 @@ def run_demo(arguments: argparse.Namespace) -> int:
         guard = ContextGuardPlugin(default=strategy, on_call=guarded.note_call)
         asyncio.run(bare.play(turns, models[0], root, []))
         asyncio.run(guarded.play(turns, models[1], root, [guard]))
-    table = Table("", show_edge=False, pad_edge=False)
-    for run in (bare, guarded):
-        table.add_column(run.name, justify="right")
+    table = Table("", bare.name, guarded.name, show_edge=False, pad_edge=False)
+    for column in table.columns[1:]:
+        column.justify = "right"
     for name, value in ROWS.items():
         table.add_row(name, value.format(bare), value.format(guarded))
     console.print("", table, "", sep="\n")
     if model:
         print_line(console, "The summaries that the guard asked for are not counted.")
-    print_line(console, describe_outcome(bare, guarded), "bold")
+    print_line(console, _describe_outcome(bare, guarded), "bold")
     return 1 if guarded.rejections or guarded.failure else 0
-
-
-@dataclass(frozen=True)
-class Turn:
-    """A question of the user, and how the offline model goes about it."""
-
-    question: str
-    replies: list[Reply]
 
 
 def plan_turns(root: Path, max_files: int) -> Iterator[Turn]:
@@ -98,13 +90,11 @@ def plan_turns(root: Path, max_files: int) -> Iterator[Turn]:
     files = (file.relative_to(root) for file in walk_files(root) if read_source(file))
     for folder, group in groupby(islice(files, max_files), lambda file: file.parent):
         while names := [file.as_posix() for file in islice(group, 10)]:
-            replies: list[Reply] = [
-                call("list_files", directory=folder.as_posix()),
-                *(call("read_file", path=name) for name in names),
-                f"I have read {', '.join(names)}.",
-            ]
+            listing = call("list_files", directory=folder.as_posix())
+            readings = [call("read_file", path=name) for name in names]
             where = "the top folder" if folder == Path() else f"the folder {folder}"
-            yield Turn(f"Read {where} from {names[0]} on: how does it work?", replies)
+            question = f"Read {where} from {names[0]} on: how does it work?"
+            yield question, [listing, *readings, f"I have read {', '.join(names)}."]
 
 
 class FileTools:
@@ -176,10 +166,10 @@ def read_source(file: Path) -> str:
 
 def _create_model(name: str | None, window_tokens: int, turns: list[Turn]) -> BaseLlm:
     if name is None:
-        replies = cycle(chain.from_iterable(turn.replies for turn in turns))
+        replies = cycle(chain.from_iterable(replies for _, replies in turns))
         return SimulatedLlm(
             context_window=window_tokens,
-            script=lambda request: next(replies),
+            script=lambda _: next(replies),
             keep_requests=0,
         )
     try:
@@ -189,8 +179,8 @@ def _create_model(name: str | None, window_tokens: int, turns: list[Turn]) -> Ba
 
             litellm.suppress_debug_info = True  # Or it prints where to report bugs.
     except Exception as error:
-        reason = _describe_error(error)
-        raise CommandError(f"the model cannot be used: {reason}") from error
+        text = f"the model cannot be used: {_describe_error(error)}"
+        raise CommandError(text) from error
     return llm
 
 
@@ -219,29 +209,24 @@ class DemoRun:
         agent.tools = [FileTools(root).list_files, FileTools(root).read_file]
         app = App(name="contextguard_demo", root_agent=agent, plugins=plugins)
         runner = Runner(app=app, session_service=InMemorySessionService())
-        try:
-            await self._ask(runner, islice(cycle(turns), self.planned_steps))
-        finally:
-            await runner.close()
+        await self._ask(runner, [question for question, _ in turns])
+        await runner.close()
         if self.failure and not self.steps:
             raise CommandError(f"the model cannot be used: {self.failure}")
         if isinstance(llm, SimulatedLlm):  # It knows what summaries cost.
             self.billed_tokens = llm.billed_tokens
             self.largest_request_tokens = llm.largest_request_tokens
 
-    async def _ask(self, runner: Runner, turns: Iterable[Turn]) -> None:
+    async def _ask(self, runner: Runner, questions: list[str]) -> None:
         """Asks one question after the other, whatever happens to each."""
-        session = await runner.session_service.create_session(
-            app_name=runner.app_name, user_id="user"
-        )
+        asked = islice(cycle(questions), self.planned_steps)
+        ids: dict[str, Any] = {"user_id": "user", "session_id": "session"}
+        await runner.session_service.create_session(app_name=runner.app_name, **ids)
         refused_turns = 0  # in a row
-        for number, turn in enumerate(turns, 1):
-            print_line(self.console, f"  turn {number}: {turn.question}")
-            events = runner.run_async(
-                user_id=session.user_id,
-                session_id=session.id,
-                new_message=types.UserContent(turn.question),
-            )
+        for number, question in enumerate(asked, 1):
+            print_line(self.console, f"  turn {number}: {question}")
+            message = types.UserContent(question)
+            events = runner.run_async(**ids, new_message=message)
             try:
                 async with aclosing(events):
                     async for event in events:
@@ -250,18 +235,21 @@ class DemoRun:
                             return
                 refused_turns = 0
             except Exception as error:  # noqa: BLE001 - whatever a provider's SDK raises
+                overflow = parse_overflow(error)
+                if not overflow:
+                    self.failure = _describe_error(error)
+                    print_line(self.console, f"    stopped: {self.failure}", "bold red")
+                    return
                 refused_turns += 1
-                self._note_error(error)
+                self._note_rejection(overflow.prompt_tokens or 0)
             print_line(self.console, f"    {self.steps}/{self.planned_steps} steps")
             if refused_turns == 10:
                 print_line(self.console, "    given up after 10 refused turns")
-            if refused_turns == 10 or self.failure:
                 return
 
     def _count(self, event: Event) -> None:
         """Counts a model's answer and what it cost."""
-        is_answer = event.content is not None and event.content.role == "model"
-        if event.partial or not is_answer:
+        if event.partial or not event.content or event.content.role != "model":
             return
         self.steps += 1
         usage = event.usage_metadata or types.GenerateContentResponseUsageMetadata()
@@ -279,14 +267,6 @@ class DemoRun:
             text = f"    compaction {self.compactions}: {before:,} → {after:,} tokens"
             print_line(self.console, text, "cyan")
 
-    def _note_error(self, error: Exception) -> None:
-        overflow = parse_overflow(error)
-        if overflow or isinstance(error, SimulatedProviderError):
-            self._note_rejection((overflow and overflow.prompt_tokens) or 0)
-        else:
-            self.failure = _describe_error(error)
-            print_line(self.console, f"    stopped: {self.failure}", "bold red")
-
     def _note_rejection(self, prompt_tokens: int) -> None:
         self.rejections += 1
         self.largest_request_tokens = max(self.largest_request_tokens, prompt_tokens)
@@ -295,19 +275,18 @@ class DemoRun:
 
 
 def _describe_error(error: Exception) -> str:
-    """Returns the reason of a failure in one line."""
     lines = str(error).strip().splitlines()
     return lines[0][:200] if lines else type(error).__name__
 
 
-def describe_outcome(bare: DemoRun, guarded: DemoRun) -> str:
+def _describe_outcome(bare: DemoRun, guarded: DemoRun) -> str:
     """Says in one sentence how the two runs compare."""
-    done = f"With the guard {guarded.steps:,} of {guarded.planned_steps:,} steps were"
+    end = "the work fits into the window without it as well: try a smaller --window"
     if guarded.failure:
-        return f"{done} done; then the model failed: {guarded.failure}"
-    if guarded.rejections:
-        return f"{done} done, but {guarded.rejections:,} of its requests were refused."
-    if bare.rejections:
-        return f"{done} done, no request refused; without it only {bare.steps:,}."
-    fits = "the work fits into the window without it as well"
-    return f"{done} done; {fits}, so try a smaller --window or more --steps."
+        end = f"then the model failed: {guarded.failure}"
+    elif guarded.rejections:
+        end = f"{guarded.rejections:,} of its requests were refused"
+    elif bare.rejections:
+        end = f"no request refused; without it only {bare.steps:,}"
+    done = f"{guarded.steps:,} of {guarded.planned_steps:,} steps were done"
+    return f"With the guard {done}, {end}."

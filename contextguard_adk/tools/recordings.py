@@ -20,11 +20,7 @@ from pydantic import ValidationError
 from contextguard_adk.telemetry import METADATA_KEY
 from contextguard_adk.tools.terminal import CommandError
 
-MAX_PROMPT_TOKENS = 20_000_000
-"""The largest count that is replayed: a request of that size is made up for it."""
-
 _READING = ("SELECT", "PRAGMA", "SHOW", "WITH", "SET", "DESCRIBE", "EXPLAIN")
-_SUMMARY_KEYS = ("__context_guard_summary_{}", "context_guard:summary:{}")
 
 
 @dataclass(frozen=True)
@@ -43,8 +39,7 @@ class RecordedCall:
     index: int
     event: Event
     prompt_tokens: int
-    is_guarded: bool
-    """Whether a guard had changed the request: the whole history was not counted."""
+    is_guarded: bool  # The request was changed, so not the whole history counted.
 
 
 async def load_session(source: str, key: SessionKey) -> Session:
@@ -55,8 +50,7 @@ async def load_session(source: str, key: SessionKey) -> Session:
     try:
         data = path.read_bytes()
     except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise CommandError(f"{source}: cannot be read: {reason}") from error
+        raise _explain(source, error) from error
     if data.startswith(b"SQLite format 3\0"):
         return await _load_from_sqlite_file(path, key)
     return _parse_export(source, data)
@@ -80,9 +74,8 @@ def _parse_export(source: str, data: bytes) -> Session:
         )
     except ValidationError as error:
         problem = error.errors()[0]
-        place = ".".join(map(str, problem["loc"]))
-        text = f"{source}: not an ADK session: {place}: {problem['msg']}"
-        raise CommandError(text) from error
+        reason = f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
+        raise CommandError(f"{source}: not an ADK session: {reason}") from error
 
 
 async def _load_from_url(url: str, key: SessionKey) -> Session:
@@ -90,8 +83,8 @@ async def _load_from_url(url: str, key: SessionKey) -> Session:
         import sqlalchemy
         from google.adk.sessions import DatabaseSessionService
     except ImportError as error:
-        text = "databases need SQLAlchemy: pip install 'google-adk[db]'"
-        raise CommandError(text) from error
+        hint = "pip install 'google-adk[db]'"
+        raise CommandError(f"databases need SQLAlchemy: {hint}") from error
     try:
         parsed = sqlalchemy.make_url(url)
         database = Path(parsed.database or "")
@@ -100,14 +93,12 @@ async def _load_from_url(url: str, key: SessionKey) -> Session:
         if parsed.drivername == "sqlite":  # The form that `adk web` takes.
             return await _load_from_sqlite_file(database, key)
         service = DatabaseSessionService(url)
-        engine = service.db_engine
-        sqlalchemy.event.listen(
-            engine.sync_engine, "before_cursor_execute", _replace_write, retval=True
-        )
+        engine, hook = service.db_engine.sync_engine, "before_cursor_execute"
+        sqlalchemy.event.listen(engine, hook, _replace_write, retval=True)
         try:
             return await _read_session(service, key)
         finally:
-            await engine.dispose()
+            await service.db_engine.dispose()
     except CommandError:
         raise
     except Exception as error:
@@ -148,10 +139,8 @@ async def _read_session(service: BaseSessionService, key: SessionKey) -> Session
         app_name=key.app, user_id=key.user, session_id=key.session
     )
     if session is None:
-        raise CommandError(
-            f"there is no session {key.session!r} of user {key.user!r} and app "
-            f"{key.app!r}"
-        )
+        owner = f"user {key.user!r} and app {key.app!r}"
+        raise CommandError(f"there is no session {key.session!r} of {owner}")
     return session
 
 
@@ -178,27 +167,24 @@ def list_calls(session: Session, agent: str | None = None) -> Iterator[RecordedC
             continue
         if agent not in (None, event.author):
             continue
-        if not 0 < prompt_tokens <= MAX_PROMPT_TOKENS:
-            raise CommandError(
-                f"event {index}: prompt_token_count is {prompt_tokens:,}; 0 to "
-                f"{MAX_PROMPT_TOKENS:,} tokens are accepted"
-            )
+        # A request of that size will be made up.
+        if not 0 < prompt_tokens <= 20_000_000:
+            found = f"event {index}: prompt_token_count is {prompt_tokens:,}"
+            raise CommandError(f"{found}; 0 to 20,000,000 tokens are accepted")
         yield RecordedCall(index, event, prompt_tokens, _was_guarded(event, state))
 
 
 def _was_guarded(event: Event, state: dict[str, Any]) -> bool:
     said = (event.custom_metadata or {}).get(METADATA_KEY)
-    if isinstance(said, dict) and said.get("recovered"):
-        return True
-    return any(state.get(key.format(event.author)) for key in _SUMMARY_KEYS)
+    keys = ("__context_guard_summary_", "context_guard:summary:")
+    has_summary = any(state.get(f"{key}{event.author}") for key in keys)
+    return has_summary or (isinstance(said, dict) and bool(said.get("recovered")))
 
 
 def fit_counts(pairs: Sequence[tuple[int, int]]) -> tuple[int, float]:
     """Infers what requests have beside their contents, by bytes / 4, and the error.
 
-    Contents by bytes / 4 and real counts lie near a line: its slope is the weight of a
-    token, its intercept the part that does not grow. The median of slopes is taken, so
-    that a few odd contents do not matter.
+    Contents by bytes / 4 and real counts lie near a line; its intercept is wanted.
     """
     if not pairs:
         return 0, 0.0
@@ -211,7 +197,5 @@ def fit_counts(pairs: Sequence[tuple[int, int]]) -> tuple[int, float]:
     weight = min(max(statistics.median(slopes), 0.5), 5.0) if slopes else 1.0
     intercept = statistics.median(real - weight * tokens for tokens, real in pairs)
     fixed_tokens = max(0, round(intercept / weight))
-    errors = [
-        abs(weight * (tokens + fixed_tokens) - real) / real for tokens, real in pairs
-    ]
+    errors = [abs(weight * (n + fixed_tokens) - real) / real for n, real in pairs]
     return fixed_tokens, statistics.median(errors)

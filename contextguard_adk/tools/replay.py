@@ -2,8 +2,7 @@
 
 For each recorded model call, an agent with the recorded name runs on the events before
 it, once with a plugin that only observes and once with one that compacts. Its model is
-simulated: it answers with the recorded token count, and its summaries are excerpts. A
-recording has neither instruction nor tools; their size is inferred from the counts.
+simulated; the size of instruction and tools is inferred from the recorded counts.
 """
 
 from __future__ import annotations
@@ -12,7 +11,8 @@ import argparse
 import asyncio
 import json
 import os
-from collections.abc import AsyncGenerator, Callable, Sequence
+import re
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +28,6 @@ from google.adk.tools.base_tool import BaseTool
 from google.genai import types
 from pydantic import Field, ValidationError
 from rich.console import Console
-from rich.progress import track
 
 from contextguard_adk import telemetry
 from contextguard_adk.config import CONFIG_VARIABLE, PluginSettings, load_settings
@@ -44,15 +43,9 @@ from contextguard_adk.tools.replay_report import Replayed, ReplayedCall
 from contextguard_adk.tools.terminal import CommandError, quiet_logs
 
 Report = Callable[[int], int | None]
-"""Returns the prompt tokens to report for a request of so many bytes / 4."""
 
-_GUARD_PREFIXES = ("__context_guard_", "context_guard:")
 # Todos and a request for a compaction are the user's.
-_USER_PREFIXES = (
-    "__context_guard_todos_",
-    "context_guard:todos:",
-    "context_guard:compact",
-)
+_OWN_KEY = re.compile(r"__context_guard_(?!todos_)|context_guard:(?!todos:|compact)")
 
 
 @dataclass(frozen=True)
@@ -68,18 +61,15 @@ class ReplaySettings:
         """Returns a strategy with the wanted window that asks no real model."""
         if strategy is None:
             return None
-        summarizer = strategy.summarizer
-        summary_window_tokens = strategy.summarizer_context_window
-        if summarizer is not None and summary_window_tokens is None:
+        changes: dict[str, Any] = {"summarizer": None}
+        if summarizer := strategy.summarizer:
             name = summarizer if isinstance(summarizer, str) else summarizer.model
-            summary_window_tokens = resolve_context_window(name).tokens
-        return strategy.model_copy(
-            update={
-                "context_window": self.window_tokens or strategy.context_window,
-                "summarizer": None,
-                "summarizer_context_window": summary_window_tokens,
-            }
-        )
+            tokens = strategy.summarizer_context_window
+            tokens = tokens or resolve_context_window(name).tokens
+            changes["summarizer_context_window"] = tokens
+        if self.window_tokens:
+            changes["context_window"] = self.window_tokens
+        return strategy.model_copy(update=changes)
 
 
 def run_replay(arguments: argparse.Namespace) -> int:
@@ -112,28 +102,16 @@ async def replay_session(session: Session, settings: ReplaySettings) -> Replayed
     calls = list(recordings.list_calls(session, settings.agent))
     if not calls:
         of_agent = f" of agent {settings.agent!r}" if settings.agent else ""
-        raise CommandError(
-            f"session {session.id!r} has no model response{of_agent} with a recorded "
-            "prompt token count"
-        )
+        missing = f"no model response{of_agent} with a recorded prompt token count"
+        raise CommandError(f"session {session.id!r} has {missing}")
     replay = _Replay(session, settings)
     for name in dict.fromkeys(call.event.author for call in calls):
-        await replay.infer(name, [call for call in calls if call.event.author == name])
-    console = Console(stderr=True)
-    shown = track(
-        calls,
-        "replaying",
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-    replayed = [await replay.step(number, call) for number, call in enumerate(shown, 1)]
+        await replay.infer(name, [c for c in calls if c.event.author == name])
+    replayed = [await replay.step(number, call) for number, call in enumerate(calls, 1)]
     return Replayed(session.id, replay.fixed_tokens, replayed, replay.summary_tokens)
 
 
 class _RecordedTool(BaseTool):
-    """A tool of which only the name is known."""
-
     def _get_declaration(self) -> types.FunctionDeclaration:
         return types.FunctionDeclaration(name=self.name)
 
@@ -142,9 +120,7 @@ class _RecordedModel(BaseLlm):
     """Reports a token count in place of an answer, and writes summaries offline."""
 
     report: Report
-    summarizer: SimulatedLlm = Field(
-        default_factory=lambda: SimulatedLlm(context_window=10**12, token_ratio=1.0)
-    )
+    summarizer: SimulatedLlm
     contents: list[types.Content] = Field(default_factory=list)
     request_tokens: int = 0
 
@@ -158,39 +134,36 @@ class _RecordedModel(BaseLlm):
             return
         self.contents = llm_request.contents
         self.request_tokens = max(1, _count(llm_request))
-        usage = types.GenerateContentResponseUsageMetadata(
-            prompt_token_count=self.report(self.request_tokens)
-        )
-        content = types.Content(role="model", parts=[types.Part(text=".")])
-        yield LlmResponse(content=content, usage_metadata=usage)
+        tokens = self.report(self.request_tokens)
+        usage = types.GenerateContentResponseUsageMetadata(prompt_token_count=tokens)
+        yield LlmResponse(content=types.ModelContent("."), usage_metadata=usage)
 
 
 class _Side:
     """A session that grows as the recording does, and the plugin that sees it."""
 
     def __init__(
-        self, recorded: Session, plugin: ContextGuardPlugin | None = None
+        self, recorded: Session, model: str | None, *plugins: ContextGuardPlugin
     ) -> None:
+        self._model = model
         later = {key for event in recorded.events for key in event.actions.state_delta}
         state = {k: v for k, v in recorded.state.items() if k not in later}
         update = {"state": _own_state(state), "events": []}
         self._session = recorded.model_copy(update=update)
         self._recorded = recorded
-        self._plugins = PluginManager([plugin] if plugin else None)
+        self._plugins = PluginManager([*plugins])
 
     async def play(
-        self,
-        call: RecordedCall,
-        agent: LlmAgent,
-        model: str | None,
-        report: Report = lambda _: None,
+        self, call: RecordedCall, agent: LlmAgent, report: Report = lambda _: None
     ) -> _RecordedModel:
         """Has an agent make one model call on what was recorded before it."""
         event = call.event
         for new in self._recorded.events[len(self._session.events) : call.index]:
             self._session.events.append(new)
             self._session.state.update(_own_state(new.actions.state_delta))
-        llm = _RecordedModel(model=model or event.model_version or "", report=report)
+        model = self._model or event.model_version or ""
+        summarizer = SimulatedLlm(context_window=10**12, token_ratio=1.0)
+        llm = _RecordedModel(model=model, report=report, summarizer=summarizer)
         agent.model = llm
         invocation = InvocationContext(
             session_service=InMemorySessionService(),
@@ -220,28 +193,27 @@ class _Replay:
         self._settings = settings
         self._watched: list[telemetry.CallRecord] = []
         self._acted: list[telemetry.CallRecord] = []
-        self._watching = _Side(recorded, self._make_plugin(True, self._watched))
-        self._acting = _Side(recorded, self._make_plugin(False, self._acted))
+        self._watching = self._make_side(self._watched, observe=True)
+        self._acting = self._make_side(self._acted, observe=False)
         self._agents: dict[str, LlmAgent] = {}
         # Real tokens / (bytes / 4) of an agent's last request with a real count.
         self._ratios: dict[str, float] = {}
         self.fixed_tokens: dict[str, int] = {}
         self.summary_tokens = 0
 
-    def _make_plugin(
-        self, is_observing: bool, records: list[telemetry.CallRecord]
-    ) -> ContextGuardPlugin:
+    def _make_side(self, records: list[telemetry.CallRecord], observe: bool) -> _Side:
         guard, adapt = self._settings.guard, self._settings.adapt
-        return ContextGuardPlugin(
+        plugin = ContextGuardPlugin(
             agents={name: adapt(strategy) for name, strategy in guard.agents.items()},
             default=adapt(guard.default),
-            observe=is_observing,
+            observe=observe,
             state_keys="plain",
             warning_threshold=guard.warning_threshold,
             on_call=records.append,
         )
+        return _Side(self._recorded, self._settings.model, plugin)
 
-    async def infer(self, name: str, calls: Sequence[RecordedCall]) -> None:
+    async def infer(self, name: str, calls: list[RecordedCall]) -> None:
         """Makes an agent whose instruction is as long as the counts suggest."""
         try:
             agent = LlmAgent(name=name, tools=_list_tools(self._recorded, name))
@@ -258,32 +230,31 @@ class _Replay:
         agent.include_contents = "none" if is_turn_only else "default"
         self.fixed_tokens[name] = turn if is_turn_only else whole
         if sample:
-            side = _Side(self._recorded)
-            built = await side.play(sample[0], agent, self._settings.model)
+            side = _Side(self._recorded, self._settings.model)
+            built = await side.play(sample[0], agent)
             known_tokens = built.request_tokens - _count_contents(built)
             text_chars = 4 * max(0, self.fixed_tokens[name] - known_tokens)
             agent.instruction = ("instruction " * text_chars)[:text_chars]
 
     async def _fit(
-        self, agent: LlmAgent, sample: Sequence[RecordedCall]
+        self, agent: LlmAgent, sample: list[RecordedCall]
     ) -> tuple[int, float]:
-        side, model = _Side(self._recorded), self._settings.model
-        played = [(call, await side.play(call, agent, model)) for call in sample]
-        return recordings.fit_counts(
-            [(_count_contents(llm), call.prompt_tokens) for call, llm in played]
-        )
+        side = _Side(self._recorded, self._settings.model)
+        contents = [_count_contents(await side.play(call, agent)) for call in sample]
+        real = [call.prompt_tokens for call in sample]
+        return recordings.fit_counts(list(zip(contents, real, strict=True)))
 
     async def step(self, number: int, call: RecordedCall) -> ReplayedCall:
-        """Replays one call."""
-        name, model = call.event.author, self._settings.model
+        """Replays one call with either plugin."""
+        name = call.event.author
         agent = self._agents[name]
         real = None if call.is_guarded else call.prompt_tokens
-        whole = await self._watching.play(call, agent, model, lambda _: real)
+        whole = await self._watching.play(call, agent, lambda _: real)
         if real is not None:
             self._ratios[name] = real / whole.request_tokens
         ratio = self._ratios[name]
         sent = await self._acting.play(
-            call, agent, model, lambda count: max(1, round(count * ratio))
+            call, agent, lambda count: max(1, round(count * ratio))
         )
         self.summary_tokens += round(sent.summarizer.billed_tokens * ratio)
         # An exempt agent has no records.
@@ -310,25 +281,19 @@ class _Replay:
 def _list_tools(session: Session, agent: str) -> list[Any]:
     """Makes the tools that an agent has called, without ADK's and the guard's own."""
     own = [event for event in session.events if event.author == agent]
-    names = {call.name or "": 0 for event in own for call in event.get_function_calls()}
-    return [
-        _RecordedTool(name=name, description=name)
-        for name in names
-        if name and name != RECALL_TOOL and not name.startswith("adk_")
+    calls = [
+        call.name or "adk_" for event in own for call in event.get_function_calls()
     ]
+    names = [n for n in dict.fromkeys(calls) if not n.startswith((RECALL_TOOL, "adk_"))]
+    return [_RecordedTool(name=name, description=name) for name in names]
 
 
 def _own_state(values: dict[str, Any]) -> dict[str, Any]:
     """Returns what is in state without what a guard keeps there for itself."""
-    return {
-        key: value
-        for key, value in values.items()
-        if key.startswith(_USER_PREFIXES) or not key.startswith(_GUARD_PREFIXES)
-    }
+    return {k: value for k, value in values.items() if not _OWN_KEY.match(k)}
 
 
 def _count(request: LlmRequest) -> int:
-    """Counts a request by bytes / 4, images and files as the simulator does."""
     return count_request_tokens(request, token_ratio=1.0, media_tokens=258)
 
 

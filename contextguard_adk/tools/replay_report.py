@@ -11,17 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from contextguard_adk.telemetry import CompactionRecord
-from contextguard_adk.tools.terminal import (
-    CommandError,
-    clean_text,
-    make_console,
-    print_line,
-    print_whole,
-)
+from contextguard_adk.tools.terminal import CommandError, clean_text, print_line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,7 +30,6 @@ COLUMNS = {
     "pressure": ("pressure", ".0%"),
     "sent": ("sent_tokens", ","),
 }
-"""Heading, figure and format of the table's columns."""
 
 LINES: dict[str, tuple[str, dict[str, Any]]] = {
     "without the guard": ("whole_tokens", {"color": "#999999"}),
@@ -43,37 +37,20 @@ LINES: dict[str, tuple[str, dict[str, Any]]] = {
     "threshold": ("threshold_tokens", {"color": "#ff7f0e", "linestyle": "--"}),
     "window": ("window_tokens", {"color": "#d62728", "linestyle": "--"}),
 }
-"""Label, figure and style of the drawing's lines."""
 
-UNCOMPARED = (
-    "{uncompared_calls:,} calls were recorded while a guard had changed the request: "
-    "their counts are not compared."
-)
-ACCURACY = (
-    "Accuracy from the second call on: median error {median_error_ratio:.1%}, p95 "
-    "{p95_error_ratio:.1%}, {misses:,} of {calls:,} estimates more than 10% too low."
-)
-OVERFLOWS = (
-    "Requests over the window: {over_window_without_guard:,} without the guard, "
-    "{over_window_with_guard:,} with it; {compactions:,} compactions."
-)
-SAVINGS = (
-    "Prompt tokens: {tokens_without_guard:,} without the guard, {tokens_with_guard:,} "
-    "with it and {summary_tokens:,} for summaries: {saved_tokens:,} ({share:.0%}) "
-    "saved."
-)
+SUMS = """\
+Requests over the window: {over_window_without_guard:,} without the guard, \
+{over_window_with_guard:,} with it; {compactions:,} compactions.
+Prompt tokens: {tokens_without_guard:,} without the guard, {tokens_with_guard:,} \
+with it and {summary_tokens:,} for summaries: {saved_tokens:,} ({share:.0%}) saved."""
 PLOT_FORMATS = (".svg", ".png", ".pdf")
-LONG_CALLS = 50
-SHOWN_ENDS = 5
 
 
 @dataclass(frozen=True)
 class ReplayedCall:
     """One model call, as it was recorded and as it would have been.
 
-    The estimate, window and threshold of an exempt agent are None, as is the real count
-    of a request that a guard had changed. `whole_tokens` is the real count or, without
-    one, scaled from the calls before; so is `sent_tokens`.
+    None is what an exempt agent has not, and the real count of a guarded request.
     """
 
     number: int
@@ -81,17 +58,14 @@ class ReplayedCall:
     contents: int
     estimated_tokens: int | None
     real_tokens: int | None
-    whole_tokens: int
+    whole_tokens: int  # The real count or, without one, scaled from calls before.
     window_tokens: int | None
     threshold_tokens: int | None
     sent_contents: int
     sent_tokens: int
     compaction: CompactionRecord | None
-
-    error_ratio: float | None
-    """How far the estimate is from the real count."""
-    pressure: float | None
-    """The estimate of the whole request / window."""
+    error_ratio: float | None  # Of the estimate, against the real count.
+    pressure: float | None  # The estimate of the whole request / window.
 
 
 @dataclass(frozen=True)
@@ -127,13 +101,11 @@ class Replayed:
 
 def _measure_accuracy(calls: Sequence[ReplayedCall]) -> dict[str, Any] | None:
     """Compares estimates with counts, from each agent's second, calibrated call on."""
-    errors: list[float] = []
-    known: set[str] = set()
+    by_agent: dict[str, list[float]] = {}
     for call in calls:
         if call.error_ratio is not None:
-            if call.agent in known:
-                errors.append(call.error_ratio)
-            known.add(call.agent)
+            by_agent.setdefault(call.agent, []).append(call.error_ratio)
+    errors = [error for own in by_agent.values() for error in own[1:]]
     if not errors:
         return None
     sizes = sorted(map(abs, errors))
@@ -147,8 +119,14 @@ def _measure_accuracy(calls: Sequence[ReplayedCall]) -> dict[str, Any] | None:
 
 def print_replayed(replayed: Replayed, is_complete: bool) -> None:
     """Prints the calls, every one of a long session if wanted, and the sums."""
-    console = make_console(120)
-    print_whole(console, _tabulate(console, replayed.calls, is_complete))
+    console = Console(highlight=False)
+    table = _tabulate(console, replayed.calls, is_complete)
+    unbounded = console.options.update(max_width=10_000)
+    wanted_columns = Measurement.get(console, unbounded, table)
+    # No number is cut, whatever the terminal.
+    columns = console.width if console.is_terminal else 120
+    console.width = max(columns, wanted_columns.minimum)
+    console.print(table)
     print_line(console, "")
     for line in _list_facts(replayed.to_json()):
         print_line(console, line)
@@ -167,9 +145,9 @@ def _tabulate(
         table.add_column("agent", overflow="fold")
     previous = 0
     for index, call in enumerate(calls):
-        is_end = min(index, len(calls) - 1 - index) < SHOWN_ENDS
+        is_end = min(index, len(calls) - 1 - index) < 5
         is_near = any(c.compaction for c in calls[max(0, index - 1) : index + 2])
-        if not (is_complete or len(calls) < LONG_CALLS or is_end or is_near):
+        if not (is_complete or len(calls) < 50 or is_end or is_near):
             continue
         if call.number > previous + 1:
             table.add_row("...")
@@ -187,38 +165,35 @@ def _tabulate(
 def _describe(done: CompactionRecord | None) -> str:
     if done is None:
         return ""
-    return (
-        f"{done.reason}: {done.tokens_before:,} → {done.tokens_after:,} tokens, "
-        f"{done.contents_before:,} → {done.contents_after:,} contents"
-        f"{', mechanical' if done.is_mechanical else ''}"
-    )
+    tokens = f"{done.tokens_before:,} → {done.tokens_after:,} tokens"
+    contents = f"{done.contents_before:,} → {done.contents_after:,} contents"
+    end = ", mechanical" if done.is_mechanical else ""
+    return f"{done.reason}: {tokens}, {contents}{end}"
 
 
 def _list_facts(found: dict[str, Any]) -> Iterator[str]:
     """Says in sentences what the replay found."""
     fixed = ", ".join(f"{agent} {n:,}" for agent, n in found["fixed_tokens"].items())
-    yield (
-        "A recording holds neither instruction nor tools; inferred from its counts, "
-        f"in tokens by bytes / 4: {fixed}."
-    )
+    yield f"Instruction and tools, inferred from the counts, in bytes / 4: {fixed}."
+    if count := found["uncompared_calls"]:
+        yield f"{count:,} calls, changed by a guard when recorded, are not compared."
+    if accuracy := found["accuracy"]:
+        yield (
+            "Accuracy from the second call on: median error "
+            f"{accuracy['median_error_ratio']:.1%}, p95 "
+            f"{accuracy['p95_error_ratio']:.1%}, {accuracy['misses']:,} of "
+            f"{accuracy['calls']:,} estimates more than 10% too low."
+        )
+    else:
+        yield "Accuracy: nothing to compare."
     share = found["saved_tokens"] / max(1, found["tokens_without_guard"])
-    accuracy = found["accuracy"] or {}
-    for is_true, sentence in (
-        (found["uncompared_calls"], UNCOMPARED),
-        (accuracy, ACCURACY),
-        (not accuracy, "Accuracy: nothing to compare."),
-        (True, OVERFLOWS),
-        (True, SAVINGS),
-    ):
-        if is_true:
-            yield sentence.format(**{**found, **accuracy, "share": share})
+    yield from SUMS.format(**found, share=share).splitlines()
 
 
 def require_plotting(path: Path) -> None:
     """Fails before the work does, where matplotlib is missing or the format unknown."""
     if importlib.util.find_spec("matplotlib") is None:
-        hint = "pip install 'contextguard-adk[plot]'"
-        raise CommandError(f"--plot needs the extra: {hint}")
+        raise CommandError("--plot needs: pip install 'contextguard-adk[plot]'")
     if path.suffix.lower() not in PLOT_FORMATS:
         raise CommandError(f"{path}: the name must end in {', '.join(PLOT_FORMATS)}")
 
@@ -247,13 +222,7 @@ def _draw(axes: Axes, calls: Sequence[ReplayedCall]) -> None:
         values = [getattr(call, name) or math.nan for call in calls]
         axes.plot(numbers, values, label=label, linewidth=1.5, **style)
     compacted = [call.sent_tokens if call.compaction else math.nan for call in calls]
-    axes.plot(
-        numbers,
-        compacted,
-        "v",
-        color=LINES["with the guard"][1]["color"],
-        label="compaction",
-    )
+    axes.plot(numbers, compacted, "v", color="#1f77b4", label="compaction")
     axes.set_xlabel("model call")
     axes.set_ylabel("prompt tokens")
     axes.set_ylim(bottom=0)

@@ -8,19 +8,12 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
-from rich.console import Console, RenderableType
-from rich.measure import Measurement
+from rich.console import Console
 from rich.text import Text
 
 
 class CommandError(Exception):
     """Why a command cannot do its work; its text is one line for the user."""
-
-
-def make_console(file_columns: int) -> Console:
-    """Makes a console that is `file_columns` wide where there is no terminal."""
-    is_terminal = Console().is_terminal
-    return Console(highlight=False, width=None if is_terminal else file_columns)
 
 
 def print_line(console: Console, text: str, style: str = "") -> None:
@@ -34,14 +27,6 @@ def clean_text(console: Console, text: str) -> str:
         text = text.replace("→", ">")
     text = "".join(c if c.isprintable() else "?" for c in text)
     return text.encode(console.encoding, "replace").decode(console.encoding, "replace")
-
-
-def print_whole(console: Console, table: RenderableType) -> None:
-    """Prints a table so wide that no number in it is cut, whatever the terminal."""
-    unbounded = console.options.update(max_width=10_000)
-    least_columns = Measurement.get(console, unbounded, table).minimum
-    console.width = max(console.width, least_columns)
-    console.print(table)
 
 
 class _WarningHandler(logging.Handler):
