@@ -11,6 +11,7 @@ import base64
 import binascii
 import hashlib
 import json
+import os
 import re
 import struct
 from collections import Counter
@@ -110,7 +111,28 @@ def _canonical_json(value: object) -> bytes:
     except (TypeError, ValueError, RecursionError):
         # Mixed key types, cycles, nesting beyond the recursion limit. The fallback
         # need not survive a round trip: what does not match is sent again.
-        return json_text(value)
+        return _digest_value(value)
+
+
+def _digest_value(value: object) -> bytes:
+    """Digests any value without recursion, each container in it once."""
+    digest, waiting, numbers = hashlib.blake2b(), [value], dict[int, int]()
+    while waiting:
+        node = waiting.pop()
+        kind, said = type(node).__name__, b"%d" % numbers.get(id(node), -1)
+        if isinstance(node, dict | list | tuple | set | frozenset):
+            if id(node) not in numbers:
+                numbers[id(node)] = len(numbers)
+                values = node.values() if isinstance(node, dict) else ()
+                waiting += [*node, *values]
+                said = b"new %d" % len(node)
+        else:
+            try:  # Python refuses to print long integers in decimal.
+                said = b"%x" % node if type(node) is int else repr(node).encode()
+            except Exception:  # noqa: BLE001 - anyone's code may raise anything
+                said = os.urandom(16)  # Equals nothing.
+        digest.update(_spell(b"v", kind, said))
+    return digest.digest()
 
 
 def _read_float(text: str) -> float | int:
