@@ -23,7 +23,8 @@ CONFIG_VARIABLE = "CONTEXTGUARD_CONFIG"
 SETTINGS_SUFFIXES = (".toml", ".yaml", ".yml")
 
 STRATEGIES: Mapping[str, type[Strategy]] = {
-    **{"threshold": Threshold, "sliding_window": SlidingWindow},
+    "threshold": Threshold,
+    "sliding_window": SlidingWindow,
     "pipeline": Pipeline,
 }
 """Short names of strategies in a file; any other is a dotted path to a class."""
@@ -179,8 +180,7 @@ def _validate(file: Path, key: str, model: type[M], values: Mapping[str, Any]) -
 
 def _describe(problem: Any, model: type[BaseModel], table: Any) -> tuple[str, str]:
     """Returns the key with its value, as the file has them, and what is wrong."""
-    names: list[str] = []
-    value = table
+    names, value = list[str](), table
     for item in problem["loc"]:
         try:
             value = value[item]

@@ -8,7 +8,6 @@ are stored, the newest `RECENT_COUNT` one by one, of the older ones number and d
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import json
 import os
@@ -163,10 +162,10 @@ def encode_covered(covered: Covered) -> str:
 
 def decode_covered(stored: str) -> Covered:
     """Reads what `encode_covered` wrote; raises ValueError where it is not that."""
+    raw = base64.b64decode(stored, validate=True)  # Raises a ValueError itself.
     try:
-        raw = base64.b64decode(stored, validate=True)
         _, older_count, digest = _HEAD.unpack_from(raw)
-    except (binascii.Error, struct.error) as error:
+    except struct.error as error:
         raise ValueError(f"not a covered set: {error}") from error
     ends = range(_HEAD.size + FINGERPRINT_BYTES, len(raw) + 1, FINGERPRINT_BYTES)
     recent = tuple(raw[end - FINGERPRINT_BYTES : end] for end in ends)
