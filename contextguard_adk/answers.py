@@ -29,19 +29,11 @@ logger = logging.getLogger("contextguard_adk.answers")
 # takes bytes / 4 less what its scripts may: Georgian 0.42 of bytes / 4, Hindi 0.45.
 _TRUNCATION_RATIO = 0.5
 
-# Of the window; an empty answer to less is not suspected. Where a server streams no
-# usage, LiteLLM was seen to find 40 % of the tokens that SmolLM2 counts.
-_SILENT_REFUSAL_RATIO = 0.4
-
 
 async def take_answer(
     guard: Guard, context: CallbackContext, response: LlmResponse
 ) -> None:
-    """Stores what the provider counted, and reports the call once.
-
-    Partial chunks and answers without usage leave the stored counts alone: a
-    correction is only ever taken from two numbers of the same call.
-    """
+    """Stores what the provider counted, if it did, and reports the call once."""
     key = call_key(context)
     call = guard.memory.calls.get(key)
     if call is None:
@@ -107,7 +99,8 @@ def _warn_truncation(agent: str, window_tokens: int) -> None:
 def end_run(guard: Guard, invocation_id: str) -> None:
     """Forgets the model calls of a run; reports those that came to nothing."""
     for key, call in guard.memory.end_run(invocation_id):
-        suspect_tokens = _SILENT_REFUSAL_RATIO * call.window_tokens
+        # Where a server streams no usage, LiteLLM was seen to find 40 % of the tokens.
+        suspect_tokens = 0.4 * call.window_tokens
         if not call.is_answered and call.estimated_tokens >= suspect_tokens:
             logger.warning(
                 "The model of agent %r answered nothing, not even usage, to a request "

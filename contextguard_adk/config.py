@@ -29,16 +29,10 @@ STRATEGIES: Mapping[str, type[Strategy]] = {
 }
 """Short names of strategies in a file; any other is a dotted path to a class."""
 
-_UNGUARDED_NOTE = (
-    "Nothing is guarded until this is mended: under --extra_plugins ADK only logs this "
-    "error and runs the app without the guard."
-)
-
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 80
 
 StateKeys = Literal["auto", "plain", "namespaced"]
-
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -73,8 +67,7 @@ def load_settings(path: str | os.PathLike[str]) -> PluginSettings:
         ConfigError: The file cannot be read, or a setting is wrong; it names the file,
             the key, the value and what is accepted.
     """
-    file = Path(path)
-    raw = _read_file(file)
+    raw = _read_file(file := Path(path))
     agents = raw.get("agents", {})
     if not isinstance(agents, dict):
         raise _error(file, "agents", agents, "a table of agents is expected")
@@ -124,8 +117,7 @@ def _load_yaml(text: str) -> object:
         def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
             node = super().compose_mapping_node(anchor)
             seen: set[str] = set()
-            keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-            for key in keys:
+            for key in (x for x, _ in node.value if isinstance(x, yaml.ScalarNode)):
                 if key.value in seen:
                     place = f"again in line {key.start_mark.line + 1}"
                     raise ValueError(f"{key.value!r} stands twice, {place}")
@@ -145,13 +137,11 @@ def _build_strategy(file: Path, key: str, table: object) -> Strategy | None:
     """Builds the strategy that a table, or a name alone, describes."""
     if table is False:
         return None
-    if isinstance(table, str):
-        table = {"strategy": table}
-    if not isinstance(table, dict):
+    if not isinstance(table, dict | str):
         expected = 'a table, the name of a strategy or "none" is expected'
         raise _error(file, key, table, expected)
-    settings = {name: value for name, value in table.items() if name != "strategy"}
-    name = table.get("strategy", "threshold")
+    settings = {"strategy": table} if isinstance(table, str) else dict(table)
+    name = settings.pop("strategy", "threshold")
     if name == "none":
         for setting, value in settings.items():
             expected = 'strategy "none" has no settings'
@@ -161,17 +151,16 @@ def _build_strategy(file: Path, key: str, table: object) -> Strategy | None:
         base: type[Any] = Strategy  # mypy allows no abstract class as an argument.
         strategy = STRATEGIES.get(name) or import_subclass(name, base)
     except (ValueError, TypeError) as error:
-        known = ", ".join(STRATEGIES)
-        expected = f"one of {known}, none, or the path of a Strategy ({error})"
+        known = ", ".join((*STRATEGIES, "none"))
+        expected = f"one of {known}, or the path of a Strategy ({error})"
         raise _error(file, f"{key}.strategy", name, expected) from error
     built = _validate(file, key, strategy, settings)
     if isinstance(built.summarizer, str):
         try:  # A mistyped name is found here, not at the first summary.
             LLMRegistry.resolve(built.summarizer)
         except (ValueError, ImportError) as error:
-            expected = f"a name that ADK's LLMRegistry resolves is expected ({error})"
-            key = f"{key}.summarizer"
-            raise _error(file, key, built.summarizer, expected) from error
+            said = f"a name that ADK's LLMRegistry resolves is expected ({error})"
+            raise _error(file, f"{key}.summarizer", built.summarizer, said) from error
     return built
 
 
@@ -191,8 +180,7 @@ def _validate(file: Path, key: str, model: type[M], values: Mapping[str, Any]) -
 
 def _describe(problem: Any, model: type[BaseModel], table: Any) -> tuple[str, str]:
     """Returns the key with its value, as the file has them, and what is wrong."""
-    names: list[str] = []
-    value = table
+    names, value = list[str](), table
     for item in problem["loc"]:
         try:
             value = value[item]
@@ -233,4 +221,7 @@ def _error(file: Path, key: str, value: object, expected: str) -> ConfigError:
 def _complain(file: Path, problem: str) -> ConfigError:
     """Returns an error of one line, however many a parser has to say."""
     reason = " ".join(problem.split()).rstrip(".")
-    return ConfigError(f"{file}: {reason}. {_UNGUARDED_NOTE}")
+    return ConfigError(
+        f"{file}: {reason}. Nothing is guarded until this is mended: under "
+        "--extra_plugins ADK only logs this error and runs the app without the guard."
+    )

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from contextguard_adk.history.state import Unsaved
 
-
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
@@ -48,18 +47,14 @@ CallKey = tuple[str, str, str, str]  # Session, invocation, agent, branch.
 
 @dataclass
 class SessionMemory:
-    """What is remembered of one agent in one scope of a session.
-
-    `dropped_tokens` is the estimate at which a compaction gained nothing,
-    `cached_ratio` how much of the last prompt the provider served from a cache.
-    """
+    """What is remembered of one agent in one scope of a session."""
 
     unsaved: Unsaved | None = None
     was_just_compacted: bool = False
-    dropped_tokens: int | None = None
+    dropped_tokens: int | None = None  # The estimate where compacting gained nothing.
     is_fixed_part_reported: bool = False
     is_under_pressure: bool = False
-    cached_ratio: float = 0.0
+    cached_ratio: float = 0.0  # Of the last prompt, served from a cache.
     is_in_place_useless: bool = False
 
 
@@ -92,8 +87,7 @@ class CircuitBreaker:
     def allows(self, model: str) -> bool:
         """Whether to ask a model; called once for each compaction."""
         failures = self._failures.get(model, 0)
-        if failures >= 3:
-            failures = -5
+        failures = -5 if failures >= 3 else failures
         if failures < 0:
             self._failures[model] = failures + 1
         return failures >= 0
@@ -115,9 +109,8 @@ class Memory:
 
     def session(self, key: SessionKey) -> SessionMemory:
         """What is remembered of an agent in a session."""
-        known = self.sessions.get(key) or SessionMemory()
-        self.sessions[key] = known
-        return known
+        self.sessions[key] = self.sessions.get(key) or SessionMemory()
+        return self.sessions[key]
 
     def begin_call(self, key: CallKey, call: CallInFlight) -> None:
         """Remembers a model call; forgets those that have waited for over an hour."""
@@ -169,8 +162,7 @@ def branch_scope(invocation: InvocationContext) -> str:
 
 
 def _branch_and_isolation(invocation: InvocationContext) -> list[str]:
-    isolation = getattr(invocation, "isolation_scope", None)
-    return [invocation.branch or "", isolation or ""]
+    return [invocation.branch or "", getattr(invocation, "isolation_scope", "") or ""]
 
 
 def _digest(names: Sequence[str]) -> str:

@@ -31,8 +31,7 @@ class CompactionRecord:
         summary_tokens: What the summary takes, by bytes / 4.
         duration_seconds: How long it took.
         attempts: How many summaries were asked for.
-        is_mechanical: Whether a part of the summary was written without a model: the
-            fallback where the summariser gives nothing usable.
+        is_mechanical: Whether a part of the summary was written without a model.
     """
 
     agent: str
@@ -118,9 +117,8 @@ async def notify(listener: Listener[R] | None, record: R) -> None:
         if inspect.isawaitable(outcome):
             await outcome
     except Exception as error:  # noqa: BLE001 - a user's own code may raise anything.
-        logger.warning(
-            "A listener for %s failed: %s.", type(record).__name__, type(error).__name__
-        )
+        names = type(record).__name__, type(error).__name__
+        logger.warning("A listener for %s failed: %s.", *names)
 
 
 @dataclass(frozen=True)
@@ -138,15 +136,12 @@ async def report_compaction(
 ) -> None:
     """Tells log, trace and listener of a compaction that has just ended."""
     _trace_compaction(record)
+    mechanical = ", mechanical" if record.is_mechanical else ""
     logger.info(
         "Compacted agent %(agent)r (%(reason)s): %(tokens_before)d to %(tokens_after)d "
         "tokens, %(contents_before)d to %(contents_after)d contents, threshold "
         "%(threshold)d, %(attempts)d summaries%(mechanical)s.",
-        {
-            **vars(record),
-            "threshold": threshold_tokens,
-            "mechanical": ", mechanical" if record.is_mechanical else "",
-        },
+        {**vars(record), "threshold": threshold_tokens, "mechanical": mechanical},
     )
     await notify(observers.on_compaction, record)
 
@@ -195,14 +190,11 @@ def describe_call(record: CallRecord) -> dict[str, Any]:
     if record.is_recovered:
         described["recovered"] = True
     if (compaction := record.compaction) is not None:
+        left_out = ("agent", "session_id", "summary_tokens", "duration_seconds")
+        renamed = {"attempts": "summaries", "is_mechanical": "mechanical"}
         described["compaction"] = {
-            "strategy": compaction.strategy,
-            "reason": compaction.reason,
-            "tokens_before": compaction.tokens_before,
-            "tokens_after": compaction.tokens_after,
-            "contents_before": compaction.contents_before,
-            "contents_after": compaction.contents_after,
-            "summaries": compaction.attempts,
-            "mechanical": compaction.is_mechanical,
+            renamed.get(name, name): value
+            for name, value in asdict(compaction).items()
+            if name not in left_out
         }
     return described

@@ -8,9 +8,9 @@ are stored, the newest `RECENT_COUNT` one by one, of the older ones number and d
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import json
+import os
 import re
 import struct
 from collections import Counter
@@ -110,7 +110,28 @@ def _canonical_json(value: object) -> bytes:
     except (TypeError, ValueError, RecursionError):
         # Mixed key types, cycles, nesting beyond the recursion limit. The fallback
         # need not survive a round trip: what does not match is sent again.
-        return json_text(value)
+        return _digest_value(value)
+
+
+def _digest_value(value: object) -> bytes:
+    """Digests any value without recursion, each container in it once."""
+    digest, waiting, numbers = hashlib.blake2b(), [value], dict[int, int]()
+    while waiting:
+        node = waiting.pop()
+        kind, said = type(node).__name__, b"%d" % numbers.get(id(node), -1)
+        if isinstance(node, dict | list | tuple | set | frozenset):
+            if id(node) not in numbers:
+                numbers[id(node)] = len(numbers)
+                values = node.values() if isinstance(node, dict) else ()
+                waiting += [*node, *values]
+                said = b"new %d" % len(node)
+        else:
+            try:  # Python refuses to print long integers in decimal.
+                said = b"%x" % node if type(node) is int else repr(node).encode()
+            except Exception:  # noqa: BLE001 - anyone's code may raise anything
+                said = os.urandom(16)  # Equals nothing.
+        digest.update(_spell(b"v", kind, said))
+    return digest.digest()
 
 
 def _read_float(text: str) -> float | int:
@@ -141,10 +162,10 @@ def encode_covered(covered: Covered) -> str:
 
 def decode_covered(stored: str) -> Covered:
     """Reads what `encode_covered` wrote; raises ValueError where it is not that."""
+    raw = base64.b64decode(stored, validate=True)  # Raises a ValueError itself.
     try:
-        raw = base64.b64decode(stored, validate=True)
         _, older_count, digest = _HEAD.unpack_from(raw)
-    except (binascii.Error, struct.error) as error:
+    except struct.error as error:
         raise ValueError(f"not a covered set: {error}") from error
     ends = range(_HEAD.size + FINGERPRINT_BYTES, len(raw) + 1, FINGERPRINT_BYTES)
     recent = tuple(raw[end - FINGERPRINT_BYTES : end] for end in ends)

@@ -15,7 +15,6 @@ from google.genai import types
 
 logger = logging.getLogger("contextguard_adk.history.pairs")
 
-_RELAY_OPENING = "For context:"
 _RELAYED = re.compile(r"\[[^\]\n]+\] (said:|thought:|called tool `|`)")
 
 
@@ -66,11 +65,11 @@ def is_relay(content: types.Content) -> bool:
     if content.role != "user" or len(parts) < 2:
         return False
     opening, relayed = parts[0].text or "", parts[1].text
-    if not opening.startswith(_RELAY_OPENING):
-        return False
     if relayed:
-        return _RELAYED.match(relayed) is not None
-    return opening == _RELAY_OPENING or "what another agent did" in opening
+        is_relayed = _RELAYED.match(relayed) is not None
+    else:
+        is_relayed = opening == "For context:" or "what another agent did" in opening
+    return is_relayed and opening.startswith("For context:")
 
 
 def content_text(content: types.Content | None) -> str:
@@ -107,14 +106,12 @@ def take_call(
     Without ids it is the first of that name in the newest content that has one: a call
     that was never answered must not take the response of a later one.
     """
-    same_id, same_name = [], []
-    for position, (_, call) in enumerate(waiting):
+    same_name: list[int] = []
+    for position, (_, call) in reversed(list(enumerate(waiting))):
         if response.id and call.id == response.id:
-            same_id.append(position)
-        elif call.name == response.name and not (call.id and response.id):
-            same_name.append(position)
-    if same_id:
-        return waiting.pop(same_id[-1])
+            return waiting.pop(position)
+        if call.name == response.name and not (call.id and response.id):
+            same_name.insert(0, position)
     newest = max(same_name, key=lambda position: waiting[position][0], default=None)
     return None if newest is None else waiting.pop(newest)
 
@@ -150,10 +147,7 @@ def find_safe_split(
     for index in itertools.chain(texts, onwards, back):
         if boundaries[index]:
             return index
-    logger.warning(
-        "No boundary between tool calls in %d contents; cutting after the first.",
-        len(contents),
-    )
+    logger.warning("No boundary between tool calls; cutting after the first content.")
     return 1
 
 
@@ -186,11 +180,8 @@ def find_live_request(
         if content.role != "user" or has_function_response(content):
             continue
         texts = _visible_texts(content)
-        if wanted:
-            is_found = wanted <= set(texts)  # Another plugin may have added parts.
-        else:
-            found = media_parts(content) if wants_media else texts
-            is_found = bool(found) and not is_relay(content)
-        if is_found:
+        found = media_parts(content) if wants_media else texts
+        # Another plugin may have added parts.
+        if wanted <= set(texts) if wanted else found and not is_relay(content):
             return index
     return None

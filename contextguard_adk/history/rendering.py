@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 
 
 SUMMARY_BEGIN = "[Previous conversation summary]"
-
 SUMMARY_END = "[End of summary — conversation continues below]"
-
 NO_SUMMARY = "Older messages were left out; they are not summarized."
 
 _CONTINUATION = (
@@ -42,7 +40,11 @@ def render_request(
 
     The same arguments give the same bytes, on this call and on every later one.
     """
-    contents = _truncate(view, stored)
+    contents = list(view.contents)
+    if (truncation := stored.truncation) is not None:
+        upto = find_fingerprint(view, stored.truncated_upto)
+        for i in (i for i in view.history if i <= upto):
+            contents[i] = truncate_content(contents[i], truncation, stored.has_recall)
     if not covered and not stored.text:
         return contents
     head = render_head(view, stored, covered)
@@ -50,21 +52,6 @@ def render_request(
     before = [contents[i] for i in range(first) if i not in covered]
     behind = [contents[i] for i in range(first, len(contents)) if i not in covered]
     return before + head + behind
-
-
-def _truncate(view: HistoryView, stored: StoredSummary) -> list[types.Content]:
-    """The contents, tool results shortened as far as it was once decided."""
-    contents = list(view.contents)
-    if stored.truncation is None:
-        return contents
-    upto = find_fingerprint(view, stored.truncated_upto)
-    for index in view.history:
-        if index > upto:
-            break
-        contents[index] = truncate_content(
-            contents[index], stored.truncation, stored.has_recall
-        )
-    return contents
 
 
 def find_fingerprint(view: HistoryView, wanted: str) -> int:
@@ -115,10 +102,8 @@ def _find_quoted_request(
     for index in sorted(covered, reverse=True):
         if view.fingerprint(index).hex() == wanted:
             return view.contents[index]
-    user_content = view.user_content
-    if user_content is not None and fingerprint(user_content).hex() == wanted:
-        return user_content
-    return None
+    live = view.user_content
+    return live if live and fingerprint(live).hex() == wanted else None
 
 
 def summary_text(summary: str) -> str:
@@ -183,23 +168,19 @@ def _truncate_part(
     response = part.function_response if part is not None else None
     if response is None or not response.response:
         return part
-    shortened = _excerpt(truncate_value(response.response, truncation), truncation)
+    shortened = truncate_value(response.response, truncation)
+    length = truncation.result_length
+    text = json_text(shortened).decode("utf-8", "surrogatepass") if length else ""
+    # Strings that were shortened come with notices and keys around them.
+    if len(text) > 2 * length:
+        excerpt = truncate_text(text, replace(truncation, max_length=length))
+        shortened = {"result": excerpt}
     if shortened is response.response:
         return part
     if with_handles:
         shortened = {**shortened, HANDLE_KEY: handle_of(part)}
     copied = response.model_copy(update={"response": shortened})
     return part.model_copy(update={"function_response": copied})
-
-
-def _excerpt(response: dict[str, Any], truncation: Truncation) -> dict[str, Any]:
-    """Replaces a result of many short strings by an excerpt of its JSON."""
-    length = truncation.result_length
-    text = json_text(response).decode("utf-8", "surrogatepass") if length else ""
-    # Strings that were shortened come with notices and keys around them.
-    if len(text) <= 2 * length:
-        return response
-    return {"result": truncate_text(text, replace(truncation, max_length=length))}
 
 
 def truncate_value(value: Any, truncation: Truncation, depth: int = 0) -> Any:
@@ -219,11 +200,10 @@ def truncate_text(text: str, truncation: Truncation) -> str:
     """Shortens a string that is too long, unless the notice makes it longer."""
     if len(text) <= truncation.max_length:
         return text
-    head, tail = text[: truncation.max_length], ""
+    head, tail, notice = text[: truncation.max_length], "", ""
     if truncation.smart_truncate:
         head = text[: truncation.head_length]
         tail = text[len(text) - truncation.tail_length :]
-    notice = ""
     if truncation.show_truncation_notice:
         kept = len(head) + len(tail)
         notice = f"\n[… truncated: {kept} of {len(text)} characters kept …]\n"

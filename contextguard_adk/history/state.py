@@ -12,14 +12,9 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Protocol
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-    PlainValidator,
-    ValidationError,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import PlainSerializer as Write
+from pydantic import PlainValidator as Read
 
 from contextguard_adk.history.coverage import Covered, decode_covered, encode_covered
 from contextguard_adk.history.rendering import Truncation
@@ -61,30 +56,27 @@ class AgentState:
     """Reads one agent's values under both forms of keys, and writes one of them."""
 
     def __init__(
-        self,
-        state: StateLike,
-        agent: str,
-        is_namespaced: bool = False,
-        scope: str = "",
+        self, state: StateLike, agent: str, is_namespaced: bool = False, scope: str = ""
     ) -> None:
         self._state = state
         self._agent = agent
         self._owner = f"{agent}@{scope}" if scope else agent
         self._is_namespaced = is_namespaced
         self._scope = scope
+        self._request_keys = COMPACT_NOW_KEY, f"{COMPACT_NOW_KEY}:{agent}"
         self.record_at_start = self._read_text("record")
 
     def key(self, name: str) -> str:
         """Returns the key under which `name` is written."""
         return _key(name, self._owner, self._is_namespaced)
 
-    def _other_key(self, name: str) -> str:
-        return _key(name, self._owner, not self._is_namespaced)
+    def _read_other(self, name: str) -> Any:
+        return self._state.get(_key(name, self._owner, not self._is_namespaced))
 
     def read(self, name: str) -> Any:
         """Returns a stored value, or None."""
         value = self._state.get(self.key(name))
-        return self._state.get(self._other_key(name)) if value is None else value
+        return self._read_other(name) if value is None else value
 
     def _read_text(self, name: str) -> str:
         value = self.read(name)
@@ -151,7 +143,7 @@ class AgentState:
         State has no delete: None is written in its place. A value under the other form
         of the key, which a `state_schema` may forbid to touch, is hidden by a 0.
         """
-        if value is None and self._state.get(self._other_key(name)) is not None:
+        if value is None and self._read_other(name) is not None:
             value = 0
         if self._state.get(self.key(name)) != value:
             self._state[self.key(name)] = value
@@ -167,13 +159,10 @@ class AgentState:
         # Of parallel branches that wrote at once only one is noted.
         first = self.key("last_heuristic").removesuffix(self._scope)
         stored: dict[str, Any] = getattr(self._state, "to_dict", dict)()
-        found = [
-            name.removeprefix(first)
-            for name, value in stored.items()
-            if name.startswith(first) and value is not None
-        ]
-        scopes = [scope for scope in found if scope not in noted]
-        scopes += [scope for scope in noted if scope != self._scope] + [self._scope]
+        live = [name for name, value in stored.items() if value is not None]
+        found = [n.removeprefix(first) for n in live if n.startswith(first)]
+        scopes = [scope for scope in found if scope not in noted] + noted
+        scopes = [scope for scope in scopes if scope != self._scope] + [self._scope]
         names = ("summary", "summarized_at", "real_tokens", "last_heuristic", "record")
         for scope in scopes[:-MAX_SCOPES]:
             for name in names:
@@ -184,22 +173,17 @@ class AgentState:
 
     def is_compaction_requested(self) -> bool:
         """Whether `request_compaction` was called for this agent."""
-        return any(self._state.get(key) is True for key in self._request_keys())
+        return any(self._state.get(key) is True for key in self._request_keys)
 
     def clear_compaction_request(self) -> None:
         """Takes the request back, once it was served."""
-        for key in self._request_keys():
-            if self._state.get(key):
-                self._state[key] = False
-
-    def _request_keys(self) -> tuple[str, str]:
-        return COMPACT_NOW_KEY, f"{COMPACT_NOW_KEY}:{self._agent}"
+        for key in filter(self._state.get, self._request_keys):
+            self._state[key] = False
 
 
 def _key(name: str, owner: str, is_namespaced: bool) -> str:
-    if is_namespaced:
-        return f"context_guard:{name}:{owner}"
-    return f"__context_guard_{name}_{owner}"
+    form = "context_guard:{}:{}" if is_namespaced else "__context_guard_{}_{}"
+    return form.format(name, owner)
 
 
 def _read_scopes(text: object) -> list[str]:
@@ -217,12 +201,6 @@ def _warn_once(key: str, found: str, wanted: str) -> None:
     logger.warning(message, key, found, wanted)
 
 
-_CHILD_NAMES = (
-    *("graph", "agent", "node", "_node", "_inner_node"),
-    *("sub_agents", "nodes", "tools"),
-)
-
-
 def declares_state_schema(root: object) -> bool:
     """Whether anything in an agent tree, behind tools too, has a `state_schema`."""
     waiting, seen = [root], set[int]()
@@ -233,7 +211,8 @@ def declares_state_schema(root: object) -> bool:
         seen.add(id(node))
         if getattr(node, "state_schema", None) is not None:
             return True
-        for name in _CHILD_NAMES:
+        names = ("graph", "agent", "node", "_node", "_inner_node")
+        for name in (*names, "sub_agents", "nodes", "tools"):
             child = getattr(node, name, None)
             waiting.extend(child if isinstance(child, list | tuple) else [child])
     return False
@@ -262,9 +241,7 @@ class StoredSummary(_Stored):
     """
 
     text: str = Field(default="", exclude=True)
-    covered: Annotated[
-        Covered, PlainValidator(_read_covered), PlainSerializer(encode_covered)
-    ] = Covered()
+    covered: Annotated[Covered, Read(_read_covered), Write(encode_covered)] = Covered()
     ledger: tuple[str, ...] = Field(default=(), strict=False)
     todos: str = ""
     index: str = ""
@@ -291,10 +268,7 @@ class StoredSummary(_Stored):
 
 
 class AgentRecord(_Stored):
-    """What the guard keeps of an agent in a scope beside the documented keys.
-
-    `learned_window_tokens` and `learned_correction` come from rejections.
-    """
+    """What the guard keeps of an agent in a scope; what is learned is of rejections."""
 
     version: Literal[1] = 1
     learned_window_tokens: int | None = Field(default=None, ge=1, le=2**53)

@@ -1,7 +1,7 @@
 """What is known of one request's contents: history, pairs, what is covered.
 
-Each fact is computed when it is first asked for: a request below the threshold of
-a session without a summary pays for none of them."""
+Each fact is computed when it is first asked for.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from contextguard_adk.history.pairs import (
     Pairs,
     content_text,
     find_live_request,
+    has_function_call,
     has_function_response,
     is_relay,
     keep_pairs_whole,
@@ -73,20 +74,20 @@ class HistoryView:
 
     def fingerprint(self, index: int) -> bytes:
         """The fingerprint of one content."""
-        known = self._fingerprints.get(index)
-        if known is None:
+        if index not in self._fingerprints:
             content = self.contents[index]
-            parts = content.parts or ()
-            known = self._memo.get(fingerprint, content, parts, content.role)
-            self._fingerprints[index] = known
-        return known
+            found = self._memo.get(
+                fingerprint, content, content.parts or (), content.role
+            )
+            self._fingerprints[index] = found
+        return self._fingerprints[index]
 
     @cached_property
     def live_index(self) -> int | None:
         """Where the user's current request stands, if it does."""
         return find_live_request(self.contents, self.history, self.user_content)
 
-    @cached_property
+    @property
     def first_task_index(self) -> int | None:
         """Where the first message of the user stands."""
         return next(iter(self.user_messages), None)
@@ -149,12 +150,11 @@ class HistoryView:
     def _may_split_pairs(self, matches: dict[int, int]) -> bool:
         """Whether pairs need a look: not where a clean prefix is covered."""
         count = len(matches)
-        if list(matches) != self.history[:count]:
+        wanted_count = self.stored.covered.content_count if self.stored else count
+        if count != wanted_count or list(matches) != self.history[:count]:
             return True
-        if self.stored and count != self.stored.covered.content_count:
-            return True
-        rest = self.history[count:]
-        return bool(rest) and has_function_response(self.contents[rest[0]])
+        rest = self.history[count : count + 1]
+        return any(has_function_response(self.contents[index]) for index in rest)
 
     def was_rewound_since(self, invocation_id: str) -> bool:
         """Whether the session was taken back after an invocation."""
@@ -193,16 +193,13 @@ def find_history(
 
     def is_history(content: types.Content) -> bool:
         parts = [part for part in content.parts or () if part]
-        if content in transient:
-            return any(map(index.holds, parts))
+        is_held = any(map(index.holds, parts))
+        if is_held or content in transient:
+            return is_held
         # What ADK inserts for one request is the user's and never speaks of tools.
         # Other plugins may rewrite what the model said: it needs no event.
-        return (
-            content.role == "model"
-            or any(part.function_response or part.function_call for part in parts)
-            or any(map(index.holds, parts))
-            or index.relays(content)
-        )
+        is_said = content.role == "model" or has_function_response(content)
+        return is_said or has_function_call(content) or index.relays(content)
 
     return [place for place, content in enumerate(contents) if is_history(content)]
 
@@ -228,11 +225,9 @@ class _EventIndex:
                 self._authors.add("model")  # ADK 2.0 names this author for it.
 
     def _add(self, content: types.Content) -> None:
-        for part in content.parts or ():
-            if part:
-                self._payloads.add(_payload_of(part))
-                self._code.add(_code_of(part))
-        self._code.discard("")
+        parts = [part for part in content.parts or () if part]
+        self._payloads.update(map(_payload_of, parts))
+        self._code.update(code for part in parts if (code := _code_of(part)))
 
     def _add_transcriptions(self, event: Event, spoken: list[str]) -> None:
         # ADK joins what was spoken in consecutive events into one content; events
@@ -255,15 +250,11 @@ class _EventIndex:
         )
 
     def relays(self, content: types.Content) -> bool:
-        """Returns whether the content is ADK's rendering of another agent's event.
-
-        A user can type its prefix, but its parts name an author of the session.
-        """
-        if not is_relay(content):
-            return False
+        """Returns whether the content is ADK's rendering of another agent's event."""
+        # A user can type its prefix, but its parts name an author of the session.
         texts = [part.text for part in content.parts or () if part and part.text]
         openings = tuple(f"[{author}] " for author in self._authors)
-        return any(text.startswith(openings) for text in texts[1:])
+        return is_relay(content) and any(t.startswith(openings) for t in texts[1:])
 
 
 def _payload_of(part: types.Part) -> Hashable:
@@ -286,11 +277,9 @@ def _code_of(part: types.Part) -> str:
 
 
 def _is_fenced(code: str, text: str) -> bool:
-    """Returns whether a text is what ADK makes of executed code, or of its output.
-
-    Short code may stand in any text by chance: each fence must be a word of its own.
-    """
+    """Returns whether a text is what ADK makes of executed code, or of its output."""
     if len(text) - len(code) > 64:
         return False
+    # Short code may stand in any text by chance: each fence must be a word of its own.
     before, found, after = text.rpartition(code)
     return bool(found) and len(before.split()) == len(after.split()) == 1

@@ -38,8 +38,7 @@ def correction_factor(
 ) -> float:
     """Returns how many real tokens a heuristic token stood for on the last call.
 
-    At least 1 and at most 5: one odd call shall neither shrink nor blow up the
-    estimate.
+    At least 1 and at most 5: one odd call must not shrink or multiply the estimate.
     """
     if not real_tokens or not last_heuristic_tokens:
         return default
@@ -59,10 +58,9 @@ def estimate_prompt_tokens(
     """Estimates the prompt tokens of a request before it is sent.
 
     The larger of the documented rule, `max(real, heuristic x correction)`, and of the
-    provider's last count plus what grew since, weighted by its density: a correction
-    learned on prose says nothing about the base64 that a tool has just returned. The
-    real count is no floor for a request that has shrunk: it counts contents that are
-    gone. Below bytes / 4 a count only stands where the scripts of the text explain it.
+    provider's last count plus what grew since, weighted by its density. The real count
+    is no floor for a request that has shrunk: it counts contents that are gone. Below
+    bytes / 4 a count only stands where the scripts of the text explain it.
     """
     correction = correction_factor(real_tokens, last_heuristic_tokens, default=default)
     scaled_tokens = int(heuristic_tokens * correction)
@@ -82,9 +80,8 @@ def estimate_prompt_tokens(
         return scaled_tokens
     grown = weighted_tokens(parts, growth_tokens)
     if growth_tokens >= last_heuristic_tokens * 0.05:
-        # Densities are those of o200k_base. The contents before those that grew show
-        # how many tokens of this provider stand for one of them: some count a third
-        # more.
+        # The contents before those that grew show how many tokens of this provider
+        # stand for one of o200k_base: some count a third more.
         ratio = real_tokens / weighted_tokens(parts, last_heuristic_tokens)
         grown *= min(max(ratio, 1.0), 2.0)
     return max(scaled_tokens, real_tokens + max(int(grown), growth_tokens))
@@ -114,8 +111,7 @@ def _lowered_tokens(
 ) -> int:
     """Returns the heuristic, lowered where scripts explain that the count was lower.
 
-    Cyrillic, Greek, Arabic or Devanagari take 0.4 to 0.8 tokens for each four bytes. A
-    count that even they do not explain leaves something out, such as what a cache held.
+    A count that even they do not explain leaves something out, as what a cache held.
     """
     start, grown_tokens = len(contents), heuristic_tokens - known_tokens
     while start and grown_tokens > 0:  # What grew was not counted: it explains nothing.
@@ -143,10 +139,9 @@ def request_script_discount(
     measure: MeasurePart = measure_part,
 ) -> int:
     """Returns how far below bytes / 4 the tokens of a request may be by its scripts."""
-    discount_tokens = 0.0
     instruction = config.system_instruction if config is not None else None
-    if isinstance(instruction, str):
-        discount_tokens += script_discount_tokens(json_text(instruction))
+    instruction = instruction if isinstance(instruction, str) else ""
+    discount_tokens = script_discount_tokens(json_text(instruction))
     for content in contents:
         for part in content.parts or ():
             text = part.text if part is not None else None

@@ -69,20 +69,14 @@ _NON_ASCII_CLASSES = {
 
 
 def _byte_class(byte: int) -> bytes:
-    char = chr(byte)
+    char = bytes([byte])
     if byte >= 0x80:
         return _NON_ASCII_CLASSES[max(key for key in _NON_ASCII_CLASSES if key <= byte)]
-    if char in "\r\n":
-        return b"n"
-    if char <= " ":
-        return b"s"
-    if char.isdigit():
-        return b"d"
-    if char.isupper():
-        return b"u"
+    if byte <= 0x20:
+        return b"n" if char in b"\r\n" else b"s"
     if char.islower():
-        return b"e" if char == "e" else b"v" if char in "aiou" else b"l"
-    return b"p"
+        return b"e" if char == b"e" else b"v" if char in b"aiou" else b"l"
+    return b"d" if char.isdigit() else b"u" if char.isupper() else b"p"
 
 
 _CLASSES = b"".join(map(_byte_class, range(256)))
@@ -95,7 +89,6 @@ _PIECES = re.compile(
     rb"|[sp]?(?:[GCAHRIE]~+){1,16}|(?:S~+){1,16}|(?:[KZOFQ]~+){1,16}"
     rb"|[sp]?(?:L~[lve]{0,64}){1,16}|~+"
 )
-_LONG_RUNS = (b"l" * 32, b"v" * 32, b"e" * 32, b"u" * 32)
 _REPEATED = re.compile(rb"([A-Za-z])\1{31,}")
 
 
@@ -158,7 +151,7 @@ def _word_tokens(lead: bytes, letters: bytes) -> float:
 def _count_tokens(text: bytes) -> float:
     classes = text.translate(_CLASSES)
     tokens = 0.0
-    if any(run in classes for run in _LONG_RUNS):
+    if any(letter * 32 in classes for letter in (b"l", b"v", b"e", b"u")):
         rest = _REPEATED.sub(b"", text)
         tokens = _REPEATED_LETTER * (len(text) - len(rest))
         classes = rest.translate(_CLASSES)
@@ -198,8 +191,8 @@ def estimate_text_density(text: str | bytes) -> float:
     """
     if isinstance(text, str):
         text = text.encode("utf-8", "surrogatepass")
-    ranges = _sample_ranges(len(text))
-    return _sample_density(b"".join([text[start:end] for start, end in ranges]))
+    slices = [text[start:end] for start, end in _sample_ranges(len(text))]
+    return _sample_density(b"".join(slices))
 
 
 def _sample_density(sample: bytes) -> float:
@@ -211,8 +204,7 @@ def weighted_tokens(parts: Iterable[SizedText], heuristic_tokens: int) -> float:
 
     Of the last the end of its text counts; what the parts do not cover stays as it is.
     """
-    missing_bytes = heuristic_tokens * 4
-    taken: list[SizedText] = []
+    missing_bytes, taken = heuristic_tokens * 4, list[SizedText]()
     for part in parts:
         missing_bytes -= part.size_bytes + part.other_bytes
         taken.append(part)
@@ -227,12 +219,10 @@ def weighted_tokens(parts: Iterable[SizedText], heuristic_tokens: int) -> float:
 
 def _sample_parts(parts: Sequence[SizedText], sizes: Sequence[int]) -> bytes:
     """Returns slices of the ends of texts as if they were one; reads no other texts."""
-    ends = list(accumulate(sizes))
-    slices = []
+    ends, slices = list(accumulate(sizes)), list[bytes]()
     text, read_index = b"", None
     for start, end in _sample_ranges(sum(sizes)):
-        pieces = []
-        index = bisect_right(ends, start)
+        pieces, index = list[bytes](), bisect_right(ends, start)
         while start < end:
             if index != read_index:
                 text, read_index = parts[index].read(), index
@@ -240,7 +230,6 @@ def _sample_parts(parts: Sequence[SizedText], sizes: Sequence[int]) -> bytes:
             # Seen from its end: of the last part the beginning may not count.
             shift = len(text) - ends[index]
             pieces.append(text[max(start + shift, 0) : max(stop + shift, 0)])
-            start = stop
-            index += 1
+            start, index = stop, index + 1
         slices.append(b"\n".join(pieces))
     return b"".join(slices)

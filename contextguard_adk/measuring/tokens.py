@@ -61,22 +61,18 @@ def json_text(value: object) -> bytes:
         return _walk_text(value)
 
 
-_END = object()
-
-
 def _walk_text(value: object) -> bytes:
     """Returns what `to_json` refuses as something close to JSON, each object once."""
     chunks: list[bytes] = []
     seen: dict[int, object] = {}
-    stack = [value]
+    stack, end = [value], object()
     while stack and len(chunks) < 100_000:
         item = stack.pop()
-        if item is _END:
+        if item is end:
             chunks.append(b"},")
-        elif isinstance(item, str):
-            chunks.append(b'"%b",' % json_text(item))
-        elif isinstance(item, bytes | bytearray):
-            chunks.append(b'"%b",' % b64encode(item))
+        elif isinstance(item, str | bytes | bytearray):
+            text = json_text(item) if isinstance(item, str) else b64encode(item)
+            chunks.append(b'"%b",' % text)
         elif isinstance(item, int):
             # Python refuses to print very long numbers in decimal.
             chunks.append(b"%x," % item if item.bit_length() > 64 else b"%d," % item)
@@ -85,17 +81,15 @@ def _walk_text(value: object) -> bytes:
         elif id(item) not in seen:
             seen[id(item)] = item
             chunks.append(b"{")
-            stack += [_END, *reversed(_children(item))]
+            fields = item if isinstance(item, dict) else getattr(item, "__dict__", None)
+            if isinstance(item, list | tuple | set | frozenset):
+                children = list(item)
+            elif isinstance(fields, dict):
+                children = [*fields, *fields.values()]
+            else:
+                children = [type(item).__name__]
+            stack += [end, *reversed(children)]
     return b"".join(chunks)[:-1]
-
-
-def _children(item: object) -> list[Any]:
-    if isinstance(item, list | tuple | set | frozenset):
-        return list(item)
-    fields = item if isinstance(item, dict) else getattr(item, "__dict__", None)
-    if isinstance(fields, dict):
-        return [*fields, *fields.values()]
-    return [type(item).__name__]
 
 
 def _tokens(size_bytes: int) -> int:
@@ -129,12 +123,9 @@ def media_tokens(mime_type: str | None, size_bytes: int | None) -> int:
 
 
 def _media_bytes(part: types.Part | types.FunctionResponsePart) -> int:
-    tokens = 0
     if (blob := part.inline_data) is not None:
-        tokens += media_tokens(blob.mime_type, len(blob.data or b""))
-    if (file := part.file_data) is not None:
-        tokens += media_tokens(file.mime_type, None)
-    return tokens * 4
+        return 4 * media_tokens(blob.mime_type, len(blob.data or b""))
+    return 4 * media_tokens(part.file_data.mime_type, None) if part.file_data else 0
 
 
 def _read_part(part: types.Part | None) -> tuple[Sequence[object], int]:
@@ -196,10 +187,8 @@ def _contents_bytes(
         for part in content.parts or ():
             # Most parts are text, and calling for each would triple the time.
             text = part.text if part is not None else None
-            if text and text.isascii():
-                size_bytes += len(text)
-            else:
-                size_bytes += count_bytes(part)
+            is_ascii = text and text.isascii()
+            size_bytes += len(text) if text and is_ascii else count_bytes(part)
     return size_bytes
 
 
@@ -255,12 +244,10 @@ def _class_schema_bytes(schema: type[BaseModel]) -> int:
 def _config_bytes(config: types.GenerateContentConfig | None) -> int:
     if config is None:
         return 0
-    return (
-        _instruction_bytes(config.system_instruction)
-        + sum(map(_tool_bytes, config.tools or ()))
-        + _schema_bytes(config.response_schema)
-        + _schema_bytes(config.response_json_schema)
-    )
+    schemas = config.response_schema, config.response_json_schema
+    fixed_bytes = _instruction_bytes(config.system_instruction)
+    fixed_bytes += sum(map(_tool_bytes, config.tools or ()))
+    return fixed_bytes + sum(map(_schema_bytes, schemas))
 
 
 def estimate_config_tokens(config: types.GenerateContentConfig | None) -> int:
@@ -314,8 +301,7 @@ class Memo:
                 return compute(value)
             tool = part.function_call or part.function_response
             key += id(payload), tool and tool.name
-        found = tuple(key)
-        if found not in self._known:
+        if (found := tuple(key)) not in self._known:
             self._known[found] = compute(value)
         result: V = self._known[found]
         return result

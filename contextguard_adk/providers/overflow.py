@@ -19,9 +19,8 @@ MIN_LIMIT_TOKENS: Final = 256
 class Overflow:
     """A provider refused a request because it does not fit the context window.
 
-    What it did not name, or named twice and differently, is None. `output_tokens` is
-    the reserved output that counts; `is_input_plus_output` says that a smaller one
-    would help.
+    What it did not name, or named twice and differently, is None. A smaller reserved
+    output than `output_tokens` would help where `is_input_plus_output`.
     """
 
     limit_tokens: int | None
@@ -42,9 +41,8 @@ _ESCAPES: Final = {
 def parse_overflow(error: BaseException) -> Overflow | None:
     """Reads whether a model call failed because its request was too long; never raises.
 
-    A message about a rate limit, a quota or the reserved output alone is no overflow
-    whatever else it quotes, nor is its cause. Of an error that says neither, its
-    causes, the members of its group and what was being handled are read.
+    A message about a rate limit, a quota or the reserved output alone is no overflow,
+    nor is its cause. Of an error that says neither, linked errors are read.
     """
     reading = _read_linked(error, set())
     return reading if isinstance(reading, Overflow) else None
@@ -54,8 +52,13 @@ def _read_linked(error: BaseException, seen: set[int]) -> _Reading:
     if id(error) in seen or len(seen) >= 32:
         return None
     seen.add(id(error))
-    own: _Reading = "refused" if _has_status_429(error) else _read_error(error)
-    if own == "refused":
+    with suppress(Exception):
+        statuses = (
+            _attribute(error, name) for name in ("status_code", "code", "status")
+        )
+        if any(status in (429, "429") for status in statuses):
+            return "refused"
+    if (own := _read_error(error)) == "refused":
         return own
 
     def read_all(name: str) -> list[_Reading]:
@@ -77,18 +80,13 @@ def _read_linked(error: BaseException, seen: set[int]) -> _Reading:
 
 
 def _read_error(error: BaseException) -> _Reading:
+    names = ("message", "body", "code", "details")
+    sources = [error, *(_attribute(error, name) for name in names)]
     response = _attribute(error, "response")
     # `requests` sets False until it has read the body, and would read it now.
-    is_unread = _attribute(response, "_content") is False
-    sources = (
-        error,
-        *(_attribute(error, name) for name in ("message", "body", "code", "details")),
-        None if is_unread else _attribute(response, "text"),
-    )
-    return _read_message(_flatten(dict.fromkeys(map(_text_of, sources))))
-
-
-def _read_message(text: str) -> _Reading:
+    if _attribute(response, "_content") is not False:
+        sources.append(_attribute(response, "text"))
+    text = _flatten(dict.fromkeys(map(_text_of, sources)))
     if any(pattern.search(text) for pattern in compile_wordings(REFUSALS)):
         return "refused"
     for pattern in compile_wordings(LIMITS + LIMITLESS):
@@ -162,13 +160,6 @@ def _errors_in(error: BaseException, name: str) -> list[BaseException]:
         linked = value if isinstance(value, list | tuple) else (value,)
         return [each for each in linked if isinstance(each, BaseException)]
     return []
-
-
-def _has_status_429(error: BaseException) -> bool:
-    names = ("status_code", "code", "status")
-    with suppress(Exception):
-        return any(_attribute(error, name) in (429, "429") for name in names)
-    return False
 
 
 @cache  # Most runs need none of them.

@@ -19,9 +19,7 @@ _LOGGER = logging.getLogger("contextguard_adk.providers.windows")
 DEFAULT_CONTEXT_WINDOW: Final = 128_000
 """The window, in tokens, that is assumed for a model nobody knows."""
 
-_MODES = ("chat", "responses", "completion")
 _MIN_WINDOW_TOKENS = 1_000  # smaller values are no chat windows
-
 _VENDOR_PREFIX = re.compile(r"[a-z][a-z0-9]*(?:-gov)?\.(?=[a-z])")  # us. anthropic.
 _SUFFIX = re.compile(
     r"""( -v\d+:\d+(:\w+)?  | (?<!\bft):[^:/]*  | @[^@/]*  # -v1:0  :free  @20250929
@@ -58,11 +56,9 @@ class _Entry(NamedTuple):
 class LitellmRegistry:
     """Looks windows up in litellm's packaged table; importing litellm takes seconds.
 
-    A name is looked up as written, then without its path and vendor prefixes, from the
-    left, then the same without its date, version or tag. Where several providers serve
-    a model and none of them is named, the smallest window counts that is at least a
-    quarter of the low median: one provider's 4,096 must not decide where others say
-    262,144.
+    A name is looked up as written, then without its prefixes from the left, then the
+    same without its date, version or tag. Of several providers, none of them named, the
+    smallest window counts that is at least a quarter of the low median.
     """
 
     def __init__(self, table_path: Path | None = None) -> None:
@@ -82,7 +78,7 @@ class LitellmRegistry:
 
     def _find(self, model: str) -> _Entry | None:
         table = _load_table(self._table_path)
-        keys = map(_key, _candidate_names(model))
+        keys = (name.replace(".", "-") for name in _candidate_names(model))
         return next((table[key] for key in keys if key in table), None)
 
 
@@ -111,15 +107,15 @@ def _without_suffix(name: str) -> str:
     return name[: suffix.start()] if (suffix := _SUFFIX.search(name)) else ""
 
 
-def _key(name: str) -> str:
-    return name.replace(".", "-")
-
-
 @lru_cache(maxsize=16)
 def _load_table(path: Path | None) -> dict[str, _Entry]:
     """Reads and indexes a table once per process; empty if even litellm has none."""
     try:
-        raw = json.loads((path or _find_packaged_table()).read_bytes())
+        if path is None:
+            spec = importlib.util.find_spec("litellm")
+            packaged = Path((spec and spec.origin) or "no litellm package")
+            path = packaged.with_name("model_prices_and_context_window_backup.json")
+        raw = json.loads(path.read_bytes())
         if table := _index(raw if isinstance(raw, dict) else {}):
             return table
         reason: object = "no chat models in it"
@@ -133,32 +129,25 @@ def _load_table(path: Path | None) -> dict[str, _Entry]:
         return {}
 
 
-def _find_packaged_table() -> Path:
-    spec = importlib.util.find_spec("litellm")
-    if spec is None or spec.origin is None:
-        raise FileNotFoundError("no litellm package")
-    name = "model_prices_and_context_window_backup.json"
-    return Path(spec.origin).with_name(name)
-
-
 def _index(raw: Mapping[str, object]) -> dict[str, _Entry]:
     """Maps full names and, for any provider, last parts and undated last parts."""
     full, last, undated = (defaultdict[str, list[_Entry]](list) for _ in range(3))
     for name, value in raw.items():
         if entry := _parse_entry(name, value):
             *_, stem = _without_prefixes(name.lower())
-            full[_key(name.lower())].append(entry)
-            last[_key(_ANY_PROVIDER + stem)].append(entry)
+            full[name.lower().replace(".", "-")].append(entry)
+            last[_ANY_PROVIDER + stem.replace(".", "-")].append(entry)
             while shorter := _without_suffix(stem):
                 stem = shorter
             if "-" in stem:  # else a family: `gemini` of `gemini-exp-1206`
-                undated[_key(_ANY_PROVIDER + stem)].append(entry)
+                undated[_ANY_PROVIDER + stem.replace(".", "-")].append(entry)
     return {key: _merge(found) for key, found in (undated | last | full).items()}
 
 
 def _parse_entry(name: str, value: object) -> _Entry | None:
     """Reads one entry of the table; None for what is no chat model with a window."""
-    if not isinstance(value, Mapping) or value.get("mode") not in _MODES:
+    modes = ("chat", "responses", "completion")
+    if not isinstance(value, Mapping) or value.get("mode") not in modes:
         return None
     window, minimum = value.get("max_input_tokens"), _MIN_WINDOW_TOKENS
     if window is None and value["mode"] == "chat":
@@ -176,11 +165,9 @@ def _is_tokens(value: object) -> TypeGuard[int]:
 def _merge(entries: Iterable[_Entry]) -> _Entry:
     """Joins the entries of several providers, as `LitellmRegistry` explains."""
     by_window = sorted(entries)
-    windows = [entry.window_tokens for entry in by_window]
-    least_tokens = statistics.median_low(windows) / 4
+    least_tokens = statistics.median_low(by_window).window_tokens / 4
     smallest = next(e for e in by_window if e.window_tokens >= least_tokens)
-    has_reasoning = any(entry.has_reasoning for entry in by_window)
-    return smallest._replace(has_reasoning=has_reasoning)
+    return smallest._replace(has_reasoning=any(e.has_reasoning for e in by_window))
 
 
 def resolve_context_window(
@@ -199,14 +186,12 @@ def resolve_context_window(
     registry = LitellmRegistry() if registry is None else registry
     if (tokens := _ask_registry(registry, model)) is not None:
         return ResolvedWindow(tokens, "registry")
-    _warn_once(
+    message = (
         "The context window of model %r is unknown; %d tokens are assumed. Set "
         "context_window= on the agent's strategy, as in "
-        'ContextGuardPlugin(agents={"%s": Threshold(context_window=...)}).',
-        model,
-        DEFAULT_CONTEXT_WINDOW,
-        agent or "<agent>",
+        'ContextGuardPlugin(agents={"%s": Threshold(context_window=...)}).'
     )
+    _warn_once(message, model, DEFAULT_CONTEXT_WINDOW, agent or "<agent>")
     return ResolvedWindow(DEFAULT_CONTEXT_WINDOW, "default")
 
 
