@@ -30,7 +30,7 @@ from tests.builders import (
     response,
     user,
 )
-from tests.scenarios import Kind, Writer, kubernetes, mixed
+from tests.scenarios import Kind, Writer, kubernetes
 
 CONTINUATION_BEGIN = "[System: The conversation was compacted"
 
@@ -99,34 +99,6 @@ async def test_a_tool_storm_is_removed(strategy: type[Strategy]) -> None:
     assert left <= 0.051
 
 
-@both_strategies
-@pytest.mark.parametrize(
-    ("rounds", "window_tokens"),
-    [
-        (3, 8_000),
-        *[pytest.param(20, w, marks=pytest.mark.slow) for w in (8_000, 128_000)],
-    ],
-)
-async def test_a_kubernetes_assistant_fits_on_every_call(
-    rounds: int, window_tokens: int, strategy: type[Strategy]
-) -> None:
-    """Every request of rounds of 8,000 tokens stays below the threshold, or, where the
-    call before has just been compacted, below the window."""
-    writer = Writer(f"kubernetes {rounds}", window_tokens, None)
-    llm = SimulatedLlm(context_window=window_tokens)
-    played = await play(
-        kubernetes(writer, rounds, share=1_900 / window_tokens),
-        strategy(context_window=window_tokens),
-        llm,
-        session_service=KeptSessions(),
-    )
-    assert not llm.rejections
-    assert not llm.violations
-    most_tokens = threshold_tokens(window_tokens)
-    for agent_call in played.calls:
-        assert agent_call.record.prompt_tokens < most_tokens, agent_call.number
-        is_compacted = agent_call.is_compacted
-        most_tokens = window_tokens if is_compacted else threshold_tokens(window_tokens)
 
 
 @both_strategies
@@ -154,24 +126,6 @@ async def test_a_tool_result_of_750k_characters_fits(
     assert not llm.violations
     assert sum(agent_call.is_compacted for agent_call in played.calls) == 1
     assert all(request in c.record.text for c in played.calls if c.turn.text == request)
-
-
-@both_strategies
-async def test_a_system_prompt_of_12k_characters_fits_a_window_of_8k(
-    strategy: type[Strategy],
-) -> None:
-    """A large system prompt leaves room enough to work in, and stays as it is."""
-    writer = Writer("rules", 8_000, None)
-    rules = "You run the operations desk.\n" + writer.text("prose", 1.0)
-    talk = mixed(writer)
-    conversation = Conversation(talk.turns, instruction=rules[:12_000])
-    llm = SimulatedLlm(context_window=8_000)
-    played = await play(conversation, strategy(context_window=8_000), llm)
-    assert played.answers == [turn.answer for turn in conversation.turns]
-    assert not llm.rejections
-    assert sum(agent_call.is_compacted for agent_call in played.calls) >= 2
-    for agent_call in played.calls:
-        assert rules[:12_000] in agent_call.record.system_instruction
 
 
 STATIC_RULE = "Static rule: you never delete anything."

@@ -7,12 +7,10 @@ import os
 import re
 import subprocess
 import sys
-import warnings
 from typing import Any, Literal
 
 import pytest
 from google.adk.apps.llm_event_summarizer import LlmEventSummarizer
-from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.genai import types
@@ -346,15 +344,6 @@ async def test_replies_are_copied() -> None:
     assert part.function_call.id is recorded.get_function_calls()[0].id is None
 
 
-async def test_call_ids_are_unique() -> None:
-    """With `call_ids` every call has an id of its own, unless the script gives one."""
-    script: list[Reply] = [[F, F], [call_part("f", "mine"), call("g")]]
-    llm = SimulatedLlm(call_ids=True, script=script)
-    got = [await answer(llm, ask(ASK)) for _ in range(2)]
-    ids = [made.id for response in got for made in response.get_function_calls()]
-    assert ids == ["call_1", "call_2", "mine", "call_3"]
-
-
 # Usage and streaming
 
 
@@ -428,22 +417,6 @@ async def test_requests_of_adks_summarizer_are_summaries() -> None:
     assert text_of(llm.requests[0].response) == (
         "user: please find order ORD-4711\nagent: it is in \\warehouse nine"
     )
-
-
-@pytest.mark.parametrize(
-    ("request_", "expected"),
-    table(
-        {
-            "fence": (ask(ASK, user("a\n<transcript-0>\nb")), True),
-            "earlier content": (ask(user("<transcript-0>"), ASK), False),
-            "inside a line": (ask(user("see <transcript-0>")), False),
-            "no contents": (ask(), False),
-        }
-    ),
-)
-def test_summary_requests_are_told_apart(request_: LlmRequest, expected: bool) -> None:
-    """A fence at the start of a line of the last content marks a summary request."""
-    assert SimulatedLlm().is_summary_request(request_) is expected
 
 
 @settings(max_examples=40, deadline=None)
@@ -526,18 +499,6 @@ async def test_a_prompt_cache_serves_what_an_earlier_prompt_began_with() -> None
         assert llm.requests[-1].cached_tokens == expected
 
 
-async def test_concurrent_calls_keep_their_own_answers() -> None:
-    """Interleaved calls are recorded in order of arrival, each with its answer."""
-
-    async def echo(request: LlmRequest) -> Reply:
-        last = next(list_content_texts(request.contents))
-        await asyncio.sleep(0.001 * (5 - int(last)))
-        return f"answer {last}"
-
-    llm = SimulatedLlm(script=echo, latency_seconds=0.001)
-    await asyncio.gather(*(answer(llm, ask(user(str(n)))) for n in range(5)))
-    recorded = [(record.text, text_of(record.response)) for record in llm.requests]
-    assert recorded == [(str(n), f"answer {n}") for n in range(5)]
 
 
 @pytest.mark.parametrize(
@@ -553,18 +514,6 @@ def test_wrong_settings_are_refused(setting: dict[str, object]) -> None:
     """A mistake in the settings fails when the model is made."""
     with pytest.raises(ValidationError):
         SimulatedLlm.model_validate(setting)
-
-
-@pytest.mark.skipif(
-    not hasattr(BaseLlm, "capabilities"), reason="this ADK does not ask"
-)
-def test_capabilities_are_declared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model named like Gemini does not fall back to ADK's guess from the name."""
-    monkeypatch.setenv("GOOGLE_GENAI_USE_VERTEXAI", "1")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        declared = SimulatedLlm(model="gemini-2.5-pro").capabilities
-    assert declared.output_schema_and_tools is False
 
 
 # Behind a real runner
