@@ -6,19 +6,13 @@ from __future__ import annotations
 import itertools
 import logging
 import re
-from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import Any
 
 import pytest
-from google.adk.agents.callback_context import CallbackContext
-from google.adk.models.cache_metadata import CacheMetadata
 from google.adk.models.llm_request import LlmRequest
-from google.adk.models.llm_response import LlmResponse
-from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.sessions.state import State
 from google.genai import types
-from pydantic import Field
 
 from contextguard_adk import (
     Compaction,
@@ -266,11 +260,3 @@ async def test_nothing_that_was_said_is_logged(
     assert SECRET not in logged
     assert FILLER.strip() not in logged
     assert logged or (trouble == "none" and not is_state_broken)
-
-
-
-
-
-
-
-

@@ -267,8 +267,6 @@ async def test_agents_are_replayed_each_for_itself() -> None:
     assert (last.real_tokens, last.sent_tokens) == (500, 500)
 
 
-
-
 async def test_no_model_is_asked(
     recorded: tuple[Session, SimulatedLlm], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ from google.genai import types
 
 from contextguard_adk import ContextGuardPlugin
 from contextguard_adk.history.pairs import content_text
-from contextguard_adk.measuring.budgets import summary_budget_tokens, threshold_tokens
+from contextguard_adk.measuring.budgets import summary_budget_tokens
 from contextguard_adk.measuring.tokens import estimate_contents_tokens
 from contextguard_adk.strategies import SlidingWindow, Strategy, Threshold
 from contextguard_adk.summarizing.ledger import MAX_LEDGER_BYTES
@@ -20,7 +20,6 @@ from tests.builders import (
     AgentCall,
     Chat,
     Conversation,
-    KeptSessions,
     RequestTap,
     ToolUse,
     Turn,
@@ -30,7 +29,7 @@ from tests.builders import (
     response,
     user,
 )
-from tests.scenarios import Kind, Writer, kubernetes
+from tests.scenarios import Kind, Writer
 
 CONTINUATION_BEGIN = "[System: The conversation was compacted"
 
@@ -97,8 +96,6 @@ async def test_a_tool_storm_is_removed(strategy: type[Strategy]) -> None:
     assert 1 <= llm.summaries <= 3
     left = estimate_contents_tokens(sent) / estimate_contents_tokens(tap.contents[0])
     assert left <= 0.051
-
-
 
 
 @both_strategies

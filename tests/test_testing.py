@@ -499,8 +499,6 @@ async def test_a_prompt_cache_serves_what_an_earlier_prompt_began_with() -> None
         assert llm.requests[-1].cached_tokens == expected
 
 
-
-
 @pytest.mark.parametrize(
     "setting",
     [
