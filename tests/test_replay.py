@@ -409,7 +409,7 @@ def test_wrong_options_are_one_line(
         ((tmp_path,), "cannot be read"),
         ((export, "--config", config), "max_turn"),
         ((export, "--plot", "out.txt"), ".svg, .png, .pdf"),
-        ((export, "--plot", plot), "cannot be written"),
+        ((export, "--window", 4_000, "--plot", plot), "cannot be written"),
         (("postgresql+asyncpg://me:hunter2@127.0.0.1:1/none", *OF_SESSION), ""),
         (("nonsense://me:hunter2@host/none", *OF_SESSION), ""),
         (("://", *OF_SESSION), ""),
