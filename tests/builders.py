@@ -125,8 +125,6 @@ class Chat:
         found = await self.sessions.get_session(app_name="app", **place)
         return found or await self.sessions.create_session(app_name="app", **place)
 
-    _session = session
-
     async def tell(self, contents: Iterable[types.Content]) -> None:
         """Adds messages to the session as if they had been said."""
         session = await self.session()

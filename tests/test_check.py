@@ -103,9 +103,9 @@ def test_it_prints_lines_for_people(
     assert lines[-1] == "router: not guarded"
 
     assert main(["check", str(config)]) == 0
-    output = capsys.readouterr().out
-    assert "name models with --model" in output
-    assert "any model: window 50,000 (config)" in output
+    printed = capsys.readouterr().out
+    assert "name models with --model" in printed
+    assert "any model: window 50,000 (config)" in printed
 
 
 def test_the_variable_names_the_file(

@@ -8,6 +8,7 @@ summaries are its own.
 from __future__ import annotations
 
 import importlib.util
+import json
 import logging
 import socket
 import subprocess
@@ -223,7 +224,8 @@ async def test_a_window_that_was_set_too_large_is_learned(address: str) -> None:
     events = await chat.say("Which pump ran all night?")
 
     assert answer_text(events)
-    assert (await chat.state())[KEY.format("learned_window")] == WINDOW_TOKENS
+    record = json.loads((await chat.state())[KEY.format("record")])
+    assert record["learned_window_tokens"] == WINDOW_TOKENS
     assert 0 < prompt_counts(events)[-1] <= WINDOW_TOKENS
 
 
