@@ -46,15 +46,13 @@ async def take_answer(
         return
     if usage and real:
         memo = guard.memory.memo(context.get_invocation_context(), key)
-        if _is_truncated(call, real, memo):
+        if call.sent_contents and _is_truncated(call, real, memo):
             _warn_truncation(context.agent_name, call.window_tokens)
         call.session.cached_ratio = (usage.cached_content_token_count or 0) / real
         state = guard.state(context)
         state.write("real_tokens", real)
         state.write("last_heuristic", call.heuristic_tokens)
-    # A recovery needs them no more.
-    call.original_contents = call.sent_contents = ()
-    call.sent_config = None
+    call.release()  # A recovery needs the contents no more.
     if call.is_reported:
         return
     call.is_reported = True

@@ -49,7 +49,7 @@ from contextguard_adk.summarizing.context import (
 )
 from contextguard_adk.summarizing.items import attach_files
 from contextguard_adk.summarizing.summarizer import Summarizer, find_llm
-from contextguard_adk.summarizing.todos import load_todos
+from contextguard_adk.summarizing.todos import TodoList
 from contextguard_adk.telemetry import (
     CompactionRecord,
     Observers,
@@ -251,7 +251,7 @@ class ModelCall:
                 session=self._session,
                 breaker=self._guard.memory.breaker,
             ),
-            todos=load_todos(
+            todos=TodoList(
                 self._context.state, self.agent, self._guard.has_namespaced_keys
             ),
             has_recall=self._recall.is_possible,

@@ -76,6 +76,11 @@ class CallInFlight:
     is_recovered: bool = False
     started_seconds: float = field(default_factory=time.monotonic)
 
+    def release(self) -> None:
+        """Forgets the contents, and keeps the numbers."""
+        self.original_contents = self.sent_contents = ()
+        self.sent_config = None
+
 
 class CircuitBreaker:
     """Skips a summarizer for five compactions after three failures in a row."""
@@ -113,7 +118,14 @@ class Memory:
         return self.sessions[key]
 
     def begin_call(self, key: CallKey, call: CallInFlight) -> None:
-        """Remembers a model call; forgets those that have waited for over an hour."""
+        """Remembers a model call; forgets those that have waited for over an hour.
+
+        ADK reports no end of a run that failed or was cancelled: of the agent's other
+        calls in this session only the numbers are kept.
+        """
+        for other in self.calls:
+            if _same_agent(other, key):
+                self.calls[other].release()
         self.calls[key] = call
         oldest_seconds = call.started_seconds - 3_600
         while next(iter(self.calls.values())).started_seconds < oldest_seconds:
@@ -122,6 +134,8 @@ class Memory:
     def memo(self, invocation: InvocationContext, key: CallKey) -> Memo:
         """What was computed earlier in a run."""
         if key not in self._memos:
+            for other in [other for other in self._memos if _same_agent(other, key)]:
+                del self._memos[other]
             events = invocation.session.events
             self._memos[key] = Memo(events, invocation.invocation_id)
         return self._memos[key]
@@ -143,8 +157,17 @@ def name_session(invocation: InvocationContext) -> str:
 def call_key(context: CallbackContext) -> CallKey:
     """Identifies the model call that a callback is about."""
     invocation = context.get_invocation_context()
-    session, branch = name_session(invocation), invocation.branch or ""
-    return session, context.invocation_id, context.agent_name, branch
+    scope = branch_scope(invocation)
+    return (
+        name_session(invocation),
+        context.invocation_id,
+        context.agent_name,
+        scope,
+    )
+
+
+def _same_agent(key: CallKey, other: CallKey) -> bool:
+    return (key[0], *key[2:]) == (other[0], *other[2:])
 
 
 def summary_scope(invocation: InvocationContext) -> str:

@@ -227,6 +227,8 @@ class ContextGuardPlugin(BasePlugin):
                 sent.is_answered = True
             overflow = parse_overflow(error)
             if overflow is None or self._settings.observe:
+                if sent is not None:
+                    sent.release()
                 return None
             strategy = self._strategy_for(callback_context, llm_request)
             llm = await resolve_model(callback_context.get_invocation_context())

@@ -10,7 +10,7 @@ from google.adk.models.llm_request import LlmRequest
 from pydantic import BaseModel
 
 from contextguard_adk import ContextGuardPlugin, Threshold, TodosTool
-from contextguard_adk.summarizing.todos import LIST_HEADING, TodoList, load_todos
+from contextguard_adk.summarizing.todos import LIST_HEADING, TodoList
 from contextguard_adk.testing import Reply, SimulatedLlm
 from contextguard_adk.testing import call as tool_call
 from tests.builders import Chat, answer_text
@@ -45,7 +45,7 @@ STORED: dict[str, tuple[dict[str, Any], Any]] = {
 def test_todos_are_read(state: dict[str, Any], expected: Any) -> None:
     """The agent's own list is read, else the shared one; only todos are taken."""
     for is_namespaced in (False, True):
-        assert load_todos(state, "agent", is_namespaced).items == expected
+        assert TodoList(state, "agent", is_namespaced).items == expected
 
 
 def write_once(**args: Any) -> Any:
@@ -139,8 +139,9 @@ async def test_the_list_stands_in_the_request_after_a_compaction() -> None:
 
 def test_a_long_list_drops_completed_tasks_first() -> None:
     """Then the last ones; it says how many are missing."""
-    items = tuple(("completed" if n % 2 else "pending", f"task {n}") for n in range(20))
-    todos = TodoList(items)
+    statuses = ("pending", "completed")
+    items = [{"status": statuses[n % 2], "content": f"task {n}"} for n in range(20)]
+    todos = TodoList({"todos": items}, "agent")
     some = todos.render(100, count)
     assert 90 < count(some) <= 100
     assert some.count("- [pending]") == 10
@@ -150,4 +151,4 @@ def test_a_long_list_drops_completed_tasks_first() -> None:
     assert count(few) <= 60
     assert "task 18\n" not in few
     assert f" {20 - len(few.splitlines()) + 2} more tasks" in few
-    assert todos.render(5, count) == TodoList().render(100, count) == ""
+    assert todos.render(5, count) == TodoList({}, "agent").render(100, count) == ""

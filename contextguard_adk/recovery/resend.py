@@ -88,6 +88,7 @@ class Recovery:
             return None  # A summary would be paid for without effect.
         started = time.monotonic()
         compaction = await self._call.strategy.compact(context)
+        context.summarizer.end()
         if compaction is None or not self._is_smaller(compaction.contents):
             return None
         await self._call.accept(context, compaction, started)

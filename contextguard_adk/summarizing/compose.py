@@ -82,7 +82,13 @@ class Composer:
         taken = len(stored.model_dump_json().encode()) + 200
         room_tokens = max(0, MAX_RECORD_BYTES - taken) // 4
         index = self._index(draft.covered, room_tokens)
-        return stored.model_copy(update={"index": index})
+        stored = stored.model_copy(update={"index": index})
+        # Escapes may take several times what was counted.
+        for field in ("index", "todos", "ledger"):
+            if len(stored.model_dump_json().encode()) > MAX_RECORD_BYTES - 200:
+                empty = () if field == "ledger" else ""
+                stored = stored.model_copy(update={field: empty})
+        return stored
 
     def shorten(self, whole: StoredSummary) -> Iterator[StoredSummary]:
         """Yields ever shorter versions; the user's request is touched last."""
@@ -123,7 +129,7 @@ class Composer:
     @cached_property
     def _todos(self) -> str:
         """The todo list as it stands now."""
-        budget = min(1_000, self._summary_tokens // 2)
+        budget = min(2_500, self._summary_tokens // 2)
         return _storable(self._todo_list.render(budget, self._count))
 
     def _index(self, covered: Collection[int], room_tokens: int) -> str:

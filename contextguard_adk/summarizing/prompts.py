@@ -60,7 +60,9 @@ def closing_prompt(
     """The message that asks for a summary at the end of the conversation itself."""
     if template == SUMMARY_INSTRUCTION:
         template = _SECTIONS  # There are no markers here to speak of.
-    blocks = (_CLOSING, summary_instruction(max_tokens, template), todos)
+    if todos:
+        todos = _fence({"todo-list": todos})["todo-list"]
+    blocks = (_CLOSING, todos, summary_instruction(max_tokens, template))
     return "\n\n".join(filter(None, blocks))
 
 
@@ -77,15 +79,23 @@ def summary_prompt(
         "current-request": live_request,
         "todo-list": todos,
     }
+    fenced = _fence(texts)
+    blocks = []
+    for name, text in texts.items():
+        if name == "current-request" and text:
+            blocks.append(f"{_ABOUT_REQUEST}\n{fenced[name]}")
+        elif text or name == "transcript":
+            blocks.append(fenced[name])
+    blocks.append("Now write the summary.")
+    return "\n\n".join(blocks)
+
+
+def _fence(texts: dict[str, str]) -> dict[str, str]:
+    """Puts each text between markers that none of them contains."""
     marker = secrets.token_hex(8)
     while any(marker in text for text in texts.values()):
         marker = secrets.token_hex(8)
-    blocks = []
-    for name, text in texts.items():
-        block = f"<{name}-{marker}>\n{text}\n</{name}-{marker}>"
-        if name == "current-request":
-            block = f"{_ABOUT_REQUEST}\n{block}"
-        if text or name == "transcript":
-            blocks.append(block)
-    blocks.append("Now write the summary.")
-    return "\n\n".join(blocks)
+    return {
+        name: f"<{name}-{marker}>\n{text}\n</{name}-{marker}>"
+        for name, text in texts.items()
+    }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 from google.adk.tools.base_tool import BaseTool
@@ -61,7 +62,7 @@ class TodosTool(BaseTool):
         agent, state = tool_context.agent_name, tool_context.state
         is_namespaced = _needs_namespaced_keys(tool_context)
         if args.get("todos") is None:
-            todos = load_todos(state, agent, is_namespaced).items
+            todos = TodoList(state, agent, is_namespaced).items
             return {"todos": [{"content": text, "status": s} for s, text in todos]}
         try:
             items = _TODOS.validate_python(args["todos"])
@@ -94,9 +95,21 @@ def _needs_namespaced_keys(tool_context: ToolContext) -> bool:
 
 @dataclass(frozen=True)
 class TodoList:
-    """The todo list of an agent: status and content of each task."""
+    """An agent's todo list; read when it is first asked for, since ADK copies lists."""
 
-    items: tuple[tuple[str, str], ...] = ()
+    state: StateLike
+    agent: str
+    is_namespaced: bool = False
+
+    @cached_property
+    def items(self) -> tuple[tuple[str, str], ...]:
+        """Status and content of each task: under its own key, else under `todos`."""
+        own = AgentState(self.state, self.agent, self.is_namespaced)
+        stored = own.read(SHARED_TODOS_KEY)
+        if not isinstance(stored, list):
+            stored = self.state.get(SHARED_TODOS_KEY)
+        items = map(_read_item, stored if isinstance(stored, list) else ())
+        return tuple(item for item in items if item)
 
     def render(self, budget_tokens: int, count: TokenCounter) -> str:
         """Renders the list; completed tasks are left out first, oldest first."""
@@ -108,6 +121,7 @@ class TodoList:
             return whole
         done = [i for i, (status, _) in enumerate(self.items) if status == "completed"]
         still_open = [i for i in range(len(lines)) if i not in done]
+        lines = [line[:500] for line in lines]
         note = "- … and {} more tasks that are not shown"
         room = budget_tokens - count(f"{LIST_HEADING}\n{note}") - 1
         kept = []
@@ -118,15 +132,9 @@ class TodoList:
         if not kept:
             return ""
         shown = [lines[i] for i in sorted(kept)]
-        return "\n".join([LIST_HEADING, *shown, note.format(len(lines) - len(kept))])
-
-
-def load_todos(state: StateLike, agent: str, is_namespaced: bool = False) -> TodoList:
-    """Reads an agent's todo list: under its own key, else under the plain `todos`."""
-    own = AgentState(state, agent, is_namespaced).read(SHARED_TODOS_KEY)
-    stored = own if isinstance(own, list) else state.get(SHARED_TODOS_KEY)
-    items = map(_read_item, stored if isinstance(stored, list) else ())
-    return TodoList(tuple(filter(None, items)))
+        if missing := len(lines) - len(kept):
+            shown.append(note.format(missing))
+        return "\n".join([LIST_HEADING, *shown])
 
 
 def _read_item(item: object) -> tuple[str, str] | None:
