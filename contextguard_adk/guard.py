@@ -68,14 +68,7 @@ logger = logging.getLogger("contextguard_adk.guard")
 
 @dataclass
 class Guard:
-    """What lives as long as the plugin.
-
-    Attributes:
-        registry: Where context windows are looked up; None is the default.
-        observers: Who is told what happened.
-        has_namespaced_keys: Which form of session-state keys to write.
-        memory: What is remembered between two callbacks.
-    """
+    """What lives as long as the plugin; `registry=None` is the default registry."""
 
     registry: ModelRegistry | None = None
     observers: Observers = field(default_factory=Observers)
@@ -93,14 +86,7 @@ class Guard:
 
 
 class ModelCall:
-    """One model call of one guarded agent.
-
-    Args:
-        guard: What lives as long as the plugin.
-        context: ADK's callback context.
-        request: The request, as the plugin sees it.
-        strategy: The agent's strategy.
-    """
+    """One model call of one guarded agent."""
 
     def __init__(
         self,
@@ -258,21 +244,13 @@ class ModelCall:
         )
 
     def examine_rejected(self, ratio: float) -> CompactionContext:
-        """Gathers what a strategy reads after a rejection.
-
-        Args:
-            ratio: How much of the usual threshold the next request may take.
-        """
+        """Gathers what a strategy reads, for that part of the usual threshold."""
         self._read_counts()
         view = self._view(self._load_summary())
         context = self._examine(view, self.request.contents)
-        budgets = context.budgets
-        threshold = int(budgets.threshold_tokens * ratio)
-        return replace(
-            context,
-            reason="overflow",
-            budgets=replace(budgets, threshold_tokens=threshold),
-        )
+        threshold = int(context.budgets.threshold_tokens * ratio)
+        budgets = replace(context.budgets, threshold_tokens=threshold)
+        return replace(context, reason="overflow", budgets=budgets)
 
     async def _compact(self, context: CompactionContext) -> Compaction | None:
         """Lets the strategy compact, and takes its result where that is smaller."""
@@ -369,10 +347,8 @@ class ModelCall:
 
     def window_tokens(self) -> int:
         """The agent's context window, never wider than a provider has said."""
-        model = self.request.model
-        if not model:
-            llm = find_llm(self._invocation.agent)
-            model = llm.model if llm else ""
+        llm = find_llm(self._invocation.agent)
+        model = self.request.model or (llm.model if llm else "")
         window = resolve_context_window(
             model,
             configured=self.strategy.context_window,

@@ -169,10 +169,9 @@ class ContextGuardPlugin(BasePlugin):
     ) -> None:
         """Decides which form of state keys this app needs."""
         guard = self._guard
+        # The decision stands: the delta of an AgentTool's run goes back to the parent.
         if self._settings.state_keys != "auto" or guard.has_namespaced_keys:
             return
-        # An AgentTool's child run shares this instance, and its state delta goes back
-        # to the parent, so the decision is never taken back.
         # ADK shows no plugin the workflow at the root; it may declare one.
         root = getattr(invocation_context.agent, "root_agent", None)
         try:
