@@ -82,7 +82,15 @@ def run_demo(arguments: argparse.Namespace) -> int:
     console.print("", table, "", sep="\n")
     if model:
         print_line(console, "The summaries that the guard asked for are not counted.")
-    print_line(console, _describe_outcome(bare, guarded), "bold")
+    end = "the work fits into the window without it as well: try a smaller --window"
+    if guarded.failure:
+        end = f"then the model failed: {guarded.failure}"
+    elif guarded.rejections:
+        end = f"{guarded.rejections:,} of its requests were refused"
+    elif bare.rejections:
+        end = f"no request refused; without it only {bare.steps:,}"
+    done = f"{guarded.steps:,} of {steps:,} steps were done"
+    print_line(console, f"With the guard {done}, {end}.", "bold")
     return 1 if guarded.rejections or guarded.failure else 0
 
 
@@ -267,16 +275,3 @@ class DemoRun:
 def _describe_error(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     return lines[0][:200] if lines else type(error).__name__
-
-
-def _describe_outcome(bare: DemoRun, guarded: DemoRun) -> str:
-    """Says in one sentence how the two runs compare."""
-    end = "the work fits into the window without it as well: try a smaller --window"
-    if guarded.failure:
-        end = f"then the model failed: {guarded.failure}"
-    elif guarded.rejections:
-        end = f"{guarded.rejections:,} of its requests were refused"
-    elif bare.rejections:
-        end = f"no request refused; without it only {bare.steps:,}"
-    done = f"{guarded.steps:,} of {guarded.planned_steps:,} steps were done"
-    return f"With the guard {done}, {end}."

@@ -157,9 +157,8 @@ def list_calls(session: Session, agent: str | None = None) -> Iterator[RecordedC
         # Text and calls of a stream may be two events of one response.
         origin = (prompt_tokens, event.author, event.invocation_id)
         is_new, previous = origin != previous, origin
-        if event.author == "user" or not prompt_tokens or not is_new:
-            continue
-        if agent not in (None, event.author):
+        is_wanted = event.author != "user" and agent in (None, event.author)
+        if not (is_wanted and prompt_tokens and is_new):
             continue
         # A request of that size will be made up.
         if not 0 < prompt_tokens <= 20_000_000:

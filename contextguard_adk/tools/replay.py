@@ -38,7 +38,6 @@ from contextguard_adk.tools.replay_report import Replayed, ReplayedCall
 from contextguard_adk.tools.terminal import CommandError, quiet_logs
 
 Report = Callable[[int], int | None]
-
 # Todos and a request for a compaction are the user's.
 _OWN_KEY = re.compile(r"__context_guard_(?!todos_)|context_guard:(?!todos:|compact)")
 
@@ -186,17 +185,16 @@ class _Replay:
     def __init__(self, recorded: Session, settings: ReplaySettings) -> None:
         self._recorded = recorded
         self._settings = settings
-        self._watched: list[telemetry.CallRecord] = []
-        self._acted: list[telemetry.CallRecord] = []
-        self._watching = self._make_side(self._watched, observe=True)
-        self._acting = self._make_side(self._acted, observe=False)
+        self._watching, self._watched = self._make_side(observe=True)
+        self._acting, self._acted = self._make_side(observe=False)
         self._agents: dict[str, LlmAgent] = {}
         # Real tokens / (bytes / 4) of an agent's last request with a real count.
         self._ratios: dict[str, float] = {}
         self.fixed_tokens: dict[str, int] = {}
         self.summary_tokens = 0
 
-    def _make_side(self, records: list[telemetry.CallRecord], observe: bool) -> _Side:
+    def _make_side(self, observe: bool) -> tuple[_Side, list[telemetry.CallRecord]]:
+        records: list[telemetry.CallRecord] = []
         guard, adapt = self._settings.guard, self._settings.adapt
         plugin = ContextGuardPlugin(
             agents={name: adapt(strategy) for name, strategy in guard.agents.items()},
@@ -206,7 +204,7 @@ class _Replay:
             warning_threshold=guard.warning_threshold,
             on_call=records.append,
         )
-        return _Side(self._recorded, self._settings.model, plugin)
+        return _Side(self._recorded, self._settings.model, plugin), records
 
     async def infer(self, name: str, calls: list[RecordedCall]) -> None:
         """Makes an agent whose instruction is as long as the counts suggest."""

@@ -111,24 +111,8 @@ def _measure_accuracy(calls: Sequence[ReplayedCall]) -> dict[str, Any] | None:
 
 
 def print_replayed(replayed: Replayed, is_complete: bool) -> None:
-    """Prints the calls, every one of a long session if wanted, and the sums."""
-    console = Console(highlight=False)
-    table = _tabulate(console, replayed.calls, is_complete)
-    unbounded = console.options.update(max_width=10_000)
-    wanted_columns = Measurement.get(console, unbounded, table)
-    # No number is cut, whatever the terminal.
-    columns = console.width if console.is_terminal else 120
-    console.width = max(columns, wanted_columns.minimum)
-    console.print(table)
-    print_line(console, "")
-    for line in _list_facts(replayed.to_json()):
-        print_line(console, line)
-
-
-def _tabulate(
-    console: Console, calls: Sequence[ReplayedCall], is_complete: bool
-) -> Table:
-    """Tabulates the calls; of a long session the ends and what is near a compaction."""
+    """Prints the sums and the calls; of a long session those near a compaction."""
+    console, calls = Console(highlight=False), replayed.calls
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)
@@ -152,7 +136,15 @@ def _tabulate(
             *(Text(clean_text(console, cell)) for cell in cells),
             style="cyan" if call.compaction else "",
         )
-    return table
+    unbounded = console.options.update(max_width=10_000)
+    wanted_columns = Measurement.get(console, unbounded, table)
+    # No number is cut, whatever the terminal.
+    columns = console.width if console.is_terminal else 120
+    console.width = max(columns, wanted_columns.minimum)
+    console.print(table)
+    print_line(console, "")
+    for line in _list_facts(replayed.to_json()):
+        print_line(console, line)
 
 
 def _describe(done: CompactionRecord | None) -> str:
