@@ -38,9 +38,9 @@ def run_check(arguments: argparse.Namespace) -> int:
         }
     if arguments.json:
         print(json.dumps(report, indent=2, default=str))
-        return 0
-    for line in _list_lines(report):
-        print_line(Console(highlight=False), line)
+    else:
+        for line in _list_lines(report):
+            print_line(Console(highlight=False), line)
     return 0
 
 
@@ -48,16 +48,6 @@ def _describe(strategy: Strategy | None, models: list[str]) -> dict[str, Any]:
     """Describes how an agent is guarded."""
     if strategy is None:
         return {"strategy": None, "settings": {}, "summarizer": None, "budgets": []}
-    return {
-        "strategy": type(strategy).__name__,
-        "settings": _dump_settings(strategy),
-        "summarizer": getattr(strategy.summarizer, "model", strategy.summarizer),
-        "budgets": list(_list_budgets(strategy, models)),
-    }
-
-
-def _dump_settings(strategy: Strategy) -> dict[str, Any]:
-    """Returns what the file sets, without what the report shows elsewhere."""
     shown = {"context_window", "summarizer"}
     settings = strategy.model_dump(
         exclude_unset=True, exclude=shown, serialize_as_any=True
@@ -65,7 +55,12 @@ def _dump_settings(strategy: Strategy) -> dict[str, Any]:
     reducers = strategy.reducers if isinstance(strategy, Pipeline) else ()
     for reducer, items in zip(reducers, settings.get("reducers", ()), strict=False):
         items["reducer"] = f"{type(reducer).__module__}.{type(reducer).__name__}"
-    return settings
+    return {
+        "strategy": type(strategy).__name__,
+        "settings": settings,
+        "summarizer": getattr(strategy.summarizer, "model", strategy.summarizer),
+        "budgets": list(_list_budgets(strategy, models)),
+    }
 
 
 def _list_budgets(strategy: Strategy, models: list[str]) -> Iterator[dict[str, Any]]:

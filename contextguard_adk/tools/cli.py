@@ -132,10 +132,9 @@ def _build_parser() -> _Parser:
     )
     strategies = ["threshold", "sliding-window"]
     parse_window = partial(_parse_count, minimum=1_000)
-    parse_steps = partial(_parse_count, minimum=1)
     demo.add("path", metavar="PATH", type=_parse_folder, nargs="?")
     demo.add("--window", metavar="TOKENS", type=parse_window)
-    demo.add("--steps", metavar="N", type=parse_steps, default=150)
+    demo.add("--steps", metavar="N", type=_parse_count, default=150)
     demo.add("--strategy", choices=strategies, default="threshold")
     demo.add("--model", metavar="NAME")
     check.add("config", metavar="CONFIG", nargs="?")
@@ -158,7 +157,7 @@ def _parse_folder(text: str) -> Path:
     return Path(text)
 
 
-def _parse_count(text: str, minimum: int) -> int:
+def _parse_count(text: str, minimum: int = 1) -> int:
     try:
         count = int(text.replace(",", "").replace("_", ""))
     except ValueError:

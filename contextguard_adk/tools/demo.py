@@ -45,8 +45,8 @@ ROWS = {
     "largest request": "{0.largest_request_tokens:,}",
 }
 
+# A question of the user, and how the offline model goes about it.
 Turn: TypeAlias = tuple[str, list[Reply]]
-"""A question of the user, and how the offline model goes about it."""
 
 
 def run_demo(arguments: argparse.Namespace) -> int:
@@ -64,8 +64,9 @@ def run_demo(arguments: argparse.Namespace) -> int:
             raise CommandError(f"the window of {model} is unknown: give --window")
         models = [_create_model(model, window_tokens, turns) for _ in range(2)]
         print_line(console, f"{steps:,} steps through {root}")
-        name = model or "offline model"
-        print_line(console, f"{name}, window {window_tokens:,} tokens")
+        print_line(
+            console, f"{model or 'offline model'}, window {window_tokens:,} tokens"
+        )
         bare = DemoRun("no guard", steps, console)
         guarded = DemoRun("with guard", steps, console)
         kind = Threshold if arguments.strategy == "threshold" else SlidingWindow
@@ -81,7 +82,15 @@ def run_demo(arguments: argparse.Namespace) -> int:
     console.print("", table, "", sep="\n")
     if model:
         print_line(console, "The summaries that the guard asked for are not counted.")
-    print_line(console, _describe_outcome(bare, guarded), "bold")
+    end = "the work fits into the window without it as well: try a smaller --window"
+    if guarded.failure:
+        end = f"then the model failed: {guarded.failure}"
+    elif guarded.rejections:
+        end = f"{guarded.rejections:,} of its requests were refused"
+    elif bare.rejections:
+        end = f"no request refused; without it only {bare.steps:,}"
+    done = f"{guarded.steps:,} of {steps:,} steps were done"
+    print_line(console, f"With the guard {done}, {end}.", "bold")
     return 1 if guarded.rejections or guarded.failure else 0
 
 
@@ -104,11 +113,7 @@ class FileTools:
         self._root = root.resolve()
 
     def list_files(self, directory: str = ".") -> dict[str, Any]:
-        """Lists the files in a folder and its subfolders.
-
-        Args:
-            directory: The folder's path; "." is the top.
-        """
+        """Lists the files in a folder, by default the top, and its subfolders."""
         folder = self._find(directory)
         if folder is None:
             return {"error": f"the project has no folder {directory!r}"}
@@ -116,11 +121,7 @@ class FileTools:
         return {"files": [file.relative_to(self._root).as_posix() for file in files]}
 
     def read_file(self, path: str) -> dict[str, Any]:
-        """Returns the text of a file.
-
-        Args:
-            path: The file's path from the top folder.
-        """
+        """Returns the text of a file, named by its path from the top folder."""
         file = self._find(path)
         text = read_source(file) if file else ""
         if not text:
@@ -138,15 +139,13 @@ class FileTools:
 
 def walk_files(folder: Path) -> Iterator[Path]:
     """Yields the files under a folder; no hidden ones, caches and symbolic links."""
-    for directory, folders, names in os.walk(folder):
-        folders[:] = sorted(filter(_is_shown, folders))
-        files = (Path(directory, name) for name in sorted(names) if _is_shown(name))
+    hidden = (".", "__pycache__", "node_modules")
+    for directory, *found in os.walk(folder):
+        for names in found:
+            shown = [n for n in names if n.isprintable() and not n.startswith(hidden)]
+            names[:] = sorted(shown)
+        files = (Path(directory, name) for name in found[1])
         yield from (file for file in files if not file.is_symlink())
-
-
-def _is_shown(name: str) -> bool:
-    is_cache = name in ("__pycache__", "node_modules")
-    return name.isprintable() and not name.startswith(".") and not is_cache
 
 
 def read_source(file: Path) -> str:
@@ -209,7 +208,8 @@ class DemoRun:
         agent.tools = [FileTools(root).list_files, FileTools(root).read_file]
         app = App(name="contextguard_demo", root_agent=agent, plugins=plugins)
         runner = Runner(app=app, session_service=InMemorySessionService())
-        await self._ask(runner, [question for question, _ in turns])
+        asked = islice(cycle(question for question, _ in turns), self.planned_steps)
+        await self._ask(runner, asked)
         await runner.close()
         if self.failure and not self.steps:
             raise CommandError(f"the model cannot be used: {self.failure}")
@@ -217,16 +217,14 @@ class DemoRun:
             self.billed_tokens = llm.billed_tokens
             self.largest_request_tokens = llm.largest_request_tokens
 
-    async def _ask(self, runner: Runner, questions: list[str]) -> None:
+    async def _ask(self, runner: Runner, asked: Iterator[str]) -> None:
         """Asks one question after the other, whatever happens to each."""
-        asked = islice(cycle(questions), self.planned_steps)
         ids: dict[str, Any] = {"user_id": "user", "session_id": "session"}
         await runner.session_service.create_session(app_name=runner.app_name, **ids)
         refused_turns = 0  # in a row
         for number, question in enumerate(asked, 1):
             print_line(self.console, f"  turn {number}: {question}")
-            message = types.UserContent(question)
-            events = runner.run_async(**ids, new_message=message)
+            events = runner.run_async(**ids, new_message=types.UserContent(question))
             try:
                 async with aclosing(events):
                     async for event in events:
@@ -277,16 +275,3 @@ class DemoRun:
 def _describe_error(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     return lines[0][:200] if lines else type(error).__name__
-
-
-def _describe_outcome(bare: DemoRun, guarded: DemoRun) -> str:
-    """Says in one sentence how the two runs compare."""
-    end = "the work fits into the window without it as well: try a smaller --window"
-    if guarded.failure:
-        end = f"then the model failed: {guarded.failure}"
-    elif guarded.rejections:
-        end = f"{guarded.rejections:,} of its requests were refused"
-    elif bare.rejections:
-        end = f"no request refused; without it only {bare.steps:,}"
-    done = f"{guarded.steps:,} of {guarded.planned_steps:,} steps were done"
-    return f"With the guard {done}, {end}."

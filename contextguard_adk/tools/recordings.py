@@ -20,8 +20,6 @@ from pydantic import ValidationError
 from contextguard_adk.telemetry import METADATA_KEY
 from contextguard_adk.tools.terminal import CommandError
 
-_READING = ("SELECT", "PRAGMA", "SHOW", "WITH", "SET", "DESCRIBE", "EXPLAIN")
-
 
 @dataclass(frozen=True)
 class SessionKey:
@@ -53,11 +51,6 @@ async def load_session(source: str, key: SessionKey) -> Session:
         raise _explain(source, error) from error
     if data.startswith(b"SQLite format 3\0"):
         return await _load_from_sqlite_file(path, key)
-    return _parse_export(source, data)
-
-
-def _parse_export(source: str, data: bytes) -> Session:
-    """Reads what `Session.model_dump_json` or ADK itself wrote."""
     try:
         raw: object = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -109,7 +102,8 @@ def _replace_write(
     connection: object, cursor: object, statement: str, parameters: Any, *_: object
 ) -> tuple[str, Any]:
     """Replaces a statement that writes: ADK makes missing tables before it reads."""
-    is_reading = statement.lstrip().upper().startswith(_READING)
+    reading = ("SELECT", "PRAGMA", "SHOW", "WITH", "SET", "DESCRIBE", "EXPLAIN")
+    is_reading = statement.lstrip().upper().startswith(reading)
     return (statement, parameters) if is_reading else ("SELECT 1", ())
 
 
@@ -163,29 +157,22 @@ def list_calls(session: Session, agent: str | None = None) -> Iterator[RecordedC
         # Text and calls of a stream may be two events of one response.
         origin = (prompt_tokens, event.author, event.invocation_id)
         is_new, previous = origin != previous, origin
-        if event.author == "user" or not prompt_tokens or not is_new:
-            continue
-        if agent not in (None, event.author):
+        is_wanted = event.author != "user" and agent in (None, event.author)
+        if not (is_wanted and prompt_tokens and is_new):
             continue
         # A request of that size will be made up.
         if not 0 < prompt_tokens <= 20_000_000:
             found = f"event {index}: prompt_token_count is {prompt_tokens:,}"
             raise CommandError(f"{found}; 0 to 20,000,000 tokens are accepted")
-        yield RecordedCall(index, event, prompt_tokens, _was_guarded(event, state))
-
-
-def _was_guarded(event: Event, state: dict[str, Any]) -> bool:
-    said = (event.custom_metadata or {}).get(METADATA_KEY)
-    keys = ("__context_guard_summary_", "context_guard:summary:")
-    has_summary = any(state.get(f"{key}{event.author}") for key in keys)
-    return has_summary or (isinstance(said, dict) and bool(said.get("recovered")))
+        said = (event.custom_metadata or {}).get(METADATA_KEY)
+        is_guarded = isinstance(said, dict) and bool(said.get("recovered"))
+        keys = ("__context_guard_summary_", "context_guard:summary:")
+        is_guarded |= any(state.get(f"{key}{event.author}") for key in keys)
+        yield RecordedCall(index, event, prompt_tokens, is_guarded)
 
 
 def fit_counts(pairs: Sequence[tuple[int, int]]) -> tuple[int, float]:
-    """Infers what requests have beside their contents, by bytes / 4, and the error.
-
-    Contents by bytes / 4 and real counts lie near a line; its intercept is wanted.
-    """
+    """Infers what requests have beside their contents, by bytes / 4, and the error."""
     if not pairs:
         return 0, 0.0
     slopes = [

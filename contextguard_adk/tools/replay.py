@@ -1,9 +1,4 @@
-"""`contextguard replay`: what the guard would have done in a recorded session.
-
-For each recorded model call, an agent with the recorded name runs on the events before
-it, once with a plugin that only observes and once with one that compacts. Its model is
-simulated; the size of instruction and tools is inferred from the recorded counts.
-"""
+"""`contextguard replay`: what the guard would have done in a recorded session."""
 
 from __future__ import annotations
 
@@ -43,7 +38,6 @@ from contextguard_adk.tools.replay_report import Replayed, ReplayedCall
 from contextguard_adk.tools.terminal import CommandError, quiet_logs
 
 Report = Callable[[int], int | None]
-
 # Todos and a request for a compaction are the user's.
 _OWN_KEY = re.compile(r"__context_guard_(?!todos_)|context_guard:(?!todos:|compact)")
 
@@ -191,17 +185,16 @@ class _Replay:
     def __init__(self, recorded: Session, settings: ReplaySettings) -> None:
         self._recorded = recorded
         self._settings = settings
-        self._watched: list[telemetry.CallRecord] = []
-        self._acted: list[telemetry.CallRecord] = []
-        self._watching = self._make_side(self._watched, observe=True)
-        self._acting = self._make_side(self._acted, observe=False)
+        self._watching, self._watched = self._make_side(observe=True)
+        self._acting, self._acted = self._make_side(observe=False)
         self._agents: dict[str, LlmAgent] = {}
         # Real tokens / (bytes / 4) of an agent's last request with a real count.
         self._ratios: dict[str, float] = {}
         self.fixed_tokens: dict[str, int] = {}
         self.summary_tokens = 0
 
-    def _make_side(self, records: list[telemetry.CallRecord], observe: bool) -> _Side:
+    def _make_side(self, observe: bool) -> tuple[_Side, list[telemetry.CallRecord]]:
+        records: list[telemetry.CallRecord] = []
         guard, adapt = self._settings.guard, self._settings.adapt
         plugin = ContextGuardPlugin(
             agents={name: adapt(strategy) for name, strategy in guard.agents.items()},
@@ -211,7 +204,7 @@ class _Replay:
             warning_threshold=guard.warning_threshold,
             on_call=records.append,
         )
-        return _Side(self._recorded, self._settings.model, plugin)
+        return _Side(self._recorded, self._settings.model, plugin), records
 
     async def infer(self, name: str, calls: list[RecordedCall]) -> None:
         """Makes an agent whose instruction is as long as the counts suggest."""
@@ -222,27 +215,24 @@ class _Replay:
         self._agents[name], self._ratios[name] = agent, 1.0
         own = [call for call in calls if not call.is_guarded]
         sample = own[:: max(1, len(own) // 40)]
-        whole, whole_error = await self._fit(agent, sample)
-        agent.include_contents = "none"
-        turn, turn_error = await self._fit(agent, sample)
+        fits = []
+        for agent.include_contents in ("default", "none"):
+            side = _Side(self._recorded, self._settings.model)
+            built = [await side.play(call, agent) for call in sample]
+            pairs = zip(built, sample, strict=True)
+            counts = [(_count(llm.contents), call.prompt_tokens) for llm, call in pairs]
+            fits.append(recordings.fit_counts(counts))
+        (whole, whole_error), (turn, turn_error) = fits
         # The recorded counts must speak clearly for the rarer setting.
         is_turn_only = turn_error < whole_error / 2
         agent.include_contents = "none" if is_turn_only else "default"
         self.fixed_tokens[name] = turn if is_turn_only else whole
         if sample:
             side = _Side(self._recorded, self._settings.model)
-            built = await side.play(sample[0], agent)
-            known_tokens = built.request_tokens - _count_contents(built)
+            first = await side.play(sample[0], agent)
+            known_tokens = first.request_tokens - _count(first.contents)
             text_chars = 4 * max(0, self.fixed_tokens[name] - known_tokens)
             agent.instruction = ("instruction " * text_chars)[:text_chars]
-
-    async def _fit(
-        self, agent: LlmAgent, sample: list[RecordedCall]
-    ) -> tuple[int, float]:
-        side = _Side(self._recorded, self._settings.model)
-        contents = [_count_contents(await side.play(call, agent)) for call in sample]
-        real = [call.prompt_tokens for call in sample]
-        return recordings.fit_counts(list(zip(contents, real, strict=True)))
 
     async def step(self, number: int, call: RecordedCall) -> ReplayedCall:
         """Replays one call with either plugin."""
@@ -281,11 +271,10 @@ class _Replay:
 def _list_tools(session: Session, agent: str) -> list[Any]:
     """Makes the tools that an agent has called, without ADK's and the guard's own."""
     own = [event for event in session.events if event.author == agent]
-    calls = [
-        call.name or "adk_" for event in own for call in event.get_function_calls()
-    ]
-    names = [n for n in dict.fromkeys(calls) if not n.startswith((RECALL_TOOL, "adk_"))]
-    return [_RecordedTool(name=name, description=name) for name in names]
+    calls = [call for event in own for call in event.get_function_calls()]
+    names = dict.fromkeys(call.name or "adk_" for call in calls)
+    wanted = [name for name in names if not name.startswith((RECALL_TOOL, "adk_"))]
+    return [_RecordedTool(name=name, description=name) for name in wanted]
 
 
 def _own_state(values: dict[str, Any]) -> dict[str, Any]:
@@ -293,9 +282,6 @@ def _own_state(values: dict[str, Any]) -> dict[str, Any]:
     return {k: value for k, value in values.items() if not _OWN_KEY.match(k)}
 
 
-def _count(request: LlmRequest) -> int:
+def _count(content: LlmRequest | list[types.Content]) -> int:
+    request = LlmRequest(contents=content) if isinstance(content, list) else content
     return count_request_tokens(request, token_ratio=1.0, media_tokens=258)
-
-
-def _count_contents(llm: _RecordedModel) -> int:
-    return _count(LlmRequest(contents=llm.contents))

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.measure import Measurement
@@ -17,9 +17,6 @@ from rich.text import Text
 
 from contextguard_adk.telemetry import CompactionRecord
 from contextguard_adk.tools.terminal import CommandError, clean_text, print_line
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 COLUMNS = {
     "call": ("number", ","),
@@ -43,15 +40,11 @@ Requests over the window: {over_window_without_guard:,} without the guard, \
 {over_window_with_guard:,} with it; {compactions:,} compactions.
 Prompt tokens: {tokens_without_guard:,} without the guard, {tokens_with_guard:,} \
 with it and {summary_tokens:,} for summaries: {saved_tokens:,} ({share:.0%}) saved."""
-PLOT_FORMATS = (".svg", ".png", ".pdf")
 
 
 @dataclass(frozen=True)
 class ReplayedCall:
-    """One model call, as it was recorded and as it would have been.
-
-    None is what an exempt agent has not, and the real count of a guarded request.
-    """
+    """One model call, as it was recorded and as it would have been."""
 
     number: int
     agent: str
@@ -118,24 +111,8 @@ def _measure_accuracy(calls: Sequence[ReplayedCall]) -> dict[str, Any] | None:
 
 
 def print_replayed(replayed: Replayed, is_complete: bool) -> None:
-    """Prints the calls, every one of a long session if wanted, and the sums."""
-    console = Console(highlight=False)
-    table = _tabulate(console, replayed.calls, is_complete)
-    unbounded = console.options.update(max_width=10_000)
-    wanted_columns = Measurement.get(console, unbounded, table)
-    # No number is cut, whatever the terminal.
-    columns = console.width if console.is_terminal else 120
-    console.width = max(columns, wanted_columns.minimum)
-    console.print(table)
-    print_line(console, "")
-    for line in _list_facts(replayed.to_json()):
-        print_line(console, line)
-
-
-def _tabulate(
-    console: Console, calls: Sequence[ReplayedCall], is_complete: bool
-) -> Table:
-    """Tabulates the calls; of a long session the ends and what is near a compaction."""
+    """Prints the sums and the calls; of a long session those near a compaction."""
+    console, calls = Console(highlight=False), replayed.calls
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)
@@ -159,7 +136,15 @@ def _tabulate(
             *(Text(clean_text(console, cell)) for cell in cells),
             style="cyan" if call.compaction else "",
         )
-    return table
+    unbounded = console.options.update(max_width=10_000)
+    wanted_columns = Measurement.get(console, unbounded, table)
+    # No number is cut, whatever the terminal.
+    columns = console.width if console.is_terminal else 120
+    console.width = max(columns, wanted_columns.minimum)
+    console.print(table)
+    print_line(console, "")
+    for line in _list_facts(replayed.to_json()):
+        print_line(console, line)
 
 
 def _describe(done: CompactionRecord | None) -> str:
@@ -194,8 +179,8 @@ def require_plotting(path: Path) -> None:
     """Fails before the work does, where matplotlib is missing or the format unknown."""
     if importlib.util.find_spec("matplotlib") is None:
         raise CommandError("--plot needs: pip install 'contextguard-adk[plot]'")
-    if path.suffix.lower() not in PLOT_FORMATS:
-        raise CommandError(f"{path}: the name must end in {', '.join(PLOT_FORMATS)}")
+    if path.suffix.lower() not in (".svg", ".png", ".pdf"):
+        raise CommandError(f"{path}: the name must end in .svg, .png, .pdf")
 
 
 def save_plot(replayed: Replayed, path: Path) -> None:
@@ -206,25 +191,20 @@ def save_plot(replayed: Replayed, path: Path) -> None:
     figure = Figure(figsize=(9.0, 3.6 * len(agents)), layout="constrained")
     panels = figure.subplots(len(agents), squeeze=False)
     for agent, axes in zip(agents, panels[:, 0], strict=True):
+        calls = [call for call in replayed.calls if call.agent == agent]
+        numbers = [call.number for call in calls]
+        for label, (name, style) in LINES.items():
+            # A gap where nothing is known.
+            values = [getattr(call, name) or math.nan for call in calls]
+            axes.plot(numbers, values, label=label, linewidth=1.5, **style)
+        compacted = [c.sent_tokens if c.compaction else math.nan for c in calls]
+        axes.plot(numbers, compacted, "v", color="#1f77b4", label="compaction")
         axes.set_title(agent, loc="left", fontsize=10)
-        _draw(axes, [call for call in replayed.calls if call.agent == agent])
+        axes.set(xlabel="model call", ylabel="prompt tokens", ylim=(0, None))
+        axes.yaxis.set_major_formatter("{x:,.0f}")
+        axes.legend(fontsize=8, loc="upper left")
     try:
         figure.savefig(path)
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise CommandError(f"{path}: cannot be written: {reason}") from error
-
-
-def _draw(axes: Axes, calls: Sequence[ReplayedCall]) -> None:
-    numbers = [call.number for call in calls]
-    for label, (name, style) in LINES.items():
-        # A gap where nothing is known.
-        values = [getattr(call, name) or math.nan for call in calls]
-        axes.plot(numbers, values, label=label, linewidth=1.5, **style)
-    compacted = [call.sent_tokens if call.compaction else math.nan for call in calls]
-    axes.plot(numbers, compacted, "v", color="#1f77b4", label="compaction")
-    axes.set_xlabel("model call")
-    axes.set_ylabel("prompt tokens")
-    axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_formatter("{x:,.0f}")
-    axes.legend(fontsize=8, loc="upper left")
