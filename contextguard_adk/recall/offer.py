@@ -99,11 +99,9 @@ class RecallSource:
         # Those that ADK did not put into the request.
         missing = (item for item in reversed(older) if item.handle not in known)
         items += [replace(item, content_index=-1) for item in missing]
-        found: dict[str, Item] = {}
-        for item in items:
-            if item.content_index in hidden:
-                found.setdefault(item.handle, item)
-        return items, list(found.values())
+        unseen = [item for item in items if item.content_index in hidden]
+        first = {item.handle: item for item in reversed(unseen)}
+        return items, [item for item in unseen if first[item.handle] is item]
 
 
 def may_offer(
@@ -163,11 +161,10 @@ def without_rewound(events: Sequence[Event]) -> list[Event]:
     """Leaves out the events that a rewind took back, and the rewinds themselves."""
     kept: list[Event] = []
     end = len(events)
-    while end > 0:
+    while end:
         end -= 1
         event = events[end]
-        target = event.actions.rewind_before_invocation_id if event.actions else None
-        if target:
+        if target := event.actions and event.actions.rewind_before_invocation_id:
             first = (i for i in range(end) if events[i].invocation_id == target)
             end = next(first, end)
         else:

@@ -100,12 +100,11 @@ class RecallHistoryTool(BaseTool):
         room = self._page_tokens - self._count(head + more.format(count))
         page = self._fill(item.text[offset:], room)
         end = offset + len(page)
-        return (
-            head + page + (more.format(end) if end < count else "\n[end of the item]")
-        )
+        tail = more.format(end) if end < count else "\n[end of the item]"
+        return head + page + tail
 
     def _attach(self, item: Item, media: types.Part) -> dict[str, str]:
-        tokens = estimate_part_tokens(media)
+        tokens, attached = estimate_part_tokens(media), {}
         if item.content_index < 0:
             text = "This run does not load its message, so it cannot be attached."
         elif tokens > self._window_tokens * 0.3:
@@ -113,9 +112,8 @@ class RecallHistoryTool(BaseTool):
                 f"With about {tokens:,} tokens it is too large for the context window."
             )
         else:
-            result = f"[{item.title}]\nIt is attached below."
-            return {"result": result, ATTACHED_KEY: item.handle}
-        return {"result": f"[{item.title}]\n{text}"}
+            text, attached = "It is attached below.", {ATTACHED_KEY: item.handle}
+        return {"result": f"[{item.title}]\n{text}", **attached}
 
     def _list(self, hidden: Sequence[Item], offset: int) -> str:
         """The items that were compacted, newest first."""

@@ -247,8 +247,8 @@ class SimulatedLlm(BaseLlm):
             return source(request)
         kind = "summary_replies" if is_summary else "replies"
         self._counts[kind] += 1
-        if self._counts[kind] <= len(source or ()):
-            return (source or ())[self._counts[kind] - 1]
+        if source and self._counts[kind] <= len(source):
+            return source[self._counts[kind] - 1]
         if is_summary:
             return provider.summarize(request, self.token_ratio)
         return _acknowledge(request) if source is None else "Done."
@@ -257,7 +257,7 @@ class SimulatedLlm(BaseLlm):
         """Makes a response of its own, which ADK may change, of a scripted reply."""
         if isinstance(reply, str):
             reply = [types.Part(text=reply)] if reply else []
-        if isinstance(reply, types.Part):
+        elif isinstance(reply, types.Part):
             reply = [reply]
         if isinstance(reply, list):
             # Each by itself: the same part twice is two calls.
@@ -312,9 +312,8 @@ def _split_response(response: LlmResponse) -> Iterator[LlmResponse]:
     name = response.model_version
     for part in (response.content and response.content.parts) or []:
         text = part.text or ""
-        third = -(-len(text) // 3) or 1
-        starts = range(0, len(text), third)
-        thirds = [text[i : i + third] for i in starts]
+        size = -(-len(text) // 3) or 1
+        thirds = [text[i : i + size] for i in range(0, len(text), size)]
         pieces = [types.Part(text=text, thought=part.thought) for text in thirds]
         for piece in pieces or [part.model_copy(deep=True)]:
             content = types.Content(role="model", parts=[piece])

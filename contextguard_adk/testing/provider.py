@@ -61,7 +61,6 @@ _loading = threading.Lock()
 _FENCE = re.compile(r"^<transcript-([^>\s]*)", re.MULTILINE)
 _IN_PLACE = re.compile(r"\[System: Summari[sz]e the conversation above now")
 _ADK_PROMPT = "The following is a conversation history between a user and an AI agent"
-_ADK_PROMPT_ENDS = "capture the essence of the interaction."
 
 
 class SimulatedProviderError(Exception):
@@ -147,8 +146,9 @@ def list_content_texts(contents: Iterable[types.Content]) -> Iterator[str]:
             yield code.code or ""
         if result := part.code_execution_result:
             yield result.output or ""
-        of_server = filter(None, (part.tool_call, part.tool_response))
-        yield from map(_to_json_text, of_server)
+        yield from map(
+            _to_json_text, filter(None, (part.tool_call, part.tool_response))
+        )
 
 
 def list_system_parts(instruction: Any) -> list[types.Part]:
@@ -273,13 +273,12 @@ def read_summary_material(request: LlmRequest) -> str:
     if _IN_PLACE.match(text):
         return "\n".join(list_content_texts(request.contents[:-1]))
     if text.startswith(_ADK_PROMPT):
-        text = text.partition(_ADK_PROMPT_ENDS)[2]
+        text = text.partition("capture the essence of the interaction.")[2]
         # ADK 2.0 escapes the line breaks of its prompt by mistake.
         return text.replace(r"\n", "\n") if text.startswith(r"\n\n") else text
     if fence := _FENCE.search(text):
         # The other blocks of the prompt are fenced with the same marker.
-        fence_lines = rf"^</?[\w-]+-{re.escape(fence[1])}>$"
-        return re.sub(fence_lines, "", text, flags=re.MULTILINE)
+        return re.sub(rf"(?m)^</?[\w-]+-{re.escape(fence[1])}>$", "", text)
     return text
 
 
