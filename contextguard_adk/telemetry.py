@@ -20,16 +20,9 @@ class CompactionRecord:
     """One compaction.
 
     Attributes:
-        agent: The agent's name.
-        session_id: The session.
-        strategy: The class of the strategy.
         reason: `tokens`, `turns` (contents), `requested` or `overflow`.
-        tokens_before: The estimate before, in real tokens.
-        tokens_after: The estimate after.
-        contents_before: The contents of the request before.
-        contents_after: The contents after.
+        tokens_before: The estimate before, in real tokens; `tokens_after` likewise.
         summary_tokens: What the summary takes, by bytes / 4.
-        duration_seconds: How long it took.
         attempts: How many summaries were asked for.
         is_mechanical: Whether a part of the summary was written without a model.
     """
@@ -58,10 +51,7 @@ class PressureRecord:
     """A request that fills much of the window although compaction had its turn.
 
     Attributes:
-        agent: The agent's name.
-        session_id: The session.
         tokens: The estimate of the request that is sent, in real tokens.
-        window_tokens: The context window.
         pressure_before: Estimate / window before any compaction.
         pressure: Estimate / window of what is sent.
         warning_threshold: From where on it is reported.
@@ -81,11 +71,8 @@ class CallRecord:
     """One model call that was answered.
 
     Attributes:
-        agent: The agent's name.
-        session_id: The session.
         estimated_tokens: The estimate of the request that was sent, in real tokens.
         real_tokens: What the provider counted; None where it did not say.
-        window_tokens: The context window.
         threshold_tokens: From here on a compaction is due.
         pressure: Estimate / window of what was sent.
         is_recovered: Whether the provider had rejected a larger request before.
@@ -135,7 +122,16 @@ async def report_compaction(
     record: CompactionRecord, threshold_tokens: int, observers: Observers
 ) -> None:
     """Tells log, trace and listener of a compaction that has just ended."""
-    _trace_compaction(record)
+    from opentelemetry import trace  # ADK loads it with the first run.
+
+    end_nanoseconds = time.time_ns()
+    span = trace.get_tracer("contextguard_adk").start_span(
+        "context_guard.compact",
+        start_time=end_nanoseconds - int(record.duration_seconds * 1e9),
+    )
+    for key, value in asdict(record).items():
+        span.set_attribute(f"context_guard.{key}", value)
+    span.end(end_nanoseconds)
     mechanical = ", mechanical" if record.is_mechanical else ""
     logger.info(
         "Compacted agent %(agent)r (%(reason)s): %(tokens_before)d to %(tokens_after)d "
@@ -163,20 +159,6 @@ async def report_call(record: CallRecord, observers: Observers) -> None:
         vars(record),
     )
     await notify(observers.on_call, record)
-
-
-def _trace_compaction(record: CompactionRecord) -> None:
-    """Adds a span that covers the compaction; nothing where nobody collects spans."""
-    from opentelemetry import trace  # ADK loads it with the first run.
-
-    end_nanoseconds = time.time_ns()
-    span = trace.get_tracer("contextguard_adk").start_span(
-        "context_guard.compact",
-        start_time=end_nanoseconds - int(record.duration_seconds * 1e9),
-    )
-    for key, value in asdict(record).items():
-        span.set_attribute(f"context_guard.{key}", value)
-    span.end(end_nanoseconds)
 
 
 def describe_call(record: CallRecord) -> dict[str, Any]:

@@ -8,13 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Budgets:
-    """The sizes that one call has to respect, all in tokens of the agent's model.
-
-    Attributes:
-        window_tokens: The context window.
-        threshold_tokens: Window minus buffer; at or over it a compaction is due.
-        summary_tokens: What a summary may take.
-    """
+    """The sizes that one call has to respect, in tokens of the agent's model."""
 
     window_tokens: int
     threshold_tokens: int
@@ -27,11 +21,7 @@ class Budgets:
 
 
 def buffer_tokens(window_tokens: int, reserved_output_tokens: int = 0) -> int:
-    """Returns the tokens of the window that are kept free.
-
-    20,000 for windows from 200,000 tokens, else 20 % of the window; never less than the
-    request reserves for its output, never more than half of the window.
-    """
+    """Returns what is kept free: at least the reserve, at most half of the window."""
     buffer = max(_base_buffer_tokens(window_tokens), reserved_output_tokens)
     return min(buffer, window_tokens // 2)
 
@@ -66,8 +56,7 @@ def shorten(text: str, max_chars: int, handle: str = "") -> str:
     notice = f"\n[… {len(text)} characters in all, middle left out{item} …]\n"
     room = max(0, max_chars - len(notice))
     head = int(room * 0.6)
-    tail = room - head
-    return text[:head] + notice + (text[-tail:] if tail else "")
+    return text[:head] + notice + text[len(text) - (room - head) :]
 
 
 def shorten_to_tokens(

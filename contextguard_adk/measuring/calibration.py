@@ -25,8 +25,6 @@ from contextguard_adk.measuring.tokens import (
 DEFAULT_CORRECTION = 1.5
 """Real tokens per heuristic token while the provider has counted nothing."""
 
-MAX_CORRECTION = 5.0
-
 MeasurePart = Callable[[types.Part | None], PartMeasure]
 
 
@@ -36,13 +34,10 @@ def correction_factor(
     *,
     default: float = DEFAULT_CORRECTION,
 ) -> float:
-    """Returns how many real tokens a heuristic token stood for on the last call.
-
-    At least 1 and at most 5: one odd call must not shrink or multiply the estimate.
-    """
+    """Returns the real tokens per heuristic token of the last call, from 1 to 5."""
     if not real_tokens or not last_heuristic_tokens:
         return default
-    return min(max(real_tokens / last_heuristic_tokens, 1.0), MAX_CORRECTION)
+    return min(max(real_tokens / last_heuristic_tokens, 1.0), 5.0)
 
 
 def estimate_prompt_tokens(
@@ -109,10 +104,7 @@ def _lowered_tokens(
     config: types.GenerateContentConfig | None,
     measure: MeasurePart,
 ) -> int:
-    """Returns the heuristic, lowered where scripts explain that the count was lower.
-
-    A count that even they do not explain leaves something out, as what a cache held.
-    """
+    """Returns the heuristic, lowered where scripts explain that the count was lower."""
     start, grown_tokens = len(contents), heuristic_tokens - known_tokens
     while start and grown_tokens > 0:  # What grew was not counted: it explains nothing.
         start -= 1
@@ -123,6 +115,7 @@ def _lowered_tokens(
     # o200k_base takes 0.76 of the least that scripts allow for the Universal
     # Declaration of Human Rights in English, which counts bytes / 4.
     believed_tokens = (known_tokens - counted_discount) * 0.75
+    # A lower count leaves something out, as what a cache held.
     if counted_discount <= 0 or carried_tokens < believed_tokens:
         return heuristic_tokens
     # JSON or base64 may have come in the place of what was counted.

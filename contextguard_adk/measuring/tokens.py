@@ -97,13 +97,9 @@ def _tokens(size_bytes: int) -> int:
 
 
 def media_tokens(mime_type: str | None, size_bytes: int | None) -> int:
-    """Estimates what a provider takes for an image, a recording or a document.
+    """Estimates what a provider, mostly Gemini, takes for a medium.
 
-    An image takes 1,120 (Gemini 3; Gemini 2 258 for each tile, OpenAI 765 to 1,105,
-    Claude up to 1,600), a second of audio 32 (Gemini; 64 kbit/s or, raw, 256 kbit/s), a
-    second of video 263 (Gemini; 1 Mbit/s), a page of a PDF 560 (Gemini 3; Claude 1,500
-    to 3,000; 50 kB). Of unknown size a recording counts as a minute, a PDF as ten
-    pages.
+    Of unknown size a recording counts as a minute, a PDF as ten pages of 50 kB.
     """
     kind = (mime_type or "").lower()
     if size_bytes == 0:
@@ -261,10 +257,9 @@ def estimate_request_tokens(request: LlmRequest) -> int:
 
 
 class Memo:
-    """Remembers results by the identity of the payloads that they were computed from.
+    """Remembers results by the identity of the payloads of earlier runs.
 
-    Only payloads of earlier runs, which it keeps alive, are remembered: a tool of this
-    run may still change what it was given or has returned.
+    A tool of this run may still change what it was given or has returned.
     """
 
     def __init__(self, events: Sequence[Event], invocation_id: str) -> None:

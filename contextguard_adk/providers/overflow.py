@@ -1,7 +1,4 @@
-"""Recognizes a provider's "your request is too long" and reads its numbers.
-
-Providers agree neither on an exception class nor on a status, only roughly on words.
-"""
+"""Recognizes a provider's "your request is too long" and reads its numbers."""
 
 from __future__ import annotations
 
@@ -53,10 +50,8 @@ def _read_linked(error: BaseException, seen: set[int]) -> _Reading:
         return None
     seen.add(id(error))
     with suppress(Exception):
-        statuses = (
-            _attribute(error, name) for name in ("status_code", "code", "status")
-        )
-        if any(status in (429, "429") for status in statuses):
+        names = ("status_code", "code", "status")
+        if any(_attribute(error, name) in (429, "429") for name in names):
             return "refused"
     if (own := _read_error(error)) == "refused":
         return own
@@ -130,10 +125,8 @@ def _tokens(digits: str | None) -> int | None:
 
 def _flatten(texts: Iterable[str]) -> str:
     # Providers may echo the request; what they say stands before or after it.
-    edges = (
-        x if len(x) <= 40_000 else f"{x[:20_000]} ... {x[-20_000:]}" for x in texts
-    )
-    text = " | ".join(edges).lower()
+    cut = (x if len(x) <= 40_000 else f"{x[:20_000]} ... {x[-20_000:]}" for x in texts)
+    text = " | ".join(cut).lower()
     for escaped, plain in _ESCAPES.items():
         text = text.replace(escaped, plain)
     return " ".join(text.split())

@@ -36,7 +36,6 @@ class ModelRegistry(Protocol):
 
     def context_window(self, model: str) -> int | None:
         """Returns the input window of `model` in tokens; None means unknown."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -177,15 +176,19 @@ def resolve_context_window(
     registry: ModelRegistry | None = None,
     agent: str = "",
 ) -> ResolvedWindow:
-    """Returns the context window of `model` and where it comes from; never raises.
-
-    Of an unknown model it is `DEFAULT_CONTEXT_WINDOW`, with one warning.
-    """
+    """Returns the context window of `model` and who said so; never raises."""
     if configured is not None:
         return ResolvedWindow(configured, "configured")
     registry = LitellmRegistry() if registry is None else registry
-    if (tokens := _ask_registry(registry, model)) is not None:
-        return ResolvedWindow(tokens, "registry")
+    try:
+        answer: object = registry.context_window(model)
+    except Exception as error:  # noqa: BLE001 - anyone's code, and no turn ends here
+        answer = error
+    if _is_tokens(answer) and answer >= _MIN_WINDOW_TOKENS:
+        return ResolvedWindow(answer, "registry")
+    if answer is not None:
+        message = "The model registry gave no token count for %r but %r"
+        _warn_once(message, model, answer)
     message = (
         "The context window of model %r is unknown; %d tokens are assumed. Set "
         "context_window= on the agent's strategy, as in "
@@ -193,17 +196,6 @@ def resolve_context_window(
     )
     _warn_once(message, model, DEFAULT_CONTEXT_WINDOW, agent or "<agent>")
     return ResolvedWindow(DEFAULT_CONTEXT_WINDOW, "default")
-
-
-def _ask_registry(registry: ModelRegistry, model: str) -> int | None:
-    try:
-        answer: object = registry.context_window(model)
-    except Exception as error:  # noqa: BLE001 - anyone's code, and no turn ends here
-        answer = error
-    if answer is None or (_is_tokens(answer) and answer >= _MIN_WINDOW_TOKENS):
-        return answer
-    _warn_once("The model registry gave no token count for %r but %r", model, answer)
-    return None
 
 
 _warned: set[tuple[str, str]] = set()
