@@ -1,9 +1,4 @@
-"""Which contents a summary covers: fingerprints, their storage, their alignment.
-
-A summary covers contents, not positions: ADK moves instructions, merges late tool
-results, and may load only a part of a session. So fingerprints of what was summarized
-are stored, the newest `RECENT_COUNT` one by one, of the older ones number and digest.
-"""
+"""Which contents, not positions, a summary covers: ADK moves, merges and omits some."""
 
 from __future__ import annotations
 
@@ -178,10 +173,7 @@ def decode_covered(stored: str) -> Covered:
 def align_covered(
     covered: Covered, fingerprints: Sequence[bytes]
 ) -> list[tuple[int, int]]:
-    """Pairs positions in a covered set with equal ones in `fingerprints`, ascending.
-
-    The older contents are covered together, unchanged at the beginning, or not at all.
-    """
+    """Pairs equal positions, ascending; the older ones match together or not at all."""
     older = fingerprints[: covered.older_count]
     is_older_there = _digest_older(older) == covered.older_digest
     start = len(older) if is_older_there else 0

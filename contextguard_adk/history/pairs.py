@@ -1,7 +1,4 @@
-"""What a request's contents are: calls with their responses, relays, the live request.
-
-Pure functions: parts share their payload with the stored session events.
-"""
+"""What a request's contents are: calls with responses, relays, the live request."""
 
 from __future__ import annotations
 
@@ -46,7 +43,8 @@ def has_function_response(content: types.Content) -> bool:
     return any(part and part.function_response for part in content.parts or ())
 
 
-def _has_tool(content: types.Content) -> bool:
+def has_tool(content: types.Content) -> bool:
+    """Returns whether this content carries a tool's call or result."""
     return has_function_call(content) or has_function_response(content)
 
 
@@ -57,15 +55,12 @@ def media_parts(content: types.Content) -> list[types.Part]:
 
 
 def is_relay(content: types.Content) -> bool:
-    """Returns whether a content looks like ADK's rendering of another agent's event.
-
-    A user may begin a message with the same words, so the part after it counts.
-    """
+    """Returns whether a content looks like ADK's rendering of another agent's event."""
     parts = [part for part in content.parts or () if part]
     if content.role != "user" or len(parts) < 2:
         return False
     opening, relayed = parts[0].text or "", parts[1].text
-    if relayed:
+    if relayed:  # A user may begin a message with the same words.
         is_relayed = _RELAYED.match(relayed) is not None
     else:
         is_relayed = opening == "For context:" or "what another agent did" in opening
@@ -101,17 +96,14 @@ def pair_contents(contents: Sequence[types.Content]) -> Pairs:
 def take_call(
     waiting: list[tuple[int, types.FunctionCall]], response: types.FunctionResponse
 ) -> tuple[int, types.FunctionCall] | None:
-    """Removes the open call that a response answers from `waiting`; None if none.
-
-    Without ids it is the first of that name in the newest content that has one: a call
-    that was never answered must not take the response of a later one.
-    """
+    """Removes the open call that a response answers from `waiting`; None if none."""
     same_name: list[int] = []
     for position, (_, call) in reversed(list(enumerate(waiting))):
         if response.id and call.id == response.id:
             return waiting.pop(position)
         if call.name == response.name and not (call.id and response.id):
             same_name.insert(0, position)
+    # A call that was never answered must not take the response of a later one.
     newest = max(same_name, key=lambda position: waiting[position][0], default=None)
     return None if newest is None else waiting.pop(newest)
 
@@ -130,20 +122,15 @@ def keep_pairs_whole(covered: Collection[int], pairs: Pairs) -> frozenset[int]:
 def find_safe_split(
     contents: Sequence[types.Content], split: int, pairs: Pairs | None = None
 ) -> int:
-    """Moves a cut, a number of contents, to where it splits no call from its response.
-
-    Goes back to the nearest content without a tool, at most half of the way (further
-    back would give up most of what the cut was made for); else forward to the next
-    boundary between two pairs; else back to the nearest boundary of any kind.
-    """
+    """Moves a cut back to a content without a tool, else on to a boundary of pairs."""
     last = len(contents) - 1
     if last < 1:
         return len(contents)
     wished = max(1, min(split, last))
     boundaries = pair_boundaries(pairs or pair_contents(contents), len(contents))
     onwards, back = range(wished, last + 1), range(wished, 0, -1)
-    half = max(1, wished // 2)
-    texts = (i for i in back if i >= half and not _has_tool(contents[i]))
+    half = max(1, wished // 2)  # Further back would give up most of the cut.
+    texts = (i for i in back if i >= half and not has_tool(contents[i]))
     for index in itertools.chain(texts, onwards, back):
         if boundaries[index]:
             return index
@@ -167,10 +154,7 @@ def find_live_request(
     history: Iterable[int],
     user_content: types.Content | None,
 ) -> int | None:
-    """Finds the newest message with what started the invocation; None if none has.
-
-    Without `user_content` it is the newest user text.
-    """
+    """Finds the newest message with what started the invocation, else any user text."""
     wanted = set(_visible_texts(user_content))
     wants_media = bool(user_content and not wanted and media_parts(user_content))
     if user_content and user_content.parts and not (wanted or wants_media):

@@ -36,10 +36,7 @@ LEDGER_HEADING = "[The user's messages up to here, in order; long ones are excer
 def render_request(
     view: HistoryView, stored: StoredSummary, covered: Collection[int]
 ) -> list[types.Content]:
-    """Returns the contents to send: the summary for what it covers, the rest as is.
-
-    The same arguments give the same bytes, on this call and on every later one.
-    """
+    """Returns the contents to send; the same arguments always give the same bytes."""
     contents = list(view.contents)
     if (truncation := stored.truncation) is not None:
         upto = find_fingerprint(view, stored.truncated_upto)

@@ -138,11 +138,8 @@ class AgentState:
         self.write("record", record.model_dump_json(exclude_none=True))
 
     def write(self, name: str, value: str | int | None) -> None:
-        """Stores a value if it differs from what is stored.
-
-        State has no delete: None is written in its place. A value under the other form
-        of the key, which a `state_schema` may forbid to touch, is hidden by a 0.
-        """
+        """Stores a value if it differs from what is stored; None stands for none."""
+        # A `state_schema` may forbid to touch the other form of the key; a 0 hides it.
         if value is None and self._read_other(name) is not None:
             value = 0
         if self._state.get(self.key(name)) != value:

@@ -1,7 +1,4 @@
-"""What is known of one request's contents: history, pairs, what is covered.
-
-Each fact is computed when it is first asked for.
-"""
+"""What is known of one request's contents, each fact computed when asked for."""
 
 from __future__ import annotations
 
@@ -16,8 +13,8 @@ from contextguard_adk.history.pairs import (
     Pairs,
     content_text,
     find_live_request,
-    has_function_call,
     has_function_response,
+    has_tool,
     is_relay,
     keep_pairs_whole,
     pair_contents,
@@ -198,8 +195,7 @@ def find_history(
             return is_held
         # What ADK inserts for one request is the user's and never speaks of tools.
         # Other plugins may rewrite what the model said: it needs no event.
-        is_said = content.role == "model" or has_function_response(content)
-        return is_said or has_function_call(content) or index.relays(content)
+        return content.role == "model" or has_tool(content) or index.relays(content)
 
     return [place for place, content in enumerate(contents) if is_history(content)]
 

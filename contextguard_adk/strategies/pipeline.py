@@ -16,8 +16,8 @@ from pydantic import (
 )
 
 from contextguard_adk.history.pairs import (
-    has_function_call,
     has_function_response,
+    has_tool,
     keep_pairs_whole,
 )
 from contextguard_adk.history.rendering import (
@@ -132,7 +132,14 @@ class Pipeline(Strategy):
         compaction, attempts = reduction.compaction, reduction.attempts
         is_unanswered = compaction is None and context.reason == "requested"
         if reduction.tokens > limit or is_unanswered:
-            return await self._summarize_everything(reduction)
+            if compaction and attempts:
+                compaction = context.squeeze(compaction)
+                if context.fits(compaction):
+                    return compaction.after(attempts)
+            most = self.max_compaction_attempts
+            if everything := await context.summarize_all(most, attempts):
+                return everything
+            return compaction.after(attempts) if compaction else None
         # Before the threshold, less than this is not worth a new prefix.
         gain = context.tokens - reduction.tokens
         if not (context.is_due or attempts) and gain < int(0.05 * window_tokens):
@@ -145,25 +152,9 @@ class Pipeline(Strategy):
             if result is StrategyResult.TARGET_REACHED:
                 return
 
-    async def _summarize_everything(self, reduction: Reduction) -> Compaction | None:
-        """Makes the request fit when no reducer could: the full summary."""
-        context = reduction.context
-        compaction, attempts = reduction.compaction, reduction.attempts
-        if compaction is not None and attempts:
-            compaction = context.squeeze(compaction).after(attempts)
-            if context.fits(compaction):
-                return compaction
-        rest = max(1, self.max_compaction_attempts - attempts)
-        if everything := await context.summarize_all(rest):
-            return everything.after(attempts + everything.attempts)
-        return compaction.after(attempts) if compaction else None
-
 
 class Reduction:
-    """The working state of one pipeline run.
-
-    `compaction` is what was decided so far, `attempts` counts the summaries paid for.
-    """
+    """The state of one pipeline run; `attempts` counts the summaries paid for."""
 
     def __init__(self, context: CompactionContext, target_tokens: int) -> None:
         self.context = context
@@ -274,5 +265,4 @@ class Reduction:
     def is_instruction(self, index: int) -> bool:
         """Tells whether a history content is an instruction, not a message."""
         content = self.context.view.contents[index]
-        is_tool = has_function_call(content) or has_function_response(content)
-        return content.role not in ("user", "model") and not is_tool
+        return content.role not in ("user", "model") and not has_tool(content)

@@ -173,7 +173,18 @@ class ToolOutputTruncation(Reducer):
             last = reduction.last_tool_result(before=last)
         if last is None:
             return StrategyResult.NO_CHANGE
-        truncation = self._truncation(reduction.relaxed.lengths)
+        # As set, or to a quarter but at least 1,000 characters.
+        is_tight = reduction.relaxed.lengths
+        ratio = min(1.0, max(0.25, 1_000 / self.max_length)) if is_tight else 1.0
+        max_length = int(self.max_length * ratio)
+        truncation = Truncation(
+            max_length=max_length,
+            show_truncation_notice=self.show_truncation_notice,
+            smart_truncate=self.smart_truncate,
+            head_length=int(self.head_length * ratio),
+            tail_length=int(self.tail_length * ratio),
+            result_length=max_length if is_tight else 0,
+        )
         if reduction.truncation:
             # What is short already does not grow again.
             known, known_last = reduction.truncation
@@ -183,19 +194,6 @@ class ToolOutputTruncation(Reducer):
         if (truncation, last) == reduction.truncation:
             return StrategyResult.NO_CHANGE
         return reduction.truncate(truncation, last)
-
-    def _truncation(self, is_tight: bool) -> Truncation:
-        """How to shorten: as set, or to a quarter but at least 1,000 characters."""
-        ratio = min(1.0, max(0.25, 1_000 / self.max_length)) if is_tight else 1.0
-        max_length = int(self.max_length * ratio)
-        return Truncation(
-            max_length=max_length,
-            show_truncation_notice=self.show_truncation_notice,
-            smart_truncate=self.smart_truncate,
-            head_length=int(self.head_length * ratio),
-            tail_length=int(self.tail_length * ratio),
-            result_length=max_length if is_tight else 0,
-        )
 
 
 class SummaryCompaction(Reducer):

@@ -63,9 +63,7 @@ class SlidingWindow(Strategy):
             keep = max(MIN_KEPT, keep // 2)
         if not context.is_due:
             return context.squeeze(compaction).after(attempts) if compaction else None
-        rest = max(1, self.max_compaction_attempts - attempts)
-        everything = await context.summarize_all(rest)
-        return everything.after(attempts + everything.attempts) if everything else None
+        return await context.summarize_all(self.max_compaction_attempts, attempts)
 
 
 def _is_too_much(context: CompactionContext, covered: frozenset[int]) -> bool:

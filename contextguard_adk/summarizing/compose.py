@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from google.genai import types
-
 from contextguard_adk.history.coverage import fingerprint
 from contextguard_adk.history.pairs import content_text
 from contextguard_adk.history.state import MAX_RECORD_BYTES, StoredSummary
@@ -59,7 +57,12 @@ class Composer:
 
     def compose(self, draft: Draft) -> StoredSummary:
         """Puts a summary together with what the guard keeps beside it."""
-        request, has_continuation = self._quoted_request(draft.covered)
+        # The message that the continuation quotes.
+        live, request = self._view.live_index, self._view.user_content
+        if live is not None:
+            request = self._view.contents[live]
+        elif not content_text(request) or self._may_stand_changed:
+            request = None
         upto = draft.truncated_upto
         covered = sorted(draft.covered)
         summarized = itertools.takewhile(draft.model_covered.__contains__, covered)
@@ -72,7 +75,7 @@ class Composer:
             invocation=self._view.invocation_id,
             request=fingerprint(request).hex() if request is not None else "",
             request_chars=self._quoted_chars,
-            has_continuation=has_continuation,
+            has_continuation=live is None or live in draft.covered,
             model_chars=draft.model_chars,
             model_covered_count=len(list(summarized)),
             truncation=draft.truncation,
@@ -145,18 +148,6 @@ class Composer:
         budget = min(1_500, self._summary_tokens // 4, room_tokens)
         items = list_items(view.contents, new)
         return _storable(write_index(items, known, budget, self._count))
-
-    def _quoted_request(
-        self, covered: Collection[int]
-    ) -> tuple[types.Content | None, bool]:
-        """The message that the continuation quotes, and whether there is one."""
-        live = self._view.live_index
-        if live is not None:
-            return self._view.contents[live], live in covered
-        user_content = self._view.user_content
-        if content_text(user_content) and not self._may_stand_changed:
-            return user_content, True
-        return None, True
 
     @cached_property
     def _may_stand_changed(self) -> bool:

@@ -151,10 +151,7 @@ class CompactionContext:
         return compaction.tokens <= self.limit_tokens
 
     def older_than(self, keep_count: int) -> frozenset[int]:
-        """Chooses what to cover so that about the newest `keep_count` contents stay.
-
-        The cut separates no call from its response. Empty when nothing is left.
-        """
+        """Covers all but about the newest `keep_count` contents and splits no pair."""
         candidates = self.view.compactable
         if candidates and keep_count <= 0:
             return frozenset(candidates) | self.view.model_covered
@@ -177,31 +174,27 @@ class CompactionContext:
     async def summarize(
         self, covered: frozenset[int], budget_tokens: int | None = None
     ) -> Compaction:
-        """Has contents, as `older_than` returns them, summarized; never fails.
-
-        When the summarizer fails, a mechanical summary covers no more than it must.
-        """
+        """Has contents, as `older_than` returns them, summarized; never fails."""
         budget_tokens = budget_tokens or self.budgets.summary_tokens
         text = await self.summarizer.summarize(self._task(covered, budget_tokens))
         if not text:
             return self._summarize_mechanically(covered)
         return self.render(Draft(text, covered, covered, len(text)))
 
-    async def summarize_all(self, max_attempts: int) -> Compaction | None:
-        """Summarizes all history that may be, in as few summaries as it takes.
-
-        At most `max_attempts` summaries are paid for; each further one is asked for
-        half the length. Returns None when nothing is left to summarize.
-        """
+    async def summarize_all(
+        self, max_attempts: int, spent: int = 0
+    ) -> Compaction | None:
+        """Summarizes all that may be, ever shorter while it does not fit."""
         covered = self.older_than(0)
         if not covered - self.view.model_covered:
             return None
         attempts, budget_tokens = 1, self.budgets.summary_tokens // 2
         compaction = await self.summarize(covered)
-        while attempts < max_attempts and self._may_fit(compaction, budget_tokens):
+        most = max_attempts - spent
+        while attempts < most and self._may_fit(compaction, budget_tokens):
             compaction = await self.summarize(covered, budget_tokens)
             attempts, budget_tokens = attempts + 1, budget_tokens // 2
-        return self.squeeze(compaction).after(attempts)
+        return self.squeeze(compaction).after(spent + attempts)
 
     def _may_fit(self, compaction: Compaction, budget_tokens: int) -> bool:
         """Whether a summary of that length is needed, shorter, and could be enough."""
@@ -281,10 +274,7 @@ class CompactionContext:
 
 
 def should_skip_compaction(context: CompactionContext) -> bool:
-    """Whether a compaction would gain nothing, or follows another at once.
-
-    What someone demands, or is nearly too large to send, is always worth a try.
-    """
+    """Whether one would gain nothing or follows another at once, and can wait."""
     budgets, session = context.budgets, context.summarizer.session
     was_just_compacted, session.was_just_compacted = session.was_just_compacted, False
     if context.reason != "tokens":
@@ -299,7 +289,17 @@ def should_skip_compaction(context: CompactionContext) -> bool:
         return False
     fixed_tokens = _fixed_tokens(context)
     if fixed_tokens >= budgets.threshold_tokens:
-        _warn_once(context, fixed_tokens)
+        if not session.is_fixed_part_reported:
+            session.is_fixed_part_reported = True
+            logger.warning(
+                "System instruction, tools and other context of agent %r take %d of %d "
+                "tokens alone, the threshold is %d: compaction cannot help. Use a "
+                "larger window or less instruction.",
+                context.agent,
+                fixed_tokens,
+                budgets.window_tokens,
+                budgets.threshold_tokens,
+            )
         if fixed_tokens >= budgets.overfull_tokens or not is_overfull:
             return True
     # The live request would be quoted again.
@@ -321,19 +321,3 @@ def _fixed_tokens(context: CompactionContext) -> int:
     discount_tokens = request_script_discount(context.fixed_contents, config)
     lowered_tokens = fixed_tokens * context.tokens // heuristic_tokens
     return max(lowered_tokens, fixed_tokens - discount_tokens)
-
-
-def _warn_once(context: CompactionContext, fixed_tokens: int) -> None:
-    """Says once for a session that its history is not the problem."""
-    if context.summarizer.session.is_fixed_part_reported:
-        return
-    context.summarizer.session.is_fixed_part_reported = True
-    logger.warning(
-        "System instruction, tools and other context of agent %r take %d of %d tokens "
-        "alone, the threshold is %d: compaction cannot help. Use a larger window or "
-        "less instruction.",
-        context.agent,
-        fixed_tokens,
-        context.budgets.window_tokens,
-        context.budgets.threshold_tokens,
-    )

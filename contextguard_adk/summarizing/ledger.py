@@ -53,11 +53,7 @@ def extend_ledger(
 
 
 def telling_excerpt(text: str, max_bytes: int) -> str:
-    """Keeps the first and last words of a text and those around names between them.
-
-    Names are tickets, paths, versions and the like. Where they fill less than half of
-    the room, as in scripts without blanks, head and tail of the text remain.
-    """
+    """Keeps a text's first and last words and those around names (paths, tickets)."""
     whole = excerpt(text, max(max_bytes, 16 * 1024))  # Names are searched there.
     if len(whole.encode()) <= max_bytes:
         return whole

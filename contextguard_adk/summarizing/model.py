@@ -1,8 +1,4 @@
-"""One call of the model that writes summaries.
-
-A transcript is paid for anew. Where the provider caches prompts, the agent's own
-request with one more message behind it ("in place") costs a fraction of that.
-"""
+"""One call of the model that writes summaries: with a transcript, or in place."""
 
 from __future__ import annotations
 
@@ -128,11 +124,7 @@ def _user_content(text: str) -> types.Content:
 def find_conversation(
     view: HistoryView, covered: Collection[int], contents: Sequence[types.Content]
 ) -> list[types.Content]:
-    """Finds the conversation that shows, unshortened, what a summary has to cover.
-
-    Empty where a transcript has to do. It leaves out what is no history, such as
-    instructions; in front of the history, they would have to stay.
-    """
+    """Finds the conversation without what is no history; empty if it does not do."""
     if view.pinned_calls or not set(covered) >= set(view.compactable):
         return []
     if stored := view.stored:

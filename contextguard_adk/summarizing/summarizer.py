@@ -247,26 +247,19 @@ async def _summarize_within(
     )
     if len(parts) > 1:
         room -= max(count(summary), task.budget_tokens)
-        parts = _split_transcript(task.entries, max(room, input_tokens // 4), count)
+        room = max(room, input_tokens // 4)
+        parts = split_entries(task.entries, room, count)
+        if len(parts) > 3:
+            # Not all of the room: parts end between entries.
+            fitted = fit_entries(task.entries, int(0.8 * 3 * room), count)
+            parts = split_entries(fitted, room, count)[-3:]
     for part in parts:
         transcript = "\n".join(entry.text for entry in part)
         prompt = summary_prompt(transcript, summary, live_request, task.todos)
-        budget_tokens = task.budget_tokens
-        answer = await ask_with_transcript(model, instruction, prompt, budget_tokens)
-        summary = task.clip(answer)
+        summary = task.clip(
+            await ask_with_transcript(model, instruction, prompt, task.budget_tokens)
+        )
     return summary
-
-
-def _split_transcript(
-    entries: Sequence[Entry], room_tokens: int, count: TokenCounter
-) -> list[list[Entry]]:
-    """Splits a transcript into at most three parts, shortening it where it must."""
-    parts = split_entries(entries, room_tokens, count)
-    if len(parts) > 3:
-        # Not all of the room: parts end between entries.
-        fitted = fit_entries(entries, int(0.8 * 3 * room_tokens), count)
-        parts = split_entries(fitted, room_tokens, count)
-    return parts[-3:]
 
 
 def write_mechanical_summary(

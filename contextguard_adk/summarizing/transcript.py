@@ -1,8 +1,4 @@
-"""The conversation as text for a summarizer, within a budget of tokens.
-
-Tool results are shortened first, then messages; then the oldest entries are dropped,
-never the first task or the current request.
-"""
+"""The conversation as text for a summarizer, within a budget of tokens."""
 
 from __future__ import annotations
 
