@@ -138,7 +138,7 @@ class AgentState:
         self.write("record", record.model_dump_json(exclude_none=True))
 
     def write(self, name: str, value: str | int | None) -> None:
-        """Stores a value if it differs from what is stored; None stands for none."""
+        """Stores a value if it differs; state has no delete, so None is written."""
         # A `state_schema` may forbid to touch the other form of the key; a 0 hides it.
         if value is None and self._read_other(name) is not None:
             value = 0

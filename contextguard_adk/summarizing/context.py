@@ -151,7 +151,10 @@ class CompactionContext:
         return compaction.tokens <= self.limit_tokens
 
     def older_than(self, keep_count: int) -> frozenset[int]:
-        """Covers all but about the newest `keep_count` contents and splits no pair."""
+        """Covers all but about the newest `keep_count` contents and splits no pair.
+
+        Empty when nothing is left to summarize.
+        """
         candidates = self.view.compactable
         if candidates and keep_count <= 0:
             return frozenset(candidates) | self.view.model_covered
@@ -174,7 +177,10 @@ class CompactionContext:
     async def summarize(
         self, covered: frozenset[int], budget_tokens: int | None = None
     ) -> Compaction:
-        """Has contents, as `older_than` returns them, summarized; never fails."""
+        """Has contents, as `older_than` returns them, summarized; never fails.
+
+        The summary is mechanical where no model gives one. None is the usual budget.
+        """
         budget_tokens = budget_tokens or self.budgets.summary_tokens
         text = await self.summarizer.summarize(self._task(covered, budget_tokens))
         if not text:
