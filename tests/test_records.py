@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+import google.adk
 import pytest
 from google.adk.events.event import Event
 from google.adk.models.llm_response import LlmResponse
@@ -174,7 +175,8 @@ async def test_empty_answer_to_a_large_request_is_reported(
     strategy = Threshold(context_window=window_tokens)
     recorded = Recorded(silent(answer, "Fine."), strategy, is_streaming=True)
     await recorded.work(1, "Be helpful. " * 320)
-    await recorded.work(1)  # ADK 2.0 does not say when a run ends.
+    if google.adk.__version__.startswith("2.0."):
+        pytest.skip("this ADK does not tell plugins that a run has ended")
     reports = [line for line in own_lines(caplog) if "answered nothing" in line]
     assert len(reports) == is_reported
     assert all("'agent'" in line and str(window_tokens) in line for line in reports)
