@@ -25,7 +25,6 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-import tiktoken
 from google.adk.agents import LlmAgent
 from google.adk.agents.run_config import RunConfig
 from google.adk.apps import App
@@ -63,15 +62,9 @@ SIZES = (300, 700, 1_200, 2_500, 5_000)
 """Characters of a tool's result."""
 
 
-@lru_cache(maxsize=2)
-def _load_encoding(name: str) -> tiktoken.Encoding:
-    with _simulated._shipped_vocabulary():
-        return tiktoken.get_encoding(name)
-
-
 @lru_cache(maxsize=100_000)
 def _count_text(encoding: str, text: str) -> int:
-    return len(_load_encoding(encoding).encode_ordinary(text))
+    return len(_simulated.load_encoding(encoding).encode_ordinary(text))
 
 
 def count_request(request: LlmRequest, tokenizer: str) -> int:

@@ -2,16 +2,13 @@
 
 import argparse
 import base64
-import importlib.util
 import inspect
 import json
 import random
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
-import tiktoken
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -23,6 +20,7 @@ from contextguard_adk.measuring.density import (
     weighted_tokens,
 )
 from contextguard_adk.measuring.tokens import text_bytes
+from contextguard_adk.testing.provider import count_tokens
 
 PROSE = (
     "The lighthouse had been dark for eleven years when Marta bought it. The roof let "
@@ -71,25 +69,11 @@ def make_texts() -> dict[str, str]:
 TEXTS = make_texts()
 
 
-@pytest.fixture(scope="module")
-def o200k() -> Iterator[tiktoken.Encoding]:
-    """The tokenizer itself, from the copy that LiteLLM ships."""
-    spec = importlib.util.find_spec("litellm")
-    assert spec is not None
-    assert spec.origin is not None
-    folder = Path(spec.origin).parent / "litellm_core_utils" / "tokenizers"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TIKTOKEN_CACHE_DIR", str(folder))
-        yield tiktoken.get_encoding("o200k_base")
-
-
 @pytest.mark.parametrize("kind", [*TEXTS, "mixed"])
-def test_density_is_near_what_the_tokenizer_counts(
-    o200k: tiktoken.Encoding, kind: str
-) -> None:
+def test_density_is_near_what_the_tokenizer_counts(kind: str) -> None:
     """ASCII is judged within 10 %, other scripts within 20 %, all kinds within 5 %."""
     text = TEXTS.get(kind, "\n".join(TEXTS.values()))
-    counted = len(o200k.encode_ordinary(text)) * 4 / text_bytes(text)
+    counted = count_tokens([text], None) * 4 / text_bytes(text)
     allowed = 0.05 if kind == "mixed" else 0.1 if text.isascii() else 0.2
     assert estimate_text_density(text) == pytest.approx(counted, rel=allowed)
 
@@ -142,14 +126,11 @@ def test_weighted_tokens_follow_the_density(
 
 
 @pytest.mark.parametrize("name", ["ru", "ar", "hi"])
-def test_discount_tokens_leave_no_more_than_the_text_takes(
-    name: str, o200k: tiktoken.Encoding
-) -> None:
+def test_discount_tokens_leave_no_more_than_the_text_takes(name: str) -> None:
     """What a script takes at best is close below what real text takes."""
-    text = declaration(name).encode()
-    least_tokens = len(text) / 4 - script_discount_tokens(text)
-    tokens = len(o200k.encode_ordinary(text.decode()))
-    assert 0.7 < least_tokens / tokens < 1.0
+    text = declaration(name)
+    least_tokens = text_bytes(text) / 4 - script_discount_tokens(text.encode())
+    assert 0.7 < least_tokens / count_tokens([text], None) < 1.0
 
 
 @pytest.mark.parametrize(

@@ -25,19 +25,24 @@ from contextguard_adk.measuring.tokens import json_text
 FINGERPRINT_BYTES = 6
 HANDLE_CHARS = 10
 RECENT_COUNT = 512
-_HEAD = struct.Struct("<BI8s")
-_VERSION = 2
+MAX_GAPS = 256
+_HEAD = struct.Struct("<BIH8s")
+_VERSION = 3
 _LARGE_FLOAT = re.compile(r"\de\+\d")
 _NUMBER_AS_KEY = re.compile(r'"[-0-9][-0-9.e]*":')
 
 
 @dataclass(frozen=True)
 class Covered:
-    """Fingerprints of what a summary stands for; of those before `recent` a digest."""
+    """Fingerprints of what a summary stands for; of those before `recent` a digest.
+
+    `gaps` are the places, among the oldest contents, of those that it leaves out.
+    """
 
     older_count: int = 0
     older_digest: bytes = b""
     recent: tuple[bytes, ...] = ()
+    gaps: tuple[int, ...] = ()
 
     @property
     def content_count(self) -> int:
@@ -102,7 +107,7 @@ def _canonical_json(value: object) -> bytes:
         if has_large or "-0.0" in text or _NUMBER_AS_KEY.search(text):
             text = write(json.loads(text, parse_float=_read_float))
         return json_text(text)
-    except (TypeError, ValueError, RecursionError):
+    except Exception:  # noqa: BLE001 - anyone's code may raise anything
         # Mixed key types, cycles, nesting beyond the recursion limit. The fallback
         # need not survive a round trip: what does not match is sent again.
         return _digest_value(value)
@@ -137,10 +142,14 @@ def _read_float(text: str) -> float | int:
 
 
 def cover(fingerprints: Sequence[bytes]) -> Covered:
-    """Builds the covered set of contents from their fingerprints, oldest first."""
-    older = fingerprints[:-RECENT_COUNT]
-    recent = tuple(fingerprints[-RECENT_COUNT:])
-    return Covered(len(older), _digest_older(older), recent)
+    """Builds the covered set of a history, oldest first; b"" for what is left out."""
+    covered = [(place, item) for place, item in enumerate(fingerprints) if item]
+    older = covered[:-RECENT_COUNT]
+    recent = tuple(item for _, item in covered[-RECENT_COUNT:])
+    first_after = older[-1][0] if older else 0
+    gaps = tuple(i for i in range(first_after) if not fingerprints[i])[-MAX_GAPS:]
+    digest = _digest_older([item for _, item in older])
+    return Covered(len(older), digest, recent, gaps)
 
 
 def _digest_older(fingerprints: Sequence[bytes]) -> bytes:
@@ -151,20 +160,24 @@ def _digest_older(fingerprints: Sequence[bytes]) -> bytes:
 
 def encode_covered(covered: Covered) -> str:
     """Writes a covered set as one base64 string, about 4 KB at most."""
-    head = _HEAD.pack(_VERSION, covered.older_count, covered.older_digest)
-    return base64.b64encode(head + b"".join(covered.recent)).decode()
+    gaps = covered.gaps
+    head = (_VERSION, covered.older_count, len(gaps), covered.older_digest)
+    raw = _HEAD.pack(*head) + struct.pack(f"<{len(gaps)}I", *gaps)
+    return base64.b64encode(raw + b"".join(covered.recent)).decode()
 
 
 def decode_covered(stored: str) -> Covered:
     """Reads what `encode_covered` wrote; raises ValueError where it is not that."""
     raw = base64.b64decode(stored, validate=True)  # Raises a ValueError itself.
     try:
-        _, older_count, digest = _HEAD.unpack_from(raw)
+        _, older_count, gap_count, digest = _HEAD.unpack_from(raw)
+        gaps = struct.unpack_from(f"<{gap_count}I", raw, _HEAD.size)
     except struct.error as error:
         raise ValueError(f"not a covered set: {error}") from error
-    ends = range(_HEAD.size + FINGERPRINT_BYTES, len(raw) + 1, FINGERPRINT_BYTES)
+    first = _HEAD.size + 4 * gap_count + FINGERPRINT_BYTES
+    ends = range(first, len(raw) + 1, FINGERPRINT_BYTES)
     recent = tuple(raw[end - FINGERPRINT_BYTES : end] for end in ends)
-    covered = Covered(older_count, digest if older_count else b"", recent)
+    covered = Covered(older_count, digest if older_count else b"", recent, gaps)
     if len(recent) > RECENT_COUNT or encode_covered(covered) != stored:
         raise ValueError("not a covered set: wrong version or length")
     return covered
@@ -174,12 +187,15 @@ def align_covered(
     covered: Covered, fingerprints: Sequence[bytes]
 ) -> list[tuple[int, int]]:
     """Pairs equal positions, ascending; the older ones match together or not at all."""
-    older = fingerprints[: covered.older_count]
-    is_older_there = _digest_older(older) == covered.older_digest
-    start = len(older) if is_older_there else 0
+    end, gaps = covered.older_count + len(covered.gaps), set(covered.gaps)
+    older = [place for place in range(len(fingerprints))[:end] if place not in gaps]
+    digest = _digest_older([fingerprints[place] for place in older])
+    start = end
+    if digest != covered.older_digest or len(older) != covered.older_count:
+        older, start = [], 0
     matches = _align_recent(covered.recent, fingerprints[start:])
     return [
-        *((step, step) for step in range(start)),
+        *enumerate(older),
         *((covered.older_count + left, start + right) for left, right in matches),
     ]
 

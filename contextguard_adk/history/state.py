@@ -6,7 +6,6 @@ anything under these keys. A value of the wrong type counts as absent."""
 from __future__ import annotations
 
 import functools
-import json
 import logging
 from collections.abc import MutableMapping
 from dataclasses import dataclass
@@ -150,7 +149,9 @@ class AgentState:
     def _note_scope(self) -> None:
         """Makes this scope the newest, and clears the oldest beyond `MAX_SCOPES`."""
         key = _key("scopes", self._agent, self._is_namespaced)
-        noted = _read_scopes(self._state.get(key))
+        value = self._state.get(key)
+        listed = value if isinstance(value, list) else []
+        noted = [each for each in listed if isinstance(each, str)]
         if noted[-1:] == [self._scope]:
             return
         # Of parallel branches that wrote at once only one is noted.
@@ -166,7 +167,7 @@ class AgentState:
                 old = _key(name, f"{self._agent}@{scope}", self._is_namespaced)
                 if self._state.get(old) is not None:
                     self._state[old] = None
-        self._state[key] = json.dumps(scopes[-MAX_SCOPES:])
+        self._state[key] = scopes[-MAX_SCOPES:]
 
     def is_compaction_requested(self) -> bool:
         """Whether `request_compaction` was called for this agent."""
@@ -181,15 +182,6 @@ class AgentState:
 def _key(name: str, owner: str, is_namespaced: bool) -> str:
     form = "context_guard:{}:{}" if is_namespaced else "__context_guard_{}_{}"
     return form.format(name, owner)
-
-
-def _read_scopes(text: object) -> list[str]:
-    try:
-        scopes = json.loads(text) if isinstance(text, str) else []
-    except (ValueError, RecursionError):
-        return []
-    is_list = isinstance(scopes, list)
-    return [scope for scope in scopes if isinstance(scope, str)] if is_list else []
 
 
 @functools.lru_cache(maxsize=256)

@@ -121,11 +121,10 @@ class HistoryView:
         """Covered contents, with their position in the covered set."""
         if self.stored is None:
             return {}
-        matches = self._align(self.stored.covered, self.history)
+        matches = self._align(self.stored.covered)
         if self._may_split_pairs(matches) and self.pinned_calls & matches.keys():
             # A call that waits for its result must not pass for an equal one.
-            closed = [i for i in self.history if i not in self.pinned_calls]
-            matches = self._align(self.stored.covered, closed)
+            matches = self._align(self.stored.covered, self.pinned_calls)
         live = self.live_index
         if self.stored.invocation != self.invocation_id and live is not None:
             # A repeated message ("yes", "yes") must not pass for the covered one.
@@ -135,13 +134,15 @@ class HistoryView:
             matches = {i: place for i, place in matches.items() if i in whole}
         return matches
 
-    def _align(self, covered: Covered, indexes: Sequence[int]) -> dict[int, int]:
-        """Finds what is covered among some contents, with its position there."""
-        count = covered.content_count
+    def _align(
+        self, covered: Covered, hidden: frozenset[int] = frozenset()
+    ) -> dict[int, int]:
+        """Finds what is covered, with its position there; not what is hidden."""
+        count, indexes = covered.content_count, self.history
         prints = [self.fingerprint(index) for index in indexes[:count]]
-        if len(prints) == count and cover(prints) == covered:
+        if not hidden and len(prints) == count and cover(prints) == covered:
             return dict(zip(indexes, range(count), strict=False))
-        prints += [self.fingerprint(index) for index in indexes[count:]]
+        prints = [b"" if i in hidden else self.fingerprint(i) for i in indexes]
         return {indexes[right]: left for left, right in align_covered(covered, prints)}
 
     def _may_split_pairs(self, matches: dict[int, int]) -> bool:
@@ -170,7 +171,8 @@ class HistoryView:
 
     def cover(self, indexes: frozenset[int]) -> Covered:
         """Builds what a summary of these contents is stored with."""
-        return cover([self.fingerprint(index) for index in sorted(indexes)])
+        prints = [self.fingerprint(i) if i in indexes else b"" for i in self.history]
+        return cover(prints)
 
 
 def is_user_text(content: types.Content) -> bool:
@@ -190,12 +192,11 @@ def find_history(
 
     def is_history(content: types.Content) -> bool:
         parts = [part for part in content.parts or () if part]
-        is_held = any(map(index.holds, parts))
-        if is_held or content in transient:
-            return is_held
         # What ADK inserts for one request is the user's and never speaks of tools.
         # Other plugins may rewrite what the model said: it needs no event.
-        return content.role == "model" or has_tool(content) or index.relays(content)
+        is_said = content.role == "model" or has_tool(content) or index.relays(content)
+        is_transient = content in transient
+        return (is_said and not is_transient) or any(map(index.holds, parts))
 
     return [place for place, content in enumerate(contents) if is_history(content)]
 

@@ -10,10 +10,10 @@ import os
 import re
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+from unittest.mock import patch
 
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
@@ -222,34 +222,22 @@ def count_tokens(texts: Iterable[str], token_ratio: float | None) -> int:
 
 @functools.lru_cache(maxsize=16_384)  # Every request repeats the history before it.
 def _count_slice(text: str) -> int:
-    return len(_load_encoding().encode_ordinary(text))
+    return len(load_encoding("o200k_base").encode_ordinary(text))
 
 
-@functools.lru_cache(maxsize=1)
-def _load_encoding() -> tiktoken.Encoding:
+@functools.lru_cache(maxsize=4)
+def load_encoding(name: str) -> tiktoken.Encoding:
+    """Loads a vocabulary that litellm ships: tiktoken would download it."""
     import tiktoken
 
-    with _shipped_vocabulary():
-        return tiktoken.get_encoding("o200k_base")
-
-
-@contextmanager
-def _shipped_vocabulary() -> Iterator[None]:
-    """Lets tiktoken read the vocabulary that litellm ships, without the network."""
     spec = importlib.util.find_spec("litellm")
     roots = (spec and spec.submodule_search_locations) or []
     folder = Path(*roots[:1], "litellm_core_utils", "tokenizers")
-    with _loading:
-        before = os.environ.get("TIKTOKEN_CACHE_DIR")
-        # The SHA-1 of the address that tiktoken downloads o200k_base from.
-        if (folder / "fb374d419588a4632f3f557e76b4b70aebbca790").is_file():
-            os.environ["TIKTOKEN_CACHE_DIR"] = str(folder)
-        try:
-            yield
-        finally:
-            os.environ.pop("TIKTOKEN_CACHE_DIR", None)
-            if before is not None:
-                os.environ["TIKTOKEN_CACHE_DIR"] = before
+    # The SHA-1 of the address that tiktoken downloads o200k_base from.
+    is_there = (folder / "fb374d419588a4632f3f557e76b4b70aebbca790").is_file()
+    shipped = {"TIKTOKEN_CACHE_DIR": str(folder)} if is_there else {}
+    with _loading, patch.dict(os.environ, shipped):
+        return tiktoken.get_encoding(name)
 
 
 def _to_json_text(value: Any) -> str:
