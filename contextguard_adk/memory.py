@@ -118,33 +118,34 @@ class Memory:
         return self.sessions[key]
 
     def begin_call(self, key: CallKey, call: CallInFlight) -> None:
-        """Remembers a model call; forgets those that have waited for over an hour.
+        """Remembers a model call, for an hour at most.
 
-        ADK reports no end of a run that failed or was cancelled: of the agent's other
-        calls in this session only the numbers are kept.
+        ADK reports no end of a run that failed or was cancelled: only the numbers are
+        kept of the agent's calls in this session that have waited for ten minutes.
         """
-        for other in self.calls:
-            if _same_agent(other, key):
-                self.calls[other].release()
         self.calls[key] = call
-        oldest_seconds = call.started_seconds - 3_600
-        while next(iter(self.calls.values())).started_seconds < oldest_seconds:
-            self.calls.popitem(last=False)
+        for other, waiting in list(self.calls.items()):
+            waited_seconds = call.started_seconds - waiting.started_seconds
+            if waited_seconds > 600 and _same_agent(other, key):
+                waiting.release()
+            if waited_seconds > 3_600:
+                self.calls.pop(other, None)
 
     def memo(self, invocation: InvocationContext, key: CallKey) -> Memo:
         """What was computed earlier in a run."""
         if key not in self._memos:
-            for other in [other for other in self._memos if _same_agent(other, key)]:
-                del self._memos[other]
+            for other in list(self._memos):
+                if _same_agent(other, key):
+                    self._memos.pop(other, None)
             events = invocation.session.events
             self._memos[key] = Memo(events, invocation.invocation_id)
         return self._memos[key]
 
     def end_run(self, invocation_id: str) -> list[tuple[CallKey, CallInFlight]]:
         """Forgets the model calls of a run, and returns them."""
-        for key in [key for key in self._memos if key[1] == invocation_id]:
-            del self._memos[key]
-        keys = [key for key in self.calls if key[1] == invocation_id]
+        for key in [key for key in list(self._memos) if key[1] == invocation_id]:
+            self._memos.pop(key, None)
+        keys = [key for key in list(self.calls) if key[1] == invocation_id]
         return [(key, self.calls.pop(key)) for key in keys]
 
 
@@ -157,13 +158,8 @@ def name_session(invocation: InvocationContext) -> str:
 def call_key(context: CallbackContext) -> CallKey:
     """Identifies the model call that a callback is about."""
     invocation = context.get_invocation_context()
-    scope = branch_scope(invocation)
-    return (
-        name_session(invocation),
-        context.invocation_id,
-        context.agent_name,
-        scope,
-    )
+    session, scope = name_session(invocation), branch_scope(invocation)
+    return session, context.invocation_id, context.agent_name, scope
 
 
 def _same_agent(key: CallKey, other: CallKey) -> bool:

@@ -184,8 +184,10 @@ def _contents_bytes(
         for part in content.parts or ():
             # Most parts are text, and calling for each would triple the time.
             text = part.text if part is not None else None
-            is_ascii = text and text.isascii()
-            size_bytes += len(text) if text and is_ascii else count_bytes(part)
+            if text:
+                size_bytes += len(text) if text.isascii() else text_bytes(text)
+            else:
+                size_bytes += count_bytes(part)
     return size_bytes
 
 

@@ -70,7 +70,6 @@ class Composer:
             text=_storable(draft.text),
             covered=self._view.cover(draft.covered),
             ledger=self._ledger(draft.covered),
-            todos=self._todos,
             scope=self._scope,
             invocation=self._view.invocation_id,
             request=fingerprint(request).hex() if request is not None else "",
@@ -82,9 +81,9 @@ class Composer:
             truncated_upto=self._view.name_place(upto) if draft.truncation else "",
             has_recall=self._has_recall,
         )
-        taken = len(stored.model_dump_json().encode()) + 200
-        room_tokens = max(0, MAX_RECORD_BYTES - taken) // 4
-        index = self._index(draft.covered, room_tokens)
+        room_tokens = _room_tokens(stored)
+        stored = stored.model_copy(update={"todos": self._todos(room_tokens)})
+        index = self._index(draft.covered, _room_tokens(stored))
         stored = stored.model_copy(update={"index": index})
         # Escapes may take several times what was counted.
         for field in ("index", "todos", "ledger"):
@@ -129,10 +128,9 @@ class Composer:
         factor = max(1.0, self._factor)
         return tuple(extend_ledger(known, new, int(self._summary_tokens * 4 / factor)))
 
-    @cached_property
-    def _todos(self) -> str:
+    def _todos(self, room_tokens: int) -> str:
         """The todo list as it stands now."""
-        budget = min(2_500, self._summary_tokens // 2)
+        budget = min(2_500, self._summary_tokens // 2, room_tokens)
         return _storable(self._todo_list.render(budget, self._count))
 
     def _index(self, covered: Collection[int], room_tokens: int) -> str:
@@ -169,3 +167,8 @@ class Composer:
 def _storable(text: str) -> str:
     """Replaces what databases refuse or cut at; the length stays the same."""
     return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+
+
+def _room_tokens(stored: StoredSummary) -> int:
+    taken = len(stored.model_dump_json().encode()) + 200
+    return max(0, MAX_RECORD_BYTES - taken) // 4

@@ -249,10 +249,11 @@ async def _summarize_within(
         room -= max(count(summary), task.budget_tokens)
         room = max(room, input_tokens // 4)
         parts = split_entries(task.entries, room, count)
-        if len(parts) > 3:
-            # Not all of the room: parts end between entries.
-            fitted = fit_entries(task.entries, int(0.8 * 3 * room), count)
-            parts = split_entries(fitted, room, count)[-3:]
+        for slack in (0.8, 0.6):  # Parts end between entries.
+            if len(parts) > 3:
+                fitted = fit_entries(task.entries, int(slack * 3 * room), count)
+                parts = split_entries(fitted, room, count)
+        parts = parts[-3:]
     for part in parts:
         transcript = "\n".join(entry.text for entry in part)
         prompt = summary_prompt(transcript, summary, live_request, task.todos)

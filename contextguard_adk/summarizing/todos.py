@@ -46,7 +46,7 @@ class TodosTool(BaseTool):
 
     def _get_declaration(self) -> types.FunctionDeclaration:
         schema = TodoItem.model_json_schema()
-        del schema["title"], schema["description"]
+        schema.pop("description", None)  # Not there under `python -OO`.
         todos = {"type": "array", "items": schema}
         parameters = {"type": "object", "properties": {"todos": todos}}
         return types.FunctionDeclaration(
@@ -120,7 +120,7 @@ class TodoList:
         if count(whole) <= budget_tokens:
             return whole
         done = [i for i, (status, _) in enumerate(self.items) if status == "completed"]
-        still_open = [i for i in range(len(lines)) if i not in done]
+        still_open = sorted({*range(len(lines))}.difference(done))
         lines = [line[:500] for line in lines]
         note = "- … and {} more tasks that are not shown"
         room = budget_tokens - count(f"{LIST_HEADING}\n{note}") - 1

@@ -167,7 +167,9 @@ def list_calls(session: Session, agent: str | None = None) -> Iterator[RecordedC
         said = (event.custom_metadata or {}).get(METADATA_KEY)
         is_guarded = isinstance(said, dict) and bool(said.get("recovered"))
         keys = ("__context_guard_summary_", "context_guard:summary:")
-        is_guarded |= any(state.get(f"{key}{event.author}") for key in keys)
+        owned = tuple(f"{key}{event.author}@" for key in keys)
+        stored = (key for key, value in state.items() if value is not None)
+        is_guarded |= any(f"{key}@".startswith(owned) for key in stored)
         yield RecordedCall(index, event, prompt_tokens, is_guarded)
 
 

@@ -26,6 +26,7 @@ from rich.console import Console
 
 from contextguard_adk import telemetry
 from contextguard_adk.config import CONFIG_VARIABLE, PluginSettings, load_settings
+from contextguard_adk.measuring.tokens import estimate_config_tokens
 from contextguard_adk.plugin import ContextGuardPlugin
 from contextguard_adk.providers.windows import resolve_context_window
 from contextguard_adk.strategies import Strategy
@@ -117,6 +118,7 @@ class _RecordedModel(BaseLlm):
     summarizer: SimulatedLlm
     contents: list[types.Content] = Field(default_factory=list)
     request_tokens: int = 0
+    config_tokens: int = 0
 
     async def generate_content_async(
         self, llm_request: LlmRequest, stream: bool = False
@@ -128,6 +130,7 @@ class _RecordedModel(BaseLlm):
             return
         self.contents = llm_request.contents
         self.request_tokens = max(1, _count(llm_request))
+        self.config_tokens = estimate_config_tokens(llm_request.config)
         tokens = self.report(self.request_tokens)
         usage = types.GenerateContentResponseUsageMetadata(prompt_token_count=tokens)
         yield LlmResponse(content=types.ModelContent("."), usage_metadata=usage)
@@ -173,10 +176,10 @@ class _Side:
         try:
             async for _ in agent.run_async(invocation):
                 pass
-        except ValueError as error:  # Of a result without its call, for instance.
+        except Exception as error:  # A result without its call, for instance.
             text = f"ADK cannot build a request from the recording: {error}"
             raise CommandError(text) from error
-        if not llm.contents:
+        if not llm.request_tokens:
             raise CommandError("ADK makes no model call where one was recorded")
         return llm
 
@@ -230,8 +233,7 @@ class _Replay:
         if sample:
             side = _Side(self._recorded, self._settings.model)
             first = await side.play(sample[0], agent)
-            known_tokens = first.request_tokens - _count(first.contents)
-            text_chars = 4 * max(0, self.fixed_tokens[name] - known_tokens)
+            text_chars = 4 * max(0, self.fixed_tokens[name] - first.config_tokens)
             agent.instruction = ("instruction " * text_chars)[:text_chars]
 
     async def step(self, number: int, call: RecordedCall) -> ReplayedCall:
