@@ -324,17 +324,20 @@ async def test_a_second_run_does_not_end_the_first_ones_bookkeeping(
         return "At last."
 
     records: list[CallRecord] = []
-    llm = SimulatedLlm(script=reply, token_ratio=1.0, summary_replies=["A summary."])
+    llm = SimulatedLlm(script=reply, token_ratio=1.0, summary_replies=["Short."] * 2)
     chat = guarded_chat(llm, guard={"on_call": records.append})
-    await seed(chat, user("The task."), original(2_400), state=EXACT)
+    await seed(chat, user("The task."), original(1_000), state=NOW)
+    await chat.say("Quick.")
+    await seed(chat, user("More."), original(2_400), state=EXACT)
     first = asyncio.create_task(chat.say("Take your time."))
     await asyncio.wait_for(entered.wait(), 5)
     assert answer_text(await chat.say("Quick.")) == "Fine."
     release.set()
     assert answer_text(await first) == ("Fine." if is_rejected else "At last.")
     assert "answered nothing" not in caplog.text
-    assert [record.is_recovered for record in records] == [False, is_rejected]
-    assert llm.summaries == is_rejected
+    assert [record.is_recovered for record in records] == [False, False, is_rejected]
+    assert llm.summaries == 1 + is_rejected
+    assert llm.requests[-1].text.count(SUMMARY_BEGINS) == 1
 
 
 async def test_history_of_a_single_turn_is_used_in_it_alone() -> None:

@@ -12,6 +12,7 @@ from google.genai import types
 from contextguard_adk import (
     Compaction,
     CompactionContext,
+    CompactionRecord,
     MessageWindow,
     Pipeline,
     Reducer,
@@ -30,10 +31,13 @@ from tests.builders import (
     ToolUse,
     Turn,
     call,
+    model,
     play,
     response,
     user,
 )
+from tests.chats import seed
+from tests.guarded import guarded_chat
 from tests.scenarios import (
     LARGEST_BPE_WINDOW_TOKENS,
     SCENARIOS,
@@ -286,6 +290,18 @@ async def test_a_conversation_stays_inside_the_window(
     check_pauses(cell, played.calls, window_tokens)
     if total_tokens(conversation) > window_tokens:
         assert any(call.is_compacted for call in played.calls), cell
+
+
+async def test_a_task_that_stays_does_not_undo_a_summary_of_a_long_history() -> None:
+    """What is covered behind it, over 512 contents, is not summarized once more."""
+    done: list[CompactionRecord] = []
+    guard = {"on_compaction": done.append}
+    chat = guarded_chat(large_llm(), Pipeline(context_window=32_000), guard=guard)
+    talk = [user("word " * 80), model("word " * 80)] * 450
+    await seed(chat, user("The first task."), *talk)
+    for _ in range(3):
+        await chat.say("Go on.")
+    assert [record.contents_before for record in done] == [902]
 
 
 async def test_equal_results_do_not_move_what_was_decided() -> None:

@@ -267,6 +267,23 @@ async def test_agents_are_replayed_each_for_itself() -> None:
     assert (last.real_tokens, last.sent_tokens) == (500, 500)
 
 
+@pytest.mark.parametrize("key", ["summary_scout@4f", "summary_scout"])
+async def test_any_summary_of_the_agent_shows_that_it_was_guarded(key: str) -> None:
+    """Also of a branch, and an empty one: messages were only dropped."""
+    session = two_agents()
+    session.events[0].actions.state_delta[f"__context_guard_{key}"] = ""
+    calls = (await replay_session(session, ReplaySettings())).calls
+    assert [call.real_tokens for call in calls] == [None, None, 500]
+
+
+async def test_an_agent_that_sees_no_message_is_replayed() -> None:
+    """Its requests have an instruction alone."""
+    session = two_agents()
+    del session.events[:4]
+    calls = (await replay_session(session, ReplaySettings(agent="scout"))).calls
+    assert [(call.contents, call.real_tokens) for call in calls] == [(0, 320)]
+
+
 async def test_no_model_is_asked(
     recorded: tuple[Session, SimulatedLlm], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import random
 import re
 from typing import Any, ClassVar
 
@@ -233,6 +235,16 @@ async def test_long_transcripts_take_up_to_three_calls(
     if size_tokens <= 14_000:
         facts = [int(number) for number in re.findall(r"fact (\d+) ", read)]
         assert facts == list(range(20))
+
+
+async def test_a_dense_beginning_does_not_push_out_the_first_task() -> None:
+    """Parts may count for more than the whole did; then all of it is shortened."""
+    summarizer = writing("PART 1", "PART 2", "PART 3", token_ratio=1.0)
+    talk = Talk(summarizer, summarizer_context_window=8_000)
+    dense = base64.b64encode(random.Random(1).randbytes(7_200)).decode()
+    contents = user("The first task."), model(dense + words(20_000)), user("More.")
+    await talk.compact(*contents)
+    assert "The first task." in read_by(summarizer)
 
 
 @pytest.mark.parametrize(

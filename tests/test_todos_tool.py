@@ -13,7 +13,9 @@ from contextguard_adk import ContextGuardPlugin, Threshold, TodosTool
 from contextguard_adk.summarizing.todos import LIST_HEADING, TodoList
 from contextguard_adk.testing import Reply, SimulatedLlm
 from contextguard_adk.testing import call as tool_call
-from tests.builders import Chat, answer_text
+from tests.builders import Chat, answer_text, user
+from tests.chats import EXACT, seed
+from tests.guarded import NOW, guarded_chat
 
 KEY = "__context_guard_todos_agent"
 TODOS = [
@@ -135,6 +137,18 @@ async def test_the_list_stands_in_the_request_after_a_compaction() -> None:
     )
     assert listed in llm.requests[-1].text
     assert listed in next(r.text for r in llm.requests if r.is_summary)
+
+
+async def test_a_list_beside_a_long_session_is_cut_and_not_left_out() -> None:
+    """Covered contents and the user's words take their part of the record first."""
+    settings: dict[str, Any] = {"context_window": 200_000, "token_ratio": 1.0}
+    llm = SimulatedLlm(summary_replies=["Short."], **settings)
+    todos = [{"content": f"{n} {'task ' * 12}"} for n in range(150)]
+    chat = guarded_chat(llm, Threshold(context_window=200_000))
+    talk = [user(f"{n} {'word ' * 80}") for n in range(560)]
+    await seed(chat, *talk, state={"todos": todos, **EXACT, **NOW})
+    await chat.say("Go on.")
+    assert llm.requests[-1].text.count("- [pending]") > 40
 
 
 def test_a_long_list_drops_completed_tasks_first() -> None:
