@@ -23,7 +23,7 @@ class CompactionRecord:
         reason: `tokens`, `turns` (contents), `requested` or `overflow`.
         tokens_before: The estimate before, in real tokens; `tokens_after` likewise.
         summary_tokens: What the summary takes, by bytes / 4.
-        attempts: How many summaries were asked for.
+        attempts: How many summaries it took, mechanical ones included.
         is_mechanical: Whether a part of the summary was written without a model.
     """
 

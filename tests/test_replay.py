@@ -287,7 +287,7 @@ async def test_an_agent_that_sees_no_message_is_replayed() -> None:
 async def test_no_model_is_asked(
     recorded: tuple[Session, SimulatedLlm], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A summariser that the settings name is played offline like any other."""
+    """A summarizer that the settings name is played offline like any other."""
 
     def refuse(name: str) -> None:
         raise AssertionError(name)

@@ -199,8 +199,8 @@ class ToolOutputTruncation(Reducer):
 class SummaryCompaction(Reducer):
     """Summarizes all but the newest messages when pressure is very high.
 
-    It is paid for only when the result is expected to leave room for more, half-way
-    between target and threshold; else fewer of the newest messages stay.
+    It is paid for only when what stays beside the summary is expected to be at most the
+    target; where nothing else makes the request fit, fewer of the newest messages stay.
 
     Attributes:
         trigger_threshold: Of the context window; below it nothing is summarized.

@@ -55,7 +55,7 @@ class Compaction:
         covered: Indexes of the contents that it stands for.
         contents: The request's contents with it.
         tokens: The estimate of that request.
-        attempts: How many times a summarizer was asked.
+        attempts: How many summaries it took, mechanical ones included.
         reason: Why, where that is not what `CompactionContext.reason` says.
     """
 

@@ -17,7 +17,7 @@ _COMMANDS = {
         "do the same work without and with the guard, and compare",
         "An agent works through a source tree, first without the guard, then with it; "
         "by default offline, with a simulated model.",
-        "Exit code: 0 if no request of the guarded run was refused, 1 otherwise, 2 for "
+        "Exit code: 0 if the guarded run saw no refusal or failure, 1 otherwise, 2 for "
         "wrong arguments, 130 after Ctrl-C.",
     ),
     "check": (
@@ -40,14 +40,14 @@ _HELP = {
     "demo --steps": "model calls of each run (default: %(default)s)",
     "demo --strategy": "how the guard compacts (default: %(default)s)",
     "demo --model": "a real model, such as gemini-2.5-flash; both runs are billed",
-    "check config": "a .toml, .yaml or .yml file (default: $CONTEXTGUARD_CONFIG)",
+    "check config": "a settings file (default: $CONTEXTGUARD_CONFIG, else none)",
     "check --model": "models as agents name them, such as openai/gpt-4o",
     "check --json": "print JSON",
     "replay source": "a JSON export, adk web's SQLite file, or a database's URL",
     "replay --app": "of a database's session",
     "replay --user": "of a database's session",
     "replay --session": "of a database's session",
-    "replay --config": "settings to try (default: $CONTEXTGUARD_CONFIG)",
+    "replay --config": "settings to try (default: $CONTEXTGUARD_CONFIG, else none)",
     "replay --agent": "only this agent's calls",
     "replay --model": "the model whose window counts (default: the recorded one)",
     "replay --window": "the window, whatever model and settings say",
@@ -152,7 +152,7 @@ def _build_parser() -> _Parser:
 
 
 def _parse_folder(text: str) -> Path:
-    if not Path(text).is_dir():
+    if not os.path.isdir(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a folder")
     return Path(text)
 
