@@ -159,7 +159,7 @@ def _digest_older(fingerprints: Sequence[bytes]) -> bytes:
 
 
 def encode_covered(covered: Covered) -> str:
-    """Writes a covered set as one base64 string, about 4 KB at most."""
+    """Writes a covered set as one base64 string, about 5.5 KB at most."""
     gaps = covered.gaps
     head = (_VERSION, covered.older_count, len(gaps), covered.older_digest)
     raw = _HEAD.pack(*head) + struct.pack(f"<{len(gaps)}I", *gaps)
