@@ -22,6 +22,8 @@ from google.adk.models.llm_response import LlmResponse
 from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.plugins.plugin_manager import PluginManager
 from google.adk.sessions import InMemorySessionService
+from google.adk.tools.agent_tool import AgentTool
+from google.adk.tools.base_tool import BaseTool
 from google.adk.workflow import START, Workflow
 from pydantic import BaseModel
 
@@ -283,16 +285,15 @@ def looking_llm() -> SimulatedLlm:
     return SimulatedLlm(context_window=1_000_000, script=[look, look, "Found."])
 
 
-def looking_agent(llm: BaseLlm, **settings: Any) -> LlmAgent:
-    """An agent whose tool returns more than fits."""
-    tool = queued_tool("look", [words(3_500)])
-    return LlmAgent(name="agent", model=llm, tools=[tool], **settings)
+def looking_agent(llm: BaseLlm, *tools: BaseTool, **settings: Any) -> LlmAgent:
+    """An agent whose tool returns more than fits; it has further tools."""
+    look = queued_tool("look", [words(3_500)])
+    return LlmAgent(name="agent", model=llm, tools=[look, *tools], **settings)
 
 
-def with_sibling(llm: BaseLlm) -> Any:
-    """An agent beside the guarded one declares the keys."""
-    other = LlmAgent(name="other", model=SimulatedLlm(), state_schema=Declared)
-    return SequentialAgent(name="root", sub_agents=[looking_agent(llm), other])
+def other_agent() -> LlmAgent:
+    """An agent beside the guarded one that declares the keys."""
+    return LlmAgent(name="other", model=SimulatedLlm(), state_schema=Declared)
 
 
 ROOTS: dict[str, Callable[[BaseLlm], Any]] = {
@@ -300,7 +301,10 @@ ROOTS: dict[str, Callable[[BaseLlm], Any]] = {
     "a workflow": lambda llm: Workflow(
         name="root", edges=[(START, looking_agent(llm))], state_schema=Declared
     ),
-    "a sibling": with_sibling,
+    "a sibling": lambda llm: SequentialAgent(
+        name="root", sub_agents=[looking_agent(llm), other_agent()]
+    ),
+    "a tool's agent": lambda llm: looking_agent(llm, AgentTool(other_agent())),
 }
 
 
@@ -353,6 +357,8 @@ class BrokenAgent(BaseAgent):
 
 
 async def test_unusual_agents_are_no_obstacle() -> None:
-    """Looking for schemas does not fail on an agent of the user's own making."""
-    chat = Chat(BrokenAgent(name="odd"), [ContextGuardPlugin()])
+    """If no schema can be looked for, keys get the form that passes with one too."""
+    guard = ContextGuardPlugin()
+    chat = Chat(BrokenAgent(name="odd"), [guard])
     assert answer_text(await chat.say("Hello.")) == "Odd."
+    assert guard.has_namespaced_keys
