@@ -13,6 +13,7 @@ import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -45,7 +46,7 @@ from tests.builders import (
     queued_tool,
     user,
 )
-from tests.chats import SUMMARY
+from tests.chats import REAL, SUMMARY
 from tests.guarded import guarded_chat
 
 WINDOW_TOKENS = 8_000
@@ -90,6 +91,12 @@ class Session:
             assert answer_text(events) == f"Answer {self.turns}."
             self.turns += 1
         assert (self.llm.rejections, self.llm.violations) == (0, 0)
+
+    def restarted(self) -> Chat:
+        """The same chat in another process."""
+        plugin = ContextGuardPlugin(default=STRATEGIES[0])
+        agent, sessions = self.chat.app.root_agent, self.chat.sessions
+        return Chat(agent, [plugin], session_service=sessions)
 
     async def summary(self) -> str:
         """The stored summary."""
@@ -163,9 +170,7 @@ async def test_broken_state_costs_no_turn(
         break_state(patch, **broken)
         await session.work()
     await session.work(1)
-    plugin = ContextGuardPlugin(default=STRATEGIES[0])
-    agent, sessions = session.chat.app.root_agent, session.chat.sessions
-    session.chat = Chat(agent, [plugin], session_service=sessions)
+    session.chat = session.restarted()
     await session.work(1)
     assert await session.summary()
     assert SUMMARY_BEGIN in session.llm.requests[-1].text
@@ -211,18 +216,24 @@ async def test_summarizer_that_gives_nothing_usable_is_replaced(
     assert (await session.summary()).startswith("user: Question 0?")
 
 
-async def test_paid_summary_outlives_the_answer_it_was_made_for() -> None:
-    """If a model call fails, so that its state is lost, the next one has it."""
+@pytest.mark.parametrize("is_late", [False, True], ids=["alone", "another process"])
+async def test_paid_summary_outlives_the_answer_it_was_made_for(is_late: bool) -> None:
+    """If a model call fails, so that its state is lost, the next one has it, unless
+    another process has stored a newer one by then."""
     search, lost = call_part("search"), ConnectionError("connection reset")
     session = open_session(script=[search, search, "Answer 0.", lost, "I am here."])
+    numbers = itertools.count(1)
+    session.llm.summary_replies = lambda _: f"Summary {next(numbers)}."
     await session.work(1)
     with suppress(ConnectionError):
         await session.chat.say(FINDING)
-    paid_count = session.llm.summaries
-    assert paid_count
+    assert session.llm.summaries
     assert not await session.summary()
+    if is_late:
+        await session.restarted().say("Is anybody there?")
+    paid_count = session.llm.summaries
     await session.chat.say("Are you there?")
-    assert await session.summary()
+    assert (await session.summary()).startswith(f"Summary {paid_count}.")
     assert session.llm.summaries == paid_count
     assert SUMMARY_BEGIN in session.llm.requests[-1].text
 
@@ -350,16 +361,31 @@ class BrokenStrategy(Strategy):
     """A user's own strategy, with a mistake in it."""
 
     async def compact(self, context: CompactionContext) -> Compaction | None:
-        """Fails on every call, whether a compaction is due or not."""
+        """Fails on all but the first call, whether a compaction is due or not."""
+        if context.tokens < 500:
+            return None
         raise KeyError("a mistake")
 
 
-async def test_broken_strategy_costs_no_turn(caplog: pytest.LogCaptureFixture) -> None:
-    """If a strategy raises, the history is cut mechanically and that is logged."""
-    session = open_session(BrokenStrategy(context_window=WINDOW_TOKENS))
+REGISTRY = SimpleNamespace(context_window=lambda model: WINDOW_TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("settings", "guard"),
+    [({"context_window": WINDOW_TOKENS}, {}), ({}, {"registry": REGISTRY})],
+    ids=["configured window", "window of the registry"],
+)
+async def test_broken_strategy_costs_no_turn(
+    caplog: pytest.LogCaptureFixture, settings: Any, guard: dict[str, Any]
+) -> None:
+    """If a strategy raises, the history is cut mechanically and that is logged; what
+    the provider counts then is not taken for the count of an earlier request."""
+    session = open_session(BrokenStrategy(**settings), guard=guard)
     await session.work()
+    state = await session.chat.state()
+    assert state[REAL] == session.llm.requests[0].prompt_tokens
     failures = [r for r in caplog.records if "The guard failed" in r.getMessage()]
-    assert [r.levelno for r in failures] == [logging.ERROR] * 6
+    assert [r.levelno for r in failures] == [logging.ERROR] * 5
     assert "'agent'" in failures[0].getMessage()
     assert "KeyError" in failures[0].getMessage()
     assert "mistake" not in caplog.text
@@ -367,13 +393,23 @@ async def test_broken_strategy_costs_no_turn(caplog: pytest.LogCaptureFixture) -
     assert "Question 1?" in session.llm.requests[-1].text
 
 
+@pytest.mark.parametrize(
+    ("before", "reads", "observe"),
+    [([object()], "", False), ([], ".", True)],
+    ids=["odd content", "observing"],
+)
 async def test_where_nothing_helps_the_request_goes_out_as_it_came(
     caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    before: list[object],
+    reads: str,
+    observe: bool,
 ) -> None:
     """Whatever fails in a callback is logged, and the turn goes on."""
-    llm = SimulatedLlm()
-    guard = ContextGuardPlugin(default=Threshold(context_window=1_000))
-    chat = Chat(guarded_agent(llm), [Intruder(object()), guard, Repair("repair")])
+    llm, strategy = SimulatedLlm(), Threshold(context_window=1_000)
+    guard = ContextGuardPlugin(default=strategy, observe=observe)
+    chat = Chat(guarded_agent(llm), [Intruder(*before), guard, Repair("repair")])
+    break_state(monkeypatch, reads)
     assert answer_text(await chat.say(FINDING))
     assert llm.requests[0].contents == [user(FINDING)]
     assert "The guard failed" in caplog.text

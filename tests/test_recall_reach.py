@@ -21,7 +21,7 @@ from google.genai import types
 from contextguard_adk import ContextGuardPlugin, Threshold
 from contextguard_adk.testing import Reply, SimulatedLlm
 from contextguard_adk.testing import call as tool_call
-from tests.builders import Chat, call, queued_tool, response
+from tests.builders import Chat, call, event, model, queued_tool, response
 from tests.chats import agent_requests
 
 WINDOW = 4_000
@@ -111,17 +111,31 @@ async def test_another_branch_is_out_of_reach() -> None:
     assert SECRET not in right.requests[-1].text
 
 
-CREDENTIALS = [
-    call("adk_request_credential", "c1", secret=SECRET),
-    response("adk_request_credential", {"token": SECRET}, "c1"),
-]
+NEWEST = RunConfig(get_session_config=GetSessionConfig(num_recent_events=12))
+TASK = pytest.param(
+    "a task",
+    marks=pytest.mark.skipif("mode" not in LlmAgent.model_fields, reason="no tasks"),
+)
+INTERNAL = ("adk_request_credential", "adk_request_confirmation", "adk_framework")
 
 
-async def test_credentials_are_out_of_reach() -> None:
-    """What a user has entrusted to ADK cannot be recalled."""
-    llm, chat = searching(SECRET)
+@pytest.mark.parametrize("run_config", [None, NEWEST], ids=["all", "newest events"])
+@pytest.mark.parametrize("name", [*INTERNAL, TASK])
+async def test_what_adk_does_not_show_is_out_of_reach(
+    name: str, run_config: RunConfig | None
+) -> None:
+    """Neither credentials and confirmations nor another task can be recalled."""
+    contents = [call(name, "1", secret=SECRET), response(name, {"token": SECRET}, "1")]
+    if name == "a task":
+        over = response("finish_task", {"result": "Task completed."})
+        contents = [model(SECRET), over]
+    hidden = [event(content) for content in contents]
+    llm, chat = searching(SECRET, run_config=run_config)
     await chat.say("Hello.")
-    await chat.tell(CREDENTIALS)
+    for each in hidden:
+        if name == "a task":
+            each.isolation_scope = name
+        await chat.sessions.append_event(await chat.session(), each)
     await fill(chat)
     await chat.say("Search it.")
     assert "Nothing matches" in pages(llm)[0]
@@ -149,8 +163,7 @@ async def test_what_was_rewound_is_out_of_reach() -> None:
 
 async def test_events_that_a_run_does_not_load_are_in_reach() -> None:
     """With `get_session_config` ADK sends the newest events only."""
-    config = RunConfig(get_session_config=GetSessionConfig(num_recent_events=12))
-    llm, chat = searching(f"code {SECRET}", run_config=config)
+    llm, chat = searching(f"code {SECRET}", run_config=NEWEST)
     await chat.say(f"Mind the code {SECRET}.")
     await fill(chat, 14)
     assert SECRET not in str(llm.requests[-1].contents[2:])

@@ -48,6 +48,7 @@ class Recorded:
         strategy: Strategy | None = None,
         *,
         finding: str = FINDING,
+        observe: bool = False,
         **settings: Any,
     ) -> None:
         self.llm = llm or SimulatedLlm(context_window=WINDOW, script=searching())
@@ -56,6 +57,7 @@ class Recorded:
         self.pressures: list[PressureRecord] = []
         plugin = ContextGuardPlugin(
             default=strategy or Threshold(context_window=WINDOW),
+            observe=observe,
             on_call=self.calls.append,
             on_compaction=self.compactions.append,
             on_pressure=self.pressures.append,
@@ -297,24 +299,26 @@ class Idle(Strategy):
         return await context.summarize(context.older_than(0))
 
 
+class LateIdle(Idle):
+    """Compacts when the window is all but full."""
+
+    at: float = 0.95
+
+
 @pytest.mark.parametrize(
-    ("strategy", "sizes", "warnings"),
+    ("strategy", "observe", "sizes", "warnings"),
     [
-        pytest.param(
-            Idle(context_window=128_000), [50_000, 50_000, 20_000, 100], 1, id="stays"
-        ),
+        pytest.param(Idle, False, [50_000, 50_000, 20_000, 100], 1, id="stays"),
         # 84 %, compacted at 98 %, and 86 % again.
-        pytest.param(
-            Idle(context_window=128_000, at=0.95), [18_000] * 12, 2, id="falls, rises"
-        ),
-        # On the way up compaction has not had its turn.
-        pytest.param(
-            Threshold(context_window=128_000), [20_000, 74_000], 0, id="way up"
-        ),
+        pytest.param(LateIdle, False, [18_000] * 12, 2, id="falls, rises"),
+        # On the way up compaction has not had its turn; it never has, observing.
+        pytest.param(Threshold, False, [20_000, 74_000], 0, id="way up"),
+        pytest.param(Threshold, True, [20_000, 74_000], 1, id="way up, observing"),
     ],
 )
 async def test_a_warning_for_each_crossing(
-    strategy: Strategy,
+    strategy: type[Strategy],
+    observe: bool,
     sizes: Sequence[int],
     warnings: int,
     caplog: pytest.LogCaptureFixture,
@@ -324,7 +328,7 @@ async def test_a_warning_for_each_crossing(
     llm = SimulatedLlm(
         context_window=128_000, token_ratio=1.0, summary_replies=["Short."] * 9
     )
-    recorded = Recorded(llm, strategy)
+    recorded = Recorded(llm, strategy(context_window=128_000), observe=observe)
     await recorded.work(1, "Hello.")
     for number, size in enumerate(sizes):
         await recorded.work(1, words(size, str(number)))
