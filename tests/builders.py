@@ -260,6 +260,44 @@ def script_conversation(talk: Conversation) -> tuple[list[Reply], list[ScriptedT
     return replies, list(tools.values())
 
 
+class Registry:
+    """Knows one window."""
+
+    def __init__(self, window_tokens: int | None) -> None:
+        self.window_tokens = window_tokens
+
+    def context_window(self, model: str) -> int | None:
+        """Returns the window."""
+        return self.window_tokens
+
+
+class Changing(BasePlugin):
+    """Has a function change every request, before the guard or behind it."""
+
+    def __init__(self, change: Callable[[LlmRequest], None]) -> None:
+        super().__init__(name=f"changing_{id(self)}")
+        self._change = change
+
+    async def before_model_callback(
+        self, *, callback_context: CallbackContext, llm_request: LlmRequest
+    ) -> None:
+        """Changes it."""
+        self._change(llm_request)
+
+
+def begin_as_user(request: LlmRequest) -> None:
+    """Has the user begin: strict providers want it, ADK begins with its summary."""
+    first = request.contents[0]
+    request.contents[0] = first.model_copy(update={"role": "user"})
+
+
+def hide(text: str, request: LlmRequest) -> None:
+    """Replaces contents by others, as callbacks do that hide personal data."""
+    request.contents = [each.model_copy(deep=True) for each in request.contents]
+    for part in [part for each in request.contents for part in each.parts or ()]:
+        part.text = part.text and part.text.replace(text, "****")
+
+
 class RequestTap(BasePlugin):
     """Keeps every request's contents as they pass, the list itself and its items."""
 

@@ -13,11 +13,9 @@ import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from google.adk.agents.callback_context import CallbackContext
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
@@ -38,7 +36,9 @@ from contextguard_adk import (
 from contextguard_adk.testing import Reply, SimulatedLlm
 from tests.builders import (
     SUMMARY_BEGIN,
+    Changing,
     Chat,
+    Registry,
     answer_text,
     call_part,
     guarded_agent,
@@ -122,8 +122,17 @@ def open_session(
     llm = SimulatedLlm(token_ratio=1.3, **settings)
     agent = guarded_agent(llm, [queued_tool("search", results)])
     guarding = ContextGuardPlugin(default=strategy, **(guard or {}))
-    plugins = [Intruder(*before), guarding, Repair("repair")]
+    plugins = surround(guarding, before)
     return Session(llm, Chat(agent, plugins, is_streaming=is_streaming))
+
+
+def surround(guard: ContextGuardPlugin, before: Sequence[Any]) -> list[BasePlugin]:
+    """The guard, after odd contents are put into the request and before a repair."""
+
+    def intrude(request: LlmRequest) -> None:
+        request.contents[:0] = before
+
+    return [Changing(intrude), guard, Changing(repair)]
 
 
 # --- Session state ----------------------------------------------------------------
@@ -262,37 +271,18 @@ async def test_cancelled_turn_leaves_the_session_usable() -> None:
 # --- Contents, results, todos, messages, arguments --------------------------------
 
 
-class Intruder(BasePlugin):
-    """Puts odd contents before every request; registered before the guard."""
-
-    def __init__(self, *contents: Any) -> None:
-        super().__init__(name="intruder")
-        self._contents = contents
-
-    async def before_model_callback(
-        self, *, callback_context: CallbackContext, llm_request: LlmRequest
-    ) -> None:
-        """Changes the request that the guard will see."""
-        llm_request.contents[:0] = self._contents
-
-
-class Repair(BasePlugin):
-    """Removes what no provider takes; registered behind the guard."""
-
-    async def before_model_callback(
-        self, *, callback_context: CallbackContext, llm_request: LlmRequest
-    ) -> None:
-        """Changes the request that is sent."""
-        contents = []
-        for content in llm_request.contents:
-            parts = [
-                part
-                for part in getattr(content, "parts", None) or ()
-                if part and (part.text or part.function_call or part.function_response)
-            ]
-            role = "model" if getattr(content, "role", "") == "model" else "user"
-            contents += [types.Content(role=role, parts=parts)] if parts else []
-        llm_request.contents = contents
+def repair(request: LlmRequest) -> None:
+    """Removes what no provider takes, behind the guard."""
+    contents = []
+    for content in request.contents:
+        parts = [
+            part
+            for part in getattr(content, "parts", None) or ()
+            if part and (part.text or part.function_call or part.function_response)
+        ]
+        role = "model" if getattr(content, "role", "") == "model" else "user"
+        contents += [types.Content(role=role, parts=parts)] if parts else []
+    request.contents = contents
 
 
 def odd(*parts: types.Part | None, role: str = "user") -> types.Content:
@@ -367,12 +357,12 @@ class BrokenStrategy(Strategy):
         raise KeyError("a mistake")
 
 
-REGISTRY = SimpleNamespace(context_window=lambda model: WINDOW_TOKENS)
-
-
 @pytest.mark.parametrize(
     ("settings", "guard"),
-    [({"context_window": WINDOW_TOKENS}, {}), ({}, {"registry": REGISTRY})],
+    [
+        ({"context_window": WINDOW_TOKENS}, {}),
+        ({}, {"registry": Registry(WINDOW_TOKENS)}),
+    ],
     ids=["configured window", "window of the registry"],
 )
 async def test_broken_strategy_costs_no_turn(
@@ -393,23 +383,16 @@ async def test_broken_strategy_costs_no_turn(
     assert "Question 1?" in session.llm.requests[-1].text
 
 
-@pytest.mark.parametrize(
-    ("before", "reads", "observe"),
-    [([object()], "", False), ([], ".", True)],
-    ids=["odd content", "observing"],
-)
+@pytest.mark.parametrize("observe", [False, True], ids=["odd content", "observing"])
 async def test_where_nothing_helps_the_request_goes_out_as_it_came(
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-    before: list[object],
-    reads: str,
-    observe: bool,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, observe: bool
 ) -> None:
     """Whatever fails in a callback is logged, and the turn goes on."""
     llm, strategy = SimulatedLlm(), Threshold(context_window=1_000)
     guard = ContextGuardPlugin(default=strategy, observe=observe)
-    chat = Chat(guarded_agent(llm), [Intruder(*before), guard, Repair("repair")])
-    break_state(monkeypatch, reads)
+    before = [] if observe else [object()]
+    break_state(monkeypatch, reads="." if observe else "")
+    chat = Chat(guarded_agent(llm), surround(guard, before))
     assert answer_text(await chat.say(FINDING))
     assert llm.requests[0].contents == [user(FINDING)]
     assert "The guard failed" in caplog.text

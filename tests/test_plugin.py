@@ -35,7 +35,9 @@ from contextguard_adk import (
 from contextguard_adk.testing import SimulatedLlm
 from contextguard_adk.testing import call as scripted_call
 from tests.builders import (
+    Changing,
     Chat,
+    Registry,
     answer_text,
     guarded_agent,
     model,
@@ -74,17 +76,6 @@ def test_wrong_settings_are_refused(wrong: dict[str, Any], message: str) -> None
 
 
 # --- Which agents are guarded -----------------------------------------------------
-
-
-class Registry:
-    """Knows one window."""
-
-    def __init__(self, window_tokens: int | None) -> None:
-        self.window_tokens = window_tokens
-
-    def context_window(self, model: str) -> int | None:
-        """Returns the window."""
-        return self.window_tokens
 
 
 def big_llm() -> SimulatedLlm:
@@ -168,21 +159,15 @@ async def test_observing_sets_a_stored_summary_aside() -> None:
 # --- Requests that are left alone -------------------------------------------------
 
 
-class Chained(BasePlugin):
-    """Makes requests continue a history that the provider holds."""
-
-    async def before_model_callback(
-        self, *, callback_context: CallbackContext, llm_request: LlmRequest
-    ) -> None:
-        """Names the previous interaction."""
-        llm_request.previous_interaction_id = "interaction-1"
-
-
 async def test_histories_that_the_provider_holds_are_left_alone() -> None:
     """The request goes out as it came; nothing is stored."""
+
+    def chain(request: LlmRequest) -> None:
+        request.previous_interaction_id = "interaction-1"
+
     llm = big_llm()
     guard = ContextGuardPlugin(default=SMALL)
-    chat = await open_chat(Chained(name="chained"), guard, llm=llm)
+    chat = await open_chat(Changing(chain), guard, llm=llm)
     await chat.say("Go on.")
     assert llm.requests[0].contents == [*HISTORY, user("Go on.")]
     assert await chat.state() == {}

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
 from google.adk.agents import LlmAgent, ParallelAgent
-from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.run_config import RunConfig
 from google.adk.apps.app import EventsCompactionConfig
 from google.adk.models.llm_request import LlmRequest
 from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.sessions import InMemorySessionService
 from google.adk.sessions.base_session_service import GetSessionConfig
-from google.genai import types
 
 from contextguard_adk import ContextGuardPlugin, Threshold
 from contextguard_adk.testing import Reply, SimulatedLlm
 from contextguard_adk.testing import call as tool_call
-from tests.builders import Chat, call, event, model, queued_tool, response
+from tests.builders import (
+    Changing,
+    Chat,
+    begin_as_user,
+    call,
+    event,
+    hide,
+    model,
+    queued_tool,
+    response,
+)
 from tests.chats import agent_requests
 
 WINDOW = 4_000
@@ -171,37 +179,10 @@ async def test_events_that_a_run_does_not_load_are_in_reach() -> None:
     assert "user message" in pages(llm)[-1]
 
 
-class Changing(BasePlugin):
-    """Changes the texts of each request, not the session."""
-
-    def __init__(self, change: Callable[[list[types.Content]], None]) -> None:
-        super().__init__(name="changing")
-        self.change = change
-
-    async def before_model_callback(
-        self, *, callback_context: CallbackContext, llm_request: LlmRequest
-    ) -> None:
-        """Changes copies."""
-        copies = [content.model_copy(deep=True) for content in llm_request.contents]
-        self.change(copies)
-        llm_request.contents = copies
-
-
-def hide(contents: list[types.Content]) -> None:
-    """Hides the secret from the model."""
-    for part in itertools.chain.from_iterable(c.parts or () for c in contents):
-        part.text = part.text and part.text.replace(SECRET, "****")
-
-
-def begin_as_user(contents: list[types.Content]) -> None:
-    """Gives ADK's own summary the role that a strict provider wants."""
-    contents[0].role = "user"
-
-
 async def test_what_a_plugin_masks_does_not_come_back() -> None:
     """Of what a run loads the tool reads what the request shows."""
     config = RunConfig(get_session_config=GetSessionConfig(num_recent_events=30))
-    mask = Changing(hide)
+    mask = Changing(partial(hide, SECRET))
     llm, chat = searching(f"code {SECRET}", before=[mask], run_config=config)
     await fill(chat, 10)
     await chat.say(f"Mind the code {SECRET}.")

@@ -284,6 +284,8 @@ async def test_a_failing_listener_ends_no_turn(
     assert SECRET not in "".join(own_lines(caplog))
 
 
+WIDE: Any = {"context_window": 128_000}
+
 # --- Pressure ---------------------------------------------------------------------
 
 
@@ -299,25 +301,19 @@ class Idle(Strategy):
         return await context.summarize(context.older_than(0))
 
 
-class LateIdle(Idle):
-    """Compacts when the window is all but full."""
-
-    at: float = 0.95
-
-
 @pytest.mark.parametrize(
     ("strategy", "observe", "sizes", "warnings"),
     [
-        pytest.param(Idle, False, [50_000, 50_000, 20_000, 100], 1, id="stays"),
+        pytest.param(Idle(**WIDE), False, [50_000, 50_000, 20_000, 100], 1, id="stays"),
         # 84 %, compacted at 98 %, and 86 % again.
-        pytest.param(LateIdle, False, [18_000] * 12, 2, id="falls, rises"),
+        pytest.param(Idle(at=0.95, **WIDE), False, [18_000] * 12, 2, id="falls, rises"),
         # On the way up compaction has not had its turn; it never has, observing.
-        pytest.param(Threshold, False, [20_000, 74_000], 0, id="way up"),
-        pytest.param(Threshold, True, [20_000, 74_000], 1, id="way up, observing"),
+        pytest.param(Threshold(**WIDE), False, [20_000, 74_000], 0, id="way up"),
+        pytest.param(Threshold(**WIDE), True, [20_000, 74_000], 1, id="observing"),
     ],
 )
 async def test_a_warning_for_each_crossing(
-    strategy: type[Strategy],
+    strategy: Strategy,
     observe: bool,
     sizes: Sequence[int],
     warnings: int,
@@ -328,7 +324,7 @@ async def test_a_warning_for_each_crossing(
     llm = SimulatedLlm(
         context_window=128_000, token_ratio=1.0, summary_replies=["Short."] * 9
     )
-    recorded = Recorded(llm, strategy(context_window=128_000), observe=observe)
+    recorded = Recorded(llm, strategy, observe=observe)
     await recorded.work(1, "Hello.")
     for number, size in enumerate(sizes):
         await recorded.work(1, words(size, str(number)))

@@ -9,14 +9,13 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
-from google.adk.agents.callback_context import CallbackContext
 from google.adk.models.cache_metadata import CacheMetadata
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
-from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.sessions import InMemorySessionService
 from google.genai import types
 from pydantic import Field
@@ -30,9 +29,11 @@ from contextguard_adk.testing import (
 )
 from tests.builders import (
     SUMMARY_BEGIN,
+    Changing,
     Chat,
     answer_text,
     call_part,
+    hide,
     queued_tool,
     user,
 )
@@ -339,20 +340,6 @@ async def test_calls_keep_the_signatures_of_their_thoughts() -> None:
     assert SUMMARY_BEGIN in agent_requests(llm)[3].text
 
 
-class Changing(BasePlugin):
-    """A plugin behind the guard that changes requests."""
-
-    def __init__(self, change: Callable[[LlmRequest], None]) -> None:
-        super().__init__(name="changing")
-        self.change = change
-
-    async def before_model_callback(
-        self, *, callback_context: CallbackContext, llm_request: LlmRequest
-    ) -> None:
-        """Changes the request."""
-        self.change(llm_request)
-
-
 CACHED = CacheMetadata(fingerprint="f", contents_count=1)
 
 
@@ -385,15 +372,10 @@ def append_reminder(request: LlmRequest) -> None:
     request.contents.append(user("Mind the gap."))
 
 
-def hide_names(request: LlmRequest) -> None:
-    """Replaces contents by others, as callbacks do that hide personal data."""
-    contents = [content.model_copy(deep=True) for content in request.contents]
-    for part in [part for content in contents for part in content.parts or ()]:
-        part.text = part.text and part.text.replace("Ada", "[name]")
-    request.contents = contents
+hide_name = partial(hide, "Ada")
 
 
-@pytest.mark.parametrize("change", [append_reminder, hide_names])
+@pytest.mark.parametrize("change", [append_reminder, hide_name])
 @both_ways
 async def test_resend_respects_what_later_callbacks_did(
     is_streaming: bool, change: Callable[[LlmRequest], None]
