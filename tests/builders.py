@@ -22,10 +22,12 @@ from google.genai import types
 from hypothesis import strategies as st
 
 from contextguard_adk import CompactionRecord, ContextGuardPlugin
+from contextguard_adk.history.pairs import content_text
 from contextguard_adk.strategies import Strategy
 from contextguard_adk.testing import RecordedRequest, Reply, SimulatedLlm
 
 SUMMARY_BEGIN = "[Previous conversation summary]"
+CONTINUATION_BEGIN = "[System: The conversation was compacted"
 SUMMARY_END = "[End of summary — conversation continues below]"
 
 
@@ -80,6 +82,12 @@ def event(content: types.Content, author: str = "") -> Event:
     """An event with this content; the author follows from its role."""
     author = author or ("user" if content.role == "user" else "agent")
     return Event(author=author, content=content)
+
+
+def head_length(contents: Sequence[types.Content]) -> int:
+    """How many of these contents are summary and continuation."""
+    starts = zip(contents, (SUMMARY_BEGIN, CONTINUATION_BEGIN), strict=False)
+    return sum(content_text(content).startswith(start) for content, start in starts)
 
 
 class Chat:
@@ -174,6 +182,11 @@ def guarded_agent(
     """An agent of the name `agent`."""
     settings.setdefault("instruction", "You help.")
     return LlmAgent(name="agent", model=llm, tools=list(tools), **settings)
+
+
+def count_tokens(text: str) -> int:
+    """One token for four characters."""
+    return len(text) // 4
 
 
 @dataclass(frozen=True)

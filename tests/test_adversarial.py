@@ -38,7 +38,7 @@ from tests.builders import (
     guarded_agent,
     queued_tool,
 )
-from tests.talks import agent_requests
+from tests.chats import agent_requests
 
 WINDOW_TOKENS = 6_000
 TURNS = 4

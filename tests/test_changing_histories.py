@@ -35,12 +35,12 @@ from tests.builders import (
     responses,
     user,
 )
+from tests.chats import agent_requests
 from tests.talks import (
     MARKER,
     WINDOW,
     Talk,
     acting,
-    agent_requests,
     agent_requests_since,
     every_strategy,
     looking_tool,

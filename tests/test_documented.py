@@ -211,9 +211,7 @@ async def test_partials_and_missing_usage_leave_the_count_alone(
 
 
 async def compact(
-    llm: SimulatedLlm,
-    message: str = "Go on",
-    state: dict[str, Any] | None = None,
+    llm: SimulatedLlm, message: str = "Go on", state: dict[str, Any] | None = None
 ) -> Chat:
     """Has a conversation with tool calls compacted, and returns the chat."""
     chat = documented_chat(llm, 4_000)

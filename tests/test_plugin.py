@@ -7,11 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 import pytest
-from google.adk.agents import (
-    BaseAgent,
-    LlmAgent,
-    SequentialAgent,
-)
+from google.adk.agents import BaseAgent, LlmAgent, SequentialAgent
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.invocation_context import InvocationContext
 from google.adk.agents.live_request_queue import LiveRequestQueue
@@ -27,11 +23,7 @@ from google.adk.tools.base_tool import BaseTool
 from google.adk.workflow import START, Workflow
 from pydantic import BaseModel
 
-from contextguard_adk import (
-    ContextGuardPlugin,
-    SlidingWindow,
-    Threshold,
-)
+from contextguard_adk import ContextGuardPlugin, SlidingWindow, Threshold
 from contextguard_adk.testing import SimulatedLlm
 from contextguard_adk.testing import call as scripted_call
 from tests.builders import (
@@ -46,12 +38,7 @@ from tests.builders import (
 )
 from tests.chats import SUMMARY, seed, text_of, words
 from tests.guarded import NOW, SMALL, SUMMARY_BEGINS, is_compacted
-
-# ADK wants workflows in their place, but supports them.
-workflow_agents = pytest.mark.filterwarnings(
-    r"ignore:\w+Agent is deprecated .*Workflow:DeprecationWarning"
-)
-
+from tests.talks import workflow_agents
 
 # --- Settings ---------------------------------------------------------------------
 

@@ -22,7 +22,16 @@ from contextguard_adk.recall.tool import RecallHistoryTool, find_matches
 from contextguard_adk.summarizing.items import Item, list_items
 from contextguard_adk.testing import Reply, SimulatedLlm
 from contextguard_adk.testing import call as tool_call
-from tests.builders import Chat, answer_text, call, model, queued_tool, response, user
+from tests.builders import (
+    Chat,
+    answer_text,
+    call,
+    count_tokens,
+    model,
+    queued_tool,
+    response,
+    user,
+)
 from tests.chats import agent_requests, guarded_chat
 
 SECRET = "the deploy key of api-7 is key-551-gamma"
@@ -32,11 +41,6 @@ def rows(number: int, count: int = 120, secret: str = "") -> str:
     """A tool result with nothing special in it but one line, two thirds down."""
     lines = [f"row {number}-{i} host-{i * 7 % 97} ok" for i in range(count)]
     return "\n".join([*lines[: count * 2 // 3], secret, *lines[count * 2 // 3 :]])
-
-
-def count_tokens(text: str) -> int:
-    """One token for four characters."""
-    return len(text) // 4
 
 
 class Source:

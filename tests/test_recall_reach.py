@@ -31,11 +31,9 @@ from tests.builders import (
     response,
 )
 from tests.chats import agent_requests
+from tests.talks import workflow_agents
 
 WINDOW = 4_000
-workflow_agents = pytest.mark.filterwarnings(
-    r"ignore:(Parallel|Sequential)Agent is deprecated:DeprecationWarning"
-)
 SECRET = "zq-77-hidden"
 
 

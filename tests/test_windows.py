@@ -296,11 +296,7 @@ def test_budgets_of_a_window(
 
 @pytest.mark.parametrize(
     ("window", "reserved", "buffer"),
-    [
-        (200_000, 8_192, 20_000),
-        (200_000, 64_000, 64_000),
-        (200_000, 150_000, 100_000),
-    ],
+    [(200_000, 8_192, 20_000), (200_000, 64_000, 64_000), (200_000, 150_000, 100_000)],
 )
 def test_reserved_output_widens_the_buffer(
     window: int, reserved: int, buffer: int
