@@ -63,8 +63,8 @@ HOSTILE = {
     "instruction": "{max_words} {request} %s %d {0} {} \\1 \\g<0>",
 }
 
+# What a record says of a summary, apart from words and names.
 NUMBERS = ("model_covered_count", "model_chars", "request_chars", "has_continuation")
-"""What a record says of a summary, apart from words and names."""
 
 STRATEGIES = (
     Threshold(context_window=WINDOW_TOKENS),

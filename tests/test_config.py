@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -294,3 +295,12 @@ def test_the_sample_is_loaded() -> None:
         "greeter": None,
     }
     assert settings == PluginSettings(default=said, agents=agents)
+
+
+def test_the_readme_names_the_defaults() -> None:
+    """Where its table has a value, it is what the setting is by default."""
+    text = (ROOT / "README.md").read_text("utf-8")
+    rows = re.findall(r'^\| `(\w+)`[^|]*\| `?("auto"|[\d,]+)`? \|', text, re.M)
+    defaults = {name: json.loads(value.replace(",", "")) for name, value in rows}
+    assert len(defaults) == 6
+    assert defaults.items() <= dict(SlidingWindow()).items()

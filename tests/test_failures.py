@@ -358,19 +358,15 @@ class BrokenStrategy(Strategy):
 
 
 @pytest.mark.parametrize(
-    ("settings", "guard"),
-    [
-        ({"context_window": WINDOW_TOKENS}, {}),
-        ({}, {"registry": Registry(WINDOW_TOKENS)}),
-    ],
-    ids=["configured window", "window of the registry"],
+    ("configured", "known"), [(WINDOW_TOKENS, None), (None, WINDOW_TOKENS)]
 )
 async def test_broken_strategy_costs_no_turn(
-    caplog: pytest.LogCaptureFixture, settings: Any, guard: dict[str, Any]
+    caplog: pytest.LogCaptureFixture, configured: int | None, known: int | None
 ) -> None:
     """If a strategy raises, the history is cut mechanically and that is logged; what
     the provider counts then is not taken for the count of an earlier request."""
-    session = open_session(BrokenStrategy(**settings), guard=guard)
+    broken = BrokenStrategy(context_window=configured)
+    session = open_session(broken, guard={"registry": Registry(known)})
     await session.work()
     state = await session.chat.state()
     assert state[REAL] == session.llm.requests[0].prompt_tokens

@@ -43,19 +43,15 @@ from tests.talks import workflow_agents
 # --- Settings ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        pytest.param(
-            {"agents": {"a": {"max_turns": 30}}}, "'a' must be a Strategy", id="a dict"
-        ),
-        pytest.param(
-            {"default": SlidingWindow}, "'default' must be a Strategy", id="a class"
-        ),
-        pytest.param({"agent": {}}, "agent", id="a misspelt setting"),
-        pytest.param({"state_keys": "flat"}, "'namespaced'.*flat", id="state keys"),
-    ],
-)
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "a dict": ({"agents": {"a": {"max_turns": 30}}}, "'a' must be a Strategy"),
+    "a class": ({"default": SlidingWindow}, "'default' must be a Strategy"),
+    "a misspelt setting": ({"agent": {}}, "agent"),
+    "state keys": ({"state_keys": "flat"}, "'namespaced'.*flat"),
+}
+
+
+@pytest.mark.parametrize(("wrong", "message"), WRONG.values(), ids=WRONG)
 def test_wrong_settings_are_refused(wrong: dict[str, Any], message: str) -> None:
     """The error names the setting and what was given."""
     with pytest.raises((TypeError, ValueError), match=message):
@@ -88,19 +84,17 @@ async def talk(*plugins: BasePlugin, **settings: Any) -> SimulatedLlm:
     return llm
 
 
-@pytest.mark.parametrize(
-    ("settings", "is_guarded"),
-    [
-        pytest.param({"registry": Registry(4_000)}, True, id="default"),
-        pytest.param({"registry": Registry(None)}, False, id="unknown model"),
-        pytest.param({"agents": {"agent": SMALL}, "default": None}, True, id="named"),
-        pytest.param({"agents": {"other": SMALL}, "default": None}, False, id="other"),
-        pytest.param({"agents": {"agent": None}, "default": SMALL}, False, id="exempt"),
-        pytest.param(
-            {"agents": {"agent": Threshold()}, "default": SMALL}, False, id="both"
-        ),
-    ],
-)
+GUARDED: dict[str, tuple[dict[str, Any], bool]] = {
+    "default": ({"registry": Registry(4_000)}, True),
+    "unknown model": ({"registry": Registry(None)}, False),
+    "named": ({"agents": {"agent": SMALL}, "default": None}, True),
+    "other": ({"agents": {"other": SMALL}, "default": None}, False),
+    "exempt": ({"agents": {"agent": None}, "default": SMALL}, False),
+    "both": ({"agents": {"agent": Threshold()}, "default": SMALL}, False),
+}
+
+
+@pytest.mark.parametrize(("settings", "is_guarded"), GUARDED.values(), ids=GUARDED)
 async def test_agents_and_default_decide_who_is_guarded(
     settings: dict[str, Any], is_guarded: bool
 ) -> None:
@@ -293,18 +287,15 @@ async def test_state_schemas_get_namespaced_keys(make_root: Any) -> None:
     assert llm.violations == 0
 
 
-@pytest.mark.parametrize(
-    ("state_keys", "key"),
-    [
-        ("auto", "__context_guard_summary_agent"),
-        ("namespaced", "context_guard:summary:agent"),
-    ],
-)
+FORMS = {"auto": SUMMARY, "namespaced": "context_guard:summary:agent"}
+
+
+@pytest.mark.parametrize(("state_keys", "key"), FORMS.items())
 async def test_state_keys_can_be_forced(state_keys: str, key: str) -> None:
     """Without a schema the setting decides the form of the keys."""
     llm = looking_llm()
     chat = await compact_with(looking_agent(llm), llm, state_keys=state_keys)
-    others = {"__context_guard_summary_agent", "context_guard:summary:agent"} - {key}
+    others = {*FORMS.values()} - {key}
     state = await chat.state()
     assert state[key]
     assert not others & state.keys()

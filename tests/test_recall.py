@@ -335,7 +335,7 @@ async def test_a_file_comes_back_as_a_part(
     data: bytes, run_config: RunConfig | None, is_shown: bool
 ) -> None:
     """Older files are named with a handle and may be shown again; too large ones not:
-    they would only push everything else out. Nor can those that a run does not load."""
+    they would only push everything else out; nor those that a run does not load."""
     llm, chat = open_chat(8_000, run_config=run_config)
     kind = "application/pdf" if data.startswith(b"%PDF") else "image/png"
     blob = types.Blob(data=data, mime_type=kind, display_name="plan")

@@ -118,23 +118,20 @@ async def test_another_branch_is_out_of_reach() -> None:
 
 
 NEWEST = RunConfig(get_session_config=GetSessionConfig(num_recent_events=12))
-TASK = pytest.param(
-    "a task",
-    marks=pytest.mark.skipif("mode" not in LlmAgent.model_fields, reason="no tasks"),
-)
 INTERNAL = ("adk_request_credential", "adk_request_confirmation", "adk_framework")
 
 
 @pytest.mark.parametrize("run_config", [None, NEWEST], ids=["all", "newest events"])
-@pytest.mark.parametrize("name", [*INTERNAL, TASK])
+@pytest.mark.parametrize("name", [*INTERNAL, "a task"])
 async def test_what_adk_does_not_show_is_out_of_reach(
     name: str, run_config: RunConfig | None
 ) -> None:
     """Neither credentials and confirmations nor another task can be recalled."""
+    if name == "a task" and "mode" not in LlmAgent.model_fields:
+        pytest.skip("this ADK has no tasks")
     contents = [call(name, "1", secret=SECRET), response(name, {"token": SECRET}, "1")]
     if name == "a task":
-        over = response("finish_task", {"result": "Task completed."})
-        contents = [model(SECRET), over]
+        contents = [model(SECRET), response("finish_task", "Task completed.")]
     hidden = [event(content) for content in contents]
     llm, chat = searching(SECRET, run_config=run_config)
     await chat.say("Hello.")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -340,31 +340,25 @@ async def test_calls_keep_the_signatures_of_their_thoughts() -> None:
     assert SUMMARY_BEGIN in agent_requests(llm)[3].text
 
 
-CACHED = CacheMetadata(fingerprint="f", contents_count=1)
-
-
-def name_cache(request: LlmRequest) -> None:
-    """Says that the request begins with what a provider has cached."""
-    request.cache_metadata = CACHED
-
-
 async def test_a_prefix_that_is_gone_is_not_called_cached() -> None:
     """Neither when a request is compacted before it is sent, nor when it is resent."""
+    cached = CacheMetadata(fingerprint="f", contents_count=1)
     seen: list[CacheMetadata | None] = []
-    replies: Iterator[Reply] = iter(
-        ["As it came.", "Compacted.", overflow(), "Resent."]
-    )
+    replies: list[Reply] = ["As it came.", "Compacted.", overflow(), "Resent."]
+
+    def name_cache(request: LlmRequest) -> None:
+        request.cache_metadata = cached
 
     def script(request: LlmRequest) -> Reply:
         seen.append(request.cache_metadata)
-        return next(replies)
+        return replies.pop(0)
 
     llm = SimulatedLlm(context_window=CONFIGURED_TOKENS, script=script)
     chat = open_chat(llm, before=[Changing(name_cache)])
     for state in ({}, DEMAND, dict[str, Any]()):
         await chat.set_state(state)
         await chat.say(FINDING * 3)
-    assert seen == [CACHED, None, CACHED, None]
+    assert seen == [cached, None, cached, None]
 
 
 def append_reminder(request: LlmRequest) -> None:
