@@ -22,12 +22,10 @@ from google.genai import types
 from hypothesis import strategies as st
 
 from contextguard_adk import CompactionRecord, ContextGuardPlugin
-from contextguard_adk.history.pairs import content_text
 from contextguard_adk.strategies import Strategy
 from contextguard_adk.testing import RecordedRequest, Reply, SimulatedLlm
 
 SUMMARY_BEGIN = "[Previous conversation summary]"
-CONTINUATION_BEGIN = "[System: The conversation was compacted"
 SUMMARY_END = "[End of summary — conversation continues below]"
 
 
@@ -82,12 +80,6 @@ def event(content: types.Content, author: str = "") -> Event:
     """An event with this content; the author follows from its role."""
     author = author or ("user" if content.role == "user" else "agent")
     return Event(author=author, content=content)
-
-
-def head_length(contents: Sequence[types.Content]) -> int:
-    """How many of these contents are summary and continuation."""
-    starts = zip(contents, (SUMMARY_BEGIN, CONTINUATION_BEGIN), strict=False)
-    return sum(content_text(content).startswith(start) for content, start in starts)
 
 
 class Chat:
@@ -184,11 +176,6 @@ def guarded_agent(
     return LlmAgent(name="agent", model=llm, tools=list(tools), **settings)
 
 
-def count_tokens(text: str) -> int:
-    """One token for four characters."""
-    return len(text) // 4
-
-
 @dataclass(frozen=True)
 class ToolUse:
     """One call that the model makes, and what the tool returns."""
@@ -271,44 +258,6 @@ def script_conversation(talk: Conversation) -> tuple[list[Reply], list[ScriptedT
             replies.append(parts)
         replies.append(turn.answer)
     return replies, list(tools.values())
-
-
-class Registry:
-    """Knows one window."""
-
-    def __init__(self, window_tokens: int | None) -> None:
-        self.window_tokens = window_tokens
-
-    def context_window(self, model: str) -> int | None:
-        """Returns the window."""
-        return self.window_tokens
-
-
-class Changing(BasePlugin):
-    """Has a function change every request, before the guard or behind it."""
-
-    def __init__(self, change: Callable[[LlmRequest], None]) -> None:
-        super().__init__(name=f"changing_{id(self)}")
-        self._change = change
-
-    async def before_model_callback(
-        self, *, callback_context: CallbackContext, llm_request: LlmRequest
-    ) -> None:
-        """Changes it."""
-        self._change(llm_request)
-
-
-def begin_as_user(request: LlmRequest) -> None:
-    """Has the user begin: strict providers want it, ADK begins with its summary."""
-    first = request.contents[0]
-    request.contents[0] = first.model_copy(update={"role": "user"})
-
-
-def hide(text: str, request: LlmRequest) -> None:
-    """Replaces contents by others, as callbacks do that hide personal data."""
-    request.contents = [each.model_copy(deep=True) for each in request.contents]
-    for part in [part for each in request.contents for part in each.parts or ()]:
-        part.text = part.text and part.text.replace(text, "****")
 
 
 class RequestTap(BasePlugin):

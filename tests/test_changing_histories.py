@@ -26,16 +26,14 @@ from contextguard_adk.testing import RecordedRequest, Reply
 from contextguard_adk.testing import call as scripted_call
 from tests.builders import (
     SUMMARY_BEGIN,
-    Changing,
     answer_text,
-    begin_as_user,
     guarded_agent,
     model,
     response_part,
     responses,
     user,
 )
-from tests.chats import agent_requests
+from tests.chats import Changing, agent_requests, begin_as_user
 from tests.talks import (
     MARKER,
     WINDOW,

@@ -36,9 +36,7 @@ from contextguard_adk import (
 from contextguard_adk.testing import Reply, SimulatedLlm
 from tests.builders import (
     SUMMARY_BEGIN,
-    Changing,
     Chat,
-    Registry,
     answer_text,
     call_part,
     guarded_agent,
@@ -46,7 +44,7 @@ from tests.builders import (
     queued_tool,
     user,
 )
-from tests.chats import REAL, SUMMARY
+from tests.chats import REAL, SUMMARY, Changing, Registry
 from tests.guarded import guarded_chat
 
 WINDOW_TOKENS = 8_000

@@ -10,13 +10,13 @@ from tests.builders import (
     call,
     call_part,
     calls,
-    count_tokens,
     model,
     response,
     response_part,
     responses,
     user,
 )
+from tests.chats import count_tokens
 
 
 def listed(*contents: types.Content) -> list[str]:

@@ -18,16 +18,8 @@ from contextguard_adk.history.pairs import content_text
 from contextguard_adk.history.view import find_history
 from contextguard_adk.testing import SimulatedLlm
 from contextguard_adk.testing import call as asks_for
-from tests.builders import (
-    Changing,
-    Chat,
-    call,
-    event,
-    model,
-    queued_tool,
-    response,
-    user,
-)
+from tests.builders import Chat, call, event, model, queued_tool, response, user
+from tests.chats import Changing
 
 IMAGE = types.Part.from_bytes(data=b"pixels", mime_type="image/png")
 SHOWN = types.Content(role="user", parts=[IMAGE])

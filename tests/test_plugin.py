@@ -26,17 +26,8 @@ from pydantic import BaseModel
 from contextguard_adk import ContextGuardPlugin, SlidingWindow, Threshold
 from contextguard_adk.testing import SimulatedLlm
 from contextguard_adk.testing import call as scripted_call
-from tests.builders import (
-    Changing,
-    Chat,
-    Registry,
-    answer_text,
-    guarded_agent,
-    model,
-    queued_tool,
-    user,
-)
-from tests.chats import SUMMARY, seed, text_of, words
+from tests.builders import Chat, answer_text, guarded_agent, model, queued_tool, user
+from tests.chats import SUMMARY, Changing, Registry, seed, text_of, words
 from tests.guarded import NOW, SMALL, SUMMARY_BEGINS, is_compacted
 from tests.talks import workflow_agents
 

@@ -10,7 +10,8 @@ from google.genai import types
 
 from contextguard_adk.strategies import SlidingWindow, Threshold
 from contextguard_adk.testing import SimulatedLlm
-from tests.builders import AgentCall, KeptSessions, head_length, play
+from tests.builders import AgentCall, KeptSessions, play
+from tests.chats import head_length
 from tests.scenarios import write_conversation
 
 WINDOW_TOKENS = 8_000

@@ -22,17 +22,8 @@ from contextguard_adk.recall.tool import RecallHistoryTool, find_matches
 from contextguard_adk.summarizing.items import Item, list_items
 from contextguard_adk.testing import Reply, SimulatedLlm
 from contextguard_adk.testing import call as tool_call
-from tests.builders import (
-    Chat,
-    answer_text,
-    call,
-    count_tokens,
-    model,
-    queued_tool,
-    response,
-    user,
-)
-from tests.chats import agent_requests, guarded_chat
+from tests.builders import Chat, answer_text, call, model, queued_tool, response, user
+from tests.chats import agent_requests, count_tokens, guarded_chat
 
 SECRET = "the deploy key of api-7 is key-551-gamma"
 

@@ -19,18 +19,8 @@ from google.adk.sessions.base_session_service import GetSessionConfig
 from contextguard_adk import ContextGuardPlugin, Threshold
 from contextguard_adk.testing import Reply, SimulatedLlm
 from contextguard_adk.testing import call as tool_call
-from tests.builders import (
-    Changing,
-    Chat,
-    begin_as_user,
-    call,
-    event,
-    hide,
-    model,
-    queued_tool,
-    response,
-)
-from tests.chats import agent_requests
+from tests.builders import Chat, call, event, model, queued_tool, response
+from tests.chats import Changing, agent_requests, begin_as_user, hide
 from tests.talks import workflow_agents
 
 WINDOW = 4_000

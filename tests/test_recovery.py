@@ -29,15 +29,13 @@ from contextguard_adk.testing import (
 )
 from tests.builders import (
     SUMMARY_BEGIN,
-    Changing,
     Chat,
     answer_text,
     call_part,
-    hide,
     queued_tool,
     user,
 )
-from tests.chats import DEMAND, agent_requests, guarded_chat
+from tests.chats import DEMAND, Changing, agent_requests, guarded_chat, hide
 
 CONFIGURED_TOKENS = 200_000
 REAL_TOKENS = 8_000

@@ -24,11 +24,11 @@ from tests.builders import (
     Turn,
     call,
     guarded_agent,
-    head_length,
     play,
     response,
     user,
 )
+from tests.chats import head_length
 from tests.scenarios import Kind, Writer
 
 # What a model writes of a storm of tool results.

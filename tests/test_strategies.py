@@ -20,10 +20,11 @@ from contextguard_adk import (
     Threshold,
 )
 from contextguard_adk.testing import SimulatedLlm
-from tests.builders import Changing, call, model, user
+from tests.builders import call, model, user
 from tests.chats import (
     DEMAND,
     SUMMARY,
+    Changing,
     Doing,
     guarded_chat,
     seed,

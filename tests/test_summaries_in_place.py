@@ -18,8 +18,15 @@ from contextguard_adk.testing import (
     call,
 )
 from contextguard_adk.testing import SimulatedProviderError as ProviderError
-from tests.builders import Changing, Chat, answer_text, model, queued_tool
-from tests.chats import DEMAND, agent_requests, guarded_chat, summary_requests, text_of
+from tests.builders import Chat, answer_text, model, queued_tool
+from tests.chats import (
+    DEMAND,
+    Changing,
+    agent_requests,
+    guarded_chat,
+    summary_requests,
+    text_of,
+)
 
 WINDOW = 8_000
 SUMMARY = "## Current State\nThe budget is 4,711 EUR; the report is half written."
