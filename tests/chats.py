@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from google.adk.agents.callback_context import CallbackContext
+from google.adk.models.llm_request import LlmRequest
 from google.adk.plugins.base_plugin import BasePlugin
 from google.genai import types
 from pydantic import Field
@@ -16,8 +18,9 @@ from contextguard_adk import (
     Strategy,
     Threshold,
 )
+from contextguard_adk.history.pairs import content_text
 from contextguard_adk.testing import RecordedRequest, SimulatedLlm
-from tests.builders import Chat, guarded_agent
+from tests.builders import SUMMARY_BEGIN, Chat, guarded_agent
 
 KEY = "__context_guard_{}_agent"
 SUMMARY = KEY.format("summary")
@@ -77,6 +80,58 @@ def agent_requests(llm: SimulatedLlm) -> list[RecordedRequest]:
 def summary_requests(llm: SimulatedLlm) -> list[RecordedRequest]:
     """What the summarizer was sent."""
     return [request for request in llm.requests if request.is_summary]
+
+
+CONTINUATION_BEGIN = "[System: The conversation was compacted"
+
+
+def head_length(contents: Sequence[types.Content]) -> int:
+    """How many of these contents are summary and continuation."""
+    starts = zip(contents, (SUMMARY_BEGIN, CONTINUATION_BEGIN), strict=False)
+    return sum(content_text(content).startswith(start) for content, start in starts)
+
+
+def count_tokens(text: str) -> int:
+    """One token for four characters."""
+    return len(text) // 4
+
+
+class Registry:
+    """Knows one window."""
+
+    def __init__(self, window_tokens: int | None) -> None:
+        self.window_tokens = window_tokens
+
+    def context_window(self, model: str) -> int | None:
+        """Returns the window."""
+        return self.window_tokens
+
+
+class Changing(BasePlugin):
+    """Has a function change every request, before the guard or behind it."""
+
+    def __init__(self, change: Callable[[LlmRequest], None]) -> None:
+        super().__init__(name=f"changing_{id(self)}")
+        self._change = change
+
+    async def before_model_callback(
+        self, *, callback_context: CallbackContext, llm_request: LlmRequest
+    ) -> None:
+        """Changes it."""
+        self._change(llm_request)
+
+
+def begin_as_user(request: LlmRequest) -> None:
+    """Has the user begin: strict providers want it, ADK begins with its summary."""
+    first = request.contents[0]
+    request.contents[0] = first.model_copy(update={"role": "user"})
+
+
+def hide(text: str, request: LlmRequest) -> None:
+    """Replaces contents by others, as callbacks do that hide personal data."""
+    request.contents = [each.model_copy(deep=True) for each in request.contents]
+    for part in [part for each in request.contents for part in each.parts or ()]:
+        part.text = part.text and part.text.replace(text, "****")
 
 
 class Doing(Strategy):

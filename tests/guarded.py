@@ -6,9 +6,10 @@ from typing import Any
 
 from google.genai import types
 
-from contextguard_adk import ContextGuardPlugin, Strategy, Threshold
+from contextguard_adk import Strategy, Threshold
 from contextguard_adk.testing import RecordedRequest, SimulatedLlm
-from tests.builders import SUMMARY_BEGIN, Chat, guarded_agent, model, user
+from tests import chats
+from tests.builders import SUMMARY_BEGIN, Chat, model, user
 from tests.chats import seed, text_of, words
 
 WINDOW = 4_000
@@ -32,8 +33,7 @@ def guarded_chat(
     **agent: Any,
 ) -> Chat:
     """A chat with one guarded agent; further settings are the agent's."""
-    plugin = ContextGuardPlugin(**{"default": strategy, **(guard or {})})
-    return Chat(guarded_agent(llm, **agent), [plugin], **(chat or {}))
+    return chats.guarded_chat(llm, strategy, guard=guard, agent=agent, **(chat or {}))
 
 
 def original(token_count: int = 3_000) -> types.Content:

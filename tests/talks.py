@@ -42,6 +42,12 @@ every_strategy = pytest.mark.parametrize(
 )
 
 
+# ADK wants workflows in their place, but supports them.
+workflow_agents = pytest.mark.filterwarnings(
+    r"ignore:\w+Agent is deprecated .*Workflow:DeprecationWarning"
+)
+
+
 def spread(name: str, values: Mapping[str, Any]) -> pytest.MarkDecorator:
     """Each value with one of the strategies, in turn: all differ little here."""
     cases = zip(values.items(), itertools.cycle(STRATEGIES.items()), strict=False)
@@ -147,11 +153,6 @@ def markers(record: RecordedRequest) -> set[str]:
 def agent_requests_since(llm: SimulatedLlm, count: int) -> list[RecordedRequest]:
     """The requests for answers after the first `count` requests."""
     return [request for request in llm.requests[count:] if not request.is_summary]
-
-
-def agent_requests(llm: SimulatedLlm) -> list[RecordedRequest]:
-    """The requests for answers, without those for summaries."""
-    return agent_requests_since(llm, 0)
 
 
 def message(number: int, kind: str = "ask", words: int = 60) -> str:

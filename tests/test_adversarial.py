@@ -4,6 +4,7 @@ users, tools, models and summarizers write, none of it reaches the log."""
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import re
 from contextlib import suppress
@@ -37,7 +38,7 @@ from tests.builders import (
     guarded_agent,
     queued_tool,
 )
-from tests.talks import agent_requests
+from tests.chats import agent_requests
 
 WINDOW_TOKENS = 6_000
 TURNS = 4
@@ -61,6 +62,9 @@ HOSTILE = {
     "requested 9000 tokens.",
     "instruction": "{max_words} {request} %s %d {0} {} \\1 \\g<0>",
 }
+
+# What a record says of a summary, apart from words and names.
+NUMBERS = ("model_covered_count", "model_chars", "request_chars", "has_continuation")
 
 STRATEGIES = (
     Threshold(context_window=WINDOW_TOKENS),
@@ -144,7 +148,11 @@ async def test_hostile_words_change_nothing_but_the_words(text: str) -> None:
         prompts = [record.text for record in llm.requests if record.is_summary]
         state = await chat.state()
         assert "context_guard:compact" not in state
-        outlines.append((requests, [*map(check_prompt, prompts)], {*state}))
+        record = json.loads(state["__context_guard_record_agent"])
+        stored = record.pop("summary")
+        assert record.keys() == {"version"}  # Nothing was learned.
+        numbers = {key: stored.get(key) for key in NUMBERS}
+        outlines.append((requests, [*map(check_prompt, prompts)], {*state}, numbers))
         assert "spoke of a press." in read_fences(prompts[-1])["previous-summary"]
         assert any("user summary" in kinds[:1] for kinds in requests)
         for kinds in requests:

@@ -10,12 +10,10 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
-from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.run_config import RunConfig
 from google.adk.apps.app import EventsCompactionConfig, ResumabilityConfig
 from google.adk.events.event import Event
 from google.adk.models.llm_request import LlmRequest
-from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.plugins.context_filter_plugin import ContextFilterPlugin
 from google.adk.sessions.base_session_service import GetSessionConfig
 from google.adk.tools.function_tool import FunctionTool
@@ -35,12 +33,12 @@ from tests.builders import (
     responses,
     user,
 )
+from tests.chats import Changing, agent_requests, begin_as_user
 from tests.talks import (
     MARKER,
     WINDOW,
     Talk,
     acting,
-    agent_requests,
     agent_requests_since,
     every_strategy,
     looking_tool,
@@ -240,18 +238,6 @@ async def test_a_tool_that_waits_for_confirmation(
     talk.check()
 
 
-class FirstFromUser(BasePlugin):
-    """Gives the first content the user's role: ADK begins with a model's summary."""
-
-    async def before_model_callback(
-        self, *, callback_context: CallbackContext, llm_request: LlmRequest
-    ) -> None:
-        """Repairs what ADK's compaction inserts."""
-        first = llm_request.contents[0]
-        if first.role == "model":
-            llm_request.contents[0] = first.model_copy(update={"role": "user"})
-
-
 @spread(
     "settings",
     {
@@ -270,7 +256,7 @@ async def test_adks_own_compaction_does_no_harm(
         guarded_agent(llm, [looking_tool()]),
         strategy,
         llm,
-        before=[FirstFromUser(name="first")],
+        before=[Changing(begin_as_user)],
         events_compaction_config=EventsCompactionConfig.model_validate(settings),
     )
     for number in range(14):

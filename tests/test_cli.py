@@ -118,6 +118,14 @@ def test_wrong_arguments_are_one_line(
     assert reason in captured.err
 
 
+def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    """With `--help` each prints how it is used."""
+    for command in ([], ["demo"], ["check"], ["replay"]):
+        assert main([*command, "--help"]) == 0
+        usage = " ".join(["usage: contextguard", *command, "[-h]"])
+        assert capsys.readouterr().out.startswith(usage)
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 @pytest.mark.parametrize(
     ("redirect", "error"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -74,6 +75,7 @@ def with_default(default: Strategy | None) -> PluginSettings:
 SHORT = ToolOutputTruncation(max_length=5_000)
 SAID: dict[str, tuple[str, PluginSettings]] = {
     "observe": ("observe = true", PluginSettings(observe=True)),
+    "byte-order mark": ("\ufeffobserve = true", PluginSettings(observe=True)),
     "false is none": ("default = false", with_default(None)),
     "name": ("default = 'pipeline'", with_default(Pipeline())),
     "threshold unless said otherwise": (
@@ -104,7 +106,8 @@ SAID: dict[str, tuple[str, PluginSettings]] = {
 @pytest.mark.parametrize(("text", "wanted"), SAID.values(), ids=SAID)
 def test_what_files_say(tmp_path: Path, text: str, wanted: PluginSettings) -> None:
     """A default, tables per agent, short names, dotted paths."""
-    assert load_settings(write(tmp_path, text)) == wanted
+    for name in ("guard.toml", "GUARD.TOML"):
+        assert load_settings(write(tmp_path, text, name)) == wanted
 
 
 @pytest.mark.parametrize("name", ["guard.yaml", "guard.yml"])
@@ -122,8 +125,16 @@ def test_yaml_says_the_same(tmp_path: Path, name: str) -> None:
 DEFAULT = "[default]\n"
 PIPELINE = "[default]\nstrategy = 'pipeline'\n"
 REDUCER = f"{PIPELINE}[[default.reducers]]\n"
+TOKENS = "reducer = 'contextguard_adk.TokenWindow'"
+OF_TOKENS = (
+    "unknown key; known here: budget_tokens, preserve_initial_task, preserve_system. "
+)
 MISTAKES = [
     ("obserf = true", "obserf = True: unknown key; known here: agents, default"),
+    ("agents = 7", "agents = 7: a table of agents is expected"),
+    ("[[agents]]", "agents = [{}]: a table of agents is expected"),
+    ("default = 7", "default = 7: a table, the name of a strategy"),
+    ("default.strategy = ['pipeline']", "strategy = ['pipeline']: one of threshold"),
     ("agents.a = {strategy = 'none', x = 8}", 'agents.a.x = 8: strategy "none" has no'),
     (f"{PIPELINE}window.size = 3", "window.size = 3: unknown key; known here: "),
     (f"{DEFAULT}context_window = '8k'", "context_window = '8k': Input should"),
@@ -137,7 +148,9 @@ MISTAKES = [
     (f"{PIPELINE}window = true", "default.window = True: a table of settings"),
     (f"{REDUCER}reducer = 'a.B'", "default.reducers.0: 'a.B' cannot be imported"),
     (f"{REDUCER}x = 1", "default.reducers.0: `reducer`, the dotted path"),
-    (f"{REDUCER}reducer = 'contextguard_adk.TokenWindow'", "budget_tokens: Field"),
+    (f"{REDUCER}{TOKENS}", "budget_tokens: Field"),
+    (f"{REDUCER}{TOKENS}\nbudget_tokens = 500\nx = 1", f"0.x = 1: {OF_TOKENS}"),
+    (f"{PIPELINE}window = {{budget_tokens = 500, window_size = 3}}", OF_TOKENS),
     ("default = 'contextguard_adk.Strategy'", "is abstract"),
     ("default = 'contextguard_adk.request_compaction'", "no subclass of Strategy"),
     ("default = 'treshold'", "default.strategy = 'treshold': one of threshold"),
@@ -166,6 +179,8 @@ UNREADABLE: dict[str, tuple[str, bytes | None, str]] = {
     "suffix": ("guard.ini", b"", "must end in .toml"),
     "a list": ("guard.yaml", b"[1]", "a table of settings"),
     "twice": ("guard.yaml", b"default: none\ndefault: {}", "'default' stands twice"),
+    "no number": ("guard.yaml", b"a: !!int ''", "does not fit its tag"),
+    "no truth": ("guard.yaml", b"a: !!bool perhaps", "does not fit its tag"),
     "a tag": ("guard.yaml", b"a: !!python/object/apply:os.getcwd []", "tag"),
     "name as truth": ("guard.yaml", b"agents: {no: none}", "a name in quotes"),
     "a list as key": ("guard.yaml", b"? [a]\n: 1", "unhashable"),
@@ -263,6 +278,29 @@ def test_the_sample_has_every_setting() -> None:
 def test_the_sample_is_loaded() -> None:
     """It is valid, and what it shows are the defaults."""
     settings = load_settings(SAMPLE)
-    assert settings.default
-    assert settings.default.summarizer == "gemini-2.5-flash-lite"
-    assert list(settings.agents) == ["researcher", "operator", "writer", "greeter"]
+    said = settings.default
+    assert said
+    assert said.summarizer == "gemini-2.5-flash-lite"
+    no_default = {name for name, value in Threshold() if value is None}
+    given = said.model_dump(include=no_default)
+    assert said == Threshold().model_copy(update=given)
+    agents = {
+        "researcher": SlidingWindow(),
+        "operator": Pipeline(compression_threshold=0.75),
+        "writer": Pipeline(
+            window=TokenWindow(budget_tokens=100_000),
+            summary=None,
+            reducers=(ToolOutputTruncation(max_length=1_000),),
+        ),
+        "greeter": None,
+    }
+    assert settings == PluginSettings(default=said, agents=agents)
+
+
+def test_the_readme_names_the_defaults() -> None:
+    """Where its table has a value, it is what the setting is by default."""
+    text = (ROOT / "README.md").read_text("utf-8")
+    rows = re.findall(r'^\| `(\w+)`[^|]*\| `?("auto"|[\d,]+)`? \|', text, re.M)
+    defaults = {name: json.loads(value.replace(",", "")) for name, value in rows}
+    assert len(defaults) == 6
+    assert defaults.items() <= dict(SlidingWindow()).items()

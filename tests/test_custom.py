@@ -11,10 +11,7 @@ import pytest
 from google.adk.apps import App
 from google.adk.cli.utils.agent_loader import AgentLoader
 
-from contextguard_adk import (
-    ContextGuardPlugin,
-    Pipeline,
-)
+from contextguard_adk import ContextGuardPlugin, Pipeline
 from contextguard_adk.testing import SimulatedLlm
 from tests.builders import SUMMARY_BEGIN, Chat, guarded_agent
 

@@ -151,6 +151,8 @@ async def test_threshold_and_summary_budget_follow_from_the_window(
         pytest.param(185_000, 90_000, 90_000, 185_000, id="not grown: as counted"),
         pytest.param(190_000, 170_000, 90_000, None, id="shrunk: no floor"),
         pytest.param(math.nan, 2.0**60, 120_000, 180_000, id="so are odd numbers"),
+        pytest.param(-9, -9, 120_000, 180_000, id="so are negative numbers"),
+        pytest.param(True, True, 120_000, 180_000, id="so are truth values"),
     ],
 )
 async def test_estimate_is_the_calibrated_heuristic(
@@ -209,9 +211,7 @@ async def test_partials_and_missing_usage_leave_the_count_alone(
 
 
 async def compact(
-    llm: SimulatedLlm,
-    message: str = "Go on",
-    state: dict[str, Any] | None = None,
+    llm: SimulatedLlm, message: str = "Go on", state: dict[str, Any] | None = None
 ) -> Chat:
     """Has a conversation with tool calls compacted, and returns the chat."""
     chat = documented_chat(llm, 4_000)

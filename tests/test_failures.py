@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from google.adk.agents.callback_context import CallbackContext
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
@@ -45,7 +44,7 @@ from tests.builders import (
     queued_tool,
     user,
 )
-from tests.chats import SUMMARY
+from tests.chats import REAL, SUMMARY, Changing, Registry
 from tests.guarded import guarded_chat
 
 WINDOW_TOKENS = 8_000
@@ -91,6 +90,12 @@ class Session:
             self.turns += 1
         assert (self.llm.rejections, self.llm.violations) == (0, 0)
 
+    def restarted(self) -> Chat:
+        """The same chat in another process."""
+        plugin = ContextGuardPlugin(default=STRATEGIES[0])
+        agent, sessions = self.chat.app.root_agent, self.chat.sessions
+        return Chat(agent, [plugin], session_service=sessions)
+
     async def summary(self) -> str:
         """The stored summary."""
         return str((await self.chat.state()).get(SUMMARY) or "")
@@ -115,8 +120,17 @@ def open_session(
     llm = SimulatedLlm(token_ratio=1.3, **settings)
     agent = guarded_agent(llm, [queued_tool("search", results)])
     guarding = ContextGuardPlugin(default=strategy, **(guard or {}))
-    plugins = [Intruder(*before), guarding, Repair("repair")]
+    plugins = surround(guarding, before)
     return Session(llm, Chat(agent, plugins, is_streaming=is_streaming))
+
+
+def surround(guard: ContextGuardPlugin, before: Sequence[Any]) -> list[BasePlugin]:
+    """The guard, after odd contents are put into the request and before a repair."""
+
+    def intrude(request: LlmRequest) -> None:
+        request.contents[:0] = before
+
+    return [Changing(intrude), guard, Changing(repair)]
 
 
 # --- Session state ----------------------------------------------------------------
@@ -163,9 +177,7 @@ async def test_broken_state_costs_no_turn(
         break_state(patch, **broken)
         await session.work()
     await session.work(1)
-    plugin = ContextGuardPlugin(default=STRATEGIES[0])
-    agent, sessions = session.chat.app.root_agent, session.chat.sessions
-    session.chat = Chat(agent, [plugin], session_service=sessions)
+    session.chat = session.restarted()
     await session.work(1)
     assert await session.summary()
     assert SUMMARY_BEGIN in session.llm.requests[-1].text
@@ -211,18 +223,24 @@ async def test_summarizer_that_gives_nothing_usable_is_replaced(
     assert (await session.summary()).startswith("user: Question 0?")
 
 
-async def test_paid_summary_outlives_the_answer_it_was_made_for() -> None:
-    """If a model call fails, so that its state is lost, the next one has it."""
+@pytest.mark.parametrize("is_late", [False, True], ids=["alone", "another process"])
+async def test_paid_summary_outlives_the_answer_it_was_made_for(is_late: bool) -> None:
+    """If a model call fails, so that its state is lost, the next one has it, unless
+    another process has stored a newer one by then."""
     search, lost = call_part("search"), ConnectionError("connection reset")
     session = open_session(script=[search, search, "Answer 0.", lost, "I am here."])
+    numbers = itertools.count(1)
+    session.llm.summary_replies = lambda _: f"Summary {next(numbers)}."
     await session.work(1)
     with suppress(ConnectionError):
         await session.chat.say(FINDING)
-    paid_count = session.llm.summaries
-    assert paid_count
+    assert session.llm.summaries
     assert not await session.summary()
+    if is_late:
+        await session.restarted().say("Is anybody there?")
+    paid_count = session.llm.summaries
     await session.chat.say("Are you there?")
-    assert await session.summary()
+    assert (await session.summary()).startswith(f"Summary {paid_count}.")
     assert session.llm.summaries == paid_count
     assert SUMMARY_BEGIN in session.llm.requests[-1].text
 
@@ -251,37 +269,18 @@ async def test_cancelled_turn_leaves_the_session_usable() -> None:
 # --- Contents, results, todos, messages, arguments --------------------------------
 
 
-class Intruder(BasePlugin):
-    """Puts odd contents before every request; registered before the guard."""
-
-    def __init__(self, *contents: Any) -> None:
-        super().__init__(name="intruder")
-        self._contents = contents
-
-    async def before_model_callback(
-        self, *, callback_context: CallbackContext, llm_request: LlmRequest
-    ) -> None:
-        """Changes the request that the guard will see."""
-        llm_request.contents[:0] = self._contents
-
-
-class Repair(BasePlugin):
-    """Removes what no provider takes; registered behind the guard."""
-
-    async def before_model_callback(
-        self, *, callback_context: CallbackContext, llm_request: LlmRequest
-    ) -> None:
-        """Changes the request that is sent."""
-        contents = []
-        for content in llm_request.contents:
-            parts = [
-                part
-                for part in getattr(content, "parts", None) or ()
-                if part and (part.text or part.function_call or part.function_response)
-            ]
-            role = "model" if getattr(content, "role", "") == "model" else "user"
-            contents += [types.Content(role=role, parts=parts)] if parts else []
-        llm_request.contents = contents
+def repair(request: LlmRequest) -> None:
+    """Removes what no provider takes, behind the guard."""
+    contents = []
+    for content in request.contents:
+        parts = [
+            part
+            for part in getattr(content, "parts", None) or ()
+            if part and (part.text or part.function_call or part.function_response)
+        ]
+        role = "model" if getattr(content, "role", "") == "model" else "user"
+        contents += [types.Content(role=role, parts=parts)] if parts else []
+    request.contents = contents
 
 
 def odd(*parts: types.Part | None, role: str = "user") -> types.Content:
@@ -350,16 +349,27 @@ class BrokenStrategy(Strategy):
     """A user's own strategy, with a mistake in it."""
 
     async def compact(self, context: CompactionContext) -> Compaction | None:
-        """Fails on every call, whether a compaction is due or not."""
+        """Fails on all but the first call, whether a compaction is due or not."""
+        if context.tokens < 500:
+            return None
         raise KeyError("a mistake")
 
 
-async def test_broken_strategy_costs_no_turn(caplog: pytest.LogCaptureFixture) -> None:
-    """If a strategy raises, the history is cut mechanically and that is logged."""
-    session = open_session(BrokenStrategy(context_window=WINDOW_TOKENS))
+@pytest.mark.parametrize(
+    ("configured", "known"), [(WINDOW_TOKENS, None), (None, WINDOW_TOKENS)]
+)
+async def test_broken_strategy_costs_no_turn(
+    caplog: pytest.LogCaptureFixture, configured: int | None, known: int | None
+) -> None:
+    """If a strategy raises, the history is cut mechanically and that is logged; what
+    the provider counts then is not taken for the count of an earlier request."""
+    broken = BrokenStrategy(context_window=configured)
+    session = open_session(broken, guard={"registry": Registry(known)})
     await session.work()
+    state = await session.chat.state()
+    assert state[REAL] == session.llm.requests[0].prompt_tokens
     failures = [r for r in caplog.records if "The guard failed" in r.getMessage()]
-    assert [r.levelno for r in failures] == [logging.ERROR] * 6
+    assert [r.levelno for r in failures] == [logging.ERROR] * 5
     assert "'agent'" in failures[0].getMessage()
     assert "KeyError" in failures[0].getMessage()
     assert "mistake" not in caplog.text
@@ -367,13 +377,16 @@ async def test_broken_strategy_costs_no_turn(caplog: pytest.LogCaptureFixture) -
     assert "Question 1?" in session.llm.requests[-1].text
 
 
+@pytest.mark.parametrize("observe", [False, True], ids=["odd content", "observing"])
 async def test_where_nothing_helps_the_request_goes_out_as_it_came(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, observe: bool
 ) -> None:
     """Whatever fails in a callback is logged, and the turn goes on."""
-    llm = SimulatedLlm()
-    guard = ContextGuardPlugin(default=Threshold(context_window=1_000))
-    chat = Chat(guarded_agent(llm), [Intruder(object()), guard, Repair("repair")])
+    llm, strategy = SimulatedLlm(), Threshold(context_window=1_000)
+    guard = ContextGuardPlugin(default=strategy, observe=observe)
+    before = [] if observe else [object()]
+    break_state(monkeypatch, reads="." if observe else "")
+    chat = Chat(guarded_agent(llm), surround(guard, before))
     assert answer_text(await chat.say(FINDING))
     assert llm.requests[0].contents == [user(FINDING)]
     assert "The guard failed" in caplog.text

@@ -89,9 +89,7 @@ PAIRED = {
     ("contents", "answered", "open_calls"), PAIRED.values(), ids=PAIRED.keys()
 )
 def test_pairs(
-    contents: list[types.Content],
-    answered: list[tuple[int, int]],
-    open_calls: set[int],
+    contents: list[types.Content], answered: list[tuple[int, int]], open_calls: set[int]
 ) -> None:
     """Each call is linked with what answers it, by id, else by order and name."""
     partners: dict[int, set[int]] = {}

@@ -5,11 +5,7 @@ from __future__ import annotations
 from google.genai import types
 
 from contextguard_adk.history.coverage import HANDLE_CHARS
-from contextguard_adk.summarizing.items import (
-    INDEX_GAP,
-    list_items,
-    write_index,
-)
+from contextguard_adk.summarizing.items import INDEX_GAP, list_items, write_index
 from tests.builders import (
     call,
     call_part,
@@ -20,11 +16,7 @@ from tests.builders import (
     responses,
     user,
 )
-
-
-def count(text: str) -> int:
-    """One token for four characters."""
-    return len(text) // 4
+from tests.chats import count_tokens
 
 
 def listed(*contents: types.Content) -> list[str]:
@@ -95,7 +87,7 @@ def index_of(
 ) -> str:
     """The index of some contents, with what was known before."""
     items = list_items(contents, range(len(contents)))
-    return write_index(items, known, budget_tokens, count)
+    return write_index(items, known, budget_tokens, count_tokens)
 
 
 def test_index_is_newest_first_and_keeps_what_it_knew() -> None:
@@ -114,7 +106,7 @@ def test_index_respects_its_budget() -> None:
     """The oldest lines give way, and the index says so from then on."""
     contents = [content for n in range(40) for content in read(f"{n}.py")]
     index = index_of(contents, budget_tokens=100)
-    assert count(index) <= 100
+    assert count_tokens(index) <= 100
     assert '"39.py"' in index.splitlines()[1]
     assert index.splitlines()[-1] == INDEX_GAP
     assert index_of([], index, 10_000) == index

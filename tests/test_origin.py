@@ -19,6 +19,7 @@ from contextguard_adk.history.view import find_history
 from contextguard_adk.testing import SimulatedLlm
 from contextguard_adk.testing import call as asks_for
 from tests.builders import Chat, call, event, model, queued_tool, response, user
+from tests.chats import Changing
 
 IMAGE = types.Part.from_bytes(data=b"pixels", mime_type="image/png")
 SHOWN = types.Content(role="user", parts=[IMAGE])
@@ -167,16 +168,11 @@ async def test_transcriptions_are_history(events: list[Event]) -> None:
 async def test_message_that_a_plugin_extends_stays_history() -> None:
     """A part that another plugin adds does not make the user's message foreign."""
 
-    class Extender(BasePlugin):
-        async def before_model_callback(
-            self, *, callback_context: CallbackContext, llm_request: LlmRequest
-        ) -> None:
-            last = llm_request.contents[-1]
-            last.parts = [*(last.parts or ()), types.Part(text="It is noon.")]
+    def extend(request: LlmRequest) -> None:
+        last = request.contents[-1]
+        last.parts = [*(last.parts or ()), types.Part(text="It is noon.")]
 
-    recorder = await record(
-        scripted("Sure."), "Hi.", before=[Extender(name="extender")]
-    )
+    recorder = await record(scripted("Sure."), "Hi.", before=[Changing(extend)])
     assert recorder.history == [["Hi.\nIt is noon."]]
 
 

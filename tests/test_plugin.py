@@ -7,11 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 import pytest
-from google.adk.agents import (
-    BaseAgent,
-    LlmAgent,
-    SequentialAgent,
-)
+from google.adk.agents import BaseAgent, LlmAgent, SequentialAgent
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.invocation_context import InvocationContext
 from google.adk.agents.live_request_queue import LiveRequestQueue
@@ -22,49 +18,31 @@ from google.adk.models.llm_response import LlmResponse
 from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.plugins.plugin_manager import PluginManager
 from google.adk.sessions import InMemorySessionService
+from google.adk.tools.agent_tool import AgentTool
+from google.adk.tools.base_tool import BaseTool
 from google.adk.workflow import START, Workflow
 from pydantic import BaseModel
 
-from contextguard_adk import (
-    ContextGuardPlugin,
-    SlidingWindow,
-    Threshold,
-)
+from contextguard_adk import ContextGuardPlugin, SlidingWindow, Threshold
 from contextguard_adk.testing import SimulatedLlm
 from contextguard_adk.testing import call as scripted_call
-from tests.builders import (
-    Chat,
-    answer_text,
-    guarded_agent,
-    model,
-    queued_tool,
-    user,
-)
-from tests.chats import SUMMARY, seed, text_of, words
+from tests.builders import Chat, answer_text, guarded_agent, model, queued_tool, user
+from tests.chats import SUMMARY, Changing, Registry, seed, text_of, words
 from tests.guarded import NOW, SMALL, SUMMARY_BEGINS, is_compacted
-
-# ADK wants workflows in their place, but supports them.
-workflow_agents = pytest.mark.filterwarnings(
-    r"ignore:\w+Agent is deprecated .*Workflow:DeprecationWarning"
-)
-
+from tests.talks import workflow_agents
 
 # --- Settings ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        pytest.param(
-            {"agents": {"a": {"max_turns": 30}}}, "'a' must be a Strategy", id="a dict"
-        ),
-        pytest.param(
-            {"default": SlidingWindow}, "'default' must be a Strategy", id="a class"
-        ),
-        pytest.param({"agent": {}}, "agent", id="a misspelt setting"),
-        pytest.param({"state_keys": "flat"}, "'namespaced'.*flat", id="state keys"),
-    ],
-)
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "a dict": ({"agents": {"a": {"max_turns": 30}}}, "'a' must be a Strategy"),
+    "a class": ({"default": SlidingWindow}, "'default' must be a Strategy"),
+    "a misspelt setting": ({"agent": {}}, "agent"),
+    "state keys": ({"state_keys": "flat"}, "'namespaced'.*flat"),
+}
+
+
+@pytest.mark.parametrize(("wrong", "message"), WRONG.values(), ids=WRONG)
 def test_wrong_settings_are_refused(wrong: dict[str, Any], message: str) -> None:
     """The error names the setting and what was given."""
     with pytest.raises((TypeError, ValueError), match=message):
@@ -72,17 +50,6 @@ def test_wrong_settings_are_refused(wrong: dict[str, Any], message: str) -> None
 
 
 # --- Which agents are guarded -----------------------------------------------------
-
-
-class Registry:
-    """Knows one window."""
-
-    def __init__(self, window_tokens: int | None) -> None:
-        self.window_tokens = window_tokens
-
-    def context_window(self, model: str) -> int | None:
-        """Returns the window."""
-        return self.window_tokens
 
 
 def big_llm() -> SimulatedLlm:
@@ -108,19 +75,17 @@ async def talk(*plugins: BasePlugin, **settings: Any) -> SimulatedLlm:
     return llm
 
 
-@pytest.mark.parametrize(
-    ("settings", "is_guarded"),
-    [
-        pytest.param({"registry": Registry(4_000)}, True, id="default"),
-        pytest.param({"registry": Registry(None)}, False, id="unknown model"),
-        pytest.param({"agents": {"agent": SMALL}, "default": None}, True, id="named"),
-        pytest.param({"agents": {"other": SMALL}, "default": None}, False, id="other"),
-        pytest.param({"agents": {"agent": None}, "default": SMALL}, False, id="exempt"),
-        pytest.param(
-            {"agents": {"agent": Threshold()}, "default": SMALL}, False, id="both"
-        ),
-    ],
-)
+GUARDED: dict[str, tuple[dict[str, Any], bool]] = {
+    "default": ({"registry": Registry(4_000)}, True),
+    "unknown model": ({"registry": Registry(None)}, False),
+    "named": ({"agents": {"agent": SMALL}, "default": None}, True),
+    "other": ({"agents": {"other": SMALL}, "default": None}, False),
+    "exempt": ({"agents": {"agent": None}, "default": SMALL}, False),
+    "both": ({"agents": {"agent": Threshold()}, "default": SMALL}, False),
+}
+
+
+@pytest.mark.parametrize(("settings", "is_guarded"), GUARDED.values(), ids=GUARDED)
 async def test_agents_and_default_decide_who_is_guarded(
     settings: dict[str, Any], is_guarded: bool
 ) -> None:
@@ -166,21 +131,15 @@ async def test_observing_sets_a_stored_summary_aside() -> None:
 # --- Requests that are left alone -------------------------------------------------
 
 
-class Chained(BasePlugin):
-    """Makes requests continue a history that the provider holds."""
-
-    async def before_model_callback(
-        self, *, callback_context: CallbackContext, llm_request: LlmRequest
-    ) -> None:
-        """Names the previous interaction."""
-        llm_request.previous_interaction_id = "interaction-1"
-
-
 async def test_histories_that_the_provider_holds_are_left_alone() -> None:
     """The request goes out as it came; nothing is stored."""
+
+    def chain(request: LlmRequest) -> None:
+        request.previous_interaction_id = "interaction-1"
+
     llm = big_llm()
     guard = ContextGuardPlugin(default=SMALL)
-    chat = await open_chat(Chained(name="chained"), guard, llm=llm)
+    chat = await open_chat(Changing(chain), guard, llm=llm)
     await chat.say("Go on.")
     assert llm.requests[0].contents == [*HISTORY, user("Go on.")]
     assert await chat.state() == {}
@@ -283,16 +242,15 @@ def looking_llm() -> SimulatedLlm:
     return SimulatedLlm(context_window=1_000_000, script=[look, look, "Found."])
 
 
-def looking_agent(llm: BaseLlm, **settings: Any) -> LlmAgent:
-    """An agent whose tool returns more than fits."""
-    tool = queued_tool("look", [words(3_500)])
-    return LlmAgent(name="agent", model=llm, tools=[tool], **settings)
+def looking_agent(llm: BaseLlm, *tools: BaseTool, **settings: Any) -> LlmAgent:
+    """An agent whose tool returns more than fits; it has further tools."""
+    look = queued_tool("look", [words(3_500)])
+    return LlmAgent(name="agent", model=llm, tools=[look, *tools], **settings)
 
 
-def with_sibling(llm: BaseLlm) -> Any:
-    """An agent beside the guarded one declares the keys."""
-    other = LlmAgent(name="other", model=SimulatedLlm(), state_schema=Declared)
-    return SequentialAgent(name="root", sub_agents=[looking_agent(llm), other])
+def other_agent() -> LlmAgent:
+    """An agent beside the guarded one that declares the keys."""
+    return LlmAgent(name="other", model=SimulatedLlm(), state_schema=Declared)
 
 
 ROOTS: dict[str, Callable[[BaseLlm], Any]] = {
@@ -300,7 +258,10 @@ ROOTS: dict[str, Callable[[BaseLlm], Any]] = {
     "a workflow": lambda llm: Workflow(
         name="root", edges=[(START, looking_agent(llm))], state_schema=Declared
     ),
-    "a sibling": with_sibling,
+    "a sibling": lambda llm: SequentialAgent(
+        name="root", sub_agents=[looking_agent(llm), other_agent()]
+    ),
+    "a tool's agent": lambda llm: looking_agent(llm, AgentTool(other_agent())),
 }
 
 
@@ -317,18 +278,15 @@ async def test_state_schemas_get_namespaced_keys(make_root: Any) -> None:
     assert llm.violations == 0
 
 
-@pytest.mark.parametrize(
-    ("state_keys", "key"),
-    [
-        ("auto", "__context_guard_summary_agent"),
-        ("namespaced", "context_guard:summary:agent"),
-    ],
-)
+FORMS = {"auto": SUMMARY, "namespaced": "context_guard:summary:agent"}
+
+
+@pytest.mark.parametrize(("state_keys", "key"), FORMS.items())
 async def test_state_keys_can_be_forced(state_keys: str, key: str) -> None:
     """Without a schema the setting decides the form of the keys."""
     llm = looking_llm()
     chat = await compact_with(looking_agent(llm), llm, state_keys=state_keys)
-    others = {"__context_guard_summary_agent", "context_guard:summary:agent"} - {key}
+    others = {*FORMS.values()} - {key}
     state = await chat.state()
     assert state[key]
     assert not others & state.keys()
@@ -353,6 +311,8 @@ class BrokenAgent(BaseAgent):
 
 
 async def test_unusual_agents_are_no_obstacle() -> None:
-    """Looking for schemas does not fail on an agent of the user's own making."""
-    chat = Chat(BrokenAgent(name="odd"), [ContextGuardPlugin()])
+    """If no schema can be looked for, keys get the form that passes with one too."""
+    guard = ContextGuardPlugin()
+    chat = Chat(BrokenAgent(name="odd"), [guard])
     assert answer_text(await chat.say("Hello.")) == "Odd."
+    assert guard.has_namespaced_keys

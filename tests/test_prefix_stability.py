@@ -10,14 +10,14 @@ from google.genai import types
 
 from contextguard_adk.strategies import SlidingWindow, Threshold
 from contextguard_adk.testing import SimulatedLlm
-from tests.builders import SUMMARY_BEGIN, AgentCall, KeptSessions, play
+from tests.builders import AgentCall, KeptSessions, play
+from tests.chats import head_length
 from tests.scenarios import write_conversation
 
 WINDOW_TOKENS = 8_000
 SLOW = pytest.mark.slow
 LONG_RUNS = ("normal talk", "tool-heavy", "no usage", "rapid short", "media")
 SLOW_RUNS = ("parallel bursts", "fifty turns", "only tool results", "coding agent")
-CONTINUATION_BEGIN = "[System: The conversation was compacted"
 
 # Strategies and call ids take turns.
 MODES = list(itertools.product((Threshold, SlidingWindow), (False, True)))
@@ -52,19 +52,6 @@ async def play_long_run(name: str) -> list[AgentCall]:
 def to_bytes(contents: Sequence[types.Content]) -> list[str]:
     """The contents as they would go over the wire."""
     return [content.model_dump_json(exclude_none=True) for content in contents]
-
-
-def opening(content: types.Content) -> str:
-    """The first text of a content."""
-    return next((part.text for part in content.parts or [] if part.text), "")
-
-
-def head_length(contents: Sequence[types.Content]) -> int:
-    """How many contents the summary and its continuation are, 0 without a summary."""
-    if not contents or not opening(contents[0]).startswith(SUMMARY_BEGIN):
-        return 0
-    follows = len(contents) > 1 and opening(contents[1]).startswith(CONTINUATION_BEGIN)
-    return 1 + follows
 
 
 @each_run

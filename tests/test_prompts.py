@@ -7,11 +7,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contextguard_adk.history.rendering import (
-    SUMMARY_BEGIN,
-    SUMMARY_END,
-    summary_text,
-)
+from contextguard_adk.history.rendering import SUMMARY_BEGIN, SUMMARY_END, summary_text
 from contextguard_adk.summarizing.prompts import summary_instruction, summary_prompt
 
 

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 from google.adk.agents import LlmAgent
+from google.adk.agents.run_config import RunConfig
 from google.adk.models.llm_request import LlmRequest
 from google.adk.sessions import DatabaseSessionService, InMemorySessionService
+from google.adk.sessions.base_session_service import GetSessionConfig
 from google.adk.tools.function_tool import FunctionTool
 from google.genai import types
 
@@ -21,7 +23,7 @@ from contextguard_adk.summarizing.items import Item, list_items
 from contextguard_adk.testing import Reply, SimulatedLlm
 from contextguard_adk.testing import call as tool_call
 from tests.builders import Chat, answer_text, call, model, queued_tool, response, user
-from tests.chats import agent_requests, guarded_chat
+from tests.chats import agent_requests, count_tokens, guarded_chat
 
 SECRET = "the deploy key of api-7 is key-551-gamma"
 
@@ -30,11 +32,6 @@ def rows(number: int, count: int = 120, secret: str = "") -> str:
     """A tool result with nothing special in it but one line, two thirds down."""
     lines = [f"row {number}-{i} host-{i * 7 % 97} ok" for i in range(count)]
     return "\n".join([*lines[: count * 2 // 3], secret, *lines[count * 2 // 3 :]])
-
-
-def count_tokens(text: str) -> int:
-    """One token for four characters."""
-    return len(text) // 4
 
 
 class Source:
@@ -307,6 +304,9 @@ async def test_a_small_window_bears_page_after_page() -> None:
     assert "recall_history result" not in llm.requests[-1].text
 
 
+NEWEST = RunConfig(get_session_config=GetSessionConfig(num_recent_events=14))
+
+
 def media_names(request: Any) -> list[str]:
     """The images in a request."""
     parts = [part for content in request.contents for part in content.parts or ()]
@@ -314,13 +314,21 @@ def media_names(request: Any) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("data", "is_shown"), [(b"\x89" * 3_000, True), (b"%PDF" * 300_000, False)]
+    ("data", "run_config", "is_shown"),
+    [
+        (b"\x89" * 3_000, None, True),
+        (b"%PDF" * 300_000, None, False),
+        (b"\x89" * 3_000, NEWEST, False),
+    ],
+    ids=["small", "large", "not loaded"],
 )
-async def test_a_file_comes_back_as_a_part(data: bytes, is_shown: bool) -> None:
+async def test_a_file_comes_back_as_a_part(
+    data: bytes, run_config: RunConfig | None, is_shown: bool
+) -> None:
     """Older files are named with a handle and may be shown again; too large ones not:
-    they would only push everything else out."""
-    llm, chat = open_chat(8_000)
-    kind = "image/png" if is_shown else "application/pdf"
+    they would only push everything else out; nor those that a run does not load."""
+    llm, chat = open_chat(8_000, run_config=run_config)
+    kind = "application/pdf" if data.startswith(b"%PDF") else "image/png"
     blob = types.Blob(data=data, mime_type=kind, display_name="plan")
     parts = [types.Part(text="This is the plan."), types.Part(inline_data=blob)]
     await chat.say(types.Content(role="user", parts=parts))
@@ -337,7 +345,7 @@ async def test_a_file_comes_back_as_a_part(data: bytes, is_shown: bool) -> None:
     before = llm.requests[-1].contents
     llm.script = lambda request: "Fine."
     await chat.say("And?")
-    assert llm.requests[-1].contents[: len(before)] == before
+    assert run_config or llm.requests[-1].contents[: len(before)] == before
     assert llm.rejections == llm.violations == 0
 
 

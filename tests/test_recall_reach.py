@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
 from google.adk.agents import LlmAgent, ParallelAgent
-from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.run_config import RunConfig
 from google.adk.apps.app import EventsCompactionConfig
 from google.adk.models.llm_request import LlmRequest
 from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.sessions import InMemorySessionService
 from google.adk.sessions.base_session_service import GetSessionConfig
-from google.genai import types
 
 from contextguard_adk import ContextGuardPlugin, Threshold
 from contextguard_adk.testing import Reply, SimulatedLlm
 from contextguard_adk.testing import call as tool_call
-from tests.builders import Chat, call, queued_tool, response
-from tests.chats import agent_requests
+from tests.builders import Chat, call, event, model, queued_tool, response
+from tests.chats import Changing, agent_requests, begin_as_user, hide
+from tests.talks import workflow_agents
 
 WINDOW = 4_000
-workflow_agents = pytest.mark.filterwarnings(
-    r"ignore:(Parallel|Sequential)Agent is deprecated:DeprecationWarning"
-)
 SECRET = "zq-77-hidden"
 
 
@@ -111,17 +107,28 @@ async def test_another_branch_is_out_of_reach() -> None:
     assert SECRET not in right.requests[-1].text
 
 
-CREDENTIALS = [
-    call("adk_request_credential", "c1", secret=SECRET),
-    response("adk_request_credential", {"token": SECRET}, "c1"),
-]
+NEWEST = RunConfig(get_session_config=GetSessionConfig(num_recent_events=12))
+INTERNAL = ("adk_request_credential", "adk_request_confirmation", "adk_framework")
 
 
-async def test_credentials_are_out_of_reach() -> None:
-    """What a user has entrusted to ADK cannot be recalled."""
-    llm, chat = searching(SECRET)
+@pytest.mark.parametrize("run_config", [None, NEWEST], ids=["all", "newest events"])
+@pytest.mark.parametrize("name", [*INTERNAL, "a task"])
+async def test_what_adk_does_not_show_is_out_of_reach(
+    name: str, run_config: RunConfig | None
+) -> None:
+    """Neither credentials and confirmations nor another task can be recalled."""
+    if name == "a task" and "mode" not in LlmAgent.model_fields:
+        pytest.skip("this ADK has no tasks")
+    contents = [call(name, "1", secret=SECRET), response(name, {"token": SECRET}, "1")]
+    if name == "a task":
+        contents = [model(SECRET), response("finish_task", "Task completed.")]
+    hidden = [event(content) for content in contents]
+    llm, chat = searching(SECRET, run_config=run_config)
     await chat.say("Hello.")
-    await chat.tell(CREDENTIALS)
+    for each in hidden:
+        if name == "a task":
+            each.isolation_scope = name
+        await chat.sessions.append_event(await chat.session(), each)
     await fill(chat)
     await chat.say("Search it.")
     assert "Nothing matches" in pages(llm)[0]
@@ -149,8 +156,7 @@ async def test_what_was_rewound_is_out_of_reach() -> None:
 
 async def test_events_that_a_run_does_not_load_are_in_reach() -> None:
     """With `get_session_config` ADK sends the newest events only."""
-    config = RunConfig(get_session_config=GetSessionConfig(num_recent_events=12))
-    llm, chat = searching(f"code {SECRET}", run_config=config)
+    llm, chat = searching(f"code {SECRET}", run_config=NEWEST)
     await chat.say(f"Mind the code {SECRET}.")
     await fill(chat, 14)
     assert SECRET not in str(llm.requests[-1].contents[2:])
@@ -158,37 +164,10 @@ async def test_events_that_a_run_does_not_load_are_in_reach() -> None:
     assert "user message" in pages(llm)[-1]
 
 
-class Changing(BasePlugin):
-    """Changes the texts of each request, not the session."""
-
-    def __init__(self, change: Callable[[list[types.Content]], None]) -> None:
-        super().__init__(name="changing")
-        self.change = change
-
-    async def before_model_callback(
-        self, *, callback_context: CallbackContext, llm_request: LlmRequest
-    ) -> None:
-        """Changes copies."""
-        copies = [content.model_copy(deep=True) for content in llm_request.contents]
-        self.change(copies)
-        llm_request.contents = copies
-
-
-def hide(contents: list[types.Content]) -> None:
-    """Hides the secret from the model."""
-    for part in itertools.chain.from_iterable(c.parts or () for c in contents):
-        part.text = part.text and part.text.replace(SECRET, "****")
-
-
-def begin_as_user(contents: list[types.Content]) -> None:
-    """Gives ADK's own summary the role that a strict provider wants."""
-    contents[0].role = "user"
-
-
 async def test_what_a_plugin_masks_does_not_come_back() -> None:
     """Of what a run loads the tool reads what the request shows."""
     config = RunConfig(get_session_config=GetSessionConfig(num_recent_events=30))
-    mask = Changing(hide)
+    mask = Changing(partial(hide, SECRET))
     llm, chat = searching(f"code {SECRET}", before=[mask], run_config=config)
     await fill(chat, 10)
     await chat.say(f"Mind the code {SECRET}.")

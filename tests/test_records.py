@@ -48,6 +48,7 @@ class Recorded:
         strategy: Strategy | None = None,
         *,
         finding: str = FINDING,
+        observe: bool = False,
         **settings: Any,
     ) -> None:
         self.llm = llm or SimulatedLlm(context_window=WINDOW, script=searching())
@@ -56,6 +57,7 @@ class Recorded:
         self.pressures: list[PressureRecord] = []
         plugin = ContextGuardPlugin(
             default=strategy or Threshold(context_window=WINDOW),
+            observe=observe,
             on_call=self.calls.append,
             on_compaction=self.compactions.append,
             on_pressure=self.pressures.append,
@@ -282,6 +284,8 @@ async def test_a_failing_listener_ends_no_turn(
     assert SECRET not in "".join(own_lines(caplog))
 
 
+WIDE: Any = {"context_window": 128_000}
+
 # --- Pressure ---------------------------------------------------------------------
 
 
@@ -298,23 +302,19 @@ class Idle(Strategy):
 
 
 @pytest.mark.parametrize(
-    ("strategy", "sizes", "warnings"),
+    ("strategy", "observe", "sizes", "warnings"),
     [
-        pytest.param(
-            Idle(context_window=128_000), [50_000, 50_000, 20_000, 100], 1, id="stays"
-        ),
+        pytest.param(Idle(**WIDE), False, [50_000, 50_000, 20_000, 100], 1, id="stays"),
         # 84 %, compacted at 98 %, and 86 % again.
-        pytest.param(
-            Idle(context_window=128_000, at=0.95), [18_000] * 12, 2, id="falls, rises"
-        ),
-        # On the way up compaction has not had its turn.
-        pytest.param(
-            Threshold(context_window=128_000), [20_000, 74_000], 0, id="way up"
-        ),
+        pytest.param(Idle(at=0.95, **WIDE), False, [18_000] * 12, 2, id="falls, rises"),
+        # On the way up compaction has not had its turn; it never has, observing.
+        pytest.param(Threshold(**WIDE), False, [20_000, 74_000], 0, id="way up"),
+        pytest.param(Threshold(**WIDE), True, [20_000, 74_000], 1, id="observing"),
     ],
 )
 async def test_a_warning_for_each_crossing(
     strategy: Strategy,
+    observe: bool,
     sizes: Sequence[int],
     warnings: int,
     caplog: pytest.LogCaptureFixture,
@@ -324,7 +324,7 @@ async def test_a_warning_for_each_crossing(
     llm = SimulatedLlm(
         context_window=128_000, token_ratio=1.0, summary_replies=["Short."] * 9
     )
-    recorded = Recorded(llm, strategy)
+    recorded = Recorded(llm, strategy, observe=observe)
     await recorded.work(1, "Hello.")
     for number, size in enumerate(sizes):
         await recorded.work(1, words(size, str(number)))

@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import AsyncGenerator, Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
-from google.adk.agents.callback_context import CallbackContext
+from google.adk.models.cache_metadata import CacheMetadata
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
-from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.sessions import InMemorySessionService
 from google.genai import types
 from pydantic import Field
@@ -35,7 +35,7 @@ from tests.builders import (
     queued_tool,
     user,
 )
-from tests.chats import agent_requests, guarded_chat
+from tests.chats import DEMAND, Changing, agent_requests, guarded_chat, hide
 
 CONFIGURED_TOKENS = 200_000
 REAL_TOKENS = 8_000
@@ -248,12 +248,22 @@ async def test_original_error_reaches_the_caller_when_nothing_helps(
     assert llm.violations == 0
 
 
-async def test_request_that_cannot_shrink_is_not_sent_again() -> None:
-    """A single short message gains nothing by a summary."""
+@pytest.mark.parametrize(
+    ("guard", "said", "errors"),
+    [
+        pytest.param({}, "Hello.", 1, id="a short message"),
+        pytest.param({"observe": True}, FINDING * 3, 0, id="observing"),
+        pytest.param({"agents": {"agent": None}}, FINDING * 3, 0, id="exempt"),
+    ],
+)
+async def test_rejected_request_is_not_sent_again(
+    caplog: pytest.LogCaptureFixture, guard: dict[str, Any], said: str, errors: int
+) -> None:
+    """If nothing can be gained, or nothing may be changed, a rejection stays one."""
     llm = make_llm([overflow(), "never"])
     with pytest.raises(ContextOverflowError):
-        await open_chat(llm).say("Hello.")
-    assert len(agent_requests(llm)) == 1
+        await open_chat(llm, guard=guard).say(said)
+    assert (len(agent_requests(llm)), len(guard_errors(caplog))) == (1, errors)
 
 
 async def test_instruction_beyond_the_limit_costs_no_summary(
@@ -307,18 +317,46 @@ async def test_other_error_in_the_resend_gives_way_to_the_original(
     assert "OSError" in caplog.text
 
 
-class Changing(BasePlugin):
-    """A plugin behind the guard that changes requests."""
+async def test_calls_keep_the_signatures_of_their_thoughts() -> None:
+    """Providers refuse a call without it: it stays through window and recovery."""
 
-    def __init__(self, change: Callable[[LlmRequest], None]) -> None:
-        super().__init__(name="changing")
-        self.change = change
+    def sign(step: int) -> types.Part:
+        signature = bytes([step, 0, 255, 128])  # No text, in any encoding.
+        part = call_part("search", step=step)
+        return part.model_copy(update={"thought_signature": signature})
 
-    async def before_model_callback(
-        self, *, callback_context: CallbackContext, llm_request: LlmRequest
-    ) -> None:
-        """Changes the request."""
-        self.change(llm_request)
+    steps: list[Reply] = [sign(step) for step in range(10)]
+    llm = make_llm([*steps[:8], overflow(1_500, 1_600), *steps[8:], "Answer 0."])
+    chosen = SlidingWindow(context_window=CONFIGURED_TOKENS, max_turns=6)
+    tools = [queued_tool("search", ["Hall B. " * 100])]
+    await work(open_chat(llm, chosen, {"tools": tools}), 1)
+    for record in agent_requests(llm)[1:]:
+        parts = [part for content in record.contents for part in content.parts or ()]
+        calls = [part for part in parts if part.function_call]
+        assert calls
+        assert all(part in steps for part in calls)
+    assert SUMMARY_BEGIN in agent_requests(llm)[3].text
+
+
+async def test_a_prefix_that_is_gone_is_not_called_cached() -> None:
+    """Neither when a request is compacted before it is sent, nor when it is resent."""
+    cached = CacheMetadata(fingerprint="f", contents_count=1)
+    seen: list[CacheMetadata | None] = []
+    replies: list[Reply] = ["As it came.", "Compacted.", overflow(), "Resent."]
+
+    def name_cache(request: LlmRequest) -> None:
+        request.cache_metadata = cached
+
+    def script(request: LlmRequest) -> Reply:
+        seen.append(request.cache_metadata)
+        return replies.pop(0)
+
+    llm = SimulatedLlm(context_window=CONFIGURED_TOKENS, script=script)
+    chat = open_chat(llm, before=[Changing(name_cache)])
+    for state in ({}, DEMAND, dict[str, Any]()):
+        await chat.set_state(state)
+        await chat.say(FINDING * 3)
+    assert seen == [cached, None, cached, None]
 
 
 def append_reminder(request: LlmRequest) -> None:
@@ -326,15 +364,10 @@ def append_reminder(request: LlmRequest) -> None:
     request.contents.append(user("Mind the gap."))
 
 
-def hide_names(request: LlmRequest) -> None:
-    """Replaces contents by others, as callbacks do that hide personal data."""
-    contents = [content.model_copy(deep=True) for content in request.contents]
-    for part in [part for content in contents for part in content.parts or ()]:
-        part.text = part.text and part.text.replace("Ada", "[name]")
-    request.contents = contents
+hide_name = partial(hide, "Ada")
 
 
-@pytest.mark.parametrize("change", [append_reminder, hide_names])
+@pytest.mark.parametrize("change", [append_reminder, hide_name])
 @both_ways
 async def test_resend_respects_what_later_callbacks_did(
     is_streaming: bool, change: Callable[[LlmRequest], None]

@@ -104,19 +104,13 @@ async def converse(runner: Runner, number: int, turn_count: int) -> dict[str, An
 
 @pytest.mark.parametrize(
     "strategy",
-    [
-        Threshold(context_window=2_500),
-        SlidingWindow(context_window=2_500, max_turns=6),
-    ],
+    [Threshold(context_window=2_500), SlidingWindow(context_window=2_500, max_turns=6)],
     ids=lambda strategy: type(strategy).__name__,
 )
 async def test_sessions_at_once_do_not_mix(strategy: Strategy) -> None:
     """One guard, one model and one runner serve many sessions; each keeps its own."""
     llm = SimulatedLlm(
-        context_window=2_500,
-        token_ratio=1.0,
-        latency_seconds=0.001,
-        script=fetch_once,
+        context_window=2_500, token_ratio=1.0, latency_seconds=0.001, script=fetch_once
     )
     eavesdropper = Eavesdropper()
     plugins = [ContextGuardPlugin(default=strategy), eavesdropper]

@@ -15,12 +15,7 @@ from google.genai import types
 from contextguard_adk.strategies import SlidingWindow, Strategy, Threshold
 from contextguard_adk.testing import SimulatedLlm
 from tests.builders import SUMMARY_BEGIN, AgentCall, KeptSessions, Played, play
-from tests.scenarios import (
-    SCENARIOS,
-    find_obstacle,
-    total_tokens,
-    write_conversation,
-)
+from tests.scenarios import SCENARIOS, find_obstacle, total_tokens, write_conversation
 
 WINDOWS_TOKENS = (4_000, 8_000, 32_000, 200_000, 1_000_000)
 OVERFULL_RATIO = 0.97

@@ -30,21 +30,18 @@ from contextguard_adk.strategies import Strategy
 from contextguard_adk.testing import Reply
 from contextguard_adk.testing import call as scripted_call
 from tests.builders import Chat, answer_text, guarded_agent, model, user
+from tests.chats import agent_requests
 from tests.talks import (
     STRATEGIES,
     Talk,
     acting,
-    agent_requests,
     looking_tool,
     message,
     spread,
     summarizing_llm,
+    workflow_agents,
 )
 
-# ADK wants workflows in their place, but supports them, and AgentTool uses the other.
-workflow_agents = pytest.mark.filterwarnings(
-    r"ignore:\w+Agent is deprecated .*Workflow:DeprecationWarning"
-)
 agent_tools = pytest.mark.filterwarnings(
     "ignore:The `plugins` argument is deprecated:DeprecationWarning"
 )

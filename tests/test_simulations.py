@@ -16,7 +16,6 @@ from contextguard_adk.strategies import SlidingWindow, Strategy, Threshold
 from contextguard_adk.summarizing.ledger import MAX_LEDGER_BYTES
 from contextguard_adk.testing import SimulatedLlm
 from tests.builders import (
-    SUMMARY_BEGIN,
     AgentCall,
     Chat,
     Conversation,
@@ -29,9 +28,8 @@ from tests.builders import (
     response,
     user,
 )
+from tests.chats import head_length
 from tests.scenarios import Kind, Writer
-
-CONTINUATION_BEGIN = "[System: The conversation was compacted"
 
 # What a model writes of a storm of tool results.
 TERSE_SUMMARY = """\
@@ -132,12 +130,6 @@ DYNAMIC_RULE = "Dynamic rule: answer in metric units."
 def is_rule(content: types.Content) -> bool:
     """Tells whether a content is the dynamic instruction."""
     return any(DYNAMIC_RULE in (part.text or "") for part in content.parts or [])
-
-
-def head_length(contents: Sequence[types.Content]) -> int:
-    """How many of these contents are summary and continuation."""
-    starts = zip(contents, (SUMMARY_BEGIN, CONTINUATION_BEGIN), strict=False)
-    return sum(content_text(content).startswith(start) for content, start in starts)
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,20 @@ async def test_values_are_written_only_when_they_change() -> None:
     assert None not in guard_keys(await uncounted.state()).values()
 
 
+async def test_a_count_under_the_other_form_of_a_key_ends_with_a_compaction() -> None:
+    """A 0 hides what a `state_schema` may forbid to change."""
+    llm = make_llm(usage="never")
+    chat = guarded_chat(llm, WIDE, guard={"state_keys": "namespaced"})
+    counts = {REAL: 5_000, HEURISTIC: 4_000}
+    await seed(chat, *CONVERSATION, state={**DEMAND, **counts})
+    await chat.say("Go on.")
+    state = await chat.state()
+    names = [
+        f"context_guard:{name}:agent" for name in ("real_tokens", "last_heuristic")
+    ]
+    assert [state[name] for name in (*names, *counts)] == [0, 0, *counts.values()]
+
+
 async def test_state_survives_json() -> None:
     """Any session service can keep it, and another process goes on with it."""
     llm = make_llm()

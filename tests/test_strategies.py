@@ -7,10 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from google.adk.agents.callback_context import CallbackContext
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
-from google.adk.plugins.base_plugin import BasePlugin
 from google.genai import types
 from pydantic import ValidationError
 
@@ -26,6 +24,7 @@ from tests.builders import call, model, user
 from tests.chats import (
     DEMAND,
     SUMMARY,
+    Changing,
     Doing,
     guarded_chat,
     seed,
@@ -35,20 +34,6 @@ from tests.chats import (
 )
 
 WINDOW = 4_000
-
-
-class Sending(BasePlugin):
-    """Puts contents into the request before the guard sees it."""
-
-    def __init__(self, contents: Sequence[types.Content]) -> None:
-        super().__init__(name="sending")
-        self.contents = contents
-
-    async def before_model_callback(
-        self, *, callback_context: CallbackContext, llm_request: LlmRequest
-    ) -> None:
-        """Puts them there."""
-        llm_request.contents = list(self.contents)
 
 
 async def context(
@@ -70,6 +55,9 @@ async def context(
     """
     found: list[CompactionContext] = []
 
+    def send(request: LlmRequest) -> None:
+        request.contents = list(contents)
+
     async def act(real: CompactionContext) -> None:
         found.append(real)
 
@@ -82,7 +70,7 @@ async def context(
     chat = guarded_chat(
         SimulatedLlm(),
         strategy,
-        before=[Sending(contents)],
+        before=[Changing(send)],
         agent={"before_model_callback": lambda **_: LlmResponse(content=model("ok"))},
     )
     said = [content for content in contents if text_of(content)] or [user("Go on.")]

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
-from google.adk.plugins.base_plugin import BasePlugin
 from google.genai import types
 
 from contextguard_adk import SlidingWindow, Strategy, Threshold
@@ -20,7 +19,14 @@ from contextguard_adk.testing import (
 )
 from contextguard_adk.testing import SimulatedProviderError as ProviderError
 from tests.builders import Chat, answer_text, model, queued_tool
-from tests.chats import DEMAND, agent_requests, guarded_chat, summary_requests, text_of
+from tests.chats import (
+    DEMAND,
+    Changing,
+    agent_requests,
+    guarded_chat,
+    summary_requests,
+    text_of,
+)
 
 WINDOW = 8_000
 SUMMARY = "## Current State\nThe budget is 4,711 EUR; the report is half written."
@@ -158,18 +164,6 @@ async def test_the_setting_decides(
     assert set(kinds(llm)) == {expected}
 
 
-class Configuring(BasePlugin):
-    """Changes the configuration of every request, before the guard."""
-
-    def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__(name="configuring")
-        self.config = config
-
-    async def before_model_callback(self, *, llm_request: LlmRequest, **_: Any) -> None:
-        """Changes it."""
-        llm_request.config = llm_request.config.model_copy(update=self.config)
-
-
 FUNCTION = types.Tool(function_declarations=[types.FunctionDeclaration(name="f")])
 SEARCH = types.Tool(google_search=types.GoogleSearch())
 FORCED = {"function_calling_config": {"mode": "ANY"}}
@@ -191,8 +185,12 @@ async def test_settings_that_end_or_form_an_answer_want_a_transcript(
     config: dict[str, Any], expected: str
 ) -> None:
     """They are the agent's, and the question would share them."""
+
+    def configure(request: LlmRequest) -> None:
+        request.config = request.config.model_copy(update=config)
+
     llm = make_llm()
-    chat = guarded_chat(llm, make_strategy(), before=[Configuring(config)])
+    chat = guarded_chat(llm, make_strategy(), before=[Changing(configure)])
     await talk_and_demand(chat)
     assert set(kinds(llm)) == {expected}
 

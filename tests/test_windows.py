@@ -100,17 +100,11 @@ def test_real_unknown_names_stay_unknown(model: str) -> None:
 @pytest.mark.parametrize(
     ("entry", "window_tokens"),
     [
-        (chat(1_000), 1_000),
-        (chat(999), None),
+        *((chat(1_000), 1_000), (chat(999), None), (chat(True), None), ("chat", None)),
+        *((chat(max_tokens=8_000), 8_000), (chat(max_tokens=7_999), None)),
         (chat("5000", max_tokens=9_000), None),
-        (chat(True), None),
-        (chat(max_tokens=8_000), 8_000),
-        (chat(max_tokens=7_999), None),
         (chat(5_000, mode="responses"), 5_000),
-        (chat(5_000, mode="embedding"), None),
-        (chat(5_000, mode=["chat"]), None),
-        (chat(5_000, mode=None), None),
-        ("chat", None),
+        *((chat(5_000, mode=mode), None) for mode in ("embedding", ["chat"], None)),
     ],
 )
 def test_odd_entries(tmp_path: Path, entry: object, window_tokens: int | None) -> None:
@@ -124,8 +118,7 @@ def test_odd_entries(tmp_path: Path, entry: object, window_tokens: int | None) -
     [
         ([131_072, 128_000, 131_072], 128_000),
         ([4_096, 131_072, 262_144, 262_144], 131_072),
-        ([1_000, 4_000, 4_000], 1_000),
-        ([1_000, 4_004, 4_004], 4_004),
+        *(([1_000, 4_000, 4_000], 1_000), ([1_000, 4_004, 4_004], 4_004)),
     ],
 )
 def test_several_providers(
@@ -139,20 +132,12 @@ def test_several_providers(
 @pytest.mark.parametrize(
     ("model", "window_tokens"),
     [
-        ("a/m-1", 11_000),
-        ("proxy/a/m-1", 11_000),
-        ("m-1", 12_000),
-        ("proxy/m-1", 10_000),
-        ("m-2", 20_000),
-        ("proxy/m-2", 20_000),
-        ("a/m-3-20250101", 31_000),
-        ("a/m-3-20260101", 30_000),
-        ("a/m-3:8b", 30_000),
-        ("m.3", 30_000),
-        ("m-4-preview-001", 40_000),
-        ("m-4-8192", None),
-        ("m-4-turbo", None),
-        ("r1", None),
+        *(("a/m-1", 11_000), ("proxy/a/m-1", 11_000)),
+        *(("m-1", 12_000), ("proxy/m-1", 10_000)),
+        *(("m-2", 20_000), ("proxy/m-2", 20_000)),
+        *(("a/m-3-20250101", 31_000), ("a/m-3-20260101", 30_000)),
+        *(("a/m-3:8b", 30_000), ("m.3", 30_000), ("m-4-preview-001", 40_000)),
+        *(("m-4-8192", None), ("m-4-turbo", None), ("r1", None)),
     ],
 )
 def test_order_of_lookup(tmp_path: Path, model: str, window_tokens: int | None) -> None:
@@ -276,12 +261,9 @@ def test_broken_registry_counts_as_unknown(
 @pytest.mark.parametrize(
     ("window", "buffer", "summary", "summarizer_input"),
     [
-        (1_000_000, 20_000, 10_000, 800_000),
-        (200_000, 20_000, 10_000, 160_000),
-        (199_999, 39_999, 19_999, 159_999),
-        (128_000, 25_600, 12_800, 102_400),
-        (8_000, 1_600, 800, 6_400),
-        (1, 0, 0, 0),
+        *((1_000_000, 20_000, 10_000, 800_000), (200_000, 20_000, 10_000, 160_000)),
+        *((199_999, 39_999, 19_999, 159_999), (128_000, 25_600, 12_800, 102_400)),
+        *((8_000, 1_600, 800, 6_400), (1, 0, 0, 0)),
     ],
 )
 def test_budgets_of_a_window(
@@ -296,11 +278,7 @@ def test_budgets_of_a_window(
 
 @pytest.mark.parametrize(
     ("window", "reserved", "buffer"),
-    [
-        (200_000, 8_192, 20_000),
-        (200_000, 64_000, 64_000),
-        (200_000, 150_000, 100_000),
-    ],
+    [(200_000, 8_192, 20_000), (200_000, 64_000, 64_000), (200_000, 150_000, 100_000)],
 )
 def test_reserved_output_widens_the_buffer(
     window: int, reserved: int, buffer: int
