@@ -195,12 +195,10 @@ class ContextGuardPlugin(BasePlugin):
             call = ModelCall(self._guard, callback_context, llm_request, strategy)
             await call.run(self._settings.observe)
         except Exception as error:  # noqa: BLE001 - a turn must not end here.
-            agent = callback_context.agent_name
-            _log_failure(
-                f"The guard failed for agent {agent!r}, whose history is cut to fit",
-                error,
-            )
-            if not self._settings.observe:
+            agent, observes = callback_context.agent_name, self._settings.observe
+            then = "" if observes else ", whose history is cut to fit"
+            _log_failure(f"The guard failed for agent {agent!r}{then}", error)
+            if not observes:
                 self._cut_to_fit(callback_context, llm_request, strategy)
 
     async def after_model_callback(
