@@ -9,6 +9,7 @@ import hashlib
 import time
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -20,6 +21,7 @@ from contextguard_adk.telemetry import CompactionRecord
 if TYPE_CHECKING:
     from google.adk.agents.callback_context import CallbackContext
     from google.adk.agents.invocation_context import InvocationContext
+    from google.adk.events.event import Event
 
     from contextguard_adk.history.state import Unsaved
 
@@ -36,7 +38,8 @@ class BoundedDict(OrderedDict[K, V], Generic[K, V]):
 
     def __setitem__(self, key: K, value: V) -> None:
         super().__setitem__(key, value)
-        self.move_to_end(key)
+        with suppress(KeyError):  # Another thread may have made room.
+            self.move_to_end(key)
         while len(self) > self._max_count:
             self.popitem(last=False)
 
@@ -114,11 +117,11 @@ class Memory:
 
     def session(self, key: SessionKey) -> SessionMemory:
         """What is remembered of an agent in a session."""
-        self.sessions[key] = self.sessions.get(key) or SessionMemory()
-        return self.sessions[key]
+        self.sessions[key] = session = self.sessions.get(key) or SessionMemory()
+        return session
 
     def begin_call(self, key: CallKey, call: CallInFlight) -> None:
-        """Remembers a model call, for an hour at most.
+        """Remembers a model call; forgets those that have waited for over an hour.
 
         ADK reports no end of a run that failed or was cancelled: only the numbers are
         kept of the agent's calls in this session that have waited for ten minutes.
@@ -133,13 +136,14 @@ class Memory:
 
     def memo(self, invocation: InvocationContext, key: CallKey) -> Memo:
         """What was computed earlier in a run."""
-        if key not in self._memos:
+        memo = self._memos.get(key)
+        if memo is None:
             for other in list(self._memos):
                 if _same_agent(other, key):
                     self._memos.pop(other, None)
-            events = invocation.session.events
-            self._memos[key] = Memo(events, invocation.invocation_id)
-        return self._memos[key]
+            memo = Memo(invocation.session.events, invocation.invocation_id)
+            self._memos[key] = memo
+        return memo
 
     def end_run(self, invocation_id: str) -> list[tuple[CallKey, CallInFlight]]:
         """Forgets the model calls of a run, and returns them."""
@@ -174,14 +178,14 @@ def summary_scope(invocation: InvocationContext) -> str:
     return _digest(scope)
 
 
-def branch_scope(invocation: InvocationContext) -> str:
+def branch_scope(place: InvocationContext | Event) -> str:
     """A short name of branch and isolation scope; "" where there are none."""
-    names = _branch_and_isolation(invocation)
+    names = _branch_and_isolation(place)
     return _digest(names) if any(names) else ""
 
 
-def _branch_and_isolation(invocation: InvocationContext) -> list[str]:
-    return [invocation.branch or "", getattr(invocation, "isolation_scope", "") or ""]
+def _branch_and_isolation(place: InvocationContext | Event) -> list[str]:
+    return [place.branch or "", getattr(place, "isolation_scope", "") or ""]
 
 
 def _digest(names: Sequence[str]) -> str:

@@ -234,7 +234,7 @@ def test_alignment_of_a_long_history(sent: list[bytes], expected: set[int]) -> N
 
 def test_contents_left_out_of_the_older_hide_no_others() -> None:
     """A first task that stays in the request is skipped, wherever it stands."""
-    left_out = {0, 7, 2_000, 2_900}
+    left_out = {0, 7, *range(100, 2_000, 3), 2_900}
     covered = cover([b"" if n in left_out else item for n, item in enumerate(ITEMS)])
     matches = align_covered(decode_covered(encode_covered(covered)), ITEMS + NEW)
     assert [left for left, _ in matches] == list(range(COUNT - len(left_out)))

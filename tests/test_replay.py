@@ -22,6 +22,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from contextguard_adk import CallRecord, ContextGuardPlugin, Threshold
 from contextguard_adk.config import CONFIG_VARIABLE, PluginSettings
+from contextguard_adk.memory import branch_scope
 from contextguard_adk.testing import Reply, SimulatedLlm
 from contextguard_adk.tools.cli import main
 from contextguard_adk.tools.recordings import SessionKey, load_session
@@ -267,13 +268,18 @@ async def test_agents_are_replayed_each_for_itself() -> None:
     assert (last.real_tokens, last.sent_tokens) == (500, 500)
 
 
-@pytest.mark.parametrize("key", ["summary_scout@4f", "summary_scout"])
-async def test_any_summary_of_the_agent_shows_that_it_was_guarded(key: str) -> None:
-    """Also of a branch, and an empty one: messages were only dropped."""
+@pytest.mark.parametrize("branch", [None, "root.one"])
+async def test_an_empty_summary_shows_that_a_branch_was_guarded(
+    branch: str | None,
+) -> None:
+    """Messages were only dropped; another branch of the agent has its own summary."""
     session = two_agents()
-    session.events[0].actions.state_delta[f"__context_guard_{key}"] = ""
+    for event in session.events[1:3]:
+        event.branch = branch
+    owner = f"scout@{branch_scope(session.events[1])}".removesuffix("@")
+    session.events[0].actions.state_delta[f"__context_guard_summary_{owner}"] = ""
     calls = (await replay_session(session, ReplaySettings())).calls
-    assert [call.real_tokens for call in calls] == [None, None, 500]
+    assert [c.real_tokens for c in calls] == [None, 320 if branch else None, 500]
 
 
 async def test_an_agent_that_sees_no_message_is_replayed() -> None:

@@ -25,7 +25,7 @@ from contextguard_adk.measuring.tokens import json_text
 FINGERPRINT_BYTES = 6
 HANDLE_CHARS = 10
 RECENT_COUNT = 512
-MAX_GAPS = 256
+MAX_GAP_BITS = 16_384
 _HEAD = struct.Struct("<BIH8s")
 _VERSION = 3
 _LARGE_FLOAT = re.compile(r"\de\+\d")
@@ -36,13 +36,14 @@ _NUMBER_AS_KEY = re.compile(r'"[-0-9][-0-9.e]*":')
 class Covered:
     """Fingerprints of what a summary stands for; of those before `recent` a digest.
 
-    `gaps` are the places, among the oldest contents, of those that it leaves out.
+    `gaps` has a bit for each place among the oldest contents, set where one is left
+    out. Where that stands behind 16,384 others, the older ones do not count as covered.
     """
 
     older_count: int = 0
     older_digest: bytes = b""
     recent: tuple[bytes, ...] = ()
-    gaps: tuple[int, ...] = ()
+    gaps: int = 0
 
     @property
     def content_count(self) -> int:
@@ -146,8 +147,8 @@ def cover(fingerprints: Sequence[bytes]) -> Covered:
     covered = [(place, item) for place, item in enumerate(fingerprints) if item]
     older = covered[:-RECENT_COUNT]
     recent = tuple(item for _, item in covered[-RECENT_COUNT:])
-    first_after = older[-1][0] if older else 0
-    gaps = tuple(i for i in range(first_after) if not fingerprints[i])[-MAX_GAPS:]
+    first_after = min(older[-1][0], MAX_GAP_BITS) if older else 0
+    gaps = sum(1 << i for i in range(first_after) if not fingerprints[i])
     digest = _digest_older([item for _, item in older])
     return Covered(len(older), digest, recent, gaps)
 
@@ -159,26 +160,27 @@ def _digest_older(fingerprints: Sequence[bytes]) -> bytes:
 
 
 def encode_covered(covered: Covered) -> str:
-    """Writes a covered set as one base64 string, about 5.5 KB at most."""
-    gaps = covered.gaps
+    """Writes a covered set as one base64 string, about 7 KB at most."""
+    gaps = covered.gaps.to_bytes(-(-covered.gaps.bit_length() // 8), "little")
     head = (_VERSION, covered.older_count, len(gaps), covered.older_digest)
-    raw = _HEAD.pack(*head) + struct.pack(f"<{len(gaps)}I", *gaps)
-    return base64.b64encode(raw + b"".join(covered.recent)).decode()
+    raw = _HEAD.pack(*head) + gaps + b"".join(covered.recent)
+    return base64.b64encode(raw).decode()
 
 
 def decode_covered(stored: str) -> Covered:
     """Reads what `encode_covered` wrote; raises ValueError where it is not that."""
     raw = base64.b64decode(stored, validate=True)  # Raises a ValueError itself.
     try:
-        _, older_count, gap_count, digest = _HEAD.unpack_from(raw)
-        gaps = struct.unpack_from(f"<{gap_count}I", raw, _HEAD.size)
+        _, older_count, gap_bytes, digest = _HEAD.unpack_from(raw)
     except struct.error as error:
         raise ValueError(f"not a covered set: {error}") from error
-    first = _HEAD.size + 4 * gap_count + FINGERPRINT_BYTES
-    ends = range(first, len(raw) + 1, FINGERPRINT_BYTES)
+    start = _HEAD.size + gap_bytes
+    gaps = int.from_bytes(raw[_HEAD.size : start], "little")
+    ends = range(start + FINGERPRINT_BYTES, len(raw) + 1, FINGERPRINT_BYTES)
     recent = tuple(raw[end - FINGERPRINT_BYTES : end] for end in ends)
     covered = Covered(older_count, digest if older_count else b"", recent, gaps)
-    if len(recent) > RECENT_COUNT or encode_covered(covered) != stored:
+    is_large = len(recent) > RECENT_COUNT or gaps >> MAX_GAP_BITS
+    if is_large or encode_covered(covered) != stored:
         raise ValueError("not a covered set: wrong version or length")
     return covered
 
@@ -187,9 +189,9 @@ def align_covered(
     covered: Covered, fingerprints: Sequence[bytes]
 ) -> list[tuple[int, int]]:
     """Pairs equal positions, ascending; the older ones match together or not at all."""
-    end, gaps = covered.older_count + len(covered.gaps), set(covered.gaps)
-    older = [place for place in range(len(fingerprints))[:end] if place not in gaps]
-    digest = _digest_older([fingerprints[place] for place in older])
+    end, gaps = covered.older_count + covered.gaps.bit_count(), covered.gaps
+    older = [i for i in range(len(fingerprints))[:end] if not gaps >> i & 1]
+    digest = _digest_older([fingerprints[i] for i in older])
     start = end
     if digest != covered.older_digest or len(older) != covered.older_count:
         older, start = [], 0

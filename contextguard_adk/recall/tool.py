@@ -108,9 +108,7 @@ class RecallHistoryTool(BaseTool):
         if item.content_index < 0:
             text = "This run does not load its message, so it cannot be attached."
         elif tokens > self._window_tokens * 0.3:
-            text = (
-                f"With about {tokens:,} tokens it is too large for the context window."
-            )
+            text = f"Its {tokens:,} tokens are too many for the context window."
         else:
             text, attached = "It is attached below.", {ATTACHED_KEY: item.handle}
         return {"result": f"[{item.title}]\n{text}", **attached}

@@ -81,8 +81,9 @@ class Composer:
             truncated_upto=self._view.name_place(upto) if draft.truncation else "",
             has_recall=self._has_recall,
         )
-        room_tokens = _room_tokens(stored)
-        stored = stored.model_copy(update={"todos": self._todos(room_tokens)})
+        budget = min(2_500, self._summary_tokens // 2, _room_tokens(stored))
+        todos = _storable(self._todo_list.render(budget, self._count))
+        stored = stored.model_copy(update={"todos": todos})
         index = self._index(draft.covered, _room_tokens(stored))
         stored = stored.model_copy(update={"index": index})
         # Escapes may take several times what was counted.
@@ -127,11 +128,6 @@ class Composer:
         new = [content_text(view.contents[index]) for index in sorted(new_indexes)]
         factor = max(1.0, self._factor)
         return tuple(extend_ledger(known, new, int(self._summary_tokens * 4 / factor)))
-
-    def _todos(self, room_tokens: int) -> str:
-        """The todo list as it stands now."""
-        budget = min(2_500, self._summary_tokens // 2, room_tokens)
-        return _storable(self._todo_list.render(budget, self._count))
 
     def _index(self, covered: Collection[int], room_tokens: int) -> str:
         """The index of covered items; that of the stored summary comes last."""

@@ -169,9 +169,7 @@ def attach_files(
 
 def _announced(content: types.Content) -> list[str]:
     """Handles of the files that results in a content announce."""
-    handles = []
-    for part in content.parts or ():
-        response = part.function_response if part else None
-        if response and response.name == RECALL_TOOL:
-            handles.append((response.response or {}).get(ATTACHED_KEY))
+    results = (part.function_response for part in content.parts or () if part)
+    recalled = (r.response or {} for r in results if r and r.name == RECALL_TOOL)
+    handles = (response.get(ATTACHED_KEY) for response in recalled)
     return [handle for handle in handles if isinstance(handle, str)]

@@ -153,7 +153,7 @@ def fit_entries(
         entry = entries[i]
         body = shorten_to_tokens(entry.body, sum(tokens), count_tokens, entry.handle)
         fitted.append(replace(entry, body=body))
-    dropped = [entry for i, entry in enumerate(entries) if i not in {*kept}]
+    dropped = [entries[i] for i in sorted({*range(len(entries))}.difference(kept))]
     if not dropped:
         return fitted
     handles = [entry.handle for entry in dropped if entry.handle and entry.body]

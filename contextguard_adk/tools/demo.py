@@ -64,9 +64,8 @@ def run_demo(arguments: argparse.Namespace) -> int:
             raise CommandError(f"the window of {model} is unknown: give --window")
         models = [_create_model(model, window_tokens, turns) for _ in range(2)]
         print_line(console, f"{steps:,} steps through {root}")
-        print_line(
-            console, f"{model or 'offline model'}, window {window_tokens:,} tokens"
-        )
+        name = model or "offline model"
+        print_line(console, f"{name}, window {window_tokens:,} tokens")
         bare = DemoRun("no guard", steps, console)
         guarded = DemoRun("with guard", steps, console)
         kind = Threshold if arguments.strategy == "threshold" else SlidingWindow
@@ -273,5 +272,4 @@ class DemoRun:
 
 
 def _describe_error(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:200] if lines else type(error).__name__
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

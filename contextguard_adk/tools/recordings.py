@@ -17,6 +17,7 @@ from google.adk.events.event import Event
 from google.adk.sessions import BaseSessionService, Session
 from pydantic import ValidationError
 
+from contextguard_adk.memory import branch_scope
 from contextguard_adk.telemetry import METADATA_KEY
 from contextguard_adk.tools.terminal import CommandError
 
@@ -167,9 +168,8 @@ def list_calls(session: Session, agent: str | None = None) -> Iterator[RecordedC
         said = (event.custom_metadata or {}).get(METADATA_KEY)
         is_guarded = isinstance(said, dict) and bool(said.get("recovered"))
         keys = ("__context_guard_summary_", "context_guard:summary:")
-        owned = tuple(f"{key}{event.author}@" for key in keys)
-        stored = (key for key, value in state.items() if value is not None)
-        is_guarded |= any(f"{key}@".startswith(owned) for key in stored)
+        owner = f"{event.author}@{branch_scope(event)}".removesuffix("@")
+        is_guarded |= any(state.get(key + owner) is not None for key in keys)
         yield RecordedCall(index, event, prompt_tokens, is_guarded)
 
 
