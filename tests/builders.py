@@ -59,6 +59,10 @@ def call(name: str, call_id: str | None = None, **args: Any) -> types.Content:
     return types.Content(role="model", parts=[call_part(name, call_id, **args)])
 
 
+DETACHED = type("Detached", (), {"__repr__": lambda _: 1 / 0})()
+"""An object whose `repr` raises, as that of a database row may."""
+
+
 def response(
     name: str, result: Any = "ok", call_id: str | None = None
 ) -> types.Content:

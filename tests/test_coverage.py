@@ -23,7 +23,7 @@ from contextguard_adk.history.coverage import (
     encode_covered,
     fingerprint,
 )
-from tests.builders import call, model, response, user
+from tests.builders import DETACHED, call, model, response, user
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text() | st.floats(-1e9, 1e9),
@@ -113,6 +113,7 @@ ODD_VALUES: dict[str, Callable[[], Any]] = {
     "lone-surrogate": lambda: {"\udfff": "\ud800 half"},
     "long-integer": lambda: 10**5_000,
     "object": lambda: object,
+    "detached": lambda: [DETACHED, {1: DETACHED, "1": 2}],
     "deeper-list": lambda: nested(10_001),
     "longer-integer": lambda: 10**5_000 + 1,
     "number-as-key": lambda: {1: 1, "1": 2},

@@ -297,8 +297,8 @@ async def test_a_task_that_stays_does_not_undo_a_summary_of_a_long_history() -> 
     done: list[CompactionRecord] = []
     guard = {"on_compaction": done.append}
     chat = guarded_chat(large_llm(), Pipeline(context_window=32_000), guard=guard)
-    talk = [user("word " * 80), model("word " * 80)] * 450
-    await seed(chat, user("The first task."), *talk)
+    talk = [user("word " * 80), model("word " * 80)]
+    await seed(chat, user("The first task."), *talk * 450)
     for _ in range(3):
         await chat.say("Go on.")
     assert [record.contents_before for record in done] == [902]

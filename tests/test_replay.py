@@ -161,8 +161,7 @@ def guarded() -> tuple[Session, list[CallRecord]]:
 
 
 async def test_a_replay_compacts_where_the_guard_did(
-    recorded: tuple[Session, SimulatedLlm],
-    guarded: tuple[Session, list[CallRecord]],
+    recorded: tuple[Session, SimulatedLlm], guarded: tuple[Session, list[CallRecord]]
 ) -> None:
     """Nearly: instruction, tools and summaries are inferred; the recording stays."""
     session, _ = recorded
@@ -269,9 +268,7 @@ async def test_agents_are_replayed_each_for_itself() -> None:
 
 
 @pytest.mark.parametrize("branch", [None, "root.one"])
-async def test_an_empty_summary_shows_that_a_branch_was_guarded(
-    branch: str | None,
-) -> None:
+async def test_an_empty_summary_shows_that_it_was_guarded(branch: str | None) -> None:
     """Messages were only dropped; another branch of the agent has its own summary."""
     session = two_agents()
     for event in session.events[1:3]:
@@ -405,10 +402,7 @@ NO_RECORDINGS = {
 
 @pytest.mark.parametrize(("text", "reason"), NO_RECORDINGS.values(), ids=NO_RECORDINGS)
 def test_what_is_no_recording_is_one_line(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    text: str | None,
-    reason: str,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, reason: str
 ) -> None:
     """With the reason, on stderr, and exit code 2."""
     path = tmp_path / "session.json"

@@ -19,7 +19,7 @@ from contextguard_adk.summarizing.transcript import (
     render_entries,
     split_entries,
 )
-from tests.builders import response, user
+from tests.builders import DETACHED, response, user
 
 
 def count(text: str) -> int:
@@ -112,6 +112,7 @@ PAYLOADS: dict[str, tuple[Any, Any]] = {
     "raw-bytes": ({"b": b"\xff", "c": "kept"}, '{"b": "b\'\\\\xff\'", "c": "kept"}'),
     "surrogate": ({"a": {"b": "\ud800"}, "c": "ü"}, '{"a": {"b": "?"}, "c": "ü"}'),
     "object": ({"o": object}, '{"o":"<class \'object\'>"}'),
+    "detached": ({"o": DETACHED}, "Detached object at 0x"),
     "deep": ({"note": "still shown", "d": deep(100_000)}, "note"),
     "cycle": (CYCLE, "still shown"),
 }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
 import re
 import struct
 from collections import Counter
@@ -18,7 +17,7 @@ from functools import partial
 import pydantic_core
 from google.genai import types
 
-from contextguard_adk.measuring.tokens import json_text
+from contextguard_adk.measuring.tokens import json_text, safe_repr
 
 # Of blake2b. With a checksum a tool result could be made to collide with a content
 # and so be hidden from the model.
@@ -99,7 +98,7 @@ def _spell(kind: bytes, *fields: str | bytes | None) -> bytes:
 
 def _canonical_json(value: object) -> bytes:
     """Serializes any value, the same before and after a database has stored it."""
-    to_plain = partial(pydantic_core.to_jsonable_python, fallback=repr)
+    to_plain = partial(pydantic_core.to_jsonable_python, fallback=safe_repr)
     write = partial(json.dumps, sort_keys=True, ensure_ascii=False, default=to_plain)
     try:
         text = write(value)
@@ -108,7 +107,7 @@ def _canonical_json(value: object) -> bytes:
         if has_large or "-0.0" in text or _NUMBER_AS_KEY.search(text):
             text = write(json.loads(text, parse_float=_read_float))
         return json_text(text)
-    except Exception:  # noqa: BLE001 - anyone's code may raise anything
+    except (TypeError, ValueError, RecursionError):
         # Mixed key types, cycles, nesting beyond the recursion limit. The fallback
         # need not survive a round trip: what does not match is sent again.
         return _digest_value(value)
@@ -119,18 +118,15 @@ def _digest_value(value: object) -> bytes:
     digest, waiting, numbers = hashlib.blake2b(), [value], dict[int, int]()
     while waiting:
         node = waiting.pop()
-        kind, said = type(node).__name__, b"%d" % numbers.get(id(node), -1)
+        kind, said = type(node).__name__, f"{numbers.get(id(node), -1)}"
         if isinstance(node, dict | list | tuple | set | frozenset):
             if id(node) not in numbers:
                 numbers[id(node)] = len(numbers)
                 values = node.values() if isinstance(node, dict) else ()
                 waiting += [*node, *values]
-                said = b"new %d" % len(node)
-        else:
-            try:  # Python refuses to print long integers in decimal.
-                said = b"%x" % node if type(node) is int else repr(node).encode()
-            except Exception:  # noqa: BLE001 - anyone's code may raise anything
-                said = os.urandom(16)  # Equals nothing.
+                said = f"new {len(node)}"
+        else:  # Python refuses to print long integers in decimal.
+            said = hex(node) if type(node) is int else safe_repr(node)
         digest.update(_spell(b"v", kind, said))
     return digest.digest()
 

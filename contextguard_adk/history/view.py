@@ -73,9 +73,8 @@ class HistoryView:
         """The fingerprint of one content."""
         if index not in self._fingerprints:
             content = self.contents[index]
-            found = self._memo.get(
-                fingerprint, content, content.parts or (), content.role
-            )
+            parts = content.parts or ()
+            found = self._memo.get(fingerprint, content, parts, content.role)
             self._fingerprints[index] = found
         return self._fingerprints[index]
 

@@ -61,6 +61,14 @@ def json_text(value: object) -> bytes:
         return _walk_text(value)
 
 
+def safe_repr(value: object) -> str:
+    """Returns `repr`, or type and address of an object whose own fails."""
+    try:
+        return repr(value)
+    except Exception:  # noqa: BLE001 - anyone's code may raise anything
+        return object.__repr__(value)
+
+
 def _walk_text(value: object) -> bytes:
     """Returns what `to_json` refuses as something close to JSON, each object once."""
     chunks: list[bytes] = []

@@ -242,12 +242,11 @@ async def _summarize_within(
     around = summary_prompt("", "", live_request, task.todos)
     room = input_tokens - count(instruction) - count(around)
     # One call alone reads the summary so far; a later one reads what was written.
-    parts = split_entries(
-        task.entries, max(room - count(summary), input_tokens // 4), count
-    )
+    least = input_tokens // 4
+    parts = split_entries(task.entries, max(room - count(summary), least), count)
     if len(parts) > 1:
         room -= max(count(summary), task.budget_tokens)
-        room = max(room, input_tokens // 4)
+        room = max(room, least)
         parts = split_entries(task.entries, room, count)
         for slack in (0.8, 0.6):  # Parts end between entries.
             if len(parts) > 3:

@@ -113,9 +113,7 @@ class TodoList:
 
     def render(self, budget_tokens: int, count: TokenCounter) -> str:
         """Renders the list; completed tasks are left out first, oldest first."""
-        lines = [
-            " ".join(f"- [{status}] {text}".split()) for status, text in self.items
-        ]
+        lines = [" ".join(f"- [{s}] {text}".split()) for s, text in self.items]
         whole = "\n".join([LIST_HEADING, *lines]) if lines else ""
         if count(whole) <= budget_tokens:
             return whole

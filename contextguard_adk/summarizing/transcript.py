@@ -17,6 +17,7 @@ from contextguard_adk.measuring.budgets import (
     divide_budget,
     shorten_to_tokens,
 )
+from contextguard_adk.measuring.tokens import safe_repr
 
 HIDDEN_CALLS = frozenset({"adk_request_credential"})  # They carry credentials.
 RECALL_TOOL = "recall_history"  # Its results are copies of compacted history.
@@ -100,12 +101,12 @@ def payload_text(payload: object) -> str:
     if isinstance(payload, dict) and len(payload) == 1 and isinstance(value, str):
         return value
     try:
-        raw = pydantic_core.to_json(payload, fallback=repr, inf_nan_mode="constants")
+        raw = pydantic_core.to_json(payload, fallback=safe_repr)
         return raw.decode("utf-8", "replace")
     except (ValueError, TypeError, RecursionError):
         pass  # Lone surrogates, bytes that are no text; cycles, deep nesting.
     try:
-        text = json.dumps(payload, ensure_ascii=False, default=repr)
+        text = json.dumps(payload, ensure_ascii=False, default=safe_repr)
     except (ValueError, TypeError, RecursionError):
         fields = payload if isinstance(payload, dict) else {"payload": payload}
         text = "\n".join(

@@ -145,9 +145,8 @@ def list_content_texts(contents: Iterable[types.Content]) -> Iterator[str]:
             yield code.code or ""
         if result := part.code_execution_result:
             yield result.output or ""
-        yield from map(
-            _to_json_text, filter(None, (part.tool_call, part.tool_response))
-        )
+        others = filter(None, (part.tool_call, part.tool_response))
+        yield from map(_to_json_text, others)
 
 
 def list_system_parts(instruction: Any) -> list[types.Part]:
