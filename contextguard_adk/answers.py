@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ from contextguard_adk.telemetry import (
     CallRecord,
     describe_call,
     report_call,
+    warn_once,
 )
 
 if TYPE_CHECKING:
@@ -83,15 +83,13 @@ def _is_truncated(call: CallInFlight, real_tokens: int, memo: Memo) -> bool:
     return real_tokens < suspect_tokens - discount_tokens * _TRUNCATION_RATIO
 
 
-@functools.lru_cache(maxsize=256)
 def _warn_truncation(agent: str, window_tokens: int) -> None:
-    logger.warning(
+    message = (
         "The provider counted far fewer prompt tokens for agent %r than were sent: it "
-        "seems to truncate silently. Its real window may be smaller than the %d tokens "
-        "assumed; set `context_window`.",
-        agent,
-        window_tokens,
+        "seems to truncate silently. Its real window may be smaller than the "
+        f"{window_tokens} tokens assumed; set `context_window`."
     )
+    warn_once(logger, message, agent)
 
 
 def end_run(guard: Guard, invocation_id: str) -> None:

@@ -90,6 +90,18 @@ class CallRecord:
     compaction: CompactionRecord | None
 
 
+_warned: set[tuple[str, str]] = set()
+
+
+def warn_once(logger: logging.Logger, message: str, about: str, *args: object) -> None:
+    """Warns once in a process about something; it remembers 1,024 warnings."""
+    if (message, about) not in _warned:
+        if len(_warned) >= 1_024:
+            _warned.clear()
+        _warned.add((message, about))
+        logger.warning(message, about, *args)
+
+
 R = TypeVar("R")
 Listener = Callable[[R], Awaitable[None] | None]
 """A function of one record; sync or async. One that fails is logged."""

@@ -17,6 +17,7 @@ from pydantic import PlainValidator as Read
 
 from contextguard_adk.history.coverage import Covered, decode_covered, encode_covered
 from contextguard_adk.history.rendering import Truncation
+from contextguard_adk.telemetry import warn_once
 
 logger = logging.getLogger("contextguard_adk.state")
 
@@ -82,7 +83,7 @@ class AgentState:
         if isinstance(value, str):
             return value
         if value:
-            _warn_once(self.key(name), type(value).__name__, "a text")
+            _warn(self.key(name), type(value).__name__, "a text")
         return ""
 
     def read_count(self, name: str) -> int | None:
@@ -93,7 +94,7 @@ class AgentState:
         if is_number and 1 <= value <= 2**53:
             return int(value)
         if value is not None and value != 0:
-            _warn_once(self.key(name), type(value).__name__, "a positive number")
+            _warn(self.key(name), type(value).__name__, "a positive number")
         return None
 
     @functools.cached_property
@@ -102,7 +103,7 @@ class AgentState:
         try:
             return AgentRecord.model_validate_json(self._read_text("record") or "{}")
         except (ValidationError, RecursionError):
-            _warn_once(self.key("record"), "str", "a record of this version")
+            _warn(self.key("record"), "str", "a record of this version")
             return AgentRecord()
 
     def learn(
@@ -184,10 +185,9 @@ def _key(name: str, owner: str, is_namespaced: bool) -> str:
     return form.format(name, owner)
 
 
-@functools.lru_cache(maxsize=256)
-def _warn_once(key: str, found: str, wanted: str) -> None:
+def _warn(key: str, found: str, wanted: str) -> None:
     message = "Session state %r holds a value of type %s where %s is expected; ignored."
-    logger.warning(message, key, found, wanted)
+    warn_once(logger, message, key, found, wanted)
 
 
 def declares_state_schema(root: object) -> bool:

@@ -14,6 +14,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, Protocol, TypeGuard
 
+from contextguard_adk.telemetry import warn_once
+
 _LOGGER = logging.getLogger("contextguard_adk.providers.windows")
 
 DEFAULT_CONTEXT_WINDOW: Final = 128_000
@@ -188,20 +190,11 @@ def resolve_context_window(
         return ResolvedWindow(answer, "registry")
     if answer is not None:
         message = "The model registry gave no token count for %r but %r"
-        _warn_once(message, model, answer)
+        warn_once(_LOGGER, message, model, answer)
     message = (
         "The context window of model %r is unknown; %d tokens are assumed. Set "
         "context_window= on the agent's strategy, as in "
         'ContextGuardPlugin(agents={"%s": Threshold(context_window=...)}).'
     )
-    _warn_once(message, model, DEFAULT_CONTEXT_WINDOW, agent or "<agent>")
+    warn_once(_LOGGER, message, model, DEFAULT_CONTEXT_WINDOW, agent or "<agent>")
     return ResolvedWindow(DEFAULT_CONTEXT_WINDOW, "default")
-
-
-_warned: set[tuple[str, str]] = set()
-
-
-def _warn_once(message: str, model: str, *args: object) -> None:
-    if (message, model) not in _warned and len(_warned) < 1_024:
-        _warned.add((message, model))
-        _LOGGER.warning(message, model, *args)

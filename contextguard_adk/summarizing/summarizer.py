@@ -41,6 +41,7 @@ from contextguard_adk.summarizing.prompts import (
     summary_prompt,
 )
 from contextguard_adk.summarizing.transcript import Entry, fit_entries, split_entries
+from contextguard_adk.telemetry import warn_once
 
 if TYPE_CHECKING:
     from contextguard_adk.memory import CircuitBreaker, SessionMemory
@@ -203,17 +204,12 @@ def _resolve(model: BaseLlm | str | None) -> BaseLlm | None:
         # Each time anew: a client belongs to the event loop that it was made in.
         return LLMRegistry.new_llm(model)
     except (ValueError, ImportError):
-        _warn_unknown(model)
+        message = (
+            "ADK knows no model %r for summaries; the agent's own model writes them. "
+            "Set `summarizer` to a model name that ADK's LLMRegistry resolves."
+        )
+        warn_once(logger, message, model)
         return None
-
-
-@functools.lru_cache(maxsize=64)
-def _warn_unknown(name: str) -> None:
-    logger.warning(
-        "ADK knows no model %r for summaries; the agent's own model writes them. Set "
-        "`summarizer` to a model name that ADK's LLMRegistry resolves.",
-        name,
-    )
 
 
 def _is_overflow(error: SummaryError) -> bool:
