@@ -241,6 +241,7 @@ class ModelCall:
                 self._context.state, self.agent, self._guard.has_namespaced_keys
             ),
             has_recall=self._recall.is_possible,
+            keep_tokens=self.strategy.keep_tokens(budgets.window_tokens),
         )
 
     def examine_rejected(self, ratio: float) -> CompactionContext:
@@ -295,7 +296,7 @@ class ModelCall:
             agent=self.agent,
             session_id=self._invocation.session.id,
             strategy=type(self.strategy).__name__,
-            reason=compaction.reason or context.reason,
+            reason=compaction.reason,
             tokens_before=context.tokens,
             tokens_after=int(compaction.tokens * scale),
             contents_before=len(context.contents),

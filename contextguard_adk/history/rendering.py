@@ -24,11 +24,16 @@ SUMMARY_END = "[End of summary — conversation continues below]"
 NO_SUMMARY = "Older messages were left out; they are not summarized."
 
 _CONTINUATION = (
-    "[System: The conversation was compacted because it exceeded the context window. "
+    "[System: The conversation was compacted because {why}. "
     "The summary above contains all prior context. {request}Continue {where} without "
     "asking the user to repeat anything. If a newer message of the user follows below, "
     "that message is the current request{instead}.]"
 )
+
+_WHY = {
+    "requested": "somebody asked for it",
+    "turns": "it had grown long",
+}
 
 LEDGER_HEADING = "[The user's messages up to here, in order; long ones are excerpts]"
 
@@ -66,8 +71,9 @@ def render_head(
     """Returns the summary content and, where there is one, the continuation."""
     # Behind what the model wrote stands what the guard keeps itself.
     ledger = render_ledger(stored.ledger)
-    kept = (stored.text or NO_SUMMARY, ledger, stored.todos, stored.index)
-    text = summary_text("\n\n".join(filter(None, kept)))
+    kept = (ledger, stored.done, stored.todos, stored.index)
+    text = "\n\n".join(filter(None, (stored.text or NO_SUMMARY, *kept)))
+    text = summary_text(text)
     head = [types.Content(role="user", parts=[types.Part(text=text)])]
     if stored.has_continuation:
         parts = _continue(view, stored, covered)
@@ -81,7 +87,7 @@ def _continue(
     """The request to carry on, with the live message's images and files."""
     request = _find_quoted_request(view, stored.request, covered)
     if request is None:
-        return [types.Part(text=continuation_text(""))]
+        return [types.Part(text=continuation_text("", stored.reason))]
     text = content_text(request)
     if stored.request_chars >= 0:
         # Under this handle stands the part that loses most.
@@ -89,7 +95,8 @@ def _continue(
         longest = max(texts, key=lambda part: len(part.text or ""), default=None)
         handle = handle_of(longest) if longest and stored.has_recall else ""
         text = shorten(text, stored.request_chars, handle)
-    return [types.Part(text=continuation_text(text)), *media_parts(request)]
+    said = types.Part(text=continuation_text(text, stored.reason))
+    return [said, *media_parts(request)]
 
 
 def _find_quoted_request(
@@ -111,13 +118,14 @@ def summary_text(summary: str) -> str:
     return f"{SUMMARY_BEGIN}\n{summary}\n{SUMMARY_END}"
 
 
-def continuation_text(request: str) -> str:
+def continuation_text(request: str, reason: str = "tokens") -> str:
     """Tells the agent to carry on with the user's request; "" names none."""
-    if not request:
-        return _CONTINUATION.format(request="", where="where it leaves off", instead="")
-    quoted = f"The user's current request is: `{request}`. "
-    where, instead = "working on this request", " instead"
-    return _CONTINUATION.format(request=quoted, where=where, instead=instead)
+    quoted, where, instead = "", "where it leaves off", ""
+    if request:
+        quoted = f"The user's current request is: `{request}`. "
+        where, instead = "working on this request", " instead"
+    why = _WHY.get(reason, "it exceeded the context window")
+    return _CONTINUATION.format(why=why, request=quoted, where=where, instead=instead)
 
 
 def render_ledger(excerpts: Sequence[str]) -> str:

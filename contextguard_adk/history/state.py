@@ -223,19 +223,21 @@ class StoredSummary(_Stored):
     """A summary, what it stands for, and what the guard keeps beside it.
 
     Its text has a key of its own. The first `model_chars` of it are by a model and
-    stand for `model_covered_count` contents. `scope` is where it may be used. The
-    continuation quotes `request_chars` (-1 for all) of `request`, a fingerprint in hex.
-    Tool results are shortened up to `truncated_upto`, which `HistoryView.name_place`
-    has named.
+    stand for `model_covered_count` contents. `done` lists calls of the turn that it was
+    made in. `scope` is where it may be used. The continuation says the `reason`, and
+    quotes `request_chars` (-1 for all) of `request`, a fingerprint in hex. Tool results
+    are shortened up to `truncated_upto`, which `HistoryView.name_place` has named.
     """
 
     text: str = Field(default="", exclude=True)
     covered: Annotated[Covered, Read(_read_covered), Write(encode_covered)] = Covered()
     ledger: tuple[str, ...] = Field(default=(), strict=False)
     todos: str = ""
+    done: str = ""
     index: str = ""
     scope: str = ""
     invocation: str = ""
+    reason: str = ""
     request: str = ""
     request_chars: int = -1
     has_continuation: bool = True

@@ -83,6 +83,14 @@ class HistoryView:
         """Where the user's current request stands, if it does."""
         return find_live_request(self.contents, self.history, self.user_content)
 
+    @cached_property
+    def turn(self) -> list[int]:
+        """History of the running turn: what stands behind the user's request."""
+        start = self.live_index
+        if start is None:
+            start = max(self.user_messages, default=-1)
+        return [index for index in self.history if index > start]
+
     @property
     def first_task_index(self) -> int | None:
         """Where the first message of the user stands."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 from pydantic import AliasChoices, Field, model_validator
 
@@ -52,6 +52,12 @@ class Strategy(SummarySettings, ABC):
             ADK's `LLMRegistry` knows. None takes the agent's own model.
         summarizer_context_window: The summarizer's context window in tokens. None
             takes the agent's for the agent's own model, else asks the registry.
+        keep: What the newest steps of the running turn (tool calls with their results)
+            may take that every compaction leaves word for word: tokens as an int, at
+            least 0, or a part of the context window as a float, at least 0 and less
+            than 1. Results that the model has not seen yet always stay, shortened
+            where they are too large. All other calls of the turn are listed beside the
+            summary.
         max_compaction_attempts: How many summaries one compaction may pay for, 1 to
             10. More than one is used only while the result is still too large.
         summary_timeout_seconds: How long one summary call may take, more than 0 and
@@ -79,6 +85,10 @@ class Strategy(SummarySettings, ABC):
         strict=True,
         validation_alias=AliasChoices("context_window", "max_tokens"),
     )
+    keep: (
+        Annotated[int, Field(strict=True, ge=0)]
+        | Annotated[float, Field(strict=True, ge=0, lt=1)]
+    ) = 0.2
     max_compaction_attempts: int = Field(default=3, ge=1, le=10, strict=True)
     recall: Recall = "auto"
     recall_page_tokens: int = Field(default=2_000, ge=100, strict=True)
@@ -89,6 +99,10 @@ class Strategy(SummarySettings, ABC):
         if isinstance(values, dict) and {"context_window", "max_tokens"} <= set(values):
             raise ValueError("context_window and max_tokens mean the same: give one")
         return values
+
+    def keep_tokens(self, window_tokens: int) -> int:
+        """What `keep` comes to in a context window."""
+        return int(self.keep * window_tokens if self.keep < 1 else self.keep)
 
     @abstractmethod
     async def compact(self, context: CompactionContext) -> Compaction | None:
@@ -109,8 +123,9 @@ class Threshold(Strategy):
 
     The threshold is the context window minus a buffer: 20,000 tokens for windows of
     200,000 and more, else 20 % of the window. After a compaction the request is the
-    summary and a continuation that quotes the user's current request, plus what is
-    not history and tool calls that are still open. One summary per compaction is
+    summary and a continuation that quotes the user's current request, then the newest
+    steps of the running turn, plus what is not history and tool calls that are still
+    open. One summary per compaction is
     normal; further attempts ask for half the length.
     """
 

@@ -185,10 +185,10 @@ class Reduction:
 
     @property
     def protected(self) -> frozenset[int]:
-        """What no reducer removes: the live request and calls that are open."""
+        """What no reducer removes: the live request, open calls, unseen results."""
         view = self.context.view
         live = () if view.live_index is None else (view.live_index,)
-        return view.pinned_calls | frozenset(live)
+        return view.pinned_calls | self.context.kept.unseen | frozenset(live)
 
     @property
     def truncation(self) -> tuple[Truncation, int] | None:

@@ -39,13 +39,13 @@ class SlidingWindow(Strategy):
         # Counting all contents first is cheaper than finding out what is history.
         if len(view.contents) <= most or len(view.uncovered) <= most:
             return None
-        compaction = await self._compact(context)
-        return replace(compaction, reason="turns") if compaction else None
+        return await self._compact(replace(context, reason="turns"))
 
     async def _compact(self, context: CompactionContext) -> Compaction | None:
         compaction: Compaction | None = None
         attempts = 0
         keep = max(MIN_KEPT, int(len(context.view.uncovered) * 0.30))
+        context = replace(context, keep_count=keep)
         while attempts < self.max_compaction_attempts:
             while keep > MIN_KEPT and _is_too_much(context, context.older_than(keep)):
                 keep = max(MIN_KEPT, keep // 2)
@@ -75,4 +75,5 @@ def _is_too_much(context: CompactionContext, covered: frozenset[int]) -> bool:
     view = context.view
     kept = [view.contents[index] for index in view.history if index not in covered]
     kept_tokens = context.measure(kept) - context.measure([])
-    return kept_tokens > 0.10 * context.budgets.window_tokens
+    most_tokens = max(0.10 * context.budgets.window_tokens, context.keep_tokens)
+    return kept_tokens > most_tokens

@@ -20,6 +20,7 @@ from contextguard_adk.summarizing.items import (
     write_index,
 )
 from contextguard_adk.summarizing.ledger import extend_ledger
+from contextguard_adk.summarizing.running_turn import DONE_RATIO, write_done_list
 
 if TYPE_CHECKING:
     from contextguard_adk.history.rendering import Truncation
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 
 SQUEEZE_STEPS = ((1.0, 1.0), (0.5, 1.0), (0.25, 0.3), (0.25, 0.02))
 """What is kept, step by step, of the summary and of the live request. The index of
-items goes at once, which the recall tool lists as well; then ledger and todo list."""
+items goes at once, which the recall tool lists as well; then ledger and todo list. The
+list of what is done stays."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class Composer:
     def __init__(self, context: CompactionContext) -> None:
         self._view = context.view
         self._scope = context.scope
+        self._reason = context.reason
         self._todo_list = context.todos
         self._has_recall = context.has_recall
         self._window_tokens = context.budgets.window_tokens
@@ -72,6 +75,7 @@ class Composer:
             ledger=self._ledger(draft.covered),
             scope=self._scope,
             invocation=self._view.invocation_id,
+            reason=self._reason,
             request=fingerprint(request).hex() if request is not None else "",
             request_chars=self._quoted_chars,
             has_continuation=live is None or live in draft.covered,
@@ -81,13 +85,15 @@ class Composer:
             truncated_upto=self._view.name_place(upto) if draft.truncation else "",
             has_recall=self._has_recall,
         )
-        budget = min(2_500, self._summary_tokens // 2, _room_tokens(stored))
+        budget = min(2_500, self._summary_tokens // 2, _room_tokens(stored) // 2)
         todos = _storable(self._todo_list.render(budget, self._count))
         stored = stored.model_copy(update={"todos": todos})
+        done = self._done(draft.covered, _room_tokens(stored))
+        stored = stored.model_copy(update={"done": done})
         index = self._index(draft.covered, _room_tokens(stored))
         stored = stored.model_copy(update={"index": index})
         # Escapes may take several times what was counted.
-        for field in ("index", "todos", "ledger"):
+        for field in ("index", "todos", "ledger", "done"):
             if len(stored.model_dump_json().encode()) > MAX_RECORD_BYTES - 200:
                 empty = () if field == "ledger" else ""
                 stored = stored.model_copy(update={field: empty})
@@ -128,6 +134,14 @@ class Composer:
         new = [content_text(view.contents[index]) for index in sorted(new_indexes)]
         factor = max(1.0, self._factor)
         return tuple(extend_ledger(known, new, int(self._summary_tokens * 4 / factor)))
+
+    def _done(self, covered: Collection[int], room_tokens: int) -> str:
+        """The list of the running turn's covered calls."""
+        steps = sorted(set(covered).intersection(self._view.turn))
+        budget = min(int(self._window_tokens * DONE_RATIO), room_tokens)
+        contents, has_recall = self._view.contents, self._has_recall
+        done = write_done_list(contents, steps, budget, self._count, has_recall)
+        return _storable(done)
 
     def _index(self, covered: Collection[int], room_tokens: int) -> str:
         """The index of covered items; that of the stored summary comes last."""

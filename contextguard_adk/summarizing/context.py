@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -32,6 +33,11 @@ from contextguard_adk.measuring.tokens import estimate_contents_tokens
 from contextguard_adk.summarizing.compose import Composer, Draft
 from contextguard_adk.summarizing.items import attach_files
 from contextguard_adk.summarizing.model import find_conversation
+from contextguard_adk.summarizing.running_turn import (
+    DONE_RATIO,
+    KeptSteps,
+    find_kept_steps,
+)
 from contextguard_adk.summarizing.summarizer import (
     Summarizer,
     SummaryTask,
@@ -56,7 +62,6 @@ class Compaction:
         contents: The request's contents with it.
         tokens: The estimate of that request.
         attempts: How many summaries it took, mechanical ones included.
-        reason: Why, where that is not what `CompactionContext.reason` says.
     """
 
     stored: StoredSummary
@@ -64,7 +69,11 @@ class Compaction:
     contents: list[types.Content]
     tokens: int
     attempts: int = 1
-    reason: Reason | None = None
+
+    @property
+    def reason(self) -> str:
+        """Why the history was compacted."""
+        return self.stored.reason
 
     def after(self, attempts: int) -> Compaction:
         """The same compaction, with the number of summaries that it took."""
@@ -89,6 +98,10 @@ class CompactionContext:
         summarizer: Has summaries written.
         todos: The agent's todo list.
         has_recall: Whether the agent can read back what is left out.
+        keep_tokens: What the newest steps of the running turn may take that stay word
+            for word.
+        keep_count: How many contents these steps may be.
+        focus: What a compaction that somebody asked for should keep above all.
     """
 
     agent: str
@@ -103,6 +116,9 @@ class CompactionContext:
     summarizer: Summarizer
     todos: TodoList
     has_recall: bool = False
+    keep_tokens: int = 0
+    keep_count: int = sys.maxsize
+    focus: str = ""
 
     @property
     def failures(self) -> Sequence[SummaryError]:
@@ -150,15 +166,25 @@ class CompactionContext:
         """Whether a compacted request may go out."""
         return compaction.tokens <= self.limit_tokens
 
+    @cached_property
+    def kept(self) -> KeptSteps:
+        """The newest steps of the running turn, which stay word for word."""
+        view = self.view
+        covered = frozenset(view.compactable) | view.model_covered
+        room_tokens = self.limit_tokens - self.expect(covered)
+        return find_kept_steps(self, max(0, room_tokens))
+
     def older_than(self, keep_count: int) -> frozenset[int]:
         """Covers all but about the newest `keep_count` contents and splits no pair.
 
-        Empty when nothing is left to summarize.
+        Nor does it cover the steps of the running turn that stay. Empty when nothing is
+        left to summarize.
         """
-        candidates = self.view.compactable
-        if candidates and keep_count <= 0:
+        kept = self.kept.indexes
+        candidates = [i for i in self.view.compactable if i not in kept]
+        wished = len(self.view.compactable) - keep_count
+        if candidates and wished >= len(candidates):
             return frozenset(candidates) | self.view.model_covered
-        wished = len(candidates) - keep_count
         if wished < 1:
             return frozenset()
         split = find_safe_split([self.view.contents[i] for i in candidates], wished)
@@ -185,7 +211,20 @@ class CompactionContext:
         text = await self.summarizer.summarize(self._task(covered, budget_tokens))
         if not text:
             return self._summarize_mechanically(covered)
-        return self.render(Draft(text, covered, covered, len(text)))
+        return self._render_summary(text, covered, covered, len(text))
+
+    def _render_summary(
+        self,
+        text: str,
+        covered: frozenset[int],
+        model_covered: frozenset[int],
+        model_chars: int,
+    ) -> Compaction:
+        draft = Draft(text, covered, model_covered, model_chars)
+        if self.kept.truncation and self.kept.indexes.isdisjoint(covered):
+            upto = max(self.kept.indexes)
+            draft = replace(draft, truncation=self.kept.truncation, truncated_upto=upto)
+        return self.render(draft)
 
     async def summarize_all(
         self, max_attempts: int, spent: int = 0
@@ -214,9 +253,12 @@ class CompactionContext:
         view = self.view
         pinned = [i for i in (view.first_task_index, view.live_index) if i is not None]
         new = sorted(covered - view.model_covered)
+        if self.kept.truncation:
+            new += sorted(self.kept.indexes)  # The agent is not shown all of it.
         conversation: Sequence[types.Content] = ()
         if self.reason != "overflow" and self.summarizer.is_in_place_wanted:
-            conversation = find_conversation(view, covered, self.contents)
+            summarized = covered | self.kept.indexes
+            conversation = find_conversation(view, summarized, self.contents)
         return SummaryTask(
             entries=render_entries(view.contents, new, pinned, self.has_recall),
             previous_summary=view.stored.model_text if view.stored else "",
@@ -239,14 +281,16 @@ class CompactionContext:
         entries = render_entries(view.contents, indexes, (), self.has_recall)
         count = token_counter(self._factor)
         text = write_mechanical_summary(entries, previous, budget_tokens, count)
-        return self.render(Draft(text, covered, view.model_covered, len(previous)))
+        return self._render_summary(text, covered, view.model_covered, len(previous))
 
     def _find_mechanical_end(self, new: Sequence[int], budget_tokens: int) -> int:
         """How many contents a mechanical summary has to cover; the newest can stay."""
+        done_tokens = int(self.budgets.window_tokens * DONE_RATIO)
         room = min(
             int(self.budgets.threshold_tokens * 0.45),
-            self.limit_tokens - self.fixed_tokens - 2 * budget_tokens,
+            self.limit_tokens - self.fixed_tokens - 2 * budget_tokens - done_tokens,
         )
+        room -= self.kept.tokens
         contents = [self.view.contents[i] for i in new]
         heuristics = (estimate_contents_tokens([c]) for c in reversed(contents[1:]))
         costs = (int(heuristic * self._factor + 1) for heuristic in heuristics)
