@@ -18,6 +18,7 @@ from contextguard_adk.strategies import (
     TokenWindow,
     ToolOutputTruncation,
 )
+from contextguard_adk.summarizing.compact_tool import CompactTool
 from contextguard_adk.summarizing.context import Compaction, CompactionContext
 from contextguard_adk.summarizing.todos import TodosTool
 from contextguard_adk.telemetry import CallRecord, CompactionRecord, PressureRecord
@@ -25,6 +26,7 @@ from contextguard_adk.telemetry import CallRecord, CompactionRecord, PressureRec
 __all__ = [
     "Budgets",
     "CallRecord",
+    "CompactTool",
     "Compaction",
     "CompactionContext",
     "CompactionRecord",

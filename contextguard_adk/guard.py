@@ -45,6 +45,7 @@ from contextguard_adk.summarizing.context import (
     Compaction,
     CompactionContext,
     Reason,
+    find_refusal,
     should_skip_compaction,
 )
 from contextguard_adk.summarizing.items import attach_files
@@ -207,7 +208,7 @@ class ModelCall:
         contents_tokens = estimate_contents_tokens(contents, self._memo.part_bytes)
         self._heuristic = config_tokens + contents_tokens
         budgets = self.budgets()
-        is_requested = self.state.is_compaction_requested()
+        is_requested = self.state.is_compaction_requested
         reason: Reason = "requested" if is_requested else "tokens"
         tokens = estimate_prompt_tokens(
             self._heuristic,
@@ -242,6 +243,7 @@ class ModelCall:
             ),
             has_recall=self._recall.is_possible,
             keep_tokens=self.strategy.keep_tokens(budgets.window_tokens),
+            focus=self.state.requested_focus if is_requested else "",
         )
 
     def examine_rejected(self, ratio: float) -> CompactionContext:
@@ -255,28 +257,47 @@ class ModelCall:
 
     async def _compact(self, context: CompactionContext) -> Compaction | None:
         """Lets the strategy compact, and takes its result where that is smaller."""
-        if should_skip_compaction(context):
+        session = self._session
+        compacted_run, session.compacted_run = session.compacted_run, ""
+        if context.reason == "requested":
+            was_running = compacted_run == self._invocation.invocation_id
+            if refusal := find_refusal(context, was_running):
+                self._refuse_request(refusal)
+                context = replace(context, reason="tokens")
+        if should_skip_compaction(context, bool(compacted_run)):
             return None
         started = time.monotonic()
         compaction = await self.strategy.compact(context)
         context.summarizer.end()
-        if context.reason == "requested":
-            self.state.clear_compaction_request()
         if compaction is None:
+            if context.reason == "requested":
+                self._refuse_request("the strategy found nothing to compact")
             return None
-        self._session.was_just_compacted = True
+        session.compacted_run = self._invocation.invocation_id
         before_tokens = context.measure(context.contents)
         if compaction.tokens >= before_tokens:
-            self._session.dropped_tokens = context.tokens
+            session.dropped_tokens = context.tokens
             logger.info(
                 "Compaction for agent %r dropped: %d tokens would become %d.",
                 self.agent,
                 before_tokens,
                 compaction.tokens,
             )
+            if context.reason == "requested":
+                self._refuse_request("it would have made the request larger")
             return None
+        if context.reason == "requested":
+            self.state.answer_request()
         await self.accept(context, compaction, started)
         return compaction
+
+    def _refuse_request(self, reason: str) -> None:
+        self.state.answer_request(reason)
+        logger.info(
+            "The compaction that was asked for is refused for agent %r: %s.",
+            self.agent,
+            reason,
+        )
 
     async def accept(
         self,

@@ -53,7 +53,7 @@ class SessionMemory:
     """What is remembered of one agent in one scope of a session."""
 
     unsaved: Unsaved | None = None
-    was_just_compacted: bool = False
+    compacted_run: str = ""  # The run whose last call was compacted, if it was.
     dropped_tokens: int | None = None  # The estimate where compacting gained nothing.
     is_fixed_part_reported: bool = False
     is_under_pressure: bool = False

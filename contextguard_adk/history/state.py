@@ -24,6 +24,9 @@ logger = logging.getLogger("contextguard_adk.state")
 COMPACT_NOW_KEY = "context_guard:compact"
 """Set to True in session state, it forces a compaction on the next model call."""
 
+FOCUS_KEY = "context_guard:compact_focus"
+REFUSED_KEY = "context_guard:compact_refused"
+
 MAX_SCOPES = 16
 """Branches and isolation scopes of one agent that are kept; the oldest go."""
 
@@ -37,19 +40,27 @@ class StateLike(Protocol):
 
 
 def request_compaction(
-    state: StateLike | MutableMapping[str, Any], agent: str | None = None
+    state: StateLike | MutableMapping[str, Any],
+    agent: str | None = None,
+    focus: str = "",
 ) -> None:
     """Asks for a compaction before the next model call, whatever the token count.
 
     Works with the state of a tool context, of a callback context, or a plain dict
-    that is sent as a `state_delta`.
+    that is sent as a `state_delta`. The request is refused where the last call was
+    compacted as well or where nothing would be gained; then `state` says why under
+    `context_guard:compact_refused`, followed by `:` and the agent where one is named.
 
     Args:
         state: Where to set the flag.
         agent: The agent whose history to compact; None takes whichever guarded
             agent of the session calls its model next.
+        focus: What the summary should keep above all, told to the summarizer.
     """
-    state[f"{COMPACT_NOW_KEY}:{agent}" if agent else COMPACT_NOW_KEY] = True
+    suffix = f":{agent}" if agent else ""
+    state[COMPACT_NOW_KEY + suffix] = True
+    if focus:
+        state[FOCUS_KEY + suffix] = focus
 
 
 class AgentState:
@@ -63,7 +74,7 @@ class AgentState:
         self._owner = f"{agent}@{scope}" if scope else agent
         self._is_namespaced = is_namespaced
         self._scope = scope
-        self._request_keys = COMPACT_NOW_KEY, f"{COMPACT_NOW_KEY}:{agent}"
+        self._request_suffixes = ("", f":{agent}")
         self.record_at_start = self._read_text("record")
 
     def key(self, name: str) -> str:
@@ -170,14 +181,28 @@ class AgentState:
                     self._state[old] = None
         self._state[key] = scopes[-MAX_SCOPES:]
 
+    @property
     def is_compaction_requested(self) -> bool:
         """Whether `request_compaction` was called for this agent."""
-        return any(self._state.get(key) is True for key in self._request_keys)
+        keys = (COMPACT_NOW_KEY + suffix for suffix in self._request_suffixes)
+        return any(self._state.get(key) is True for key in keys)
 
-    def clear_compaction_request(self) -> None:
-        """Takes the request back, once it was served."""
-        for key in filter(self._state.get, self._request_keys):
-            self._state[key] = False
+    @property
+    def requested_focus(self) -> str:
+        """What that compaction should keep above all; "" where nothing is named."""
+        named = (
+            self._state.get(FOCUS_KEY + suffix) for suffix in self._request_suffixes
+        )
+        return "\n".join(text[:1_000] for text in named if isinstance(text, str))
+
+    def answer_request(self, refusal: str = "") -> None:
+        """Takes the request back, once it was served or is refused for a reason."""
+        for suffix in self._request_suffixes:
+            if self._state.get(COMPACT_NOW_KEY + suffix) is True:
+                self._state[COMPACT_NOW_KEY + suffix] = False
+                for key, value in ((FOCUS_KEY, ""), (REFUSED_KEY, refusal)):
+                    if (self._state.get(key + suffix) or "") != value:
+                        self._state[key + suffix] = value
 
 
 def _key(name: str, owner: str, is_namespaced: bool) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
@@ -15,6 +15,7 @@ from contextguard_adk.measuring.budgets import shorten_to_tokens
 from contextguard_adk.measuring.calibration import DEFAULT_CORRECTION, token_counter
 from contextguard_adk.measuring.density import estimate_text_density
 from contextguard_adk.measuring.tokens import estimate_config_tokens, part_bytes
+from contextguard_adk.summarizing.running_turn import DONE_RATIO, write_done_list
 from contextguard_adk.summarizing.transcript import payload_text
 
 NOTICE = "[System: Earlier messages were left out, they exceed the context window.]"
@@ -26,19 +27,27 @@ def reduce_contents(
     correction: float | None = None,
     head: Sequence[types.Content] = (),
     live_index: int | None = None,
+    turn: Collection[int] | None = None,
 ) -> list[types.Content]:
     """Keeps the head or a notice, the user's request, and the newest contents that fit.
 
     `live_index` is None where the head quotes the request, or where it is not known.
+    Calls of the running `turn`, by default what follows the request, that are left out
+    are listed.
     """
     factor = correction or DEFAULT_CORRECTION
-    first = list(head) or [types.Content(role="user", parts=[types.Part(text=NOTICE)])]
+    first = list(head) or [_user_content(NOTICE)]
     if _cost([*first, *contents], factor) <= room_tokens:
         return [*first, *contents]
-    kept: dict[int, types.Content] = {}
     if live_index is None and not head:
         texts = (i for i, item in enumerate(contents) if is_user_text(item))
         live_index = max(texts, default=None)
+    if turn is None:
+        turn = range(-1 if live_index is None else live_index, len(contents))[1:]
+    count = token_counter(factor)
+    done_tokens = int(room_tokens * DONE_RATIO)
+    room_tokens -= count(write_done_list(contents, turn, done_tokens, count))
+    kept: dict[int, types.Content] = {}
     if live_index is not None:
         most = room_tokens * 0.30
         kept[live_index] = _shorten_content(contents[live_index], most, factor)
@@ -58,7 +67,14 @@ def reduce_contents(
             break
         kept |= group
         room -= cost
+    left_out = [index for index in turn if index not in kept]
+    if done := write_done_list(contents, left_out, done_tokens, count):
+        first.append(_user_content(done))
     return [*first, *(kept[index] for index in sorted(kept))]
+
+
+def _user_content(text: str) -> types.Content:
+    return types.Content(role="user", parts=[types.Part(text=text)])
 
 
 def cut_request(request: LlmRequest, max_tokens: int) -> bool:

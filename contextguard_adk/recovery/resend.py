@@ -104,11 +104,12 @@ class Recovery:
         room -= int(context.config_heuristic_tokens * factor)
         head: list[types.Content] = []
         for draft in (stored, *context.composer.shorten(stored)) if stored else ():
+            draft = draft.model_copy(update={"done": ""})  # Listed anew.
             head = render_head(view, draft, view.covered)
             if estimate_contents_tokens(head) * factor <= room * 0.5:
                 break
         live = None if _is_request_quoted(view) else view.live_index
-        contents = reduce_contents(view.contents, room, factor, head, live)
+        contents = reduce_contents(view.contents, room, factor, head, live, view.turn)
         return contents if self._is_smaller(contents) else None
 
     def _context(self, overflow: Overflow, ratio: float) -> CompactionContext:

@@ -266,6 +266,7 @@ class CompactionContext:
             todos=self.todos.render(8_000, len),
             budget_tokens=budget_tokens,
             correction=self.correction,
+            focus=self.focus,
             conversation=conversation,
             conversation_tokens=self.tokens,
         )
@@ -323,10 +324,25 @@ class CompactionContext:
         return Composer(self)
 
 
-def should_skip_compaction(context: CompactionContext) -> bool:
+def find_refusal(context: CompactionContext, was_just_compacted: bool) -> str:
+    """Why a compaction that somebody asks for is refused; "" where it is not.
+
+    It is where the call before, of the same run, was compacted.
+    """
+    if was_just_compacted:
+        return "the call before was compacted as well"
+    covered = context.older_than(0)
+    known = context.view.stored.model_text if context.view.stored else ""
+    draft = Draft(known, covered, context.view.model_covered, len(known))
+    gains = context.render(draft).tokens < context.measure(context.contents)
+    return "" if covered and gains else "nothing would be gained"
+
+
+def should_skip_compaction(
+    context: CompactionContext, was_just_compacted: bool
+) -> bool:
     """Whether one would gain nothing or follows another at once, and can wait."""
     budgets, session = context.budgets, context.summarizer.session
-    was_just_compacted, session.was_just_compacted = session.was_just_compacted, False
     if context.reason != "tokens":
         return False
     little_tokens = budgets.summary_tokens // 2
@@ -352,9 +368,10 @@ def should_skip_compaction(context: CompactionContext) -> bool:
             )
         if fixed_tokens >= budgets.overfull_tokens or not is_overfull:
             return True
-    # The live request would be quoted again.
+    # The live request would be quoted again, the newest steps would stay.
     view = context.view
-    new = [view.contents[i] for i in view.uncovered if i != view.live_index]
+    stays = context.kept.indexes | {view.live_index}
+    new = [view.contents[i] for i in view.uncovered if i not in stays]
     new_tokens = context.measure(new) - context.measure([])
     return not is_overfull and new_tokens < little_tokens
 

@@ -73,6 +73,7 @@ class SummaryTask:
     previous_summary: str = ""
     live_request: str = ""
     todos: str = ""
+    focus: str = ""
     budget_tokens: int = 1_000
     correction: float | None = None
     # The conversation itself, where it shows all of the transcript.
@@ -163,7 +164,9 @@ class Summarizer:
 
     async def _summarize_in_place(self, task: SummaryTask, model: SummaryModel) -> str:
         """Has the agent's model end the conversation with its summary, else ""."""
-        prompt = closing_prompt(task.budget_tokens, model.instruction, task.todos)
+        prompt = closing_prompt(
+            task.budget_tokens, model.instruction, task.todos, task.focus
+        )
         count = token_counter(task.correction or DEFAULT_CORRECTION)
         thinking = model.config.thinking_config
         thoughts = (thinking and thinking.thinking_budget) or 0
@@ -235,7 +238,7 @@ async def _summarize_within(
     live_request = shorten_to_tokens(task.live_request, 0.15 * input_tokens, count)
     summary = shorten_to_tokens(task.previous_summary, 0.4 * input_tokens, count)
     instruction = summary_instruction(task.budget_tokens, model.instruction)
-    around = summary_prompt("", "", live_request, task.todos)
+    around = summary_prompt("", "", live_request, task.todos, task.focus)
     room = input_tokens - count(instruction) - count(around)
     # One call alone reads the summary so far; a later one reads what was written.
     least = input_tokens // 4
@@ -251,7 +254,9 @@ async def _summarize_within(
         parts = parts[-3:]
     for part in parts:
         transcript = "\n".join(entry.text for entry in part)
-        prompt = summary_prompt(transcript, summary, live_request, task.todos)
+        prompt = summary_prompt(
+            transcript, summary, live_request, task.todos, task.focus
+        )
         summary = task.clip(
             await ask_with_transcript(model, instruction, prompt, task.budget_tokens)
         )
