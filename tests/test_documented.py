@@ -109,7 +109,8 @@ async def test_tool_results_since_the_last_count_are_seen(
     llm, chat = await play(message, words(grown_tokens - first_tokens - call_tokens))
     assert (await chat.state()).get(SUMMARIZED_AT) == estimate
     assert llm.summaries == (estimate is not None)
-    assert len(agent_requests(llm)[-1].contents) == (3 if estimate is None else 2)
+    # Once compacted: summary and continuation, then the call with its result.
+    assert len(agent_requests(llm)[-1].contents) == (3 if estimate is None else 4)
 
 
 @pytest.mark.parametrize(

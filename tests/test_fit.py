@@ -42,7 +42,9 @@ def test_request_of_the_user_stays_without_its_neighbours() -> None:
     """The newest message of the user is kept although newer results take the room."""
     history = [*HISTORY, call("search"), response("search", PROSE)]
     kept = reduce_contents(history, 500, 1.0)
-    assert texts(kept)[:2] == [NOTICE, "And the gate?"]
+    notice, request = texts(kept)[:2]
+    assert notice.startswith(f"{NOTICE}\n\n[Done so far for this request")
+    assert request == "And the gate?"
     assert kept[2:] == history[-2:]
 
 
@@ -62,8 +64,11 @@ def test_request_that_the_head_does_not_quote_is_kept() -> None:
     """Where the caller says where the request stands, it stays beside the head."""
     head = [user("[Previous conversation summary]")]
     kept = reduce_contents(HISTORY, 330, 1.0, head, live_index=0)
-    assert texts(kept)[:2] == ["[Previous conversation summary]", "Where is the press?"]
-    assert kept[2:] == HISTORY[4:]
+    summary, done, request = texts(kept)[:3]
+    assert summary == "[Previous conversation summary]"
+    assert done.startswith("[Done so far for this request")
+    assert request == "Where is the press?"
+    assert kept[3:] == HISTORY[4:]
 
 
 @pytest.mark.parametrize("text", [DIGITS, "押して" * 300], ids=["digits", "kana"])

@@ -85,7 +85,7 @@ def test_the_simulated_provider_does_not_know_the_guard() -> None:
 
 
 PUBLIC = """
-Budgets CallRecord Compaction CompactionContext CompactionRecord ConfigError
+Budgets CallRecord CompactTool Compaction CompactionContext CompactionRecord ConfigError
 ContextGuardError ContextGuardPlugin MessageWindow ModelRegistry Pipeline PressureRecord
 Reducer Reduction SlidingWindow Strategy StrategyResult SummaryCompaction SummaryError
 Threshold TodosTool TokenWindow ToolOutputTruncation request_compaction

@@ -69,7 +69,7 @@ def reduce_contents(
         room -= cost
     left_out = [index for index in turn if index not in kept]
     if done := write_done_list(contents, left_out, done_tokens, count):
-        first.append(_user_content(done))
+        first = [*head, _user_content(done if head else f"{NOTICE}\n\n{done}")]
     return [*first, *(kept[index] for index in sorted(kept))]
 
 

@@ -73,7 +73,7 @@ def _is_too_much(context: CompactionContext, covered: frozenset[int]) -> bool:
     if not context.is_due:
         return False
     view = context.view
-    kept = [view.contents[index] for index in view.history if index not in covered]
+    stays = covered | context.kept.indexes
+    kept = [view.contents[index] for index in view.history if index not in stays]
     kept_tokens = context.measure(kept) - context.measure([])
-    most_tokens = max(0.10 * context.budgets.window_tokens, context.keep_tokens)
-    return kept_tokens > most_tokens
+    return kept_tokens > 0.10 * context.budgets.window_tokens

@@ -126,6 +126,11 @@ class Composer:
             return content_text(view.contents[view.live_index])
         return "" if self._may_stand_changed else content_text(view.user_content)
 
+    @property
+    def is_request_whole(self) -> bool:
+        """Whether a continuation quotes all of the user's request."""
+        return self._quoted_chars < 0
+
     def _ledger(self, covered: Collection[int]) -> tuple[str, ...]:
         """The user's covered messages; those of the stored summary come first."""
         view = self._view

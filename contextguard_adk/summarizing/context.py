@@ -230,9 +230,13 @@ class CompactionContext:
         self, max_attempts: int, spent: int = 0
     ) -> Compaction | None:
         """Summarizes all that may be, ever shorter while it does not fit."""
-        covered = self.older_than(0)
-        if not covered - self.view.model_covered:
-            return None
+        view, covered = self.view, self.older_than(0)
+        if not covered - view.model_covered:
+            stored = view.stored
+            if stored is None or self.kept.truncation is None:
+                return None
+            known = stored.text, view.covered, view.model_covered, stored.model_chars
+            return self.squeeze(self._render_summary(*known)).after(0)
         attempts, budget_tokens = 1, self.budgets.summary_tokens // 2
         compaction = await self.summarize(covered)
         most = max_attempts - spent
@@ -369,8 +373,9 @@ def should_skip_compaction(
         if fixed_tokens >= budgets.overfull_tokens or not is_overfull:
             return True
     # The live request would be quoted again, the newest steps would stay.
-    view = context.view
-    stays = context.kept.indexes | {view.live_index}
+    view, stays = context.view, set(context.kept.indexes)
+    if context.composer.is_request_whole:
+        stays |= {-1 if view.live_index is None else view.live_index}
     new = [view.contents[i] for i in view.uncovered if i not in stays]
     new_tokens = context.measure(new) - context.measure([])
     return not is_overfull and new_tokens < little_tokens

@@ -83,6 +83,8 @@ def find_kept_steps(context: CompactionContext, room_tokens: int) -> KeptSteps:
     if tokens <= most_tokens:
         return KeptSteps(indexes, unseen, tokens)
     truncation, tokens = _shorten_results(context, kept, most_tokens)
+    if tokens > room_tokens:
+        return KeptSteps()  # What the model itself wrote in a call cannot be cut.
     return KeptSteps(indexes, unseen, tokens, truncation)
 
 
