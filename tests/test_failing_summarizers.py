@@ -9,6 +9,7 @@ from google.adk.models.registry import LLMRegistry
 
 from contextguard_adk import Compaction, CompactionContext, Strategy, Threshold
 from contextguard_adk.testing import SimulatedLlm
+from tests.builders import model, user
 from tests.chats import words
 from tests.guarded import NOW, guarded_chat
 
@@ -54,6 +55,7 @@ async def count_asked(strategy: Strategy, replies: Any, demands: int) -> list[in
     for number in range(demands):
         before = llm.summaries
         await chat.set_state(NOW)
+        await chat.tell([user(words(600)), model(words(600))])
         await chat.say(f"{number} {words(225)}")
         asked.append(llm.summaries - before)
     return asked

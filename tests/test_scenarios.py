@@ -12,6 +12,7 @@ import pytest
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
+from contextguard_adk.history.pairs import has_tool
 from contextguard_adk.strategies import SlidingWindow, Strategy, Threshold
 from contextguard_adk.testing import SimulatedLlm
 from tests.builders import SUMMARY_BEGIN, AgentCall, KeptSessions, Played, play
@@ -154,10 +155,11 @@ def check_waste(calls: list[AgentCall], allowed: int) -> None:
 
 
 def check_form(calls: list[AgentCall]) -> None:
-    """A compacted request is the summary and the continuation, nothing else."""
+    """A compacted request is the summary, the continuation and the newest steps."""
     for call in calls:
         if call.is_compacted:
             texts = [str((c.parts or [types.Part()])[0].text) for c in call.contents]
-            assert len(texts) == 2, call.number
             assert texts[0].startswith(SUMMARY_BEGIN)
             assert texts[1].startswith("[System: The conversation")
+            assert all(map(has_tool, call.contents[2:])), call.number
+            assert len(call.contents) % 2 == 0

@@ -313,7 +313,7 @@ async def test_a_summarizer_by_name_is_made_in_each_event_loop() -> None:
 
     async def compact() -> None:
         chat = guarded_chat(SimulatedLlm(), strategy)
-        await seed(chat, user("Hello."), state=DEMAND)
+        await seed(chat, user(FILLER), state=DEMAND)
         await chat.say("Go on.")
 
     for _ in range(2):
