@@ -1,0 +1,212 @@
+"""An agent that acts on what it is shown, with tools that count what was done.
+
+It has a list of jobs with side effects. On each model call it does the first jobs of
+which the request does not show that they are done: neither by a call with its result
+nor by a text that names the job.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from google.adk.agents.invocation_context import LlmCallsLimitExceededError
+from google.adk.agents.run_config import RunConfig
+from google.adk.models.llm_request import LlmRequest
+from google.genai import types
+
+from contextguard_adk import CompactionRecord, Strategy
+from contextguard_adk.testing import Reply, SimulatedLlm, call
+from contextguard_adk.testing.provider import list_content_texts
+from tests.builders import KeptSessions, answer_text
+from tests.chats import guarded_chat
+
+INSTRUCTION = (
+    "You work through numbered jobs in order, each exactly once: of every three you "
+    "ship one order, mail one invoice and close one ticket. Say when all is done."
+)
+_WORDS = re.findall(
+    r"\w+",
+    "carrier depot pallet label signature invoice ledger refund courier customs "
+    "weight route delay warehouse receipt balance queue manifest driver counter "
+    "accepted printed scanned forwarded stamped settled notified archived",
+)
+_NAME = re.compile(r"(?<![\w-])(?:[A-Za-z]+-)?\d+(?![\w-])")
+_RANGE = re.compile(r"([A-Za-z]*-?)(\d+) (?:to|through) \1(\d+)(?![\w-])")
+
+
+@dataclass(frozen=True)
+class Job:
+    """Something to be done once by one call; `name` stands in nothing but its call."""
+
+    name: str
+    tool: str
+    args: dict[str, str]
+
+
+def make_jobs(count: int, *, are_plain_numbers: bool = False) -> list[Job]:
+    """Jobs of three kinds in turn, such as to ship the order ORD-0001."""
+    jobs = []
+    for number in range(1, count + 1):
+        kind = number % 3
+        name = f"{('TCK', 'ORD', 'INV')[kind]}-{number:04}"
+        if are_plain_numbers:
+            name = str(40_000 + number)
+        mail = {"to": f"customer{number % 7}@example.org", "subject": name}
+        args = ({"ticket": name}, {"order": name}, mail)[kind]
+        tool = ("close_ticket", "ship_order", "send_mail")[kind]
+        jobs.append(Job(name, tool, args))
+    return jobs
+
+
+def find_named(contents: Sequence[types.Content], names: Sequence[str]) -> set[str]:
+    """The names that calls or texts of a request show, whole or within "A to B"."""
+    shown: set[str] = set()
+    texts = []
+    for part in (part for content in contents for part in content.parts or ()):
+        if part.function_call:
+            values = (part.function_call.args or {}).values()
+            shown.update(value for value in values if isinstance(value, str))
+        texts.append(part.text or "")
+    text = "\n".join(texts)
+    for prefix, first, last in _RANGE.findall(text):
+        numbers = range(int(first), int(last) + 1)
+        shown.update(f"{prefix}{n:0{len(first)}}" for n in numbers)
+    shown.update(_NAME.findall(text))
+    return shown.intersection(names)
+
+
+@dataclass
+class ActingAgent:
+    """Plays the model (`reply`), offers the `tools`, and counts what they did."""
+
+    jobs: Sequence[Job]
+    parallel_calls: int = 1
+    executed: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def request(self) -> str:
+        """What the user asks for; it names no job."""
+        before = "40000" if self.jobs[0].name.isdecimal() else "0000"
+        return f"Handle the {len(self.jobs)} jobs that follow number {before}."
+
+    def reply(self, request: LlmRequest) -> Reply:
+        """Does the first jobs that do not look done; providers see to it that every
+        call in a request has its result."""
+        done = find_named(request.contents, [job.name for job in self.jobs])
+        waiting = [job for job in self.jobs if job.name not in done]
+        wanted = waiting[: self.parallel_calls]
+        return [call(job.tool, **job.args) for job in wanted] or "All done."
+
+    @property
+    def tools(self) -> list[Callable[..., Any]]:
+        """The tools; each execution counts."""
+
+        def ship_order(order: str) -> dict[str, Any]:
+            """Ships an order."""
+            return self.execute(order, "shipped")
+
+        def send_mail(to: str, subject: str) -> dict[str, Any]:
+            """Sends a mail."""
+            return self.execute(subject, "sent")
+
+        def close_ticket(ticket: str) -> dict[str, Any]:
+            """Closes a ticket."""
+            return self.execute(ticket, "closed")
+
+        return [ship_order, send_mail, close_ticket]
+
+    def execute(self, name: str, status: str) -> dict[str, Any]:
+        """Does a job, and returns what its tool says; the result does not name it."""
+        self.executed[name] += 1
+        chance = random.Random(name)
+        # 100 to 900 tokens, in the middle rather more than less.
+        log = " ".join(chance.choices(_WORDS, k=chance.randint(160, 440)))
+        return {"status": status, "reference": f"{chance.random():.6f}", "log": log}
+
+    @property
+    def twice(self) -> list[str]:
+        """The jobs that were done more than once."""
+        return [job.name for job in self.jobs if self.executed[job.name] > 1]
+
+    @property
+    def never(self) -> list[str]:
+        """The jobs that were not done."""
+        return [job.name for job in self.jobs if not self.executed[job.name]]
+
+
+def name_all(request: LlmRequest) -> str:
+    """A summary that names all the jobs that it was shown."""
+    found = _NAME.findall("\n".join(list_content_texts(request.contents)))
+    names = [name for name in found if "-" in name or name.startswith("400")]
+    return f"## Current State\nDone: {', '.join(dict.fromkeys(names))}."
+
+
+def say_nothing(request: LlmRequest) -> str:
+    """A summary that is well-formed and of no use."""
+    return (
+        "## Current State\nThe assistant works through the list and makes progress.\n\n"
+        "## Exact Next Steps\nGo on with the next job."
+    )
+
+
+def fail(request: LlmRequest) -> Reply:
+    """A summarizer that is out of order."""
+    return ValueError("no summaries today")
+
+
+SUMMARIZERS: dict[str, Callable[[LlmRequest], Reply]] = {
+    "good": name_all,
+    "useless": say_nothing,
+    "failing": fail,
+    "absent": lambda _: "",
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a turn of an agent ended; "" where it ran out of model calls."""
+
+    answer: str
+    llm: SimulatedLlm
+    compactions: list[CompactionRecord]
+
+
+async def run_turn(
+    strategy: Strategy,
+    script: Callable[[LlmRequest], Reply],
+    tools: Sequence[Callable[..., Any]],
+    request: str,
+    *,
+    summarizer: Callable[[LlmRequest], Reply],
+    max_calls: int,
+    token_ratio: float | None = 1.0,
+    instruction: str = INSTRUCTION,
+    **settings: Any,
+) -> Outcome:
+    """Runs one turn of a guarded agent in a new session."""
+    llm = SimulatedLlm(
+        context_window=strategy.context_window or 0,
+        token_ratio=token_ratio,
+        script=script,
+        summary_replies=summarizer,
+    )
+    compactions: list[CompactionRecord] = []
+    chat = guarded_chat(
+        llm,
+        strategy,
+        guard={"on_compaction": compactions.append},
+        agent={"tools": tools, "instruction": instruction},
+        session_service=KeptSessions(),
+        run_config=RunConfig(max_llm_calls=max_calls),
+        **settings,
+    )
+    try:
+        answer = answer_text(await chat.say(request))
+    except LlmCallsLimitExceededError:
+        answer = ""
+    return Outcome(answer, llm, compactions)
