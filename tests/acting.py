@@ -124,7 +124,7 @@ class ActingAgent:
         """Does a job, and returns what its tool says; the result does not name it."""
         self.executed[name] += 1
         chance = random.Random(name)
-        # 100 to 900 tokens, in the middle rather more than less.
+        # About 300 to 800 tokens.
         log = " ".join(chance.choices(_WORDS, k=chance.randint(160, 440)))
         return {"status": status, "reference": f"{chance.random():.6f}", "log": log}
 

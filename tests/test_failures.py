@@ -220,7 +220,7 @@ async def test_summarizer_that_gives_nothing_usable_is_replaced(
     session = open_session(odd, is_streaming, guard={"on_compaction": records.append})
     await session.work()
     assert {record.is_mechanical for record in records} == {True}
-    assert (await session.summary()).startswith("user: Question 0?")
+    assert (await session.summary()).startswith("user:\n  Question 0?")
 
 
 @pytest.mark.parametrize("is_late", [False, True], ids=["alone", "another process"])

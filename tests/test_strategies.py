@@ -254,6 +254,6 @@ async def test_sliding_window_merges_its_own_summary() -> None:
     first, second = summary_requests(llm)
     assert "turn0" in first.text
     assert "FIRST" in second.text
-    assert "user: turn0" not in second.text
-    assert "user: turn2" in second.text
+    assert "user:\n  turn0" not in second.text
+    assert "user:\n  turn2" in second.text
     assert (await chat.state())[SUMMARY] == "SECOND"

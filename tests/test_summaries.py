@@ -91,12 +91,10 @@ async def test_prompt_fences_what_is_to_be_summarized() -> None:
     assert await talk.compact(user("Hello."), model("Hi."), message="Sing.") == "First."
     assert await talk.compact(message="Dance.") == "Second."
     first, second = map(fences, summarizer.requests)
-    assert first == {
-        "transcript": f"user: {FILLER}\nuser: Hello.\nmodel: Hi.\nuser: Sing.",
-        "current-request": "Sing.",
-    }
+    said = f"user:\n  {FILLER}\nuser:\n  Hello.\nmodel:\n  Hi.\nuser:\n  Sing."
+    assert first == {"transcript": said, "current-request": "Sing."}
     assert second["previous-summary"] == "First."
-    assert second["transcript"].startswith("model: Acknowledged")
+    assert second["transcript"].startswith("model:\n  Acknowledged")
     assert "Hello." not in summarizer.requests[1].text
 
 
@@ -166,8 +164,8 @@ async def test_a_failed_summary_is_replaced_by_a_mechanical_one(
     talk = Talk(summarizer, summary_timeout_seconds=0.02)
     middle = f"BEGIN {words(1_500)} MIDDLE {words(1_500)} END"
     summary = await talk.compact(user("The task."), model(middle))
-    assert summary.startswith("user: FILLER")
-    assert "\nuser: The task.\nmodel: BEGIN" in summary
+    assert summary.startswith("user:\n  FILLER")
+    assert "\nuser:\n  The task.\nmodel:\n  BEGIN" in summary
     assert "END" in summary
     assert "MIDDLE" not in summary
     assert talk.records[0].is_mechanical
@@ -231,7 +229,7 @@ async def test_long_transcripts_take_up_to_three_calls(
     previous = [fences(r).get("previous-summary") for r in summarizer.requests]
     assert previous == [None, "PART 1", "PART 2"][:call_count]
     read = read_by(summarizer)
-    assert read.endswith("user: Go on.")
+    assert read.endswith("user:\n  Go on.")
     if size_tokens <= 14_000:
         facts = [int(number) for number in re.findall(r"fact (\d+) ", read)]
         assert facts == list(range(20))

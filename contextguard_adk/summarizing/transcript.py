@@ -1,9 +1,14 @@
-"""The conversation as text for a summarizer, within a budget of tokens."""
+"""The conversation as text for a summarizer, within a budget of tokens.
+
+An entry is a heading at the margin, which says whose word it is, and an indented body:
+what a body says cannot pass for an entry.
+"""
 
 from __future__ import annotations
 
 import itertools
 import json
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -38,7 +43,12 @@ class Entry:
     @property
     def text(self) -> str:
         """The entry as it stands in the transcript."""
-        return self.heading + self.body
+        return self.heading + _indent(self.body)
+
+
+def _indent(body: str) -> str:
+    """A body below its heading; `textwrap` knows every separator of lines."""
+    return "\n" + textwrap.indent(body, "  ") if body else ""
 
 
 def render_entries(
@@ -52,46 +62,48 @@ def render_entries(
     for index in indexes:
         content = contents[index]
         parts = [part for part in content.parts or () if part]
+        author = content.role or "user"
         if is_relay(content):
+            author = "other agent"
             del parts[0]  # ADK's preamble says nothing about the conversation.
         for part in parts:
             handle = handle_of(part) if with_handles else ""
-            if entry := _render_part(content.role or "user", part, handle):
-                is_pinned = index in pinned
-                entries.append(replace(entry, is_pinned=is_pinned, handle=handle))
+            if entry := _render_part(author, part, handle):
+                # Names of tools and files come from outside, line breaks and all.
+                heading = " ".join(entry.heading.split())
+                entry = replace(entry, heading=heading, handle=handle)
+                entries.append(replace(entry, is_pinned=index in pinned))
     return entries
 
 
-def _render_part(role: str, part: types.Part, handle: str) -> Entry | None:
+def _render_part(author: str, part: types.Part, handle: str) -> Entry | None:
     if part.thought and not part.function_call:
         return None
     if part.text:
-        return Entry(f"{role}: ", part.text)
+        return Entry(f"{author}:", part.text)
     if call := part.function_call:
-        heading = f"{role}: [called tool: {call.name}]"
+        heading = f"{author}: [called tool: {call.name}]"
         return _render_payload(heading, call.name, call.args)
     if response := part.function_response:
         media = [describe_media(item) for item in response.parts or ()]
-        heading = f"{role}: [tool {response.name} returned a result]"
+        heading = f"tool: [tool {response.name} returned a result]"
         heading = " ".join(filter(None, [heading, *media]))
         return _render_payload(heading, response.name, response.response)
     if code := part.executable_code:
-        return Entry(f"{role}: [ran code]\n", code.code or "", True)
+        return Entry(f"{author}: [ran code]", code.code or "", True)
     if output := part.code_execution_result:
-        return Entry(f"{role}: [code returned a result]\n", output.output or "", True)
+        return Entry("tool: [code returned a result]", output.output or "", True)
     placeholder = describe_media(part)
     if placeholder and handle:
         placeholder = f"{placeholder[:-1]}; item {handle}]"
-    return Entry(f"{role}: {placeholder}") if placeholder else None
+    return Entry(f"{author}: {placeholder}") if placeholder else None
 
 
 def _render_payload(heading: str, tool: str | None, payload: object) -> Entry | None:
     if tool in HIDDEN_CALLS:
         return None
-    if not payload:
-        return Entry(heading)
-    is_copy = tool == RECALL_TOOL
-    return Entry(f"{heading}\n", payload_text(payload), is_tool=True, is_copy=is_copy)
+    body = payload_text(payload) if payload else ""
+    return Entry(heading, body, is_tool=bool(body), is_copy=tool == RECALL_TOOL)
 
 
 def payload_text(payload: object) -> str:
@@ -132,7 +144,11 @@ def fit_entries(
     entries: Sequence[Entry], budget_tokens: int, count_tokens: TokenCounter
 ) -> list[Entry]:
     """Shortens entries and drops the oldest, which a note says, until they fit."""
-    costs = [count_tokens(entry.body) if entry.body else 0 for entry in entries]
+
+    def count_body(body: str) -> int:
+        return count_tokens(_indent(body)) if body else 0
+
+    costs = [count_body(entry.body) for entry in entries]
     headings = [count_tokens(entry.heading) + 1 for entry in entries]
     if sum(costs) + sum(headings) <= budget_tokens:
         return list(entries)
@@ -152,7 +168,7 @@ def fit_entries(
     fitted = []
     for i, *tokens in zip(kept, shares, more, strict=True):
         entry = entries[i]
-        body = shorten_to_tokens(entry.body, sum(tokens), count_tokens, entry.handle)
+        body = shorten_to_tokens(entry.body, sum(tokens), count_body, entry.handle)
         fitted.append(replace(entry, body=body))
     dropped = [entries[i] for i in sorted({*range(len(entries))}.difference(kept))]
     if not dropped:
@@ -176,7 +192,7 @@ def split_entries(
             first, rest = entry, None  # Its heading alone is too long.
         if first:
             parts[-1].append(first)
-            room -= count_tokens(first.heading) + 1 + count_tokens(first.body)
+            room -= count_tokens(first.heading) + 1 + count_tokens(_indent(first.body))
         if rest:
             waiting.append(rest)
             parts.append([])
@@ -189,16 +205,16 @@ def _cut_entry(
 ) -> tuple[Entry | None, Entry | None]:
     """Cuts an entry into what fits the room of a part, and the rest."""
     body, room = entry.body, room_tokens - count_tokens(entry.heading) - 1
-    cost = count_tokens(body) if body else 0
+    cost = count_tokens(_indent(body)) if body else 0
     if cost <= room:
         return entry, None
     chars = 0
     if room >= part_tokens / 4:
         chars = min(int(len(body) * room / cost * 0.95), len(body) - 1)
-        while chars and count_tokens(body[:chars]) > room:
+        while chars and count_tokens(_indent(body[:chars])) > room:
             chars = chars * 3 // 4  # Its beginning is denser than the rest.
     if not chars:
         return None, entry
-    heading = entry.heading.rstrip("\n ").removesuffix(" (continued)")
-    rest = replace(entry, heading=f"{heading} (continued)\n", body=body[chars:])
+    heading = entry.heading.removesuffix(" (continued)")
+    rest = replace(entry, heading=f"{heading} (continued)", body=body[chars:])
     return replace(entry, body=body[:chars]), rest
