@@ -71,8 +71,8 @@ def render_head(
     """Returns the summary content and, where there is one, the continuation."""
     # Behind what the model wrote stands what the guard keeps itself.
     ledger = render_ledger(stored.ledger)
-    kept = (ledger, stored.done, stored.text or NO_SUMMARY, stored.todos, stored.index)
-    text = "\n\n".join(filter(None, kept))
+    kept = (ledger, stored.done, stored.todos, stored.index)
+    text = "\n\n".join(filter(None, (stored.text or NO_SUMMARY, *kept)))
     text = summary_text(text)
     head = [types.Content(role="user", parts=[types.Part(text=text)])]
     if stored.has_continuation:

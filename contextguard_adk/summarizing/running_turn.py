@@ -22,7 +22,7 @@ from contextguard_adk.summarizing.transcript import payload_text
 if TYPE_CHECKING:
     from contextguard_adk.summarizing.context import CompactionContext
 
-MAX_UNSEEN_RATIO = 0.20  # Of the window, for results that the model has not seen.
+MAX_UNSEEN_RATIO = 0.30  # Of the window, for results that the model has not seen.
 DONE_RATIO = 0.10  # Of the window, for the list of what is done.
 DONE_HEADING = (
     "[Done so far for this request: each call below was made and has its result]"
