@@ -113,7 +113,7 @@ class HistoryView:
     @cached_property
     def live_index(self) -> int | None:
         """Where this agent's current request stands: what ADK shows it of that."""
-        contents, user_content = [*self.contents], self.user_content
+        contents, user_content = [*self.contents], self._node_input or self.user_content
         for index, event in self._rewritten.items():
             if event.author == "user":
                 parts = [*_parts_of(contents[index]), *_parts_of(event.content)]
@@ -127,6 +127,17 @@ class HistoryView:
         texts = [i for i in told if content_text(self.contents[i])]
         relays = [i for i in texts if self.contents[i].role == "user"]
         return self._newest_message if self.user_messages else max(relays, default=None)
+
+    @property
+    def _node_input(self) -> types.Content | None:
+        """What a node of a workflow was given, beside or in place of the message."""
+        path = getattr(self._invocation, "node_path", None)
+        for event in reversed(self._events if path else ()):
+            place = getattr(getattr(event, "node_info", None), "path", None)
+            is_own = event.author == "user" and place == path
+            if is_own and event.invocation_id == self.invocation_id:
+                return None if event.get_function_responses() else event.content
+        return None
 
     @property
     def _newest_message(self) -> int | None:
