@@ -14,8 +14,8 @@ from google.adk.models.llm_request import LlmRequest
 from google.adk.plugins.base_plugin import BasePlugin
 from google.genai import types
 
+from contextguard_adk.history.origin import EventIndex, find_history
 from contextguard_adk.history.pairs import content_text
-from contextguard_adk.history.view import find_history
 from contextguard_adk.testing import SimulatedLlm
 from contextguard_adk.testing import call as asks_for
 from tests.builders import Chat, call, event, model, queued_tool, response, user
@@ -47,8 +47,8 @@ class Recorder(BasePlugin):
             return
         invocation = callback_context.get_invocation_context()
         transient = getattr(invocation.run_config, "model_input_context", None) or ()
-        contents = llm_request.contents
-        found = find_history(contents, invocation.session.events, transient)
+        contents, index = llm_request.contents, EventIndex(invocation.session.events)
+        found = find_history(contents, index, transient)
         texts = [shorthand(content) for content in contents]
         self.history.append([texts[index] for index in found])
         self.foreign.append([t for i, t in enumerate(texts) if i not in found])
@@ -198,4 +198,4 @@ RELAY = user("For context:", "[b] said: hi")
 )
 def test_single_contents(item: types.Content, behind: Event, is_history: bool) -> None:
     """A content is history when one of its parts has an event behind it."""
-    assert find_history([item], [behind]) == [0] * is_history
+    assert find_history([item], EventIndex([behind])) == [0] * is_history

@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 import struct
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -213,3 +214,34 @@ def _align_recent(
         for block in matcher.get_matching_blocks()
         for step in range(block.size)
     ]
+
+
+def align_in_order(
+    left: Sequence[bytes], right: Sequence[bytes]
+) -> list[tuple[int, int]]:
+    """Pairs most equal items, ascending; of repeated ones the newest go together."""
+    places = {name: place for place, name in enumerate(_number_from_end(right))}
+    ends: list[int] = []  # For each length the lowest end of a chain, as in patience.
+    chains: list[tuple[int, int, int]] = []
+    tops: list[int] = []
+    for index, name in enumerate(_number_from_end(left)):
+        if (place := places.get(name)) is not None:
+            length = bisect_left(ends, place)
+            before = tops[length - 1] if length else -1
+            ends[length : length + 1] = [place]
+            tops[length : length + 1] = [len(chains)]
+            chains.append((index, place, before))
+    found, link = [], tops[-1] if tops else -1
+    while link >= 0:
+        index, place, link = chains[link]
+        found.append((index, place))
+    return found[::-1]
+
+
+def _number_from_end(items: Sequence[bytes]) -> list[tuple[bytes, int]]:
+    seen = Counter[bytes]()
+    named = []
+    for item in reversed(items):
+        seen[item] += 1
+        named.append((item, seen[item]))
+    return named[::-1]

@@ -48,9 +48,9 @@ def has_tool(content: types.Content) -> bool:
     return has_function_call(content) or has_function_response(content)
 
 
-def media_parts(content: types.Content) -> list[types.Part]:
+def media_parts(content: types.Content | None) -> list[types.Part]:
     """Returns the images and files that are attached to this content."""
-    parts = content.parts or ()
+    parts = (content and content.parts) or ()
     return [part for part in parts if part and (part.inline_data or part.file_data)]
 
 
@@ -151,15 +151,15 @@ def pair_boundaries(pairs: Pairs, count: int) -> list[bool]:
 
 def find_live_request(
     contents: Sequence[types.Content],
-    history: Iterable[int],
+    messages: Iterable[int],
     user_content: types.Content | None,
 ) -> int | None:
-    """Finds the newest message with what started the invocation, else any user text."""
+    """Finds the newest of these messages that says what started the invocation."""
     wanted = set(_visible_texts(user_content))
-    wants_media = bool(user_content and not wanted and media_parts(user_content))
+    wants_media = bool(not wanted and media_parts(user_content))
     if user_content and user_content.parts and not (wanted or wants_media):
         return None
-    for index in sorted(history, reverse=True):
+    for index in sorted(messages, reverse=True):
         content = contents[index]
         if content.role != "user" or has_function_response(content):
             continue

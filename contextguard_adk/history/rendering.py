@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from google.genai import types
 
-from contextguard_adk.history.coverage import fingerprint, handle_of
+from contextguard_adk.history.coverage import handle_of
 from contextguard_adk.history.pairs import content_text, media_parts
 from contextguard_adk.measuring.budgets import shorten
 from contextguard_adk.measuring.tokens import json_text
@@ -106,8 +106,7 @@ def _find_quoted_request(
     for index in sorted(covered, reverse=True):
         if view.fingerprint(index).hex() == wanted:
             return view.contents[index]
-    live = view.user_content
-    return live if live and fingerprint(live).hex() == wanted else None
+    return None
 
 
 def summary_text(summary: str) -> str:

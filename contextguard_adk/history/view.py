@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from google.genai import types
 
 from contextguard_adk.history.coverage import Covered, align_covered, cover, fingerprint
+from contextguard_adk.history.origin import EventIndex, find_history, find_rewritten
 from contextguard_adk.history.pairs import (
     Pairs,
     content_text,
@@ -17,6 +18,7 @@ from contextguard_adk.history.pairs import (
     has_tool,
     is_relay,
     keep_pairs_whole,
+    media_parts,
     pair_contents,
 )
 from contextguard_adk.measuring.tokens import Memo
@@ -43,16 +45,43 @@ class HistoryView:
         self.invocation_id = invocation.invocation_id if invocation else ""
         self.user_content = user_content
         self.stored = stored
+        self._invocation = invocation
         self._events = invocation.session.events if invocation else []
-        self._run_config = invocation.run_config if invocation else None
         self._memo = memo or Memo([], "")
         self._fingerprints: dict[int, bytes] = {}
 
     @cached_property
     def history(self) -> list[int]:
         """The contents that derive from session events."""
-        transient = getattr(self._run_config, "model_input_context", None) or ()
-        return find_history(self.contents, self._events, transient)
+        found = find_history(self.contents, self._index, self._transient)
+        return sorted({*found, *self._rewritten})
+
+    @cached_property
+    def _index(self) -> EventIndex:
+        return EventIndex(self._events)
+
+    @cached_property
+    def _transient(self) -> Sequence[types.Content]:
+        """What the caller adds to this run alone."""
+        run_config = self._invocation.run_config if self._invocation else None
+        return getattr(run_config, "model_input_context", None) or ()
+
+    @cached_property
+    def _rewritten(self) -> dict[int, Event]:
+        """The events behind what another plugin has rewritten of the user's side."""
+        told = [
+            index
+            for index, content in enumerate(self.contents)
+            if content.role == "user"
+            and not has_tool(content)
+            and content not in self._transient
+        ]
+        index = self._index
+        new = {i for i in told if not index.is_unchanged(self.contents[i])}
+        if not new or self._invocation is None:
+            return {}
+        found = find_rewritten(self.contents, told, self._invocation, self._spell)
+        return {index: event for index, event in found.items() if index in new}
 
     @cached_property
     def pairs(self) -> Pairs:
@@ -70,18 +99,63 @@ class HistoryView:
         return {index: self.fingerprint(index) for index in self.history}
 
     def fingerprint(self, index: int) -> bytes:
-        """The fingerprint of one content."""
+        """The fingerprint of one content; of a rewritten one, that of its event."""
         if index not in self._fingerprints:
-            content = self.contents[index]
-            parts = content.parts or ()
-            found = self._memo.get(fingerprint, content, parts, content.role)
-            self._fingerprints[index] = found
+            # What another plugin adds may be new on each call, as the time is.
+            event = self._rewritten.get(index)
+            content = event.content if event else None
+            self._fingerprints[index] = self._spell(content or self.contents[index])
         return self._fingerprints[index]
+
+    def _spell(self, content: types.Content) -> bytes:
+        return self._memo.get(fingerprint, content, content.parts or (), content.role)
 
     @cached_property
     def live_index(self) -> int | None:
-        """Where the user's current request stands, if it does."""
-        return find_live_request(self.contents, self.history, self.user_content)
+        """Where this agent's current request stands: what ADK shows it of that."""
+        contents, user_content = [*self.contents], self._node_input or self.user_content
+        for index, event in self._rewritten.items():
+            if event.author == "user":
+                parts = [*_parts_of(contents[index]), *_parts_of(event.content)]
+                contents[index] = types.Content(role="user", parts=parts)
+        told = [i for i in self.history if not self._is_output(i)]
+        live = find_live_request(contents, told, user_content)
+        has_message = content_text(user_content) or media_parts(user_content)
+        if live is not None or (_parts_of(user_content) and not has_message):
+            return live
+        # ADK keeps the user's words from this agent: it has an input of its own.
+        texts = [i for i in told if content_text(self.contents[i])]
+        relays = [i for i in texts if self.contents[i].role == "user"]
+        return self._newest_message if self.user_messages else max(relays, default=None)
+
+    @property
+    def _node_input(self) -> types.Content | None:
+        """What a node of a workflow was given, beside or in place of the message."""
+        path = getattr(self._invocation, "node_path", None)
+        for event in reversed(self._events if path else ()):
+            place = getattr(getattr(event, "node_info", None), "path", None)
+            is_own = event.author == "user" and place == path
+            if is_own and event.invocation_id == self.invocation_id:
+                return None if event.get_function_responses() else event.content
+        return None
+
+    @property
+    def _newest_message(self) -> int | None:
+        """The newest message of this invocation."""
+        now = [e for e in self._events if e.invocation_id == self.invocation_id]
+        index, ids = EventIndex(now), {event.id for event in now}
+        for place in reversed(self.user_messages):
+            event = self._rewritten.get(place)
+            parts = _parts_of(self.contents[place])
+            if event.id in ids if event else any(map(index.holds, parts)):
+                return place
+        return None
+
+    def _is_output(self, index: int) -> bool:
+        """Whether executed code wrote a content."""
+        if event := self._rewritten.get(index):
+            return any(part.code_execution_result for part in _parts_of(event.content))
+        return self._index.is_output(self.contents[index])
 
     @cached_property
     def turn(self) -> list[int]:
@@ -98,8 +172,15 @@ class HistoryView:
 
     @cached_property
     def user_messages(self) -> list[int]:
-        """What the user wrote: no tool results, no other agents."""
-        return [index for index in self.history if is_user_text(self.contents[index])]
+        """What the user wrote: nothing of tools, executed code or other agents."""
+        others = {i for i, e in self._rewritten.items() if e.author != "user"}
+        return [
+            index
+            for index in self.history
+            if is_user_text(self.contents[index])
+            and index not in others
+            and not self._is_output(index)
+        ]
 
     @cached_property
     def covered(self) -> frozenset[int]:
@@ -182,108 +263,12 @@ class HistoryView:
         return cover(prints)
 
 
+def _parts_of(content: types.Content | None) -> list[types.Part]:
+    return [part for part in (content and content.parts) or () if part]
+
+
 def is_user_text(content: types.Content) -> bool:
     """Whether a content is a message that the user wrote."""
     if content.role != "user" or has_function_response(content):
         return False
     return bool(content_text(content)) and not is_relay(content)
-
-
-def find_history(
-    contents: Sequence[types.Content],
-    events: Sequence[Event],
-    transient: Sequence[types.Content] = (),
-) -> list[int]:
-    """Returns the indexes of the contents that derive from session events."""
-    index = _EventIndex(events)
-
-    def is_history(content: types.Content) -> bool:
-        parts = [part for part in content.parts or () if part]
-        # What ADK inserts for one request is the user's and never speaks of tools.
-        # Other plugins may rewrite what the model said: it needs no event.
-        is_said = content.role == "model" or has_tool(content) or index.relays(content)
-        is_transient = content in transient
-        return (is_said and not is_transient) or any(map(index.holds, parts))
-
-    return [place for place, content in enumerate(contents) if is_history(content)]
-
-
-class _EventIndex:
-    """The payloads of the session's events, for look-ups by value."""
-
-    def __init__(self, events: Iterable[Event]) -> None:
-        self._payloads: set[Hashable] = set()
-        self._code: set[str] = set()
-        self._authors: set[str] = set()
-        spoken = ["", ""]
-        for event in events:
-            self._authors.add(event.author)
-            if event.content and event.content.parts:
-                self._add(event.content)
-                spoken = ["", ""]
-            else:
-                self._add_transcriptions(event, spoken)
-            compaction = event.actions.compaction if event.actions else None
-            if compaction and compaction.compacted_content:
-                self._add(compaction.compacted_content)
-                self._authors.add("model")  # ADK 2.0 names this author for it.
-
-    def _add(self, content: types.Content) -> None:
-        parts = [part for part in content.parts or () if part]
-        self._payloads.update(map(_payload_of, parts))
-        self._code.update(code for part in parts if (code := _code_of(part)))
-
-    def _add_transcriptions(self, event: Event, spoken: list[str]) -> None:
-        # ADK joins what was spoken in consecutive events into one content; events
-        # that say nothing do not count.
-        heard = (event.input_transcription, event.output_transcription)
-        if not any(heard):
-            return
-        for direction, transcription in enumerate(heard):
-            if event.content is None and transcription and transcription.text:
-                spoken[direction] += transcription.text
-                self._payloads.add(spoken[direction])
-            else:
-                spoken[direction] = ""
-
-    def holds(self, part: types.Part) -> bool:
-        """Returns whether an event has this very payload."""
-        payload = _payload_of(part)
-        return bool(payload and payload in self._payloads) or any(
-            _is_fenced(code, part.text or "") for code in self._code
-        )
-
-    def relays(self, content: types.Content) -> bool:
-        """Returns whether the content is ADK's rendering of another agent's event."""
-        # A user can type its prefix, but its parts name an author of the session.
-        texts = [part.text for part in content.parts or () if part and part.text]
-        openings = tuple(f"[{author}] " for author in self._authors)
-        return is_relay(content) and any(t.startswith(openings) for t in texts[1:])
-
-
-def _payload_of(part: types.Part) -> Hashable:
-    """What tells this part from others; None or "" for calls, results and nothing."""
-    if part.text or part.function_call or part.function_response:
-        return part.text
-    if part.inline_data:
-        return part.inline_data.data
-    if part.file_data and part.file_data.file_uri:
-        return "file", part.file_data.file_uri
-    code = _code_of(part)
-    return ("code", code) if code else None
-
-
-def _code_of(part: types.Part) -> str:
-    """The code that a part runs, or the output of code; "" for neither."""
-    if part.executable_code:
-        return part.executable_code.code or ""
-    return (part.code_execution_result and part.code_execution_result.output) or ""
-
-
-def _is_fenced(code: str, text: str) -> bool:
-    """Returns whether a text is what ADK makes of executed code, or of its output."""
-    if len(text) - len(code) > 64:
-        return False
-    # Short code may stand in any text by chance: each fence must be a word of its own.
-    before, found, after = text.rpartition(code)
-    return bool(found) and len(before.split()) == len(after.split()) == 1

@@ -11,6 +11,11 @@ from google.adk.events.event import Event
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
+from contextguard_adk.history.origin import (
+    compacted_spans,
+    is_visible,
+    without_rewound,
+)
 from contextguard_adk.history.pairs import has_function_response
 from contextguard_adk.history.rendering import find_fingerprint
 from contextguard_adk.history.state import StoredSummary
@@ -20,10 +25,7 @@ from contextguard_adk.measuring.tokens import estimate_config_tokens
 from contextguard_adk.recall.tool import DECLARATION, RecallHistoryTool
 from contextguard_adk.summarizing.items import Item, list_items
 from contextguard_adk.summarizing.model import answers_freely
-from contextguard_adk.summarizing.transcript import HIDDEN_CALLS, RECALL_TOOL
-
-# Calls of ADK itself; no agent is shown them.
-INTERNAL_CALLS = HIDDEN_CALLS | {"adk_request_confirmation", "adk_framework"}
+from contextguard_adk.summarizing.transcript import RECALL_TOOL
 
 
 class RecallOffer:
@@ -129,8 +131,7 @@ async def _load_older_items(invocation: InvocationContext) -> list[Item]:
         )
         events = whole.events if whole else events
     standing = without_rewound(events)
-    compactions = [e.actions.compaction for e in standing if e.actions]
-    spans = [(c.start_timestamp, c.end_timestamp) for c in compactions if c]
+    spans = compacted_spans(standing)
     older = (
         event
         for event in standing
@@ -138,35 +139,3 @@ async def _load_older_items(invocation: InvocationContext) -> list[Item]:
     )
     contents = [e.content for e in older if e.content and is_visible(e, invocation)]
     return list_items(contents, range(len(contents)))
-
-
-def is_visible(event: Event, invocation: InvocationContext) -> bool:
-    """Whether ADK would show an event to the agent of an invocation."""
-    scopes = {getattr(item, "isolation_scope", None) for item in (event, invocation)}
-    if len(scopes) > 1:
-        return False
-    branch = invocation.branch
-    if branch and event.branch and not f"{branch}.".startswith(f"{event.branch}."):
-        return False
-    responses = event.get_function_responses()
-    path = getattr(getattr(event, "node_info", None), "path", None)
-    if event.author == "user" and not responses and path:
-        return False
-    names = {call.name for call in event.get_function_calls()}
-    names |= {response.name for response in responses}
-    return names.isdisjoint(INTERNAL_CALLS)
-
-
-def without_rewound(events: Sequence[Event]) -> list[Event]:
-    """Leaves out the events that a rewind took back, and the rewinds themselves."""
-    kept: list[Event] = []
-    end = len(events)
-    while end:
-        end -= 1
-        event = events[end]
-        if target := event.actions and event.actions.rewind_before_invocation_id:
-            first = (i for i in range(end) if events[i].invocation_id == target)
-            end = next(first, end)
-        else:
-            kept.append(event)
-    return kept[::-1]

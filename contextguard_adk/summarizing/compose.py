@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from contextguard_adk.history.coverage import fingerprint
 from contextguard_adk.history.pairs import content_text
 from contextguard_adk.history.state import MAX_RECORD_BYTES, StoredSummary
 from contextguard_adk.measuring.budgets import shorten_to_tokens
@@ -60,12 +59,8 @@ class Composer:
 
     def compose(self, draft: Draft) -> StoredSummary:
         """Puts a summary together with what the guard keeps beside it."""
-        # The message that the continuation quotes.
-        live, request = self._view.live_index, self._view.user_content
-        if live is not None:
-            request = self._view.contents[live]
-        elif not content_text(request) or self._may_stand_changed:
-            request = None
+        live = self._view.live_index  # The continuation quotes it.
+        request = b"" if live is None else self._view.fingerprint(live)
         upto = draft.truncated_upto
         covered = sorted(draft.covered)
         summarized = itertools.takewhile(draft.model_covered.__contains__, covered)
@@ -76,7 +71,7 @@ class Composer:
             scope=self._scope,
             invocation=self._view.invocation_id,
             reason=self._reason,
-            request=fingerprint(request).hex() if request is not None else "",
+            request=request.hex(),
             request_chars=self._quoted_chars,
             has_continuation=live is None or live in draft.covered,
             model_chars=draft.model_chars,
@@ -121,10 +116,8 @@ class Composer:
     @cached_property
     def live_text(self) -> str:
         """What the user wants now; "" where that is unknown."""
-        view = self._view
-        if view.live_index is not None:
-            return content_text(view.contents[view.live_index])
-        return "" if self._may_stand_changed else content_text(view.user_content)
+        live = self._view.live_index
+        return "" if live is None else content_text(self._view.contents[live])
 
     @property
     def is_request_whole(self) -> bool:
@@ -161,14 +154,6 @@ class Composer:
         budget = min(1_500, self._summary_tokens // 4, room_tokens)
         items = list_items(view.contents, new)
         return _storable(write_index(items, known, budget, self._count))
-
-    @cached_property
-    def _may_stand_changed(self) -> bool:
-        """Whether a plugin may have masked the live request, which must stay masked."""
-        view = self._view
-        foreign = set(range(len(view.contents))).difference(view.history)
-        contents = (view.contents[index] for index in foreign)
-        return any(item.role == "user" and content_text(item) for item in contents)
 
     @cached_property
     def _quoted_chars(self) -> int:
