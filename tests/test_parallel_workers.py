@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from google.adk.models.llm_request import LlmRequest
-from google.adk.sessions import BaseSessionService
+from google.adk.sessions import BaseSessionService, InMemorySessionService
 from google.adk.workflow import START, Workflow, node
 
 from contextguard_adk import ContextGuardPlugin, Threshold
@@ -39,7 +39,11 @@ def summarize(request: LlmRequest) -> str:
 
 
 async def work(
-    item_count: int, call_count: int, words: int, sessions: BaseSessionService
+    item_count: int,
+    call_count: int,
+    words: int,
+    sessions: BaseSessionService,
+    max_workers: int | None = None,
 ) -> SimulatedLlm:
     """Has an agent look `call_count - 1` times for each item, all items at once."""
 
@@ -61,7 +65,8 @@ async def work(
     llm = SimulatedLlm(
         script=reply, summary_replies=summarize, latency_seconds=0.001, **settings
     )
-    workers = node(guarded_agent(llm, [look]), parallel_worker=True)
+    agent, count = guarded_agent(llm, [look]), max_workers
+    workers = node(agent, parallel_worker=True, max_parallel_workers=count)
     flow = Workflow(name="flow", edges=[(START, items, workers)])
     guard = ContextGuardPlugin(default=STRATEGY)
     chat = Chat(flow, [guard], session_service=sessions)
@@ -102,3 +107,14 @@ async def test_workers_at_once_cost_no_more_summaries(
         at_once = await work(item_count, call_count, words, sessions)
     assert alone.summaries >= 2
     assert at_once.summaries <= 1.2 * item_count * alone.summaries
+
+
+async def test_of_items_done_in_one_run_16_are_kept() -> None:
+    """However many an agent works through, those that are done make room."""
+    sessions = InMemorySessionService()
+    await work(20, 2, 60, sessions, max_workers=2)
+    session = await Chat(
+        guarded_agent(SimulatedLlm()), [], session_service=sessions
+    ).session()
+    live = [key for key, value in session.state.items() if value is not None]
+    assert len({key.partition("@")[2] for key in live} - {""}) == 16
