@@ -83,6 +83,7 @@ class Guard:
             context.agent_name,
             self.has_namespaced_keys,
             branch_scope(context.get_invocation_context()),
+            self.memory.writes_of(context.get_invocation_context()),
         )
 
 
@@ -175,9 +176,13 @@ class ModelCall:
 
     def _load_summary(self) -> StoredSummary | None:
         """Reads the stored summary; writes a paid one again whose state was lost."""
-        unsaved, self._session.unsaved = self._session.unsaved, None
-        # Another record means that it was saved, or that another process saved one.
-        if unsaved is not None and unsaved.replaced == self.state.record_at_start:
+        unsaved = self._session.unsaved
+        # Another one means that it was saved, or that another process saved one.
+        is_lost = unsaved and unsaved.replaced == self.state.record.summary
+        # Whether ADK kept what a run wrote is seen by a later one only.
+        if is_lost or (unsaved and unsaved.invocation_id != self._key[1]):
+            self._session.unsaved = None
+        if unsaved and is_lost:
             view = self._view(unsaved.summary)
             is_whole = len(view.covered) == unsaved.summary.covered.content_count
             # After a rewind the summary knows too much: it was shown the request.
@@ -186,9 +191,10 @@ class ModelCall:
         return self._recall.adapt(self.state.load_summary(self._scope))
 
     def _save(self, summary: StoredSummary, tokens: int) -> None:
+        unsaved = self._session.unsaved
+        replaced = unsaved.replaced if unsaved else self.state.record.summary
         self.state.save_summary(summary, tokens)
-        replaced = self.state.record_at_start
-        self._session.unsaved = Unsaved(summary, tokens, replaced)
+        self._session.unsaved = Unsaved(summary, tokens, replaced, self._key[1])
 
     def _apply_summary(self, view: HistoryView) -> list[types.Content]:
         """The contents, with the stored summary in place of what it covers."""

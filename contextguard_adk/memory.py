@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from google.genai import types
 
+from contextguard_adk.history.state import RunWrites, Unsaved
 from contextguard_adk.measuring.tokens import Memo
 from contextguard_adk.telemetry import CompactionRecord
 
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from google.adk.agents.callback_context import CallbackContext
     from google.adk.agents.invocation_context import InvocationContext
     from google.adk.events.event import Event
-
-    from contextguard_adk.history.state import Unsaved
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -112,6 +111,7 @@ class Memory:
         self.calls: BoundedDict[CallKey, CallInFlight] = BoundedDict()
         self.sessions: BoundedDict[SessionKey, SessionMemory] = BoundedDict()
         self.breaker = CircuitBreaker()
+        self.writes: BoundedDict[tuple[str, str], RunWrites] = BoundedDict()  # By run.
         # ADK 2.0, which reports no end of a run, fills it.
         self._memos: BoundedDict[CallKey, Memo] = BoundedDict(16)
 
@@ -119,6 +119,24 @@ class Memory:
         """What is remembered of an agent in a session."""
         self.sessions[key] = session = self.sessions.get(key) or SessionMemory()
         return session
+
+    def writes_of(self, invocation: InvocationContext) -> RunWrites:
+        """What is written in a run."""
+        run = name_session(invocation), invocation.invocation_id
+        if (writes := self.writes.get(run)) is None:
+            self.writes[run] = writes = RunWrites()
+        return writes
+
+    def hand_over(self, invocation: InvocationContext, event: Event) -> None:
+        """Has an event carry what was written in its run, and no event before it."""
+        if event.partial or not self.writes:
+            return
+        run = name_session(invocation), invocation.invocation_id
+        if (writes := self.writes.get(run)) is None:
+            return
+        writes.hand_over(invocation.session.state, event.actions.state_delta)
+        if writes.owners and event.is_final_response():
+            writes.owners.discard(f"{event.author}@{branch_scope(event)}")
 
     def begin_call(self, key: CallKey, call: CallInFlight) -> None:
         """Remembers a model call; forgets those that have waited for over an hour.
@@ -149,6 +167,8 @@ class Memory:
         """Forgets the model calls of a run, and returns them."""
         for key in [key for key in list(self._memos) if key[1] == invocation_id]:
             self._memos.pop(key, None)
+        for run in [run for run in list(self.writes) if run[1] == invocation_id]:
+            self.writes.pop(run, None)
         keys = [key for key in list(self.calls) if key[1] == invocation_id]
         return [(key, self.calls.pop(key)) for key in keys]
 

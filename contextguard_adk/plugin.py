@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 import logging
 import os
 import traceback
@@ -10,8 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
+from google.adk.agents.base_agent import BaseAgent
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.invocation_context import InvocationContext
+from google.adk.events.event import Event
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.adk.plugins.base_plugin import BasePlugin
@@ -24,7 +27,7 @@ from contextguard_adk.config import (
     settings_from_environment,
 )
 from contextguard_adk.guard import Guard, ModelCall
-from contextguard_adk.history.state import declares_state_schema
+from contextguard_adk.history.state import declares_state_schema, walk_tree
 from contextguard_adk.measuring.budgets import threshold_tokens
 from contextguard_adk.memory import BoundedDict, call_key
 from contextguard_adk.providers.overflow import parse_overflow
@@ -43,6 +46,7 @@ from contextguard_adk.telemetry import (
     Listener,
     Observers,
     PressureRecord,
+    warn_once,
 )
 
 logger = logging.getLogger("contextguard_adk.plugin")
@@ -118,6 +122,7 @@ class ContextGuardPlugin(BasePlugin):
         if settings == PluginSettings() and default is GUARD_ALL:
             settings = settings_from_environment() or settings
         self._guard = Guard(registry)
+        self._are_names_checked = False
         self._warned: BoundedDict[tuple[str, str], bool] = BoundedDict()
         self._listeners = (on_pressure, on_compaction, on_call)
         self._apply(settings)
@@ -167,18 +172,42 @@ class ContextGuardPlugin(BasePlugin):
     async def before_run_callback(
         self, *, invocation_context: InvocationContext
     ) -> None:
-        """Decides which form of state keys this app needs."""
+        """Decides which form of state keys this app needs; checks names of agents."""
         guard = self._guard
+        root = getattr(invocation_context.agent, "root_agent", None)
+        # The first run alone shows the whole app, an AgentTool's no more than its own.
+        if not self._are_names_checked:
+            self._are_names_checked = True
+            self._check_names(root)
         # The decision stands: the delta of an AgentTool's run goes back to the parent.
         if self._settings.state_keys != "auto" or guard.has_namespaced_keys:
             return
-        # ADK shows no plugin the workflow at the root; it may declare one.
-        root = getattr(invocation_context.agent, "root_agent", None)
         try:
+            # ADK shows no plugin the workflow at the root; it may declare one.
             guard.has_namespaced_keys = root is None or declares_state_schema(root)
         except Exception as error:  # noqa: BLE001 - a turn must not end here.
             _log_failure("The guard could not look for a state schema", error)
             guard.has_namespaced_keys = True  # Such keys pass in any case.
+
+    def _check_names(self, root: object) -> None:
+        """Warns of settings for agents that the app does not have."""
+        settings = self._settings
+        if root is None or not settings.agents:
+            return
+        try:
+            tree = [node for node in walk_tree(root) if isinstance(node, BaseAgent)]
+        except Exception as error:  # noqa: BLE001 - a turn must not end here.
+            _log_failure("The guard could not look for the names in `agents`", error)
+            return
+        known = {agent.name for agent in tree}
+        default = settings.default
+        others = f"guarded by {type(default).__name__}" if default else "not guarded"
+        for name in settings.agents.keys() - known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            message = "No agent of the app has the name %r that `agents` has.%s Agents "
+            message += "that `agents` does not name are %s."
+            warn_once(logger, message, name, hint, others)
 
     async def before_model_callback(
         self, *, callback_context: CallbackContext, llm_request: LlmRequest
@@ -247,6 +276,17 @@ class ContextGuardPlugin(BasePlugin):
             agent = callback_context.agent_name
             _log_failure(f"The recovery failed for agent {agent!r}", failure)
             return None
+
+    async def on_event_callback(
+        self, *, invocation_context: InvocationContext, event: Event
+    ) -> None:
+        """Has the event carry what ADK dropped with an earlier one of the run."""
+        if self._settings.observe:
+            return
+        try:
+            self._guard.memory.hand_over(invocation_context, event)
+        except Exception as error:  # noqa: BLE001 - a turn must not end here.
+            _log_failure("The guard could not have an event carry its state", error)
 
     async def after_run_callback(
         self, *, invocation_context: InvocationContext

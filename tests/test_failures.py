@@ -11,7 +11,6 @@ import itertools
 import logging
 import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -221,28 +220,6 @@ async def test_summarizer_that_gives_nothing_usable_is_replaced(
     await session.work()
     assert {record.is_mechanical for record in records} == {True}
     assert (await session.summary()).startswith("user:\n  Question 0?")
-
-
-@pytest.mark.parametrize("is_late", [False, True], ids=["alone", "another process"])
-async def test_paid_summary_outlives_the_answer_it_was_made_for(is_late: bool) -> None:
-    """If a model call fails, so that its state is lost, the next one has it, unless
-    another process has stored a newer one by then."""
-    search, lost = call_part("search"), ConnectionError("connection reset")
-    session = open_session(script=[search, search, "Answer 0.", lost, "I am here."])
-    numbers = itertools.count(1)
-    session.llm.summary_replies = lambda _: f"Summary {next(numbers)}."
-    await session.work(1)
-    with suppress(ConnectionError):
-        await session.chat.say(FINDING)
-    assert session.llm.summaries
-    assert not await session.summary()
-    if is_late:
-        await session.restarted().say("Is anybody there?")
-    paid_count = session.llm.summaries
-    await session.chat.say("Are you there?")
-    assert (await session.summary()).startswith(f"Summary {paid_count}.")
-    assert session.llm.summaries == paid_count
-    assert SUMMARY_BEGIN in session.llm.requests[-1].text
 
 
 async def test_cancelled_turn_leaves_the_session_usable() -> None:

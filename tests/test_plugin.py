@@ -316,3 +316,74 @@ async def test_unusual_agents_are_no_obstacle() -> None:
     chat = Chat(BrokenAgent(name="odd"), [guard])
     assert answer_text(await chat.say("Hello.")) == "Odd."
     assert guard.has_namespaced_keys
+
+
+# --- Names in `agents` ------------------------------------------------------------
+
+
+class Team(BaseAgent):
+    """An agent of a user's own, which does not list its agents."""
+
+    scout: LlmAgent
+
+    async def _run_async_impl(self, ctx: InvocationContext) -> AsyncGenerator[Event]:
+        async for event in self.scout.run_async(ctx):
+            yield event
+
+
+def guard_warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What the guard has warned of."""
+    warnings = [r for r in caplog.records if r.levelno >= logging.WARNING]
+    return [r.getMessage() for r in warnings if r.name.startswith("contextguard")]
+
+
+DEFAULTS = {"not guarded": None, "guarded by Threshold": Threshold()}
+
+
+@pytest.mark.parametrize(("others", "default"), DEFAULTS.items(), ids=["none", "some"])
+async def test_a_name_that_no_agent_has_is_reported_once(
+    others: str, default: Threshold | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With the nearest name there is, wherever in the tree its agent stands."""
+    known = ("agent", "clerk", "scout", "team")
+    misspelt = "clark" if default else "clerc"
+    named = dict.fromkeys((*known, misspelt), SMALL)
+    clerk = LlmAgent(name="clerk", model=big_llm())
+    scout = LlmAgent(name="scout", model=big_llm())
+    team = Team(name="team", scout=scout)
+    root = looking_agent(big_llm(), AgentTool(clerk), sub_agents=[team])
+    chat = Chat(root, [ContextGuardPlugin(agents=named, default=default)])
+    for _ in range(2):
+        assert await chat.say("Hello.")
+    [message] = guard_warnings(caplog)
+    assert f"{misspelt!r}" in message
+    assert "Did you mean 'clerk'?" in message
+    assert message.endswith(f"are {others}.")
+
+
+@pytest.mark.filterwarnings(
+    "ignore:The `plugins` argument is deprecated:DeprecationWarning"
+)
+async def test_no_name_is_reported_where_the_app_cannot_be_seen(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """ADK shows no plugin a workflow at the root, only later what its tools run."""
+    llm = SimulatedLlm(script=[scripted_call("clerk", request="Hello."), "Done."])
+    tool = AgentTool(LlmAgent(name="clerk", model=big_llm()))
+    flow = Workflow(name="root", edges=[(START, looking_agent(llm, tool))])
+    await Chat(flow, [ContextGuardPlugin(agents={"agentt": SMALL})]).say("Hello.")
+    assert not guard_warnings(caplog)
+
+
+async def test_a_tool_of_the_name_of_the_recall_tool_is_reported_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The agent keeps its own tool, and is not offered the guard's."""
+    recall = queued_tool("recall_history", ["Nothing."])
+    agent = LlmAgent(name="historian", model=big_llm(), tools=[recall])
+    chat = Chat(agent, [ContextGuardPlugin(default=SMALL)])
+    for _ in range(2):
+        assert await chat.say("Hello.")
+    [message] = guard_warnings(caplog)
+    assert "'historian'" in message
+    assert "'recall_history'" in message

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import MutableMapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, MutableMapping
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -28,7 +28,8 @@ FOCUS_KEY = "context_guard:compact_focus"
 REFUSED_KEY = "context_guard:compact_refused"
 
 MAX_SCOPES = 16
-"""Branches and isolation scopes of one agent that are kept; the oldest go."""
+"""Branches and isolation scopes of one agent that are kept; the oldest go, but none
+in which the agent is at work."""
 
 
 class StateLike(Protocol):
@@ -63,19 +64,43 @@ def request_compaction(
         state[FOCUS_KEY + suffix] = focus
 
 
+@dataclass
+class RunWrites:
+    """What the guard has written to session state in one run.
+
+    ADK drops some events with their `state_delta`: code executors replace that of the
+    model. What no event has carried, the next one does.
+    """
+
+    pending: dict[str, Any] = field(default_factory=dict)
+    owners: set[str] = field(default_factory=set)  # Agents at work, with their scopes.
+
+    def hand_over(self, state: Mapping[str, Any], delta: dict[str, Any]) -> None:
+        """Adds what is pending to the delta of an event, unless it is out of date."""
+        while self.pending:
+            key, value = self.pending.popitem()
+            if state.get(key) == value:  # Else somebody has written to it since.
+                delta.setdefault(key, value)
+
+
 class AgentState:
     """Reads one agent's values under both forms of keys, and writes one of them."""
 
     def __init__(
-        self, state: StateLike, agent: str, is_namespaced: bool = False, scope: str = ""
+        self,
+        state: StateLike,
+        agent: str,
+        is_namespaced: bool = False,
+        scope: str = "",
+        run: RunWrites | None = None,
     ) -> None:
         self._state = state
         self._agent = agent
         self._owner = f"{agent}@{scope}" if scope else agent
         self._is_namespaced = is_namespaced
         self._scope = scope
+        self._run = run or RunWrites()
         self._request_suffixes = ("", f":{agent}")
-        self.record_at_start = self._read_text("record")
 
     def key(self, name: str) -> str:
         """Returns the key under which `name` is written."""
@@ -154,18 +179,22 @@ class AgentState:
         if value is None and self._read_other(name) is not None:
             value = 0
         if self._state.get(self.key(name)) != value:
-            self._state[self.key(name)] = value
+            self._set(self.key(name), value)
             if self._scope and value is not None:
                 self._note_scope()
 
+    def _set(self, key: str, value: object) -> None:
+        self._state[key] = self._run.pending[key] = value
+
     def _note_scope(self) -> None:
         """Makes this scope the newest, and clears the oldest beyond `MAX_SCOPES`."""
+        if self._owner in self._run.owners:
+            return
+        self._run.owners.add(self._owner)
         key = _key("scopes", self._agent, self._is_namespaced)
         value = self._state.get(key)
         listed = value if isinstance(value, list) else []
         noted = [each for each in listed if isinstance(each, str)]
-        if noted[-1:] == [self._scope]:
-            return
         # Of parallel branches that wrote at once only one is noted.
         first = self.key("last_heuristic").removesuffix(self._scope)
         stored: dict[str, Any] = getattr(self._state, "to_dict", dict)()
@@ -175,11 +204,15 @@ class AgentState:
         scopes = [scope for scope in scopes if scope != self._scope] + [self._scope]
         names = ("summary", "summarized_at", "real_tokens", "last_heuristic", "record")
         for scope in scopes[:-MAX_SCOPES]:
+            owner = f"{self._agent}@{scope}"
+            if owner in self._run.owners:
+                continue
+            scopes.remove(scope)
             for name in names:
-                old = _key(name, f"{self._agent}@{scope}", self._is_namespaced)
+                old = _key(name, owner, self._is_namespaced)
                 if self._state.get(old) is not None:
-                    self._state[old] = None
-        self._state[key] = scopes[-MAX_SCOPES:]
+                    self._set(old, None)
+        self._set(key, scopes)
 
     @property
     def is_compaction_requested(self) -> bool:
@@ -199,10 +232,10 @@ class AgentState:
         """Takes the request back, once it was served or is refused for a reason."""
         for suffix in self._request_suffixes:
             if self._state.get(COMPACT_NOW_KEY + suffix) is True:
-                self._state[COMPACT_NOW_KEY + suffix] = False
+                self._set(COMPACT_NOW_KEY + suffix, False)
                 for key, value in ((FOCUS_KEY, ""), (REFUSED_KEY, refusal)):
                     if (self._state.get(key + suffix) or "") != value:
-                        self._state[key + suffix] = value
+                        self._set(key + suffix, value)
 
 
 def _key(name: str, owner: str, is_namespaced: bool) -> str:
@@ -217,19 +250,27 @@ def _warn(key: str, found: str, wanted: str) -> None:
 
 def declares_state_schema(root: object) -> bool:
     """Whether anything in an agent tree, behind tools too, has a `state_schema`."""
+    tree = walk_tree(root)
+    return any(getattr(node, "state_schema", None) is not None for node in tree)
+
+
+def walk_tree(root: object) -> Iterator[object]:
+    """Walks an agent tree: agents, tools and what is behind them, workflow nodes."""
     waiting, seen = [root], set[int]()
     while waiting:
         node = waiting.pop()
         if node is None or id(node) in seen:
             continue
         seen.add(id(node))
-        if getattr(node, "state_schema", None) is not None:
-            return True
+        yield node
         names = ("graph", "agent", "node", "_node", "_inner_node")
         for name in (*names, "sub_agents", "nodes", "tools"):
             child = getattr(node, name, None)
             waiting.extend(child if isinstance(child, list | tuple) else [child])
-    return False
+        # An agent of the user's own class may hold agents in other fields.
+        fields = vars(node).values() if isinstance(node, BaseModel) else ()
+        models = (child for child in fields if isinstance(child, BaseModel))
+        waiting.extend(child for child in models if hasattr(child, "sub_agents"))
 
 
 MAX_RECORD_BYTES = 16 * 1024
@@ -294,8 +335,12 @@ class AgentRecord(_Stored):
 
 @dataclass(frozen=True)
 class Unsaved:
-    """A summary that was not yet seen in the session, and the record it replaced."""
+    """A summary of a run, until a later run sees whether the session has it.
+
+    `replaced` is what stood there before; the run itself reads its own writes.
+    """
 
     summary: StoredSummary
     tokens: int
-    replaced: str
+    replaced: StoredSummary | None
+    invocation_id: str

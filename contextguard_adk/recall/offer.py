@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -26,6 +27,9 @@ from contextguard_adk.recall.tool import DECLARATION, RecallHistoryTool
 from contextguard_adk.summarizing.items import Item, list_items
 from contextguard_adk.summarizing.model import answers_freely
 from contextguard_adk.summarizing.transcript import RECALL_TOOL
+from contextguard_adk.telemetry import warn_once
+
+logger = logging.getLogger("contextguard_adk.recall")
 
 
 class RecallOffer:
@@ -111,7 +115,11 @@ def may_offer(
 ) -> bool:
     """Whether a request may be given the recall tool, which some settings refuse."""
     present = request.tools_dict.get(RECALL_TOOL)
-    if not recall or not (present is None or isinstance(present, RecallHistoryTool)):
+    if not recall:
+        return False
+    if not (present is None or isinstance(present, RecallHistoryTool)):
+        message = "Agent %r has a tool %r of its own, so it is not offered the guard's."
+        warn_once(logger, message, str(getattr(agent, "name", "")), RECALL_TOOL)
         return False
     has_functions = bool(request.tools_dict and request.config.tools)
     return recall is True or (has_functions and answers_freely(request, agent))

@@ -1,0 +1,120 @@
+"""One agent at work on several items at once: each worker keeps its own summary."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.adk.models.llm_request import LlmRequest
+from google.adk.sessions import BaseSessionService, InMemorySessionService
+from google.adk.workflow import START, Workflow, node
+
+from contextguard_adk import ContextGuardPlugin, Threshold
+from contextguard_adk.testing import Reply, SimulatedLlm
+from contextguard_adk.testing import call as scripted_call
+from tests.builders import Chat, guarded_agent
+from tests.chats import agent_requests
+from tests.test_databases import own_database, store_marks
+
+STRATEGY = Threshold(context_window=3_000)
+pytestmark = pytest.mark.skipif(
+    "max_parallel_workers" not in inspect.signature(node).parameters,
+    reason="this ADK shows a worker the items of others",
+)
+ITEM = re.compile(r"item-\d\d")
+
+
+def say(request: LlmRequest) -> str:
+    """All that a request says, as JSON."""
+    return request.model_dump_json(include={"contents"})
+
+
+def summarize(request: LlmRequest) -> str:
+    """A summary that names the item and the steps, and nothing else."""
+    found = re.findall(r"item-\d\d|step-\d+!", say(request))
+    return " ".join(dict.fromkeys(found))
+
+
+async def work(
+    item_count: int,
+    call_count: int,
+    words: int,
+    sessions: BaseSessionService,
+    max_workers: int | None = None,
+) -> SimulatedLlm:
+    """Has an agent look `call_count - 1` times for each item, all items at once."""
+
+    def look(step: int, item: str) -> str:
+        """Looks something up."""
+        return f"{item} step-{step}! " + "notebooks " * words
+
+    def reply(request: LlmRequest) -> Reply:
+        step = 1 + max(map(int, re.findall(r"step-(\d+)!", say(request))), default=0)
+        [item] = set(ITEM.findall(say(request)))  # It sees no other branch.
+        done = step == call_count
+        return "Done." if done else scripted_call("look", step=step, item=item)
+
+    def items() -> list[str]:
+        """The items to work on."""
+        return [f"Look for item-{number:02}." for number in range(item_count)]
+
+    settings: dict[str, Any] = {"context_window": 3_000, "token_ratio": 1.0}
+    llm = SimulatedLlm(
+        script=reply, summary_replies=summarize, latency_seconds=0.001, **settings
+    )
+    agent, count = guarded_agent(llm, [look]), max_workers
+    workers = node(agent, parallel_worker=True, max_parallel_workers=count)
+    flow = Workflow(name="flow", edges=[(START, items, workers)])
+    guard = ContextGuardPlugin(default=STRATEGY)
+    chat = Chat(flow, [guard], session_service=sessions)
+    await chat.say("Go.")
+    requests = agent_requests(llm)
+    assert len(requests) == item_count * call_count
+    assert all(len(set(ITEM.findall(each.text))) == 1 for each in requests)
+    assert (llm.rejections, llm.violations) == (0, 0)
+    return llm
+
+
+def cell(kind: str, *sizes: int, slow: bool = False) -> Any:
+    """So many workers, with so many calls each that find so many words."""
+    marks = store_marks(kind, slow)
+    return pytest.param(kind, *sizes, marks=marks, id=f"{kind}-{sizes[0]}")
+
+
+@pytest.mark.parametrize(
+    ("kind", "item_count", "call_count", "words"),
+    [
+        cell("memory", 2, 31, 60),
+        cell("memory", 20, 6, 300),
+        cell("postgres", 2, 31, 60),
+        *(cell("memory", count, 31, 60, slow=True) for count in (4, 8)),
+        *(cell("postgres", count, 31, 60, slow=True) for count in (4, 8)),
+        cell("postgres", 20, 6, 300, slow=True),
+    ],
+)
+async def test_workers_at_once_cost_no_more_summaries(
+    kind: str, item_count: int, call_count: int, words: int, tmp_path: Path
+) -> None:
+    """Also of more workers than scopes are kept none loses its summary meanwhile, and
+    no request has a text of another one."""
+    async with own_database(kind, tmp_path) as store, store.open() as sessions:
+        alone = await work(1, call_count, words, sessions)
+    (folder := tmp_path / "at_once").mkdir()
+    async with own_database(kind, folder) as store, store.open() as sessions:
+        at_once = await work(item_count, call_count, words, sessions)
+    assert alone.summaries >= 2
+    assert at_once.summaries <= 1.2 * item_count * alone.summaries
+
+
+async def test_of_items_done_in_one_run_16_are_kept() -> None:
+    """However many an agent works through, those that are done make room."""
+    sessions = InMemorySessionService()
+    await work(20, 2, 60, sessions, max_workers=2)
+    session = await Chat(
+        guarded_agent(SimulatedLlm()), [], session_service=sessions
+    ).session()
+    live = [key for key, value in session.state.items() if value is not None]
+    assert len({key.partition("@")[2] for key in live} - {""}) == 16
