@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import assert_type
 
+from google.adk.agents import LlmAgent
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.apps import App
 from google.adk.models.base_llm import BaseLlm
@@ -100,7 +101,8 @@ def ask(tool_context: ToolContext, callback_context: CallbackContext) -> None:
     """A tool, a callback, or whoever sends a message may ask for a compaction."""
     cg.request_compaction(tool_context.state)
     cg.request_compaction(callback_context.state, "agent")
-    cg.request_compaction({}, agent="agent")
+    cg.request_compaction({}, agent="agent", focus="file names")
+    LlmAgent(name="agent", tools=[cg.CompactTool(), cg.CompactTool("file names")])
 
 
 def make_model() -> SimulatedLlm:

@@ -1,0 +1,119 @@
+"""Compactions that somebody asks for: with a focus, and refused where in vain."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+import pytest
+
+from contextguard_adk import CompactionRecord, CompactTool, Threshold
+from contextguard_adk.history.state import REFUSED_KEY, request_compaction
+from contextguard_adk.testing import Reply, SimulatedLlm, call
+from tests.builders import Chat, answer_text, model, user
+from tests.chats import (
+    DEMAND,
+    agent_requests,
+    guarded_chat,
+    seed,
+    summary_requests,
+    text_of,
+    words,
+)
+
+WIDE = Threshold(context_window=20_000)
+FOCUS = "the numbers of the invoices"
+
+
+def open_chat(
+    *script: Reply, strategy: Threshold = WIDE, tool: CompactTool | None = None
+) -> tuple[SimulatedLlm, Chat, list[CompactionRecord]]:
+    """A chat whose agent may ask for compactions; what it is told of them."""
+    llm = SimulatedLlm(
+        context_window=20_000,
+        token_ratio=1.0,
+        script=list(script),
+        summary_replies=lambda _: "## Current State\nAll is known.",
+    )
+    records: list[CompactionRecord] = []
+    agent = {"tools": [tool or CompactTool()]}
+    guard = {"on_compaction": records.append}
+    return llm, guarded_chat(llm, strategy, guard=guard, agent=agent), records
+
+
+def answers_of_the_tool(llm: SimulatedLlm) -> list[dict[str, Any]]:
+    """What the tool has told the agent, as its last request shows it."""
+    parts = [p for c in agent_requests(llm)[-1].contents for p in c.parts or ()]
+    results = (part.function_response for part in parts if part.function_response)
+    return [result.response or {} for result in results]
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+async def test_an_agent_compacts_with_a_focus(in_place: bool) -> None:
+    """The next request is compacted and says why; the summarizer is told the focus."""
+    strategy = WIDE.model_copy(update={"reuse_prompt_cache": in_place})
+    asked = call("compact_history", focus=FOCUS)
+    llm, chat, records = open_chat(
+        asked, "Done.", strategy=strategy, tool=CompactTool("names of people")
+    )
+    await seed(chat, user("The task."), model(words(3_000)))
+    assert answer_text(await chat.say("Go on.")) == "Done."
+    [record] = records
+    assert record.reason == "requested"
+    [summary] = summary_requests(llm)
+    assert f"names of people\n{FOCUS}" in summary.text
+    assert (len(summary.contents) > 1) == in_place
+    after = agent_requests(llm)[-1].contents
+    assert "was compacted because somebody asked for it." in text_of(after[1])
+    assert "result" in answers_of_the_tool(llm)[0]
+    state = await chat.state()
+    assert FOCUS not in json.dumps(list(state.values()))
+
+
+async def test_an_agent_that_asks_again_at_once_is_refused() -> None:
+    """It reads why, and nothing is compacted on two calls running."""
+    asked = call("compact_history")
+    llm, chat, records = open_chat(asked, asked, asked, asked, "Done.")
+    await seed(chat, user("The task."), model(words(3_000)))
+    assert answer_text(await chat.say("Go on.")) == "Done."
+    assert len(records) == 1
+    first, second, *_ = answers_of_the_tool(llm)
+    assert "result" in first
+    assert "just before this step" in second["refused"]
+
+
+@pytest.mark.parametrize("agent", [None, "agent"])
+async def test_a_request_in_vain_is_refused(
+    agent: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No summary is paid for; log and session state say why, until the next one."""
+    caplog.set_level(logging.INFO, "contextguard_adk")
+    llm, chat, records = open_chat()
+    demand: dict[str, Any] = {}
+    request_compaction(demand, agent, FOCUS)
+    await seed(chat, user("Hello."), state=demand)
+    await chat.say("Go on.")
+    assert not llm.summaries
+    key = f"{REFUSED_KEY}:{agent}" if agent else REFUSED_KEY
+    state = await chat.state()
+    assert state[key] == "nothing would be gained"
+    assert not any(state[name] for name in demand)
+    assert "refused for agent 'agent': nothing would be gained." in caplog.text
+    assert FOCUS not in caplog.text
+    await seed(chat, model(words(3_000)), state=dict.fromkeys(demand, True))
+    await chat.say("And now?")
+    assert len(records) == 1
+    assert (await chat.state())[key] == ""
+
+
+async def test_a_full_request_is_compacted_although_one_asks_too_often() -> None:
+    """A refusal does not keep the threshold from its work."""
+    asked = call("compact_history")
+    llm, chat, records = open_chat(asked, "Done.", "Done.")
+    await seed(chat, user("The task."), model(words(3_000)), state=DEMAND)
+    await chat.say("Go on.")
+    await seed(chat, user("More."), model(words(16_000)))
+    await chat.say("Go on.")
+    assert [record.reason for record in records] == ["requested", "tokens"]
+    assert llm.rejections == 0
