@@ -263,7 +263,8 @@ IN_ORDER = {
     "equal": ("abc", "abc", [(0, 0), (1, 1), (2, 2)]),
     "inserted": ("abc", "xaxbc", [(0, 1), (1, 3), (2, 4)]),
     "moved": ("abcd", "dabc", [(0, 1), (1, 2), (2, 3)]),
-    "repeated": ("aab", "ab", [(1, 0), (2, 1)]),
+    "repeated": ("aba", "aba", [(0, 0), (1, 1), (2, 2)]),
+    "not as often": ("aab", "ab", [(2, 1)]),
     "nothing": ("abc", "", []),
 }
 
