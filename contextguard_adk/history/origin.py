@@ -246,7 +246,7 @@ def find_shown_events(invocation: InvocationContext) -> list[Event]:
         for event in standing
         if event.content
         and event.content.parts
-        and not any(start <= event.timestamp <= end for start, end in spans)
+        and not is_within(event.timestamp, spans)
         and is_visible(event, invocation)
     ]
     if getattr(invocation.agent, "include_contents", "default") == "none":
@@ -256,9 +256,23 @@ def find_shown_events(invocation: InvocationContext) -> list[Event]:
 
 
 def compacted_spans(events: Iterable[Event]) -> list[tuple[float, float]]:
-    """The times between which ADK's own summaries stand for the events."""
+    """The times for which ADK's own summaries stand, apart from each other, ordered."""
     compactions = [event.actions.compaction for event in events if event.actions]
-    return [(c.start_timestamp, c.end_timestamp) for c in compactions if c]
+    spans: list[tuple[float, float]] = []
+    for start, end in sorted(
+        (c.start_timestamp, c.end_timestamp) for c in compactions if c
+    ):
+        if spans and start <= spans[-1][1]:
+            start, last = spans.pop()
+            end = max(end, last)
+        spans.append((start, end))
+    return spans
+
+
+def is_within(seconds: float, spans: Sequence[tuple[float, float]]) -> bool:
+    """Whether a time is in one of these spans."""
+    place = bisect_right(spans, seconds, key=lambda span: span[0])
+    return place > 0 and seconds <= spans[place - 1][1]
 
 
 def sees_one_run(agent: object) -> bool:

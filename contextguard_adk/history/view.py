@@ -131,8 +131,9 @@ class HistoryView:
         if live is not None or (_parts_of(user_content) and not has_message):
             return live
         # ADK keeps the user's words from this agent: it has an input of its own.
-        texts = [i for i in told if content_text(self.contents[i])]
-        relays = [i for i in texts if self.contents[i].role == "user"]
+        texts = (i for i in told if content_text(self.contents[i]))
+        users = (i for i in texts if self.contents[i].role == "user")
+        relays = (i for i in users if not has_function_response(self.contents[i]))
         return self._newest_message if self.user_messages else max(relays, default=None)
 
     @property
