@@ -18,6 +18,7 @@ from contextguard_adk.history.coverage import (
     FINGERPRINT_BYTES,
     RECENT_COUNT,
     align_covered,
+    align_in_order,
     cover,
     decode_covered,
     encode_covered,
@@ -256,3 +257,20 @@ def test_alignment_is_in_order_and_true(
         assert right < next_right
     assert all(made_of[left] == sent[right] for left, right in matches)
     assert len(align_covered(cover(sent), sent)) == len(sent)
+
+
+IN_ORDER = {
+    "equal": ("abc", "abc", [(0, 0), (1, 1), (2, 2)]),
+    "inserted": ("abc", "xaxbc", [(0, 1), (1, 3), (2, 4)]),
+    "moved": ("abcd", "dabc", [(0, 1), (1, 2), (2, 3)]),
+    "repeated": ("aba", "aba", [(0, 0), (1, 1), (2, 2)]),
+    "not as often": ("aab", "ab", [(2, 1)]),
+    "nothing": ("abc", "", []),
+}
+
+
+@pytest.mark.parametrize(("left", "right", "pairs"), IN_ORDER.values(), ids=IN_ORDER)
+def test_align_in_order(left: str, right: str, pairs: list[tuple[int, int]]) -> None:
+    """What is equal goes together as far as it keeps its order."""
+    found = align_in_order(*([char.encode() for char in it] for it in (left, right)))
+    assert found == pairs

@@ -13,8 +13,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from google.adk.agents import BaseAgent, LlmAgent, ParallelAgent, SequentialAgent
+from google.adk.agents import (
+    BaseAgent,
+    LlmAgent,
+    LoopAgent,
+    ParallelAgent,
+    SequentialAgent,
+)
 from google.adk.agents.callback_context import CallbackContext
+from google.adk.events.event import Event
 from google.adk.models.llm_request import LlmRequest
 from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.tools.agent_tool import AgentTool
@@ -47,6 +54,7 @@ class Watch(BasePlugin):
         self.shown: dict[str, set[str]] = {}
         self.contents: dict[tuple[str, str | None], list[types.Content]] = {}
         self.wrong: list[str] = []
+        self.has_mixed = False
 
     async def before_model_callback(
         self, *, callback_context: CallbackContext, llm_request: LlmRequest
@@ -57,7 +65,8 @@ class Watch(BasePlugin):
         if self._first is None:
             self.contents[agent, branch] = list(contents)
             known = self.shown.setdefault(agent, set())
-            known |= find_markers(contents)
+            known |= (found := find_markers(contents))
+            self.has_mixed |= len(set(map(_item_of, found)) - {""}) > 1
             return
         before = self._first.contents[agent, branch]
         if added := find_markers(contents) - find_markers(before):
@@ -119,7 +128,7 @@ def delegating(tool: str) -> Callable[[LlmRequest], Reply]:
     return delegate
 
 
-def behind_another() -> tuple[BaseAgent, list[LlmAgent]]:
+def behind_another() -> tuple[Any, list[LlmAgent]]:
     """An agent without contents behind another one, whose reply is its input."""
     own = worker("worker", include_contents="none")
     return SequentialAgent(name="all", sub_agents=[assigning("a"), own]), [own]
@@ -140,19 +149,19 @@ async def list_items(node_input: Any) -> list[str]:
     return [f"Do mark-item{item}-000! now." for item in "abcd"]
 
 
-def single_turn() -> tuple[BaseAgent, list[LlmAgent]]:
+def single_turn() -> tuple[Any, list[LlmAgent]]:
     """A node of a workflow, which sees its own input."""
     own = worker("worker")
     return workflow(shape, own), [own]
 
 
-def single_turn_with_history() -> tuple[BaseAgent, list[LlmAgent]]:
+def single_turn_with_history() -> tuple[Any, list[LlmAgent]]:
     """A node that sees what was said in its own place."""
     own = worker("worker", mode="single_turn", include_contents="default")
     return workflow(shape, own), [own]
 
 
-def task() -> tuple[BaseAgent, list[LlmAgent]]:
+def task() -> tuple[Any, list[LlmAgent]]:
     """A task that another agent delegates."""
     numbers = itertools.count(1)
 
@@ -168,14 +177,14 @@ def task() -> tuple[BaseAgent, list[LlmAgent]]:
     return LlmAgent(name="root", model=llm, sub_agents=[own]), [own]
 
 
-def agent_tool() -> tuple[BaseAgent, list[LlmAgent]]:
+def agent_tool() -> tuple[Any, list[LlmAgent]]:
     """An agent as a tool of another one."""
     own = worker("worker")
     llm = summarizing_llm(delegating("worker"))
     return LlmAgent(name="root", model=llm, tools=[AgentTool(own)]), [own]
 
 
-def branches() -> tuple[BaseAgent, list[LlmAgent]]:
+def branches() -> tuple[Any, list[LlmAgent]]:
     """Parallel branches, each with an assigning agent of its own."""
     owns = [worker(f"worker_{item}", include_contents="none") for item in "abc"]
     pairs: list[BaseAgent] = [
@@ -185,13 +194,43 @@ def branches() -> tuple[BaseAgent, list[LlmAgent]]:
     return ParallelAgent(name="all", sub_agents=pairs), owns
 
 
-def parallel_workers() -> tuple[BaseAgent, list[LlmAgent]]:
+def parallel_workers() -> tuple[Any, list[LlmAgent]]:
     """One agent as several workers at once."""
     own = worker("worker")
     return workflow(list_items, node(own, parallel_worker=True)), [own]
 
 
+def loop() -> tuple[Any, list[LlmAgent]]:
+    """An agent without contents that gets an input again and again in one turn."""
+    own = worker("worker", include_contents="none")
+    agents: list[BaseAgent] = [assigning("a"), own]
+    return LoopAgent(name="all", sub_agents=agents, max_iterations=2), [own]
+
+
+def workflow_loop() -> tuple[Any, list[LlmAgent]]:
+    """A node that runs several times in one turn, each time with an input."""
+    own, numbers = worker("worker"), itertools.count(1)
+
+    async def repeat(node_input: Any) -> Event:
+        number = next(numbers)
+        route = "stop" if number % 3 == 0 else "more"
+        task = f"Do mark-itema-{number:03}! now."
+        return Event.model_validate({"route": route, "output": task})
+
+    async def stop(node_input: Any) -> str:
+        return "It is done."
+
+    edges: list[Any] = [
+        (START, repeat),
+        (repeat, {"more": own, "stop": stop}),
+        (own, repeat),
+    ]
+    return Workflow(name="flow", edges=edges), [own]
+
+
 CASES = [
+    loop,
+    workflow_loop,
     behind_another,
     single_turn,
     single_turn_with_history,
@@ -205,7 +244,7 @@ CASES = [
 @every_strategy
 @pytest.mark.parametrize("build", CASES, ids=lambda build: build.__name__)
 async def test_no_agent_is_told_more_than_adk_shows_it(
-    strategy: Strategy, build: Callable[[], tuple[BaseAgent, list[LlmAgent]]]
+    strategy: Strategy, build: Callable[[], tuple[Any, list[LlmAgent]]]
 ) -> None:
     """No word of the user that ADK keeps from it, and none of another branch."""
     if "mode" not in LlmAgent.model_fields:
@@ -219,7 +258,7 @@ async def test_no_agent_is_told_more_than_adk_shows_it(
     "build", [behind_another, single_turn], ids=lambda build: build.__name__
 )
 async def test_nor_behind_a_plugin_that_rewrites(
-    strategy: Strategy, build: Callable[[], tuple[BaseAgent, list[LlmAgent]]]
+    strategy: Strategy, build: Callable[[], tuple[Any, list[LlmAgent]]]
 ) -> None:
     """The input stays word for word, behind the time that it was stamped with."""
     root, workers = build()
@@ -227,7 +266,7 @@ async def test_nor_behind_a_plugin_that_rewrites(
 
 
 async def check(
-    root: BaseAgent,
+    root: Any,
     workers: Sequence[LlmAgent],
     strategy: Strategy,
     *before: BasePlugin,
@@ -248,7 +287,8 @@ async def check(
         for request in llm.requests:
             said = set(MARKER.findall(request.text))
             assert said <= first.shown[own.name]
-            assert len(set(map(_item_of, said)) - {""}) <= 1
+            # ADK 2.0 itself gives parallel workers the input of the last one.
+            assert first.has_mixed or len(set(map(_item_of, said)) - {""}) <= 1
 
 
 def _item_of(marker: str) -> str:

@@ -23,6 +23,7 @@ from google.adk.plugins.plugin_manager import PluginManager
 from google.adk.sessions import InMemorySessionService, Session
 from google.genai import types
 
+from contextguard_adk.history.origin import is_visible
 from contextguard_adk.history.rendering import LEDGER_HEADING
 from contextguard_adk.history.view import HistoryView
 from contextguard_adk.strategies import Strategy
@@ -144,12 +145,10 @@ async def test_the_request_of_a_long_turn_stays_as_it_was_rewritten(
 # --- which content stands for which event ---
 
 
-def view_of(
-    contents: list[types.Content], events: list[Event], **settings: Any
-) -> HistoryView:
-    """What is known of a request, for an agent in a session of these events."""
+def invocation_of(events: list[Event], **settings: Any) -> InvocationContext:
+    """A run of an agent in a session of these events."""
     agent = LlmAgent(name="agent", model=SimulatedLlm(), **settings.pop("agent", {}))
-    invocation = InvocationContext(
+    return InvocationContext(
         invocation_id="now",
         agent=agent,
         session=Session(id="session", app_name="app", user_id="user", events=events),
@@ -157,6 +156,13 @@ def view_of(
         plugin_manager=PluginManager(),
         **settings,
     )
+
+
+def view_of(
+    contents: list[types.Content], events: list[Event], **settings: Any
+) -> HistoryView:
+    """What is known of a request in a session of these events."""
+    invocation = invocation_of(events, **settings)
     return HistoryView(contents, invocation, events[-1].content)
 
 
@@ -257,6 +263,65 @@ def test_without_contents_only_this_turn_counts() -> None:
     contents = [INSTRUCTION, user("[1] Merci.")]
     assert view_of(contents, [U, A, M], agent=agent).history == [1]
     assert view_of(contents[:1], [U, A, U], agent=agent).history == [0]
+
+
+def test_a_node_sees_its_own_place_alone() -> None:
+    """What other nodes were given or did cannot be recalled by a node either."""
+    paths = ["", "flow@1", "flow@1/own@1", "flow@1/own@1/tool@1", "flow@1/own@2"]
+    events = [hidden(model(path), node_info=NodeInfo(path=path)) for path in paths]
+    events.append(hidden(user("Go."), node_info=NodeInfo(path="flow@1")))
+    invocation = invocation_of(
+        events, agent={"mode": "single_turn"}, node_path="flow@1/own@1"
+    )
+    shown = [is_visible(each, invocation) for each in events]
+    assert shown == [True, True, True, True, False, False]
+
+
+# --- the live request ---
+
+
+def now(content: types.Content, author: str = "") -> Event:
+    """An event of this invocation."""
+    return hidden(
+        content, invocation_id="now", **({"author": author} if author else {})
+    )
+
+
+RAW = now(user("Raw words."))
+GIVEN = hidden(user("Go."), invocation_id="now", node_info=NodeInfo(path="n@1"))
+RELAY = user("For context:", "[helper] said: Sunny.")
+LIVE: dict[str, tuple[list[types.Content], list[Event], int | None]] = {
+    "stamped, newer than its like": (
+        [model("a"), user("Raw words."), model("b"), user("[1] Raw words.")],
+        [event(model("a")), event(user("Raw words.")), event(model("b")), RAW],
+        3,
+    ),
+    "input of a node": ([user("Go."), CALL], [RAW, GIVEN], 0),
+    "input of a node beside the message": (
+        [user("Raw words."), user("Go."), CALL],
+        [RAW, GIVEN],
+        1,
+    ),
+    "relay alone": ([RELAY], [RAW, now(model("Sunny."), "helper")], 0),
+    "relay behind a message of this run": (
+        [user("An input."), RELAY],
+        [RAW, now(user("An input.")), now(model("Sunny."), "helper")],
+        0,
+    ),
+    "message of an earlier run": ([user("Merci."), model("a")], [M, RAW], None),
+    "tool result": ([user("Merci."), FOUND], [M, now(FOUND, "user")], None),
+}
+
+
+@pytest.mark.parametrize(("contents", "events", "expected"), LIVE.values(), ids=LIVE)
+def test_live_request(
+    contents: list[types.Content], events: list[Event], expected: int | None
+) -> None:
+    """It is what ADK shows the agent of what started the run, never what it hides."""
+    asked = RAW if RAW in events else events[-1]
+    settings: dict[str, Any] = {"node_path": "n@1"} if GIVEN in events else {}
+    view = HistoryView(contents, invocation_of(events, **settings), asked.content)
+    assert view.live_index == expected
 
 
 # --- what executed code has written ---

@@ -219,18 +219,19 @@ def _align_recent(
 def align_in_order(
     left: Sequence[bytes], right: Sequence[bytes]
 ) -> list[tuple[int, int]]:
-    """Pairs most equal items, ascending; of repeated ones the newest go together."""
-    places = {name: place for place, name in enumerate(_number_from_end(right))}
+    """Pairs items that both have equally often, as many as keep their order."""
+    counts, wanted = Counter(left), Counter(right)
+    places = {name: place for place, name in enumerate(_number(right))}
     ends: list[int] = []  # For each length the lowest end of a chain, as in patience.
-    chains: list[tuple[int, int, int]] = []
     tops: list[int] = []
-    for index, name in enumerate(_number_from_end(left)):
-        if (place := places.get(name)) is not None:
-            length = bisect_left(ends, place)
+    chains: list[tuple[int, int, int]] = []
+    for index, name in enumerate(_number(left)):
+        if counts[name[0]] == wanted[name[0]]:
+            length = bisect_left(ends, places[name])
             before = tops[length - 1] if length else -1
-            ends[length : length + 1] = [place]
+            ends[length : length + 1] = [places[name]]
             tops[length : length + 1] = [len(chains)]
-            chains.append((index, place, before))
+            chains.append((index, places[name], before))
     found, link = [], tops[-1] if tops else -1
     while link >= 0:
         index, place, link = chains[link]
@@ -238,10 +239,11 @@ def align_in_order(
     return found[::-1]
 
 
-def _number_from_end(items: Sequence[bytes]) -> list[tuple[bytes, int]]:
+def _number(items: Sequence[bytes]) -> list[tuple[bytes, int]]:
+    """Tells equal items apart by how many were before them."""
     seen = Counter[bytes]()
     named = []
-    for item in reversed(items):
-        seen[item] += 1
+    for item in items:
         named.append((item, seen[item]))
-    return named[::-1]
+        seen[item] += 1
+    return named

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from itertools import pairwise
+from collections import Counter
+from collections.abc import (
+    Callable,
+    Collection,
+    Hashable,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from typing import TYPE_CHECKING
 
 from google.genai import types
@@ -107,7 +115,8 @@ class EventIndex:
 
     def is_unchanged(self, content: types.Content) -> bool:
         """Returns whether all that a content says is as ADK would spell it."""
-        said = [part for part in content.parts or () if part and _payload_of(part)]
+        parts = filter(None, content.parts or ())
+        said = (part for part in parts if _payload_of(part))
         return all(map(self.holds, said)) or self.relays(content)
 
     def relays(self, content: types.Content) -> bool:
@@ -127,11 +136,12 @@ class EventIndex:
 
 def find_rewritten(
     contents: Sequence[types.Content],
-    candidates: Iterable[int],
+    candidates: Sequence[int],
+    changed: Collection[int],
     invocation: InvocationContext,
     spell: Callable[[types.Content], bytes],
 ) -> dict[int, Event]:
-    """Finds the events behind contents that another plugin has rewritten.
+    """Finds the events behind the candidates that another plugin has changed.
 
     Such a content stands where its event stood, between neighbors that were left as
     they are. There it has most words in common with its event, or there are as many
@@ -139,6 +149,11 @@ def find_rewritten(
     """
     events = find_shown_events(invocation)
     told = [i for i, event in enumerate(events) if _is_told(event, invocation)]
+    known = (contents[i] for i in candidates if i not in changed)
+    spare = Counter(itertools.chain.from_iterable(map(_payloads_of, known)))
+    spare.subtract(p for i in told for p in _payloads_of(events[i].content))
+    if min(spare.values(), default=0) >= 0:
+        return {}  # Each event stands there as it is.
     is_scoped = getattr(invocation, "isolation_scope", None) is not None
     open_contents = [
         i
@@ -158,14 +173,14 @@ def find_rewritten(
     for left, right in _find_gaps(links, told, open_contents):
         if len(left) == len(right):
             alike += zip(left, right, strict=True)
-    return {right: events[left] for left, right in alike}
+    return {right: events[left] for left, right in alike if right in changed}
 
 
 def _find_gaps(
     links: Sequence[tuple[int, int]], told: Sequence[int], open_contents: Sequence[int]
 ) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
     """Yields the events and contents between linked neighbors, where both are."""
-    for before, after in pairwise([(-1, -1), *links, (_END, _END)]):
+    for before, after in itertools.pairwise([(-1, -1), *links, (_END, _END)]):
         left = told[bisect_right(told, before[0]) : bisect_left(told, after[0])]
         first = bisect_right(open_contents, before[1])
         right = open_contents[first : bisect_left(open_contents, after[1])]
@@ -198,7 +213,7 @@ class _Traits:
 
     def __init__(self, content: types.Content | None) -> None:
         parts = [part for part in (content and content.parts) or () if part]
-        self._payloads = {payload for part in parts if (payload := _payload_of(part))}
+        self._payloads = {*_payloads_of(content)}
         text = " ".join(map(_words_of, parts))[:_WORDS_CHARS]
         self._words = frozenset(_WORD.findall(text.lower()))
 
@@ -231,7 +246,7 @@ def find_shown_events(invocation: InvocationContext) -> list[Event]:
         for event in standing
         if event.content
         and event.content.parts
-        and not any(start <= event.timestamp <= end for start, end in spans)
+        and not is_within(event.timestamp, spans)
         and is_visible(event, invocation)
     ]
     if getattr(invocation.agent, "include_contents", "default") == "none":
@@ -241,9 +256,29 @@ def find_shown_events(invocation: InvocationContext) -> list[Event]:
 
 
 def compacted_spans(events: Iterable[Event]) -> list[tuple[float, float]]:
-    """The times between which ADK's own summaries stand for the events."""
+    """The times for which ADK's own summaries stand, apart from each other, ordered."""
     compactions = [event.actions.compaction for event in events if event.actions]
-    return [(c.start_timestamp, c.end_timestamp) for c in compactions if c]
+    spans: list[tuple[float, float]] = []
+    for start, end in sorted(
+        (c.start_timestamp, c.end_timestamp) for c in compactions if c
+    ):
+        if spans and start <= spans[-1][1]:
+            start, last = spans.pop()
+            end = max(end, last)
+        spans.append((start, end))
+    return spans
+
+
+def is_within(seconds: float, spans: Sequence[tuple[float, float]]) -> bool:
+    """Whether a time is in one of these spans."""
+    place = bisect_right(spans, seconds, key=lambda span: span[0])
+    return place > 0 and seconds <= spans[place - 1][1]
+
+
+def sees_one_run(agent: object) -> bool:
+    """Whether ADK shows an agent nothing of what it did before it was asked."""
+    is_single_turn = getattr(agent, "mode", None) == "single_turn"
+    return is_single_turn or getattr(agent, "include_contents", "default") == "none"
 
 
 def is_visible(event: Event, invocation: InvocationContext) -> bool:
@@ -319,6 +354,11 @@ def _payload_of(part: types.Part) -> Hashable:
         return "file", part.file_data.file_uri
     code = _code_of(part)
     return ("code", code) if code else None
+
+
+def _payloads_of(content: types.Content | None) -> list[Hashable]:
+    parts = (content and content.parts) or ()
+    return [payload for part in parts if part and (payload := _payload_of(part))]
 
 
 def _code_of(part: types.Part) -> str:

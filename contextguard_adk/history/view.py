@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING
 from google.genai import types
 
 from contextguard_adk.history.coverage import Covered, align_covered, cover, fingerprint
-from contextguard_adk.history.origin import EventIndex, find_history, find_rewritten
+from contextguard_adk.history.origin import (
+    EventIndex,
+    find_history,
+    find_rewritten,
+    sees_one_run,
+)
 from contextguard_adk.history.pairs import (
     Pairs,
     content_text,
@@ -49,6 +54,9 @@ class HistoryView:
         self._events = invocation.session.events if invocation else []
         self._memo = memo or Memo([], "")
         self._fingerprints: dict[int, bytes] = {}
+        is_one_run = invocation is not None and sees_one_run(invocation.agent)
+        if stored and stored.text and is_one_run and not self.covered:
+            self.stored = None  # It tells what the same node did in an earlier run.
 
     @cached_property
     def history(self) -> list[int]:
@@ -80,8 +88,7 @@ class HistoryView:
         new = {i for i in told if not index.is_unchanged(self.contents[i])}
         if not new or self._invocation is None:
             return {}
-        found = find_rewritten(self.contents, told, self._invocation, self._spell)
-        return {index: event for index, event in found.items() if index in new}
+        return find_rewritten(self.contents, told, new, self._invocation, self._spell)
 
     @cached_property
     def pairs(self) -> Pairs:
@@ -124,8 +131,9 @@ class HistoryView:
         if live is not None or (_parts_of(user_content) and not has_message):
             return live
         # ADK keeps the user's words from this agent: it has an input of its own.
-        texts = [i for i in told if content_text(self.contents[i])]
-        relays = [i for i in texts if self.contents[i].role == "user"]
+        texts = (i for i in told if content_text(self.contents[i]))
+        users = (i for i in texts if self.contents[i].role == "user")
+        relays = (i for i in users if not has_function_response(self.contents[i]))
         return self._newest_message if self.user_messages else max(relays, default=None)
 
     @property

@@ -15,6 +15,7 @@ from google.genai import types
 from contextguard_adk.history.origin import (
     compacted_spans,
     is_visible,
+    is_within,
     without_rewound,
 )
 from contextguard_adk.history.pairs import has_function_response
@@ -143,7 +144,7 @@ async def _load_older_items(invocation: InvocationContext) -> list[Item]:
     older = (
         event
         for event in standing
-        if event.id not in loaded or any(a <= event.timestamp <= b for a, b in spans)
+        if event.id not in loaded or is_within(event.timestamp, spans)
     )
     contents = [e.content for e in older if e.content and is_visible(e, invocation)]
     return list_items(contents, range(len(contents)))
