@@ -30,7 +30,13 @@ from contextguard_adk.strategies import Strategy
 from contextguard_adk.testing import RecordedRequest, Reply, SimulatedLlm
 from contextguard_adk.testing import call as scripted_call
 from tests.builders import call, event, guarded_agent, model, response, user
-from tests.chats import CONTINUATION_BEGIN, Changing, agent_requests, text_of
+from tests.chats import (
+    CONTINUATION_BEGIN,
+    Changing,
+    agent_requests,
+    summary_requests,
+    text_of,
+)
 from tests.rewriting import (
     SECRET,
     Rewrite,
@@ -371,6 +377,15 @@ async def test_output_of_code_is_not_the_users_word(
     for request in agent_requests(llm):
         assert "OUTPUT" not in quoted_request(request) + ledger_of(request)
     assert "mark-ask-001!" in ledger_of(agent_requests(llm)[-1])
+    shown = [request.text for request in summary_requests(llm)]
+    lines = "\n".join(shown).splitlines()
+    headings = [
+        above
+        for above, line in itertools.pairwise(lines)
+        if line.endswith("```tool_output")
+    ]
+    assert headings
+    assert set(headings) == {"tool: [code returned a result]"}
 
 
 def test_a_user_may_type_what_looks_like_output() -> None:

@@ -125,7 +125,7 @@ class HistoryView:
             if event.author == "user":
                 parts = [*_parts_of(contents[index]), *_parts_of(event.content)]
                 contents[index] = types.Content(role="user", parts=parts)
-        told = [i for i in self.history if not self._is_output(i)]
+        told = [i for i in self.history if i not in self.outputs]
         live = find_live_request(contents, told, user_content)
         has_message = content_text(user_content) or media_parts(user_content)
         if live is not None or (_parts_of(user_content) and not has_message):
@@ -159,11 +159,18 @@ class HistoryView:
                 return place
         return None
 
-    def _is_output(self, index: int) -> bool:
-        """Whether executed code wrote a content."""
-        if event := self._rewritten.get(index):
-            return any(part.code_execution_result for part in _parts_of(event.content))
-        return self._index.is_output(self.contents[index])
+    @cached_property
+    def outputs(self) -> frozenset[int]:
+        """What executed code has printed, which ADK shows as the user's text."""
+        found = set()
+        for index in self.history:
+            if event := self._rewritten.get(index):
+                parts = _parts_of(event.content)
+                is_output = any(part.code_execution_result for part in parts)
+            else:
+                is_output = self._index.is_output(self.contents[index])
+            found.update([index] * is_output)
+        return frozenset(found)
 
     @cached_property
     def turn(self) -> list[int]:
@@ -187,7 +194,7 @@ class HistoryView:
             for index in self.history
             if is_user_text(self.contents[index])
             and index not in others
-            and not self._is_output(index)
+            and index not in self.outputs
         ]
 
     @cached_property

@@ -94,7 +94,7 @@ class RecallSource:
         """Lists all items, and those that the request does not show; newest first."""
         view, stored = self.view, self.stored
         older = await _load_older_items(self.invocation)
-        items = list_items(view.contents, view.history)[::-1]
+        items = list_items(view.contents, view.history, view.outputs)[::-1]
         hidden = {-1, *self.covered}
         if view.live_index is not None and stored.request_chars < 0:
             hidden.discard(view.live_index)  # The continuation quotes it.

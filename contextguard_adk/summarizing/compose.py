@@ -152,7 +152,7 @@ class Composer:
         whole = () if self._quoted_chars >= 0 else (view.live_index,)
         new = sorted(i for i in covered if i not in view.covered and i not in whole)
         budget = min(1_500, self._summary_tokens // 4, room_tokens)
-        items = list_items(view.contents, new)
+        items = list_items(view.contents, new, view.outputs)
         return _storable(write_index(items, known, budget, self._count))
 
     @cached_property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -44,7 +44,7 @@ from contextguard_adk.summarizing.summarizer import (
     write_mechanical_summary,
 )
 from contextguard_adk.summarizing.todos import TodoList
-from contextguard_adk.summarizing.transcript import render_entries
+from contextguard_adk.summarizing.transcript import Entry, render_entries
 
 logger = logging.getLogger("contextguard_adk.context")
 
@@ -264,7 +264,7 @@ class CompactionContext:
             summarized = covered | self.kept.indexes
             conversation = find_conversation(view, summarized, self.contents)
         return SummaryTask(
-            entries=render_entries(view.contents, new, pinned, self.has_recall),
+            entries=self._render_entries(new, pinned),
             previous_summary=view.stored.model_text if view.stored else "",
             live_request=self.composer.live_text,
             todos=self.todos.render(8_000, len),
@@ -275,6 +275,12 @@ class CompactionContext:
             conversation_tokens=self.tokens,
         )
 
+    def _render_entries(
+        self, indexes: Iterable[int], pinned: Collection[int] = ()
+    ) -> list[Entry]:
+        contents, outputs = self.view.contents, self.view.outputs
+        return render_entries(contents, indexes, pinned, self.has_recall, outputs)
+
     def _summarize_mechanically(self, covered: frozenset[int]) -> Compaction:
         view = self.view
         new = sorted(covered - view.model_covered)
@@ -283,7 +289,7 @@ class CompactionContext:
         covered = self._whole(new)
         previous = view.stored.model_text if view.stored else ""
         indexes = [i for i in new if i in covered]
-        entries = render_entries(view.contents, indexes, (), self.has_recall)
+        entries = self._render_entries(indexes)
         count = token_counter(self._factor)
         text = write_mechanical_summary(entries, previous, budget_tokens, count)
         return self._render_summary(text, covered, view.model_covered, len(previous))
@@ -329,10 +335,7 @@ class CompactionContext:
 
 
 def find_refusal(context: CompactionContext, was_just_compacted: bool) -> str:
-    """Why a compaction that somebody asks for is refused; "" where it is not.
-
-    It is where the call before, of the same run, was compacted.
-    """
+    """Why a compaction that somebody asks for is refused; "" where it is not."""
     if was_just_compacted:
         return "the call before was compacted as well"
     covered = context.older_than(0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from google.genai import types
@@ -54,14 +54,23 @@ class Item:
         return " ".join(filter(None, (self.handle, self.label, self.hint))) + extent
 
 
-def list_items(contents: Sequence[types.Content], indexes: Iterable[int]) -> list[Item]:
-    """Lists the items of some contents, oldest first; no thoughts, no credentials."""
+def list_items(
+    contents: Sequence[types.Content],
+    indexes: Iterable[int],
+    outputs: Collection[int] = (),
+) -> list[Item]:
+    """Lists the items of some contents, oldest first; no thoughts, no credentials.
+
+    `outputs` are texts that executed code has printed.
+    """
     items: list[Item] = []
     waiting: list[tuple[int, types.FunctionCall]] = []
     for index in indexes:
         content = contents[index]
         parts = [part for part in content.parts or () if part]
         author = f"{content.role or 'user'} message"
+        if index in outputs:
+            author = "output of code"
         if is_relay(content):
             author = "other agent's message"
             del parts[0]  # ADK's preamble.

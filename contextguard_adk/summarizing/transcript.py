@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import pydantic_core
@@ -56,8 +56,12 @@ def render_entries(
     indexes: Iterable[int],
     pinned: Iterable[int] = (),
     with_handles: bool = False,
+    outputs: Collection[int] = (),
 ) -> list[Entry]:
-    """Renders contents, one entry for each part; those that are pinned always stay."""
+    """Renders contents, one entry for each part; those that are pinned always stay.
+
+    `outputs` are texts that executed code has printed.
+    """
     entries = []
     for index in indexes:
         content = contents[index]
@@ -68,6 +72,9 @@ def render_entries(
             del parts[0]  # ADK's preamble says nothing about the conversation.
         for part in parts:
             handle = handle_of(part) if with_handles else ""
+            if index in outputs:
+                printed = types.CodeExecutionResult(output=part.text)
+                part = types.Part(code_execution_result=printed)
             if entry := _render_part(author, part, handle):
                 # Names of tools and files come from outside, line breaks and all.
                 heading = " ".join(entry.heading.split())
