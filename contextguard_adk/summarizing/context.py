@@ -172,7 +172,9 @@ class CompactionContext:
         view = self.view
         covered = frozenset(view.compactable) | view.model_covered
         room_tokens = self.limit_tokens - self.expect(covered)
-        return find_kept_steps(self, max(0, room_tokens))
+        # Where there is none, what stands beside them can be shortened.
+        least_tokens = self.budgets.window_tokens // 20
+        return find_kept_steps(self, max(least_tokens, room_tokens))
 
     def older_than(self, keep_count: int) -> frozenset[int]:
         """Covers all but about the newest `keep_count` contents and splits no pair.

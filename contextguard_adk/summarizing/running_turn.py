@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -69,11 +68,11 @@ def find_kept_steps(context: CompactionContext, room_tokens: int) -> KeptSteps:
     wished_tokens = 0 if context.reason == "requested" else context.keep_tokens
     most_tokens = min(wished_tokens, room_tokens)
     first, tokens = len(contents), 0
-    for start, end in itertools.pairwise([*starts, len(contents)][::-1]):
-        tokens += _measure(context, contents[end:start])
-        if tokens > most_tokens or len(contents) - end > context.keep_count:
+    for start, end in zip(starts[::-1], [len(contents), *starts[::-1]], strict=False):
+        tokens += _measure(context, contents[start:end])
+        if tokens > most_tokens or len(contents) - start > context.keep_count:
             break
-        first = end
+        first = start
     if has_unseen and first > starts[-1]:
         first = starts[-1]
     kept = contents[first:]
