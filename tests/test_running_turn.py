@@ -184,7 +184,7 @@ async def test_failed_calls_are_tried_again(kind: type[Threshold | Pipeline]) ->
     assert agent.shipped == Counter(agent.orders)
 
 
-async def test_list_of_quotes_fits_session_state() -> None:
+async def test_list_of_backslashes_fits_session_state() -> None:
     """Where escapes take room in session state the list gets shorter, not lost."""
     steps = iter(range(301))
     seen: list[str] = []
@@ -193,7 +193,8 @@ async def test_list_of_quotes_fits_session_state() -> None:
         seen.append("".join(list_content_texts(request.contents[:1])))
         now = 5 * next(steps)
         made = [
-            call("click", item=f"ID{n:04}", at='"' * 60) for n in range(now, now + 5)
+            call("click", item=f"ID{n:04}", at="\\" * 60 + str(n))
+            for n in range(now, now + 5)
         ]
         return made if now < 300 else "Done."
 
