@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+import sys
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -136,9 +138,16 @@ class Composer:
     def _done(self, covered: Collection[int], room_tokens: int) -> str:
         """The list of the running turn's covered calls."""
         steps = sorted(set(covered).intersection(self._view.turn))
-        budget = min(int(self._window_tokens * DONE_RATIO), room_tokens)
+        budget = int(self._window_tokens * DONE_RATIO)
+
+        def count(text: str) -> int:
+            # Escapes take more room in session state than here.
+            stored_bytes = len(json.dumps(_storable(text), ensure_ascii=False).encode())
+            is_storable = stored_bytes <= 4 * room_tokens
+            return self._count(text) if is_storable else sys.maxsize
+
         contents, has_recall = self._view.contents, self._has_recall
-        done = write_done_list(contents, steps, budget, self._count, has_recall)
+        done = write_done_list(contents, steps, budget, count, has_recall)
         return _storable(done)
 
     def _index(self, covered: Collection[int], room_tokens: int) -> str:

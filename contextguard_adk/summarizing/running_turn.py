@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -23,11 +25,17 @@ if TYPE_CHECKING:
 
 MAX_UNSEEN_RATIO = 0.30  # Of the window, for results that the model has not seen.
 DONE_RATIO = 0.10  # Of the window, for the list of what is done.
+MAX_TELLING_BYTES = 200  # For an argument that tells calls apart: a path, a URL.
 DONE_HEADING = (
     "[Done so far for this request: each call below was made and has its result]"
 )
 
 
+_FAILURE = re.compile(
+    r'^"?error\b|"(is_?)?error\w*": ?(?!null|false|0|""|\[\]|\{\})|'
+    r'"status": ?"(error|fail)|^\{"result": ?"error\b',
+    re.IGNORECASE,
+)
 _UNLISTED = UNLISTED_CALLS | {TODOS_TOOL}  # The todo list stands beside the summary.
 
 
@@ -119,6 +127,7 @@ class _Call:
     args: dict[str, str]
     outcome: str
     handle: str
+    is_failed: bool
 
 
 def write_done_list(
@@ -131,27 +140,36 @@ def write_done_list(
     """Lists the completed calls in some contents, ever shorter until it fits.
 
     First a line for each call, then one for each tool; at last the oldest calls are
-    only counted.
+    only counted. What tells calls apart is cut last, what failed always shows.
     """
     calls = list(_completed_calls(contents, indexes, with_handles))
-    brief = _without_details(calls)
-    attempts: list[tuple[Callable[..., list[str]], list[_Call], int, int]] = [
-        (_write_lines, calls, 80, 80),
-        (_write_lines, calls, 48, 32),
-        (_write_groups, calls, 48, 32),
-        (_write_groups, calls, 48, 0),
-        (_write_groups, brief, 32, 0),
-    ]
-    for write, listed, arg_bytes, outcome_bytes in attempts if calls else ():
-        text = "\n".join([DONE_HEADING, *write(listed, arg_bytes, outcome_bytes)])
-        if count(text) <= budget_tokens:
-            return text
-    while brief := brief[len(brief) // 8 + 1 :]:
-        note = f"- … and {len(calls) - len(brief)} calls before these"
-        text = "\n".join([DONE_HEADING, *_write_groups(brief, 32, 0), note])
+    for lines in _write_ever_shorter(calls) if calls else ():
+        text = "\n".join([DONE_HEADING, *lines])
         if count(text) <= budget_tokens:
             return text
     return ""
+
+
+def _write_ever_shorter(calls: Sequence[_Call]) -> Iterator[list[str]]:
+    telling = _find_telling(calls)
+    yield _write_lines(_shorten_args(calls, telling, 80), 80)
+    short = _shorten_args(calls, telling, 48)
+    yield _write_lines(short, 32)
+    yield _write_groups(short, 32)
+    yield _write_groups(short, 0)
+    brief = [
+        replace(c, args={k: v for k, v in c.args.items() if k in telling[c.name]})
+        for c in calls
+    ]
+    yield _write_groups(_shorten_args(brief, telling, 0), 0)
+    short = _shorten_args(brief, {}, 48)
+    yield _write_groups(short, 0)
+    shortest = _shorten_args(brief, {}, 16)
+    if _count_different(shortest) == _count_different(brief):
+        yield _write_groups(short := shortest, 0)
+    while short := short[len(short) // 8 + 1 :]:
+        note = f"- … and {len(calls) - len(short)} calls before these"
+        yield [*_write_groups(short, 0), note]
 
 
 def _completed_calls(
@@ -166,13 +184,27 @@ def _completed_calls(
             found = take_call(waiting, response) if response else None
             if response is None or found is None or response.name in _UNLISTED:
                 continue
-            args = (found[1].args or {}).items()
+            args = _flatten(found[1].args or {})
+            outcome = _one_line(response.response)
             yield _Call(
                 name=_one_line(response.name or "?"),
                 args={_one_line(key): _one_line(value) for key, value in args},
-                outcome=_one_line(response.response),
+                outcome=outcome,
                 handle=handle_of(part) if with_handles else "",
+                is_failed=_FAILURE.search(outcome) is not None,
             )
+
+
+def _flatten(
+    args: Mapping[str, object], prefix: str = ""
+) -> Iterator[tuple[str, object]]:
+    """Arguments with those inside them: what tells calls apart may be one of these."""
+    for key, value in args.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict) and 0 < len(value) <= 20 and name.count(".") < 3:
+            yield from _flatten(value, f"{name}.")
+        else:
+            yield name, value
 
 
 def _one_line(value: object) -> str:
@@ -181,39 +213,38 @@ def _one_line(value: object) -> str:
     return " ".join(text[:1_000].split()) if value not in (None, "") else ""
 
 
-def _write_line(call: _Call, arg_bytes: int, outcome_bytes: int) -> str:
-    args = _name_args({k: excerpt(v, arg_bytes) for k, v in call.args.items()})
-    outcome = excerpt(call.outcome, outcome_bytes)
-    if call.handle and len(outcome) < len(call.outcome):
-        outcome += f" [item {call.handle}]"
-    made = f"- {call.name}({', '.join(args)})"
-    return f"{made} → {outcome}" if outcome else made
+def _write_outcome(call: _Call, outcome_bytes: int) -> str:
+    """Its first words; without room for them at least whether the call has failed."""
+    if call.is_failed and not outcome_bytes:
+        return "error"
+    return excerpt(call.outcome, outcome_bytes)
 
 
-def _write_lines(
-    calls: Iterable[_Call], arg_bytes: int, outcome_bytes: int
-) -> list[str]:
-    return [_write_line(call, arg_bytes, outcome_bytes) for call in calls]
+def _write_lines(calls: Iterable[_Call], outcome_bytes: int) -> list[str]:
+    lines = []
+    for call in calls:
+        outcome = _write_outcome(call, outcome_bytes)
+        if call.handle and len(outcome) < len(call.outcome):
+            outcome += f" [item {call.handle}]"
+        made = f"- {call.name}({', '.join(_name_args(call.args))})"
+        lines.append(f"{made} → {outcome}" if outcome else made)
+    return lines
 
 
-def _write_groups(
-    calls: Iterable[_Call], arg_bytes: int, outcome_bytes: int
-) -> list[str]:
+def _write_groups(calls: Iterable[_Call], outcome_bytes: int) -> list[str]:
     """A line for each tool; what its calls have in common is said once."""
     lines = []
     for group in _by_tool(calls):
         names = list(dict.fromkeys(name for call in group for name in call.args))
         own = [n for n in names if len({call.args.get(n) for call in group}) > 1]
-        shared = {
-            n: excerpt(group[0].args[n], arg_bytes) for n in names if n not in own
-        }
+        shared = {n: group[0].args[n] for n in names if n not in own}
         if len(own) == 1:
             shared[own[0]] = "…"
-        outcomes = [excerpt(call.outcome, outcome_bytes) for call in group]
+        outcomes = [_write_outcome(call, outcome_bytes) for call in group]
         common = outcomes[0] if len(set(outcomes)) == 1 else ""
         items = []
         for call, outcome in zip(group, outcomes, strict=True):
-            args = {n: excerpt(call.args[n], arg_bytes) for n in own if n in call.args}
+            args = {n: call.args[n] for n in own if n in call.args}
             text = ", ".join(_name_args(args) if len(own) > 1 else args.values())
             items.append(f"{text} → {outcome}" if outcome != common else text)
         said = "; ".join(items) if any(items) else f"{len(group)} times"
@@ -235,20 +266,58 @@ def _by_tool(calls: Iterable[_Call]) -> list[list[_Call]]:
     return list(groups.values())
 
 
-def _without_details(calls: Iterable[_Call]) -> list[_Call]:
-    """The calls with no more arguments than tell those of a tool apart, short ones."""
-    brief: dict[int, _Call] = {}
-    calls = list(calls)
+def _find_telling(calls: Iterable[_Call]) -> dict[str, frozenset[str]]:
+    """For each tool the arguments that tell its calls apart, short ones first."""
+    telling: dict[str, frozenset[str]] = {}
     for group in _by_tool(calls):
         names = {name for call in group for name in call.args}
         lengths = {n: sum(len(c.args.get(n, "")) for c in group) for n in names}
-        ordered = sorted(names, key=lambda name: (lengths[name], name))
-        wanted = len({tuple(map(call.args.get, ordered)) for call in group})
-        telling = 0
-        while len({tuple(map(c.args.get, ordered[:telling])) for c in group}) < wanted:
-            telling += 1
-        kept = set(ordered[:telling])
-        for call in group:
-            args = {key: value for key, value in call.args.items() if key in kept}
-            brief[id(call)] = replace(call, args=args)
-    return [brief[id(call)] for call in calls]
+        chosen: list[str] = []
+        different = 1
+        for name in sorted(names, key=lambda name: (lengths[name], name)):
+            wider = [*chosen, name]
+            found = len({tuple(map(call.args.get, wider)) for call in group})
+            if found > different:
+                chosen, different = wider, found
+        telling[group[0].name] = frozenset(chosen)
+    return telling
+
+
+def _shorten_args(
+    calls: Sequence[_Call], telling: Mapping[str, frozenset[str]], most_bytes: int
+) -> list[_Call]:
+    """The calls with shorter arguments; `telling` ones stay whole where they can."""
+    values: dict[tuple[str, str], list[str]] = {}
+    for call in calls:
+        for name, text in call.args.items():
+            values.setdefault((call.name, name), []).append(text)
+    short = {
+        (tool, name): _shorten_alike(
+            texts, MAX_TELLING_BYTES if name in telling.get(tool, ()) else most_bytes
+        )
+        for (tool, name), texts in values.items()
+    }
+    return [
+        replace(c, args={n: short[c.name, n][text] for n, text in c.args.items()})
+        for c in calls
+    ]
+
+
+def _shorten_alike(texts: Iterable[str], most_bytes: int) -> dict[str, str]:
+    """Excerpts of texts; where those would be alike, without what all have in common
+    at the beginning and the end."""
+    short = {text: excerpt(text, most_bytes) for text in texts}
+    if len(set(short.values())) == len(short):
+        return short
+    start = _count_shared_chars(short)
+    end = _count_shared_chars(text[start:][::-1] for text in short)
+    return {t: excerpt(f"…{t[start : len(t) - end]}…", most_bytes) for t in short}
+
+
+def _count_shared_chars(texts: Iterable[str]) -> int:
+    """How many characters all texts begin with."""
+    return len(os.path.commonprefix(list(texts)))  # noqa: RUF071 - not of paths.
+
+
+def _count_different(calls: Iterable[_Call]) -> int:
+    return len({(call.name, *sorted(call.args.items())) for call in calls})
