@@ -68,12 +68,10 @@ class SlidingWindow(Strategy):
 
 def _is_too_much(context: CompactionContext, covered: frozenset[int]) -> bool:
     """Whether what would stay is too large, or large enough to fire again."""
-    if context.expect(covered) > context.limit_tokens:
-        return True
-    if not context.is_due:
-        return False
-    view = context.view
-    stays = covered | context.kept.indexes
-    kept = [view.contents[index] for index in view.history if index not in stays]
-    kept_tokens = context.measure(kept) - context.measure([])
-    return kept_tokens > 0.10 * context.budgets.window_tokens
+    view, stays = context.view, covered | context.kept.indexes
+    if context.is_due:
+        kept = [view.contents[index] for index in view.history if index not in stays]
+        kept_tokens = context.measure(kept) - context.measure([])
+        if kept_tokens > 0.10 * context.budgets.window_tokens:
+            return True
+    return context.expect(covered) > context.limit_tokens
