@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from google.genai import types
 
+from contextguard_adk.history.origin import name_run
 from contextguard_adk.history.state import RunWrites, Unsaved
 from contextguard_adk.measuring.tokens import Memo
 from contextguard_adk.telemetry import CompactionRecord
@@ -192,10 +193,8 @@ def _same_agent(key: CallKey, other: CallKey) -> bool:
 
 def summary_scope(invocation: InvocationContext) -> str:
     """A digest of where a summary is valid; of an agent without history, of the run."""
-    scope = [invocation.session.id, *_branch_and_isolation(invocation)]
-    if getattr(invocation.agent, "include_contents", "default") == "none":
-        scope.append(invocation.invocation_id)
-    return _digest(scope)
+    place = _branch_and_isolation(invocation)
+    return _digest([invocation.session.id, *place, *name_run(invocation)])
 
 
 def branch_scope(place: InvocationContext | Event) -> str:

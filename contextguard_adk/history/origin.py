@@ -249,7 +249,7 @@ def find_shown_events(invocation: InvocationContext) -> list[Event]:
         and not is_within(event.timestamp, spans)
         and is_visible(event, invocation)
     ]
-    if getattr(invocation.agent, "include_contents", "default") == "none":
+    if _is_without_contents(invocation):
         starts = (i for i, event in enumerate(events) if _is_start(event, invocation))
         events = events[max(starts, default=len(events)) :]
     return events
@@ -275,10 +275,23 @@ def is_within(seconds: float, spans: Sequence[tuple[float, float]]) -> bool:
     return place > 0 and seconds <= spans[place - 1][1]
 
 
-def sees_one_run(agent: object) -> bool:
-    """Whether ADK shows an agent nothing of what it did before it was asked."""
-    is_single_turn = getattr(agent, "mode", None) == "single_turn"
-    return is_single_turn or getattr(agent, "include_contents", "default") == "none"
+def name_run(invocation: InvocationContext) -> list[str]:
+    """Names what ADK shows an agent that does not see what it did before; else []."""
+    path = getattr(invocation, "node_path", None) or ""
+    if _is_without_contents(invocation):
+        # In a loop it may start several times within one invocation.
+        newest = reversed(without_rewound(invocation.session.events))
+        starts = (e.id for e in newest if _is_start(e, invocation))
+        return [path, next(starts, invocation.invocation_id)]
+    return [path] if _is_single_turn(invocation) else []
+
+
+def _is_without_contents(invocation: InvocationContext) -> bool:
+    return getattr(invocation.agent, "include_contents", "default") == "none"
+
+
+def _is_single_turn(invocation: InvocationContext) -> bool:
+    return getattr(invocation.agent, "mode", None) == "single_turn"
 
 
 def is_visible(event: Event, invocation: InvocationContext) -> bool:
@@ -294,8 +307,7 @@ def is_visible(event: Event, invocation: InvocationContext) -> bool:
     own = getattr(invocation, "node_path", None) or ""
     if event.author == "user" and not responses and path not in ("", own):
         return False
-    is_single_turn = getattr(invocation.agent, "mode", None) == "single_turn"
-    if is_single_turn and own and path:
+    if _is_single_turn(invocation) and own and path:
         shorter, longer = sorted((path, own), key=len)
         if not f"{longer}/".startswith(f"{shorter}/"):  # Another node's.
             return False
@@ -326,7 +338,8 @@ def _is_start(event: Event, invocation: InvocationContext) -> bool:
         return False
     calls = event.get_function_calls()
     is_transfer = any(call.name == "transfer_to_agent" for call in calls)
-    return not (is_transfer or (event.actions and event.actions.transfer_to_agent))
+    is_transfer |= bool(event.actions and event.actions.transfer_to_agent)
+    return not is_transfer and is_visible(event, invocation)
 
 
 def without_rewound(events: Sequence[Event]) -> list[Event]:

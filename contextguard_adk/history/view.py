@@ -9,12 +9,7 @@ from typing import TYPE_CHECKING
 from google.genai import types
 
 from contextguard_adk.history.coverage import Covered, align_covered, cover, fingerprint
-from contextguard_adk.history.origin import (
-    EventIndex,
-    find_history,
-    find_rewritten,
-    sees_one_run,
-)
+from contextguard_adk.history.origin import EventIndex, find_history, find_rewritten
 from contextguard_adk.history.pairs import (
     Pairs,
     content_text,
@@ -54,9 +49,6 @@ class HistoryView:
         self._events = invocation.session.events if invocation else []
         self._memo = memo or Memo([], "")
         self._fingerprints: dict[int, bytes] = {}
-        is_one_run = invocation is not None and sees_one_run(invocation.agent)
-        if stored and stored.text and is_one_run and not self.covered:
-            self.stored = None  # It tells what the same node did in an earlier run.
 
     @cached_property
     def history(self) -> list[int]:
