@@ -38,6 +38,7 @@ INTERNAL_CALLS = frozenset(
 
 _WORD = re.compile(r"\w+")
 _WORDS_CHARS = 4_000
+_MAX_MOVED = 64  # Looking further would be quadratic.
 _END = 1 << 62
 _INSTRUCTION_BEGIN = "<<<BEGIN_SYSTEM_INSTRUCTION>>>"
 
@@ -201,7 +202,7 @@ def _match_words(
         said = _Traits(events[index].content)
         # Where a content stands for each event, only others push it on, or back.
         first, end = max(start, number + min(more, 0)), number + max(more, 0) + 1
-        window = range(first, min(end, len(right)))
+        window = range(first, min(end, len(right), first + _MAX_MOVED))
         best = max(window, key=lambda place: said.likeness(shown[place]), default=None)
         if best is not None and said.likeness(shown[best]):
             yield index, right[best]
