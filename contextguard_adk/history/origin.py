@@ -25,6 +25,7 @@ from contextguard_adk.history.pairs import (
     has_tool,
     is_relay,
     media_parts,
+    parts_of,
 )
 
 if TYPE_CHECKING:
@@ -51,12 +52,13 @@ def find_history(
     """Returns the indexes of the contents whose very words an event has."""
 
     def is_history(content: types.Content) -> bool:
-        parts = [part for part in content.parts or () if part]
         # What ADK inserts for one request is the user's and never speaks of tools.
         # Other plugins may rewrite what the model said: it needs no event.
         is_said = content.role == "model" or has_tool(content) or index.relays(content)
         is_transient = content in transient
-        return (is_said and not is_transient) or any(map(index.holds, parts))
+        return (is_said and not is_transient) or any(
+            map(index.holds, parts_of(content))
+        )
 
     return [place for place, content in enumerate(contents) if is_history(content)]
 
@@ -84,7 +86,7 @@ class EventIndex:
                 self._authors.add("model")  # ADK 2.0 names this author for it.
 
     def _add(self, content: types.Content, author: str = "") -> None:
-        parts = [part for part in content.parts or () if part]
+        parts = parts_of(content)
         self._payloads.update(map(_payload_of, parts))
         if author == "user":
             self._user_texts.update(part.text for part in parts if part.text)
@@ -116,14 +118,13 @@ class EventIndex:
 
     def is_unchanged(self, content: types.Content) -> bool:
         """Returns whether all that a content says is as ADK would spell it."""
-        parts = filter(None, content.parts or ())
-        said = (part for part in parts if _payload_of(part))
+        said = (part for part in parts_of(content) if _payload_of(part))
         return all(map(self.holds, said)) or self.relays(content)
 
     def relays(self, content: types.Content) -> bool:
         """Returns whether the content is ADK's rendering of another agent's event."""
         # A user can type its prefix, but its parts name an author of the session.
-        texts = [part.text for part in content.parts or () if part and part.text]
+        texts = [part.text for part in parts_of(content) if part.text]
         openings = tuple(f"[{author}] " for author in self._authors)
         return is_relay(content) and any(t.startswith(openings) for t in texts[1:])
 
@@ -213,9 +214,8 @@ class _Traits:
     """What tells a content from others, however it is framed."""
 
     def __init__(self, content: types.Content | None) -> None:
-        parts = [part for part in (content and content.parts) or () if part]
         self._payloads = {*_payloads_of(content)}
-        text = " ".join(map(_words_of, parts))[:_WORDS_CHARS]
+        text = " ".join(map(_words_of, parts_of(content)))[:_WORDS_CHARS]
         self._words = frozenset(_WORD.findall(text.lower()))
 
     def likeness(self, other: _Traits) -> float:
@@ -320,7 +320,7 @@ def is_visible(event: Event, invocation: InvocationContext) -> bool:
 def _is_told(event: Event, invocation: InvocationContext) -> bool:
     """Whether ADK makes a text of the user's side out of an event."""
     content = event.content
-    parts = [part for part in (content and content.parts) or () if part]
+    parts = parts_of(content)
     if content is None or event.author == _name_of(invocation):
         return len(parts) == 1 and bool(parts[0].code_execution_result)
     if event.author != "user":
@@ -371,8 +371,7 @@ def _payload_of(part: types.Part) -> Hashable:
 
 
 def _payloads_of(content: types.Content | None) -> list[Hashable]:
-    parts = (content and content.parts) or ()
-    return [payload for part in parts if part and (payload := _payload_of(part))]
+    return [payload for part in parts_of(content) if (payload := _payload_of(part))]
 
 
 def _code_of(part: types.Part) -> str:
