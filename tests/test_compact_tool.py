@@ -89,7 +89,7 @@ async def test_an_agent_that_asks_again_at_once_is_refused() -> None:
 
 async def test_a_compaction_of_a_worker_beside_it_refuses_nothing() -> None:
     """Parallel workers have one name and one session; the call tells them apart."""
-    compacted = {METADATA_KEY: {"compaction": {}}}
+    compacted: dict[str, Any] = {METADATA_KEY: {"compaction": {}}}
     own = Event(author="agent", content=scripted("compact_history", "own"))
     other = Event(
         author="agent",

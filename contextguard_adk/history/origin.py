@@ -21,7 +21,6 @@ from google.genai import types
 from contextguard_adk.history.coverage import align_in_order
 from contextguard_adk.history.pairs import (
     content_text,
-    has_function_response,
     has_tool,
     is_relay,
     media_parts,
@@ -145,12 +144,13 @@ def find_rewritten(
 ) -> dict[int, Event]:
     """Finds the events behind the candidates that another plugin has changed.
 
-    Such a content stands where its event stood, between neighbors that were left as
+    A text stands where its event stood, between neighbors that were left as
     they are. There it has most words in common with its event, or there are as many
     contents as events.
     """
     events = find_shown_events(invocation)
-    told = [i for i, event in enumerate(events) if _is_told(event, invocation)]
+    roles = [_role_of(event, invocation) for event in events]
+    told = [i for i, role in enumerate(roles) if role]
     known = (contents[i] for i in candidates if i not in changed)
     spare = Counter(itertools.chain.from_iterable(map(_payloads_of, known)))
     spare.subtract(p for i in told for p in _payloads_of(events[i].content))
@@ -175,7 +175,11 @@ def find_rewritten(
     for left, right in _find_gaps(links, told, open_contents):
         if len(left) == len(right):
             alike += zip(left, right, strict=True)
-    return {right: events[left] for left, right in alike if right in changed}
+    return {
+        right: events[left]
+        for left, right in alike
+        if right in changed and contents[right].role == roles[left]
+    }
 
 
 def _find_gaps(
@@ -317,16 +321,17 @@ def is_visible(event: Event, invocation: InvocationContext) -> bool:
     return names.isdisjoint(INTERNAL_CALLS)
 
 
-def _is_told(event: Event, invocation: InvocationContext) -> bool:
-    """Whether ADK makes a text of the user's side out of an event."""
-    content = event.content
-    parts = parts_of(content)
-    if content is None or event.author == _name_of(invocation):
-        return len(parts) == 1 and bool(parts[0].code_execution_result)
-    if event.author != "user":
-        return any(map(_words_of, parts)) or bool(media_parts(content))
-    is_message = bool(content_text(content) or media_parts(content))
-    return is_message and not has_function_response(content)
+def _role_of(event: Event, invocation: InvocationContext) -> str:
+    """The role under which ADK shows an event as a text; "" where it does not."""
+    parts = parts_of(event.content)
+    has_text = any(map(_words_of, parts))
+    if event.author == _name_of(invocation):
+        is_output = len(parts) == 1 and parts[0].code_execution_result
+        is_shown = has_text and not event.get_function_calls()
+        return ("user" if is_output else "model") if is_shown else ""
+    if event.author == "user" and event.get_function_responses():
+        return ""
+    return "user" if has_text or media_parts(event.content) else ""
 
 
 def _name_of(invocation: InvocationContext) -> str:
@@ -335,7 +340,7 @@ def _name_of(invocation: InvocationContext) -> str:
 
 def _is_start(event: Event, invocation: InvocationContext) -> bool:
     """Whether `include_contents="none"` lets the history begin with an event."""
-    if event.author == _name_of(invocation) or not _is_told(event, invocation):
+    if event.author == _name_of(invocation) or _role_of(event, invocation) != "user":
         return False
     calls = event.get_function_calls()
     is_transfer = any(call.name == "transfer_to_agent" for call in calls)

@@ -69,13 +69,11 @@ class HistoryView:
 
     @cached_property
     def _rewritten(self) -> dict[int, Event]:
-        """The events behind what another plugin has rewritten of the user's side."""
+        """The events behind the texts that another plugin has rewritten."""
         told = [
             index
             for index, content in enumerate(self.contents)
-            if content.role == "user"
-            and not has_tool(content)
-            and content not in self._transient
+            if not has_tool(content) and content not in self._transient
         ]
         index = self._index
         new = {i for i in told if not index.is_unchanged(self.contents[i])}
