@@ -130,10 +130,8 @@ class Memory:
 
     def hand_over(self, invocation: InvocationContext, event: Event) -> None:
         """Has an event carry what was written in its run, and no event before it."""
-        if event.partial or not self.writes:
-            return
-        run = name_session(invocation), invocation.invocation_id
-        if (writes := self.writes.get(run)) is None:
+        writes = self.writes.get((name_session(invocation), invocation.invocation_id))
+        if event.partial or writes is None:
             return
         writes.hand_over(invocation.session.state, event.actions.state_delta)
         if writes.owners and event.is_final_response():
