@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from google.genai import types
 
+from contextguard_adk.history.origin import name_run
 from contextguard_adk.history.state import RunWrites, Unsaved
 from contextguard_adk.measuring.tokens import Memo
 from contextguard_adk.telemetry import CompactionRecord
@@ -129,10 +130,8 @@ class Memory:
 
     def hand_over(self, invocation: InvocationContext, event: Event) -> None:
         """Has an event carry what was written in its run, and no event before it."""
-        if event.partial or not self.writes:
-            return
-        run = name_session(invocation), invocation.invocation_id
-        if (writes := self.writes.get(run)) is None:
+        writes = self.writes.get((name_session(invocation), invocation.invocation_id))
+        if event.partial or writes is None:
             return
         writes.hand_over(invocation.session.state, event.actions.state_delta)
         if writes.owners and event.is_final_response():
@@ -192,10 +191,8 @@ def _same_agent(key: CallKey, other: CallKey) -> bool:
 
 def summary_scope(invocation: InvocationContext) -> str:
     """A digest of where a summary is valid; of an agent without history, of the run."""
-    scope = [invocation.session.id, *_branch_and_isolation(invocation)]
-    if getattr(invocation.agent, "include_contents", "default") == "none":
-        scope.append(invocation.invocation_id)
-    return _digest(scope)
+    place = _branch_and_isolation(invocation)
+    return _digest([invocation.session.id, *place, *name_run(invocation)])
 
 
 def branch_scope(place: InvocationContext | Event) -> str:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from google.adk.events.event import Event
 
 from contextguard_adk import CompactionRecord, CompactTool, Threshold
 from contextguard_adk.history.state import REFUSED_KEY, request_compaction
+from contextguard_adk.telemetry import METADATA_KEY
 from contextguard_adk.testing import Reply, SimulatedLlm, call
 from tests.builders import Chat, answer_text, model, user
+from tests.builders import call as scripted
 from tests.chats import (
     DEMAND,
     agent_requests,
@@ -81,6 +85,27 @@ async def test_an_agent_that_asks_again_at_once_is_refused() -> None:
     first, second, *_ = answers_of_the_tool(llm)
     assert "result" in first
     assert "just before this step" in second["refused"]
+
+
+async def test_a_compaction_of_a_worker_beside_it_refuses_nothing() -> None:
+    """Parallel workers have one name and one session; the call tells them apart."""
+    compacted: dict[str, Any] = {METADATA_KEY: {"compaction": {}}}
+    own = Event(author="agent", content=scripted("compact_history", "own"))
+    other = Event(
+        author="agent",
+        content=scripted("look", "other"),
+        custom_metadata=compacted,
+    )
+    answers = []
+    for call_id in ("own", "other"):
+        context: Any = SimpleNamespace(
+            session=SimpleNamespace(events=[own, other]),
+            function_call_id=call_id,
+            agent_name="agent",
+            state={},
+        )
+        answers.append(await CompactTool().run_async(args={}, tool_context=context))
+    assert ["refused" in answer for answer in answers] == [False, True]
 
 
 @pytest.mark.parametrize("agent", [None, "agent"])

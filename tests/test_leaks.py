@@ -207,14 +207,23 @@ def loop() -> tuple[Any, list[LlmAgent]]:
     return LoopAgent(name="all", sub_agents=agents, max_iterations=2), [own]
 
 
-def workflow_loop() -> tuple[Any, list[LlmAgent]]:
+def loop_with_one_input() -> tuple[Any, list[LlmAgent]]:
+    """The same, but each time it gets the same input."""
+    own = worker("worker", include_contents="none")
+    llm = summarizing_llm(lambda request: "Do mark-itema-000! now")
+    first = LlmAgent(name="first", model=llm, include_contents="none")
+    agents: list[BaseAgent] = [first, own]
+    return LoopAgent(name="all", sub_agents=agents, max_iterations=2), [own]
+
+
+def workflow_loop(is_same: bool = False, **settings: Any) -> tuple[Any, list[LlmAgent]]:
     """A node that runs several times in one turn, each time with an input."""
-    own, numbers = worker("worker"), itertools.count(1)
+    own, numbers = worker("worker", **settings), itertools.count(1)
 
     async def repeat(node_input: Any) -> Event:
         number = next(numbers)
         route = "stop" if number % 3 == 0 else "more"
-        task = f"Do mark-itema-{number:03}! now."
+        task = f"Do mark-itema-{0 if is_same else number:03}! now."
         return Event.model_validate({"route": route, "output": task})
 
     async def stop(node_input: Any) -> str:
@@ -228,9 +237,22 @@ def workflow_loop() -> tuple[Any, list[LlmAgent]]:
     return Workflow(name="flow", edges=edges), [own]
 
 
+def workflow_loop_with_one_input() -> tuple[Any, list[LlmAgent]]:
+    """The same, but each time it gets the same input."""
+    return workflow_loop(is_same=True)
+
+
+def workflow_loop_with_history() -> tuple[Any, list[LlmAgent]]:
+    """The same, and each time it is shown the user's message as well."""
+    return workflow_loop(mode="single_turn", include_contents="default")
+
+
 CASES = [
     loop,
+    loop_with_one_input,
     workflow_loop,
+    workflow_loop_with_one_input,
+    workflow_loop_with_history,
     behind_another,
     single_turn,
     single_turn_with_history,

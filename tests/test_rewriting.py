@@ -45,6 +45,7 @@ from tests.rewriting import (
     naming,
     stamping,
     stamping_parts,
+    stamping_texts,
 )
 from tests.talks import (
     Talk,
@@ -87,6 +88,7 @@ async def converse(
 
 REWRITES = {
     "stamping": (stamping, {}),
+    "stamping_texts": (stamping_texts, {}),
     "stamping_parts": (stamping_parts, {}),
     "naming": (naming, {}),
     "masking": (masking, {}),

@@ -21,10 +21,10 @@ from google.genai import types
 from contextguard_adk.history.coverage import align_in_order
 from contextguard_adk.history.pairs import (
     content_text,
-    has_function_response,
     has_tool,
     is_relay,
     media_parts,
+    parts_of,
 )
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ INTERNAL_CALLS = frozenset(
 
 _WORD = re.compile(r"\w+")
 _WORDS_CHARS = 4_000
+_MAX_MOVED = 64  # Looking further would be quadratic.
 _END = 1 << 62
 _INSTRUCTION_BEGIN = "<<<BEGIN_SYSTEM_INSTRUCTION>>>"
 
@@ -50,12 +51,13 @@ def find_history(
     """Returns the indexes of the contents whose very words an event has."""
 
     def is_history(content: types.Content) -> bool:
-        parts = [part for part in content.parts or () if part]
         # What ADK inserts for one request is the user's and never speaks of tools.
         # Other plugins may rewrite what the model said: it needs no event.
         is_said = content.role == "model" or has_tool(content) or index.relays(content)
         is_transient = content in transient
-        return (is_said and not is_transient) or any(map(index.holds, parts))
+        return (is_said and not is_transient) or any(
+            map(index.holds, parts_of(content))
+        )
 
     return [place for place, content in enumerate(contents) if is_history(content)]
 
@@ -83,7 +85,7 @@ class EventIndex:
                 self._authors.add("model")  # ADK 2.0 names this author for it.
 
     def _add(self, content: types.Content, author: str = "") -> None:
-        parts = [part for part in content.parts or () if part]
+        parts = parts_of(content)
         self._payloads.update(map(_payload_of, parts))
         if author == "user":
             self._user_texts.update(part.text for part in parts if part.text)
@@ -115,14 +117,13 @@ class EventIndex:
 
     def is_unchanged(self, content: types.Content) -> bool:
         """Returns whether all that a content says is as ADK would spell it."""
-        parts = filter(None, content.parts or ())
-        said = (part for part in parts if _payload_of(part))
+        said = (part for part in parts_of(content) if _payload_of(part))
         return all(map(self.holds, said)) or self.relays(content)
 
     def relays(self, content: types.Content) -> bool:
         """Returns whether the content is ADK's rendering of another agent's event."""
         # A user can type its prefix, but its parts name an author of the session.
-        texts = [part.text for part in content.parts or () if part and part.text]
+        texts = [part.text for part in parts_of(content) if part.text]
         openings = tuple(f"[{author}] " for author in self._authors)
         return is_relay(content) and any(t.startswith(openings) for t in texts[1:])
 
@@ -143,12 +144,13 @@ def find_rewritten(
 ) -> dict[int, Event]:
     """Finds the events behind the candidates that another plugin has changed.
 
-    Such a content stands where its event stood, between neighbors that were left as
+    A text stands where its event stood, between neighbors that were left as
     they are. There it has most words in common with its event, or there are as many
     contents as events.
     """
     events = find_shown_events(invocation)
-    told = [i for i, event in enumerate(events) if _is_told(event, invocation)]
+    roles = [_role_of(event, invocation) for event in events]
+    told = [i for i, role in enumerate(roles) if role]
     known = (contents[i] for i in candidates if i not in changed)
     spare = Counter(itertools.chain.from_iterable(map(_payloads_of, known)))
     spare.subtract(p for i in told for p in _payloads_of(events[i].content))
@@ -173,7 +175,11 @@ def find_rewritten(
     for left, right in _find_gaps(links, told, open_contents):
         if len(left) == len(right):
             alike += zip(left, right, strict=True)
-    return {right: events[left] for left, right in alike if right in changed}
+    return {
+        right: events[left]
+        for left, right in alike
+        if right in changed and contents[right].role == roles[left]
+    }
 
 
 def _find_gaps(
@@ -201,7 +207,7 @@ def _match_words(
         said = _Traits(events[index].content)
         # Where a content stands for each event, only others push it on, or back.
         first, end = max(start, number + min(more, 0)), number + max(more, 0) + 1
-        window = range(first, min(end, len(right)))
+        window = range(first, min(end, len(right), first + _MAX_MOVED))
         best = max(window, key=lambda place: said.likeness(shown[place]), default=None)
         if best is not None and said.likeness(shown[best]):
             yield index, right[best]
@@ -212,9 +218,8 @@ class _Traits:
     """What tells a content from others, however it is framed."""
 
     def __init__(self, content: types.Content | None) -> None:
-        parts = [part for part in (content and content.parts) or () if part]
         self._payloads = {*_payloads_of(content)}
-        text = " ".join(map(_words_of, parts))[:_WORDS_CHARS]
+        text = " ".join(map(_words_of, parts_of(content)))[:_WORDS_CHARS]
         self._words = frozenset(_WORD.findall(text.lower()))
 
     def likeness(self, other: _Traits) -> float:
@@ -249,7 +254,7 @@ def find_shown_events(invocation: InvocationContext) -> list[Event]:
         and not is_within(event.timestamp, spans)
         and is_visible(event, invocation)
     ]
-    if getattr(invocation.agent, "include_contents", "default") == "none":
+    if _is_without_contents(invocation):
         starts = (i for i, event in enumerate(events) if _is_start(event, invocation))
         events = events[max(starts, default=len(events)) :]
     return events
@@ -275,10 +280,23 @@ def is_within(seconds: float, spans: Sequence[tuple[float, float]]) -> bool:
     return place > 0 and seconds <= spans[place - 1][1]
 
 
-def sees_one_run(agent: object) -> bool:
-    """Whether ADK shows an agent nothing of what it did before it was asked."""
-    is_single_turn = getattr(agent, "mode", None) == "single_turn"
-    return is_single_turn or getattr(agent, "include_contents", "default") == "none"
+def name_run(invocation: InvocationContext) -> list[str]:
+    """Names what ADK shows an agent that does not see what it did before; else []."""
+    path = getattr(invocation, "node_path", None) or ""
+    if _is_without_contents(invocation):
+        # In a loop it may start several times within one invocation.
+        newest = reversed(without_rewound(invocation.session.events))
+        starts = (e.id for e in newest if _is_start(e, invocation))
+        return [path, next(starts, invocation.invocation_id)]
+    return [path] if _is_single_turn(invocation) else []
+
+
+def _is_without_contents(invocation: InvocationContext) -> bool:
+    return getattr(invocation.agent, "include_contents", "default") == "none"
+
+
+def _is_single_turn(invocation: InvocationContext) -> bool:
+    return getattr(invocation.agent, "mode", None) == "single_turn"
 
 
 def is_visible(event: Event, invocation: InvocationContext) -> bool:
@@ -294,8 +312,7 @@ def is_visible(event: Event, invocation: InvocationContext) -> bool:
     own = getattr(invocation, "node_path", None) or ""
     if event.author == "user" and not responses and path not in ("", own):
         return False
-    is_single_turn = getattr(invocation.agent, "mode", None) == "single_turn"
-    if is_single_turn and own and path:
+    if _is_single_turn(invocation) and own and path:
         shorter, longer = sorted((path, own), key=len)
         if not f"{longer}/".startswith(f"{shorter}/"):  # Another node's.
             return False
@@ -304,16 +321,17 @@ def is_visible(event: Event, invocation: InvocationContext) -> bool:
     return names.isdisjoint(INTERNAL_CALLS)
 
 
-def _is_told(event: Event, invocation: InvocationContext) -> bool:
-    """Whether ADK makes a text of the user's side out of an event."""
-    content = event.content
-    parts = [part for part in (content and content.parts) or () if part]
-    if content is None or event.author == _name_of(invocation):
-        return len(parts) == 1 and bool(parts[0].code_execution_result)
-    if event.author != "user":
-        return any(map(_words_of, parts)) or bool(media_parts(content))
-    is_message = bool(content_text(content) or media_parts(content))
-    return is_message and not has_function_response(content)
+def _role_of(event: Event, invocation: InvocationContext) -> str:
+    """The role under which ADK shows an event as a text; "" where it does not."""
+    parts = parts_of(event.content)
+    has_text = any(map(_words_of, parts))
+    if event.author == _name_of(invocation):
+        is_output = len(parts) == 1 and parts[0].code_execution_result
+        is_shown = has_text and not event.get_function_calls()
+        return ("user" if is_output else "model") if is_shown else ""
+    if event.author == "user" and event.get_function_responses():
+        return ""
+    return "user" if has_text or media_parts(event.content) else ""
 
 
 def _name_of(invocation: InvocationContext) -> str:
@@ -322,11 +340,12 @@ def _name_of(invocation: InvocationContext) -> str:
 
 def _is_start(event: Event, invocation: InvocationContext) -> bool:
     """Whether `include_contents="none"` lets the history begin with an event."""
-    if event.author == _name_of(invocation) or not _is_told(event, invocation):
+    if event.author == _name_of(invocation) or _role_of(event, invocation) != "user":
         return False
     calls = event.get_function_calls()
     is_transfer = any(call.name == "transfer_to_agent" for call in calls)
-    return not (is_transfer or (event.actions and event.actions.transfer_to_agent))
+    is_transfer |= bool(event.actions and event.actions.transfer_to_agent)
+    return not is_transfer and is_visible(event, invocation)
 
 
 def without_rewound(events: Sequence[Event]) -> list[Event]:
@@ -357,8 +376,7 @@ def _payload_of(part: types.Part) -> Hashable:
 
 
 def _payloads_of(content: types.Content | None) -> list[Hashable]:
-    parts = (content and content.parts) or ()
-    return [payload for part in parts if part and (payload := _payload_of(part))]
+    return [payload for part in parts_of(content) if (payload := _payload_of(part))]
 
 
 def _code_of(part: types.Part) -> str:

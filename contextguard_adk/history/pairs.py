@@ -35,12 +35,12 @@ class Pairs:
 
 def has_function_call(content: types.Content) -> bool:
     """Returns whether the model asks for a tool in this content."""
-    return any(part and part.function_call for part in content.parts or ())
+    return any(part.function_call for part in parts_of(content))
 
 
 def has_function_response(content: types.Content) -> bool:
     """Returns whether this content carries a tool's result."""
-    return any(part and part.function_response for part in content.parts or ())
+    return any(part.function_response for part in parts_of(content))
 
 
 def has_tool(content: types.Content) -> bool:
@@ -48,15 +48,19 @@ def has_tool(content: types.Content) -> bool:
     return has_function_call(content) or has_function_response(content)
 
 
+def parts_of(content: types.Content | None) -> list[types.Part]:
+    """The parts of a content; some are None where a plugin has made it."""
+    return [part for part in (content and content.parts) or () if part]
+
+
 def media_parts(content: types.Content | None) -> list[types.Part]:
     """Returns the images and files that are attached to this content."""
-    parts = (content and content.parts) or ()
-    return [part for part in parts if part and (part.inline_data or part.file_data)]
+    return [p for p in parts_of(content) if p.inline_data or p.file_data]
 
 
 def is_relay(content: types.Content) -> bool:
     """Returns whether a content looks like ADK's rendering of another agent's event."""
-    parts = [part for part in content.parts or () if part]
+    parts = parts_of(content)
     if content.role != "user" or len(parts) < 2:
         return False
     opening, relayed = parts[0].text or "", parts[1].text
@@ -73,8 +77,7 @@ def content_text(content: types.Content | None) -> str:
 
 
 def _visible_texts(content: types.Content | None) -> list[str]:
-    parts = (content and content.parts) or ()
-    return [part.text for part in parts if part and part.text and not part.thought]
+    return [p.text for p in parts_of(content) if p.text and not p.thought]
 
 
 def pair_contents(contents: Sequence[types.Content]) -> Pairs:
@@ -82,10 +85,10 @@ def pair_contents(contents: Sequence[types.Content]) -> Pairs:
     pairs = Pairs()
     waiting: list[tuple[int, types.FunctionCall]] = []
     for index, content in enumerate(contents):
-        for part in content.parts or ():
-            if part and part.function_call:
+        for part in parts_of(content):
+            if part.function_call:
                 waiting.append((index, part.function_call))
-            response = part and part.function_response
+            response = part.function_response
             if response and (found := take_call(waiting, response)):
                 pairs.partners.setdefault(found[0], set()).add(index)
                 pairs.partners.setdefault(index, set()).add(found[0])

@@ -9,12 +9,7 @@ from typing import TYPE_CHECKING
 from google.genai import types
 
 from contextguard_adk.history.coverage import Covered, align_covered, cover, fingerprint
-from contextguard_adk.history.origin import (
-    EventIndex,
-    find_history,
-    find_rewritten,
-    sees_one_run,
-)
+from contextguard_adk.history.origin import EventIndex, find_history, find_rewritten
 from contextguard_adk.history.pairs import (
     Pairs,
     content_text,
@@ -25,6 +20,7 @@ from contextguard_adk.history.pairs import (
     keep_pairs_whole,
     media_parts,
     pair_contents,
+    parts_of,
 )
 from contextguard_adk.measuring.tokens import Memo
 
@@ -54,9 +50,6 @@ class HistoryView:
         self._events = invocation.session.events if invocation else []
         self._memo = memo or Memo([], "")
         self._fingerprints: dict[int, bytes] = {}
-        is_one_run = invocation is not None and sees_one_run(invocation.agent)
-        if stored and stored.text and is_one_run and not self.covered:
-            self.stored = None  # It tells what the same node did in an earlier run.
 
     @cached_property
     def history(self) -> list[int]:
@@ -76,13 +69,11 @@ class HistoryView:
 
     @cached_property
     def _rewritten(self) -> dict[int, Event]:
-        """The events behind what another plugin has rewritten of the user's side."""
+        """The events behind the texts that another plugin has rewritten."""
         told = [
             index
             for index, content in enumerate(self.contents)
-            if content.role == "user"
-            and not has_tool(content)
-            and content not in self._transient
+            if not has_tool(content) and content not in self._transient
         ]
         index = self._index
         new = {i for i in told if not index.is_unchanged(self.contents[i])}
@@ -123,12 +114,12 @@ class HistoryView:
         contents, user_content = [*self.contents], self._node_input or self.user_content
         for index, event in self._rewritten.items():
             if event.author == "user":
-                parts = [*_parts_of(contents[index]), *_parts_of(event.content)]
+                parts = [*parts_of(contents[index]), *parts_of(event.content)]
                 contents[index] = types.Content(role="user", parts=parts)
         told = [i for i in self.history if i not in self.outputs]
         live = find_live_request(contents, told, user_content)
         has_message = content_text(user_content) or media_parts(user_content)
-        if live is not None or (_parts_of(user_content) and not has_message):
+        if live is not None or (parts_of(user_content) and not has_message):
             return live
         # ADK keeps the user's words from this agent: it has an input of its own.
         texts = (i for i in told if content_text(self.contents[i]))
@@ -154,7 +145,7 @@ class HistoryView:
         index, ids = EventIndex(now), {event.id for event in now}
         for place in reversed(self.user_messages):
             event = self._rewritten.get(place)
-            parts = _parts_of(self.contents[place])
+            parts = parts_of(self.contents[place])
             if event.id in ids if event else any(map(index.holds, parts)):
                 return place
         return None
@@ -165,7 +156,7 @@ class HistoryView:
         found = set()
         for index in self.history:
             if event := self._rewritten.get(index):
-                parts = _parts_of(event.content)
+                parts = parts_of(event.content)
                 is_output = any(part.code_execution_result for part in parts)
             else:
                 is_output = self._index.is_output(self.contents[index])
@@ -225,17 +216,15 @@ class HistoryView:
         if self.stored is None:
             return {}
         matches = self._align(self.stored.covered)
-        if self._may_split_pairs(matches) and self.pinned_calls & matches.keys():
+        if self.pinned_calls & matches.keys():
             # A call that waits for its result must not pass for an equal one.
             matches = self._align(self.stored.covered, self.pinned_calls)
         live = self.live_index
         if self.stored.invocation != self.invocation_id and live is not None:
             # A repeated message ("yes", "yes") must not pass for the covered one.
             matches = {i: place for i, place in matches.items() if i < live}
-        if self._may_split_pairs(matches):
-            whole = keep_pairs_whole(matches, self.pairs)
-            matches = {i: place for i, place in matches.items() if i in whole}
-        return matches
+        whole = keep_pairs_whole(matches, self.pairs)
+        return {i: place for i, place in matches.items() if i in whole}
 
     def _align(
         self, covered: Covered, hidden: frozenset[int] = frozenset()
@@ -247,15 +236,6 @@ class HistoryView:
             return dict(zip(indexes, range(count), strict=False))
         prints = [b"" if i in hidden else self.fingerprint(i) for i in indexes]
         return {indexes[right]: left for left, right in align_covered(covered, prints)}
-
-    def _may_split_pairs(self, matches: dict[int, int]) -> bool:
-        """Whether pairs need a look: not where a clean prefix is covered."""
-        count = len(matches)
-        wanted_count = self.stored.covered.content_count if self.stored else count
-        if count != wanted_count or list(matches) != self.history[:count]:
-            return True
-        rest = self.history[count : count + 1]
-        return any(has_function_response(self.contents[index]) for index in rest)
 
     def was_rewound_since(self, invocation_id: str) -> bool:
         """Whether the session was taken back after an invocation."""
@@ -276,10 +256,6 @@ class HistoryView:
         """Builds what a summary of these contents is stored with."""
         prints = [self.fingerprint(i) if i in indexes else b"" for i in self.history]
         return cover(prints)
-
-
-def _parts_of(content: types.Content | None) -> list[types.Part]:
-    return [part for part in (content and content.parts) or () if part]
 
 
 def is_user_text(content: types.Content) -> bool:

@@ -58,8 +58,9 @@ class CompactTool(BaseTool):
 
 def _was_just_compacted(tool_context: ToolContext) -> bool:
     """Whether the request that led to this call was compacted."""
+    call_id = tool_context.function_call_id
     for event in reversed(tool_context.session.events):
-        if event.author == tool_context.agent_name and event.get_function_calls():
+        if any(call.id == call_id for call in event.get_function_calls()):
             described = (event.custom_metadata or {}).get(METADATA_KEY)
             return isinstance(described, dict) and "compaction" in described
     return False

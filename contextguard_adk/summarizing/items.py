@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from google.genai import types
 
 from contextguard_adk.history.coverage import HANDLE_CHARS, handle_of
-from contextguard_adk.history.pairs import is_relay, take_call
+from contextguard_adk.history.pairs import is_relay, parts_of, take_call
 from contextguard_adk.measuring.budgets import TokenCounter
 from contextguard_adk.summarizing.transcript import (
     HIDDEN_CALLS,
@@ -67,7 +67,7 @@ def list_items(
     waiting: list[tuple[int, types.FunctionCall]] = []
     for index in indexes:
         content = contents[index]
-        parts = [part for part in content.parts or () if part]
+        parts = parts_of(content)
         author = f"{content.role or 'user'} message"
         if index in outputs:
             author = "output of code"
@@ -178,7 +178,7 @@ def attach_files(
 
 def _announced(content: types.Content) -> list[str]:
     """Handles of the files that results in a content announce."""
-    results = (part.function_response for part in content.parts or () if part)
+    results = (part.function_response for part in parts_of(content))
     recalled = (r.response or {} for r in results if r and r.name == RECALL_TOOL)
     handles = (response.get(ATTACHED_KEY) for response in recalled)
     return [handle for handle in handles if isinstance(handle, str)]

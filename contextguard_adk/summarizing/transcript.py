@@ -16,7 +16,7 @@ import pydantic_core
 from google.genai import types
 
 from contextguard_adk.history.coverage import handle_of
-from contextguard_adk.history.pairs import is_relay
+from contextguard_adk.history.pairs import is_relay, parts_of
 from contextguard_adk.measuring.budgets import (
     TokenCounter,
     divide_budget,
@@ -65,7 +65,7 @@ def render_entries(
     entries = []
     for index in indexes:
         content = contents[index]
-        parts = [part for part in content.parts or () if part]
+        parts = parts_of(content)
         author = content.role or "user"
         if is_relay(content):
             author = "other agent"
