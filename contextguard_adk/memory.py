@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from google.genai import types
 
-from contextguard_adk.history.origin import name_run
+from contextguard_adk.history.shown import name_run
 from contextguard_adk.history.state import RunWrites, Unsaved
 from contextguard_adk.measuring.tokens import Memo
 from contextguard_adk.telemetry import CompactionRecord

@@ -12,6 +12,7 @@ from collections.abc import (
     Hashable,
     Iterable,
     Iterator,
+    Mapping,
     Sequence,
 )
 from typing import TYPE_CHECKING
@@ -23,23 +24,24 @@ from contextguard_adk.history.pairs import (
     content_text,
     has_tool,
     is_relay,
-    media_parts,
     parts_of,
+)
+from contextguard_adk.history.shown import (
+    WORDS_CHARS,
+    code_of,
+    find_shown_events,
+    role_of,
+    words_of,
 )
 
 if TYPE_CHECKING:
     from google.adk.agents.invocation_context import InvocationContext
     from google.adk.events.event import Event
 
-INTERNAL_CALLS = frozenset(
-    {"adk_request_credential", "adk_request_confirmation", "adk_framework"}
-)
-"""Calls of ADK itself; no agent is shown them."""
-
 _WORD = re.compile(r"\w+")
-_WORDS_CHARS = 4_000
 _MAX_MOVED = 64  # Looking further would be quadratic.
 _END = 1 << 62
+_MAX_FENCE_CHARS = 64
 _INSTRUCTION_BEGIN = "<<<BEGIN_SYSTEM_INSTRUCTION>>>"
 
 
@@ -68,8 +70,9 @@ class EventIndex:
     def __init__(self, events: Iterable[Event]) -> None:
         self._payloads: set[Hashable] = set()
         self._user_texts: set[str] = set()
-        self._code: set[str] = set()
-        self._outputs: set[str] = set()
+        # By their length: only those of about a text's length can be fenced in it.
+        self._code: dict[int, set[str]] = {}
+        self._outputs: dict[int, set[str]] = {}
         self._authors: set[str] = set()
         spoken = ["", ""]
         for event in events:
@@ -90,10 +93,10 @@ class EventIndex:
         if author == "user":
             self._user_texts.update(part.text for part in parts if part.text)
         for part in parts:
-            if code := _code_of(part):
-                self._code.add(code)
+            if code := code_of(part):
+                self._code.setdefault(len(code), set()).add(code)
                 if part.code_execution_result:
-                    self._outputs.add(code)
+                    self._outputs.setdefault(len(code), set()).add(code)
 
     def _add_transcriptions(self, event: Event, spoken: list[str]) -> None:
         # ADK joins what was spoken in consecutive events into one content; events
@@ -111,8 +114,8 @@ class EventIndex:
     def holds(self, part: types.Part) -> bool:
         """Returns whether an event has this very payload."""
         payload = _payload_of(part)
-        return bool(payload and payload in self._payloads) or any(
-            _is_fenced(code, part.text or "") for code in self._code
+        return bool(payload and payload in self._payloads) or _is_any_fenced(
+            self._code, part.text or ""
         )
 
     def is_unchanged(self, content: types.Content) -> bool:
@@ -132,7 +135,7 @@ class EventIndex:
         text = content_text(content)
         if text in self._user_texts:  # The user may quote one.
             return False
-        return any(_is_fenced(output, text) for output in self._outputs)
+        return _is_any_fenced(self._outputs, text)
 
 
 def find_rewritten(
@@ -149,7 +152,7 @@ def find_rewritten(
     contents as events.
     """
     events = find_shown_events(invocation)
-    roles = [_role_of(event, invocation) for event in events]
+    roles = [role_of(event, invocation) for event in events]
     told = [i for i, role in enumerate(roles) if role]
     known = (contents[i] for i in candidates if i not in changed)
     spare = Counter(itertools.chain.from_iterable(map(_payloads_of, known)))
@@ -219,7 +222,7 @@ class _Traits:
 
     def __init__(self, content: types.Content | None) -> None:
         self._payloads = {*_payloads_of(content)}
-        text = " ".join(map(_words_of, parts_of(content)))[:_WORDS_CHARS]
+        text = " ".join(map(words_of, parts_of(content)))[:WORDS_CHARS]
         self._words = frozenset(_WORD.findall(text.lower()))
 
     def likeness(self, other: _Traits) -> float:
@@ -233,136 +236,6 @@ class _Traits:
         return shared / sum(counts) if is_alike else 0.0
 
 
-def _words_of(part: types.Part) -> str:
-    """What ADK tells of a part as text."""
-    call, result = part.function_call, part.function_response
-    if call or result:
-        tool = (call and call.args) or (result and result.response)
-        return str(tool)[:_WORDS_CHARS]
-    return (not part.thought and part.text) or _code_of(part)
-
-
-def find_shown_events(invocation: InvocationContext) -> list[Event]:
-    """Finds the events that ADK shows to an invocation's agent, oldest first."""
-    standing = without_rewound(invocation.session.events)
-    spans = compacted_spans(standing)
-    events = [
-        event
-        for event in standing
-        if event.content
-        and event.content.parts
-        and not is_within(event.timestamp, spans)
-        and is_visible(event, invocation)
-    ]
-    if _is_without_contents(invocation):
-        starts = (i for i, event in enumerate(events) if _is_start(event, invocation))
-        events = events[max(starts, default=len(events)) :]
-    return events
-
-
-def compacted_spans(events: Iterable[Event]) -> list[tuple[float, float]]:
-    """The times for which ADK's own summaries stand, apart from each other, ordered."""
-    compactions = [event.actions.compaction for event in events if event.actions]
-    spans: list[tuple[float, float]] = []
-    for start, end in sorted(
-        (c.start_timestamp, c.end_timestamp) for c in compactions if c
-    ):
-        if spans and start <= spans[-1][1]:
-            start, last = spans.pop()
-            end = max(end, last)
-        spans.append((start, end))
-    return spans
-
-
-def is_within(seconds: float, spans: Sequence[tuple[float, float]]) -> bool:
-    """Whether a time is in one of these spans."""
-    place = bisect_right(spans, seconds, key=lambda span: span[0])
-    return place > 0 and seconds <= spans[place - 1][1]
-
-
-def name_run(invocation: InvocationContext) -> list[str]:
-    """Names what ADK shows an agent that does not see what it did before; else []."""
-    path = getattr(invocation, "node_path", None) or ""
-    if _is_without_contents(invocation):
-        # In a loop it may start several times within one invocation.
-        newest = reversed(without_rewound(invocation.session.events))
-        starts = (e.id for e in newest if _is_start(e, invocation))
-        return [path, next(starts, invocation.invocation_id)]
-    return [path] if _is_single_turn(invocation) else []
-
-
-def _is_without_contents(invocation: InvocationContext) -> bool:
-    return getattr(invocation.agent, "include_contents", "default") == "none"
-
-
-def _is_single_turn(invocation: InvocationContext) -> bool:
-    return getattr(invocation.agent, "mode", None) == "single_turn"
-
-
-def is_visible(event: Event, invocation: InvocationContext) -> bool:
-    """Whether ADK would show an event to the agent of an invocation."""
-    scopes = {getattr(item, "isolation_scope", None) for item in (event, invocation)}
-    if len(scopes) > 1:
-        return False
-    branch = invocation.branch
-    if branch and event.branch and not f"{branch}.".startswith(f"{event.branch}."):
-        return False
-    responses = event.get_function_responses()
-    path = getattr(getattr(event, "node_info", None), "path", None) or ""
-    own = getattr(invocation, "node_path", None) or ""
-    if event.author == "user" and not responses and path not in ("", own):
-        return False
-    if _is_single_turn(invocation) and own and path:
-        shorter, longer = sorted((path, own), key=len)
-        if not f"{longer}/".startswith(f"{shorter}/"):  # Another node's.
-            return False
-    names = {call.name for call in event.get_function_calls()}
-    names |= {response.name for response in responses}
-    return names.isdisjoint(INTERNAL_CALLS)
-
-
-def _role_of(event: Event, invocation: InvocationContext) -> str:
-    """The role under which ADK shows an event as a text; "" where it does not."""
-    parts = parts_of(event.content)
-    has_text = any(map(_words_of, parts))
-    if event.author == _name_of(invocation):
-        is_output = len(parts) == 1 and parts[0].code_execution_result
-        is_shown = has_text and not event.get_function_calls()
-        return ("user" if is_output else "model") if is_shown else ""
-    if event.author == "user" and event.get_function_responses():
-        return ""
-    return "user" if has_text or media_parts(event.content) else ""
-
-
-def _name_of(invocation: InvocationContext) -> str:
-    return invocation.agent.name if invocation.agent else ""
-
-
-def _is_start(event: Event, invocation: InvocationContext) -> bool:
-    """Whether `include_contents="none"` lets the history begin with an event."""
-    if event.author == _name_of(invocation) or _role_of(event, invocation) != "user":
-        return False
-    calls = event.get_function_calls()
-    is_transfer = any(call.name == "transfer_to_agent" for call in calls)
-    is_transfer |= bool(event.actions and event.actions.transfer_to_agent)
-    return not is_transfer and is_visible(event, invocation)
-
-
-def without_rewound(events: Sequence[Event]) -> list[Event]:
-    """Leaves out the events that a rewind took back, and the rewinds themselves."""
-    kept: list[Event] = []
-    end = len(events)
-    while end:
-        end -= 1
-        event = events[end]
-        if target := event.actions and event.actions.rewind_before_invocation_id:
-            first = (i for i in range(end) if events[i].invocation_id == target)
-            end = next(first, end)
-        else:
-            kept.append(event)
-    return kept[::-1]
-
-
 def _payload_of(part: types.Part) -> Hashable:
     """What tells this part from others; None or "" for calls, results and nothing."""
     if part.text or part.function_call or part.function_response:
@@ -371,7 +244,7 @@ def _payload_of(part: types.Part) -> Hashable:
         return part.inline_data.data
     if part.file_data and part.file_data.file_uri:
         return "file", part.file_data.file_uri
-    code = _code_of(part)
+    code = code_of(part)
     return ("code", code) if code else None
 
 
@@ -379,17 +252,13 @@ def _payloads_of(content: types.Content | None) -> list[Hashable]:
     return [payload for part in parts_of(content) if (payload := _payload_of(part))]
 
 
-def _code_of(part: types.Part) -> str:
-    """The code that a part runs, or the output of code; "" for neither."""
-    if part.executable_code:
-        return part.executable_code.code or ""
-    return (part.code_execution_result and part.code_execution_result.output) or ""
-
-
-def _is_fenced(code: str, text: str) -> bool:
+def _is_any_fenced(codes: Mapping[int, Collection[str]], text: str) -> bool:
     """Returns whether a text is what ADK makes of executed code, or of its output."""
-    if len(text) - len(code) > 64:
-        return False
+    lengths = range(len(text) - _MAX_FENCE_CHARS, len(text)) if codes else ()
+    near = (code for length in lengths for code in codes.get(length, ()))
     # Short code may stand in any text by chance: each fence must be a word of its own.
-    before, found, after = text.rpartition(code)
-    return bool(found) and len(before.split()) == len(after.split()) == 1
+    splits = (text.rpartition(code) for code in near)
+    return any(
+        found and len(before.split()) == len(after.split()) == 1
+        for before, found, after in splits
+    )

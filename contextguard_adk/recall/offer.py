@@ -12,14 +12,14 @@ from google.adk.events.event import Event
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
-from contextguard_adk.history.origin import (
+from contextguard_adk.history.pairs import has_function_response
+from contextguard_adk.history.rendering import find_fingerprint
+from contextguard_adk.history.shown import (
     compacted_spans,
     is_visible,
     is_within,
     without_rewound,
 )
-from contextguard_adk.history.pairs import has_function_response
-from contextguard_adk.history.rendering import find_fingerprint
 from contextguard_adk.history.state import StoredSummary
 from contextguard_adk.history.view import HistoryView
 from contextguard_adk.measuring.budgets import TokenCounter
