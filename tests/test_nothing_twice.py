@@ -94,6 +94,24 @@ async def test_plain_numbers_are_done_once(strategy: str, summarizer: str) -> No
     await check_jobs(made, summarizer, agent, token_ratio=None)
 
 
+async def test_a_window_of_contents_is_not_compacted_more_often() -> None:
+    """Without a model it covers what is too much as well, not only what it must."""
+    compactions = []
+    for summarizer in ("good", "failing"):
+        agent = ActingAgent(make_jobs(40))
+        outcome = await run_turn(
+            SlidingWindow(context_window=16_000),
+            agent.reply,
+            agent.tools,
+            agent.request,
+            summarizer=SUMMARIZERS[summarizer],
+            max_calls=50,
+        )
+        assert (agent.twice, agent.never) == ([], [])
+        compactions.append(len(outcome.compactions))
+    assert compactions[0] == compactions[1]
+
+
 # --- a tool that asks for a compaction ---
 
 

@@ -287,7 +287,8 @@ class CompactionContext:
         view = self.view
         new = sorted(covered - view.model_covered)
         budget_tokens = int(self.budgets.threshold_tokens * 0.20)
-        new = new[: self._find_mechanical_end(new, budget_tokens)]
+        if self.reason != "turns":
+            new = new[: self._find_mechanical_end(new, budget_tokens)]
         covered = self._whole(new)
         previous = view.stored.model_text if view.stored else ""
         indexes = [i for i in new if i in covered]
@@ -298,11 +299,9 @@ class CompactionContext:
 
     def _find_mechanical_end(self, new: Sequence[int], budget_tokens: int) -> int:
         """How many contents a mechanical summary has to cover; the newest can stay."""
-        done_tokens = int(self.budgets.window_tokens * DONE_RATIO)
-        room = min(
-            int(self.budgets.threshold_tokens * 0.45),
-            self.limit_tokens - self.fixed_tokens - 2 * budget_tokens - done_tokens,
-        )
+        taken = self.fixed_tokens + 2 * budget_tokens
+        taken += int(self.budgets.window_tokens * DONE_RATIO)
+        room = min(int(self.budgets.threshold_tokens * 0.45), self.limit_tokens - taken)
         room -= self.kept.tokens
         contents = [self.view.contents[i] for i in new]
         heuristics = (estimate_contents_tokens([c]) for c in reversed(contents[1:]))
