@@ -21,6 +21,7 @@ from contextguard_adk.measuring.budgets import (
 )
 from contextguard_adk.measuring.calibration import (
     DEFAULT_CORRECTION,
+    MAX_RATIO,
     correction_factor,
     estimate_prompt_tokens,
     token_counter,
@@ -125,8 +126,12 @@ class ModelCall:
         self._real = self.state.read_count("real_tokens")
         self._last = self.state.read_count("last_heuristic")
         self._correction = self.state.record.learned_correction
+        self._measured_correction = self._correction
         if self._real and self._last:
             self._correction = correction_factor(self._real, self._last)
+            # The estimate is capped as documented; what is put together needs no cap.
+            ratio = min(self._real / self._last, MAX_RATIO)
+            self._measured_correction = max(self._correction, ratio)
 
     async def run(self, is_observing: bool = False) -> None:
         """Changes the request so that it fits, and remembers what is sent."""
@@ -230,7 +235,7 @@ class ModelCall:
             reason=reason,
             tokens=tokens,
             config_heuristic_tokens=config_tokens + self._recall.missing_tokens,
-            correction=self._correction,
+            correction=self._measured_correction,
             budgets=budgets,
             view=view,
             contents=contents,

@@ -66,6 +66,17 @@ async def test_requests_grow_only_at_their_end(name: str) -> None:
         assert resent[: len(sent)] == sent, f"{name}: call {after.number}"
 
 
+def is_shortened(sent: types.Content, original: types.Content) -> bool:
+    """Whether these are the same results, of the same calls, with less text."""
+    results, whole = (
+        [part.function_response for part in content.parts or ()]
+        for content in (sent, original)
+    )
+    named = [[r and (r.name, r.id) for r in each] for each in (results, whole)]
+    is_less = len(to_bytes([sent])[0]) < len(to_bytes([original])[0])
+    return all(results) and named[0] == named[1] and is_less
+
+
 @each_run
 async def test_nothing_leaves_but_what_is_covered(name: str) -> None:
     """Behind summary and continuation stands the history from one place on, whole;
@@ -75,7 +86,10 @@ async def test_nothing_leaves_but_what_is_covered(name: str) -> None:
         kept = agent_call.contents[head_length(agent_call.contents) :]
         covered = len(agent_call.original) - len(kept)
         label = f"{name}: call {agent_call.number}"
-        assert to_bytes(kept) == to_bytes(agent_call.original[covered:]), label
+        # A result that the model has not seen may be too large to stay whole.
+        for sent, original in zip(kept, agent_call.original[covered:], strict=True):
+            is_whole = to_bytes([sent]) == to_bytes([original])
+            assert is_whole or is_shortened(sent, original), label
         if agent_call.is_compacted:
             assert covered > covered_before, label
         else:

@@ -25,6 +25,9 @@ from contextguard_adk.measuring.tokens import (
 DEFAULT_CORRECTION = 1.5
 """Real tokens per heuristic token while the provider has counted nothing."""
 
+MAX_RATIO = 20.0
+"""More real tokens per heuristic token are not believed."""
+
 MeasurePart = Callable[[types.Part | None], PartMeasure]
 
 

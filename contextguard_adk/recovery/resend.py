@@ -16,7 +16,7 @@ from google.adk.models.llm_response import LlmResponse
 from google.genai import types
 
 from contextguard_adk.history.rendering import render_head
-from contextguard_adk.measuring.calibration import DEFAULT_CORRECTION
+from contextguard_adk.measuring.calibration import DEFAULT_CORRECTION, MAX_RATIO
 from contextguard_adk.measuring.tokens import (
     estimate_config_tokens,
     estimate_contents_tokens,
@@ -124,7 +124,7 @@ class Recovery:
             correction = overflow.prompt_tokens / sent_tokens
         elif known * sent_tokens <= at_least:
             correction = at_least * 1.1 / sent_tokens  # It is more than the limit.
-        correction = min(max(correction, 1.0), 20.0)
+        correction = min(max(correction, 1.0), MAX_RATIO)
         if correction > DEFAULT_CORRECTION:
             # Only a provider that reports no usage will need it again.
             self._call.state.learn(correction=round(correction, 2))
