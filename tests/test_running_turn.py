@@ -112,6 +112,8 @@ FAILURES = {
     "error": {"error": "no such carrier"},
     "text": "Error: no such carrier",
     "status": {"status": "error", "error_message": "no such carrier"},
+    "flag": {"success": False, "message": "no such carrier"},
+    "exit code": {"exit_code": 2, "stderr": "no such carrier"},
     "mcp": {"content": [{"type": "text", "text": "no carrier"}], "isError": True},
 }
 
@@ -119,7 +121,8 @@ FAILURES = {
 @pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES)
 def test_failed_calls_show_at_every_length(failure: Any) -> None:
     """A call that failed does not look like one that succeeded."""
-    done = {"status": "ok", "error": None, "log": words(40)}
+    done = {"status": "ok", "success": True, "exit_code": 0, "error": None}
+    done["log"] = words(40)
     contents = made_calls(
         [{"order": order} for order in ORDERS], [failure, *[done] * 29]
     )
