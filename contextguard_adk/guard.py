@@ -149,8 +149,8 @@ class ModelCall:
             self.request.contents = list(contents)
         if is_observing and context.is_due:
             logger.info(
-                "Observing agent %r: %d tokens have reached the threshold of %d; a "
-                "compaction would be due.",
+                "Observing agent %r: a compaction would be due at %d tokens, the "
+                "threshold is %d.",
                 self.agent,
                 context.tokens,
                 context.budgets.threshold_tokens,

@@ -202,11 +202,11 @@ class ContextGuardPlugin(BasePlugin):
         known = {agent.name for agent in tree}
         default = settings.default
         others = f"guarded by {type(default).__name__}" if default else "not guarded"
-        for name in settings.agents.keys() - known:
+        for name in sorted(settings.agents.keys() - known):
             near = difflib.get_close_matches(name, known, 1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
-            message = "No agent of the app has the name %r that `agents` has.%s Agents "
-            message += "that `agents` does not name are %s."
+            message = "`agents` names %r, but the app has no agent of that name.%s "
+            message += "Agents that `agents` does not name are %s."
             warn_once(logger, message, name, hint, others)
 
     async def before_model_callback(

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from google.adk.events.event import Event
 
-from contextguard_adk import CompactionRecord, CompactTool, Threshold
+from contextguard_adk import (
+    Compaction,
+    CompactionContext,
+    CompactionRecord,
+    CompactTool,
+    Strategy,
+    Threshold,
+)
 from contextguard_adk.history.state import REFUSED_KEY, request_compaction
 from contextguard_adk.telemetry import METADATA_KEY
 from contextguard_adk.testing import Reply, SimulatedLlm, call
@@ -18,6 +26,7 @@ from tests.builders import Chat, answer_text, model, user
 from tests.builders import call as scripted
 from tests.chats import (
     DEMAND,
+    Doing,
     agent_requests,
     guarded_chat,
     seed,
@@ -31,7 +40,7 @@ FOCUS = "the numbers of the invoices"
 
 
 def open_chat(
-    *script: Reply, strategy: Threshold = WIDE, tool: CompactTool | None = None
+    *script: Reply, strategy: Strategy = WIDE, tool: CompactTool | None = None
 ) -> tuple[SimulatedLlm, Chat, list[CompactionRecord]]:
     """A chat whose agent may ask for compactions; what it is told of them."""
     llm = SimulatedLlm(
@@ -142,3 +151,35 @@ async def test_a_full_request_is_compacted_although_one_asks_too_often() -> None
     await chat.say("Go on.")
     assert [record.reason for record in records] == ["requested", "tokens"]
     assert llm.rejections == 0
+
+
+@pytest.mark.parametrize("tokens", [None, 1_000_000], ids=["nothing", "larger"])
+async def test_a_request_that_the_strategy_cannot_serve_is_refused(
+    tokens: int | None,
+) -> None:
+    """Else it would be asked again on every later call."""
+
+    async def act(context: CompactionContext) -> Compaction | None:
+        if tokens is None or context.reason != "requested":
+            return None
+        compaction = await context.summarize(context.older_than(0))
+        return replace(compaction, tokens=tokens)
+
+    _, chat, records = open_chat(strategy=Doing(context_window=20_000, act=act))
+    await seed(chat, user("The task."), model(words(3_000)), state=DEMAND)
+    await chat.say("Go on.")
+    state = await chat.state()
+    assert not any(state[name] for name in DEMAND)
+    wanted = "nothing to compact" if tokens is None else "made the request larger"
+    assert wanted in state[REFUSED_KEY]
+    assert not records
+
+
+async def test_the_first_call_of_a_run_may_be_compacted_after_that_of_another() -> None:
+    """Only two calls running of one run are too many."""
+    _, chat, records = open_chat("Done.", "Done.")
+    await seed(chat, user("The task."), model(words(3_000)), state=DEMAND)
+    await chat.say("Go on.")
+    await seed(chat, user("More."), model(words(3_000)), state=DEMAND)
+    await chat.say("Go on.")
+    assert [record.reason for record in records] == ["requested", "requested"]

@@ -9,6 +9,7 @@ from google.adk.models.cache_metadata import CacheMetadata
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
+from contextguard_adk.measuring.tokens import estimate_contents_tokens
 from contextguard_adk.recovery.fit import NOTICE, cut_request, reduce_contents
 from contextguard_adk.testing.provider import count_request_tokens, find_violation
 from tests.builders import call, model, response, user
@@ -69,6 +70,19 @@ def test_request_that_the_head_does_not_quote_is_kept() -> None:
     assert done.startswith("[Done so far for this request")
     assert request == "Where is the press?"
     assert kept[3:] == HISTORY[4:]
+
+
+@pytest.mark.parametrize("room_tokens", range(1_000, 5_000, 250))
+def test_list_of_what_is_left_out_takes_no_room_twice(room_tokens: int) -> None:
+    """Calls that stay are not listed: the list of the others is not longer for that."""
+    history = [user("Ship all.")]
+    for number in range(40):
+        note = f"{number} {PROSE}"[: 400 * (number % 3)]
+        history.append(call("ship", order=f"ORD-{number:04}", note=note))
+        history.append(response("ship", PROSE[: 1_200 * (number % 2)] or "ok"))
+    kept = reduce_contents(history, room_tokens, 1.0)
+    assert "Done so far" in texts(kept)[0]
+    assert estimate_contents_tokens(kept) <= room_tokens
 
 
 @pytest.mark.parametrize("text", [DIGITS, "押して" * 300], ids=["digits", "kana"])

@@ -6,6 +6,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,7 +20,15 @@ from contextguard_adk.testing import Reply, SimulatedLlm, call
 from contextguard_adk.testing.provider import list_content_texts
 from tests import builders
 from tests.acting import run_turn, say_nothing
-from tests.chats import Doing, guarded_chat, words
+from tests.chats import (
+    DEMAND,
+    Doing,
+    agent_requests,
+    guarded_chat,
+    seed,
+    summary_requests,
+    words,
+)
 
 
 def made_calls(
@@ -112,6 +121,8 @@ FAILURES = {
     "error": {"error": "no such carrier"},
     "text": "Error: no such carrier",
     "status": {"status": "error", "error_message": "no such carrier"},
+    "flag": {"success": False, "message": "no such carrier"},
+    "exit code": {"exit_code": 2, "stderr": "no such carrier"},
     "mcp": {"content": [{"type": "text", "text": "no carrier"}], "isError": True},
 }
 
@@ -119,7 +130,8 @@ FAILURES = {
 @pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES)
 def test_failed_calls_show_at_every_length(failure: Any) -> None:
     """A call that failed does not look like one that succeeded."""
-    done = {"status": "ok", "error": None, "log": words(40)}
+    done = {"status": "ok", "success": True, "exit_code": 0, "error": None}
+    done["log"] = words(40)
     contents = made_calls(
         [{"order": order} for order in ORDERS], [failure, *[done] * 29]
     )
@@ -217,15 +229,25 @@ async def test_list_of_backslashes_fits_session_state() -> None:
 # --- the newest steps ---
 
 
-async def find_kept(results: Sequence[str], **settings: Any) -> list[KeptSteps]:
-    """What a compaction would keep on each call of a turn with these results."""
+async def find_kept(
+    results: Sequence[str],
+    *,
+    known: dict[str, Any] | None = None,
+    args: dict[str, Any] | None = None,
+    **settings: Any,
+) -> list[KeptSteps]:
+    """What a compaction would keep on each call of a turn with these results.
+
+    `known` are further values of the context, `args` arguments of each call.
+    """
     kept: list[KeptSteps] = []
 
     async def act(context: CompactionContext) -> Compaction | None:
-        kept.append(context.kept)
+        kept.append(replace(context, **known or {}).kept)
         return None
 
-    replies: list[Reply] = [call("read", step=n) for n in range(len(results))]
+    steps = range(len(results))
+    replies: list[Reply] = [call("read", **{"step": n, **(args or {})}) for n in steps]
     llm = SimulatedLlm(context_window=100_000, token_ratio=1.0, script=replies)
     strategy = Doing(context_window=8_000, act=act, **settings)
     tools = [builders.queued_tool("read", results)]
@@ -258,3 +280,69 @@ async def test_large_unseen_result_is_shortened() -> None:
     assert sorted(kept.unseen) == [3, 4]
     assert kept.truncation is not None
     assert 0 < kept.tokens <= 2_400
+
+
+FEWER = {"requested": {"reason": "requested"}, "few contents": {"keep_count": 2}}
+
+
+@pytest.mark.parametrize("known", FEWER.values(), ids=FEWER)
+async def test_no_more_than_unseen_results_stay(known: dict[str, Any]) -> None:
+    """Where a compaction is asked for, to make room, or few contents may stay."""
+    kept = (await find_kept([words(500)] * 6, known=known, keep=3_000))[-1]
+    assert kept.indexes == kept.unseen == {11, 12}
+
+
+async def test_a_call_that_is_too_large_itself_does_not_stay() -> None:
+    """What the model wrote cannot be shortened; the list names such a call."""
+    kept = await find_kept(["ok"], args={"text": words(7_000)})
+    assert kept[-1] == KeptSteps()
+
+
+async def test_list_stays_within_a_tenth_of_the_window() -> None:
+    """However many calls there are; a compaction that is shortened keeps it whole."""
+    listed: list[set[str]] = []
+
+    async def act(context: CompactionContext) -> Compaction | None:
+        if len(context.view.contents) <= 2 * len(steps):
+            return None
+        whole = await context.summarize(context.older_than(0))
+        shorter = context.composer.shorten(whole.stored)
+        listed.append({whole.stored.done, *(stored.done for stored in shorter)})
+        return None
+
+    steps = range(60)
+    notes = [f"{step} {words(40, ORDERS[step % 30])}" for step in steps]
+    replies: list[Reply] = [call("read", step=n, note=notes[n]) for n in steps]
+    llm = SimulatedLlm(context_window=100_000, token_ratio=1.0, script=replies)
+    strategy = Doing(context_window=8_000, act=act)
+    tools = [builders.queued_tool("read", ["ok"])]
+    await guarded_chat(llm, strategy, agent={"tools": tools}).say("Read.")
+    [[done]] = listed
+    assert ORDERS[-1] in done
+    assert 400 < token_counter(1.0)(done) <= 800
+
+
+async def test_large_result_right_behind_a_compaction_is_shortened() -> None:
+    """With nothing else to summarize the known summary stays; none is paid for."""
+    script: list[Reply] = [call("read", step=1), "Done."]
+    llm = SimulatedLlm(context_window=8_000, token_ratio=1.0, script=script)
+    tools = [builders.queued_tool("read", [words(20_000)])]
+    strategy = Threshold(context_window=8_000)
+    chat = guarded_chat(llm, strategy, agent={"tools": tools})
+    earlier = [builders.user("Task."), builders.model(words(2_000))]
+    await seed(chat, *earlier, state=DEMAND)
+    await chat.say("Read.")
+    assert (llm.summaries, llm.rejections) == (1, 0)
+    last = agent_requests(llm)[-1].contents[-1]
+    assert "truncated" in str(last.parts)
+
+
+async def test_summarizer_reads_a_result_that_is_shortened_for_the_agent() -> None:
+    """What the agent is not shown of an unseen result is in the transcript."""
+    script: list[Reply] = [call("read", step=1), "Done."]
+    llm = SimulatedLlm(context_window=100_000, token_ratio=1.0, script=script)
+    tools = [builders.queued_tool("read", [words(20_000, "RESULT")])]
+    strategy = Threshold(context_window=8_000, summarizer_context_window=100_000)
+    await guarded_chat(llm, strategy, agent={"tools": tools}).say("Read.")
+    [summary] = summary_requests(llm)
+    assert words(20_000, "RESULT") in summary.text

@@ -45,8 +45,10 @@ def reduce_contents(
     if turn is None:
         turn = range(-1 if live_index is None else live_index, len(contents))[1:]
     count = token_counter(factor)
-    done_tokens = int(room_tokens * DONE_RATIO)
-    room_tokens -= count(write_done_list(contents, turn, done_tokens, count))
+    # The list of what is left out may take no more than the list of all.
+    most_tokens = int(room_tokens * DONE_RATIO)
+    done_tokens = count(write_done_list(contents, turn, most_tokens, count))
+    room_tokens -= done_tokens
     kept: dict[int, types.Content] = {}
     if live_index is not None:
         most = room_tokens * 0.30

@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib
 import inspect
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
-from pydantic import AliasChoices, Field, model_validator
+from pydantic import AliasChoices, Field, field_validator, model_validator
 
 from contextguard_adk.summarizing.summarizer import SummarySettings
 
@@ -69,9 +69,10 @@ class Strategy(SummarySettings, ABC):
             end of the conversation itself, which a prompt cache serves, in place of a
             transcript in a prompt of its own. "auto" does so where the provider has
             reported that at least half of the agent's last prompt came from a cache.
-            Only where all of the history is summarized, as by `Threshold`. Where the
-            conversation does not fit with the question, something else than plain text
-            is asked of the agent, or the answer is no summary, it is the transcript.
+            Only where a summary is of all the history but the newest steps, as by
+            `Threshold`. Where the conversation does not fit with the question,
+            something else than plain text is asked of the agent, or the answer is no
+            summary, it is the transcript.
         recall: Whether the agent is offered the tool `recall_history` once something
             was compacted. "auto" offers it to agents that have function tools and no
             built-in tool, output schema or forced tool choice.
@@ -85,10 +86,7 @@ class Strategy(SummarySettings, ABC):
         strict=True,
         validation_alias=AliasChoices("context_window", "max_tokens"),
     )
-    keep: (
-        Annotated[int, Field(strict=True, ge=0)]
-        | Annotated[float, Field(strict=True, ge=0, lt=1)]
-    ) = 0.2
+    keep: int | float = 0.2
     max_compaction_attempts: int = Field(default=3, ge=1, le=10, strict=True)
     recall: Recall = "auto"
     recall_page_tokens: int = Field(default=2_000, ge=100, strict=True)
@@ -99,6 +97,17 @@ class Strategy(SummarySettings, ABC):
         if isinstance(values, dict) and {"context_window", "max_tokens"} <= set(values):
             raise ValueError("context_window and max_tokens mean the same: give one")
         return values
+
+    @field_validator("keep", mode="before")
+    @classmethod
+    def _check_keep(cls, value: object) -> object:
+        is_tokens = type(value) is int and value >= 0
+        if not (is_tokens or (isinstance(value, float) and 0 <= value < 1)):
+            raise ValueError(
+                "tokens as an int, at least 0, or a part of the window as a float, at "
+                "least 0 and less than 1, are expected"
+            )
+        return value
 
     def keep_tokens(self, window_tokens: int) -> int:
         """What `keep` comes to in a context window."""
@@ -119,18 +128,18 @@ class Strategy(SummarySettings, ABC):
 
 
 class Threshold(Strategy):
-    """Replaces the whole history by a summary when tokens reach the threshold.
+    """Replaces the history by a summary when tokens reach the threshold.
 
     The threshold is the context window minus a buffer: 20,000 tokens for windows of
     200,000 and more, else 20 % of the window. After a compaction the request is the
     summary and a continuation that quotes the user's current request, then the newest
-    steps of the running turn, plus what is not history and tool calls that are still
-    open. One summary per compaction is
-    normal; further attempts ask for half the length.
+    steps of the running turn (see `keep`), plus what is not history and tool calls that
+    are still open. One summary per compaction is normal; further attempts ask for half
+    the length.
     """
 
     async def compact(self, context: CompactionContext) -> Compaction | None:
-        """Compacts everything, when the threshold is reached."""
+        """Compacts all but the newest steps, when the threshold is reached."""
         if not context.is_due:
             return None
         return await context.summarize_all(self.max_compaction_attempts)

@@ -64,9 +64,10 @@ class Pipeline(Strategy):
     `reducers`. Each is measured before the next one runs, and the pipeline stops at the
     target, `target_token_ratio` of the window. What was decided stays in place on later
     calls. While the request would not fit, settings are relaxed: first lengths, then
-    triggers, minima and what is preserved; at last the whole history is summarized.
-    Lengths are also relaxed when the request would stay above the middle between target
-    and threshold, because a run that gains little has to be repeated soon.
+    triggers, minima and what is preserved; at last all is summarized but the newest
+    steps of the running turn (see `keep`). Lengths are also relaxed when the request
+    would stay above the middle between target and threshold, because a run that gains
+    little has to be repeated soon.
 
     Attributes:
         window: Drops old messages; None leaves them to the other reducers.

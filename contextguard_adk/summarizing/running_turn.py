@@ -30,10 +30,10 @@ DONE_HEADING = (
     "[Done so far for this request: each call below was made and has its result]"
 )
 
-
 _FAILURE = re.compile(
     r'^"?error\b|"(is_?)?error\w*": ?(?!null|false|0|""|\[\]|\{\})|'
-    r'"status": ?"(error|fail)|^\{"result": ?"error\b',
+    r'"status": ?"(error|fail)|^\{"result": ?"error\b|'
+    r'"(ok|success\w*)": ?false|"(exit|return)_?code": ?-?[1-9]',
     re.IGNORECASE,
 )
 _UNLISTED = UNLISTED_CALLS | {TODOS_TOOL}  # The todo list stands beside the summary.
@@ -43,8 +43,8 @@ _UNLISTED = UNLISTED_CALLS | {TODOS_TOOL}  # The todo list stands beside the sum
 class KeptSteps:
     """The newest steps of the running turn, by index, that a compaction leaves.
 
-    `unseen` are those whose results the model has not seen; where they are too large,
-    `truncation` shortens them.
+    They take `tokens`. `unseen` are those whose results the model has not seen; where
+    the results are too large, `truncation` shortens them.
     """
 
     indexes: frozenset[int] = frozenset()
