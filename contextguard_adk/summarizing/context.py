@@ -192,7 +192,7 @@ class CompactionContext:
         split = find_safe_split([self.view.contents[i] for i in candidates], wished)
         return self._whole(candidates[:split])
 
-    def _whole(self, indexes: Sequence[int]) -> frozenset[int]:
+    def _whole(self, indexes: Iterable[int]) -> frozenset[int]:
         """Adds what is covered already; takes out pairs that would be split."""
         covered = frozenset(indexes) | self.view.model_covered
         return keep_pairs_whole(covered, self.view.pairs)
@@ -209,6 +209,7 @@ class CompactionContext:
 
         The summary is mechanical where no model gives one. None is the usual budget.
         """
+        covered = self._whole(covered - self.kept.unseen)
         budget_tokens = budget_tokens or self.budgets.summary_tokens
         text = await self.summarizer.summarize(self._task(covered, budget_tokens))
         if not text:
