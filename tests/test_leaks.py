@@ -35,7 +35,7 @@ from contextguard_adk.testing import call as scripted_call
 from tests.builders import Chat
 from tests.chats import Changing, text_of
 from tests.rewriting import stamping
-from tests.talks import MARKER, every_strategy, message, summarizing_llm
+from tests.talks import MARKER, STRATEGIES, every_strategy, message, summarizing_llm
 
 pytestmark = [
     pytest.mark.filterwarnings(r"ignore:\w+Agent is deprecated:DeprecationWarning"),
@@ -263,8 +263,18 @@ CASES = [
 ]
 
 
-@every_strategy
-@pytest.mark.parametrize("build", CASES, ids=lambda build: build.__name__)
+def all_cases() -> list[Any]:
+    """Each case with each strategy; by default with one of them, in turn."""
+    cases = []
+    for number, build in enumerate(CASES):
+        for place, (title, strategy) in enumerate(STRATEGIES.items()):
+            marks = () if number % len(STRATEGIES) == place else pytest.mark.slow
+            case_id = f"{build.__name__}-{title}"
+            cases.append(pytest.param(strategy, build, id=case_id, marks=marks))
+    return cases
+
+
+@pytest.mark.parametrize(("strategy", "build"), all_cases())
 async def test_no_agent_is_told_more_than_adk_shows_it(
     strategy: Strategy, build: Callable[[], tuple[Any, list[LlmAgent]]]
 ) -> None:
