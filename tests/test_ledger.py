@@ -97,4 +97,5 @@ def test_ledger_stays_within_any_budget(
     ledger = extend_ledger(extend_ledger([], known), new, max_bytes)
     assert len("".join(ledger).encode()) <= min(max_bytes, MAX_LEDGER_BYTES)
     assert all(text and len(text.splitlines()) == 1 for text in ledger)
-    assert all(len(text.encode()) <= MAX_EXCERPT_BYTES for text in ledger)
+    assert all(len(text.encode()) <= MAX_FIRST_BYTES for text in ledger[:1])
+    assert all(len(text.encode()) <= MAX_EXCERPT_BYTES for text in ledger[1:])
