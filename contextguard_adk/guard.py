@@ -275,7 +275,7 @@ class ModelCall:
             if refusal := find_refusal(context, was_running):
                 self._refuse_request(refusal)
                 context = replace(context, reason="tokens")
-        if should_skip_compaction(context, bool(compacted_run)):
+        if should_skip_compaction(context, bool(compacted_run) and session.was_full):
             return None
         started = time.monotonic()
         compaction = await self.strategy.compact(context)
@@ -284,7 +284,6 @@ class ModelCall:
             if context.reason == "requested":
                 self._refuse_request("the strategy found nothing to compact")
             return None
-        session.compacted_run = self._invocation.invocation_id
         before_tokens = context.measure(context.contents)
         if compaction.tokens >= before_tokens:
             session.dropped_tokens = context.tokens
@@ -297,6 +296,8 @@ class ModelCall:
             if context.reason == "requested":
                 self._refuse_request("it would have made the request larger")
             return None
+        session.compacted_run = self._invocation.invocation_id
+        session.was_full = context.reason != "requested"
         if context.reason == "requested":
             self.state.answer_request()
         await self.accept(context, compaction, started)

@@ -54,6 +54,7 @@ class SessionMemory:
 
     unsaved: Unsaved | None = None
     compacted_run: str = ""  # The run whose last call was compacted, if it was.
+    was_full: bool = False  # Whether that was because of its tokens.
     dropped_tokens: int | None = None  # The estimate where compacting gained nothing.
     is_fixed_part_reported: bool = False
     is_under_pressure: bool = False

@@ -183,3 +183,15 @@ async def test_the_first_call_of_a_run_may_be_compacted_after_that_of_another() 
     await seed(chat, user("More."), model(words(3_000)), state=DEMAND)
     await chat.say("Go on.")
     assert [record.reason for record in records] == ["requested", "requested"]
+
+
+async def test_a_compaction_on_demand_does_not_put_off_the_next() -> None:
+    """A request that is full right after it is compacted, not sent and refused."""
+    llm, chat, records = open_chat()
+    await seed(chat, user("The task."), model(words(3_000)), state=DEMAND)
+    await chat.say("Go on.")
+    await seed(chat, user("More."), model(words(16_400)))
+    await chat.say("Go on.")
+    assert [record.reason for record in records] == ["requested", "tokens"]
+    assert 16_000 <= records[1].tokens_before < 0.97 * 20_000
+    assert llm.rejections == 0
