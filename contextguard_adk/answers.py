@@ -7,16 +7,11 @@ from typing import TYPE_CHECKING
 
 from google.adk.models.llm_response import LlmResponse
 
+from contextguard_adk.limits import note_count
 from contextguard_adk.measuring.calibration import request_script_discount
 from contextguard_adk.measuring.tokens import Memo
-from contextguard_adk.memory import CallInFlight, call_key
-from contextguard_adk.telemetry import (
-    METADATA_KEY,
-    CallRecord,
-    describe_call,
-    report_call,
-    warn_once,
-)
+from contextguard_adk.memory import CallInFlight, Run, call_key
+from contextguard_adk.telemetry import CallRecord, describe_call, report_call
 
 if TYPE_CHECKING:
     from google.adk.agents.callback_context import CallbackContext
@@ -34,8 +29,9 @@ async def take_answer(
     guard: Guard, context: CallbackContext, response: LlmResponse
 ) -> None:
     """Stores what the provider counted, if it did, and reports the call once."""
-    key = call_key(context)
-    call = guard.memory.calls.get(key)
+    invocation = context.get_invocation_context()
+    run, key = guard.memory.run(invocation), call_key(context)
+    call = run.calls.get(key)
     if call is None:
         return
     usage = response.usage_metadata
@@ -45,20 +41,24 @@ async def take_answer(
     if response.partial:
         return
     if usage and real:
-        memo = guard.memory.memo(context.get_invocation_context(), key)
-        if call.sent_contents and _is_truncated(call, real, memo):
-            _warn_truncation(context.agent_name, call.window_tokens)
-        call.session.cached_ratio = (usage.cached_content_token_count or 0) / real
+        cached = usage.cached_content_token_count or 0
         state = guard.state(context)
+        if call.sent_contents:  # A stream may end in several whole responses.
+            memo = run.memo(invocation)
+            # Some leave out of the count what a cache held.
+            is_truncated = None if cached else _is_truncated(call, real, memo)
+            text_tokens = call.heuristic_tokens - _media_tokens(call, memo)
+            note_count(call, state, real, is_truncated, text_tokens)
+            call.release()  # A recovery needs the contents no more.
+        call.session.cached_ratio = cached / real
         state.write("real_tokens", real)
         state.write("last_heuristic", call.heuristic_tokens)
-    call.release()  # A recovery needs the contents no more.
     if call.is_reported:
         return
     call.is_reported = True
     record = CallRecord(
         agent=context.agent_name,
-        session_id=context.get_invocation_context().session.id,
+        session_id=invocation.session.id,
         estimated_tokens=call.estimated_tokens,
         real_tokens=real,
         window_tokens=call.window_tokens,
@@ -67,34 +67,34 @@ async def take_answer(
         is_recovered=call.is_recovered,
         compaction=call.compaction,
     )
-    described = {METADATA_KEY: describe_call(record)}
-    response.custom_metadata = {**(response.custom_metadata or {}), **described}
+    # Not onto the response: a plugin may hand the same one out again.
+    if description := describe_call(record):
+        run.descriptions[key] = description
     await report_call(record, guard.observers)
 
 
 def _is_truncated(call: CallInFlight, real_tokens: int, memo: Memo) -> bool:
-    """Whether the provider counted too little for all that was sent."""
+    """Whether the provider counted too little for all the text that was sent."""
     suspect_tokens = call.heuristic_tokens * _TRUNCATION_RATIO
     if real_tokens >= suspect_tokens or suspect_tokens <= 2_000:
         return False
-    discount_tokens = request_script_discount(
-        call.sent_contents, call.sent_config, memo.measure_part
+    discount_tokens = _media_tokens(call, memo) + request_script_discount(
+        call.sent_contents, call.sent_config, memo
     )
     return real_tokens < suspect_tokens - discount_tokens * _TRUNCATION_RATIO
 
 
-def _warn_truncation(agent: str, window_tokens: int) -> None:
-    message = (
-        "The provider counted far fewer prompt tokens for agent %r than were sent: it "
-        "seems to truncate silently. Its real window may be smaller than the "
-        f"{window_tokens} tokens assumed; set `context_window`."
-    )
-    warn_once(logger, message, agent)
+def _media_tokens(call: CallInFlight, memo: Memo) -> int:
+    """What the images and files of a request were taken for: counts of them vary."""
+    parts = (part for content in call.sent_contents for part in content.parts or ())
+    others = (part for part in parts if part is not None and not part.text)
+    return sum(memo.measure_part(part).media_bytes for part in others) // 4
 
 
-def end_run(guard: Guard, invocation_id: str) -> None:
-    """Forgets the model calls of a run; reports those that came to nothing."""
-    for key, call in guard.memory.end_run(invocation_id):
+def end_run(run: Run) -> None:
+    """Reports the model calls of a run that came to nothing."""
+    run.settle()
+    for (agent, _), call in run.calls.items():
         # Where a server streams no usage, LiteLLM was seen to find 40 % of the tokens.
         suspect_tokens = 0.4 * call.window_tokens
         if not call.is_answered and call.estimated_tokens >= suspect_tokens:
@@ -102,7 +102,7 @@ def end_run(guard: Guard, invocation_id: str) -> None:
                 "The model of agent %r answered nothing, not even usage, to a request "
                 "of about %d tokens; its window is %d. Some servers do so instead of "
                 "rejecting what is too long.",
-                key[2],
+                agent,
                 call.estimated_tokens,
                 call.window_tokens,
             )

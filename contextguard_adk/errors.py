@@ -8,13 +8,20 @@ class ContextGuardError(Exception):
 class SummaryError(ContextGuardError):
     """A summarizer gave no usable summary.
 
-    Raised and caught inside a compaction: the strategy then falls back to a
-    mechanical summary, so a user's turn never sees it.
+    Raised and caught inside a compaction, so a user's turn never sees it. Where the
+    window is nearly full, a mechanical summary takes its place.
     """
 
 
 class UnusableAnswerError(SummaryError):
-    """The summarizer answered, but with no summary."""
+    """The summarizer answered, but with no summary.
+
+    It is `is_blocked` where a provider's filter ended the answer.
+    """
+
+    def __init__(self, reason: str, is_blocked: bool = False) -> None:
+        super().__init__(reason)
+        self.is_blocked = is_blocked
 
 
 class ConfigError(ContextGuardError, ValueError):

@@ -11,14 +11,11 @@ from typing import TYPE_CHECKING
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
-from contextguard_adk.history.rendering import render_request
+from contextguard_adk.due import find_refusal, should_skip_compaction
+from contextguard_adk.history.rendering import mend_contents, render_request
 from contextguard_adk.history.state import AgentState, StoredSummary, Unsaved
 from contextguard_adk.history.view import HistoryView
-from contextguard_adk.measuring.budgets import (
-    Budgets,
-    summary_budget_tokens,
-    threshold_tokens,
-)
+from contextguard_adk.limits import Limits
 from contextguard_adk.measuring.calibration import (
     DEFAULT_CORRECTION,
     MAX_RATIO,
@@ -26,11 +23,7 @@ from contextguard_adk.measuring.calibration import (
     estimate_prompt_tokens,
     token_counter,
 )
-from contextguard_adk.measuring.tokens import (
-    estimate_config_tokens,
-    estimate_contents_tokens,
-    text_bytes,
-)
+from contextguard_adk.measuring.tokens import estimate_config_tokens
 from contextguard_adk.memory import (
     CallInFlight,
     Memory,
@@ -39,23 +32,16 @@ from contextguard_adk.memory import (
     name_session,
     summary_scope,
 )
-from contextguard_adk.providers.overflow import MIN_LIMIT_TOKENS
-from contextguard_adk.providers.windows import ModelRegistry, resolve_context_window
+from contextguard_adk.providers.clients import find_llm
+from contextguard_adk.providers.windows import ModelRegistry
 from contextguard_adk.recall.offer import RecallOffer
-from contextguard_adk.summarizing.context import (
-    Compaction,
-    CompactionContext,
-    Reason,
-    find_refusal,
-    should_skip_compaction,
-)
-from contextguard_adk.summarizing.items import attach_files
-from contextguard_adk.summarizing.summarizer import Summarizer, find_llm
+from contextguard_adk.summarizing.context import Compaction, CompactionContext, Reason
+from contextguard_adk.summarizing.items import attach_files, leave_out_media
+from contextguard_adk.summarizing.summarizer import Summarizer
 from contextguard_adk.summarizing.todos import TodoList
 from contextguard_adk.telemetry import (
     CompactionRecord,
     Observers,
-    PressureRecord,
     report_compaction,
     report_pressure,
 )
@@ -84,7 +70,7 @@ class Guard:
             context.agent_name,
             self.has_namespaced_keys,
             branch_scope(context.get_invocation_context()),
-            self.memory.writes_of(context.get_invocation_context()),
+            self.memory.run(context.get_invocation_context()).writes,
         )
 
 
@@ -107,11 +93,20 @@ class ModelCall:
         self._guard = guard
         self._context = context
         self._invocation = invocation
-        self._key = call_key(context)
         self._scope = summary_scope(invocation)
         session_key = name_session(invocation), self.agent, self._scope
         self._session = guard.memory.session(session_key)
-        self._memo = guard.memory.memo(invocation, self._key)
+        self._run = guard.memory.run(invocation)
+        self.memo = self._run.memo(invocation)
+        self.limits = Limits(
+            agent=self.agent,
+            request=request,
+            llm=find_llm(invocation.agent),
+            strategy=strategy,
+            registry=guard.registry,
+            state=self.state,
+            session=self._session,
+        )
         self._read_counts()
         self._recall = RecallOffer(
             invocation,
@@ -125,7 +120,7 @@ class ModelCall:
         """Reads what the provider counted last, and what follows from it."""
         self._real = self.state.read_count("real_tokens")
         self._last = self.state.read_count("last_heuristic")
-        self._correction = self.state.record.learned_correction
+        self._correction = self.limits.learned.learned_correction
         self._measured_correction = self._correction
         if self._real and self._last:
             self._correction = correction_factor(self._real, self._last)
@@ -137,17 +132,29 @@ class ModelCall:
         """Changes the request so that it fits, and remembers what is sent."""
         original = self.request.contents
         view = self._view(None if is_observing else self._load_summary())
-        contents = self._apply_summary(view)
+        most_bytes = self._session.max_media_bytes
+        contents = original if is_observing else self._apply_summary(view)
+        contents = leave_out_media(contents, most_bytes)
         context = self._examine(view, contents)
         tokens, heuristic = context.tokens, self._heuristic
+        if self._session.pending.is_under_way and not (
+            is_observing or context.fits_yet
+        ):
+            await self._session.pending.wait()
+            await self.run()  # The summary is there, unless it failed.
+            return
+        await self._report(context)
         compaction = None if is_observing else await self._compact(context)
         if compaction is not None:
-            contents, tokens = compaction.contents, compaction.tokens
+            contents = leave_out_media(compaction.contents, most_bytes)
+            tokens = compaction.tokens
             heuristic = context.config_heuristic_tokens
-            heuristic += estimate_contents_tokens(contents, self._memo.part_bytes)
+            heuristic += self.memo.estimate_tokens(contents)
         if contents is not original:
             self.request.contents = list(contents)
-        if is_observing and context.is_due:
+        if not is_observing:
+            self.limits.fit_output(tokens)
+        elif context.is_due:
             logger.info(
                 "Observing agent %r: a compaction would be due at %d tokens, the "
                 "threshold is %d.",
@@ -162,13 +169,14 @@ class ModelCall:
             estimated_tokens=tokens,
             window_tokens=context.budgets.window_tokens,
             threshold_tokens=context.budgets.threshold_tokens,
+            model=self.limits.model,
             original_contents=tuple(original),
             sent_contents=tuple(contents),
             sent_config=self.request.config,
             session=self._session,
             compaction=self.compaction,
         )
-        self._guard.memory.begin_call(self._key, call)
+        self._run.calls[call_key(self._context)] = call
 
     def _view(self, stored: StoredSummary | None) -> HistoryView:
         return HistoryView(
@@ -176,7 +184,7 @@ class ModelCall:
             self._invocation,
             self._context.user_content,
             stored,
-            self._memo,
+            self.memo,
         )
 
     def _load_summary(self) -> StoredSummary | None:
@@ -185,7 +193,7 @@ class ModelCall:
         # Another one means that it was saved, or that another process saved one.
         is_lost = unsaved and unsaved.replaced == self.state.record.summary
         # Whether ADK kept what a run wrote is seen by a later one only.
-        if is_lost or (unsaved and unsaved.invocation_id != self._key[1]):
+        if is_lost or (unsaved and unsaved.invocation_id != self._run.invocation_id):
             self._session.unsaved = None
         if unsaved and is_lost:
             view = self._view(unsaved.summary)
@@ -193,20 +201,23 @@ class ModelCall:
             # After a rewind the summary knows too much: it was shown the request.
             if is_whole and not view.was_rewound_since(unsaved.summary.invocation):
                 self._save(unsaved.summary, unsaved.tokens)
+                self.compaction = unsaved.unreported
+                if self.compaction and self.compaction.reason == "requested":
+                    self.state.answer_request()
         return self._recall.adapt(self.state.load_summary(self._scope))
 
     def _save(self, summary: StoredSummary, tokens: int) -> None:
-        unsaved = self._session.unsaved
-        replaced = unsaved.replaced if unsaved else self.state.record.summary
+        replaced, run_id = self.state.record.summary, self._run.invocation_id
+        unsaved = Unsaved(summary, tokens, replaced, run_id)
+        self._run.keep_written(self._session, unsaved, self.state.key("record"))
         self.state.save_summary(summary, tokens)
-        self._session.unsaved = Unsaved(summary, tokens, replaced, self._key[1])
 
     def _apply_summary(self, view: HistoryView) -> list[types.Content]:
         """The contents, with the stored summary in place of what it covers."""
         if view.stored is None:
-            return self.request.contents
+            return mend_contents(self.request.contents)
         contents = render_request(view, view.stored, view.covered)
-        self._recall.make(view, view.stored, view.covered, self.window_tokens())
+        self._recall.make(view, view.stored, view.covered, self.limits.window_tokens())
         if self._recall.is_possible:
             contents = attach_files(contents, view.contents, view.history)
         return contents
@@ -216,9 +227,9 @@ class ModelCall:
     ) -> CompactionContext:
         """Estimates the request with these contents; gathers what a strategy reads."""
         config_tokens = estimate_config_tokens(self.request.config)
-        contents_tokens = estimate_contents_tokens(contents, self._memo.part_bytes)
+        contents_tokens = self.memo.estimate_tokens(contents)
         self._heuristic = config_tokens + contents_tokens
-        budgets = self.budgets()
+        budgets = self.limits.budgets()
         is_requested = self.state.is_compaction_requested
         reason: Reason = "requested" if is_requested else "tokens"
         tokens = estimate_prompt_tokens(
@@ -228,7 +239,7 @@ class ModelCall:
             contents,
             default=self._correction or DEFAULT_CORRECTION,
             config=self.request.config,
-            measure=self._memo.measure_part,
+            memo=self.memo,
         )
         return CompactionContext(
             agent=self.agent,
@@ -269,6 +280,8 @@ class ModelCall:
     async def _compact(self, context: CompactionContext) -> Compaction | None:
         """Lets the strategy compact, and takes its result where that is smaller."""
         session = self._session
+        if session.pending.is_under_way:
+            return None  # A later call has what a cancelled one has paid for.
         compacted_run, session.compacted_run = session.compacted_run, ""
         if context.reason == "requested":
             was_running = compacted_run == self._invocation.invocation_id
@@ -278,15 +291,13 @@ class ModelCall:
         if should_skip_compaction(context, bool(compacted_run) and session.was_full):
             return None
         started = time.monotonic()
-        compaction = await self.strategy.compact(context)
-        context.summarizer.end()
+        compaction = await self.summarize(context)
         if compaction is None:
             if context.reason == "requested":
                 self._refuse_request("the strategy found nothing to compact")
             return None
         before_tokens = context.measure(context.contents)
         if compaction.tokens >= before_tokens:
-            session.dropped_tokens = context.tokens
             logger.info(
                 "Compaction for agent %r dropped: %d tokens would become %d.",
                 self.agent,
@@ -301,6 +312,31 @@ class ModelCall:
         if context.reason == "requested":
             self.state.answer_request()
         await self.accept(context, compaction, started)
+        return compaction
+
+    async def summarize(self, context: CompactionContext) -> Compaction | None:
+        """Lets the strategy compact, which goes on when this call is cancelled."""
+        await self._session.pending.wait()  # A resend may find that of another turn.
+        return await self._session.pending.write(self._summarize(context))
+
+    async def _summarize(self, context: CompactionContext) -> Compaction | None:
+        """Has the next call find what comes of it, for this one may be gone."""
+        started = time.monotonic()
+        compaction = await self.strategy.compact(context)
+        context.summarizer.end()
+        if compaction is None:
+            return None
+        if context.is_due and context.fits_yet and context.summarizer.may_recover:
+            # It goes out as it is; once it has grown, there may be a summary.
+            self._session.dropped_tokens = context.tokens
+            return None
+        if compaction.tokens < context.measure(context.contents):
+            replaced, run = self.state.record.summary, self._run.invocation_id
+            made = compaction.describe(context, self._invocation.session.id, started)
+            unsaved = Unsaved(compaction.stored, context.tokens, replaced, run, made)
+            self._session.keep(unsaved)
+        else:
+            self._session.dropped_tokens = context.tokens
         return compaction
 
     def _refuse_request(self, reason: str) -> None:
@@ -324,23 +360,14 @@ class ModelCall:
         window_tokens = context.budgets.window_tokens
         self._recall.make(context.view, stored, compaction.covered, window_tokens)
         self.request.cache_metadata = None  # It describes a prefix that is gone.
-        scale = context.tokens / max(1, context.measure(context.contents))
-        self.compaction = CompactionRecord(
-            agent=self.agent,
-            session_id=self._invocation.session.id,
-            strategy=type(self.strategy).__name__,
-            reason=compaction.reason,
-            tokens_before=context.tokens,
-            tokens_after=int(compaction.tokens * scale),
-            contents_before=len(context.contents),
-            contents_after=len(compaction.contents),
-            summary_tokens=text_bytes(stored.text) // 4,
-            duration_seconds=time.monotonic() - started_seconds,
-            attempts=compaction.attempts,
-            is_mechanical=stored.is_mechanical,
-        )
-        threshold = context.budgets.threshold_tokens
-        await report_compaction(self.compaction, threshold, self._guard.observers)
+        session_id = self._invocation.session.id
+        self.compaction = compaction.describe(context, session_id, started_seconds)
+        await self._report(context)
+
+    async def _report(self, context: CompactionContext) -> None:
+        if self.compaction is not None:
+            threshold = context.budgets.threshold_tokens
+            await report_compaction(self.compaction, threshold, self._guard.observers)
 
     async def _watch_pressure(
         self, context: CompactionContext, tokens: int, is_final: bool
@@ -350,44 +377,11 @@ class ModelCall:
         Not on the way up to the threshold, where compaction has its turn later.
         """
         observers, session = self._guard.observers, self._session
-        window_tokens = context.budgets.window_tokens
-        pressure = tokens / window_tokens
-        if pressure < observers.warning_threshold:
+        warning_threshold = observers.warning_threshold
+        if tokens / context.budgets.window_tokens < warning_threshold:
             session.is_under_pressure = False
-            return
-        if session.is_under_pressure or not is_final:
-            return
-        session.is_under_pressure = True
-        record = PressureRecord(
-            agent=self.agent,
-            session_id=self._invocation.session.id,
-            tokens=tokens,
-            window_tokens=window_tokens,
-            pressure_before=context.tokens / window_tokens,
-            pressure=pressure,
-            warning_threshold=observers.warning_threshold,
-        )
-        await report_pressure(record, observers)
-
-    def budgets(self) -> Budgets:
-        """The sizes that this call has to respect."""
-        window = self.window_tokens()
-        reserved = self.request.config.max_output_tokens or 0
-        return Budgets(
-            window_tokens=window,
-            threshold_tokens=threshold_tokens(window, reserved),
-            summary_tokens=summary_budget_tokens(window),
-        )
-
-    def window_tokens(self) -> int:
-        """The agent's context window, never wider than a provider has said."""
-        llm = find_llm(self._invocation.agent)
-        model = self.request.model or (llm.model if llm else "")
-        window = resolve_context_window(
-            model,
-            configured=self.strategy.context_window,
-            registry=self._guard.registry,
-            agent=self.agent,
-        ).tokens
-        learned = self.state.record.learned_window_tokens or 0
-        return min(window, learned) if learned >= MIN_LIMIT_TOKENS else window
+        elif is_final and not session.is_under_pressure:
+            session.is_under_pressure = True
+            session_id = self._invocation.session.id
+            record = context.describe_pressure(tokens, session_id, warning_threshold)
+            await report_pressure(record, observers)

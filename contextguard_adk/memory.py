@@ -1,24 +1,29 @@
 """What the guard remembers in process between two callbacks; all of it bounded.
 
-A process that starts anew loses at most one summary, and pays for it again.
+What is of a run goes with it, however it ends. A session leaves flags and numbers, and
+for ten minutes a summary that was paid for in a run that failed or was cancelled. A
+process that starts anew loses at most one summary, and pays for it again.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import threading
 import time
+import weakref
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, TypeVar
+from collections.abc import Coroutine, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from google.genai import types
 
 from contextguard_adk.history.shown import name_run
 from contextguard_adk.history.state import RunWrites, Unsaved
 from contextguard_adk.measuring.tokens import Memo
-from contextguard_adk.telemetry import CompactionRecord
+from contextguard_adk.providers.clients import find_llm, json_form
+from contextguard_adk.telemetry import METADATA_KEY, CompactionRecord
 
 if TYPE_CHECKING:
     from google.adk.agents.callback_context import CallbackContext
@@ -30,22 +35,79 @@ V = TypeVar("V")
 
 
 class BoundedDict(OrderedDict[K, V], Generic[K, V]):
-    """A dict that forgets its oldest entry when it is full."""
+    """A dict for several threads that forgets its oldest entry when it is full."""
 
     def __init__(self, max_count: int = 1_024) -> None:
         super().__init__()
         self._max_count = max_count
+        self._lock = threading.Lock()
 
     def __setitem__(self, key: K, value: V) -> None:
-        super().__setitem__(key, value)
-        with suppress(KeyError):  # Another thread may have made room.
+        with self._lock:
+            super().__setitem__(key, value)
             self.move_to_end(key)
-        while len(self) > self._max_count:
-            self.popitem(last=False)
+            while len(self) > self._max_count:
+                self.popitem(last=False)
+
+    def snapshot(self) -> list[V]:
+        """The values as they are now; to iterate over the dict itself is not safe."""
+        with self._lock:
+            return list(self.values())
 
 
 SessionKey = tuple[str, str, str]  # Session, agent, scope.
-CallKey = tuple[str, str, str, str]  # Session, invocation, agent, branch.
+CallKey = tuple[str, str]  # Agent, scope.
+
+UNSAVED_SECONDS = 600
+"""How long a paid summary waits for the next call of its session."""
+
+
+class PendingSummary:
+    """The summary of an agent in one scope that is being written, if one is.
+
+    It goes on when the call that wants it is cancelled, and ends with its event loop.
+    """
+
+    def __init__(self) -> None:
+        self._task: asyncio.Task[Any] | None = None
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether one is being written on this event loop; others may be dead."""
+        task = self._task
+        return task is not None and task.get_loop() is asyncio.get_running_loop()
+
+    async def wait(self) -> None:
+        """Waits until none is under way on this event loop."""
+        loop = asyncio.get_running_loop()
+        while (task := self._task) and task.get_loop() is loop:
+            await asyncio.wait([task])
+
+    async def write(self, work: Coroutine[Any, Any, V]) -> V:
+        """Does the work; a caller that is cancelled does not end it."""
+        self._task = task = asyncio.create_task(work)
+        task.add_done_callback(self._forget)
+        # A loop that is closed with it under way is the user's own, and no news.
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+        await asyncio.wait([task])
+        return task.result()
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        """Lets go of the conversation in a result; notes that an error was seen."""
+        if self._task is task:
+            self._task = None
+        if not task.cancelled():
+            task.exception()
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What a model counted last, and bytes / 4 of the text that it was of."""
+
+    model: str = ""
+    real_tokens: int = 0
+    text_tokens: int = 0
+    is_behind: bool = False  # Of what was sent.
 
 
 @dataclass
@@ -53,6 +115,7 @@ class SessionMemory:
     """What is remembered of one agent in one scope of a session."""
 
     unsaved: Unsaved | None = None
+    pending: PendingSummary = field(default_factory=PendingSummary)
     compacted_run: str = ""  # The run whose last call was compacted, if it was.
     was_full: bool = False  # Whether that was because of its tokens.
     dropped_tokens: int | None = None  # The estimate where compacting gained nothing.
@@ -60,6 +123,14 @@ class SessionMemory:
     is_under_pressure: bool = False
     cached_ratio: float = 0.0  # Of the last prompt, served from a cache.
     is_in_place_useless: bool = False
+    accepted: tuple[str, int] | None = None  # A model; the largest prompt it has taken.
+    counted: Counted = Counted()
+    max_media_bytes: int | None = None  # More were refused.
+
+    def keep(self, made: Unsaved) -> None:
+        """Keeps a summary; what stood in the session before its run counts on."""
+        known = self.unsaved
+        self.unsaved = replace(made, replaced=known.replaced) if known else made
 
 
 @dataclass
@@ -70,6 +141,7 @@ class CallInFlight:
     estimated_tokens: int
     window_tokens: int
     threshold_tokens: int = 0
+    model: str = ""
     original_contents: Sequence[types.Content] = ()
     sent_contents: Sequence[types.Content] = ()
     sent_config: types.GenerateContentConfig | None = None
@@ -78,7 +150,6 @@ class CallInFlight:
     is_answered: bool = False
     is_reported: bool = False
     is_recovered: bool = False
-    started_seconds: float = field(default_factory=time.monotonic)
 
     def release(self) -> None:
         """Forgets the contents, and keeps the numbers."""
@@ -87,90 +158,122 @@ class CallInFlight:
 
 
 class CircuitBreaker:
-    """Skips a summarizer for five compactions after three failures in a row."""
+    """Skips a summarizer for one compaction after three failures in a row.
+
+    Then it is asked again; while it goes on failing, every second compaction skips it.
+    """
 
     def __init__(self) -> None:
-        # Failures in a row by model; below zero, compactions that are still skipped.
-        self._failures: BoundedDict[str, int] = BoundedDict()
+        self._failures: BoundedDict[str, int] = BoundedDict()  # In a row, by model.
 
     def allows(self, model: str) -> bool:
         """Whether to ask a model; called once for each compaction."""
-        failures = self._failures.get(model, 0)
-        failures = -5 if failures >= 3 else failures
-        if failures < 0:
-            self._failures[model] = failures + 1
-        return failures >= 0
+        if self._failures.get(model, 0) < 3:
+            return True
+        self._failures[model] = 2
+        return False
 
     def note(self, model: str, has_failed: bool) -> None:
         """Counts a failure of a model that was asked; a success ends the count."""
         self._failures[model] = self._failures.get(model, 0) + 1 if has_failed else 0
 
 
+class Run:
+    """What is remembered of a run for as long as ADK keeps its session object."""
+
+    def __init__(self, invocation: InvocationContext) -> None:
+        self.invocation_id = invocation.invocation_id
+        self.writes = RunWrites()
+        self.calls: dict[CallKey, CallInFlight] = {}
+        self.descriptions: dict[CallKey, dict[str, Any]] = {}  # For the next event.
+        self._memos: dict[str, Memo] = {}
+        self._paid: list[SessionMemory] = []  # Whose summaries it has written.
+        self._events = invocation.session.events
+
+    def memo(self, invocation: InvocationContext) -> Memo:
+        """Measures what an agent's model is sent; knows what was computed before."""
+        agent = getattr(invocation.agent, "name", "")
+        if (memo := self._memos.get(agent)) is None:
+            form = json_form(find_llm(invocation.agent))
+            memo = Memo(self._events, self.invocation_id, form)
+            self._memos[agent] = memo
+        return memo
+
+    def keep_written(self, session: SessionMemory, made: Unsaved, key: str) -> None:
+        """Keeps a summary until an event has brought what is written under a key."""
+        event_count = len(self._events)
+        session.keep(replace(made, key=key, event_count=event_count))
+        self._paid.append(session)
+
+    def hand_over(self, event: Event, state: Mapping[str, Any]) -> None:
+        """Has an event carry what no event before it has, and tell what was done."""
+        if event.partial:
+            return
+        self.writes.hand_over(state, event.actions.state_delta)
+        key = event.author, branch_scope(event)
+        if self.writes.owners and event.is_final_response():
+            self.writes.owners.discard("@".join(key))
+        if description := self.descriptions.pop(key, None):
+            # The dict may be that of the model's own response.
+            described = {**(event.custom_metadata or {}), METADATA_KEY: description}
+            event.custom_metadata = described
+
+    def settle(self) -> None:
+        """Forgets the paid summaries that an event has brought to the session."""
+        for session in self._paid:
+            unsaved = session.unsaved
+            if unsaved is None or unsaved.invocation_id != self.invocation_id:
+                continue
+            newer = self._events[unsaved.event_count :]
+            if any(unsaved.key in event.actions.state_delta for event in newer):
+                session.unsaved = None
+
+
 class Memory:
     """All that one plugin instance remembers."""
 
     def __init__(self) -> None:
-        self.calls: BoundedDict[CallKey, CallInFlight] = BoundedDict()
         self.sessions: BoundedDict[SessionKey, SessionMemory] = BoundedDict()
         self.breaker = CircuitBreaker()
-        self.writes: BoundedDict[tuple[str, str], RunWrites] = BoundedDict()  # By run.
-        # ADK 2.0, which reports no end of a run, fills it.
-        self._memos: BoundedDict[CallKey, Memo] = BoundedDict(16)
+        # By the identity of a session object, and by invocation.
+        self._runs: dict[int, dict[str, Run]] = {}
 
     def session(self, key: SessionKey) -> SessionMemory:
         """What is remembered of an agent in a session."""
+        self.drop_unsaved(time.monotonic())
         self.sessions[key] = session = self.sessions.get(key) or SessionMemory()
         return session
 
-    def writes_of(self, invocation: InvocationContext) -> RunWrites:
-        """What is written in a run."""
-        run = name_session(invocation), invocation.invocation_id
-        if (writes := self.writes.get(run)) is None:
-            self.writes[run] = writes = RunWrites()
-        return writes
+    def drop_unsaved(self, now_seconds: float) -> None:
+        """Forgets the paid summaries for which no call has come."""
+        for session in self.sessions.snapshot():
+            unsaved = session.unsaved
+            if unsaved and now_seconds - unsaved.paid_seconds > UNSAVED_SECONDS:
+                session.unsaved = None
 
-    def hand_over(self, invocation: InvocationContext, event: Event) -> None:
-        """Has an event carry what was written in its run, and no event before it."""
-        writes = self.writes.get((name_session(invocation), invocation.invocation_id))
-        if event.partial or writes is None:
-            return
-        writes.hand_over(invocation.session.state, event.actions.state_delta)
-        if writes.owners and event.is_final_response():
-            writes.owners.discard(f"{event.author}@{branch_scope(event)}")
+    def run(self, invocation: InvocationContext) -> Run:
+        """What is remembered of a run.
 
-    def begin_call(self, key: CallKey, call: CallInFlight) -> None:
-        """Remembers a model call; forgets those that have waited for over an hour.
-
-        ADK reports no end of a run that failed or was cancelled: only the numbers are
-        kept of the agent's calls in this session that have waited for ten minutes.
+        A run that was cancelled calls nothing of ours: it ends with its session object,
+        which services make anew for each run.
         """
-        self.calls[key] = call
-        for other, waiting in list(self.calls.items()):
-            waited_seconds = call.started_seconds - waiting.started_seconds
-            if waited_seconds > 600 and _same_agent(other, key):
-                waiting.release()
-            if waited_seconds > 3_600:
-                self.calls.pop(other, None)
+        session, run_id = invocation.session, invocation.invocation_id
+        if (runs := self._runs.get(id(session))) is None:
+            self._runs[id(session)] = runs = {}
+            weakref.finalize(session, self._leave, id(session)).atexit = False
+        if (run := runs.get(run_id)) is None:
+            runs[run_id] = run = Run(invocation)
+        return run
 
-    def memo(self, invocation: InvocationContext, key: CallKey) -> Memo:
-        """What was computed earlier in a run."""
-        memo = self._memos.get(key)
-        if memo is None:
-            for other in list(self._memos):
-                if _same_agent(other, key):
-                    self._memos.pop(other, None)
-            memo = Memo(invocation.session.events, invocation.invocation_id)
-            self._memos[key] = memo
-        return memo
+    def pop_run(self, invocation: InvocationContext) -> Run:
+        """What is remembered of a run that has ended; it is forgotten."""
+        run = self.run(invocation)
+        self._runs[id(invocation.session)].pop(run.invocation_id, None)
+        return run
 
-    def end_run(self, invocation_id: str) -> list[tuple[CallKey, CallInFlight]]:
-        """Forgets the model calls of a run, and returns them."""
-        for key in [key for key in list(self._memos) if key[1] == invocation_id]:
-            self._memos.pop(key, None)
-        for run in [run for run in list(self.writes) if run[1] == invocation_id]:
-            self.writes.pop(run, None)
-        keys = [key for key in list(self.calls) if key[1] == invocation_id]
-        return [(key, self.calls.pop(key)) for key in keys]
+    def _leave(self, session_id: int) -> None:
+        for run in self._runs.pop(session_id, {}).values():
+            run.settle()
 
 
 def name_session(invocation: InvocationContext) -> str:
@@ -180,14 +283,8 @@ def name_session(invocation: InvocationContext) -> str:
 
 
 def call_key(context: CallbackContext) -> CallKey:
-    """Identifies the model call that a callback is about."""
-    invocation = context.get_invocation_context()
-    session, scope = name_session(invocation), branch_scope(invocation)
-    return session, context.invocation_id, context.agent_name, scope
-
-
-def _same_agent(key: CallKey, other: CallKey) -> bool:
-    return (key[0], *key[2:]) == (other[0], *other[2:])
+    """Identifies the model call that a callback is about, in its run."""
+    return context.agent_name, branch_scope(context.get_invocation_context())
 
 
 def summary_scope(invocation: InvocationContext) -> str:

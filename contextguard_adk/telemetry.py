@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 logger = logging.getLogger("contextguard_adk.telemetry")
 
 METADATA_KEY = "context_guard"
-"""Where a response event's `custom_metadata` says what the guard did."""
+"""Where an event's `custom_metadata` tells of a compaction or a recovery."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,12 @@ async def report_call(record: CallRecord, observers: Observers) -> None:
 
 
 def describe_call(record: CallRecord) -> dict[str, Any]:
-    """Describes a call in short, for `custom_metadata`: small, and safe as JSON."""
+    """Describes a call in short, for `custom_metadata`: small, and safe as JSON.
+
+    Of a call without a compaction or a recovery there is nothing to say.
+    """
+    if not record.is_recovered and record.compaction is None:
+        return {}
     described: dict[str, Any] = {
         "estimate": record.estimated_tokens,
         "real": record.real_tokens,

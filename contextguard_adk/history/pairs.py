@@ -122,15 +122,13 @@ def keep_pairs_whole(covered: Collection[int], pairs: Pairs) -> frozenset[int]:
     return frozenset(kept)
 
 
-def find_safe_split(
-    contents: Sequence[types.Content], split: int, pairs: Pairs | None = None
-) -> int:
+def find_safe_split(contents: Sequence[types.Content], split: int) -> int:
     """Moves a cut back to a content without a tool, else on to a boundary of pairs."""
     last = len(contents) - 1
     if last < 1:
         return len(contents)
     wished = max(1, min(split, last))
-    boundaries = pair_boundaries(pairs or pair_contents(contents), len(contents))
+    boundaries = pair_boundaries(pair_contents(contents), len(contents))
     onwards, back = range(wished, last + 1), range(wished, 0, -1)
     half = max(1, wished // 2)  # Further back would give up most of the cut.
     texts = (i for i in back if i >= half and not has_tool(contents[i]))

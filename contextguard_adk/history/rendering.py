@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any
 from google.genai import types
 
 from contextguard_adk.history.coverage import handle_of
-from contextguard_adk.history.pairs import content_text, media_parts
+from contextguard_adk.history.pairs import (
+    content_text,
+    media_parts,
+    parts_of,
+    take_call,
+)
 from contextguard_adk.measuring.budgets import shorten
 from contextguard_adk.measuring.tokens import json_text
 
@@ -35,6 +40,9 @@ _WHY = {
     "turns": "it had grown long",
 }
 
+_BEGINNING = "[System: Earlier messages, if there are any, are not shown.]"
+_LONE_RESULT = "[System: Result of the tool {name!r}, whose call is not shown]"
+
 LEDGER_HEADING = "[The user's messages up to here, in order; long ones are excerpts]"
 
 
@@ -48,12 +56,53 @@ def render_request(
         for i in (i for i in view.history if i <= upto):
             contents[i] = truncate_content(contents[i], truncation, stored.has_recall)
     if not covered and not stored.text:
-        return contents
+        return mend_contents(contents)
     head = render_head(view, stored, covered)
     first = min(covered, default=min(view.history, default=0))
     before = [contents[i] for i in range(first) if i not in covered]
     behind = [contents[i] for i in range(first, len(contents)) if i not in covered]
-    return before + head + behind
+    return mend_contents(before + head + behind)
+
+
+def mend_contents(contents: list[types.Content]) -> list[types.Content]:
+    """Has a user's message stand first, and tells results without their calls as texts.
+
+    Sessions that were loaded in part begin anywhere, which strict providers refuse.
+    What is in order is returned as it is.
+    """
+    waiting: list[tuple[int, types.FunctionCall]] = []
+    mended: list[types.Content] = []
+    for index, content in enumerate(contents):
+        lone: list[types.Part] = []
+        for part in content.parts or ():
+            if not part or part.text:
+                continue
+            if part.function_call:
+                waiting.append((index, part.function_call))
+            response = part.function_response
+            if response and not take_call(waiting, response):
+                lone.append(part)
+        mended += _tell_results(content, lone) if lone else [content]
+    if mended and mended[0].role == "model":
+        first = types.Part(text=_BEGINNING)
+        mended.insert(0, types.Content(role="user", parts=[first]))
+    return contents if all(map(operator.is_, mended, contents)) else mended
+
+
+def _tell_results(
+    content: types.Content, lone: Sequence[types.Part]
+) -> list[types.Content]:
+    """Moves results from a content into texts behind it, with their files."""
+    told: list[types.Part] = []
+    for response in filter(None, (part.function_response for part in lone)):
+        text = json_text(response.response or {}).decode("utf-8", "replace")
+        head = _LONE_RESULT.format(name=response.name)
+        told.append(types.Part(text=f"{head}\n{text}"))
+        for file in response.parts or ():
+            told.append(types.Part.model_validate(file.model_dump(exclude_none=True)))
+    kept = [part for part in parts_of(content) if not any(part is p for p in lone)]
+    rest = [content.model_copy(update={"parts": kept})] if kept else []
+    return [*rest, types.Content(role="user", parts=told)]
 
 
 def find_fingerprint(view: HistoryView, wanted: str) -> int:
@@ -86,12 +135,10 @@ def _continue(
 ) -> list[types.Part]:
     """The request to carry on, with the live message's images and files."""
     request = _find_quoted_request(view, stored.request, covered)
-    if request is None:
-        return [types.Part(text=continuation_text("", stored.reason))]
     text = content_text(request)
     if stored.request_chars >= 0:
         # Under this handle stands the part that loses most.
-        texts = [part for part in request.parts or () if part and part.text]
+        texts = [part for part in parts_of(request) if part.text]
         longest = max(texts, key=lambda part: len(part.text or ""), default=None)
         handle = handle_of(longest) if longest and stored.has_recall else ""
         text = shorten(text, stored.request_chars, handle)
@@ -117,7 +164,7 @@ def summary_text(summary: str) -> str:
     return f"{SUMMARY_BEGIN}\n{summary}\n{SUMMARY_END}"
 
 
-def continuation_text(request: str, reason: str = "tokens") -> str:
+def continuation_text(request: str, reason: str) -> str:
     """Tells the agent to carry on with the user's request; "" names none."""
     quoted, where, instead = "", "where it leaves off", ""
     if request:

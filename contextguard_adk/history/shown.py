@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 INTERNAL_CALLS = frozenset(
     {"adk_request_credential", "adk_request_confirmation", "adk_framework"}
 )
-"""Calls of ADK itself; no agent is shown them."""
+"""Calls of ADK itself, some with credentials; no agent is shown them."""
 
 WORDS_CHARS = 4_000  # Of a text, to tell it by its words.
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import time
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Protocol
@@ -17,7 +18,7 @@ from pydantic import PlainValidator as Read
 
 from contextguard_adk.history.coverage import Covered, decode_covered, encode_covered
 from contextguard_adk.history.rendering import Truncation
-from contextguard_adk.telemetry import warn_once
+from contextguard_adk.telemetry import CompactionRecord, warn_once
 
 logger = logging.getLogger("contextguard_adk.state")
 
@@ -95,7 +96,7 @@ class AgentState:
         run: RunWrites | None = None,
     ) -> None:
         self._state = state
-        self._agent = agent
+        self.agent = agent
         self._owner = f"{agent}@{scope}" if scope else agent
         self._is_namespaced = is_namespaced
         self._scope = scope
@@ -142,15 +143,13 @@ class AgentState:
             _warn(self.key("record"), "str", "a record of this version")
             return AgentRecord()
 
-    def learn(
-        self, *, window_tokens: int | None = None, correction: float | None = None
-    ) -> None:
-        """Remembers what a rejection has shown; None leaves a value as it is."""
+    def learn(self, model: str, **learned: float | None) -> None:
+        """Remembers what a model has shown, None to forget it; of one model only."""
         known = self.record
-        update = {
-            "learned_window_tokens": window_tokens or known.learned_window_tokens,
-            "learned_correction": correction or known.learned_correction,
-        }
+        names = AgentRecord.model_fields.keys() if known.learned_model != model else ()
+        update: dict[str, object] = {n: None for n in names if n.startswith("learned_")}
+        update |= {f"learned_{name}": value for name, value in learned.items()}
+        update["learned_model"] = model
         self._write_record(known.model_copy(update=update))
 
     def load_summary(self, scope: str) -> StoredSummary | None:
@@ -191,7 +190,7 @@ class AgentState:
         if self._owner in self._run.owners:
             return
         self._run.owners.add(self._owner)
-        key = _key("scopes", self._agent, self._is_namespaced)
+        key = _key("scopes", self.agent, self._is_namespaced)
         value = self._state.get(key)
         listed = value if isinstance(value, list) else []
         noted = [each for each in listed if isinstance(each, str)]
@@ -204,7 +203,7 @@ class AgentState:
         scopes = [scope for scope in scopes if scope != self._scope] + [self._scope]
         names = ("summary", "summarized_at", "real_tokens", "last_heuristic", "record")
         for scope in scopes[:-MAX_SCOPES]:
-            owner = f"{self._agent}@{scope}"
+            owner = f"{self.agent}@{scope}"
             if owner in self._run.owners:
                 continue
             scopes.remove(scope)
@@ -325,22 +324,37 @@ class StoredSummary(_Stored):
 
 
 class AgentRecord(_Stored):
-    """What the guard keeps of an agent in a scope; what is learned is of rejections."""
+    """What the guard keeps of an agent in a scope, and what one model has shown it.
+
+    A provider that names `learned_output_tokens` has refused a sum of input and output.
+    """
 
     version: Literal[1] = 1
+    learned_model: str | None = None
     learned_window_tokens: int | None = Field(default=None, ge=1, le=2**53)
+    learned_output_tokens: int | None = Field(default=None, ge=1, le=2**53)
     learned_correction: float | None = Field(default=None, ge=1, le=100)
     summary: StoredSummary | None = None
+
+    def of(self, model: str) -> AgentRecord:
+        """The record itself, or an empty one where another model was learned of."""
+        return self if self.learned_model == model else AgentRecord()
 
 
 @dataclass(frozen=True)
 class Unsaved:
-    """A summary of a run, until a later run sees whether the session has it.
+    """A summary of a run, until the session is seen to have it.
 
-    `replaced` is what stood there before; the run itself reads its own writes.
+    `replaced` is what stood there before; the run itself reads its own writes. Nobody
+    has heard yet of an `unreported` one: its call was cancelled. The session has it
+    once an event behind the first `event_count` has written its `key`.
     """
 
     summary: StoredSummary
     tokens: int
     replaced: StoredSummary | None
     invocation_id: str
+    unreported: CompactionRecord | None = None
+    key: str = ""
+    event_count: int = 0
+    paid_seconds: float = field(default_factory=time.monotonic)

@@ -48,7 +48,7 @@ class HistoryView:
         self.stored = stored
         self._invocation = invocation
         self._events = invocation.session.events if invocation else []
-        self._memo = memo or Memo([], "")
+        self.memo = memo or Memo()
         self._fingerprints: dict[int, bytes] = {}
 
     @cached_property
@@ -106,7 +106,7 @@ class HistoryView:
         return self._fingerprints[index]
 
     def _spell(self, content: types.Content) -> bytes:
-        return self._memo.get(fingerprint, content, content.parts or (), content.role)
+        return self.memo.get(fingerprint, content, content.parts or (), content.role)
 
     @cached_property
     def live_index(self) -> int | None:

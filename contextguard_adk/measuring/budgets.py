@@ -21,9 +21,9 @@ class Budgets:
 
 
 def buffer_tokens(window_tokens: int, reserved_output_tokens: int = 0) -> int:
-    """Returns what is kept free: at least the reserve, at most half of the window."""
+    """Returns what is kept free: at least the reserve, at most 3/4 of the window."""
     buffer = max(_base_buffer_tokens(window_tokens), reserved_output_tokens)
-    return min(buffer, window_tokens // 2)
+    return min(buffer, window_tokens * 3 // 4)
 
 
 def threshold_tokens(window_tokens: int, reserved_output_tokens: int = 0) -> int:
@@ -34,11 +34,6 @@ def threshold_tokens(window_tokens: int, reserved_output_tokens: int = 0) -> int
 def summary_budget_tokens(window_tokens: int) -> int:
     """Returns the output tokens of a summary: half of the buffer without reserve."""
     return _base_buffer_tokens(window_tokens) // 2
-
-
-def summarizer_input_tokens(window_tokens: int) -> int:
-    """Returns the tokens a summarizer with this window is given: 80 % of the window."""
-    return window_tokens * 80 // 100
 
 
 def _base_buffer_tokens(window_tokens: int) -> int:

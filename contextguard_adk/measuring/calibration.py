@@ -1,7 +1,7 @@
 """Turns the measure of a request into an estimate of its prompt tokens."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 from google.genai import types
@@ -14,11 +14,8 @@ from contextguard_adk.measuring.density import (
     weighted_tokens,
 )
 from contextguard_adk.measuring.tokens import (
-    PartMeasure,
-    estimate_contents_tokens,
+    Memo,
     json_text,
-    measure_part,
-    part_text,
     text_bytes,
 )
 
@@ -27,8 +24,6 @@ DEFAULT_CORRECTION = 1.5
 
 MAX_RATIO = 20.0
 """More real tokens per heuristic token are not believed."""
-
-MeasurePart = Callable[[types.Part | None], PartMeasure]
 
 
 def correction_factor(
@@ -51,7 +46,7 @@ def estimate_prompt_tokens(
     *,
     default: float = DEFAULT_CORRECTION,
     config: types.GenerateContentConfig | None = None,
-    measure: MeasurePart = measure_part,
+    memo: Memo | None = None,
 ) -> int:
     """Estimates the prompt tokens of a request before it is sent.
 
@@ -62,7 +57,8 @@ def estimate_prompt_tokens(
     """
     correction = correction_factor(real_tokens, last_heuristic_tokens, default=default)
     scaled_tokens = int(heuristic_tokens * correction)
-    parts = _newest_parts(contents, measure)
+    memo = memo or Memo()
+    parts = _newest_parts(contents, memo)
     if not real_tokens or not last_heuristic_tokens:
         weighted = int(weighted_tokens(parts, heuristic_tokens))
         return max(scaled_tokens, real_tokens or 0, weighted)
@@ -72,7 +68,7 @@ def estimate_prompt_tokens(
         known_tokens = min(heuristic_tokens, last_heuristic_tokens)
         carried_tokens = int(real_tokens * known_tokens / last_heuristic_tokens)
         scaled_tokens = _lowered_tokens(
-            heuristic_tokens, known_tokens, carried_tokens, contents, config, measure
+            heuristic_tokens, known_tokens, carried_tokens, contents, config, memo
         )
     if growth_tokens < 0:
         return scaled_tokens
@@ -86,7 +82,7 @@ def estimate_prompt_tokens(
 
 
 def _newest_parts(
-    contents: Sequence[types.Content], measure: MeasurePart, *, in_ascii: bool = False
+    contents: Sequence[types.Content], memo: Memo, *, in_ascii: bool = False
 ) -> Iterator[SizedText]:
     """Yields from the end the text of each part, or of each whose text is ASCII."""
     for content in reversed(contents):
@@ -94,9 +90,9 @@ def _newest_parts(
             text = part.text if part is not None else None
             if in_ascii and text and not text.isascii():
                 continue
-            text_bytes, media_bytes, _, is_ascii = measure(part)
+            text_bytes, media_bytes, _, is_ascii = memo.measure_part(part)
             if is_ascii or not in_ascii:
-                yield SizedText(text_bytes, media_bytes, partial(part_text, part))
+                yield SizedText(text_bytes, media_bytes, partial(memo.part_text, part))
 
 
 def _lowered_tokens(
@@ -105,16 +101,16 @@ def _lowered_tokens(
     carried_tokens: int,
     contents: Sequence[types.Content],
     config: types.GenerateContentConfig | None,
-    measure: MeasurePart,
+    memo: Memo,
 ) -> int:
     """Returns the heuristic, lowered where scripts explain that the count was lower."""
     start, grown_tokens = len(contents), heuristic_tokens - known_tokens
     while start and grown_tokens > 0:  # What grew was not counted: it explains nothing.
         start -= 1
-        grown_tokens -= estimate_contents_tokens((contents[start],))
+        grown_tokens -= memo.estimate_tokens((contents[start],))
     newest = contents[start:]
-    discount_tokens = request_script_discount(contents, config, measure)
-    counted_discount = discount_tokens - request_script_discount(newest, None, measure)
+    discount_tokens = request_script_discount(contents, config, memo)
+    counted_discount = discount_tokens - request_script_discount(newest, None, memo)
     # o200k_base takes 0.76 of the least that scripts allow for the Universal
     # Declaration of Human Rights in English, which counts bytes / 4.
     believed_tokens = (known_tokens - counted_discount) * 0.75
@@ -122,7 +118,7 @@ def _lowered_tokens(
     if counted_discount <= 0 or carried_tokens < believed_tokens:
         return heuristic_tokens
     # JSON or base64 may have come in the place of what was counted.
-    parts = list(_newest_parts(contents, measure, in_ascii=True))
+    parts = list(_newest_parts(contents, memo, in_ascii=True))
     ascii_tokens = sum(part.size_bytes + part.other_bytes for part in parts) // 4
     dense_tokens = max(int(weighted_tokens(parts, ascii_tokens)) - ascii_tokens, 0)
     least_tokens = heuristic_tokens - discount_tokens + dense_tokens
@@ -132,9 +128,10 @@ def _lowered_tokens(
 def request_script_discount(
     contents: Iterable[types.Content],
     config: types.GenerateContentConfig | None = None,
-    measure: MeasurePart = measure_part,
+    memo: Memo | None = None,
 ) -> int:
     """Returns how far below bytes / 4 the tokens of a request may be by its scripts."""
+    memo = memo or Memo()
     instruction = config.system_instruction if config is not None else None
     instruction = instruction if isinstance(instruction, str) else ""
     discount_tokens = script_discount_tokens(json_text(instruction))
@@ -142,7 +139,7 @@ def request_script_discount(
         for part in content.parts or ():
             text = part.text if part is not None else None
             if not text or not text.isascii():
-                discount_tokens += measure(part).script_discount_tokens
+                discount_tokens += memo.measure_part(part).script_discount_tokens
     return int(discount_tokens)
 
 

@@ -70,6 +70,10 @@ _PIECES = re.compile(
     rb"|[sp]?(?:L~[lve]{0,64}){1,16}|~+"
 )
 _REPEATED = re.compile(rb"([A-Za-z])\1{31,}")
+# Words of these scripts come with their space, but not with a quotation mark.
+_QUOTED, _QUOTED_WORD = re.compile(rb"p(?=[GCAHRIEKZO]~)"), 0.7
+# JSON in ASCII has Hangul and emoji begin with a letter, which seldom joins the `u`.
+_ESCAPE, _ESCAPED_LETTER = re.compile(rb"\\u[a-f]"), 0.6
 
 
 class SizedText(NamedTuple):
@@ -135,6 +139,8 @@ def _count_tokens(text: bytes) -> float:
         rest = _REPEATED.sub(b"", text)
         tokens = 0.125 * (len(text) - len(rest))
         classes = rest.translate(_CLASSES)
+    tokens += len(_QUOTED.findall(classes)) * _QUOTED_WORD
+    tokens += len(_ESCAPE.findall(text)) * _ESCAPED_LETTER
     for piece, count in Counter(_PIECES.findall(classes)).items():
         tokens += count * _piece_tokens(piece)
     return tokens

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
 
 from google.genai import types
@@ -17,10 +17,10 @@ from pydantic import BaseModel, PydanticUserError
 from pydantic_core import SchemaSerializer, core_schema
 
 from contextguard_adk.measuring.density import script_discount_tokens
+from contextguard_adk.providers.clients import COMPACT, JsonForm
 
 if TYPE_CHECKING:
     from google.adk.events.event import Event
-    from google.adk.models.llm_request import LlmRequest
 
 V = TypeVar("V")
 
@@ -133,7 +133,17 @@ def _media_bytes(part: types.Part | types.FunctionResponsePart) -> int:
     return 4 * media_tokens(part.file_data.mime_type, None) if part.file_data else 0
 
 
-def _read_part(part: types.Part | None) -> tuple[Sequence[object], int]:
+def _spell(value: object, spell: Callable[[Any], str] | None) -> object:
+    """Returns what a client makes of a value, or the value where it makes nothing."""
+    if not value or spell is None:
+        return value or ""
+    try:
+        return spell(value)
+    except Exception:  # noqa: BLE001 - anyone's code may raise anything
+        return value
+
+
+def _read_part(part: types.Part | None, form: JsonForm) -> tuple[Sequence[object], int]:
     """Returns what a part lets the model read, and the bytes that its media count."""
     if part is None:
         return (), 0
@@ -141,10 +151,10 @@ def _read_part(part: types.Part | None) -> tuple[Sequence[object], int]:
     if part.text:
         return (part.text,), 0
     if (call := part.function_call) is not None:
-        return (call.name or "", call.args or ""), 0
+        return (call.name or "", _spell(call.args, form.args)), 0
     if (result := part.function_response) is not None:
         media_bytes = sum(map(_media_bytes, result.parts or ()))
-        return (result.name or "", result.response or ""), media_bytes
+        return (result.name or "", _spell(result.response, form.result)), media_bytes
     if (code := part.executable_code) is not None:
         return (code.code or "",), 0
     if (outcome := part.code_execution_result) is not None:
@@ -155,9 +165,9 @@ def _read_part(part: types.Part | None) -> tuple[Sequence[object], int]:
     return [value for name, value in others if value and name not in _UNREAD_FIELDS], 0
 
 
-def part_bytes(part: types.Part | None) -> int:
+def part_bytes(part: types.Part | None, form: JsonForm = COMPACT) -> int:
     """Returns the UTF-8 bytes that the model reads of a part; media count as tokens."""
-    values, media_bytes = _read_part(part)
+    values, media_bytes = _read_part(part, form)
     return sum(map(json_bytes, values)) + media_bytes
 
 
@@ -170,17 +180,17 @@ class PartMeasure(NamedTuple):
     is_ascii: bool
 
 
-def measure_part(part: types.Part | None) -> PartMeasure:
+def measure_part(part: types.Part | None, form: JsonForm = COMPACT) -> PartMeasure:
     """Returns what `part_bytes` measures, and what depends on scripts."""
-    values, media_bytes = _read_part(part)
+    values, media_bytes = _read_part(part, form)
     text = b"".join(map(json_text, values))
     discount = script_discount_tokens(text)
     return PartMeasure(len(text), media_bytes, discount, text.isascii())
 
 
-def part_text(part: types.Part | None) -> bytes:
+def part_text(part: types.Part | None, form: JsonForm = COMPACT) -> bytes:
     """Returns what the model reads of a part, in UTF-8, without its media."""
-    return b"".join(map(json_text, _read_part(part)[0]))
+    return b"".join(map(json_text, _read_part(part, form)[0]))
 
 
 def _contents_bytes(
@@ -262,20 +272,23 @@ def estimate_config_tokens(config: types.GenerateContentConfig | None) -> int:
     return _tokens(_config_bytes(config))
 
 
-def estimate_request_tokens(request: LlmRequest) -> int:
-    """Estimates the tokens of a request: contents and configuration."""
-    return _tokens(_contents_bytes(request.contents) + _config_bytes(request.config))
-
-
 class Memo:
-    """Remembers results by the identity of the payloads of earlier runs.
+    """Measures contents as a client spells them; knows the payloads of earlier runs.
 
-    A tool of this run may still change what it was given or has returned.
+    Results are remembered by the identity of these payloads. A tool of this run may
+    still change what it was given or has returned.
     """
 
-    def __init__(self, events: Sequence[Event], invocation_id: str) -> None:
+    def __init__(
+        self,
+        events: Sequence[Event] = (),
+        invocation_id: str = "",
+        form: JsonForm = COMPACT,
+    ) -> None:
         self._events = events
         self._invocation_id = invocation_id
+        self._form = form
+        self._measure = partial(measure_part, form=form)
         self._known: dict[object, Any] = {}
 
     @cached_property
@@ -314,12 +327,20 @@ class Memo:
 
     def measure_part(self, part: types.Part | None) -> PartMeasure:
         """Returns what the function of that name does."""
-        return self.get(measure_part, part, (part,)) if part else measure_part(part)
+        return self.get(self._measure, part, (part,)) if part else measure_part(part)
 
     def part_bytes(self, part: types.Part | None) -> int:
         """Returns what the function of that name does."""
         measure = self.measure_part(part)
         return measure.text_bytes + measure.media_bytes
+
+    def part_text(self, part: types.Part | None) -> bytes:
+        """Returns what the function of that name does."""
+        return part_text(part, self._form)
+
+    def estimate_tokens(self, contents: Iterable[types.Content]) -> int:
+        """Returns what `estimate_contents_tokens` does."""
+        return estimate_contents_tokens(contents, self.part_bytes)
 
 
 def _payload_of(part: types.Part) -> dict[str, Any] | None:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import astuple, dataclass
-from functools import cache
+from dataclasses import astuple, dataclass, replace
+from functools import cache, cached_property
 from typing import Final, Literal
+
+from google.genai import types
+
+from contextguard_adk.measuring.tokens import part_text
 
 MIN_LIMIT_TOKENS: Final = 256
 
@@ -17,14 +21,19 @@ class Overflow:
     """A provider refused a request because it does not fit the context window.
 
     What it did not name, or named twice and differently, is None. A smaller reserved
-    output than `output_tokens` would help where `is_input_plus_output`.
+    output than `output_tokens` would help where `is_input_plus_output`. Where it is
+    `in_bytes` or only `is_quotation` of the request it says nothing about tokens.
     """
 
     limit_tokens: int | None
     prompt_tokens: int | None
     output_tokens: int | None
     is_input_plus_output: bool
+    in_bytes: bool = False
+    is_quotation: bool = False
 
+
+_UNNAMED: Final = Overflow(None, None, None, is_input_plus_output=False)
 
 _Reading = Overflow | Literal["refused"] | None
 
@@ -35,17 +44,37 @@ _ESCAPES: Final = {
 }  # fmt: skip
 
 
-def parse_overflow(error: BaseException) -> Overflow | None:
+def parse_overflow(
+    error: BaseException, contents: Iterable[types.Content] = ()
+) -> Overflow | None:
     """Reads whether a model call failed because its request was too long; never raises.
 
     A message about a rate limit, a quota or the reserved output alone is no overflow,
-    nor is its cause. Of an error that says neither, linked errors are read.
+    nor is its cause. Of an error that says neither, linked errors are read. Words that
+    stand in the `contents` of the request may be a quotation: no number in them counts,
+    and no refusal; that the request was too long is believed all the same.
     """
-    reading = _read_linked(error, set())
+    reading = _read_linked(error, set(), _Sent(contents))
     return reading if isinstance(reading, Overflow) else None
 
 
-def _read_linked(error: BaseException, seen: set[int]) -> _Reading:
+class _Sent:
+    """The text of a request, as an error might quote it; most errors are not read."""
+
+    def __init__(self, contents: Iterable[types.Content]) -> None:
+        self._contents = contents
+
+    @cached_property
+    def _text(self) -> str:
+        parts = (part for each in self._contents for part in each.parts or ())
+        return _plain(b" ".join(map(part_text, parts)).decode(errors="replace"))
+
+    def find_own(self, pattern: re.Pattern[str], text: str) -> list[re.Match[str]]:
+        """Finds what an error says, and did not read in the request."""
+        return [each for each in pattern.finditer(text) if each[0] not in self._text]
+
+
+def _read_linked(error: BaseException, seen: set[int], sent: _Sent) -> _Reading:
     if id(error) in seen or len(seen) >= 32:
         return None
     seen.add(id(error))
@@ -53,11 +82,11 @@ def _read_linked(error: BaseException, seen: set[int]) -> _Reading:
         names = ("status_code", "code", "status")
         if any(_attribute(error, name) in (429, "429") for name in names):
             return "refused"
-    if (own := _read_error(error)) == "refused":
+    if (own := _read_error(error, sent)) == "refused":
         return own
 
     def read_all(name: str) -> list[_Reading]:
-        return [_read_linked(each, seen) for each in _errors_in(error, name)]
+        return [_read_linked(each, seen, sent) for each in _errors_in(error, name)]
 
     # `original_exception` is LiteLLM's, for what broke off in mid-stream.
     readings = [own, *read_all("__cause__"), *read_all("original_exception")]
@@ -74,7 +103,7 @@ def _read_linked(error: BaseException, seen: set[int]) -> _Reading:
     return max(overflows, key=lambda each: sum(x is not None for x in astuple(each)))
 
 
-def _read_error(error: BaseException) -> _Reading:
+def _read_error(error: BaseException, sent: _Sent) -> _Reading:
     names = ("message", "body", "code", "details")
     sources = [error, *(_attribute(error, name) for name in names)]
     response = _attribute(error, "response")
@@ -82,11 +111,18 @@ def _read_error(error: BaseException) -> _Reading:
     if _attribute(response, "_content") is not False:
         sources.append(_attribute(response, "text"))
     text = _flatten(dict.fromkeys(map(_text_of, sources)))
-    if any(pattern.search(text) for pattern in compile_wordings(REFUSALS)):
+    if any(sent.find_own(pattern, text) for pattern in compile_wordings(REFUSALS)):
         return "refused"
-    for pattern in compile_wordings(LIMITS + LIMITLESS):
-        if matches := list(pattern.finditer(text)):
-            return _read_numbers(text, matches)
+    # LiteLLM calls any of them a context window that was exceeded.
+    for wordings in (LIMITS, PAYLOADS, LIMITLESS):
+        for pattern in compile_wordings(wordings):
+            if matches := sent.find_own(pattern, text):
+                if wordings is PAYLOADS:
+                    return replace(_UNNAMED, in_bytes=True)
+                return _read_numbers(text, matches)
+    for pattern in compile_wordings(LIMITS + PAYLOADS + LIMITLESS):
+        if pattern.search(text):
+            return replace(_UNNAMED, is_quotation=True)
     return None
 
 
@@ -94,7 +130,7 @@ def _read_numbers(text: str, matches: list[re.Match[str]]) -> Overflow:
     named = [match.groupdict() for match in matches]
     limits = {_tokens(each.get("limit")) for each in named}
     if len(limits) > 1:  # One of them is a quotation.
-        return Overflow(None, None, None, is_input_plus_output=False)
+        return _UNNAMED
     limit = limits.pop()
     # A provider's counts stand in the sentence of the limit or in one beside it.
     start, end = matches[0].span()
@@ -126,7 +162,11 @@ def _tokens(digits: str | None) -> int | None:
 def _flatten(texts: Iterable[str]) -> str:
     # Providers may echo the request; what they say stands before or after it.
     cut = (x if len(x) <= 40_000 else f"{x[:20_000]} ... {x[-20_000:]}" for x in texts)
-    text = " | ".join(cut).lower()
+    return _plain(" | ".join(cut))
+
+
+def _plain(text: str) -> str:
+    text = text.lower()
     for escaped, plain in _ESCAPES.items():
         text = text.replace(escaped, plain)
     return " ".join(text.split())
@@ -193,6 +233,7 @@ LIMITS: Final = (
     r"maximum number of tokens allowed \(?<limit>",
     r"model only supports up to <limit>(?! (?!tokens|input)[a-z])",
     r"too large for model with <limit> maximum context length",
+    r"body too large for \S{1,80} model\. max size: <limit> tokens",
     r"context length (?:is|of) only <limit> tokens",
     r"maximum model length of <limit>",
     r"too long to fit into the model \(context length <limit>",
@@ -246,10 +287,17 @@ LIMITLESS: Final = (
     r"too many input tokens",
     r"too many tokens: (?:total|size limit|minimal context|multi-hop)",
     r"reduce the length of the (?:messages|prompt|input)",
-    # Bytes and characters.
+)
+
+# Bytes and characters: a payload is too large, whatever the window.
+PAYLOADS: Final = (
     r"request_too_large",
     r"request entity too large",
+    r"(?:payload|content|request body)(?: is)? too large",
     r"request payload size exceeds the limit",
+    r"(?:request|payload|body)[a-z ]{0,20}"
+    r"(?: \(?<_> ?(?:bytes|[kmg]i?b)\)?)? exceeds (?:the )?"
+    r"(?:maximum|limit|max)[a-z ]{0,20}:? ?<_> ?(?:bytes|[kmg]i?b)\b",
     r"string too long\. expected a string with maximum length [0-9]",
     r"expected maxlength: [0-9]",
     r"string value length \(<_>\) exceeds the maximum allowed",

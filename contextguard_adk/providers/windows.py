@@ -1,4 +1,4 @@
-"""From a model's name to its context window."""
+"""From a model's name to its context window, and to what it can write at most."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ _ANY_PROVIDER = "*/"
 
 
 class ModelRegistry(Protocol):
-    """Knows the context windows of models."""
+    """Knows the context windows of models.
+
+    It may have a method `max_output_tokens` like that of `LitellmRegistry`.
+    """
 
     def context_window(self, model: str) -> int | None:
         """Returns the input window of `model` in tokens; None means unknown."""
@@ -52,6 +55,7 @@ class _Entry(NamedTuple):
     window_tokens: int
     has_reasoning: bool
     name: str  # in the table
+    output_tokens: int | None
 
 
 class LitellmRegistry:
@@ -59,7 +63,8 @@ class LitellmRegistry:
 
     A name is looked up as written, then without its prefixes from the left, then the
     same without its date, version or tag. Of several providers, none of them named, the
-    smallest window counts that is at least a quarter of the low median.
+    smallest window counts that is at least a quarter of the low median, and so does the
+    smallest output limit.
     """
 
     def __init__(self, table_path: Path | None = None) -> None:
@@ -68,6 +73,10 @@ class LitellmRegistry:
     def context_window(self, model: str) -> int | None:
         """Returns the input window of `model` in tokens; None means unknown."""
         return entry.window_tokens if (entry := self._find(model)) else None
+
+    def max_output_tokens(self, model: str) -> int | None:
+        """Returns what `model` can write at most in tokens; None means unknown."""
+        return entry.output_tokens if (entry := self._find(model)) else None
 
     def supports_reasoning(self, model: str) -> bool:
         """Returns whether `model` can think before it answers; unknown ones cannot."""
@@ -156,7 +165,10 @@ def _parse_entry(name: str, value: object) -> _Entry | None:
         window, minimum = value.get("max_tokens"), 8_000
     if not _is_tokens(window) or window < minimum:
         return None
-    return _Entry(window, value.get("supports_reasoning") is True, name)
+    # Where litellm knows no output limit, `max_tokens` is one or the window again.
+    output = value.get("max_output_tokens") or value.get("max_tokens")
+    limit = min(output, window) if _is_tokens(output) else None
+    return _Entry(window, value.get("supports_reasoning") is True, name, limit)
 
 
 def _is_tokens(value: object) -> TypeGuard[int]:
@@ -165,10 +177,34 @@ def _is_tokens(value: object) -> TypeGuard[int]:
 
 def _merge(entries: Iterable[_Entry]) -> _Entry:
     """Joins the entries of several providers, as `LitellmRegistry` explains."""
-    by_window = sorted(entries)
-    least_tokens = statistics.median_low(by_window).window_tokens / 4
-    smallest = next(e for e in by_window if e.window_tokens >= least_tokens)
-    return smallest._replace(has_reasoning=any(e.has_reasoning for e in by_window))
+    known = sorted(entries, key=lambda entry: entry[:3])
+    window_tokens = _find_smallest([entry.window_tokens for entry in known])
+    smallest = next(e for e in known if e.window_tokens >= window_tokens)
+    outputs = [e.output_tokens for e in known if e.output_tokens]
+    return smallest._replace(
+        has_reasoning=any(entry.has_reasoning for entry in known),
+        output_tokens=_find_smallest(outputs) if outputs else None,
+    )
+
+
+def _find_smallest(tokens: list[int]) -> int:
+    """Returns the smallest number that is not far below the others."""
+    return min(n for n in tokens if n >= statistics.median_low(tokens) / 4)
+
+
+def resolve_output_limit(model: str, registry: ModelRegistry | None) -> int | None:
+    """Returns what `model` can write at most in tokens; None means unknown."""
+    # A registry of the user's own need not know it.
+    ask = getattr(registry, "max_output_tokens", LitellmRegistry().max_output_tokens)
+    try:
+        answer: object = ask(model)
+    except Exception as error:  # noqa: BLE001 - anyone's code, and no turn ends here
+        answer = error
+    if _is_tokens(answer) or answer is None:
+        return answer
+    message = "The model registry gave no output limit for %r but %r"
+    warn_once(_LOGGER, message, model, answer)
+    return None
 
 
 def resolve_context_window(

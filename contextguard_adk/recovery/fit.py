@@ -5,16 +5,18 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
-from contextguard_adk.history.pairs import pair_boundaries, pair_contents
+from contextguard_adk.history.pairs import pair_boundaries, pair_contents, parts_of
+from contextguard_adk.history.rendering import mend_contents
 from contextguard_adk.history.view import is_user_text
 from contextguard_adk.measuring.budgets import shorten_to_tokens
 from contextguard_adk.measuring.calibration import DEFAULT_CORRECTION, token_counter
 from contextguard_adk.measuring.density import estimate_text_density
-from contextguard_adk.measuring.tokens import estimate_config_tokens, part_bytes
+from contextguard_adk.measuring.tokens import Memo, estimate_config_tokens
 from contextguard_adk.summarizing.running_turn import DONE_RATIO, write_done_list
 from contextguard_adk.summarizing.transcript import payload_text
 
@@ -28,6 +30,7 @@ def reduce_contents(
     head: Sequence[types.Content] = (),
     live_index: int | None = None,
     turn: Collection[int] | None = None,
+    memo: Memo | None = None,
 ) -> list[types.Content]:
     """Keeps the head or a notice, the user's request, and the newest contents that fit.
 
@@ -36,9 +39,10 @@ def reduce_contents(
     are listed.
     """
     factor = correction or DEFAULT_CORRECTION
+    scale = _Scale(factor, memo or Memo())
     first = list(head) or [_user_content(NOTICE)]
-    if _cost([*first, *contents], factor) <= room_tokens:
-        return [*first, *contents]
+    if scale.cost([*first, *contents]) <= room_tokens:
+        return mend_contents([*first, *contents])
     if live_index is None and not head:
         texts = (i for i, item in enumerate(contents) if is_user_text(item))
         live_index = max(texts, default=None)
@@ -52,77 +56,82 @@ def reduce_contents(
     kept: dict[int, types.Content] = {}
     if live_index is not None:
         most = room_tokens * 0.30
-        kept[live_index] = _shorten_content(contents[live_index], most, factor)
-    room = room_tokens - _cost([*first, *kept.values()], factor)
+        kept[live_index] = scale.shorten(contents[live_index], most)
+    room = room_tokens - scale.cost([*first, *kept.values()])
     boundaries = pair_boundaries(pair_contents(contents), len(contents))
     cuts = [index for index, splits_no_pair in enumerate(boundaries) if splits_no_pair]
     for start, end in reversed(list(itertools.pairwise(cuts))):
         group = {i: contents[i] for i in range(start, end) if i not in kept}
-        cost = _cost(group.values(), factor)
+        cost = scale.cost(group.values())
         if group and cost > room:
             if end == len(contents):
                 ratio = max(0.0, room) / cost
                 for i, item in group.items():
-                    most = _cost([item], factor) * ratio
-                    group[i] = _shorten_content(item, most, factor)
-                kept |= group if _cost(group.values(), factor) <= room else {}
+                    most = scale.cost([item]) * ratio
+                    group[i] = scale.shorten(item, most)
+                kept |= group if scale.cost(group.values()) <= room else {}
             break
         kept |= group
         room -= cost
     left_out = [index for index in turn if index not in kept]
     if done := write_done_list(contents, left_out, done_tokens, count):
         first = [*head, _user_content(done if head else f"{NOTICE}\n\n{done}")]
-    return [*first, *(kept[index] for index in sorted(kept))]
+    return mend_contents([*first, *(kept[index] for index in sorted(kept))])
 
 
 def _user_content(text: str) -> types.Content:
     return types.Content(role="user", parts=[types.Part(text=text)])
 
 
-def cut_request(request: LlmRequest, max_tokens: int) -> bool:
+def cut_request(request: LlmRequest, max_tokens: int, memo: Memo | None = None) -> bool:
     """Cuts a request after a compaction that failed; whether it was too large."""
     config_tokens = int(estimate_config_tokens(request.config) * DEFAULT_CORRECTION)
     room = max_tokens - config_tokens
-    if _cost(request.contents, DEFAULT_CORRECTION) <= room:
+    if _Scale(DEFAULT_CORRECTION, memo or Memo()).cost(request.contents) <= room:
         return False
-    request.contents = reduce_contents(request.contents, room)
+    request.contents = reduce_contents(request.contents, room, memo=memo)
     request.cache_metadata = None  # It describes a prefix that is gone.
     return True
 
 
-def _shorten_content(
-    content: types.Content, max_tokens: float, factor: float
-) -> types.Content:
-    """Shortens texts and results of a copy; calls and media stay as they are."""
-    cost = _cost([content], factor)
-    if cost <= max_tokens:
-        return content
-    ratio, count = max_tokens / cost * 0.95, token_counter(factor)
-    parts = []
-    for part in filter(None, content.parts or ()):
-        text = _text_of(part)
-        shortened = shorten_to_tokens(text, count(text) * ratio, count)
-        update: dict[str, object] = {}
-        if text and part.text:
-            update["text"] = shortened or "…"
-        elif text and part.function_response:
-            result = {"response": {"result": shortened}}
-            response = part.function_response.model_copy(update=result)
-            update["function_response"] = response
-        parts.append(part.model_copy(update=update) if update else part)
-    return content.model_copy(update={"parts": parts})
+@dataclass(frozen=True)
+class _Scale:
+    """Tokens of contents, by the larger of correction and density."""
+
+    factor: float
+    memo: Memo
+
+    def cost(self, contents: Iterable[types.Content]) -> int:
+        """What contents take."""
+        tokens = 0
+        for part in itertools.chain.from_iterable(map(parts_of, contents)):
+            density = estimate_text_density(self.memo.part_text(part))
+            size_bytes = self.memo.part_bytes(part)
+            tokens += math.ceil(size_bytes / 4 * max(self.factor, density))
+        return tokens
+
+    def shorten(self, content: types.Content, max_tokens: float) -> types.Content:
+        """Shortens texts and results of a copy; calls and media stay as they are."""
+        cost = self.cost([content])
+        if cost <= max_tokens:
+            return content
+        ratio, count = max_tokens / cost * 0.95, token_counter(self.factor)
+        parts = []
+        for part in parts_of(content):
+            text = _text_of(part)
+            shortened = shorten_to_tokens(text, count(text) * ratio, count)
+            update: dict[str, object] = {}
+            if text and part.text:
+                update["text"] = shortened or "…"
+            elif text and part.function_response:
+                result = {"response": {"result": shortened}}
+                response = part.function_response.model_copy(update=result)
+                update["function_response"] = response
+            parts.append(part.model_copy(update=update) if update else part)
+        return content.model_copy(update={"parts": parts})
 
 
 def _text_of(part: types.Part) -> str:
     """The text or the result in a part; "" where it holds neither."""
     result = part.function_response and part.function_response.response
     return part.text or (payload_text(result) if result else "")
-
-
-def _cost(contents: Iterable[types.Content], factor: float) -> int:
-    """Tokens of contents, by the larger of correction and density."""
-    tokens = 0
-    for part in (part for content in contents for part in content.parts or () if part):
-        density = max(factor, estimate_text_density(_text_of(part)))
-        tokens += math.ceil(part_bytes(part) / 4 * density)
-    return tokens

@@ -17,14 +17,12 @@ from google.genai import types
 
 from contextguard_adk.history.rendering import render_head
 from contextguard_adk.measuring.calibration import DEFAULT_CORRECTION, MAX_RATIO
-from contextguard_adk.measuring.tokens import (
-    estimate_config_tokens,
-    estimate_contents_tokens,
-    estimate_request_tokens,
-)
+from contextguard_adk.measuring.tokens import Memo, estimate_config_tokens
 from contextguard_adk.memory import CallInFlight
 from contextguard_adk.providers.overflow import Overflow, parse_overflow
+from contextguard_adk.providers.retry import call_with_retries
 from contextguard_adk.recovery.fit import reduce_contents
+from contextguard_adk.summarizing.items import count_media_bytes, leave_out_media
 
 if TYPE_CHECKING:
     from contextguard_adk.guard import ModelCall
@@ -48,75 +46,105 @@ class Recovery:
         self._factor = sent.estimated_tokens / max(1, sent.heuristic_tokens)
 
     async def run(self, overflow: Overflow) -> LlmResponse | None:
-        """Asks the model again, with ever smaller requests; None where all failed."""
-        for attempt in (self._lower_output, self._compact, self._minimize):
+        """Asks the model again, with ever smaller requests; None if all were rejected.
+
+        Where another error ends it, the answer is that error.
+        """
+        self._learn(overflow)
+        first = self._lower_output, self._leave_out_media, self._compact
+        for attempt in (*first, self._minimize, self._minimize):
             contents = await attempt(overflow)
             if contents is None:
                 continue
             outcome = await self._send(contents)
-            if isinstance(outcome, LlmResponse) or outcome is None:
+            if not isinstance(outcome, Overflow):
                 return outcome
-            overflow = outcome
+            self._learn(overflow := outcome)
         logger.error(
             "The provider rejected every request for agent %r: window %d tokens, "
             "system instruction and tools %d, sizes tried %s (bytes / 4). Check "
             "`context_window` and what the agent is given apart from its history.",
             self._call.agent,
-            self._call.window_tokens(),
+            self._call.limits.window_tokens(),
             estimate_config_tokens(self._rejected.config),
             self._tried_tokens,
         )
         return None
+
+    def _learn(self, overflow: Overflow) -> None:
+        """Remembers the limit that a rejection shows, once for each."""
+        # Of the newest request that was rejected, not of the first.
+        factor = self._sent.estimated_tokens / max(1, self._sent.heuristic_tokens)
+        self._call.limits.learn_window(overflow, self._tried_tokens[-1] * factor)
 
     async def _lower_output(self, overflow: Overflow) -> list[types.Content] | None:
         """Reserves less output where the sum of input and output was too much."""
         limit, prompt = overflow.limit_tokens, overflow.prompt_tokens
         if not overflow.is_input_plus_output or limit is None or prompt is None:
             return None
-        room = int((limit - prompt) * 0.98)
-        if room < 256:  # Too little for an answer.
+        limits, output = self._call.limits, overflow.output_tokens
+        if not limits.reserve(int((limit - prompt) * 0.98)):
             return None
-        config = self._rejected.config.model_copy(update={"max_output_tokens": room})
-        self._rejected = self._rejected.model_copy(update={"config": config})
-        self._call.request.config = config  # A later attempt may add a tool to it.
+        limits.state.learn(limits.model, output_tokens=output or limit - prompt)
+        update = {"config": limits.request.config}
+        self._rejected = self._rejected.model_copy(update=update)
         return list(self._rejected.contents)
+
+    async def _leave_out_media(self, overflow: Overflow) -> list[types.Content] | None:
+        """Sends the oldest images and files no more where their bytes are too many."""
+        sent = list(self._rejected.contents)
+        media_bytes = count_media_bytes(sent) if overflow.in_bytes else 0
+        most_bytes = int(media_bytes * 0.9)
+        parts = (part for content in sent for part in content.parts or ())
+        measures = map(self._call.memo.measure_part, parts)
+        # Where texts take more, they are what was too much.
+        is_text = media_bytes <= sum(measure.text_bytes for measure in measures)
+        if is_text or leave_out_media(sent, most_bytes) is sent:
+            return None
+        self._call.limits.session.max_media_bytes = most_bytes
+        return sent
 
     async def _compact(self, overflow: Overflow) -> list[types.Content] | None:
         """Compacts harder than last time."""
-        context = self._context(overflow, 0.8)
+        context = self._context(overflow)
         if context.fixed_tokens >= context.budgets.window_tokens:
             return None  # A summary would be paid for without effect.
         started = time.monotonic()
-        compaction = await self._call.strategy.compact(context)
-        context.summarizer.end()
+        compaction = await self._call.summarize(context)
         if compaction is None or not self._is_smaller(compaction.contents):
             return None
         await self._call.accept(context, compaction, started)
         return compaction.contents
 
     async def _minimize(self, overflow: Overflow) -> list[types.Content] | None:
-        """Summary, live request and the newest contents, shortened to half."""
-        context = self._context(overflow, 0.5)
+        """Summary, live request and the newest contents, in 40 % of the room."""
+        context = self._context(overflow)
         view, stored = context.view, context.view.stored
         factor = self._factor
-        half = int(self._tried_tokens[-1] * 0.5 * factor)
-        room = min(context.budgets.threshold_tokens, half)
-        room -= int(context.config_heuristic_tokens * factor)
+        window = context.budgets.window_tokens
+        most = min(window, self._tried_tokens[-1] * factor)
+        # Instruction and tools stay. They may take fewer tokens than `factor` says.
+        room = (most - context.config_heuristic_tokens * factor) * 0.4
+        room = int(max(room, window * 0.1))
         head: list[types.Content] = []
         for draft in (stored, *context.composer.shorten(stored)) if stored else ():
             draft = draft.model_copy(update={"done": ""})  # Listed anew.
             head = render_head(view, draft, view.covered)
-            if estimate_contents_tokens(head) * factor <= room * 0.5:
+            if view.memo.estimate_tokens(head) * factor <= room * 0.5:
                 break
-        live = None if _is_request_quoted(view) else view.live_index
-        contents = reduce_contents(view.contents, room, factor, head, live, view.turn)
+        else:
+            head = []  # A notice takes its place.
+        live = None if head and _is_request_quoted(view) else view.live_index
+        contents = reduce_contents(
+            view.contents, room, factor, head, live, view.turn, view.memo
+        )
         return contents if self._is_smaller(contents) else None
 
-    def _context(self, overflow: Overflow, ratio: float) -> CompactionContext:
-        """What a strategy reads, for a part of the usual threshold."""
-        self._learn_window(overflow)
+    def _context(self, overflow: Overflow) -> CompactionContext:
+        """What a strategy reads, for 80 % of the usual threshold."""
+        limits = self._call.limits
         sent_tokens = max(1, self._tried_tokens[-1])
-        context = self._call.examine_rejected(ratio)
+        context = self._call.examine_rejected(0.8)
         known = context.correction or DEFAULT_CORRECTION
         at_least = (overflow.limit_tokens or 0) - (overflow.output_tokens or 0)
         correction = known
@@ -127,58 +155,59 @@ class Recovery:
         correction = min(max(correction, 1.0), MAX_RATIO)
         if correction > DEFAULT_CORRECTION:
             # Only a provider that reports no usage will need it again.
-            self._call.state.learn(correction=round(correction, 2))
+            limits.state.learn(limits.model, correction=round(correction, 2))
         self._factor = correction
         return replace(context, correction=correction)
-
-    def _learn_window(self, overflow: Overflow) -> None:
-        """Remembers the provider's limit; it never widens what is configured."""
-        learned = overflow.limit_tokens
-        if learned is None:
-            real = self._call.state.read_count("real_tokens") or 0
-            # Of the newest request that was rejected, not of the first.
-            factor = self._sent.estimated_tokens / max(1, self._sent.heuristic_tokens)
-            learned = max(real, int(self._tried_tokens[-1] * factor * 0.85))
-        if learned < self._call.window_tokens():
-            self._call.state.learn(window_tokens=learned)
 
     def _is_smaller(self, contents: Sequence[types.Content]) -> bool:
         return self._measure(contents) < self._tried_tokens[-1]
 
     def _measure(self, contents: Sequence[types.Content]) -> int:
-        config = self._rejected.config
-        return estimate_config_tokens(config) + estimate_contents_tokens(contents)
+        contents_tokens = self._call.memo.estimate_tokens(self._trim(contents))
+        return estimate_config_tokens(self._rejected.config) + contents_tokens
+
+    def _trim(self, contents: Sequence[types.Content]) -> list[types.Content]:
+        most_bytes = self._call.limits.session.max_media_bytes
+        return leave_out_media(list(contents), most_bytes)
 
     async def _send(
         self, contents: Sequence[types.Content]
     ) -> LlmResponse | Overflow | None:
-        """Asks the model; returns its answer, a new rejection, or None."""
+        """Asks the model; returns its answer, a new rejection, or another error."""
         heuristic = self._measure(contents)
         self._tried_tokens.append(heuristic)
-        update = {"contents": list(contents), "cache_metadata": None}
+        update = {"contents": self._trim(contents), "cache_metadata": None}
         request = self._rejected.model_copy(update=update)
-        answer: LlmResponse | None = None
         try:
-            async for response in self._llm.generate_content_async(
-                request, stream=False
-            ):
-                answer = answer if response.partial else response
+            answer = await call_with_retries(lambda: self._ask(request), 30)
         except Exception as error:  # noqa: BLE001 - a client may raise anything.
-            overflow = parse_overflow(error)
-            if overflow is None:
-                name, agent = type(error).__name__, self._call.agent
-                logger.warning("The resend for agent %r failed with %s.", agent, name)
-            return overflow
+            if overflow := parse_overflow(error, request.contents):
+                return overflow
+            name, agent = type(error).__name__, self._call.agent
+            logger.warning("The resend for agent %r failed with %s.", agent, name)
+            # As ADK describes an error. Raised, it would take along what was learned.
+            status = getattr(error, "status", None)
+            code = status if isinstance(status, str) else name
+            return LlmResponse(error_code=code, error_message=str(error))
         if answer is not None:
-            self._describe_sent(heuristic)
+            self._describe_sent(heuristic, request)
             text = "Agent %r recovered: a request of %d tokens in place of %d."
             logger.info(text, self._call.agent, heuristic, self._tried_tokens[0])
         return answer
 
-    def _describe_sent(self, heuristic_tokens: int) -> None:
+    async def _ask(self, request: LlmRequest) -> LlmResponse | None:
+        """Makes one model call; returns its last response that is whole."""
+        answer: LlmResponse | None = None
+        async for response in self._llm.generate_content_async(request, stream=False):
+            answer = answer if response.partial else response
+        return answer
+
+    def _describe_sent(self, heuristic_tokens: int, request: LlmRequest) -> None:
         """Makes the call in flight that of the request that was answered."""
-        sent, budgets = self._sent, self._call.budgets()
+        self._call.limits.passing_window_tokens = None
+        sent, budgets = self._sent, self._call.limits.budgets()
         sent.heuristic_tokens = heuristic_tokens
+        sent.sent_contents, sent.sent_config = request.contents, request.config
         sent.estimated_tokens = int(heuristic_tokens * self._factor)
         sent.window_tokens = budgets.window_tokens
         sent.threshold_tokens = budgets.threshold_tokens
@@ -206,12 +235,13 @@ def restore_contents(
     return [*sent.original_contents, *added]
 
 
-def measure_sent(request: LlmRequest) -> CallInFlight:
+def measure_sent(request: LlmRequest, memo: Memo) -> CallInFlight:
     """Describes a request that the guard did not get to measure."""
-    heuristic = estimate_request_tokens(request)
+    heuristic = estimate_config_tokens(request.config)
+    heuristic += memo.estimate_tokens(request.contents)
     estimated = int(heuristic * DEFAULT_CORRECTION)
-    contents = tuple(request.contents)
-    return CallInFlight(heuristic, estimated, estimated, 0, contents, contents)
+    contents, model = tuple(request.contents), request.model or ""
+    return CallInFlight(heuristic, estimated, estimated, 0, model, contents, contents)
 
 
 async def resolve_model(invocation: InvocationContext) -> BaseLlm | None:

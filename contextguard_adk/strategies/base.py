@@ -60,8 +60,8 @@ class Strategy(SummarySettings, ABC):
             summary.
         max_compaction_attempts: How many summaries one compaction may pay for, 1 to
             10. More than one is used only while the result is still too large.
-        summary_timeout_seconds: How long one summary call may take, more than 0 and
-            at most 3,600; 60 by default.
+        summary_timeout_seconds: How long one summary call may take with all its
+            tries, more than 0 and at most 3,600; 60 by default.
         summary_instruction: The system instruction of a summary call; in it
             `{max_words}` is replaced by how many words the summary may have. At the
             end of a conversation it stands in the question. None takes the guard's own.
@@ -117,7 +117,8 @@ class Strategy(SummarySettings, ABC):
     async def compact(self, context: CompactionContext) -> Compaction | None:
         """Compacts the history of one model call where it has to.
 
-        Called before every model call of a guarded agent.
+        Called before every model call of a guarded agent. It goes on when the turn is
+        cancelled, and later calls of the agent wait for it: let nothing take forever.
 
         Args:
             context: What is known about the call.

@@ -25,7 +25,6 @@ from contextguard_adk.history.rendering import (
     find_fingerprint,
     truncate_content,
 )
-from contextguard_adk.measuring.tokens import estimate_contents_tokens
 from contextguard_adk.strategies.base import Strategy, import_subclass
 from contextguard_adk.strategies.reducers import (
     MessageWindow,
@@ -207,7 +206,7 @@ class Reduction:
                 has_recall = self.context.has_recall
                 content = truncate_content(content, truncation, has_recall)
             contents.append(content)
-        return estimate_contents_tokens(contents)
+        return self.context.view.memo.estimate_tokens(contents)
 
     def expect_beside_summary(self, keep_count: int) -> int:
         """Estimates what would stand beside a summary and the newest contents."""

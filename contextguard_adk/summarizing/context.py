@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import sys
+import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -26,10 +27,9 @@ from contextguard_adk.measuring.budgets import Budgets
 from contextguard_adk.measuring.calibration import (
     DEFAULT_CORRECTION,
     estimate_prompt_tokens,
-    request_script_discount,
     token_counter,
 )
-from contextguard_adk.measuring.tokens import estimate_contents_tokens
+from contextguard_adk.measuring.tokens import text_bytes
 from contextguard_adk.summarizing.compose import Composer, Draft
 from contextguard_adk.summarizing.items import attach_files
 from contextguard_adk.summarizing.model import find_conversation
@@ -45,6 +45,7 @@ from contextguard_adk.summarizing.summarizer import (
 )
 from contextguard_adk.summarizing.todos import TodoList
 from contextguard_adk.summarizing.transcript import Entry, render_entries
+from contextguard_adk.telemetry import CompactionRecord, PressureRecord
 
 logger = logging.getLogger("contextguard_adk.context")
 
@@ -78,6 +79,26 @@ class Compaction:
     def after(self, attempts: int) -> Compaction:
         """The same compaction, with the number of summaries that it took."""
         return replace(self, attempts=attempts)
+
+    def describe(
+        self, context: CompactionContext, session_id: str, started_seconds: float
+    ) -> CompactionRecord:
+        """Describes what began at `started_seconds` and has just ended."""
+        scale = context.tokens / max(1, context.measure(context.contents))
+        return CompactionRecord(
+            agent=context.agent,
+            session_id=session_id,
+            strategy=type(context.summarizer.settings).__name__,
+            reason=self.reason,
+            tokens_before=context.tokens,
+            tokens_after=int(self.tokens * scale),
+            contents_before=len(context.contents),
+            contents_after=len(self.contents),
+            summary_tokens=text_bytes(self.stored.text) // 4,
+            duration_seconds=time.monotonic() - started_seconds,
+            attempts=self.attempts,
+            is_mechanical=self.stored.is_mechanical,
+        )
 
 
 @dataclass(frozen=True)
@@ -131,11 +152,33 @@ class CompactionContext:
         is_full = self.tokens >= self.budgets.threshold_tokens
         return is_full or self.reason in ("requested", "overflow")
 
+    @property
+    def fits_yet(self) -> bool:
+        """Whether the request may go out as it is, whatever the threshold."""
+        is_overfull = self.tokens >= self.budgets.overfull_tokens
+        return self.reason == "tokens" and not is_overfull
+
+    def describe_pressure(
+        self, tokens: int, session_id: str, warning_threshold: float
+    ) -> PressureRecord:
+        """Describes a request of so many tokens that fills much of the window."""
+        window_tokens = self.budgets.window_tokens
+        return PressureRecord(
+            agent=self.agent,
+            session_id=session_id,
+            tokens=tokens,
+            window_tokens=window_tokens,
+            pressure_before=self.tokens / window_tokens,
+            pressure=tokens / window_tokens,
+            warning_threshold=warning_threshold,
+        )
+
     def measure(self, contents: Sequence[types.Content]) -> int:
         """Estimates a request with these contents, in real tokens."""
-        heuristic = estimate_contents_tokens(contents) + self.config_heuristic_tokens
+        memo = self.view.memo
+        heuristic = memo.estimate_tokens(contents) + self.config_heuristic_tokens
         return estimate_prompt_tokens(
-            heuristic, None, None, contents, default=self._factor
+            heuristic, None, None, contents, default=self._factor, memo=memo
         )
 
     @property
@@ -305,7 +348,8 @@ class CompactionContext:
         room = min(int(self.budgets.threshold_tokens * 0.45), self.limit_tokens - taken)
         room -= self.kept.tokens
         contents = [self.view.contents[i] for i in new]
-        heuristics = (estimate_contents_tokens([c]) for c in reversed(contents[1:]))
+        memo = self.view.memo
+        heuristics = (memo.estimate_tokens([c]) for c in reversed(contents[1:]))
         costs = (int(heuristic * self._factor + 1) for heuristic in heuristics)
         end = len(new) - sum(used <= room for used in itertools.accumulate(costs))
         boundaries = pair_boundaries(pair_contents(contents), len(contents))
@@ -334,67 +378,3 @@ class CompactionContext:
     def composer(self) -> Composer:
         """Composes what a compaction of this history would store."""
         return Composer(self)
-
-
-def find_refusal(context: CompactionContext, was_just_compacted: bool) -> str:
-    """Why a compaction that somebody asks for is refused; "" where it is not."""
-    if was_just_compacted:
-        return "the call before was compacted as well"
-    covered = context.older_than(0)
-    known = context.view.stored.model_text if context.view.stored else ""
-    draft = Draft(known, covered, context.view.model_covered, len(known))
-    gains = context.render(draft).tokens < context.measure(context.contents)
-    return "" if covered and gains else "nothing would be gained"
-
-
-def should_skip_compaction(
-    context: CompactionContext, was_just_compacted: bool
-) -> bool:
-    """Whether one would gain nothing or follows another at once, and can wait."""
-    budgets, session = context.budgets, context.summarizer.session
-    if context.reason != "tokens":
-        return False
-    little_tokens = budgets.summary_tokens // 2
-    dropped = session.dropped_tokens
-    has_hardly_grown = dropped is not None and context.tokens - dropped < little_tokens
-    is_overfull = context.tokens >= budgets.overfull_tokens
-    if not is_overfull and (was_just_compacted or has_hardly_grown):
-        return True
-    if not context.is_due:
-        return False
-    fixed_tokens = _fixed_tokens(context)
-    if fixed_tokens >= budgets.threshold_tokens:
-        if not session.is_fixed_part_reported:
-            session.is_fixed_part_reported = True
-            logger.warning(
-                "System instruction, tools and other context of agent %r take %d of %d "
-                "tokens alone, the threshold is %d: compaction cannot help. Use a "
-                "larger window or less instruction.",
-                context.agent,
-                fixed_tokens,
-                budgets.window_tokens,
-                budgets.threshold_tokens,
-            )
-        if fixed_tokens >= budgets.overfull_tokens or not is_overfull:
-            return True
-    # The live request would be quoted again, the newest steps would stay.
-    view, stays = context.view, set(context.kept.indexes)
-    if context.composer.is_request_whole:
-        stays |= {-1 if view.live_index is None else view.live_index}
-    new = [view.contents[i] for i in view.uncovered if i not in stays]
-    new_tokens = context.measure(new) - context.measure([])
-    return not is_overfull and new_tokens < little_tokens
-
-
-def _fixed_tokens(context: CompactionContext) -> int:
-    """What no compaction removes, on the scale of the estimate."""
-    fixed_tokens = context.fixed_tokens
-    heuristic_tokens = estimate_contents_tokens(context.contents)
-    heuristic_tokens += context.config_heuristic_tokens
-    if context.tokens >= heuristic_tokens:
-        return fixed_tokens
-    # Below bytes / 4, this part is lowered as far as its scripts explain it.
-    config = context.summarizer.request.config
-    discount_tokens = request_script_discount(context.fixed_contents, config)
-    lowered_tokens = fixed_tokens * context.tokens // heuristic_tokens
-    return max(lowered_tokens, fixed_tokens - discount_tokens)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from google.adk.models.base_llm import BaseLlm
@@ -15,17 +15,16 @@ from google.genai import types
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf
 
 from contextguard_adk.errors import SummaryError, UnusableAnswerError
-from contextguard_adk.measuring.budgets import (
-    TokenCounter,
-    shorten_to_tokens,
-    summarizer_input_tokens,
-)
+from contextguard_adk.measuring.budgets import TokenCounter, shorten_to_tokens
 from contextguard_adk.measuring.calibration import DEFAULT_CORRECTION, token_counter
+from contextguard_adk.providers.clients import find_llm, thinking_tokens
 from contextguard_adk.providers.overflow import parse_overflow
+from contextguard_adk.providers.retry import is_transient
 from contextguard_adk.providers.windows import (
     LitellmRegistry,
     ModelRegistry,
     resolve_context_window,
+    resolve_output_limit,
 )
 from contextguard_adk.summarizing.model import (
     Answer,
@@ -124,6 +123,7 @@ class Summarizer:
             instruction=settings.summary_instruction or SUMMARY_INSTRUCTION,
             is_agents_own=llm is own,
             can_think=bool(ask(llm.model)),
+            max_output_tokens=resolve_output_limit(llm.model, self.registry),
         )
 
     @property
@@ -139,6 +139,16 @@ class Summarizer:
             return False
         return not config.stop_sequences and answers_freely(self.request, self.agent)
 
+    @property
+    def may_recover(self) -> bool:
+        """Whether no model has written a summary now, but soon one may.
+
+        One that lets its time run out would cost it again on each call.
+        """
+        if self.failures:
+            return not isinstance(self.failures[-1].__cause__, TimeoutError)
+        return self.__dict__.get("model", self) is None
+
     async def summarize(self, task: SummaryTask) -> str:
         """Has a summary written, in place or from a transcript; "" where it fails."""
         # A summarizer that has just failed would only cost its timeout once more.
@@ -151,7 +161,7 @@ class Summarizer:
             self.failures.append(error)
             logger.warning(
                 "The summarizer of agent %r failed (%s); a mechanical summary takes "
-                "its place.",
+                "its place where the window is nearly full.",
                 getattr(self.agent, "name", ""),
                 error,
             )
@@ -164,27 +174,30 @@ class Summarizer:
 
     async def _summarize_in_place(self, task: SummaryTask, model: SummaryModel) -> str:
         """Has the agent's model end the conversation with its summary, else ""."""
-        prompt = closing_prompt(
-            task.budget_tokens, model.instruction, task.todos, task.focus
-        )
+        budget, thoughts = model.divide_output(task.budget_tokens, model.config)
+        task = replace(task, budget_tokens=budget)
+        prompt = closing_prompt(budget, model.instruction, task.todos, task.focus)
         count = token_counter(task.correction or DEFAULT_CORRECTION)
-        thinking = model.config.thinking_config
-        thoughts = (thinking and thinking.thinking_budget) or 0
-        output_tokens = task.budget_tokens + max(model.headroom_tokens, thoughts)
-        needed = task.conversation_tokens + count(prompt) + output_tokens
-        if not task.conversation or needed > model.window_tokens:
+        room = model.window_tokens - task.conversation_tokens - count(prompt)
+        # Room for thoughts that nobody has asked for may be less.
+        asked = thinking_tokens(model.llm, model.config)
+        least = budget + max(asked, thoughts // 4)
+        if not task.conversation or room < least:
             return ""
         contents = list(task.conversation)
         conversation = self.request.model_copy(update={"contents": contents})
         try:
-            answer = await ask_in_place(model, conversation, prompt, output_tokens)
+            output_tokens = min(budget + thoughts, room)
+            answer = await ask_in_place(
+                model, conversation, prompt, budget, output_tokens
+            )
             # So short, and without a heading, it is small talk.
-            is_short = count(answer.text) < 0.05 * task.budget_tokens
-            has_own_form = model.instruction == SUMMARY_INSTRUCTION
-            if has_own_form and is_short and "#" not in answer.text:
+            is_short = count(answer.text) < 0.05 * budget
+            if model.has_own_form and is_short and "#" not in answer.text:
                 raise UnusableAnswerError("the answer is no summary")
         except SummaryError as error:
-            if isinstance(error.__cause__, TimeoutError):
+            # A provider that is down now will not read a transcript either.
+            if error.__cause__ is not None and is_transient(error.__cause__):
                 raise
             # Where the answer shows that it is no use, it is not asked so again.
             if isinstance(error, UnusableAnswerError) or _is_overflow(error):
@@ -192,12 +205,6 @@ class Summarizer:
             logger.info("No summary in place (%s); a transcript is used.", error)
             return ""
         return task.clip(answer)
-
-
-def find_llm(agent: object) -> BaseLlm | None:
-    """The model of an agent, where ADK can name it without a call."""
-    model = getattr(agent, "canonical_model", None)
-    return model if isinstance(model, BaseLlm) else None
 
 
 def _resolve(model: BaseLlm | str | None) -> BaseLlm | None:
@@ -220,8 +227,13 @@ def _is_overflow(error: SummaryError) -> bool:
 
 
 async def summarize(task: SummaryTask, model: SummaryModel) -> str:
-    """Asks for a summary of a transcript, each call within 80 % of the window."""
-    input_tokens = summarizer_input_tokens(model.window_tokens)
+    """Asks for a summary of a transcript, in one call as a rule."""
+    budget, thoughts = model.divide_output(task.budget_tokens, model.transcript_config)
+    task = replace(task, budget_tokens=budget)
+    window_tokens = model.window_tokens
+    # The provider may count more than the guard.
+    input_tokens = int(0.95 * window_tokens) - budget - thoughts
+    input_tokens = max(input_tokens, window_tokens // 4)
     try:
         return await _summarize_within(task, model, input_tokens)
     except SummaryError as error:
@@ -240,19 +252,7 @@ async def _summarize_within(
     instruction = summary_instruction(task.budget_tokens, model.instruction)
     around = summary_prompt("", "", live_request, task.todos, task.focus)
     room = input_tokens - count(instruction) - count(around)
-    # One call alone reads the summary so far; a later one reads what was written.
-    least = input_tokens // 4
-    parts = split_entries(task.entries, max(room - count(summary), least), count)
-    if len(parts) > 1:
-        room -= max(count(summary), task.budget_tokens)
-        room = max(room, least)
-        parts = split_entries(task.entries, room, count)
-        for slack in (0.8, 0.6):  # Parts end between entries.
-            if len(parts) > 3:
-                fitted = fit_entries(task.entries, int(slack * 3 * room), count)
-                parts = split_entries(fitted, room, count)
-        parts = parts[-3:]
-    for part in parts:
+    for part in _divide_transcript(task, count(summary), room, count):
         transcript = "\n".join(entry.text for entry in part)
         prompt = summary_prompt(
             transcript, summary, live_request, task.todos, task.focus
@@ -261,6 +261,27 @@ async def _summarize_within(
             await ask_with_transcript(model, instruction, prompt, task.budget_tokens)
         )
     return summary
+
+
+def _divide_transcript(
+    task: SummaryTask, summary_tokens: int, room_tokens: int, count: TokenCounter
+) -> list[list[Entry]]:
+    """Fits a transcript into one call, or into three if it would lose too much there.
+
+    A call reads the summary so far as well: the one before, or what was just written.
+    """
+    least = room_tokens // 4
+    room = max(room_tokens - summary_tokens, least)
+    entries_tokens = sum(count(entry.text) for entry in task.entries)
+    if entries_tokens <= 1.3 * room:
+        return [fit_entries(task.entries, room, count)]
+    room = max(room_tokens - max(summary_tokens, task.budget_tokens), least)
+    parts = split_entries(task.entries, room, count)
+    for slack in (0.8, 0.6):  # Parts end between entries.
+        if len(parts) > 3:
+            fitted = fit_entries(task.entries, int(slack * 3 * room), count)
+            parts = split_entries(fitted, room, count)
+    return parts[-3:]
 
 
 def write_mechanical_summary(

@@ -17,6 +17,7 @@ from google.genai import types
 
 from contextguard_adk.history.coverage import handle_of
 from contextguard_adk.history.pairs import is_relay, parts_of
+from contextguard_adk.history.shown import INTERNAL_CALLS
 from contextguard_adk.measuring.budgets import (
     TokenCounter,
     divide_budget,
@@ -24,7 +25,6 @@ from contextguard_adk.measuring.budgets import (
 )
 from contextguard_adk.measuring.tokens import safe_repr
 
-HIDDEN_CALLS = frozenset({"adk_request_credential"})  # They carry credentials.
 RECALL_TOOL = "recall_history"  # Its results are copies of compacted history.
 MIN_BODY_TOKENS = 40  # A shorter excerpt says nothing; the entry is dropped instead.
 
@@ -107,7 +107,7 @@ def _render_part(author: str, part: types.Part, handle: str) -> Entry | None:
 
 
 def _render_payload(heading: str, tool: str | None, payload: object) -> Entry | None:
-    if tool in HIDDEN_CALLS:
+    if tool in INTERNAL_CALLS:
         return None
     body = payload_text(payload) if payload else ""
     return Entry(heading, body, is_tool=bool(body), is_copy=tool == RECALL_TOOL)
@@ -170,7 +170,7 @@ def fit_entries(
     # Each entry gets a little; messages are served first with the rest, copies last.
     shares = divide_budget([least[i] for i in kept], [1.0] * len(kept), room)
     missing = [costs[i] - share for i, share in zip(kept, shares, strict=True)]
-    weights = [1e-3 ** (entries[i].is_tool + entries[i].is_copy) for i in kept]
+    weights = [0.2 ** (entries[i].is_tool + entries[i].is_copy) for i in kept]
     more = divide_budget(missing, weights, room - sum(shares))
     fitted = []
     for i, *tokens in zip(kept, shares, more, strict=True):
