@@ -55,7 +55,7 @@ class InstantLlm(BaseLlm):
             prompt_token_count=self.tokens_per_content * len(llm_request.contents),
             candidates_token_count=3,
         )
-        part = types.Part(text="Understood.")
+        part = types.Part(text="All of it was understood.")
         # A request for a summary declares no tools.
         self._step += bool(llm_request.config.tools)
         if llm_request.config.tools and self._step % CALLS:
@@ -221,12 +221,7 @@ async def make_pair(kind: str, count: int) -> tuple[Chat, Chat]:
             raise RuntimeError("no summary was stored")
         # The session goes on behind the question and the answer of that turn.
         events[half : half + 2] = turn[0], turn[-1]
-    # What the guard says of a call is stored with each answer, and loaded with it.
-    described = {"custom_metadata": turn[-1].custom_metadata}
-    guarded.base = [
-        event if event.author == "user" else event.model_copy(update=described)
-        for event in events
-    ]
+    guarded.base = list(events)
     stored.events[:] = guarded.base
     if kind.endswith(NEARLY_FULL):
         # Only now: before the first count the estimate is too high to stay below it.

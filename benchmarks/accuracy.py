@@ -37,7 +37,6 @@ from rich.progress import track
 
 from benchmarks import _common
 from contextguard_adk import ContextGuardPlugin, Threshold
-from contextguard_adk.telemetry import METADATA_KEY
 from contextguard_adk.testing import Reply, SimulatedLlm
 from contextguard_adk.testing import provider as _simulated
 
@@ -204,7 +203,12 @@ async def play(kind: str, tokenizer: str, calls: int) -> Session:
 
     # It counts for itself; its own window only has to be out of the way.
     llm = SimulatedLlm(context_window=1_000_000, script=script)
-    guard = ContextGuardPlugin(default=Threshold(context_window=WINDOW_TOKENS))
+    guard = ContextGuardPlugin(
+        default=Threshold(context_window=WINDOW_TOKENS),
+        on_call=lambda record: session.estimates["guard"].append(
+            record.estimated_tokens
+        ),
+    )
 
     def fetch(page: int) -> Any:
         """Fetches a page of what was asked for."""
@@ -218,11 +222,10 @@ async def play(kind: str, tokenizer: str, calls: int) -> Session:
     while len(session.real) < calls:
         text = "Go on, please. " + _common.cut_text(_text_kind(kind), 200, rng)
         message = types.Content(role="user", parts=[types.Part(text=text)])
-        async for event in runner.run_async(
+        async for _ in runner.run_async(
             **place, new_message=message, run_config=RunConfig(max_llm_calls=0)
         ):
-            if measured := (event.custom_metadata or {}).get(METADATA_KEY):
-                session.estimates["guard"].append(measured["estimate"])
+            pass
     return session
 
 

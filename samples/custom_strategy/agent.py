@@ -22,7 +22,7 @@ def get_quotes(market: str) -> dict[str, list[str]]:
     rows = [
         f"{market[:2].upper()}{number:03d} bid {number * 7919 % 997}.10 "
         f"ask {number * 7919 % 997}.35 volume {number * 104729 % 99991}"
-        for number in range(40)
+        for number in range(70)
     ]
     return {"quotes": rows}
 
