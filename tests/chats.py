@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from google.adk.agents.callback_context import CallbackContext
@@ -20,6 +21,7 @@ from contextguard_adk import (
 )
 from contextguard_adk.history.pairs import content_text
 from contextguard_adk.testing import RecordedRequest, SimulatedLlm
+from contextguard_adk.testing import SimulatedProviderError as ProviderError
 from tests.builders import SUMMARY_BEGIN, Chat, guarded_agent
 
 KEY = "__context_guard_{}_agent"
@@ -105,6 +107,13 @@ class Registry:
     def context_window(self, model: str) -> int | None:
         """Returns the window."""
         return self.window_tokens
+
+
+class ProviderBusyError(ProviderError):
+    """What a client raises where the provider wants to be asked again at once."""
+
+    status_code = 503
+    response = SimpleNamespace(headers={"Retry-After": "0"})
 
 
 class Changing(BasePlugin):

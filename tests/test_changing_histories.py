@@ -60,7 +60,7 @@ async def test_rewound_messages_never_show_up_again(
     llm = summarizing_llm(acting())
     talk = Talk(guarded_agent(llm, [looking_tool()]), strategy, llm)
     turns, said = [], []
-    for number in range(7):
+    for number in range(11):
         turns.append(await talk.ask(message(number)))
         contents = "".join(str(event.content) for event in turns[-1])
         said.append({f"mark-ask-{number:03}!", *MARKER.findall(contents)})
@@ -125,7 +125,7 @@ async def test_partly_loaded_sessions_go_on(strategy: Strategy, newest: int) -> 
     """Wherever the history begins, requests stay whole and the summary in place."""
     llm = summarizing_llm(acting())
     talk = Talk(guarded_agent(llm, [looking_tool()]), strategy, llm)
-    for number in range(7):
+    for number in range(11):
         await talk.ask(message(number))
     assert llm.summaries >= 2
     summarized = set().union(*(markers(r) for r in llm.requests if r.is_summary))

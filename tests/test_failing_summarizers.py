@@ -1,4 +1,4 @@
-"""A summarizer that keeps failing is left alone for a while, and made only once."""
+"""A summarizer that keeps failing is asked less often, and made only once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 from google.adk.models.registry import LLMRegistry
 
-from contextguard_adk import Compaction, CompactionContext, Strategy, Threshold
+from contextguard_adk import (
+    Compaction,
+    CompactionContext,
+    CompactionRecord,
+    Strategy,
+    Threshold,
+)
 from contextguard_adk.testing import SimulatedLlm
 from tests.builders import model, user
 from tests.chats import words
@@ -67,17 +73,20 @@ async def count_asked(strategy: Strategy, replies: Any, demands: int) -> list[in
         pytest.param(
             WIDE,
             [DOWN, DOWN, DOWN, "They spoke."],
-            [1, 1, 1, 0, 0, 0, 0, 0, 1],
-            id="pauses after three failures, for five compactions",
+            [1, 1, 1, 0, 1, 1],
+            id="pauses after three failures, for one compaction",
         ),
         pytest.param(
-            WIDE, [DOWN, DOWN, "Good."] * 3, [1] * 9, id="a success ends the count"
+            WIDE,
+            [DOWN, DOWN, "They spoke."] * 3,
+            [1] * 9,
+            id="a success ends the count",
         ),
         pytest.param(
             TwoSummaries(context_window=100_000),
             lambda _: DOWN,
-            [1, 1, 1, 0, 0, 0, 0, 0, 1],
-            id="counts compactions, not calls",
+            [1, 1, 1, 0, 1, 0, 1, 0],
+            id="counts compactions, not calls, and goes on",
         ),
         pytest.param(
             Threshold(context_window=100_000, summarizer="no-such-model"),
@@ -87,10 +96,10 @@ async def count_asked(strategy: Strategy, replies: Any, demands: int) -> list[in
         ),
     ],
 )
-async def test_a_failing_summarizer_is_left_alone_for_a_while(
+async def test_a_failing_summarizer_is_asked_less_often(
     strategy: Strategy, replies: Any, expected: list[int]
 ) -> None:
-    """Only failures of compactions in a row count; then it is tried again."""
+    """Only failures of compactions in a row count; one is skipped, then it is tried."""
     assert await count_asked(strategy, replies, len(expected)) == expected
 
 
@@ -103,3 +112,21 @@ async def test_a_summarizer_by_name_is_made_once_for_a_compaction(name: str) -> 
     strategy = WIDE.model_copy(update={"summarizer": summarizer})
     assert await count_asked(strategy, None, 2) == [0, 0]
     assert made_models == [summarizer] * 2
+
+
+@pytest.mark.parametrize("failures", [1, 2, 99])
+async def test_a_request_that_fits_waits_for_a_better_summary(failures: int) -> None:
+    """Up to 97 % of the window it goes out as it is, and the next call asks again."""
+    records = list[CompactionRecord]()
+    replies: list[Any] = [*[DOWN] * failures, *["They spoke of stars."] * 9]
+    llm = SimulatedLlm(context_window=10_000, token_ratio=1.0, summary_replies=replies)
+    strategy = Threshold(context_window=10_000)
+    chat = guarded_chat(llm, strategy, guard={"on_compaction": records.append})
+    while not records:
+        await chat.say(words(520))
+    assert records[0].is_mechanical is (failures == 99)
+    assert llm.rejections == 0
+    if failures < 99:
+        assert llm.summaries == failures + 1
+    else:
+        assert records[0].tokens_before >= 9_700

@@ -214,7 +214,12 @@ async def test_summarizer_that_gives_nothing_usable_is_replaced(
     strategy: Strategy, is_streaming: bool, error: Exception | None
 ) -> None:
     """A mechanical summary takes its place, whatever the strategy."""
-    odd = strategy.model_copy(update={"summarizer": OddSummarizer(error=error)})
+    # The time is too short to wait for another try.
+    settings = {
+        "summarizer": OddSummarizer(error=error),
+        "summary_timeout_seconds": 0.9,
+    }
+    odd = strategy.model_copy(update=settings)
     records: list[Any] = []
     session = open_session(odd, is_streaming, guard={"on_compaction": records.append})
     await session.work()
@@ -231,7 +236,8 @@ async def test_cancelled_turn_leaves_the_session_usable() -> None:
         await asyncio.Event().wait()
         raise AssertionError
 
-    session = open_session(is_streaming=True, summary_replies=stall)
+    hasty = Threshold(context_window=WINDOW_TOKENS, summary_timeout_seconds=2.0)
+    session = open_session(hasty, is_streaming=True, summary_replies=stall)
     work = asyncio.create_task(session.work())
     await asyncio.wait_for(entered.wait(), 5)
     work.cancel()

@@ -104,7 +104,9 @@ async def test_summary_stays_on_later_calls_turns_and_processes() -> None:
 async def test_compaction_does_not_fire_on_two_successive_calls() -> None:
     """Between threshold and 97 % of the window the call after a compaction waits."""
     llm = SimulatedLlm(
-        context_window=20_000, token_ratio=1.0, summary_replies=["One.", "Two."]
+        context_window=20_000,
+        token_ratio=1.0,
+        summary_replies=["Part one.", "Part two."],
     )
     chat = guarded_chat(llm)
     await chat.say("Hello.")
@@ -324,7 +326,9 @@ async def test_a_second_run_does_not_end_the_first_ones_bookkeeping(
         return "At last."
 
     records: list[CallRecord] = []
-    llm = SimulatedLlm(script=reply, token_ratio=1.0, summary_replies=["Short."] * 2)
+    llm = SimulatedLlm(
+        script=reply, token_ratio=1.0, summary_replies=["Short enough."] * 2
+    )
     chat = guarded_chat(llm, guard={"on_call": records.append})
     await seed(chat, user("The task."), original(1_000), state=NOW)
     await chat.say("Quick.")

@@ -30,7 +30,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
 every_strategy = pytest.mark.parametrize("strategy", STRATEGIES)
 every_summarizer = pytest.mark.parametrize("summarizer", SUMMARIZERS)
 
-SIZES = [(12, 8_000), (30, 8_000), (30, 16_000), (100, 8_000), (100, 16_000),
+SIZES = [(15, 8_000), (30, 8_000), (30, 16_000), (100, 8_000), (100, 16_000),
          (100, 32_000)]  # fmt: skip
 """Jobs and windows; in a larger window so few jobs would need no compaction."""
 
@@ -42,7 +42,7 @@ def spread() -> list[Any]:
     for strategy, summarizer, (count, window), parallel in settings:
         is_fast = (count, window, parallel) == (30, 8_000, 1)
         if summarizer == "useless":  # The others leave more to be seen.
-            is_fast |= (count, parallel) == (12, 1)
+            is_fast |= (count, parallel) == (15, 1)
             is_fast |= (count, window, parallel) == (30, 8_000, 3)
             # One by one the pipeline's window has most to drop without a summary.
             one_large = (100, 16_000, 1 if strategy == "pipeline" else 3)

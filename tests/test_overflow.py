@@ -34,7 +34,8 @@ def read_messages(kind: str) -> dict[str, tuple[str, Overflow]]:
     with MESSAGES.open(encoding="utf-8") as lines:
         for row in csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE):
             limit, prompt, output = (int(row[name] or 0) or None for name in COUNTS)
-            meaning = Overflow(limit, prompt, output, bool(row["sum"]))
+            flags = bool(row["sum"]), bool(row["bytes"])
+            meaning = Overflow(limit, prompt, output, *flags)
             if row["kind"] == kind:
                 found[row["name"]] = (row["message"], meaning)
     return found

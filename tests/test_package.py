@@ -21,6 +21,7 @@ memory
 summarizing
 strategies
 recall
+due limits
 guard answers
 recovery
 config

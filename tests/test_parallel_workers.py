@@ -88,11 +88,11 @@ def cell(kind: str, *sizes: int, slow: bool = False) -> Any:
     ("kind", "item_count", "call_count", "words"),
     [
         cell("memory", 2, 31, 60),
-        cell("memory", 20, 6, 300),
+        cell("memory", 20, 11, 300),
         cell("postgres", 2, 31, 60),
         *(cell("memory", count, 31, 60, slow=True) for count in (4, 8)),
         *(cell("postgres", count, 31, 60, slow=True) for count in (4, 8)),
-        cell("postgres", 20, 6, 300, slow=True),
+        cell("postgres", 20, 11, 300, slow=True),
     ],
 )
 async def test_workers_at_once_cost_no_more_summaries(

@@ -95,7 +95,7 @@ def result_lengths(contents: list[types.Content]) -> list[int]:
 def large_llm() -> SimulatedLlm:
     """A summarizer that takes anything."""
     return SimulatedLlm(
-        context_window=10_000_000, summary_replies=lambda request: "Short."
+        context_window=10_000_000, summary_replies=lambda request: "Short enough."
     )
 
 

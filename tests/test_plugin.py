@@ -371,7 +371,8 @@ async def test_no_name_is_reported_where_the_app_cannot_be_seen(
     llm = SimulatedLlm(script=[scripted_call("clerk", request="Hello."), "Done."])
     tool = AgentTool(LlmAgent(name="clerk", model=big_llm()))
     flow = Workflow(name="root", edges=[(START, looking_agent(llm, tool))])
-    await Chat(flow, [ContextGuardPlugin(agents={"agentt": SMALL})]).say("Hello.")
+    guard = ContextGuardPlugin(agents={"agentt": SMALL}, default=SMALL)
+    await Chat(flow, [guard]).say("Hello.")
     assert not guard_warnings(caplog)
 
 

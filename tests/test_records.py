@@ -10,8 +10,11 @@ from typing import Any
 
 import google.adk
 import pytest
+from google.adk.agents.callback_context import CallbackContext
 from google.adk.events.event import Event
+from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
+from google.adk.plugins.base_plugin import BasePlugin
 from google.genai import types
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
@@ -30,8 +33,8 @@ from contextguard_adk import (
     Threshold,
 )
 from contextguard_adk.testing import Reply, SimulatedLlm
-from tests.builders import Chat, call_part, guarded_agent, model, queued_tool
-from tests.chats import HEURISTIC, REAL, words
+from tests.builders import Chat, call_part, guarded_agent, model, queued_tool, user
+from tests.chats import DEMAND, HEURISTIC, REAL, guarded_chat, seed, words
 
 WINDOW = 4_000
 SECRET = "xyzzy-4711"
@@ -142,7 +145,7 @@ async def test_pair_belongs_to_the_request_that_was_sent() -> None:
 @pytest.mark.parametrize(
     ("text_words", "count", "is_reported"),
     [
-        pytest.param(6_000, 900, True, id="far too low"),
+        pytest.param(6_000, 1_900, True, id="far too low"),
         pytest.param(6_000, 5_000, False, id="a little below"),
         pytest.param(150, 10, False, id="a small request"),
     ],
@@ -197,7 +200,7 @@ async def test_empty_answer_to_a_large_request_is_reported(
 async def test_each_call_is_recorded_once(
     strategy: Strategy, is_streaming: bool
 ) -> None:
-    """Listener and event say the same: estimate, real count, and any compaction."""
+    """The listener is told of every call, and the event tells of any compaction."""
     recorded = Recorded(strategy=strategy, is_streaming=is_streaming)
     await recorded.work()
     calls = recorded.calls
@@ -212,6 +215,9 @@ async def test_each_call_is_recorded_once(
     assert compactions == recorded.compactions
     for event, call in zip(recorded.answers, calls, strict=True):
         described = metadata(event)
+        assert (described is None) is (call.compaction is None)
+        if described is None:
+            continue
         assert len(json.dumps(described)) < 400
         compaction = described.pop("compaction", None)
         assert described == {
@@ -239,19 +245,52 @@ async def test_a_recovered_call_is_recorded() -> None:
     assert 0.8 < recovered.estimated_tokens / recovered.real_tokens < 1.5
     assert recovered.compaction is not None
     assert recovered.compaction.is_recovery
-    (event,) = [e for e in recorded.answers if "recovered" in metadata(e)]
+    (event,) = [e for e in recorded.answers if "recovered" in (metadata(e) or {})]
     assert metadata(event)["compaction"]["reason"] == "overflow"
 
 
-async def test_what_others_put_on_a_response_stays() -> None:
-    """The guard adds one key."""
+class Caching(BasePlugin):
+    """Hands the newest response out again when the user asks for it."""
+
+    response: LlmResponse | None = None
+
+    async def before_model_callback(
+        self, *, callback_context: CallbackContext, llm_request: LlmRequest
+    ) -> LlmResponse | None:
+        """Answers in place of the model."""
+        is_wanted = callback_context.user_content == user("Say it again.")
+        return self.response if is_wanted else None
+
+    async def after_model_callback(
+        self, *, callback_context: CallbackContext, llm_response: LlmResponse
+    ) -> None:
+        """Keeps the response."""
+        self.response = llm_response
+
+
+@pytest.mark.parametrize("is_streaming", [False, True], ids=["whole", "stream"])
+async def test_a_cached_response_repeats_no_record(is_streaming: bool) -> None:
+    """Only the event of the call with the compaction tells of it, beside what others
+    put there; the response stays as it came."""
     answer = LlmResponse(content=model("Hello."), custom_metadata={"mine": [1]})
-    recorded = Recorded(SimulatedLlm(context_window=WINDOW, script=[answer]))
-    await recorded.work(1)
-    (event,) = recorded.answers
-    assert event.custom_metadata is not None
-    assert event.custom_metadata["mine"] == [1]
-    assert metadata(event)["estimate"] == recorded.calls[0].estimated_tokens
+    llm = SimulatedLlm(context_window=WINDOW, script=[answer] * 2)
+    caching = Caching(name="caching")
+    chat = guarded_chat(llm, before=[caching], is_streaming=is_streaming)
+    await seed(chat, user("The task."), model(words(1_500)))
+    events = []
+    for message in ("Hello.", "Now compact.", "Say it again."):
+        if message == "Now compact.":
+            await chat.set_state(DEMAND)
+        events += [event for event in await chat.say(message) if not event.partial]
+    assert llm.summaries == 1
+    assert caching.response is not None
+    assert caching.response.custom_metadata == {"mine": [1]}
+    first, compacted, cached = events
+    for event in (first, cached):
+        assert event.custom_metadata == {"mine": [1]}
+    assert compacted.custom_metadata is not None
+    assert compacted.custom_metadata["mine"] == [1]
+    assert metadata(compacted)["compaction"]["reason"] == "requested"
 
 
 async def test_a_failing_listener_ends_no_turn(
@@ -322,7 +361,7 @@ async def test_a_warning_for_each_crossing(
     """It is not repeated while pressure stays high, and comes again after a fall."""
     # Four bytes are a token here, for the guard and for the provider.
     llm = SimulatedLlm(
-        context_window=128_000, token_ratio=1.0, summary_replies=["Short."] * 9
+        context_window=128_000, token_ratio=1.0, summary_replies=["Short enough."] * 9
     )
     recorded = Recorded(llm, strategy, observe=observe)
     await recorded.work(1, "Hello.")

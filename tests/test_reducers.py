@@ -218,7 +218,7 @@ async def test_when_a_summary_is_paid_for(
     count: int, size_tokens: int, relaxed: Relaxed, summaries: int
 ) -> None:
     """Only where the settings, or the need, ask for one, and where it helps."""
-    llm = SimulatedLlm(context_window=1_000_000, summary_replies=["Short."])
+    llm = SimulatedLlm(context_window=1_000_000, summary_replies=["Short enough."])
     contents = small_talk(count, size_tokens)
     run = await reduction(contents, llm, target_tokens=50_000, relaxed=relaxed)
     await SummaryCompaction().reduce(run)

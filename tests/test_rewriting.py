@@ -79,7 +79,7 @@ async def converse(
     llm = summarizing_llm(acting())
     agent = guarded_agent(llm, [looking_tool()], **settings)
     talk = Talk(agent, strategy, llm, **plugins)
-    for number in range(18):
+    for number in range(24):
         code = SECRET if number % 2 else "none"
         await talk.say(f"mark-ask-{number:03}! It is {code}. {'notebooks ' * 60}")
     assert (llm.rejections, llm.violations) == (0, 0)

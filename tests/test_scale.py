@@ -178,7 +178,7 @@ def own_bytes() -> int:
 @pytest.mark.parametrize("message", ["words " * 60, '"\\\x01' * 130, "漢字" * 200])
 async def test_state_of_a_huge_history_is_small(message: str) -> None:
     """Ten thousand messages, whatever they hold, take 16 KiB beside the summary."""
-    chat, llm = long_chat(Threshold(context_window=1_000_000), "Short.")
+    chat, llm = long_chat(Threshold(context_window=1_000_000), "They spoke.")
     speak = (user, model)
     await chat.tell(speak[n % 2](f"{n} {message}") for n in range(10_000))
     await chat.set_state({"context_guard:compact": True})

@@ -20,7 +20,7 @@ from google.adk.plugins.context_filter_plugin import ContextFilterPlugin
 
 from contextguard_adk import Threshold
 from contextguard_adk.measuring.tokens import text_bytes
-from contextguard_adk.telemetry import METADATA_KEY
+from contextguard_adk.telemetry import CallRecord
 from contextguard_adk.testing import Reply, SimulatedLlm
 from tests.builders import Chat, call_part, queued_tool
 from tests.chats import agent_requests, guarded_chat
@@ -54,18 +54,17 @@ def cut_result(kind: str, share: float) -> str:
 
 
 def guarded(
-    script: Any = None, results: list[str] | None = None, **agent: Any
+    script: Any = None,
+    results: list[str] | None = None,
+    records: list[CallRecord] | None = None,
+    **agent: Any,
 ) -> tuple[Chat, SimulatedLlm]:
     """A chat whose model answers in a word or by a script, with a tool."""
     llm = SimulatedLlm(context_window=WINDOW, script=script or (lambda _: "Да."))
     agent = {"tools": [queued_tool("fetch", results or [""])], **agent}
-    return guarded_chat(llm, Threshold(context_window=WINDOW), agent=agent), llm
-
-
-def noted(events: list[Any]) -> list[dict[str, Any]]:
-    """What the guard noted on the answers, call by call."""
-    metadata = [event.custom_metadata or {} for event in events]
-    return [found[METADATA_KEY] for found in metadata if METADATA_KEY in found]
+    guard = {} if records is None else {"on_call": records.append}
+    strategy = Threshold(context_window=WINDOW)
+    return guarded_chat(llm, strategy, guard=guard, agent=agent), llm
 
 
 async def fill(chat: Chat, llm: SimulatedLlm, text: str) -> None:
@@ -98,12 +97,14 @@ async def test_dense_result_after_a_talk_in_another_script_is_not_refused(
     script: str, kind: str
 ) -> None:
     """The low count of the script says nothing of the result that came after it."""
-    chat, llm = guarded(fetcher(), [cut_result(kind, 0.35)])
+    records: list[CallRecord] = []
+    chat, llm = guarded(fetcher(), [cut_result(kind, 0.35)], records)
     await fill(chat, llm, SENTENCES[script])
-    [asked, fetched] = noted(await chat.say("Fetch."))
+    await chat.say("Fetch.")
+    asked, fetched = records[-2:]
     assert not llm.rejections
-    assert asked["estimate"] == pytest.approx(asked["real"], rel=0.1)
-    assert fetched["estimate"] > 0.9 * fetched["real"]
+    assert asked.estimated_tokens == pytest.approx(asked.real_tokens, rel=0.1)
+    assert fetched.estimated_tokens > 0.9 * (fetched.real_tokens or 0)
 
 
 @pytest.mark.parametrize("script", SENTENCES)
@@ -111,13 +112,14 @@ async def test_result_in_another_script_after_english_is_not_refused(
     script: str,
 ) -> None:
     """Text of another script counts bytes / 4 when it comes, and less once counted."""
-    chat, llm = guarded(fetcher(), [SENTENCES[script] * 250])
+    records: list[CallRecord] = []
+    chat, llm = guarded(fetcher(), [SENTENCES[script] * 250], records)
     await fill(chat, llm, ENGLISH)
-    [_, fetched] = noted(await chat.say("Fetch."))
-    [later] = noted(await chat.say("Well?"))
+    await chat.say("Fetch.")
+    await chat.say("Well?")
     assert not llm.rejections
-    for counts in (fetched, later):
-        assert counts["estimate"] > 0.9 * counts["real"]
+    for record in records[-2:]:
+        assert record.estimated_tokens > 0.9 * (record.real_tokens or 0)
 
 
 @pytest.mark.parametrize("script", ["Russian", "Thai"])

@@ -128,13 +128,13 @@ async def test_a_broken_value_costs_no_turn(
         sessions.kept["session"] = before.model_copy(deep=True)
         sessions.kept["session"].state[key] = value
         # A new process: nothing is remembered but what state holds.
-        llm = make_llm("Anew.")
+        llm = make_llm("Written anew.")
         successor = guarded_chat(llm, pipeline, session_service=sessions)
         assert answer_text(await successor.say("And now?"))
         await seed(successor, user(words(600)), state=DEMAND)
         assert answer_text(await successor.say("And then?"))
-        assert (await successor.state())[SUMMARY].startswith("Anew.")
-        assert "Anew." in llm.requests[-1].text
+        assert (await successor.state())[SUMMARY].startswith("Written anew.")
+        assert "Written anew." in llm.requests[-1].text
         assert llm.violations == llm.rejections == 0
         messages = guard_messages(caplog)
         assert len(messages) <= 1
@@ -146,7 +146,7 @@ async def test_a_record_of_an_unknown_version_is_ignored(
 ) -> None:
     """One warning, the originals go out again, and the next compaction works."""
     record, summary = (f"__context_guard_{x}_updated" for x in ("record", "summary"))
-    llm = make_llm("New.")
+    llm = make_llm("A new one.")
     agent = LlmAgent(name="updated", model=llm)
     chat = Chat(agent, [ContextGuardPlugin(default=WIDE)])
     state = {record: json.dumps({"version": 999}), summary: "Of another release."}
@@ -159,7 +159,7 @@ async def test_a_record_of_an_unknown_version_is_ignored(
     assert record in message
     await chat.set_state(DEMAND)
     await chat.say("And now?")
-    assert (await chat.state())[summary].startswith("New.")
+    assert (await chat.state())[summary].startswith("A new one.")
     assert json.loads((await chat.state())[record])["version"] != 999
 
 

@@ -148,10 +148,10 @@ async def test_threshold_leaves_a_small_request_alone() -> None:
 )
 async def test_threshold_summarizes_everything(reason: str, tokens: int) -> None:
     """At the threshold, or when asked, into one summary and the continuation."""
-    llm = SimulatedLlm(summary_replies=["Short."])
+    llm = SimulatedLlm(summary_replies=["Short enough."])
     contents = small_talk(5, 100)
     compaction = await compact(Threshold(), contents, llm, tokens=tokens, reason=reason)
-    assert compaction.stored.text == "Short."
+    assert compaction.stored.text == "Short enough."
     assert compaction.covered == frozenset(range(5))
     assert compaction.attempts == llm.summaries == 1
     assert names(compaction.contents) == ["[Previous", "[System:"]
@@ -173,7 +173,7 @@ async def test_more_attempts_only_while_over_the_threshold() -> None:
 
 @pytest.mark.parametrize(
     ("reply", "fixed_tokens"),
-    [("Short.", 2_300), (RuntimeError("down"), 1_700)],
+    [("Short enough.", 2_300), (RuntimeError("down"), 1_700)],
     ids=["a shorter one would not help", "the summarizer is down"],
 )
 async def test_another_summary_is_not_asked_for(reply: Any, fixed_tokens: int) -> None:
@@ -226,7 +226,7 @@ async def test_sliding_window_keeps_what_leaves_room(
     max_turns: int, contents: list[types.Content], kept_count: int
 ) -> None:
     """What stays must not soon fill the window again; one summary is paid for."""
-    llm = SimulatedLlm(summary_replies=["Short."])
+    llm = SimulatedLlm(summary_replies=["Short enough."])
     compaction = await compact(SlidingWindow(max_turns=max_turns), contents, llm)
     assert llm.summaries == 1
     assert compaction.tokens <= 3_200
@@ -247,7 +247,9 @@ async def test_sliding_window_has_nothing_left_to_summarize() -> None:
 
 async def test_sliding_window_merges_its_own_summary() -> None:
     """The next summary is made of the previous one and of what came since."""
-    llm = SimulatedLlm(context_window=32_000, summary_replies=["FIRST", "SECOND"])
+    llm = SimulatedLlm(
+        context_window=32_000, summary_replies=["FIRST one.", "SECOND one."]
+    )
     chat = guarded_chat(llm, SlidingWindow(context_window=32_000, max_turns=6))
     for number in range(6):
         await chat.say(words(400, f"turn{number}"))
@@ -256,4 +258,4 @@ async def test_sliding_window_merges_its_own_summary() -> None:
     assert "FIRST" in second.text
     assert "user:\n  turn0" not in second.text
     assert "user:\n  turn2" in second.text
-    assert (await chat.state())[SUMMARY] == "SECOND"
+    assert (await chat.state())[SUMMARY] == "SECOND one."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
@@ -22,10 +23,12 @@ from tests.builders import Chat, answer_text, model, queued_tool
 from tests.chats import (
     DEMAND,
     Changing,
+    ProviderBusyError,
     agent_requests,
     guarded_chat,
     summary_requests,
     text_of,
+    words,
 )
 
 WINDOW = 8_000
@@ -225,20 +228,81 @@ async def test_a_model_that_gives_no_summary_is_shown_a_transcript(
     assert SUMMARY in agent_requests(llm)[-1].text
 
 
-async def test_a_passing_error_is_forgotten() -> None:
-    """A provider that is busy once is asked at the end of the conversation again."""
-    busy = ProviderError("429 Too Many Requests")
-    llm = make_llm(summary_replies=[busy, *[SUMMARY] * 20])
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (ProviderError("Bad request"), ["at the end", "transcript", "at the end"]),
+        (ProviderBusyError("429"), ["at the end"] * 3),
+    ],
+    ids=["refused", "busy"],
+)
+async def test_a_passing_error_is_forgotten(
+    error: Exception, expected: list[str]
+) -> None:
+    """Where it failed once, it is asked at the end of the conversation again."""
+    llm = make_llm(summary_replies=[error, *[SUMMARY] * 20])
     chat = make_chat(llm)
     for _ in range(2):
         await talk_and_demand(chat)
-    assert kinds(llm) == ["at the end", "transcript", "at the end"]
+    assert kinds(llm) == expected
+
+
+async def test_a_provider_that_stays_busy_is_not_shown_a_transcript_too() -> None:
+    """Three tries are all; the next compaction asks at the end again."""
+    busy = [ProviderBusyError("503")] * 3
+    llm = make_llm(summary_replies=[*busy, *[SUMMARY] * 20])
+    chat = make_chat(llm)
+    for _ in range(2):
+        await talk_and_demand(chat)
+    assert kinds(llm) == ["at the end"] * 4
+
+
+class Caching(SimulatedLlm):
+    """Changes what it is given, as ADK does where a cache holds the beginning."""
+
+    async def generate_content_async(
+        self, llm_request: LlmRequest, stream: bool = False
+    ) -> AsyncGenerator[LlmResponse, None]:
+        """Answers the request as it came, and leaves it without its beginning."""
+        given = llm_request.model_copy(
+            update={"config": llm_request.config.model_copy()}
+        )
+        llm_request.contents = llm_request.contents[-1:]
+        llm_request.config.system_instruction = llm_request.config.tools = None
+        async for response in super().generate_content_async(given, stream):
+            yield response
+
+
+async def test_another_try_asks_the_same() -> None:
+    """Whatever a client makes of the request of the first."""
+    replies: list[Reply] = [ProviderBusyError("503"), *[SUMMARY] * 20]
+    llm = Caching(context_window=WINDOW, prompt_cache=True, summary_replies=replies)
+    await talk_and_demand(make_chat(llm))
+    first, second = summary_requests(llm)
+    assert second.contents == first.contents
+    assert second.config == first.config
+
+
+async def test_thoughts_have_what_room_is_left() -> None:
+    """Room that is kept for thoughts is no reason to show a transcript."""
+    window_tokens = 32_000
+    llm = make_llm(model="openai/o3", token_ratio=1.0)
+    llm.context_window = window_tokens
+    chat = make_chat(llm, Threshold(context_window=window_tokens, recall=False))
+    for turn in range(36):
+        await chat.say(words(1_100, f"Question {turn}."))
+    assert kinds(llm) == ["at the end"] * len(kinds(llm))
+    for request in summary_requests(llm):
+        output_tokens = request.config.max_output_tokens or 0
+        assert 3_200 + 2_560 // 4 <= output_tokens <= 3_200 + 2_560
+        assert request.prompt_tokens + output_tokens <= window_tokens
 
 
 async def test_a_timeout_is_waited_for_once() -> None:
     """A model that hangs is not asked twice; the next summary reads the originals."""
     llm = make_llm(summary_replies=[TimeoutError("slow"), *[SUMMARY] * 20])
-    await talk(make_chat(llm), 24)
+    # Too short to wait for another try.
+    await talk(make_chat(llm, make_strategy(summary_timeout_seconds=0.9)), 24)
     assert kinds(llm)[:2] == ["at the end", "transcript"]
     first = next(index for index, r in enumerate(llm.requests) if r.is_summary)
     assert not llm.requests[first + 1].is_summary

@@ -142,7 +142,7 @@ async def test_the_list_stands_in_the_request_after_a_compaction() -> None:
 async def test_a_list_beside_a_long_session_is_cut_and_not_left_out() -> None:
     """Covered contents and the user's words take their part of the record first."""
     settings: dict[str, Any] = {"context_window": 200_000, "token_ratio": 1.0}
-    llm = SimulatedLlm(summary_replies=["Short."], **settings)
+    llm = SimulatedLlm(summary_replies=["Short enough."], **settings)
     todos = [{"content": f"{n} {'task ' * 12}"} for n in range(150)]
     chat = guarded_chat(llm, Threshold(context_window=200_000))
     talk = [user(f"{n} {'word ' * 80}") for n in range(560)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -104,6 +105,21 @@ async def test_code_costs_no_more_summaries_than_a_tool(
     of_tool, of_code = summaries
     assert of_tool >= 4
     assert of_code <= 1.2 * of_tool
+
+
+@pytest.mark.parametrize("has_executor", [False, True], ids=["tool", "code"])
+async def test_one_event_tells_of_each_compaction(
+    has_executor: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also where ADK replaces that of the model."""
+    caplog.set_level(logging.INFO, "contextguard_adk")
+    llm = summarizing_llm(looking(has_executor))
+    chat = looking_chat(llm, has_executor)
+    events = [event for number in range(3) for event in await chat.say(message(number))]
+    said = [(event.custom_metadata or {}).get("context_guard") for event in events]
+    count = caplog.text.count("Compacted agent")
+    assert count >= 2
+    assert ["compaction" in each for each in said if each] == [True] * count
 
 
 class Counting(BasePlugin):

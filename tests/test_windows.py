@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from contextguard_adk.measuring.budgets import (
     buffer_tokens,
-    summarizer_input_tokens,
     summary_budget_tokens,
     threshold_tokens,
 )
@@ -127,6 +126,24 @@ def test_several_providers(
     """Of several providers of one name the smallest plausible window is taken."""
     table = {f"p{i}/vendor/M-1": chat(tokens) for i, tokens in enumerate(stated)}
     assert registry_of(tmp_path, table).context_window("x/m-1") == window_tokens
+
+
+@pytest.mark.parametrize(
+    ("stated", "limit_tokens"),
+    [
+        *(([4_096, 8_192, 8_192], 4_096), ([16, 8_192, 8_192], 8_192)),
+        *(([None, 8_192], 8_192), ([None, 0, "4096"], None), ([99_000], 40_000)),
+    ],
+)
+def test_output_limits_of_several_providers(
+    tmp_path: Path, stated: list[object], limit_tokens: int | None
+) -> None:
+    """The smallest plausible one is taken, and none is larger than the window."""
+    table = {
+        f"p{i}/m-1": chat(40_000, max_output_tokens=tokens)
+        for i, tokens in enumerate(stated)
+    }
+    assert registry_of(tmp_path, table).max_output_tokens("x/m-1") == limit_tokens
 
 
 @pytest.mark.parametrize(
@@ -259,39 +276,35 @@ def test_broken_registry_counts_as_unknown(
 
 
 @pytest.mark.parametrize(
-    ("window", "buffer", "summary", "summarizer_input"),
+    ("window", "buffer", "summary"),
     [
-        *((1_000_000, 20_000, 10_000, 800_000), (200_000, 20_000, 10_000, 160_000)),
-        *((199_999, 39_999, 19_999, 159_999), (128_000, 25_600, 12_800, 102_400)),
-        *((8_000, 1_600, 800, 6_400), (1, 0, 0, 0)),
+        *((1_000_000, 20_000, 10_000), (200_000, 20_000, 10_000)),
+        *((199_999, 39_999, 19_999), (128_000, 25_600, 12_800)),
+        *((8_000, 1_600, 800), (1, 0, 0)),
     ],
 )
-def test_budgets_of_a_window(
-    window: int, buffer: int, summary: int, summarizer_input: int
-) -> None:
-    """Each window has the documented buffer, threshold and summary budgets."""
+def test_budgets_of_a_window(window: int, buffer: int, summary: int) -> None:
+    """Each window has the documented buffer, threshold and summary budget."""
     assert buffer_tokens(window) == buffer
     assert threshold_tokens(window) == window - buffer
     assert summary_budget_tokens(window) == summary
-    assert summarizer_input_tokens(window) == summarizer_input
 
 
 @pytest.mark.parametrize(
     ("window", "reserved", "buffer"),
-    [(200_000, 8_192, 20_000), (200_000, 64_000, 64_000), (200_000, 150_000, 100_000)],
+    [(200_000, 8_192, 20_000), (200_000, 64_000, 64_000), (200_000, 160_000, 150_000)],
 )
 def test_reserved_output_widens_the_buffer(
     window: int, reserved: int, buffer: int
 ) -> None:
-    """What the request reserves for its output stays free, up to half the window."""
+    """What the request reserves for its output stays free, up to 3/4 of the window."""
     assert buffer_tokens(window, reserved) == buffer
     assert threshold_tokens(window, reserved) == window - buffer
 
 
 @given(st.integers(1, 10_000_000), st.integers(0, 10_000_000))
 def test_budgets_always_fit_the_window(window: int, reserved: int) -> None:
-    """The threshold lies in the window, at least at its half; a summary fits below."""
+    """The threshold lies in the window, at least at a quarter; a summary fits below."""
     threshold = threshold_tokens(window, reserved)
-    assert window / 2 <= threshold <= window
+    assert window / 4 <= threshold <= window
     assert 2 * summary_budget_tokens(window) <= threshold
-    assert summarizer_input_tokens(window) <= window

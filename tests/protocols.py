@@ -1,0 +1,399 @@
+"""How the three HTTP protocols spell requests, answers and refusals."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from google.genai import types
+from pydantic_core import to_json
+
+from contextguard_adk.testing.provider import list_content_texts
+
+ROLES = {"user": "user", "assistant": "model"}
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A request as the provider reads it; `texts` is what counts, as it was sent."""
+
+    contents: list[types.Content]
+    system: str
+    texts: list[str]
+    max_tokens: int | None
+    is_streamed: bool
+    parameters: set[str]
+    thinking_tokens: int = 0
+    includes_usage: bool = True
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What the model says, and what it is billed for."""
+
+    parts: Sequence[types.Part]
+    prompt_tokens: int
+    output_tokens: int
+    number: int
+    is_cut: bool = False
+
+    @property
+    def text(self) -> str:
+        """The words."""
+        return "".join(part.text or "" for part in self.parts)
+
+    @property
+    def calls(self) -> list[types.FunctionCall]:
+        """The tools that are called."""
+        return [part.function_call for part in self.parts if part.function_call]
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A status, and what is said with it."""
+
+    status: int
+    message: str
+    code: str | None = None
+    parameter: str | None = None
+
+
+def compact(value: Any) -> str:
+    """JSON without blanks, every letter as it is."""
+    return to_json(value, exclude_none=True).decode("utf-8", "replace")
+
+
+def halves(text: str) -> list[str]:
+    """A text in two pieces, as a stream brings it."""
+    middle = (len(text) + 1) // 2
+    return [piece for piece in (text[:middle], text[middle:]) if piece]
+
+
+def text_blocks(content: Any) -> list[str]:
+    """The texts of a message, which may be one or a list of blocks."""
+    if isinstance(content, str):
+        return [content]
+    return [each["text"] for each in content or () if each.get("type") == "text"]
+
+
+def called(name: str, call_id: str | None, args: Any) -> types.Part:
+    """A part that calls a tool."""
+    call = types.FunctionCall(name=name, id=call_id, args=args)
+    return types.Part(function_call=call)
+
+
+def answered(call_id: str, text: str) -> types.Part:
+    """A part with a tool's result."""
+    response = types.FunctionResponse(id=call_id, response={"result": text})
+    return types.Part(function_response=response)
+
+
+def event(data: Any, name: str = "") -> str:
+    """A server-sent event."""
+    text = data if isinstance(data, str) else json.dumps(data)
+    return f"event: {name}\ndata: {text}\n\n" if name else f"data: {text}\n\n"
+
+
+class Gemini:
+    """`models/{model}:generateContent`; tool results count by value."""
+
+    counts_output = False  # Whether reserved output has to fit in the window too.
+    busy: ClassVar = {
+        429: "You exceeded your current quota, please check your plan and billing.",
+        503: "The model is overloaded. Please try again later.",
+    }
+    output_words = (
+        "Unable to submit request because it has a maxOutputTokens value of {wanted} "
+        "but the supported range is from 1 (inclusive) to {limit} (exclusive)."
+    )
+
+    def read(self, path: str, body: dict[str, Any]) -> Sent:
+        """Reads a request."""
+        contents = list(map(types.Content.model_validate, body.get("contents", ())))
+        config = body.get("generationConfig", {})
+        instruction = body.get("systemInstruction", {}).get("parts", ())
+        system = "\n".join(part.get("text", "") for part in instruction)
+        tools = map(compact, body.get("tools", ()))
+        return Sent(
+            contents=contents,
+            system=system,
+            texts=[system, *tools, *list_content_texts(contents)],
+            max_tokens=config.get("maxOutputTokens"),
+            is_streamed=":streamGenerateContent" in path,
+            parameters={*body, *config},
+        )
+
+    def overflow_words(self, used: int, limit: int, reserved: int) -> str:
+        """What it says to a prompt that is too long."""
+        words = "The input token count ({}) exceeds the maximum number of tokens"
+        return f"{words.format(used)} allowed ({limit})."
+
+    def refuse(self, refusal: Refusal) -> Any:
+        """The body of a refusal."""
+        names = {429: "RESOURCE_EXHAUSTED", 503: "UNAVAILABLE"}
+        name = names.get(refusal.status, "INVALID_ARGUMENT")
+        error = {"code": refusal.status, "message": refusal.message, "status": name}
+        return {"error": error}
+
+    def answer(self, reply: Reply) -> Any:
+        """The body of an answer."""
+        return self._chunk(reply, reply.parts, is_last=True)
+
+    def stream(self, sent: Sent, reply: Reply) -> Iterator[str]:
+        """The events of a streamed answer; each carries the usage."""
+        pieces = [types.Part(text=piece) for piece in halves(reply.text)]
+        pieces += [part for part in reply.parts if part.function_call]
+        for number, piece in enumerate(pieces, start=1):
+            is_last = number == len(pieces)
+            yield event(self._chunk(reply, [piece], is_last=is_last))
+
+    def _chunk(
+        self, reply: Reply, parts: Sequence[types.Part], *, is_last: bool
+    ) -> dict[str, Any]:
+        spelled = [part.model_dump(exclude_none=True, by_alias=True) for part in parts]
+        candidate: dict[str, Any] = {"content": {"role": "model", "parts": spelled}}
+        if is_last:
+            candidate["finishReason"] = "MAX_TOKENS" if reply.is_cut else "STOP"
+        usage = {
+            "promptTokenCount": reply.prompt_tokens,
+            "candidatesTokenCount": reply.output_tokens,
+            "totalTokenCount": reply.prompt_tokens + reply.output_tokens,
+        }
+        return {"candidates": [candidate], "usageMetadata": usage}
+
+
+class OpenAI:
+    """`/chat/completions`; arguments and results are the strings that were sent."""
+
+    counts_output = True
+    busy: ClassVar = {
+        429: "Rate limit reached for this model. Please try again in 10ms.",
+        503: "The server is currently overloaded, please try again later.",
+    }
+    output_words = (
+        "max_tokens is too large: {wanted}. This model supports at most {limit} "
+        "completion tokens, whereas you provided {wanted}."
+    )
+
+    def read(self, path: str, body: dict[str, Any]) -> Sent:
+        """Reads a request."""
+        texts, system = [compact(tool) for tool in body.get("tools", ())], ""
+        contents: list[types.Content] = []
+        for message in body["messages"]:
+            role, said = message["role"], text_blocks(message.get("content"))
+            texts += said
+            if role in ("system", "developer"):
+                system = "\n".join(filter(None, [system, *said]))
+                continue
+            if role == "tool":
+                part = answered(message["tool_call_id"], "".join(said))
+                before = contents[-1].parts if contents else []
+                if before and before[-1].function_response:
+                    before.append(part)
+                else:
+                    contents.append(types.Content(role="user", parts=[part]))
+                continue
+            parts = [types.Part(text=text) for text in said]
+            for call in message.get("tool_calls") or ():
+                function = call["function"]
+                texts += [function["name"], function["arguments"]]
+                arguments = json.loads(function["arguments"])
+                parts.append(called(function["name"], call["id"], arguments))
+            contents.append(types.Content(role=ROLES.get(role, role), parts=parts))
+        options = body.get("stream_options") or {}
+        return Sent(
+            contents=contents,
+            system=system,
+            texts=texts,
+            max_tokens=body.get("max_completion_tokens", body.get("max_tokens")),
+            is_streamed=bool(body.get("stream")),
+            parameters=set(body),
+            includes_usage=not body.get("stream") or bool(options.get("include_usage")),
+        )
+
+    def overflow_words(self, used: int, limit: int, reserved: int) -> str:
+        """What it says to a prompt that is too long."""
+        words = f"This model's maximum context length is {limit} tokens. However, "
+        if not reserved:
+            words += f"your messages resulted in {used} tokens. Please reduce the "
+            return f"{words}length of the messages."
+        words += f"you requested {used + reserved} tokens ({used} in the messages, "
+        words += f"{reserved} in the completion). Please reduce the length of the "
+        return f"{words}messages or completion."
+
+    def refuse(self, refusal: Refusal) -> Any:
+        """The body of a refusal."""
+        kinds = {429: "tokens", 503: "server_error"}
+        kind = kinds.get(refusal.status, "invalid_request_error")
+        error = {"message": refusal.message, "type": kind}
+        return {"error": error | {"param": refusal.parameter, "code": refusal.code}}
+
+    def answer(self, reply: Reply) -> Any:
+        """The body of an answer."""
+        calls = self._calls(reply)
+        message: dict[str, Any] = {"role": "assistant", "content": reply.text or None}
+        message |= {"tool_calls": calls} if calls else {}
+        choice = {"index": 0, "message": message, "finish_reason": self._end(reply)}
+        usage = self._usage(reply)
+        return self._frame("chat.completion", choices=[choice], usage=usage)
+
+    def stream(self, sent: Sent, reply: Reply) -> Iterator[str]:
+        """The events of a streamed answer; usage comes only where it is asked for."""
+        deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
+        deltas += [{"content": piece} for piece in halves(reply.text)]
+        for index, call in enumerate(self._calls(reply)):
+            deltas.append({"tool_calls": [{"index": index, **call}]})
+        for delta in [*deltas, {}]:
+            end = None if delta else self._end(reply)
+            choice = {"index": 0, "delta": delta, "finish_reason": end}
+            yield event(self._frame("chat.completion.chunk", choices=[choice]))
+        if sent.includes_usage:
+            usage = self._usage(reply)
+            frame = self._frame("chat.completion.chunk", choices=[], usage=usage)
+            yield event(frame)
+        yield event("[DONE]")
+
+    def _frame(self, kind: str, **fields: Any) -> dict[str, Any]:
+        return {"id": "chatcmpl-1", "object": kind, "created": 1, "model": "m"} | fields
+
+    def _end(self, reply: Reply) -> str:
+        return "length" if reply.is_cut else "tool_calls" if reply.calls else "stop"
+
+    def _usage(self, reply: Reply) -> dict[str, int]:
+        return {
+            "prompt_tokens": reply.prompt_tokens,
+            "completion_tokens": reply.output_tokens,
+            "total_tokens": reply.prompt_tokens + reply.output_tokens,
+        }
+
+    def _calls(self, reply: Reply) -> list[dict[str, Any]]:
+        functions = (
+            {"name": call.name, "arguments": json.dumps(call.args)}
+            for call in reply.calls
+        )
+        return [
+            {"id": f"call_{reply.number}_{n}", "type": "function", "function": function}
+            for n, function in enumerate(functions)
+        ]
+
+
+class Anthropic:
+    """`/messages`; results are the strings that were sent."""
+
+    counts_output = False
+    busy: ClassVar = {
+        429: "This request would exceed your organization's rate limit.",
+        503: "Service temporarily unavailable.",
+        529: "Overloaded",
+    }
+    output_words = (
+        "max_tokens: {wanted} > {limit}, which is the maximum allowed number of "
+        "output tokens for this model"
+    )
+
+    def read(self, path: str, body: dict[str, Any]) -> Sent:
+        """Reads a request; each text of the user is taken for a message of its own."""
+        system = "\n".join(text_blocks(body.get("system")))
+        texts = [system, *map(compact, body.get("tools") or ())]
+        contents: list[types.Content] = []
+        for message in body["messages"]:
+            role = ROLES.get(message["role"], message["role"])
+            said = message["content"]
+            blocks = [{"type": "text", "text": said}] if isinstance(said, str) else said
+            parts = []
+            for block in blocks:
+                part, counted = self._read_block(block)
+                parts.append(part)
+                texts += counted
+            apart = parts if role == "model" else [p for p in parts if not p.text]
+            if apart or not parts:
+                contents.append(types.Content(role=role, parts=apart))
+            for part in (part for part in parts if part not in apart):
+                contents.append(types.Content(role=role, parts=[part]))
+        thinking = body.get("thinking") or {}
+        return Sent(
+            contents=contents,
+            system=system,
+            texts=texts,
+            max_tokens=body["max_tokens"],
+            is_streamed=bool(body.get("stream")),
+            parameters=set(body),
+            thinking_tokens=thinking.get("budget_tokens", 0),
+        )
+
+    def _read_block(self, block: dict[str, Any]) -> tuple[types.Part, list[str]]:
+        if block["type"] == "tool_use":
+            part = called(block["name"], block["id"], block["input"])
+            return part, [block["name"], compact(block["input"])]
+        if block["type"] == "tool_result":
+            text = "".join(text_blocks(block.get("content")))
+            return answered(block["tool_use_id"], text), [text]
+        return types.Part(text=block["text"]), [block["text"]]
+
+    def overflow_words(self, used: int, limit: int, reserved: int) -> str:
+        """What it says to a prompt that is too long."""
+        if not reserved:
+            return f"prompt is too long: {used} tokens > {limit} maximum"
+        words = "input length and `max_tokens` exceed context limit: "
+        words += f"{used} + {reserved} > {limit}, decrease input length or "
+        return f"{words}`max_tokens` and try again"
+
+    def refuse(self, refusal: Refusal) -> Any:
+        """The body of a refusal."""
+        kinds = {429: "rate_limit_error", 503: "api_error", 529: "overloaded_error"}
+        kind = kinds.get(refusal.status, "invalid_request_error")
+        error = {"type": kind, "message": refusal.message}
+        return {"type": "error", "error": error, "request_id": "req_1"}
+
+    def answer(self, reply: Reply) -> Any:
+        """The body of an answer."""
+        usage = {"input_tokens": reply.prompt_tokens}
+        usage["output_tokens"] = reply.output_tokens
+        frame = self._frame(reply) | {"content": self._blocks(reply), "usage": usage}
+        return frame | {"stop_reason": self._end(reply)}
+
+    def stream(self, sent: Sent, reply: Reply) -> Iterator[str]:
+        """The events of a streamed answer; the prompt's tokens come first."""
+        usage = {"input_tokens": reply.prompt_tokens, "output_tokens": 1}
+        begin = {"message": self._frame(reply) | {"usage": usage}}
+        events: list[tuple[str, dict[str, Any]]] = [("message_start", begin)]
+        for index, block in enumerate(self._blocks(reply)):
+            kind, key, said = "input_json_delta", "partial_json", block.get("input")
+            empty: dict[str, Any] = {"input": {}}
+            if block["type"] == "text":
+                kind, key, empty = "text_delta", "text", {"text": ""}
+            start = {"index": index, "content_block": block | empty}
+            events.append(("content_block_start", start))
+            for piece in halves(block.get("text") or json.dumps(said)):
+                change = {"index": index, "delta": {"type": kind, key: piece}}
+                events.append(("content_block_delta", change))
+            events.append(("content_block_stop", {"index": index}))
+        delta = {"stop_reason": self._end(reply), "stop_sequence": None}
+        bill = {"output_tokens": reply.output_tokens}
+        events.append(("message_delta", {"delta": delta, "usage": bill}))
+        for name, data in [*events, ("message_stop", {})]:
+            yield event({"type": name, **data}, name)
+
+    def _frame(self, reply: Reply) -> dict[str, Any]:
+        frame = {"id": f"msg_{reply.number}", "type": "message", "role": "assistant"}
+        ends = dict.fromkeys(("stop_reason", "stop_sequence"))
+        return {**frame, "model": "claude", "content": [], **ends}
+
+    def _end(self, reply: Reply) -> str:
+        end = "tool_use" if reply.calls else "end_turn"
+        return "max_tokens" if reply.is_cut else end
+
+    def _blocks(self, reply: Reply) -> list[dict[str, Any]]:
+        blocks: list[dict[str, Any]] = []
+        if reply.text:
+            blocks.append({"type": "text", "text": reply.text})
+        for n, call in enumerate(reply.calls):
+            name = f"toolu_{reply.number}_{n}"
+            use = {"type": "tool_use", "id": name, "name": call.name}
+            blocks.append(use | {"input": call.args})
+        return blocks
+
+
+Wire = Gemini | OpenAI | Anthropic

@@ -1,0 +1,399 @@
+"""What a provider's refusals and counts teach of a model's limits, and what not."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+from google.adk.models.llm_request import LlmRequest
+from google.adk.models.llm_response import LlmResponse
+from google.adk.sessions import InMemorySessionService
+from google.genai import types
+from pydantic import Field
+
+from contextguard_adk import (
+    CallRecord,
+    Compaction,
+    CompactionContext,
+    Strategy,
+    Threshold,
+)
+from contextguard_adk.testing import (
+    ContextOverflowError,
+    Reply,
+    SimulatedLlm,
+    SimulatedProviderError,
+)
+from contextguard_adk.testing.provider import (
+    count_request_tokens,
+    list_content_texts,
+)
+from tests.builders import Chat, answer_text, call_part, model, queued_tool
+from tests.chats import KEY, guarded_chat, words
+
+CONFIGURED_TOKENS = 128_000
+RECORD = KEY.format("record")
+
+
+def make_llm(script: list[Reply] | None = None, **settings: Any) -> SimulatedLlm:
+    """A model that counts a token for four bytes."""
+    settings = {"context_window": CONFIGURED_TOKENS, **settings}
+    return SimulatedLlm(token_ratio=1.0, script=script, **settings)
+
+
+def open_chat(llm: SimulatedLlm, found: str = "", **settings: Any) -> Chat:
+    """A chat whose agent searches; the guard is told 128,000 tokens."""
+    window = settings.pop("window_tokens", CONFIGURED_TOKENS)
+    tools = [queued_tool("search", [found or words(1_500)])]
+    agent = {"tools": tools, **settings.pop("agent", {})}
+    return guarded_chat(llm, Threshold(context_window=window), agent=agent, **settings)
+
+
+def searching(turns: int, searches: int) -> list[Reply]:
+    """Some searches and an answer, turn by turn."""
+    turn: list[Reply] = [*[call_part("search")] * searches, "Done."]
+    return turn * turns
+
+
+async def learned(chat: Chat) -> dict[str, Any]:
+    """What session state says about limits."""
+    record = json.loads((await chat.state()).get(RECORD) or "{}")
+    return {key: value for key, value in record.items() if key.startswith("learned")}
+
+
+def overflow(limit: int) -> ContextOverflowError:
+    """A rejection that names a limit."""
+    words = f"prompt is too long: {limit + 999} tokens > {limit} maximum"
+    return ContextOverflowError(words)
+
+
+async def test_a_limit_is_of_the_model_that_named_it() -> None:
+    """An agent that moves to a larger model has the larger window at once."""
+    sessions, calls = InMemorySessionService(), list[CallRecord]()
+    windows = {"small": 8_000, "large": 100_000}
+    for name, rejections in (("small", 1), ("large", 0), ("small", 0)):
+        llm = make_llm(model=name, context_window=windows[name])
+        chat = open_chat(llm, session_service=sessions, guard={"on_call": calls.append})
+        for turn in range(8):
+            await chat.say(words(1_500, f"Question {turn}."))
+        assert llm.rejections == rejections
+        assert bool(llm.summaries) is (name == "small")
+        expected = 8_000 if name == "small" else CONFIGURED_TOKENS
+        assert calls[-1].window_tokens == expected
+
+
+async def test_a_smaller_model_after_a_restart_costs_one_rejection() -> None:
+    """What the larger one has accepted says nothing about its successor."""
+    sessions = InMemorySessionService()
+    for name, window_tokens in (("large", 100_000), ("small", 8_000)):
+        llm = make_llm(model=name, context_window=window_tokens)
+        chat = open_chat(llm, session_service=sessions)
+        for turn in range(6):
+            assert answer_text(await chat.say(words(3_000, f"Question {turn}.")))
+    assert llm.rejections == 1
+
+
+async def test_a_limit_below_what_was_accepted_is_believed_when_named_again() -> None:
+    """One slip of a provider does not shrink a window that has proven larger."""
+    again: list[Reply] = [overflow(3_000), "Resent.", "Yes."]
+    llm = make_llm(["Yes.", *again, *again])
+    calls = list[CallRecord]()
+    chat = open_chat(llm, guard={"on_call": calls.append})
+    await chat.say(words(20_000))
+    await chat.say("Go on.")
+    assert calls[-1].window_tokens >= 20_000
+    await chat.say("Go on.")
+    await chat.say("Go on.")
+    assert calls[-1].window_tokens == 3_000
+
+
+class Idle(Strategy):
+    """Compacts nothing."""
+
+    async def compact(self, context: CompactionContext) -> Compaction | None:
+        """Finds nothing to do."""
+        return None
+
+
+async def test_a_limit_is_not_named_again_because_nothing_was_compacted() -> None:
+    """One rejection counts once, however many ways there are to answer it."""
+    llm = make_llm(["Yes.", overflow(3_000), "Resent.", "Yes."])
+    calls = list[CallRecord]()
+    strategy = Idle(context_window=CONFIGURED_TOKENS)
+    chat = guarded_chat(llm, strategy, guard={"on_call": calls.append})
+    await chat.say(words(20_000))
+    assert answer_text(await chat.say("Go on.")) == "Resent."
+    await chat.say("Go on.")
+    assert calls[-1].window_tokens >= 20_000
+
+
+async def test_a_limit_is_forgotten_when_more_is_accepted() -> None:
+    """A provider that accepts more than it has named is taken at its deed."""
+    calls = list[CallRecord]()
+    llm = make_llm([overflow(3_000), "Resent.", "Yes.", "Yes."])
+    agent = {"instruction": words(3_500)}
+    chat = open_chat(llm, agent=agent, guard={"on_call": calls.append})
+    await chat.say(words(8_000))
+    assert "learned_window_tokens" not in await learned(chat)
+    await chat.say("Go on.")
+    assert calls[-1].window_tokens == CONFIGURED_TOKENS
+
+
+class Payload(SimulatedLlm):
+    """A provider that refuses more than 10,000 bytes of images."""
+
+    refusals: int = 0
+    words: str = "Request payload size exceeds the limit: 10000 bytes."
+
+    async def generate_content_async(
+        self, llm_request: LlmRequest, stream: bool = False
+    ) -> AsyncGenerator[LlmResponse, None]:
+        """Answers, or refuses."""
+        parts = [part for each in llm_request.contents for part in each.parts or ()]
+        blobs = (part.inline_data for part in parts if part.inline_data)
+        if sum(len(blob.data or b"") for blob in blobs) > 10_000:
+            self.refusals += 1
+            raise SimulatedProviderError(self.words)
+        async for response in super().generate_content_async(llm_request, stream):
+            yield response
+
+
+def image(number: int, size_bytes: int) -> types.Content:
+    """A message with an image."""
+    data = bytes([number]) * size_bytes
+    blob = types.Blob(mime_type="image/png", data=data, display_name=f"{number}.png")
+    texts = types.Part(text=f"Image {number}.")
+    return types.Content(role="user", parts=[texts, types.Part(inline_data=blob)])
+
+
+async def test_a_refusal_in_bytes_leaves_out_the_oldest_images() -> None:
+    """The newest stay, the others are named; no window is learned, no turn lost."""
+    calls = list[CallRecord]()
+    llm = Payload(context_window=1_000_000, token_ratio=1.0)
+    guard = {"on_call": calls.append}
+    chat = open_chat(llm, window_tokens=1_000_000, guard=guard)
+    for number in range(12):
+        events = await chat.say(image(number, 3_000))
+        assert answer_text(events) == f"Acknowledged: Image {number}."
+    assert (llm.refusals, llm.summaries) == (1, 0)
+    assert {call.window_tokens for call in calls} == {1_000_000}
+    assert not await learned(chat)
+    last = llm.requests[-1]
+    assert "[attached image/png '0.png', 3000 bytes]" in last.text
+    assert last.contents[-1] == image(11, 3_000)
+    begins = [request.contents[:6] for request in llm.requests[-2:]]
+    assert begins[0] == begins[1]
+
+
+async def test_images_stay_where_texts_are_the_payload() -> None:
+    """A refusal of long texts does not cost the small images beside them."""
+    refusal = SimulatedProviderError("Request payload size exceeds the limit: 9 MB.")
+    script: list[Reply] = ["Seen.", "Read.", refusal, "Resent.", "Seen.", "Seen."]
+    llm = make_llm(script, context_window=1_000_000)
+    chat = open_chat(llm, window_tokens=1_000_000)
+    await chat.say(image(0, 1_000))
+    await chat.say(words(20_000))
+    assert answer_text(await chat.say(image(1, 1_000))) == "Resent."
+    await chat.say(image(2, 1_000))
+    await chat.say(image(3, 1_000))
+    assert llm.requests[-1].contents[-3] == image(2, 1_000)
+
+
+async def test_images_of_tool_results_are_left_out() -> None:
+    """A result keeps all its words and names what it held."""
+    llm = Payload(context_window=1_000_000, token_ratio=1.0)
+    chat = open_chat(llm, window_tokens=1_000_000)
+    blob = types.FunctionResponseBlob(mime_type="image/png", data=b"x" * 9_000)
+    shot = types.FunctionResponsePart(inline_data=blob)
+    words = {"result": "a page", "attachments": ["page.pdf"]}
+    result = {"name": "search", "response": words, "parts": [shot]}
+    part = types.Part(function_response=types.FunctionResponse.model_validate(result))
+    await chat.tell(
+        [
+            types.Content(role="user", parts=[types.Part(text="Look.")]),
+            types.Content(role="model", parts=[call_part("search")]),
+            types.Content(role="user", parts=[part]),
+            types.Content(role="model", parts=[types.Part(text="Seen.")]),
+        ]
+    )
+    llm.words = "request_too_large"
+    llm.refusals = 0
+    await chat.say(image(1, 9_999))
+    assert llm.refusals == 0  # This provider counts images of messages alone.
+    await chat.say(image(2, 9_999))
+    assert llm.refusals == 1
+    response = llm.requests[-1].contents[2].parts
+    assert response
+    assert response[0].function_response
+    named = {"attachments_left_out": ["[attached image/png, 9000 bytes]"]}
+    assert response[0].function_response.response == {**words, **named}
+
+
+async def test_one_image_that_is_too_large_ends_in_the_error() -> None:
+    """Nothing can be left out but what the user asks about."""
+    llm = Payload(context_window=1_000_000, token_ratio=1.0)
+    chat = open_chat(llm, window_tokens=1_000_000)
+    with pytest.raises(SimulatedProviderError, match="payload"):
+        await chat.say(image(1, 20_000))
+    assert llm.refusals <= 3
+    assert not await learned(chat)
+
+
+QUOTED = "maximum context length is 600 tokens"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        f"Invalid content in messages[3]: {{'result': 'The {QUOTED}.'}}",
+        f"prompt is too long. Your request: The {QUOTED}.",
+    ],
+    ids=["another error", "a rejection"],
+)
+async def test_a_limit_that_an_error_quotes_teaches_nothing(said: str) -> None:
+    """Words of the conversation in an error name no limit of the model."""
+    calls = list[CallRecord]()
+    script: list[Reply] = [call_part("search"), SimulatedProviderError(said)]
+    llm = make_llm([*script, "Resent.", "Yes."])
+    chat = open_chat(llm, f"The {QUOTED}. " * 40, guard={"on_call": calls.append})
+    assert answer_text(await chat.say("Look it up. " * 900)) == "Resent."
+    assert answer_text(await chat.say("And now?")) == "Yes."
+    if "prompt is too long" not in said:
+        assert calls[-1].window_tokens == CONFIGURED_TOKENS
+    assert calls[-1].window_tokens > 1_000
+
+
+async def test_a_quoted_rate_limit_does_not_hide_a_rejection() -> None:
+    """A rejection that echoes a tool's "too many requests" is recovered."""
+    limit = "prompt is too long: 9000 tokens > 8000 maximum"
+    error = ContextOverflowError(f"{limit}; input: HTTP 429: too many requests")
+    llm = make_llm([call_part("search"), error, "Resent."])
+    chat = open_chat(llm, f"HTTP 429: too many requests. {words(2_000)}")
+    assert answer_text(await chat.say("Look it up.")) == "Resent."
+    assert (await learned(chat))["learned_window_tokens"] == 8_000
+
+
+@pytest.mark.parametrize("is_streaming", [False, True], ids=["whole", "streamed"])
+async def test_other_error_in_the_resend_is_the_answer(
+    caplog: pytest.LogCaptureFixture, is_streaming: bool
+) -> None:
+    """The caller sees why the rescue failed, and the session keeps what it taught."""
+    error = RuntimeError("It broke off.")
+    llm = make_llm([call_part("search"), overflow(3_000), error, "Better."])
+    chat = open_chat(llm, is_streaming=is_streaming)
+    *_, last = await chat.say("Question 0?")
+    assert (last.error_code, last.error_message) == ("RuntimeError", str(error))
+    assert llm.calls - llm.summaries == 3
+    assert "RuntimeError" in caplog.text
+    assert (await learned(chat))["learned_window_tokens"] == 3_000
+    assert answer_text(await chat.say("Try again.")) == "Better."
+
+
+async def test_an_agents_own_fallback_comes_before_the_error_of_the_resend() -> None:
+    """Whoever has another answer for a failed call is still asked for it."""
+
+    def fall_back(**_: Any) -> LlmResponse:
+        return LlmResponse(content=model("A fallback."))
+
+    llm = make_llm([call_part("search"), overflow(3_000), RuntimeError()])
+    chat = open_chat(llm, agent={"on_model_error_callback": fall_back})
+    assert answer_text(await chat.say("Question 0?")) == "A fallback."
+    assert (await learned(chat))["learned_window_tokens"] == 3_000
+
+
+class Truncating(SimulatedLlm):
+    """A server that drops the oldest messages of what is too long, and says nothing."""
+
+    room_tokens: int = 4_096
+    lost: list[str] = Field(default_factory=list)
+    cached_tokens: int = 0
+    response_count: int = 1
+
+    async def generate_content_async(
+        self, llm_request: LlmRequest, stream: bool = False
+    ) -> AsyncGenerator[LlmResponse, None]:
+        """Answers what is left; notes the tasks that it did not see."""
+        contents = list(llm_request.contents)
+        request = llm_request.model_copy(update={"contents": contents})
+        while (
+            count_request_tokens(request, self.token_ratio, 258) > self.room_tokens
+            and len(contents) > 1
+        ):
+            del contents[0]
+        texts = list(list_content_texts(llm_request.contents))
+        task = re.findall(r"TASK-\d+", "\n".join(texts))[-1]
+        if task not in "\n".join(list_content_texts(contents)):
+            self.lost.append(task)
+        counted = count_request_tokens(request, self.token_ratio, 258)
+        async for response in super().generate_content_async(llm_request, stream):
+            usage = types.GenerateContentResponseUsageMetadata(
+                prompt_token_count=min(counted, self.room_tokens),
+                cached_content_token_count=self.cached_tokens or None,
+            )
+            for _ in range(self.response_count):
+                yield response.model_copy(update={"usage_metadata": usage})
+
+
+async def test_silent_truncation_is_taken_for_the_window(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Counts that fall behind twice running show the window; tasks are seen again."""
+    llm = Truncating(token_ratio=1.0, context_window=10**6)
+    llm.script = searching(8, 8)
+    chat = open_chat(llm, words(700))
+    for turn in range(8):
+        await chat.say(f"TASK-{turn}. {words(300)}")
+    known = await learned(chat)
+    assert 2_048 <= known["learned_window_tokens"] <= 4_096
+    assert {*llm.lost} == {"TASK-0"}  # Before two counts were known.
+    own = [r for r in caplog.records if r.name.startswith("contextguard")]
+    warned = [r.getMessage() for r in own if r.levelno == logging.WARNING]
+    assert ["context_window" in each for each in warned] == [True]
+
+
+async def test_silent_truncation_shows_where_answers_come_in_two() -> None:
+    """A stream may end in several whole responses, all with the count of the call."""
+    llm = Truncating(token_ratio=1.0, context_window=10**6, response_count=2)
+    chat = open_chat(llm)
+    for turn in range(6):
+        await chat.say(f"TASK-{turn}. {words(1_500)}")
+    assert 2_048 <= (await learned(chat))["learned_window_tokens"] <= 4_096
+
+
+@pytest.mark.parametrize("cached_tokens", [9_000, 0], ids=["cached", "blanks"])
+async def test_a_low_count_alone_is_no_truncation(
+    cached_tokens: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Some leave out what a cache held; of many blanks a token holds a lot."""
+    llm = Truncating(token_ratio=1.0 if cached_tokens else 0.3, context_window=10**6)
+    llm.script, llm.cached_tokens = searching(6, 8), cached_tokens
+    llm.room_tokens = 4_096 if cached_tokens else 10**6
+    chat = open_chat(llm, words(700))
+    for turn in range(6):
+        await chat.say(f"TASK-{turn}. {words(300)}")
+    assert not await learned(chat)
+    assert "context_window" not in caplog.text
+
+
+async def test_images_that_a_provider_counts_for_little_show_no_window() -> None:
+    """A count that hardly grows with them is no truncation: providers differ."""
+    calls = list[CallRecord]()
+    counts = iter(range(3_000, 4_000, 85))
+
+    def reply(request: LlmRequest) -> Reply:
+        usage = types.GenerateContentResponseUsageMetadata(
+            prompt_token_count=next(counts)
+        )
+        return LlmResponse(content=model("Seen."), usage_metadata=usage)
+
+    llm = SimulatedLlm(context_window=1_000_000, usage="never", script=reply)
+    chat = open_chat(llm, guard={"on_call": calls.append})
+    await chat.say(words(3_000))
+    for number in range(4):
+        await chat.say(image(number, 900_000))
+    assert {call.window_tokens for call in calls} == {128_000}
+    assert not await learned(chat)
