@@ -266,6 +266,7 @@ class ModelCall:
             has_recall=self._recall.is_possible,
             keep_tokens=self.strategy.keep_tokens(budgets.window_tokens),
             focus=self.state.requested_focus if is_requested else "",
+            uncounted_tokens=max(0, tokens - (self._real or 0)),
         )
 
     def examine_rejected(self, ratio: float) -> CompactionContext:

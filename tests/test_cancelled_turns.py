@@ -130,7 +130,9 @@ async def test_a_turn_that_fits_does_not_wait() -> None:
     llm = slow_llm(slow, token_ratio=1.0)
     strategy = Threshold(context_window=10_000, summarizer_context_window=100_000)
     chat = guarded_chat(llm, strategy, guard={"on_compaction": told.append})
-    await seed(chat, user("The task."), model(words(5_700, "ORIGINAL")))
+    await seed(chat, user("The task."), model(words(5_000, "ORIGINAL")))
+    await chat.say("Hello.")
+    await seed(chat, user("More."), model(words(3_200)))
     await slow.interrupt(chat, "First.")
     for message in ("Go on.", "And on."):
         assert answer_text(await chat.say(message)) == f"Acknowledged: {message}"

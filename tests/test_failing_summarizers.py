@@ -129,4 +129,4 @@ async def test_a_request_that_fits_waits_for_a_better_summary(failures: int) -> 
     if failures < 99:
         assert llm.summaries == failures + 1
     else:
-        assert records[0].tokens_before >= 9_700
+        assert records[0].tokens_before >= 9_700 - 600 / 6  # Of its newest message.
