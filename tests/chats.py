@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.models.llm_request import LlmRequest
 from google.adk.plugins.base_plugin import BasePlugin
@@ -35,6 +36,11 @@ EXACT = {REAL: 1_000, HEURISTIC: 1_000}
 
 DEMAND = {"context_guard:compact": True}
 """State that asks for a compaction."""
+
+
+def slow(*values: Any) -> list[Any]:
+    """Values of a parameter for the slow tier."""
+    return [pytest.param(value, marks=pytest.mark.slow) for value in values]
 
 
 def words(token_count: int, name: str = "") -> str:

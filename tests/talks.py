@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -48,13 +48,23 @@ workflow_agents = pytest.mark.filterwarnings(
 )
 
 
-def spread(name: str, values: Mapping[str, Any]) -> pytest.MarkDecorator:
-    """Each value with one of the strategies, in turn: all differ little here."""
+def spread(
+    name: str, values: Mapping[str, Any], slow: Collection[str] = ()
+) -> pytest.MarkDecorator:
+    """Each value with one of the strategies, in turn: all differ little here.
+
+    Those named in `slow` are of the slow tier.
+    """
     cases = zip(values.items(), itertools.cycle(STRATEGIES.items()), strict=False)
     return pytest.mark.parametrize(
         ("strategy", name),
         [
-            pytest.param(strategy, value, id=f"{title}-{value_id}")
+            pytest.param(
+                strategy,
+                value,
+                id=f"{title}-{value_id}",
+                marks=pytest.mark.slow if value_id in slow else (),
+            )
             for (value_id, value), (title, strategy) in cases
         ],
     )

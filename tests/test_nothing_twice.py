@@ -20,7 +20,7 @@ from contextguard_adk import (
 )
 from contextguard_adk.testing import RecordedRequest, Reply, call
 from tests.acting import SUMMARIZERS, ActingAgent, Job, find_named, make_jobs, run_turn
-from tests.chats import agent_requests, words
+from tests.chats import agent_requests, slow, words
 
 STRATEGIES: dict[str, type[Strategy]] = {
     "threshold": Threshold,
@@ -85,7 +85,7 @@ async def test_each_job_is_done_once(
 
 
 @every_strategy
-@every_summarizer
+@pytest.mark.parametrize("summarizer", ["useless", *slow("good", "failing", "absent")])
 async def test_plain_numbers_are_done_once(strategy: str, summarizer: str) -> None:
     """It is the same where the jobs are plain numbers and a real tokenizer counts."""
     agent = ActingAgent(make_jobs(30, are_plain_numbers=True))

@@ -18,7 +18,7 @@ from contextguard_adk.testing.provider import (
     looks_like_summary_request,
 )
 from tests.builders import answer_text
-from tests.chats import words
+from tests.chats import slow, words
 from tests.test_learned_limits import learned, open_chat, searching
 
 
@@ -60,12 +60,7 @@ class AnthropicLlm(Summing):
     """Has the attribute of ADK's client for Anthropic's API."""
 
 
-def slow(*numbers: float) -> list[Any]:
-    """Cases of the slow tier."""
-    return [pytest.param(number, marks=pytest.mark.slow) for number in numbers]
-
-
-RESERVED = [0.25, 0.6, 0.95, *slow(0.05, 0.5, 0.7, 0.75, 0.8, 0.9)]
+RESERVED = [0.25, 0.95, *slow(0.05, 0.5, 0.6, 0.7, 0.75, 0.8, 0.9)]
 
 
 @pytest.mark.parametrize("window_tokens", [8_000, 200_000, *slow(32_000)])

@@ -100,7 +100,10 @@ REWRITES = {
 }
 
 
-@spread("case", REWRITES)
+RARE = ("stamping_texts", "encoding", "naming-dynamic", "masking-dynamic")
+
+
+@spread("case", REWRITES, slow=RARE)
 async def test_rewritten_messages_are_summarized_as_others_are(
     strategy: Strategy, case: tuple[Callable[[], Rewrite], dict[str, str]]
 ) -> None:

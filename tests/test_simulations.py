@@ -28,7 +28,7 @@ from tests.builders import (
     response,
     user,
 )
-from tests.chats import head_length
+from tests.chats import head_length, slow
 from tests.scenarios import Kind, Writer
 
 # What a model writes of a storm of tool results.
@@ -99,7 +99,7 @@ async def test_a_tool_storm_is_removed(strategy: type[Strategy]) -> None:
 @both_strategies
 @pytest.mark.parametrize(
     "kind",
-    ["log", *[pytest.param(k, marks=pytest.mark.slow) for k in ("json", "code")]],
+    ["log", *slow("json", "code")],
 )
 async def test_a_tool_result_of_750k_characters_fits(
     kind: Kind, strategy: type[Strategy]
