@@ -95,9 +95,12 @@ class TimedSessions(InMemorySessionService):
 
 
 def make_events(kind: str, count: int) -> list[Event]:
-    """A history of so many contents."""
+    """A history of so many contents; tools follow upon a message of the user."""
     rng = random.Random(f"{kind}-{count}")
     events = []
+    if kind.startswith("tools"):
+        asked = types.Content(role="user", parts=[types.Part(text="Look around.")])
+        events.append(Event(author="user", invocation_id="i-0", content=asked))
     for number in range(count):
         role = ("user", "model")[number % 2]
         if kind.startswith("tools"):
@@ -177,8 +180,9 @@ def _make_guard(window_tokens: int) -> ContextGuardPlugin:
 
 def _full_window(kind: str, count: int) -> int:
     """A window of which the largest request of a turn takes nearly the threshold."""
-    # The last call of a turn has its question, three calls and three results as well.
-    due_tokens = int((count + 7) * _content_tokens(kind) / FULL_RATIO)
+    # The last call has its question, three calls and results as well, and the history
+    # a first message.
+    due_tokens = int((count + 8) * _content_tokens(kind) / FULL_RATIO)
     # The buffer is 20 %, or 20,000 tokens of windows of 200,000 and more.
     return due_tokens + 20_000 if due_tokens >= 180_000 else int(due_tokens / 0.8)
 

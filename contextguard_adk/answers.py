@@ -9,7 +9,7 @@ from google.adk.models.llm_response import LlmResponse
 
 from contextguard_adk.limits import note_count
 from contextguard_adk.measuring.calibration import request_script_discount
-from contextguard_adk.measuring.tokens import Memo
+from contextguard_adk.measuring.tokens import Memo, media_bytes
 from contextguard_adk.memory import CallInFlight, Run, call_key
 from contextguard_adk.telemetry import CallRecord, describe_call, report_call
 
@@ -47,7 +47,7 @@ async def take_answer(
             memo = run.memo(invocation)
             # Some leave out of the count what a cache held.
             is_truncated = None if cached else _is_truncated(call, real, memo)
-            text_tokens = call.heuristic_tokens - _media_tokens(call, memo)
+            text_tokens = call.heuristic_tokens - _media_tokens(call)
             note_count(call, state, real, is_truncated, text_tokens)
             call.release()  # A recovery needs the contents no more.
         call.session.cached_ratio = cached / real
@@ -78,17 +78,17 @@ def _is_truncated(call: CallInFlight, real_tokens: int, memo: Memo) -> bool:
     suspect_tokens = call.heuristic_tokens * _TRUNCATION_RATIO
     if real_tokens >= suspect_tokens or suspect_tokens <= 2_000:
         return False
-    discount_tokens = _media_tokens(call, memo) + request_script_discount(
+    discount_tokens = _media_tokens(call) + request_script_discount(
         call.sent_contents, call.sent_config, memo
     )
     return real_tokens < suspect_tokens - discount_tokens * _TRUNCATION_RATIO
 
 
-def _media_tokens(call: CallInFlight, memo: Memo) -> int:
+def _media_tokens(call: CallInFlight) -> int:
     """What the images and files of a request were taken for: counts of them vary."""
     parts = (part for content in call.sent_contents for part in content.parts or ())
     others = (part for part in parts if part is not None and not part.text)
-    return sum(memo.measure_part(part).media_bytes for part in others) // 4
+    return sum(media_bytes(part) for part in others) // 4
 
 
 def end_run(run: Run) -> None:

@@ -125,17 +125,23 @@ class EventIndex:
 
     def relays(self, content: types.Content) -> bool:
         """Returns whether the content is ADK's rendering of another agent's event."""
+        if not is_relay(content):
+            return False
         # A user can type its prefix, but its parts name an author of the session.
         texts = [part.text for part in parts_of(content) if part.text]
         openings = tuple(f"[{author}] " for author in self._authors)
-        return is_relay(content) and any(t.startswith(openings) for t in texts[1:])
+        return any(text.startswith(openings) for text in texts[1:])
 
     def is_output(self, content: types.Content) -> bool:
         """Returns whether a text is what ADK makes of the output of executed code."""
         text = content_text(content)
-        if text in self._user_texts:  # The user may quote one.
-            return False
-        return _is_any_fenced(self._outputs, text)
+        # The user may quote one.
+        return text not in self._user_texts and _is_any_fenced(self._outputs, text)
+
+    @property
+    def has_outputs(self) -> bool:
+        """Whether any event holds the output of executed code."""
+        return bool(self._outputs)
 
 
 def find_rewritten(

@@ -45,7 +45,7 @@ def has_function_response(content: types.Content) -> bool:
 
 def has_tool(content: types.Content) -> bool:
     """Returns whether this content carries a tool's call or result."""
-    return has_function_call(content) or has_function_response(content)
+    return any(p.function_call or p.function_response for p in parts_of(content))
 
 
 def parts_of(content: types.Content | None) -> list[types.Part]:

@@ -154,7 +154,8 @@ class HistoryView:
     def outputs(self) -> frozenset[int]:
         """What executed code has printed, which ADK shows as the user's text."""
         found = set()
-        for index in self.history:
+        has_any = self._rewritten or self._index.has_outputs
+        for index in self.history if has_any else ():
             if event := self._rewritten.get(index):
                 parts = parts_of(event.content)
                 is_output = any(part.code_execution_result for part in parts)

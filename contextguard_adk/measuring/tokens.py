@@ -127,10 +127,14 @@ def media_tokens(mime_type: str | None, size_bytes: int | None) -> int:
     return 1_000
 
 
-def _media_bytes(part: types.Part | types.FunctionResponsePart) -> int:
+def media_bytes(part: types.Part | types.FunctionResponsePart) -> int:
+    """Returns four bytes for each token that the media of a part are taken for."""
     if (blob := part.inline_data) is not None:
         return 4 * media_tokens(blob.mime_type, len(blob.data or b""))
-    return 4 * media_tokens(part.file_data.mime_type, None) if part.file_data else 0
+    if part.file_data is not None:
+        return 4 * media_tokens(part.file_data.mime_type, None)
+    result = part.function_response if isinstance(part, types.Part) else None
+    return sum(map(media_bytes, result.parts or ())) if result else 0
 
 
 def _spell(value: object, spell: Callable[[Any], str] | None) -> object:
@@ -153,22 +157,22 @@ def _read_part(part: types.Part | None, form: JsonForm) -> tuple[Sequence[object
     if (call := part.function_call) is not None:
         return (call.name or "", _spell(call.args, form.args)), 0
     if (result := part.function_response) is not None:
-        media_bytes = sum(map(_media_bytes, result.parts or ()))
-        return (result.name or "", _spell(result.response, form.result)), media_bytes
+        result_text = _spell(result.response, form.result)
+        return (result.name or "", result_text), media_bytes(part)
     if (code := part.executable_code) is not None:
         return (code.code or "",), 0
     if (outcome := part.code_execution_result) is not None:
         return (outcome.output or "",), 0
     if part.inline_data is not None or part.file_data is not None:
-        return (), _media_bytes(part)
+        return (), media_bytes(part)
     others = part.__dict__.items()
     return [value for name, value in others if value and name not in _UNREAD_FIELDS], 0
 
 
 def part_bytes(part: types.Part | None, form: JsonForm = COMPACT) -> int:
     """Returns the UTF-8 bytes that the model reads of a part; media count as tokens."""
-    values, media_bytes = _read_part(part, form)
-    return sum(map(json_bytes, values)) + media_bytes
+    values, others = _read_part(part, form)
+    return sum(map(json_bytes, values)) + others
 
 
 class PartMeasure(NamedTuple):
@@ -182,10 +186,10 @@ class PartMeasure(NamedTuple):
 
 def measure_part(part: types.Part | None, form: JsonForm = COMPACT) -> PartMeasure:
     """Returns what `part_bytes` measures, and what depends on scripts."""
-    values, media_bytes = _read_part(part, form)
+    values, others = _read_part(part, form)
     text = b"".join(map(json_text, values))
     discount = script_discount_tokens(text)
-    return PartMeasure(len(text), media_bytes, discount, text.isascii())
+    return PartMeasure(len(text), others, discount, text.isascii())
 
 
 def part_text(part: types.Part | None, form: JsonForm = COMPACT) -> bytes:
