@@ -95,23 +95,18 @@ class TimedSessions(InMemorySessionService):
 
 
 def make_events(kind: str, count: int) -> list[Event]:
-    """A history of so many contents; tools follow upon a message of the user."""
+    """A history of so many contents, an even number; the first is the user's."""
     rng = random.Random(f"{kind}-{count}")
     events = []
-    if kind.startswith("tools"):
-        asked = types.Content(role="user", parts=[types.Part(text="Look around.")])
-        events.append(Event(author="user", invocation_id="i-0", content=asked))
     for number in range(count):
         role = ("user", "model")[number % 2]
-        if kind.startswith("tools"):
-            ref = f"call-{number // 2}"
+        if kind.startswith("tools") and 0 < number < count - 1:
+            ref = f"call-{(number - 1) // 2}"
             name = "kubectl_get"
-            if number % 2 == 0:
-                role = "model"
+            if number % 2:
                 made = types.FunctionCall(id=ref, name=name, args={"page": number})
                 part = types.Part(function_call=made)
             else:
-                role = "user"
                 rows = _common.make_list(RESULT_CHARS, rng)
                 found = types.FunctionResponse(id=ref, name=name, response=rows)
                 part = types.Part(function_response=found)
@@ -180,9 +175,8 @@ def _make_guard(window_tokens: int) -> ContextGuardPlugin:
 
 def _full_window(kind: str, count: int) -> int:
     """A window of which the largest request of a turn takes nearly the threshold."""
-    # The last call has its question, three calls and results as well, and the history
-    # a first message.
-    due_tokens = int((count + 8) * _content_tokens(kind) / FULL_RATIO)
+    # The last call of a turn has its question, three calls and three results as well.
+    due_tokens = int((count + 7) * _content_tokens(kind) / FULL_RATIO)
     # The buffer is 20 %, or 20,000 tokens of windows of 200,000 and more.
     return due_tokens + 20_000 if due_tokens >= 180_000 else int(due_tokens / 0.8)
 
@@ -215,7 +209,7 @@ async def make_pair(kind: str, count: int) -> tuple[Chat, Chat]:
     guarded = await _make_chat(kind, events, _make_guard(ROOMY_TOKENS))
     stored = guarded.sessions.stored
     if kind.endswith("summary"):
-        half = count // 2 // 2 * 2
+        half = count // 2 // 2 * 2 + kind.startswith("tools")  # Behind a result.
         guarded.base = events[:half]
         stored.events[:] = guarded.base
         request_compaction(stored.state)

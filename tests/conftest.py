@@ -6,11 +6,11 @@ import re
 import pytest
 from hypothesis import settings
 
-# `--hypothesis-profile=…` takes another one. `ci` and the default try the same examples
-# in every run; `search` looks for new ones.
+# `--hypothesis-profile=…` takes another one. `search` looks for new examples; `ci` and
+# the default try the same ones in every run.
+settings.register_profile("search", max_examples=2_000, deadline=None)
 settings.register_profile("default", max_examples=50, deadline=None, derandomize=True)
 settings.register_profile("ci", settings.get_profile("default"), max_examples=2_000)
-settings.register_profile("search", max_examples=2_000, deadline=None)
 settings.load_profile("default")
 
 # ADK would copy every request into its spans, which takes longer than most tests.

@@ -126,7 +126,7 @@ def talk_until_compacted(page: Page, address: str, app: str) -> None:
         # ADK's page has shown an answer twice when it was busy.
         answers = page.get_by_text("All others are running.")
         expect(answers.nth(number - 1)).to_be_attached()
-        if "__context_guard_summary_operator" in events:
+        if COMPACTION in events:
             break  # The page shows it a moment later.
     expect(compaction).to_be_visible()
 

@@ -16,10 +16,8 @@ from google.adk.models.base_llm import BaseLlm
 from google.adk.models.google_llm import Gemini
 from google.genai import types
 from pydantic_core import to_json
-from tenacity import wait_none
 
 from contextguard_adk import CompactionRecord, ContextGuardPlugin, Threshold
-from contextguard_adk.providers import retry
 from contextguard_adk.telemetry import CallRecord
 from tests.builders import Chat, answer_text, call_part, queued_tool
 from tests.loopback import Loopback, Mood, Provider
@@ -47,7 +45,6 @@ SETTINGS = {
 def loopback(monkeypatch: pytest.MonkeyPatch) -> Iterator[Loopback]:
     """A provider, to which the clients find by themselves."""
     with Loopback(Provider(WINDOW)) as running:
-        monkeypatch.setattr(retry, "_BACKOFF", wait_none())
         monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
         monkeypatch.setenv("NO_PROXY", "127.0.0.1")
         monkeypatch.setenv("GOOGLE_API_KEY", "key")

@@ -116,7 +116,8 @@ async def test_a_summarizer_by_name_is_made_once_for_a_compaction(name: str) -> 
 
 @pytest.mark.parametrize("failures", [1, 2, 99])
 async def test_a_request_that_fits_waits_for_a_better_summary(failures: int) -> None:
-    """Up to 97 % of the window it goes out as it is, and the next call asks again."""
+    """Up to 97 % of the window, with a sixth added to the newest message, it goes out
+    as it is, and the next call asks again."""
     records = list[CompactionRecord]()
     replies: list[Any] = [*[DOWN] * failures, *["They spoke of stars."] * 9]
     llm = SimulatedLlm(context_window=10_000, token_ratio=1.0, summary_replies=replies)
@@ -129,4 +130,4 @@ async def test_a_request_that_fits_waits_for_a_better_summary(failures: int) -> 
     if failures < 99:
         assert llm.summaries == failures + 1
     else:
-        assert records[0].tokens_before >= 9_700 - 600 / 6  # Of its newest message.
+        assert records[0].tokens_before >= 9_700 - 600 / 6  # A message is below 600.

@@ -295,7 +295,7 @@ async def test_giant_messages_are_made_to_fit(name: str, kind: type[Strategy]) -
 async def test_dense_text_that_nobody_has_counted_does_not_go_out_as_it_is() -> None:
     """It may be a seventh longer than it looks: without a summary, it is cut."""
     play = Play(Pipeline(context_window=WINDOW_TOKENS), ["nothing"])
-    numbers = [Step("user", PIECES["digits"] * count, ()) for count in (20, 80)]
+    numbers = [Step("user", PIECES["digits"] * count, ()) for count in (20, 88)]
     await play.tell([*numbers, Step("tools", PIECES["markup"] * 80, (0, 1, 2))])
-    await play.ask("Request?")
+    await play.ask("Request 0?")
     assert play.llm.rejections == 0

@@ -100,7 +100,7 @@ REWRITES = {
 }
 
 
-RARE = ("stamping_texts", "encoding", "naming-dynamic", "masking-dynamic")
+RARE = ("stamping_parts-dynamic", "naming-dynamic", "masking-dynamic")
 
 
 @spread("case", REWRITES, slow=RARE)

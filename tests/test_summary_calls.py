@@ -352,9 +352,10 @@ def test_which_errors_are_transient(error: Exception, expected: bool) -> None:
     [
         {"response": SimpleNamespace(headers={"retry-after": "0.01"})},
         {"response": SimpleNamespace(headers={"Retry-After": formatdate(0)})},
+        {"litellm_response_headers": {"retry-after": "0.01"}},
         {"args": ("{'retryDelay': '0.01s'}",)},
     ],
-    ids=["seconds", "date", "Gemini's"],
+    ids=["seconds", "date", "LiteLLM's", "Gemini's"],
 )
 async def test_a_provider_says_when_to_come_back(says: dict[str, Any]) -> None:
     """In a header, or in the body; ours would not fit the time that is left."""

@@ -33,11 +33,6 @@ class Pairs:
         return group
 
 
-def has_function_call(content: types.Content) -> bool:
-    """Returns whether the model asks for a tool in this content."""
-    return any(part.function_call for part in parts_of(content))
-
-
 def has_function_response(content: types.Content) -> bool:
     """Returns whether this content carries a tool's result."""
     return any(part.function_response for part in parts_of(content))

@@ -127,14 +127,20 @@ def media_tokens(mime_type: str | None, size_bytes: int | None) -> int:
     return 1_000
 
 
-def media_bytes(part: types.Part | types.FunctionResponsePart) -> int:
-    """Returns four bytes for each token that the media of a part are taken for."""
+def _media_bytes(part: types.Part | types.FunctionResponsePart) -> int:
     if (blob := part.inline_data) is not None:
         return 4 * media_tokens(blob.mime_type, len(blob.data or b""))
-    if part.file_data is not None:
-        return 4 * media_tokens(part.file_data.mime_type, None)
-    result = part.function_response if isinstance(part, types.Part) else None
-    return sum(map(media_bytes, result.parts or ())) if result else 0
+    return 4 * media_tokens(part.file_data.mime_type, None) if part.file_data else 0
+
+
+def media_bytes(part: types.Part) -> int:
+    """Returns four bytes for each token that the media of a part are taken for."""
+    if part.text or part.function_call:
+        return 0
+    if (result := part.function_response) is not None:
+        return sum(map(_media_bytes, result.parts or ()))
+    is_code = part.executable_code or part.code_execution_result
+    return 0 if is_code else _media_bytes(part)
 
 
 def _spell(value: object, spell: Callable[[Any], str] | None) -> object:
@@ -164,7 +170,7 @@ def _read_part(part: types.Part | None, form: JsonForm) -> tuple[Sequence[object
     if (outcome := part.code_execution_result) is not None:
         return (outcome.output or "",), 0
     if part.inline_data is not None or part.file_data is not None:
-        return (), media_bytes(part)
+        return (), _media_bytes(part)
     others = part.__dict__.items()
     return [value for name, value in others if value and name not in _UNREAD_FIELDS], 0
 

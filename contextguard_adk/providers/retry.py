@@ -100,7 +100,8 @@ def _find_wait_seconds(state: RetryCallState) -> float:
 
 def _read_retry_after(error: BaseException) -> float | None:
     """Returns after how many seconds a provider says that it can be asked again."""
-    headers = getattr(getattr(error, "response", None), "headers", None) or {}
+    headers = getattr(error, "litellm_response_headers", None)  # Not on its response.
+    headers = headers or getattr(getattr(error, "response", None), "headers", {})
     try:
         value = next(v for k, v in headers.items() if k.lower() == "retry-after")
         if re.fullmatch(r"\s*\d+(\.\d+)?\s*", value):

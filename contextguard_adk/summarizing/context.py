@@ -123,7 +123,7 @@ class CompactionContext:
             for word.
         keep_count: How many contents these steps may be.
         focus: What a compaction that somebody asked for should keep above all.
-        uncounted_tokens: How much of `tokens` no provider has counted.
+        uncounted_tokens: By how much `tokens` exceeds what the provider counted last.
     """
 
     agent: str
@@ -158,7 +158,7 @@ class CompactionContext:
     def fits_yet(self) -> bool:
         """Whether the request may go out as it is, whatever the threshold.
 
-        Of dense text an estimate can be too low by a seventh.
+        Of digits and markup o200k_base counts up to a seventh more than is estimated.
         """
         most_tokens = self.tokens + self.uncounted_tokens / 6
         is_overfull = most_tokens >= self.budgets.overfull_tokens
