@@ -107,7 +107,7 @@ def _read_retry_after(error: BaseException) -> float | None:
         if re.fullmatch(r"\s*\d+(\.\d+)?\s*", value):
             return float(value)
         return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
-    except Exception:  # noqa: BLE001 - no such header, or whatever a client makes of it.
-        pass
+    except (AttributeError, OverflowError, StopIteration, TypeError, ValueError):
+        pass  # No such header, or not one that can be read.
     said = _RETRY_DELAY.search(str(error))
     return float(said[1]) if said else None

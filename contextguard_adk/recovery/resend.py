@@ -92,8 +92,10 @@ class Recovery:
 
     async def _leave_out_media(self, overflow: Overflow) -> list[types.Content] | None:
         """Sends the oldest images and files no more where their bytes are too many."""
+        if not overflow.in_bytes:
+            return None
         sent = list(self._rejected.contents)
-        media_bytes = count_media_bytes(sent) if overflow.in_bytes else 0
+        media_bytes = count_media_bytes(sent)
         most_bytes = int(media_bytes * 0.9)
         parts = (part for content in sent for part in content.parts or ())
         measures = map(self._call.memo.measure_part, parts)
