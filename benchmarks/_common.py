@@ -8,19 +8,26 @@ import json
 import logging
 import os
 import random
+import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, metadata
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import google.adk
 import pydantic_core
 from pydantic_core import to_json
 from rich.console import Console
 from rich.measure import Measurement
+from rich.progress import track
 from rich.table import Table
+
+from contextguard_adk import Usage
+from contextguard_adk.providers.costs import TYPICAL_COSTS
 
 KINDS = ("prose", "code", "json", "digits", "base64", "cjk", "other languages")
 """The kinds of text that `write_text` knows."""
@@ -30,6 +37,10 @@ _SOURCES = ("agents", "flows", "sessions", "tools", "models")
 _CJK = ("zh", "ja", "ko")
 _OTHERS = ("de", "es", "ru", "ar", "hi")
 _LICENSE = Path(__file__).parent.parent / "LICENSE"
+
+
+_Task = TypeVar("_Task")
+_Result = TypeVar("_Result")
 
 
 def quiet() -> None:
@@ -47,6 +58,19 @@ def build_parser(description: str | None) -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", type=Path, help="where to write the figures")
     return parser
+
+
+def map_in_processes(
+    function: Callable[[_Task], _Result], tasks: Sequence[_Task]
+) -> list[_Result]:
+    """Calls a function of a module with each task, on all cores, in order."""
+    spawn = get_context("spawn")
+    with ProcessPoolExecutor(mp_context=spawn, initializer=quiet) as pool:
+        results = pool.map(function, tasks)
+        is_hidden = not sys.stderr.isatty()
+        return list(
+            track(results, "playing", len(tasks), transient=True, disable=is_hidden)
+        )
 
 
 def print_table(
@@ -82,6 +106,18 @@ def write_json(path: Path | None, figures: Mapping[str, Any]) -> None:
     """Writes the figures, where asked."""
     if path:
         path.write_text(json.dumps(figures, indent=2) + "\n", "utf-8")
+
+
+def price(prompt_tokens: int, cached_tokens: int, output_tokens: int) -> int:
+    """What calls cost, in uncached prompt tokens.
+
+    Args:
+        prompt_tokens: Of the requests, cached ones included.
+        cached_tokens: How many of these a prompt cache served.
+        output_tokens: Of the answers.
+    """
+    usage = Usage(prompt_tokens, cached_tokens, output_tokens)
+    return round(TYPICAL_COSTS.price(usage) * 1_000_000)
 
 
 @lru_cache(maxsize=16)

@@ -10,6 +10,7 @@ from typing import Any
 from google.adk.agents import LlmAgent
 from google.adk.agents.run_config import RunConfig
 from google.adk.apps import App
+from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.adk.plugins.base_plugin import BasePlugin
@@ -17,12 +18,24 @@ from google.adk.runners import Runner
 from google.adk.sessions import InMemorySessionService
 from google.adk.tools.base_tool import BaseTool
 from google.genai import types
+from pydantic import PrivateAttr
 
+from benchmarks import _common
 from benchmarks._conversations import Conversation
 from benchmarks._extractive import SUMMARY_TOKENS, ExtractiveSummaries
 from contextguard_adk.measuring.budgets import summary_budget_tokens
 from contextguard_adk.testing import Reply, SimulatedLlm
-from contextguard_adk.testing.provider import count_tokens, read_summary_material
+from contextguard_adk.testing.provider import (
+    count_tokens,
+    list_content_texts,
+    list_prompt_texts,
+    read_summary_material,
+)
+
+CACHED_PROMPTS = 4
+"""How many of the newest prompts a cache holds, as that of `SimulatedLlm`."""
+
+CountedText = tuple[str, int]  # With its UTF-8 bytes.
 
 INSTRUCTION = "You help an engineer with whatever is asked, and use the tools for it."
 
@@ -73,6 +86,73 @@ class Provider(SimulatedLlm):
             request.config.max_output_tokens = self.summary_tokens
         async for response in super().generate_content_async(request, stream):
             yield response
+
+
+class CountingLlm(BaseLlm):
+    """Says what it is told, counts what that takes, and refuses what is too long."""
+
+    window_tokens: int
+    has_cache: bool
+
+    _counted: dict[int, tuple[types.Content, CountedText]] = PrivateAttr(
+        default_factory=dict
+    )
+    _served: list[list[CountedText]] = PrivateAttr(default_factory=list)
+    _spent: list[tuple[int, int, int]] = PrivateAttr(default_factory=list)
+
+    @property
+    def cost_tokens(self) -> int:
+        """What all calls cost, summaries included."""
+        return _common.price(*map(sum, zip(*self._spent, strict=True)))
+
+    async def generate_content_async(
+        self, llm_request: LlmRequest, stream: bool = False
+    ) -> AsyncGenerator[LlmResponse, None]:
+        """Writes a summary as long as it may be: nobody but the guard asks here."""
+        tokens = llm_request.config.max_output_tokens or SUMMARY_TOKENS
+        text = _common.read_pool("prose")[: 4 * tokens]
+        yield self.say(llm_request, types.ModelContent(text))
+
+    def say(self, request: LlmRequest, reply: types.Content) -> LlmResponse:
+        """Answers a request with a content, or with an error."""
+        settings = LlmRequest(config=request.config)
+        head = "\n".join(text for _, text in list_prompt_texts(settings))
+        texts = [(head, len(head.encode())), *map(self._count, request.contents)]
+        prompt_tokens = sum(utf8_bytes for _, utf8_bytes in texts) // 4
+        if prompt_tokens > self.window_tokens:
+            raise OverflowError(f"{prompt_tokens} of {self.window_tokens} tokens")
+        cached_tokens = 0
+        if self.has_cache:
+            shared_tokens = (_count_shared(before, texts) for before in self._served)
+            cached_tokens = max(shared_tokens, default=0)
+            self._served = [*self._served[1 - CACHED_PROMPTS :], texts]
+        output_tokens = self._count(reply)[1] // 4
+        self._spent.append((prompt_tokens, cached_tokens, output_tokens))
+        usage = types.GenerateContentResponseUsageMetadata(
+            prompt_token_count=prompt_tokens,
+            cached_content_token_count=cached_tokens or None,
+            candidates_token_count=output_tokens,
+        )
+        return LlmResponse(content=reply, usage_metadata=usage)
+
+    def _count(self, content: types.Content) -> CountedText:
+        # The content is kept, so that its id stays its own.
+        if id(content) not in self._counted:
+            text = "\n".join(list_content_texts([content]))
+            self._counted[id(content)] = content, (text, len(text.encode()))
+        return self._counted[id(content)][1]
+
+
+def _count_shared(before: Sequence[CountedText], now: Sequence[CountedText]) -> int:
+    """The tokens of the contents that two prompts begin with in common."""
+    if before[0] != now[0]:
+        return 0
+    utf8_bytes = 0
+    for old, new in zip(before, now, strict=False):
+        if old != new:
+            break
+        utf8_bytes += new[1]
+    return utf8_bytes // 4
 
 
 class NotedSummaries(ExtractiveSummaries):
@@ -131,6 +211,7 @@ class Played:
         prompt_tokens: Of the agent's requests that were accepted.
         cached_tokens: Of those, what a prompt cache serves.
         served_tokens: What it serves of summary requests as well.
+        output_tokens: Of answers and summaries.
         user_facts, tool_facts: Of those planted, how many stand in the last request.
         ideal_user_facts: The former where the summarizer keeps every fact it is shown.
         ideal_tool_facts: The latter where the summarizer keeps every fact it is shown.
@@ -146,6 +227,7 @@ class Played:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     served_tokens: int = 0
+    output_tokens: int = 0
     user_facts: int = 0
     tool_facts: int = 0
     ideal_user_facts: int = 0
@@ -160,6 +242,12 @@ class Played:
     def uncached_tokens(self) -> int:
         """What was billed, answers and summaries included, and no cache served."""
         return self.billed_tokens - self.served_tokens
+
+    @property
+    def cost_tokens(self) -> int:
+        """What was billed, by price: in uncached prompt tokens."""
+        prompt_tokens = self.billed_tokens - self.output_tokens
+        return _common.price(prompt_tokens, self.served_tokens, self.output_tokens)
 
 
 @dataclass
@@ -271,6 +359,9 @@ def _examine(
             played.without_request += is_missing
     served = [record for record in requests if not record.rejected]
     played.served_tokens = sum(record.cached_tokens for record in served)
+    answers = [record.response for record in served if record.response]
+    usages = [answer.usage_metadata for answer in answers if answer.usage_metadata]
+    played.output_tokens = sum(usage.candidates_token_count or 0 for usage in usages)
     accepted = [record for record in served if not record.is_summary]
     played.prompt_tokens = sum(record.prompt_tokens for record in accepted)
     played.cached_tokens = sum(record.cached_tokens for record in accepted)

@@ -1,11 +1,15 @@
 """Compares the ways to keep a conversation inside the window, on the same ones.
 
     python benchmarks/compare.py [--json FILE] [--window TOKENS] [--seed TEXT]
-        [--wording plain] [--only NAME ...]
+        [--wording plain] [--only CONVERSATION ...] [--ways WAY ...]
+    python benchmarks/compare.py --long [SESSION ...] [--json FILE]
 
 No key and no network is needed: a simulated provider counts by BPE (o200k_base) and
 refuses what exceeds its window or separates a call from its result. It writes all
 summaries, by extraction, at the same length for everybody.
+
+With `--long` other sessions are played instead: of 600 model calls, in windows of
+200,000 and 1,000,000 tokens, by trigger. That takes a quarter of an hour or more.
 """
 
 from __future__ import annotations
@@ -22,9 +26,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from google.adk.apps.app import EventsCompactionConfig
 from google.adk.apps.llm_event_summarizer import LlmEventSummarizer
 from google.adk.plugins.context_filter_plugin import ContextFilterPlugin
-from rich.progress import track
 
-from benchmarks import _common
+from benchmarks import _common, _long_sessions
 from benchmarks._conversations import (
     SHAPES,
     WORDINGS,
@@ -42,6 +45,7 @@ from contextguard_adk import (
     TokenWindow,
 )
 from contextguard_adk.measuring.budgets import threshold_tokens
+from contextguard_adk.providers.costs import TYPICAL_COSTS
 from contextguard_adk.testing import SimulatedLlm
 
 WINDOW_TOKENS = 16_000
@@ -64,6 +68,7 @@ HEADER = (
     "billed, k",
     "prefix share",
     "uncached, k",
+    "cost, k",
     "user facts",
     "tool facts",
     "ideal: user facts",
@@ -86,17 +91,13 @@ def _adk(name: str, kept_events: int, is_early: bool = False) -> Way:
     return Way(name, app=configure)
 
 
-def _ours(
-    strategy: type[Strategy], name: str = "", share: float = 1.0, **settings: Any
-) -> Way:
+def _ours(strategy: type[Strategy], name: str = "", **settings: Any) -> Way:
     return Way(
         name or strategy.__name__,
         is_ours=True,
         plugins=lambda talk: [
             ContextGuardPlugin(
-                default=strategy(
-                    context_window=int(share * talk.configured_tokens), **settings
-                )
+                default=strategy(context_window=talk.configured_tokens, **settings)
             )
         ],
     )
@@ -114,7 +115,10 @@ WAYS = (
     _adk(EARLY, 0, is_early=True),
     _adk("ADK compaction, keeps 6", 6),
     _ours(Threshold),
-    _ours(Threshold, "Threshold, at half", share=0.5 / 0.8),
+    _ours(Threshold, "Threshold, at half", trigger=0.5),
+    _ours(Threshold, "Threshold, auto", trigger="auto"),
+    _ours(Threshold, "Threshold, no previews", preview_tokens=None),
+    _ours(Threshold, "Threshold, small previews", preview_tokens=0.05),
     _ours(SlidingWindow),
     _ours(Pipeline),
     _ours(
@@ -123,6 +127,8 @@ WAYS = (
         window=TokenWindow(budget_tokens=NEWEST_TOKENS),
     ),
 )
+
+ALL_WAYS = tuple(way.name for way in WAYS)
 
 NOTES = """\
 {count} conversations of about {tokens:,} tokens in all; window {window:,} tokens,
@@ -136,7 +142,12 @@ ADK compaction, keeps N  EventsCompactionConfig(token_threshold=ours: 80 % of th
 ADK compaction, at half  the same, keeps 0, token_threshold=half of the window.
 Threshold, SlidingWindow, Pipeline
                          this package with context_window set, all else default.
-Threshold, at half       the same with 5/8 of the window: half of it is its threshold.
+Threshold, at half       the same with trigger=0.5.
+Threshold, auto          the same with trigger="auto", which is the default in a window
+                         below 40,000 tokens.
+Threshold, no previews   the same with preview_tokens=None.
+Threshold, small previews
+                         the same with preview_tokens=0.05.
 Pipeline, last Nk        all default but window=TokenWindow(budget_tokens=N,000): what
                          is older leaves without a summary.
 
@@ -148,6 +159,8 @@ billed           tokens of accepted requests and answers, summaries included.
 prefix share     of the agent's prompt tokens, how many one of the four prompts before
                  began with: what a prompt cache serves. It reports that as usage.
 uncached         billed, less what the cache served, of calls for summaries as well.
+cost             in uncached prompt tokens: one that the cache served costs {cached:g},
+                 one of an answer or a summary {output:g}.
 facts            of the notes planted in messages and tool results, each with a random
                  identifier, how many stand in the request that carries the last
                  question; none where the provider refused it. The agents never call
@@ -162,26 +175,36 @@ a request that does not begin with the user, as those of ADK's own compaction.
 """
 
 
-async def measure(
-    names: Collection[str], window_tokens: int, **settings: Any
+def measure(
+    names: Collection[str],
+    window_tokens: int,
+    ways: Collection[str] = ALL_WAYS,
+    **settings: Any,
 ) -> dict[str, list[Played]]:
-    """Plays conversations in every way.
+    """Plays conversations in several ways.
 
     Args:
         names: Of `SHAPES`.
         window_tokens: The provider's window.
+        ways: Names of `WAYS`.
         settings: `length`, `seed` and `wording`, as for `write_conversation`.
     """
     talks = [write_conversation(name, window_tokens, **settings) for name in names]
-    pairs = [(way, talk) for way in WAYS for talk in talks]
-    shown = track(pairs, "playing", transient=True, disable=not sys.stderr.isatty())
-    played: dict[str, list[Played]] = {way.name: [] for way in WAYS}
-    for way, talk in shown:
-        one = await play(talk, way)
-        ideal = await play(talk, way, is_ideal=True)
-        one.ideal_user_facts = ideal.user_facts
-        one.ideal_tool_facts = ideal.tool_facts
-        played[way.name].append(one)
+    tasks = [(way, talk) for way in ways for talk in talks]
+    found = iter(_common.map_in_processes(_play_twice, tasks))
+    return {way: [next(found) for _ in talks] for way in ways}
+
+
+def _play_twice(task: tuple[str, Conversation]) -> Played:
+    return asyncio.run(_play_with_ideal(*task))
+
+
+async def _play_with_ideal(name: str, talk: Conversation) -> Played:
+    way = next(way for way in WAYS if way.name == name)
+    played = await play(talk, way)
+    ideal = await play(talk, way, is_ideal=True) if played.summaries else played
+    played.ideal_user_facts = ideal.user_facts
+    played.ideal_tool_facts = ideal.tool_facts
     return played
 
 
@@ -205,6 +228,7 @@ def summarize_way(played: Sequence[Played]) -> dict[str, Any]:
         "billed_tokens": total("billed_tokens"),
         "prefix_share": share(total("cached_tokens"), total("prompt_tokens")),
         "uncached_tokens": total("uncached_tokens"),
+        "cost_tokens": total("cost_tokens"),
         "user_facts": share(total("user_facts"), by_users),
         "tool_facts": share(total("tool_facts"), by_tools),
         "ideal_user_facts": share(total("ideal_user_facts"), by_users),
@@ -228,6 +252,7 @@ def compare_with(
         "conversations": len(both),
         "billed": ours["billed_tokens"] / theirs["billed_tokens"],
         "uncached": ours["uncached_tokens"] / theirs["uncached_tokens"],
+        "cost": ours["cost_tokens"] / theirs["cost_tokens"],
         "user_facts": ours["user_facts"],
         "tool_facts": ours["tool_facts"],
     }
@@ -243,13 +268,14 @@ def build_figures(played: Mapping[str, Sequence[Played]]) -> dict[str, Any]:
                 for name, found in played.items()
             }
             for baseline in (BASELINE, EARLY)
+            if baseline in played
         },
         "conversations": {
             one.conversation.name: {
                 name: {**summarize_way([found[i]]), "is_finished": found[i].is_finished}
                 for name, found in played.items()
             }
-            for i, one in enumerate(played[BASELINE])
+            for i, one in enumerate(next(iter(played.values())))
         },
     }
 
@@ -266,10 +292,10 @@ def print_figures(figures: Mapping[str, Any], notes: str) -> None:
         for name, row in figures["ways"].items()
     ]
     _common.print_table("All conversations (* this package)", HEADER, rows, notes)
-    header = ("", "finished by both", "billed", "uncached", "user facts", "tool facts")
+    header = ("", "finished by both", "billed", "uncached", "cost", *HEADER[-4:-2])
     for baseline, compared in figures["against"].items():
         rows = [
-            [name, *(row.values() if row else [0, None, None, None, None])]
+            [name, *(row.values() if row else [0, *[None] * 5])]
             for name, row in compared.items()
         ]
         title = f"Tokens as multiples of {baseline!r}, where both finish"
@@ -283,21 +309,33 @@ def main() -> None:
     parser.add_argument("--seed", default="", help="any text: other conversations")
     parser.add_argument("--wording", choices=WORDINGS, default="reports")
     parser.add_argument("--only", nargs="+", choices=SHAPES, default=[*SHAPES])
+    parser.add_argument("--ways", nargs="+", choices=ALL_WAYS, default=ALL_WAYS)
+    parser.add_argument(
+        "--long", nargs="*", choices=_long_sessions.KINDS, help="long sessions instead"
+    )
     arguments: argparse.Namespace = parser.parse_args()
     _common.quiet()
-    played = asyncio.run(
-        measure(
-            arguments.only,
-            arguments.window,
-            seed=arguments.seed,
-            wording=arguments.wording,
-        )
+    if arguments.long is not None:
+        kinds = arguments.long or _long_sessions.KINDS
+        figures = _long_sessions.build_figures(_long_sessions.measure(kinds))
+        _long_sessions.print_figures(figures)
+        _common.write_json(arguments.json, figures)
+        return
+    played = measure(
+        arguments.only,
+        arguments.window,
+        arguments.ways,
+        seed=arguments.seed,
+        wording=arguments.wording,
     )
     figures = build_figures(played)
+    talks = [one.conversation for one in next(iter(played.values()))]
     notes = NOTES.format(
-        count=len(arguments.only),
-        tokens=sum(total_tokens(one.conversation) for one in played[BASELINE]),
+        count=len(talks),
+        tokens=sum(map(total_tokens, talks)),
         window=arguments.window,
+        cached=TYPICAL_COSTS.cached_input,
+        output=TYPICAL_COSTS.output,
     )
     print_figures(figures, notes)
     _common.write_json(arguments.json, figures)

@@ -58,11 +58,8 @@ TOOL_HEAVY = (
     "parallel bursts",
     "only tool results",
     "alternating tool and text",
-    "alternating huge and tiny",
-    "tool chains",
     "kubernetes",
     "coding agent",
-    "tool storm",
 )
 
 PROMISED: dict[str, tuple[float, float]] = {

@@ -4,6 +4,7 @@ from contextguard_adk.errors import ConfigError, ContextGuardError, SummaryError
 from contextguard_adk.history.state import request_compaction
 from contextguard_adk.measuring.budgets import Budgets
 from contextguard_adk.plugin import ContextGuardPlugin
+from contextguard_adk.providers.costs import Costs
 from contextguard_adk.providers.windows import ModelRegistry
 from contextguard_adk.strategies import (
     MessageWindow,
@@ -21,7 +22,12 @@ from contextguard_adk.strategies import (
 from contextguard_adk.summarizing.compact_tool import CompactTool
 from contextguard_adk.summarizing.context import Compaction, CompactionContext
 from contextguard_adk.summarizing.todos import TodosTool
-from contextguard_adk.telemetry import CallRecord, CompactionRecord, PressureRecord
+from contextguard_adk.telemetry import (
+    CallRecord,
+    CompactionRecord,
+    PressureRecord,
+    Usage,
+)
 
 __all__ = [
     "Budgets",
@@ -33,6 +39,7 @@ __all__ = [
     "ConfigError",
     "ContextGuardError",
     "ContextGuardPlugin",
+    "Costs",
     "MessageWindow",
     "ModelRegistry",
     "Pipeline",
@@ -48,5 +55,6 @@ __all__ = [
     "TodosTool",
     "TokenWindow",
     "ToolOutputTruncation",
+    "Usage",
     "request_compaction",
 ]

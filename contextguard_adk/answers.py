@@ -11,6 +11,9 @@ from contextguard_adk.limits import note_count
 from contextguard_adk.measuring.calibration import request_script_discount
 from contextguard_adk.measuring.tokens import Memo, media_bytes
 from contextguard_adk.memory import CallInFlight, Run, call_key
+from contextguard_adk.providers.clients import read_usage
+from contextguard_adk.providers.costs import price_calls
+from contextguard_adk.providers.windows import resolve_costs
 from contextguard_adk.telemetry import CallRecord, describe_call, report_call
 
 if TYPE_CHECKING:
@@ -56,6 +59,9 @@ async def take_answer(
     if call.is_reported:
         return
     call.is_reported = True
+    taken = read_usage(usage)
+    costs = resolve_costs(call.model, guard.prices, guard.registry)
+    summary_usage, summary_cost = call.session.take_summaries()
     record = CallRecord(
         agent=context.agent_name,
         session_id=invocation.session.id,
@@ -66,6 +72,11 @@ async def take_answer(
         pressure=call.estimated_tokens / call.window_tokens,
         is_recovered=call.is_recovered,
         compaction=call.compaction,
+        model=call.model,
+        usage=taken,
+        cost=price_calls([taken], costs),
+        summary_usage=summary_usage,
+        summary_cost=summary_cost,
     )
     # Not onto the response: a plugin may hand the same one out again.
     if description := describe_call(record):

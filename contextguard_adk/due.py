@@ -1,12 +1,15 @@
-"""Whether a compaction that is due or asked for is worth its price."""
+"""When a compaction is worth its price, and from where on the next one is."""
 
 from __future__ import annotations
 
 import logging
 
+from contextguard_adk.measuring.budgets import plan_budgets
 from contextguard_adk.measuring.calibration import request_script_discount
+from contextguard_adk.providers.costs import TYPICAL_COSTS, Costs
+from contextguard_adk.strategies.base import LEAST_AUTO_TOKENS
 from contextguard_adk.summarizing.compose import Draft
-from contextguard_adk.summarizing.context import CompactionContext
+from contextguard_adk.summarizing.context import Compaction, CompactionContext
 
 logger = logging.getLogger("contextguard_adk.due")
 
@@ -30,15 +33,22 @@ def should_skip_compaction(
     if context.reason != "tokens":
         return False
     little_tokens = budgets.summary_tokens // 2
-    dropped = session.dropped_tokens
-    has_hardly_grown = dropped is not None and context.tokens - dropped < little_tokens
+    has_hardly_grown = False
+    if (dropped := session.dropped_tokens) is not None:
+        # Far below the window nothing presses, and each try is paid for.
+        is_early = dropped < budgets.full_tokens
+        step_tokens = max(little_tokens, dropped // 8 if is_early else 0)
+        has_hardly_grown = context.tokens - dropped < step_tokens
     is_overfull = context.tokens >= budgets.overfull_tokens
     if not is_overfull and (was_just_compacted or has_hardly_grown):
         return True
     if not context.is_due:
         return False
     fixed_tokens = _fixed_tokens(context)
-    if fixed_tokens >= budgets.threshold_tokens:
+    # A trigger that leaves less room than what no compaction removes is too low.
+    if context.tokens < min(budgets.full_tokens, 2 * fixed_tokens):
+        return True
+    if fixed_tokens >= budgets.full_tokens:
         if not session.is_fixed_part_reported:
             session.is_fixed_part_reported = True
             logger.warning(
@@ -48,7 +58,7 @@ def should_skip_compaction(
                 context.agent,
                 fixed_tokens,
                 budgets.window_tokens,
-                budgets.threshold_tokens,
+                budgets.full_tokens,
             )
         if fixed_tokens >= budgets.overfull_tokens or not is_overfull:
             return True
@@ -56,9 +66,59 @@ def should_skip_compaction(
     view, stays = context.view, set(context.kept.indexes)
     if context.composer.is_request_whole:
         stays |= {-1 if view.live_index is None else view.live_index}
-    new = [view.contents[i] for i in view.uncovered if i not in stays]
+    new = [view.shown[i] for i in view.uncovered if i not in stays]
     new_tokens = context.measure(new) - context.measure([])
     return not is_overfull and new_tokens < little_tokens
+
+
+def choose_trigger(
+    context: CompactionContext, compaction: Compaction, costs: Costs | None
+) -> int:
+    """Finds the trigger at which calls like those so far cost least, in tokens.
+
+    Up to it each call pays for all that stands in the request; there a summary is
+    written, and what it leaves is new to the prompt cache. It is at least twice
+    what a compaction leaves, so that there is room to work in.
+    """
+    view, session = context.view, context.summarizer.session
+    cached_price, output_price = _find_price_ratios(costs)
+    if session.cached_ratio < 0.5:
+        cached_price = 1.0
+    reading_price = cached_price if context.summarizer.is_in_place_wanted else 1.0
+    if not compaction.attempts:
+        reading_price = output_price = 0.0
+    fixed_tokens = context.fixed_tokens
+    start_tokens = view.stored.left_tokens if view.stored else fixed_tokens
+    calls = sum(view.contents[index].role == "model" for index in view.uncovered)
+    grown_tokens = context.measure(context.contents) - start_tokens
+    growth = max(1.0, grown_tokens / max(1, calls))
+    written_tokens = context.count(compaction.stored.text)
+    written_ratio = min(1.0, written_tokens / context.budgets.summary_tokens)
+    kept_tokens = max(0, compaction.tokens - fixed_tokens - written_tokens)
+
+    def find_cost(trigger_tokens: int) -> float:
+        """The price of a call on average, in prompt tokens that no cache serves."""
+        budgets = plan_budgets(context.budgets.window_tokens, 0, trigger_tokens)
+        summary_tokens = written_ratio * budgets.summary_tokens
+        new_tokens = kept_tokens + summary_tokens
+        room = max(growth, trigger_tokens - fixed_tokens - new_tokens)
+        once = reading_price * trigger_tokens + output_price * summary_tokens
+        once += (1 - cached_price) * new_tokens
+        each = cached_price * (trigger_tokens - room / 2) + (1 - cached_price) * growth
+        return each + once * growth / room
+
+    most = context.budgets.full_tokens
+    least = min(most, max(LEAST_AUTO_TOKENS, 2 * compaction.tokens))
+    count = 64
+    steps = ((most / least) ** (step / count) for step in range(count + 1))
+    return min((int(least * step) for step in steps), key=find_cost)
+
+
+def _find_price_ratios(costs: Costs | None) -> tuple[float, float]:
+    """The prices of cached and of written tokens; those of uncached ones are 1."""
+    known = costs if costs and costs.input else TYPICAL_COSTS
+    cached = known.input if known.cached_input is None else known.cached_input
+    return cached / known.input, known.output / known.input
 
 
 def _fixed_tokens(context: CompactionContext) -> int:

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
-from contextguard_adk.due import find_refusal, should_skip_compaction
+from contextguard_adk.due import choose_trigger, find_refusal, should_skip_compaction
 from contextguard_adk.history.rendering import mend_contents, render_request
 from contextguard_adk.history.state import AgentState, StoredSummary, Unsaved
 from contextguard_adk.history.view import HistoryView
 from contextguard_adk.limits import Limits
 from contextguard_adk.measuring.calibration import (
     DEFAULT_CORRECTION,
-    MAX_RATIO,
-    correction_factor,
     estimate_prompt_tokens,
     token_counter,
 )
@@ -33,7 +31,8 @@ from contextguard_adk.memory import (
     summary_scope,
 )
 from contextguard_adk.providers.clients import find_llm
-from contextguard_adk.providers.windows import ModelRegistry
+from contextguard_adk.providers.costs import Costs
+from contextguard_adk.providers.windows import ModelRegistry, resolve_costs
 from contextguard_adk.recall.offer import RecallOffer
 from contextguard_adk.summarizing.context import Compaction, CompactionContext, Reason
 from contextguard_adk.summarizing.items import attach_files, leave_out_media
@@ -59,6 +58,7 @@ class Guard:
     """What lives as long as the plugin; `registry=None` is the default registry."""
 
     registry: ModelRegistry | None = None
+    prices: Mapping[str, Costs] = field(default_factory=dict)
     observers: Observers = field(default_factory=Observers)
     has_namespaced_keys: bool = False
     memory: Memory = field(default_factory=Memory)
@@ -107,26 +107,14 @@ class ModelCall:
             state=self.state,
             session=self._session,
         )
-        self._read_counts()
+        self._counts = self.limits.read_counts()
         self._recall = RecallOffer(
             invocation,
             request,
             strategy.recall,
             strategy.recall_page_tokens,
-            token_counter(self._correction or DEFAULT_CORRECTION),
+            token_counter(self._counts.correction or DEFAULT_CORRECTION),
         )
-
-    def _read_counts(self) -> None:
-        """Reads what the provider counted last, and what follows from it."""
-        self._real = self.state.read_count("real_tokens")
-        self._last = self.state.read_count("last_heuristic")
-        self._correction = self.limits.learned.learned_correction
-        self._measured_correction = self._correction
-        if self._real and self._last:
-            self._correction = correction_factor(self._real, self._last)
-            # The estimate is capped as documented; what is put together needs no cap.
-            ratio = min(self._real / self._last, MAX_RATIO)
-            self._measured_correction = max(self._correction, ratio)
 
     async def run(self, is_observing: bool = False) -> None:
         """Changes the request so that it fits, and remembers what is sent."""
@@ -179,23 +167,21 @@ class ModelCall:
         self._run.calls[call_key(self._context)] = call
 
     def _view(self, stored: StoredSummary | None) -> HistoryView:
+        window, has_recall = self.limits.known_window_tokens(), self._recall.is_possible
+        preview = self.strategy.preview(window, has_recall)
         return HistoryView(
             self.request.contents,
             self._invocation,
             self._context.user_content,
             stored,
             self.memo,
+            preview and replace(preview, form=self.memo.form),
         )
 
     def _load_summary(self) -> StoredSummary | None:
         """Reads the stored summary; writes a paid one again whose state was lost."""
-        unsaved = self._session.unsaved
-        # Another one means that it was saved, or that another process saved one.
-        is_lost = unsaved and unsaved.replaced == self.state.record.summary
-        # Whether ADK kept what a run wrote is seen by a later one only.
-        if is_lost or (unsaved and unsaved.invocation_id != self._run.invocation_id):
-            self._session.unsaved = None
-        if unsaved and is_lost:
+        stored, run_id = self.state.record.summary, self._run.invocation_id
+        if unsaved := self._session.take_lost(stored, run_id):
             view = self._view(unsaved.summary)
             is_whole = len(view.covered) == unsaved.summary.covered.content_count
             # After a rewind the summary knows too much: it was shown the request.
@@ -214,10 +200,13 @@ class ModelCall:
 
     def _apply_summary(self, view: HistoryView) -> list[types.Content]:
         """The contents, with the stored summary in place of what it covers."""
+        if view.stored is not None or view.previewed:
+            window = self.limits.window_tokens()
+            self._recall.make(view, view.stored, view.covered, window)
         if view.stored is None:
-            return mend_contents(self.request.contents)
+            contents = view.shown if view.previewed else self.request.contents
+            return mend_contents(contents)
         contents = render_request(view, view.stored, view.covered)
-        self._recall.make(view, view.stored, view.covered, self.limits.window_tokens())
         if self._recall.is_possible:
             contents = attach_files(contents, view.contents, view.history)
         return contents
@@ -229,15 +218,15 @@ class ModelCall:
         config_tokens = estimate_config_tokens(self.request.config)
         contents_tokens = self.memo.estimate_tokens(contents)
         self._heuristic = config_tokens + contents_tokens
-        budgets = self.limits.budgets()
+        budgets, counts = self.limits.budgets(), self._counts
         is_requested = self.state.is_compaction_requested
         reason: Reason = "requested" if is_requested else "tokens"
         tokens = estimate_prompt_tokens(
             self._heuristic,
-            self._real,
-            self._last,
+            counts.real_tokens,
+            counts.heuristic_tokens,
             contents,
-            default=self._correction or DEFAULT_CORRECTION,
+            default=counts.correction or DEFAULT_CORRECTION,
             config=self.request.config,
             memo=self.memo,
         )
@@ -246,7 +235,7 @@ class ModelCall:
             reason=reason,
             tokens=tokens,
             config_heuristic_tokens=config_tokens + self._recall.missing_tokens,
-            correction=self._measured_correction,
+            correction=counts.measured_correction,
             budgets=budgets,
             view=view,
             contents=contents,
@@ -259,23 +248,28 @@ class ModelCall:
                 registry=self._guard.registry,
                 session=self._session,
                 breaker=self._guard.memory.breaker,
+                prices=self._guard.prices,
             ),
             todos=TodoList(
                 self._context.state, self.agent, self._guard.has_namespaced_keys
             ),
             has_recall=self._recall.is_possible,
-            keep_tokens=self.strategy.keep_tokens(budgets.window_tokens),
+            keep_tokens=self.strategy.keep_tokens(budgets.working_tokens),
             focus=self.state.requested_focus if is_requested else "",
-            uncounted_tokens=max(0, tokens - (self._real or 0)),
+            uncounted_tokens=max(0, tokens - (counts.real_tokens or 0)),
         )
 
     def examine_rejected(self, ratio: float) -> CompactionContext:
         """Gathers what a strategy reads, for that part of the usual threshold."""
-        self._read_counts()
+        self._counts = self.limits.read_counts()
         view = self._view(self._load_summary())
-        context = self._examine(view, self.request.contents)
-        threshold = int(context.budgets.threshold_tokens * ratio)
-        budgets = replace(context.budgets, threshold_tokens=threshold)
+        context = self._examine(view, view.shown)
+        known = context.budgets
+        budgets = replace(
+            known,
+            threshold_tokens=int(known.threshold_tokens * ratio),
+            full_tokens=int(known.full_tokens * ratio),
+        )
         return replace(context, reason="overflow", budgets=budgets)
 
     async def _compact(self, context: CompactionContext) -> Compaction | None:
@@ -293,20 +287,20 @@ class ModelCall:
             return None
         started = time.monotonic()
         compaction = await self.summarize(context)
+        refusal, before_tokens = "", context.measure(context.contents)
         if compaction is None:
-            if context.reason == "requested":
-                self._refuse_request("the strategy found nothing to compact")
-            return None
-        before_tokens = context.measure(context.contents)
-        if compaction.tokens >= before_tokens:
+            refusal = "the strategy found nothing to compact"
+        elif compaction.tokens >= before_tokens:
+            refusal = "it would have made the request larger"
             logger.info(
                 "Compaction for agent %r dropped: %d tokens would become %d.",
                 self.agent,
                 before_tokens,
                 compaction.tokens,
             )
+        if compaction is None or refusal:
             if context.reason == "requested":
-                self._refuse_request("it would have made the request larger")
+                self._refuse_request(refusal)
             return None
         session.compacted_run = self._invocation.invocation_id
         session.was_full = context.reason != "requested"
@@ -323,10 +317,13 @@ class ModelCall:
     async def _summarize(self, context: CompactionContext) -> Compaction | None:
         """Has the next call find what comes of it, for this one may be gone."""
         started = time.monotonic()
-        compaction = await self.strategy.compact(context)
-        context.summarizer.end()
+        try:
+            compaction = await self.strategy.compact(context)
+        finally:
+            context.summarizer.end()
         if compaction is None:
             return None
+        compaction = compaction.plan(self._choose_trigger(context, compaction))
         if context.is_due and context.fits_yet and context.summarizer.may_recover:
             # It goes out as it is; once it has grown, there may be a summary.
             self._session.dropped_tokens = context.tokens
@@ -339,6 +336,15 @@ class ModelCall:
         else:
             self._session.dropped_tokens = context.tokens
         return compaction
+
+    def _choose_trigger(
+        self, context: CompactionContext, compaction: Compaction
+    ) -> int:
+        if self.strategy.trigger != "auto":
+            return 0
+        guard = self._guard
+        costs = resolve_costs(self.limits.model, guard.prices, guard.registry)
+        return choose_trigger(context, compaction, costs)
 
     def _refuse_request(self, reason: str) -> None:
         self.state.answer_request(reason)

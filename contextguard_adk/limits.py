@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 
 from contextguard_adk.history.state import AgentRecord, AgentState
-from contextguard_adk.measuring.budgets import (
-    Budgets,
-    summary_budget_tokens,
-    threshold_tokens,
-)
+from contextguard_adk.measuring.budgets import Budgets, plan_budgets
+from contextguard_adk.measuring.calibration import MAX_RATIO, correction_factor
 from contextguard_adk.memory import CallInFlight, Counted, SessionMemory
 from contextguard_adk.providers.clients import reserved_output_tokens, thinking_tokens
 from contextguard_adk.providers.overflow import MIN_LIMIT_TOKENS, Overflow
 from contextguard_adk.providers.windows import ModelRegistry, resolve_context_window
+from contextguard_adk.strategies.base import Strategy
 from contextguard_adk.telemetry import warn_once
-
-if TYPE_CHECKING:
-    from contextguard_adk.strategies.base import Strategy
 
 logger = logging.getLogger("contextguard_adk.limits")
 
@@ -31,6 +26,18 @@ MIN_OUTPUT_TOKENS = 256
 
 _MIN_TRUNCATED_TOKENS = 2_048  # The smallest default that Ollama has had.
 _MIN_GROWTH_TOKENS = 1_000  # Of less, bytes / 4 say little.
+
+
+class Counts(NamedTuple):
+    """What the provider counted last; None while it has counted nothing.
+
+    The estimate is capped as documented; what is put together needs no cap.
+    """
+
+    real_tokens: int | None
+    heuristic_tokens: int | None
+    correction: float | None
+    measured_correction: float | None
 
 
 @dataclass
@@ -60,6 +67,11 @@ class Limits:
         return self.state.record.of(self.model)
 
     def window_tokens(self) -> int:
+        """The context window that this request has to respect."""
+        window = self.known_window_tokens()
+        return min(window, self.passing_window_tokens or window)
+
+    def known_window_tokens(self) -> int:
         """The context window, never wider than a provider has said."""
         window = resolve_context_window(
             self.model,
@@ -68,8 +80,18 @@ class Limits:
             agent=self.agent,
         ).tokens
         learned = self.learned.learned_window_tokens or 0
-        window = min(window, learned) if learned >= MIN_LIMIT_TOKENS else window
-        return min(window, self.passing_window_tokens or window)
+        return min(window, learned) if learned >= MIN_LIMIT_TOKENS else window
+
+    def read_counts(self) -> Counts:
+        """What the provider counted last, and what follows from it."""
+        real = self.state.read_count("real_tokens")
+        last = self.state.read_count("last_heuristic")
+        if not (real and last):
+            learned = self.learned.learned_correction
+            return Counts(real, last, learned, learned)
+        correction = correction_factor(real, last)
+        ratio = min(real / last, MAX_RATIO)
+        return Counts(real, last, correction, max(correction, ratio))
 
     def reserved_tokens(self) -> int:
         """The output that the request reserves, as far as anybody has said."""
@@ -79,12 +101,15 @@ class Limits:
 
     def budgets(self) -> Budgets:
         """The sizes that a call has to respect."""
-        window = self.window_tokens()
-        return Budgets(
-            window_tokens=window,
-            threshold_tokens=threshold_tokens(window, self.reserved_tokens()),
-            summary_tokens=summary_budget_tokens(window),
-        )
+        window, stored = self.window_tokens(), self.state.record.summary
+        trigger = self.strategy.trigger_tokens(window)
+        if stored and trigger and self.strategy.trigger == "auto":
+            trigger = max(trigger, stored.trigger_tokens)
+        budgets = plan_budgets(window, self.reserved_tokens(), trigger)
+        # A trigger that leaves less room than the last compaction has left is too low.
+        least = min(budgets.full_tokens, 2 * stored.left_tokens if stored else 0)
+        due_tokens = max(budgets.threshold_tokens, least)
+        return replace(budgets, threshold_tokens=due_tokens)
 
     def fit_output(self, prompt_tokens: int) -> None:
         """Lowers the reserved output to what is left, where the sum was refused once.

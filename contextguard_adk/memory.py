@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from google.genai import types
 
 from contextguard_adk.history.shown import name_run
-from contextguard_adk.history.state import RunWrites, Unsaved
+from contextguard_adk.history.state import RunWrites, StoredSummary, Unsaved
 from contextguard_adk.measuring.tokens import Memo
 from contextguard_adk.providers.clients import find_llm, json_form
-from contextguard_adk.telemetry import METADATA_KEY, CompactionRecord
+from contextguard_adk.telemetry import METADATA_KEY, CompactionRecord, Usage
 
 if TYPE_CHECKING:
     from google.adk.agents.callback_context import CallbackContext
@@ -126,11 +126,32 @@ class SessionMemory:
     accepted: tuple[str, int] | None = None  # A model; the largest prompt it has taken.
     counted: Counted = Counted()
     max_media_bytes: int | None = None  # More were refused.
+    summary_usage: Usage = field(default_factory=Usage)  # Not in a record yet.
+    summary_cost: float | None = 0.0
+
+    def take_lost(self, stored: StoredSummary | None, run_id: str) -> Unsaved | None:
+        """Takes the paid summary that the session has not got; None for no such one.
+
+        Another one in the session means that it was saved, or that another process
+        saved one.
+        """
+        unsaved = self.unsaved
+        is_lost = unsaved is not None and unsaved.replaced == stored
+        # Whether ADK kept what a run wrote is seen by a later one only.
+        if is_lost or (unsaved and unsaved.invocation_id != run_id):
+            self.unsaved = None
+        return unsaved if is_lost else None
 
     def keep(self, made: Unsaved) -> None:
         """Keeps a summary; what stood in the session before its run counts on."""
         known = self.unsaved
         self.unsaved = replace(made, replaced=known.replaced) if known else made
+
+    def take_summaries(self) -> tuple[Usage, float | None]:
+        """Returns once what summary calls took, and their price in US dollars."""
+        taken = self.summary_usage, self.summary_cost
+        self.summary_usage, self.summary_cost = Usage(), 0.0
+        return taken
 
 
 @dataclass

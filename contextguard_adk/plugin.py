@@ -23,6 +23,7 @@ from contextguard_adk.answers import end_run, take_answer
 from contextguard_adk.config import (
     PluginSettings,
     StateKeys,
+    is_recorded_test,
     load_settings,
     settings_from_environment,
 )
@@ -32,6 +33,7 @@ from contextguard_adk.measuring.budgets import threshold_tokens
 from contextguard_adk.measuring.tokens import Memo
 from contextguard_adk.memory import BoundedDict, call_key
 from contextguard_adk.providers.clients import find_llm, json_form
+from contextguard_adk.providers.costs import Costs
 from contextguard_adk.providers.overflow import parse_overflow
 from contextguard_adk.providers.windows import ModelRegistry, resolve_context_window
 from contextguard_adk.recovery.fit import cut_request
@@ -70,7 +72,7 @@ class ContextGuardPlugin(BasePlugin):
         default: The strategy of agents that are not named; None guards only the
             named ones.
         observe: Measures and reports, but changes no request and stores no summary.
-        registry: Where context windows of models are looked up; None reads the
+        registry: Where windows and prices of models are looked up; None reads the
             table that litellm ships.
         state_keys: Which form of session-state keys to write. "plain" is
             `__context_guard_summary_{agent}`, "namespaced" is
@@ -78,14 +80,16 @@ class ContextGuardPlugin(BasePlugin):
             in the app declares a `state_schema`.
         warning_threshold: Of the context window, more than 0 and at most 1; a request
             that is still above it after compaction is reported.
+        prices: What models cost, by the name that the agent's request carries; they go
+            before those of the registry.
         on_pressure: A function, sync or async, told of such a request.
         on_compaction: A function, sync or async, told of every compaction.
         on_call: A function, sync or async, told of every answered model call: what
             was estimated, and what the provider counted.
         name: The plugin's name; ADK passes one under `--extra_plugins`.
 
-    Without `agents`, `default`, `observe`, `state_keys` and `warning_threshold`, the
-    file that the environment variable `CONTEXTGUARD_CONFIG` names is read.
+    Without `agents`, `default`, `observe`, `state_keys`, `warning_threshold` and
+    `prices`, the file named by the environment variable `CONTEXTGUARD_CONFIG` is read.
 
     Raises:
         TypeError: A strategy is not a `Strategy`.
@@ -102,6 +106,7 @@ class ContextGuardPlugin(BasePlugin):
         registry: ModelRegistry | None = None,
         state_keys: StateKeys = "auto",
         warning_threshold: float = 0.70,
+        prices: Mapping[str, Costs] | None = None,
         on_pressure: Listener[PressureRecord] | None = None,
         on_compaction: Listener[CompactionRecord] | None = None,
         on_call: Listener[CallRecord] | None = None,
@@ -120,6 +125,7 @@ class ContextGuardPlugin(BasePlugin):
             observe=observe,
             state_keys=state_keys,
             warning_threshold=warning_threshold,
+            prices=prices or {},
         )
         if settings == PluginSettings() and default is GUARD_ALL:
             settings = settings_from_environment() or settings
@@ -130,7 +136,7 @@ class ContextGuardPlugin(BasePlugin):
         self._apply(settings)
 
     def _apply(self, settings: PluginSettings) -> None:
-        self._settings = settings
+        self._settings, self._guard.prices = settings, settings.prices
         self._guard.has_namespaced_keys = settings.state_keys == "namespaced"
         self._guard.observers = Observers(settings.warning_threshold, *self._listeners)
 
@@ -221,7 +227,7 @@ class ContextGuardPlugin(BasePlugin):
             return
         if strategy is None:
             return
-        if _is_recorded_test():
+        if is_recorded_test():
             if not self._settings.observe:
                 self._cut_to_fit(callback_context, llm_request, strategy)
             return
@@ -260,7 +266,7 @@ class ContextGuardPlugin(BasePlugin):
             if (sent := calls.get(key)) is not None:
                 sent.is_answered = True
             overflow = parse_overflow(error, llm_request.contents)
-            if overflow is None or self._settings.observe or _is_recorded_test():
+            if overflow is None or self._settings.observe or is_recorded_test():
                 if sent is not None:
                     sent.release()
                 return None
@@ -378,16 +384,6 @@ class ContextGuardPlugin(BasePlugin):
         if (message, app) not in self._warned:
             self._warned[message, app] = True
             logger.warning(message, app, *args)
-
-
-def _is_recorded_test() -> bool:
-    """Whether `adk test` records a conversation or replays one.
-
-    It compares session state, but its replay reports no usage and has no answers to
-    requests for a summary: so nothing is stored, and what does not fit is cut.
-    """
-    test = os.environ.get("PYTEST_CURRENT_TEST", "")
-    return test == "rebuild" or "::test_agent_replay[" in test
 
 
 def _log_failure(what: str, error: Exception) -> None:

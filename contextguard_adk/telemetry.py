@@ -16,6 +16,29 @@ METADATA_KEY = "context_guard"
 
 
 @dataclass(frozen=True)
+class Usage:
+    """The tokens of some model calls, as their provider reports them; 0 if it does not.
+
+    Attributes:
+        prompt_tokens: All that was sent, what a prompt cache served included.
+        cached_tokens: What of it a prompt cache served.
+        output_tokens: All that was written, thoughts included.
+    """
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+
+    def __add__(self, other: Usage) -> Usage:
+        """The tokens of both."""
+        return Usage(
+            self.prompt_tokens + other.prompt_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.output_tokens + other.output_tokens,
+        )
+
+
+@dataclass(frozen=True)
 class CompactionRecord:
     """One compaction.
 
@@ -25,6 +48,9 @@ class CompactionRecord:
         summary_tokens: What the summary takes, by bytes / 4.
         attempts: How many summaries it took, mechanical ones included.
         is_mechanical: Whether a part of the summary was written without a model.
+        model: The model that was asked for summaries; "" where none was.
+        usage: What all its answers took, those included that were of no use.
+        cost: The price of these in US dollars; None where it is unknown.
     """
 
     agent: str
@@ -39,6 +65,9 @@ class CompactionRecord:
     duration_seconds: float
     attempts: int
     is_mechanical: bool
+    model: str
+    usage: Usage
+    cost: float | None
 
     @property
     def is_recovery(self) -> bool:
@@ -77,6 +106,12 @@ class CallRecord:
         pressure: Estimate / window of what was sent.
         is_recovered: Whether the provider had rejected a larger request before.
         compaction: The compaction that ran for this call; None where there was none.
+        model: The model that was called.
+        usage: What the call took; zeros where the provider did not say.
+        cost: Its price in US dollars; None where it is unknown.
+        summary_usage: What summary calls took since the last record of this agent, for
+            compactions that came to nothing as well.
+        summary_cost: The price of these in US dollars; None where it is unknown.
     """
 
     agent: str
@@ -88,6 +123,11 @@ class CallRecord:
     pressure: float
     is_recovered: bool
     compaction: CompactionRecord | None
+    model: str
+    usage: Usage
+    cost: float | None
+    summary_usage: Usage
+    summary_cost: float | None
 
 
 _warned: set[tuple[str, str]] = set()
@@ -141,17 +181,48 @@ async def report_compaction(
         "context_guard.compact",
         start_time=end_nanoseconds - int(record.duration_seconds * 1e9),
     )
-    for key, value in asdict(record).items():
-        span.set_attribute(f"context_guard.{key}", value)
+    span.set_attributes(_span_attributes(record))
     span.end(end_nanoseconds)
     mechanical = ", mechanical" if record.is_mechanical else ""
     logger.info(
         "Compacted agent %(agent)r (%(reason)s): %(tokens_before)d to %(tokens_after)d "
         "tokens, %(contents_before)d to %(contents_after)d contents, threshold "
-        "%(threshold)d, %(attempts)d summaries%(mechanical)s.",
-        {**vars(record), "threshold": threshold_tokens, "mechanical": mechanical},
+        "%(threshold)d, %(attempts)d summaries%(mechanical)s: %(prompt_tokens)d tokens "
+        "read (%(cached_tokens)d cached), %(output_tokens)d written, cost %(dollars)s.",
+        {
+            **vars(record),
+            **vars(record.usage),
+            "threshold": threshold_tokens,
+            "mechanical": mechanical,
+            "dollars": format_cost(record.cost),
+        },
     )
     await notify(observers.on_compaction, record)
+
+
+def _span_attributes(record: CompactionRecord) -> dict[str, str | bool | int | float]:
+    """The record by names of our own; model and tokens by those of OpenTelemetry."""
+    apart = ("model", "usage", "cost")
+    own = {key: value for key, value in vars(record).items() if key not in apart}
+    attributes = {f"context_guard.{key}": value for key, value in own.items()}
+    if record.cost is not None:
+        attributes["context_guard.cost_usd"] = record.cost
+    if record.model:
+        # Not "generate_content": ADK's page of traces asks such a span for its event.
+        attributes["gen_ai.operation.name"] = "summarize"
+        attributes["gen_ai.request.model"] = record.model
+    if (usage := record.usage) != Usage():
+        attributes["gen_ai.usage.input_tokens"] = usage.prompt_tokens
+        attributes["gen_ai.usage.cache_read.input_tokens"] = usage.cached_tokens
+        attributes["gen_ai.usage.output_tokens"] = usage.output_tokens
+    return attributes
+
+
+def format_cost(dollars: float | None) -> str:
+    """Writes an amount of money for people; what is not free is never shown as 0."""
+    if dollars is None:
+        return "unknown"
+    return "<$0.0001" if 0 < dollars < 0.0001 else f"${dollars:,.4f}"
 
 
 async def report_pressure(record: PressureRecord, observers: Observers) -> None:

@@ -27,7 +27,7 @@ WINDOW = 3_000
 
 STRATEGIES: dict[str, Strategy] = {
     "threshold": Threshold(context_window=WINDOW),
-    "sliding": SlidingWindow(context_window=WINDOW, max_turns=6),
+    "sliding": SlidingWindow(context_window=WINDOW, max_messages=6),
     "pipeline": Pipeline(
         context_window=WINDOW,
         window=None,

@@ -68,7 +68,7 @@ NUMBERS = ("model_covered_count", "model_chars", "request_chars", "has_continuat
 
 STRATEGIES = (
     Threshold(context_window=WINDOW_TOKENS),
-    SlidingWindow(context_window=WINDOW_TOKENS, max_turns=8),
+    SlidingWindow(context_window=WINDOW_TOKENS, max_messages=8),
 )
 
 

@@ -42,7 +42,7 @@ SHORT = MessageWindow(
 STRATEGIES: dict[str, Strategy] = {
     "threshold": Threshold(context_window=WINDOW),
     "threshold, low": Threshold(context_window=1_500),
-    "sliding": SlidingWindow(context_window=WINDOW, max_turns=6),
+    "sliding": SlidingWindow(context_window=WINDOW, max_messages=6),
     "pipeline": Pipeline(context_window=WINDOW),
     "pipeline, messages": Pipeline(context_window=1_500, window=SHORT),
     "pipeline, tokens": Pipeline(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from google.adk.apps.app import EventsCompactionConfig
 
-from benchmarks import _common, accuracy, compare, overhead
+from benchmarks import _common, _long_sessions, accuracy, compare, overhead
 from benchmarks._conversations import SHAPES, total_tokens, write_conversation
 from benchmarks._play import NotedSummaries, Way, play
 from benchmarks._turns import make_pair
@@ -95,11 +95,11 @@ async def test_a_summarizer_that_was_down_costs_no_facts() -> None:
 
 @pytest.mark.slow
 @needs_newer_adk
-async def test_the_comparison_says_what_it_compares(
+def test_the_comparison_says_what_it_compares(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Every way has a row; tokens are compared where both finish."""
-    played = await compare.measure(["large results"], 4_000, length=0.4)
+    played = compare.measure(["large results"], 4_000, length=0.4)
     figures = compare.build_figures(played)
     _common.write_json(tmp_path / "figures.json", figures)
     assert json.loads((tmp_path / "figures.json").read_text("utf-8")) == figures
@@ -108,7 +108,17 @@ async def test_the_comparison_says_what_it_compares(
     assert all(way.name in printed for way in compare.WAYS)
     assert figures["ways"]["no guard"]["lost_turns"] > 0
     assert figures["ways"]["no guard"]["tool_facts"] == 0
-    assert figures["against"][compare.BASELINE]["no guard"] is None
+    against = figures["against"][compare.BASELINE]
+    assert against["no guard"] is None
+    assert against[compare.BASELINE]["cost"] == 1.0
+    one = compare.build_figures({"Threshold": played["Threshold"]})
+    assert not one["against"]
+    compare.print_figures(one, "notes")
+
+
+def test_a_cost_is_in_uncached_prompt_tokens() -> None:
+    """600 that no cache served, 400 that it served, and an answer of 10."""
+    assert _common.price(1_000, 400, 10) == 600 + 40 + 80
 
 
 @pytest.mark.slow
@@ -151,3 +161,36 @@ async def test_estimates_follow_the_counts() -> None:
     later = accuracy.rate(accuracy._pairs(sessions, "guard", is_first=False))
     assert later["median"] <= accuracy.GOALS["median"]
     assert later["low"] <= accuracy.GOALS["low"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "cell",
+    # In the other sessions the lowest trigger is always the cheapest.
+    [cell for cell in _long_sessions.CELLS if cell.kind == "results of 40 KB"],
+    ids=lambda cell: f"{cell.name}, {cell.window_tokens:,}",
+)
+async def test_the_automatic_trigger_is_nearly_the_cheapest(
+    cell: _long_sessions.Cell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It costs at most 1.10 of the cheapest of ten, here in a tenth of the calls."""
+    spent = {
+        name: await _long_sessions.play(cell, strategy, 60)
+        for name, strategy in _long_sessions.list_ways(cell.window_tokens).items()
+    }
+    figures = _long_sessions.build_figures({cell: spent})
+    compared = figures[f"{cell.window_tokens:,}"][cell.name]["auto"]
+    assert compared["of the cheapest"] <= 1.10
+    assert all(one.cost_tokens for name, one in spent.items() if name != "no guard")
+    _long_sessions.print_figures(figures)
+    assert cell.name in capsys.readouterr().out
+
+
+@pytest.mark.slow
+async def test_the_automatic_trigger_makes_a_large_window_cheap() -> None:
+    """A chat of 600 calls costs at most 0.3 of the default, with a prompt cache."""
+    cell = _long_sessions.Cell("chat", 1_000_000, has_cache=True)
+    ways = _long_sessions.list_ways(cell.window_tokens)
+    default = await _long_sessions.play(cell, ways[_long_sessions.DEFAULT])
+    auto = await _long_sessions.play(cell, ways[_long_sessions.AUTO])
+    assert 0 < (auto.cost_tokens or 0) <= 0.3 * (default.cost_tokens or 0)

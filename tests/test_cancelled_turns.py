@@ -19,10 +19,12 @@ from contextguard_adk import (
     CompactionContext,
     CompactionRecord,
     ContextGuardPlugin,
+    MessageWindow,
     Pipeline,
     SlidingWindow,
     Strategy,
     Threshold,
+    Usage,
 )
 from contextguard_adk.testing import Reply, SimulatedLlm
 from tests.builders import SUMMARY_BEGIN, Chat, answer_text, model, user
@@ -74,7 +76,11 @@ def slow_llm(slow: Slow, **settings: Any) -> SimulatedLlm:
 STRATEGIES: dict[str, Strategy] = {
     "threshold": SMALL,
     "sliding": SlidingWindow(context_window=WINDOW, summarizer_context_window=100_000),
-    "pipeline": Pipeline(context_window=WINDOW, summarizer_context_window=100_000),
+    "pipeline": Pipeline(
+        context_window=WINDOW,
+        summarizer_context_window=100_000,
+        window=MessageWindow(),
+    ),
 }
 
 
@@ -105,6 +111,8 @@ async def test_the_next_turn_has_the_summary(
     assert "ORIGINAL" not in llm.requests[-2].text
     assert len(told) == 1
     assert [call.compaction for call in calls] == [told[0], None]
+    assert told[0].usage.prompt_tokens > 0
+    assert [call.summary_usage for call in calls] == [told[0].usage, Usage()]
 
 
 @pytest.mark.parametrize("name", STRATEGIES)

@@ -105,7 +105,7 @@ async def test_a_summary_of_a_rewound_message_is_not_restored(
 async def test_a_lost_summary_comes_back_to_its_own_user_alone() -> None:
     """A session id of two users names two sessions, in process memory too."""
     llm = summarizing_llm([RuntimeError("boom"), "Done.", "Done."])
-    strategy = SlidingWindow(context_window=WINDOW, max_turns=4)
+    strategy = SlidingWindow(context_window=WINDOW, max_messages=4)
     ann = Talk(guarded_agent(llm), strategy, llm)
     bob = Talk(guarded_agent(llm), strategy, llm, user_id="bob")
     bob.sessions, bob.runner = ann.sessions, ann.runner

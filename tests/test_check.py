@@ -17,7 +17,7 @@ warning_threshold = 0.8
 
 [default]
 strategy = "sliding_window"
-max_turns = 30
+max_messages = 30
 
 [agents.writer]
 strategy = "pipeline"
@@ -27,7 +27,12 @@ summary = false
 
 [agents.router]
 strategy = "none"
+
+[prices.own-model]
+input = 0
+output = 0.5
 """
+MODELS = ["gpt-4o", "nobody-knows-it", "own-model"]
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +67,7 @@ def test_each_agent_and_model_has_its_budgets(
     assert default == {
         "agent": "(default)",
         "strategy": "SlidingWindow",
-        "settings": {"max_turns": 30},
+        "settings": {"max_messages": 30},
         "summarizer": None,
     }
     assert known == {
@@ -73,8 +78,10 @@ def test_each_agent_and_model_has_its_budgets(
         "buffer_tokens": 25_600,
         "threshold_tokens": 102_400,
         "summary_tokens": 12_800,
+        "costs": {"input": 2.5, "output": 10, "cached_input": 1.25},
     }
     changes = {"model": models[1], "source": "default", "registry_entry": None}
+    changes["costs"] = None
     assert unknown == known | changes
     assert writer["summarizer"] == "gemini-2.5-flash"
     assert {b["window_tokens"] for b in writer["budgets"]} == {50_000}
@@ -86,7 +93,7 @@ def test_it_prints_lines_for_people(
 ) -> None:
     """Agent by agent, and no number is cut however narrow the terminal."""
     monkeypatch.setenv("COLUMNS", "20")
-    assert main(["check", str(config), "--model", "gpt-4o", "nobody-knows-it"]) == 0
+    assert main(["check", str(config), "--model", *MODELS]) == 0
     output = capsys.readouterr()
     assert output.err == ""  # The lines say what the guard would warn of.
     lines = output.out.splitlines()
@@ -94,6 +101,10 @@ def test_it_prints_lines_for_people(
     sizes = "buffer 25,600, threshold 102,400, summary 12,800"
     assert f"  gpt-4o: window 128,000 (registry: gpt-4o), {sizes}" in lines
     assert any("(unknown model: assumed)" in line for line in lines)
+    prices = "    dollars per million tokens: "
+    assert f"{prices}input 2.5, output 10, cached_input 1.25" in lines
+    assert f"{prices}unknown" in lines
+    assert f"{prices}input 0, output 0.5" in lines
     writer = lines.index("writer: Pipeline")
     assert lines[writer + 1 : writer + 3] == [
         "  summary = false",
@@ -117,6 +128,21 @@ def test_the_variable_names_the_file(
     monkeypatch.setenv(CONFIG_VARIABLE, str(config))
     found = check_json(capsys)
     assert (found["config"], len(found["agents"])) == (str(config), 3)
+
+
+@pytest.mark.parametrize(
+    ("window", "shown"), [(128_000, "32,000 at"), (8_000, "6,400")]
+)
+def test_a_trigger_by_cost_moves(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], window: int, shown: str
+) -> None:
+    """Its first value is shown as such; in a small window it is the threshold."""
+    path = tmp_path / "guard.toml"
+    path.write_text(f"[default]\ntrigger = 'auto'\ncontext_window = {window}")
+    assert main(["check", str(path)]) == 0
+    printed = capsys.readouterr().out
+    assert f"threshold {shown}" in printed
+    assert ("at first" in printed) == shown.endswith("at")
 
 
 def test_a_pipeline_shows_when_it_runs_and_what(

@@ -73,8 +73,11 @@ def test_demo_finishes_only_with_the_guard(
     assert int(table["compactions"][1]) >= 5
     largest = [int(value.replace(",", "")) for value in table["largest request"]]
     assert largest[0] > WINDOW_TOKENS >= largest[1]
-    billed = [int(value.replace(",", "")) for value in table["tokens billed"]]
-    assert billed[1] > billed[0] > 0
+    for name in ("uncached input", "cached input", "output tokens"):
+        counts = [int(value.replace(",", "")) for value in table[name]]
+        assert counts[1] > counts[0] > 0
+    assert [value[:3] for value in table["cost"]] == ["$0."] * 2
+    assert "Prices: $1 for a million input tokens, " in output
     assert "30 of 30 steps were done, no request refused; without it only " in output
 
 
@@ -186,9 +189,9 @@ def fake_litellm(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("kind", "exit_code", "said", "row"),
     [
-        ("reader", 0, "summaries", {"tokens billed": ["3,150", "3,150"]}),
+        ("reader", 0, "", {"output tokens": ["150", "150"], "cost": ["unknown"] * 2}),
         ("answers", 0, "turn 30: ", {"steps done": ["30 of 30"] * 2}),
-        ("unmetered", 0, "", {"tokens billed": ["0", "0"]}),
+        ("unmetered", 0, "", {"uncached input": ["0", "0"]}),
         ("flaky", 1, "No API key was provided.", {"steps done": ["3 of 30"] * 2}),
         ("tiny", 1, "after 10 refused turns", {"largest request": ["5,000"] * 2}),
     ],

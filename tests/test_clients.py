@@ -239,7 +239,8 @@ async def test_a_result_larger_than_the_window_is_not_sent(
     provider.window_tokens = 1_000_000
     assert await Talk(loopback, client, None, results).talk(1, tool_calls=1) == 0
     loopback.provider = Provider(int(provider.requests[-1].prompt_tokens / 1.05))
-    strategy = Threshold(context_window=loopback.provider.window_tokens)
+    window = loopback.provider.window_tokens
+    strategy = Threshold(context_window=window, preview_tokens=None)
     talk = Talk(loopback, client, strategy, results)
 
     assert await talk.talk(turns=2, tool_calls=1) == 0

@@ -11,6 +11,7 @@ import pytest
 from contextguard_adk import (
     ConfigError,
     ContextGuardPlugin,
+    Costs,
     MessageWindow,
     Pipeline,
     SlidingWindow,
@@ -82,9 +83,13 @@ SAID: dict[str, tuple[str, PluginSettings]] = {
         "[default]\nmax_tokens = 8000",
         with_default(Threshold(context_window=8_000)),
     ),
+    "prices": (
+        "[prices.'gpt-4.1']\ninput = 2\noutput = 8.5",
+        PluginSettings(prices={"gpt-4.1": Costs(input=2, output=8.5)}),
+    ),
     "agents": (
         "[agents]\nb = 'none'\n[agents.a]\nstrategy = 'sliding_window'\nmax_turns = 9",
-        PluginSettings(agents={"a": SlidingWindow(max_turns=9), "b": None}),
+        PluginSettings(agents={"a": SlidingWindow(max_messages=9), "b": None}),
     ),
     "reducers": (
         "[default]\nstrategy = 'pipeline'\nwindow = false\nsummary = false\n"
@@ -92,8 +97,8 @@ SAID: dict[str, tuple[str, PluginSettings]] = {
         with_default(Pipeline(window=None, summary=None, tool_output=SHORT)),
     ),
     "dotted path": (
-        "[default]\nstrategy = 'contextguard_adk.SlidingWindow'\nmax_turns = 9",
-        with_default(SlidingWindow(max_turns=9)),
+        "[default]\nstrategy = 'contextguard_adk.SlidingWindow'\nmax_messages = 9",
+        with_default(SlidingWindow(max_messages=9)),
     ),
     "reducer by dotted path": (
         "[default]\nstrategy = 'pipeline'\n[[default.reducers]]\n"
@@ -129,6 +134,8 @@ TOKENS = "reducer = 'contextguard_adk.TokenWindow'"
 OF_TOKENS = (
     "unknown key; known here: budget_tokens, preserve_initial_task, preserve_system. "
 )
+PRICES = "[prices.'gpt-4o']\ninput = 2\n"
+OF_COSTS = "unknown key; known here: cached_input, input, output. "
 MISTAKES = [
     ("obserf = true", "obserf = True: unknown key; known here: agents, default"),
     ("agents = 7", "agents = 7: a table of agents is expected"),
@@ -157,6 +164,12 @@ MISTAKES = [
     (f"{PIPELINE}window = {{budget_tokens = 500, window_size = 3}}", OF_TOKENS),
     ("default = 'contextguard_adk.Strategy'", "is abstract"),
     ("default = 'contextguard_adk.request_compaction'", "no subclass of Strategy"),
+    ("prices = 7", "prices = 7: Input should be a valid dict"),
+    ("prices.'gpt-4o' = 7", "prices.gpt-4o = 7: Input should be a valid dictionary"),
+    (f"{PRICES}output = -1", "prices.gpt-4o.output = -1: Input should be greater"),
+    (f"{PRICES}output = '8'", "prices.gpt-4o.output = '8': Input should be a valid"),
+    (PRICES, "prices.gpt-4o.output: Field required"),
+    (f"{PRICES}output = 1\ncached = 1", f"gpt-4o.cached = 1: {OF_COSTS}"),
     ("default = 'treshold'", "default.strategy = 'treshold': one of threshold"),
     (f"observe = '{'x' * 9_000}'", "observe = 'xxx"),
     (f"a = {'[' * 9_000}", "too deeply"),
@@ -274,8 +287,8 @@ def test_a_bad_file_from_the_environment_fails_at_once(
 def test_the_sample_has_every_setting() -> None:
     """Derived from the models: nothing is missing."""
     name = re.compile(r"^\[*(?:[\w.]*\.)?(\w+)(?: =|\])", re.M)
-    written = {*name.findall(SAMPLE.read_text("utf-8")), "agents"}
-    kinds = (PluginSettings, SlidingWindow, Pipeline, *REDUCERS)
+    written = {*name.findall(SAMPLE.read_text("utf-8")), "agents", "prices"}
+    kinds = (PluginSettings, Costs, SlidingWindow, Pipeline, *REDUCERS)
     assert {name for kind in kinds for name in kind.model_fields} <= written
 
 
@@ -290,7 +303,11 @@ def test_the_sample_is_loaded() -> None:
     assert said == Threshold().model_copy(update=given)
     agents = {
         "researcher": SlidingWindow(),
-        "operator": Pipeline(compression_threshold=0.75),
+        "operator": Pipeline(
+            compression_threshold=0.75,
+            window=MessageWindow(),
+            tool_output=ToolOutputTruncation(),
+        ),
         "writer": Pipeline(
             window=TokenWindow(budget_tokens=100_000),
             summary=None,
@@ -298,7 +315,8 @@ def test_the_sample_is_loaded() -> None:
         ),
         "greeter": None,
     }
-    assert settings == PluginSettings(default=said, agents=agents)
+    prices = {"my-own-model": Costs(input=0.2, output=0.8, cached_input=0.02)}
+    assert settings == PluginSettings(default=said, agents=agents, prices=prices)
 
 
 def test_the_readme_names_the_defaults() -> None:

@@ -223,7 +223,7 @@ async def talk(
 
 STRATEGIES = {
     "threshold": Threshold(context_window=WINDOW),
-    "sliding": SlidingWindow(context_window=8_000, max_turns=16),
+    "sliding": SlidingWindow(context_window=8_000, max_messages=16),
     "pipeline": Pipeline(
         context_window=6_000,
         window=None,

@@ -63,7 +63,9 @@ def documented_chat(
 ) -> Chat:
     """A chat with one agent whose history fits one summary call."""
     strategy = Threshold(
-        context_window=window_tokens, summarizer_context_window=1_000_000
+        context_window=window_tokens,
+        summarizer_context_window=1_000_000,
+        preview_tokens=None,
     )
     return guarded_chat(llm, strategy, agent=agent)
 

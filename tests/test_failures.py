@@ -51,7 +51,7 @@ FINDING = "The scanner found part 7f3a of the old press in hall B. " * 130
 
 STRATEGIES: list[Strategy] = [
     Threshold(context_window=WINDOW_TOKENS),
-    SlidingWindow(context_window=WINDOW_TOKENS, max_turns=8),
+    SlidingWindow(context_window=WINDOW_TOKENS, max_messages=8),
     Pipeline(
         context_window=WINDOW_TOKENS,
         window=None,
@@ -218,6 +218,7 @@ async def test_summarizer_that_gives_nothing_usable_is_replaced(
     settings = {
         "summarizer": OddSummarizer(error=error),
         "summary_timeout_seconds": 0.9,
+        "preview_tokens": None,
     }
     odd = strategy.model_copy(update=settings)
     records: list[Any] = []
@@ -236,7 +237,9 @@ async def test_cancelled_turn_leaves_the_session_usable() -> None:
         await asyncio.Event().wait()
         raise AssertionError
 
-    hasty = Threshold(context_window=WINDOW_TOKENS, summary_timeout_seconds=2.0)
+    hasty = Threshold(
+        context_window=WINDOW_TOKENS, summary_timeout_seconds=2.0, preview_tokens=None
+    )
     session = open_session(hasty, is_streaming=True, summary_replies=stall)
     work = asyncio.create_task(session.work())
     await asyncio.wait_for(entered.wait(), 5)
@@ -301,16 +304,18 @@ ODD: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.parametrize("preview_tokens", [0.2, None], ids=["cut", "whole"])
 @each("given", ODD)
 async def test_odd_inputs_cost_no_turn(
     caplog: pytest.LogCaptureFixture,
     strategy: Strategy,
     is_streaming: bool,
     given: dict[str, Any],
+    preview_tokens: float | None,
 ) -> None:
     """Whatever comes from plugins, tools and users is measured, and sent as it fits."""
     session = open_session(
-        strategy,
+        strategy.model_copy(update={"preview_tokens": preview_tokens}),
         is_streaming,
         results=[given.get("result", FINDING), FINDING],
         before=given.get("before", ()),

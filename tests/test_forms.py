@@ -163,7 +163,9 @@ def test_new_results_are_estimated_in_full(name: str, payload: str) -> None:
     ("strategy", "rejections"),
     [
         pytest.param(Threshold(context_window=20_000), 0, id="threshold"),
-        pytest.param(SlidingWindow(context_window=20_000, max_turns=4), 0, id="turns"),
+        pytest.param(
+            SlidingWindow(context_window=20_000, max_messages=4), 0, id="turns"
+        ),
         pytest.param(Pipeline(context_window=20_000), 0, id="pipeline"),
         pytest.param(Threshold(context_window=200_000), 1, id="too-large-a-window"),
     ],

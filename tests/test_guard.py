@@ -126,9 +126,8 @@ async def test_overfull_requests_do_not_wait() -> None:
         context_window=WINDOW, token_ratio=1.0, script=[scripted_call("look"), "Done."]
     )
     tools = [queued_tool("look", [words(3_700)])]
-    chat = await long_chat(
-        llm, 2_500, strategy=Threshold(context_window=WINDOW), tools=tools
-    )
+    strategy = Threshold(context_window=WINDOW, preview_tokens=None)
+    chat = await long_chat(llm, 2_500, strategy=strategy, tools=tools)
     assert answer_text(await chat.events()) == "Done."
     assert llm.rejections == 0
     assert all(request.prompt_tokens < 3_200 for request in agent_requests(llm))

@@ -216,7 +216,7 @@ async def test_screenshot_is_seen(strategy: str, summarizer: str) -> None:
 
 def _quiet(strategy: str) -> dict[str, Any]:
     """Settings with which the strategy waits for the threshold."""
-    return {"max_turns": 50} if strategy == "sliding" else {}
+    return {"max_messages": 50} if strategy == "sliding" else {}
 
 
 # --- the agent itself ---

@@ -87,9 +87,10 @@ def test_the_simulated_provider_does_not_know_the_guard() -> None:
 
 PUBLIC = """
 Budgets CallRecord CompactTool Compaction CompactionContext CompactionRecord ConfigError
-ContextGuardError ContextGuardPlugin MessageWindow ModelRegistry Pipeline PressureRecord
-Reducer Reduction SlidingWindow Strategy StrategyResult SummaryCompaction SummaryError
-Threshold TodosTool TokenWindow ToolOutputTruncation request_compaction
+ContextGuardError ContextGuardPlugin Costs MessageWindow ModelRegistry Pipeline
+PressureRecord Reducer Reduction SlidingWindow Strategy StrategyResult SummaryCompaction
+SummaryError Threshold TodosTool TokenWindow ToolOutputTruncation Usage
+request_compaction
 """
 
 

@@ -180,7 +180,8 @@ async def test_a_summary_starts_from_the_originals() -> None:
     contents[2] = response("read", "y" * 6_000 + " the needle " + "y" * 3_000)
     llm = large_llm()
     talk = await context(contents, llm, window_tokens=20_000)
-    await Pipeline(context_window=20_000).compact(talk)
+    window, tool_output = MessageWindow(), ToolOutputTruncation()
+    await Pipeline(window=window, tool_output=tool_output).compact(talk)
     assert any("the needle" in request.text for request in llm.requests)
 
 
@@ -212,7 +213,12 @@ async def test_a_summarizer_that_is_down_is_asked_once() -> None:
 
 async def test_an_early_run_must_be_worth_a_new_prefix() -> None:
     """Before the threshold a gain of a few tokens does not break prompt caches."""
-    pipeline = Pipeline(compression_threshold=0.6, window=None, summary=None)
+    pipeline = Pipeline(
+        compression_threshold=0.6,
+        window=None,
+        tool_output=ToolOutputTruncation(),
+        summary=None,
+    )
     little = await context(tool_talk(13, 4_300), window_tokens=20_000)
     assert 12_000 <= little.tokens < 16_000
     assert await pipeline.compact(little) is None
@@ -302,6 +308,59 @@ async def test_a_task_that_stays_does_not_undo_a_summary_of_a_long_history() -> 
     for _ in range(3):
         await chat.say("Go on.")
     assert [record.contents_before for record in done] == [902]
+
+
+@pytest.mark.parametrize(
+    ("settings", "length"),
+    [
+        ({}, 16_000),
+        ({"tool_output": ToolOutputTruncation()}, 24_000),
+        ({"tool_output": None}, 24_000),
+        ({"tool_output": ToolOutputTruncation(preserve_last_tool_result=False)}, 4_000),
+    ],
+    ids=["default", "newest-whole", "off", "documented-lengths"],
+)
+async def test_long_strings_are_short_from_the_first_request_on(
+    settings: dict[str, Any], length: int
+) -> None:
+    """In the same bytes ever after, unless the newest result is to stay whole."""
+    steps = [
+        [ToolUse("read", f"{number} {'note ' * 5_000}"[:24_000])] for number in (1, 2)
+    ]
+    llm = SimulatedLlm(context_window=100_000)
+    strategy = Pipeline(context_window=100_000, **settings)
+    played = await play(Conversation([Turn("Read on.", steps)]), strategy, llm)
+    lengths = [result_lengths(list(call.contents)) for call in played.calls]
+    assert [len(found) for found in lengths] == [0, 1, 2]
+    assert all(length <= n < length + 100 for found in lengths for n in found)
+    assert played.calls[2].contents[:3] == played.calls[1].contents
+
+
+async def test_a_compaction_that_is_asked_for_does_more_than_leave_out_repeats() -> (
+    None
+):
+    """Below the target as well, and however often it is asked for."""
+    found: list[CompactionRecord] = []
+    llm = SimulatedLlm(context_window=100_000)
+    chat = guarded_chat(
+        llm, Pipeline(context_window=100_000), guard={"on_compaction": found.append}
+    )
+    steps = [model("I look. " * 300), call("read", step=1)]
+    steps.append(response("read", {"text": "notebooks " * 200}))
+    for number in range(2):
+        state = {"context_guard:compact": True}
+        await seed(chat, user(f"Read it, {number}."), *steps, *steps, state=state)
+        await chat.say("What did it say?")
+        assert len(found) == number + 1
+        assert found[-1].tokens_after < found[-1].tokens_before / 2
+
+
+async def test_by_default_it_drops_deep_and_pays_for_nothing() -> None:
+    """Far below half of the window, so that the new prefix lives long."""
+    talk = await context(small_talk(100, 900), large_llm(), window_tokens=100_000)
+    compaction = await compact(Pipeline(), talk)
+    assert compaction.attempts == 0
+    assert 25_000 <= compaction.tokens <= 40_000
 
 
 async def test_equal_results_do_not_move_what_was_decided() -> None:

@@ -35,7 +35,7 @@ from tests.talks import workflow_agents
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "a dict": ({"agents": {"a": {"max_turns": 30}}}, "'a' must be a Strategy"),
+    "a dict": ({"agents": {"a": {"max_messages": 30}}}, "'a' must be a Strategy"),
     "a class": ({"default": SlidingWindow}, "'default' must be a Strategy"),
     "a misspelt setting": ({"agent": {}}, "agent"),
     "state keys": ({"state_keys": "flat"}, "'namespaced'.*flat"),

@@ -82,7 +82,7 @@ def strategies(window_tokens: int = WINDOW_TOKENS) -> st.SearchStrategy[Strategy
         st.builds(
             Threshold, context_window=window, max_compaction_attempts=counts(1, 3)
         ),
-        st.builds(SlidingWindow, context_window=window, max_turns=counts(4, 12)),
+        st.builds(SlidingWindow, context_window=window, max_messages=counts(4, 12)),
         st.builds(Pipeline, context_window=window),
         st.builds(KeepNewest, context_window=window, count=counts(0, 8)),
     )

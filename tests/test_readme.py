@@ -16,7 +16,7 @@ from google.adk.apps import App
 from google.adk.cli.cli_tools_click import main as adk_command
 from google.adk.sessions.database_session_service import DatabaseSessionService
 
-from contextguard_adk import ContextGuardPlugin, SlidingWindow, Threshold
+from contextguard_adk import ContextGuardPlugin, Costs, SlidingWindow, Threshold
 from contextguard_adk.config import CONFIG_VARIABLE, load_settings
 from contextguard_adk.testing import SimulatedLlm
 from contextguard_adk.tools.cli import main
@@ -83,9 +83,9 @@ async def test_the_quick_start_guards_an_app() -> None:
 
 def test_the_example_of_several_agents_means_what_it_says() -> None:
     """A strategy for each, one of them exempt, and a default for the others."""
-    plugin: ContextGuardPlugin = find_python("SlidingWindow(max_turns=30)")["plugin"]
+    plugin: ContextGuardPlugin = find_python("SlidingWindow(max_messages=30)")["plugin"]
     assert plugin._settings.agents == {
-        "researcher": SlidingWindow(max_turns=30),
+        "researcher": SlidingWindow(max_messages=30),
         "writer": Threshold(context_window=1_000_000, summarizer="gemini-2.5-flash"),
         "router": None,
     }
@@ -104,7 +104,9 @@ def test_settings_are_loaded(text: str, tmp_path: Path) -> None:
 async def test_the_record_of_a_call_looks_so(text: str) -> None:
     """The fields and their types are those of a real event."""
     llm, guard = SimulatedLlm(context_window=8_000), Threshold(context_window=8_000)
-    chat = Chat(guarded_agent(llm), [ContextGuardPlugin(default=guard)])
+    prices = {"simulated": Costs(input=1, output=8)}
+    plugin = ContextGuardPlugin(default=guard, prices=prices)
+    chat = Chat(guarded_agent(llm), [plugin])
     for turn in range(12):
         await chat.say(f"Turn {turn}. " + "More and more. " * 300)
     notes = [event.custom_metadata or {} for event in await chat.events()]

@@ -16,7 +16,7 @@ from google.adk.sessions.base_session_service import GetSessionConfig
 from google.adk.tools.function_tool import FunctionTool
 from google.genai import types
 
-from contextguard_adk import Threshold
+from contextguard_adk import Strategy, Threshold
 from contextguard_adk.measuring.calibration import token_counter
 from contextguard_adk.recall.offer import may_offer
 from contextguard_adk.recall.tool import RecallHistoryTool, find_matches
@@ -252,15 +252,15 @@ def recall_once(**args: Any) -> Callable[[LlmRequest], Reply]:
 def open_chat(
     window: int = 4_000,
     results: Sequence[str] = ("x",),
-    recall: Any = "auto",
+    strategy: Strategy | None = None,
     **chat: Any,
 ) -> tuple[SimulatedLlm, Chat]:
     """A chat whose agent has one tool, with its model."""
     llm = SimulatedLlm(context_window=window, script=lambda request: "ok")
     llm.summary_replies = lambda request: "Nothing of note."
     tools = [queued_tool("look", results)] if results else []
-    strategy = Threshold(context_window=window, recall=recall)
-    return llm, guarded_chat(llm, strategy, agent={"tools": tools}, **chat)
+    chosen = strategy or Threshold(context_window=window)
+    return llm, guarded_chat(llm, chosen, agent={"tools": tools}, **chat)
 
 
 @pytest.mark.parametrize(("window", "is_streaming"), [(4_000, False), (8_000, True)])
@@ -270,7 +270,8 @@ async def test_what_was_compacted_can_be_read_back(
     """The tool appears with the first compaction, not before; ADK executes it."""
     size = window // 40
     results = [rows(n, size, SECRET if n == 0 else "") for n in range(12)]
-    llm, chat = open_chat(window, results, is_streaming=is_streaming)
+    strategy = Threshold(context_window=window, preview_tokens=None)
+    llm, chat = open_chat(window, results, strategy, is_streaming=is_streaming)
     recall = tool_call("recall_history", query="deploy key api-7")
     looks: list[Reply] = [tool_call("look"), "Noted."]
     llm.script = [*looks * 12, recall]
@@ -376,7 +377,8 @@ async def test_nothing_speaks_of_the_tool_once_it_is_turned_off() -> None:
     """ADK ends the turn of an agent that calls a tool which it has not."""
     service = InMemorySessionService()
     for recall in (True, False):
-        llm, chat = open_chat(recall=recall, session_service=service)
+        strategy = Threshold(context_window=4_000, recall=recall)
+        llm, chat = open_chat(strategy=strategy, session_service=service)
         for number in range(6 if recall else 1):
             await chat.say(f"{number} {SECRET} " + "word " * 500)
         assert ("recall_history" in llm.requests[-1].text) is recall

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -27,6 +27,7 @@ from contextguard_adk import (
     CompactionContext,
     CompactionRecord,
     ContextGuardPlugin,
+    Costs,
     PressureRecord,
     SlidingWindow,
     Strategy,
@@ -52,6 +53,7 @@ class Recorded:
         *,
         finding: str = FINDING,
         observe: bool = False,
+        prices: Mapping[str, Costs] | None = None,
         **settings: Any,
     ) -> None:
         self.llm = llm or SimulatedLlm(context_window=WINDOW, script=searching())
@@ -61,6 +63,7 @@ class Recorded:
         plugin = ContextGuardPlugin(
             default=strategy or Threshold(context_window=WINDOW),
             observe=observe,
+            prices=prices,
             on_call=self.calls.append,
             on_compaction=self.compactions.append,
             on_pressure=self.pressures.append,
@@ -393,16 +396,24 @@ def exporter(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
 async def test_a_compaction_has_a_span_below_adks(
     exporter: InMemorySpanExporter,
 ) -> None:
-    """It carries the record: names and numbers."""
-    recorded = Recorded()
+    """It carries the record: names and numbers, some by OpenTelemetry's names."""
+    recorded = Recorded(prices={"simulated": Costs(input=1, output=8)})
     await recorded.work()
     spans = exporter.get_finished_spans()
     by_id = {span.context.span_id: span for span in spans if span.context}
     compacts = [span for span in spans if span.name == "context_guard.compact"]
     assert len(compacts) == len(recorded.compactions) >= 2
     for span, record in zip(compacts, recorded.compactions, strict=True):
+        own = asdict(record)
+        usage, _ = own.pop("usage"), own.pop("model")
+        own["cost_usd"] = own.pop("cost")
         assert dict(span.attributes or {}) == {
-            f"context_guard.{key}": value for key, value in asdict(record).items()
+            **{f"context_guard.{key}": value for key, value in own.items()},
+            "gen_ai.operation.name": "summarize",
+            "gen_ai.request.model": "simulated",
+            "gen_ai.usage.input_tokens": usage["prompt_tokens"],
+            "gen_ai.usage.cache_read.input_tokens": usage["cached_tokens"],
+            "gen_ai.usage.output_tokens": usage["output_tokens"],
         }
         assert span.parent
         # It depends on ADK's release and settings which span is open there.

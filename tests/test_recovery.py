@@ -46,7 +46,7 @@ UNNAMED = ("openai-responses", "bedrock", "groq", "ollama")
 
 STRATEGIES = [
     Threshold(context_window=CONFIGURED_TOKENS),
-    SlidingWindow(context_window=CONFIGURED_TOKENS, max_turns=1_000),
+    SlidingWindow(context_window=CONFIGURED_TOKENS, max_messages=1_000),
 ]
 both_strategies = pytest.mark.parametrize(
     "strategy", STRATEGIES, ids=["threshold", "sliding window"]
@@ -313,7 +313,7 @@ async def test_calls_keep_the_signatures_of_their_thoughts() -> None:
 
     steps: list[Reply] = [sign(step) for step in range(10)]
     llm = make_llm([*steps[:8], overflow(1_500, 1_600), *steps[8:], "Answer 0."])
-    chosen = SlidingWindow(context_window=CONFIGURED_TOKENS, max_turns=6)
+    chosen = SlidingWindow(context_window=CONFIGURED_TOKENS, max_messages=6)
     tools = [queued_tool("search", ["Hall B. " * 200])]
     await work(open_chat(llm, chosen, {"tools": tools}), 1)
     for record in agent_requests(llm)[1:]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,7 +23,17 @@ from contextguard_adk import (
 )
 from contextguard_adk.strategies.reducers import Relaxed
 from contextguard_adk.testing import SimulatedLlm
-from tests.builders import call, call_part, model, queued_tool, response, user
+from tests.builders import (
+    call,
+    call_part,
+    calls,
+    model,
+    queued_tool,
+    response,
+    response_part,
+    responses,
+    user,
+)
 from tests.chats import KEY, guarded_chat, words
 from tests.test_strategies import context, names, small_talk
 
@@ -86,6 +97,18 @@ async def test_protected_messages_against_a_strict_window(
     await MessageWindow(window_size=10, strict_window_size=is_strict).reduce(run)
     rules_kept = [f"Rule{number}" for number in range(15 - kept, 14)]
     assert names(sent(run)) == [*rules_kept, "Task."]
+
+
+@pytest.mark.parametrize(("correction", "kept"), [(1.0, 20), (2.0, 10)])
+async def test_a_part_of_the_window_is_in_tokens_of_the_model(
+    correction: float, kept: int
+) -> None:
+    """What the model counts twice as high, half as much of it fits."""
+    run = await reduction(small_talk(60, 1_000))
+    run.context = replace(run.context, correction=correction)
+    window = TokenWindow(budget_tokens=0.2, preserve_initial_task=False)
+    await window.reduce(run)
+    assert kept - 1 <= len(run.kept) <= kept
 
 
 @pytest.mark.parametrize(
@@ -175,11 +198,29 @@ async def test_a_shortened_result_does_not_grow_again() -> None:
     assert result_lengths(run) == [1_000, 1_000]
 
 
+async def test_of_repeated_results_the_newest_stays() -> None:
+    """Same tool, arguments and result; nothing that the model has not seen yet."""
+    book = "notebooks " * 100
+    read = [call("read", path="a"), response("read", book)]
+    other = [call("read", path="b"), response("read", book)]
+    twice = [call_part("read", "1", path="b"), call_part("read", "2", path="b")]
+    both = [response_part("read", book, "1"), response_part("read", book, "2")]
+    unseen = [calls(*twice), responses(*both)]
+    run = await reduction([user("Task."), *read, *other, *read, *unseen])
+    assert run.leave_out_repeats() is APPLIED
+    assert run.leave_out_repeats() is NO_CHANGE
+    wholes = [length == len(book) for length in result_lengths(run)]
+    assert wholes == [False, False, True, True, True]
+    assert run.compaction
+    assert run.compaction.contents[3::2] == run.context.view.contents[3::2]
+
+
 async def test_an_unknown_content_in_state_counts_as_none() -> None:
     """State is untrusted: what was shortened up to nowhere is shortened anew."""
     llm = SimulatedLlm(context_window=8_000)
-    strategy = Pipeline(context_window=8_000, window=None)
-    read = queued_tool("read", ["notebooks " * 900])
+    tool_output = ToolOutputTruncation()
+    strategy = Pipeline(context_window=8_000, window=None, tool_output=tool_output)
+    read = queued_tool("read", [f"{n} {'notebooks ' * 900}" for n in range(99)])
     chat = guarded_chat(llm, strategy, agent={"tools": [read]})
     llm.script = lambda request: (
         [call_part("read")] if len(request.contents) % 4 == 1 else "Done."
@@ -232,8 +273,10 @@ async def test_when_a_summary_is_paid_for(
         (ToolOutputTruncation, {"max_length": 0}, "max_length"),
         (ToolOutputTruncation, {"maxlength": 10}, "maxlength"),
         (SummaryCompaction, {"trigger_threshold": 0.5}, "must be larger"),
+        (TokenWindow, {"budget_tokens": 99}, "at least 100"),
+        (TokenWindow, {"budget_tokens": 1.0}, "less than 1"),
     ],
-    ids=["head-and-tail", "nothing-left", "unknown", "trigger-at-the-target"],
+    ids=["head-tail", "nothing-left", "unknown", "trigger", "few-tokens", "all"],
 )
 def test_impossible_settings_are_refused(
     kind: type[Reducer], settings: dict[str, Any], complaint: str

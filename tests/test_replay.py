@@ -23,6 +23,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from contextguard_adk import CallRecord, ContextGuardPlugin, Threshold
 from contextguard_adk.config import CONFIG_VARIABLE, PluginSettings
 from contextguard_adk.memory import branch_scope
+from contextguard_adk.providers.clients import read_usage
 from contextguard_adk.testing import Reply, SimulatedLlm
 from contextguard_adk.tools.cli import main
 from contextguard_adk.tools.recordings import SessionKey, load_session
@@ -57,13 +58,20 @@ PLACE: dict[str, Any] = {"app_name": "app", "user_id": "user", "session_id": "se
 OF_SESSION = ("--app", "app", "--user", "user", "--session", "session")
 
 
-async def record(plugins: Sequence[BasePlugin] = ()) -> tuple[Session, SimulatedLlm]:
+async def record(
+    plugins: Sequence[BasePlugin] = (), has_cache: bool = False
+) -> tuple[Session, SimulatedLlm]:
     """Has a real conversation with two searches a turn; returns its session."""
     script: list[Reply] = []
     for turn in range(TURNS):
         script += [call_part("search")] * 2
         script.append(f"Part {turn} is in hall B, says the scanner.")
-    llm = SimulatedLlm(model="simulated", context_window=100_000, script=script)
+    llm = SimulatedLlm(
+        model="simulated",
+        context_window=100_000,
+        script=script,
+        prompt_cache=has_cache,
+    )
     agent = guarded_agent(
         llm, [queued_tool("search", FINDINGS)], instruction=INSTRUCTION
     )
@@ -134,15 +142,19 @@ def test_every_recorded_call_is_replayed(
     instruction_tokens = len(INSTRUCTION) / 4 + 20
     assert found["fixed_tokens"]["agent"] == pytest.approx(instruction_tokens, rel=0.4)
     compacted = [item for item in items if item["compaction"]]
-    assert found["compactions"] == len(compacted) >= 2
+    without, guarded = found["without_guard"], found["with_guard"]
+    assert guarded["compactions"] == len(compacted) >= 2
     for item in compacted:
         assert item["compaction"]["tokens_before"] >= item["threshold_tokens"] == 3_200
         assert item["sent_tokens"] < item["threshold_tokens"]
         assert item["sent_contents"] < item["contents"]
     assert all(item["sent_tokens"] <= WINDOW for item in items)
-    assert found["over_window_without_guard"] > 0 == found["over_window_with_guard"]
-    with_guard = found["tokens_with_guard"] + found["summary_tokens"]
-    assert found["saved_tokens"] == found["tokens_without_guard"] - with_guard > 0
+    assert without["over_window"] > 0 == guarded["over_window"]
+    assert without["usage"]["prompt_tokens"] == sum(r.prompt_tokens for r in requests)
+    events = recorded[0].events
+    answers = [read_usage(event.usage_metadata).output_tokens for event in events]
+    assert without["usage"]["output_tokens"] == sum(answers)
+    assert found["saved_tokens"] > 0
     for item in items[: compacted[0]["number"] - 1]:
         assert item["sent_tokens"] == item["real_tokens"]
 
@@ -184,7 +196,7 @@ async def test_a_guarded_recording_is_not_compared_after_its_compaction(
     assert found["uncompared_calls"] == CALLS - first + 1
     compared = [item["real_tokens"] for item in found["calls"][: first - 1]]
     assert compared == [item.real_tokens for item in records[: first - 1]]
-    assert found["compactions"] >= 2
+    assert found["with_guard"]["compactions"] >= 2
 
 
 @pytest.mark.parametrize("is_whole", [True, False], ids=["web UI", "events only"])
@@ -214,6 +226,7 @@ def test_it_prints_calls_and_sums(
     assert numbers == [[str(number)] for number in range(1, CALLS + 1)]
     assert f"0 of {CALLS - 1} estimates more than 10% too low" in output.out
     assert ") saved." in output.out
+    assert "The recording reports no cached tokens" in output.out
 
 
 def answered(content: types.Content, author: str, tokens: int, **more: Any) -> Event:
@@ -263,7 +276,8 @@ async def test_agents_are_replayed_each_for_itself() -> None:
     assert {c.window_tokens for c in calls} == {1_048_576}
     exempt = PluginSettings(agents={"writer": None})
     last = (await replay_session(two_agents(), ReplaySettings(exempt))).calls[-1]
-    assert (last.estimated_tokens, last.window_tokens, last.pressure) == (None,) * 3
+    assert (last.estimated_tokens, last.threshold_tokens, last.pressure) == (None,) * 3
+    assert last.window_tokens == 128_000
     assert (last.real_tokens, last.sent_tokens) == (500, 500)
 
 

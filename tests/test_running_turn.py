@@ -249,6 +249,7 @@ async def find_kept(
     steps = range(len(results))
     replies: list[Reply] = [call("read", **{"step": n, **(args or {})}) for n in steps]
     llm = SimulatedLlm(context_window=100_000, token_ratio=1.0, script=replies)
+    settings = {"preview_tokens": None, "keep": 0.2, **settings}
     strategy = Doing(context_window=8_000, act=act, **settings)
     tools = [builders.queued_tool("read", results)]
     chat = guarded_chat(llm, strategy, agent={"tools": tools})
@@ -314,7 +315,7 @@ async def test_list_stays_within_a_tenth_of_the_window() -> None:
     notes = [f"{step} {words(40, ORDERS[step % 30])}" for step in steps]
     replies: list[Reply] = [call("read", step=n, note=notes[n]) for n in steps]
     llm = SimulatedLlm(context_window=100_000, token_ratio=1.0, script=replies)
-    strategy = Doing(context_window=8_000, act=act)
+    strategy = Doing(context_window=8_000, act=act, keep=0.2)
     tools = [builders.queued_tool("read", ["ok"])]
     await guarded_chat(llm, strategy, agent={"tools": tools}).say("Read.")
     [[done]] = listed
@@ -327,7 +328,7 @@ async def test_large_result_right_behind_a_compaction_is_shortened() -> None:
     script: list[Reply] = [call("read", step=1), "Done."]
     llm = SimulatedLlm(context_window=8_000, token_ratio=1.0, script=script)
     tools = [builders.queued_tool("read", [words(20_000)])]
-    strategy = Threshold(context_window=8_000)
+    strategy = Threshold(context_window=8_000, preview_tokens=None)
     chat = guarded_chat(llm, strategy, agent={"tools": tools})
     earlier = [builders.user("Task."), builders.model(words(2_000))]
     await seed(chat, *earlier, state=DEMAND)
@@ -342,7 +343,9 @@ async def test_summarizer_reads_a_result_that_is_shortened_for_the_agent() -> No
     script: list[Reply] = [call("read", step=1), "Done."]
     llm = SimulatedLlm(context_window=100_000, token_ratio=1.0, script=script)
     tools = [builders.queued_tool("read", [words(20_000, "RESULT")])]
-    strategy = Threshold(context_window=8_000, summarizer_context_window=100_000)
+    strategy = Threshold(
+        context_window=8_000, summarizer_context_window=100_000, preview_tokens=None
+    )
     await guarded_chat(llm, strategy, agent={"tools": tools}).say("Read.")
     [summary] = summary_requests(llm)
     assert words(20_000, "RESULT") in summary.text

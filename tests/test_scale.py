@@ -104,7 +104,10 @@ async def converse(runner: Runner, number: int, turn_count: int) -> dict[str, An
 
 @pytest.mark.parametrize(
     "strategy",
-    [Threshold(context_window=2_500), SlidingWindow(context_window=2_500, max_turns=6)],
+    [
+        Threshold(context_window=2_500),
+        SlidingWindow(context_window=2_500, max_messages=6),
+    ],
     ids=lambda strategy: type(strategy).__name__,
 )
 async def test_sessions_at_once_do_not_mix(strategy: Strategy) -> None:

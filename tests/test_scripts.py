@@ -63,7 +63,7 @@ def guarded(
     llm = SimulatedLlm(context_window=WINDOW, script=script or (lambda _: "Да."))
     agent = {"tools": [queued_tool("fetch", results or [""])], **agent}
     guard = {} if records is None else {"on_call": records.append}
-    strategy = Threshold(context_window=WINDOW)
+    strategy = Threshold(context_window=WINDOW, preview_tokens=None)
     return guarded_chat(llm, strategy, guard=guard, agent=agent), llm
 
 

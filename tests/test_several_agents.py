@@ -75,7 +75,7 @@ async def test_each_agent_has_its_own_strategy_and_summary() -> None:
     plugin = ContextGuardPlugin(
         agents={
             "researcher": STRATEGIES["threshold"],
-            "writer": SlidingWindow(context_window=100_000, max_turns=6),
+            "writer": SlidingWindow(context_window=100_000, max_messages=6),
             "root": None,
         }
     )

@@ -83,7 +83,7 @@ async def test_a_tool_storm_is_removed(strategy: type[Strategy]) -> None:
         text = writer.text("log", 1.0)[:2_000]
         history += [call("fetch_rows", page=number), response("fetch_rows", text)]
     llm = SimulatedLlm(context_window=8_000, summary_replies=lambda _: TERSE_SUMMARY)
-    settings = {"max_turns": 10} if strategy is SlidingWindow else {}
+    settings = {"max_messages": 10} if strategy is SlidingWindow else {}
     guard = strategy.model_validate({"context_window": 8_000, **settings})
     tap = await ask_after(history, guard, llm)
     sent = [record for record in llm.requests if not record.is_summary][-1].contents
@@ -113,7 +113,7 @@ async def test_a_tool_result_of_750k_characters_fits(
     llm = SimulatedLlm(context_window=32_000, summary_replies=lambda _: TERSE_SUMMARY)
     played = await play(
         Conversation([Turn(request, steps, "Three of them."), Turn("Thanks.")]),
-        strategy(context_window=32_000),
+        strategy(context_window=32_000, preview_tokens=None),
         llm,
     )
     assert played.answers == ["Three of them.", "Done."]

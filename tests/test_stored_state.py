@@ -12,6 +12,7 @@ from google.adk.agents import LlmAgent
 
 from contextguard_adk import (
     ContextGuardPlugin,
+    MessageWindow,
     Pipeline,
     Threshold,
     ToolOutputTruncation,
@@ -118,6 +119,7 @@ async def test_a_broken_value_costs_no_turn(
     pipeline = Pipeline(
         context_window=4_000,
         summarizer_context_window=100_000,
+        window=MessageWindow(),
         tool_output=ToolOutputTruncation(max_length=500),
     )
     sessions = KeptSessions()

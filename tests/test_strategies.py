@@ -113,6 +113,15 @@ def test_max_tokens_is_another_name_of_the_context_window() -> None:
     assert settings == Threshold(context_window=32_000)
 
 
+def test_max_turns_is_another_name_of_max_messages() -> None:
+    """The number may be given and read under either name, but given once."""
+    settings = SlidingWindow.model_validate({"max_turns": 9})
+    assert settings == SlidingWindow(max_messages=9)
+    assert settings.max_turns == 9
+    with pytest.raises(ValidationError, match="give one"):
+        SlidingWindow.model_validate({"max_turns": 9, "max_messages": 9})
+
+
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
@@ -121,7 +130,7 @@ def test_max_tokens_is_another_name_of_the_context_window() -> None:
         ({"max_compaction_attempts": 11}, "10"),
         ({"summary_timeout_seconds": 0}, "0"),
         ({"summarizer": 7}, "BaseLlm"),
-        ({"max_turns": 3}, "4"),
+        ({"max_messages": 3}, "4"),
     ],
 )
 def test_bad_settings_are_refused(settings: dict[str, Any], complaint: str) -> None:
@@ -192,17 +201,17 @@ async def test_another_summary_is_not_asked_for(reply: Any, fixed_tokens: int) -
 
 
 @pytest.mark.parametrize(
-    ("max_turns", "count", "kept_count"),
+    ("max_messages", "count", "kept_count"),
     [(20, 41, 13), (4, 5, 3)],
     ids=["30 percent", "at least 3"],
 )
 async def test_sliding_window_fires_beyond_its_turns(
-    max_turns: int, count: int, kept_count: int
+    max_messages: int, count: int, kept_count: int
 ) -> None:
-    """With more contents than `max_turns` about 30 % of them stay, word for word."""
+    """With more contents than `max_messages` about 30 % of them stay, word for word."""
     llm, contents = SimulatedLlm(), small_talk(count, 60)
-    strategy = SlidingWindow(max_turns=max_turns)
-    enough = await context(contents[-max_turns:], llm, window_tokens=100_000)
+    strategy = SlidingWindow(max_messages=max_messages)
+    enough = await context(contents[-max_messages:], llm, window_tokens=100_000)
     assert await strategy.compact(enough) is None
     compaction = await compact(strategy, contents, llm, window_tokens=100_000)
     kept = compaction.contents[1:]
@@ -212,7 +221,7 @@ async def test_sliding_window_fires_beyond_its_turns(
 
 
 @pytest.mark.parametrize(
-    ("max_turns", "contents", "kept_count"),
+    ("max_messages", "contents", "kept_count"),
     [
         pytest.param(40, small_talk(21, 450), 3, id="30 percent would not fit"),
         pytest.param(40, small_talk(31, 150), 3, id="tokens ran out"),
@@ -223,11 +232,11 @@ async def test_sliding_window_fires_beyond_its_turns(
     ],
 )
 async def test_sliding_window_keeps_what_leaves_room(
-    max_turns: int, contents: list[types.Content], kept_count: int
+    max_messages: int, contents: list[types.Content], kept_count: int
 ) -> None:
     """What stays must not soon fill the window again; one summary is paid for."""
     llm = SimulatedLlm(summary_replies=["Short enough."])
-    compaction = await compact(SlidingWindow(max_turns=max_turns), contents, llm)
+    compaction = await compact(SlidingWindow(max_messages=max_messages), contents, llm)
     assert llm.summaries == 1
     assert compaction.tokens <= 3_200
     if kept_count:
@@ -241,7 +250,7 @@ async def test_sliding_window_has_nothing_left_to_summarize() -> None:
     llm = SimulatedLlm()
     contents = [*small_talk(1), call("ask"), call("wait")]
     open_calls = await context(contents, llm)
-    assert await SlidingWindow(max_turns=4).compact(open_calls) is None
+    assert await SlidingWindow(max_messages=4).compact(open_calls) is None
     assert llm.calls == 0
 
 
@@ -250,7 +259,7 @@ async def test_sliding_window_merges_its_own_summary() -> None:
     llm = SimulatedLlm(
         context_window=32_000, summary_replies=["FIRST one.", "SECOND one."]
     )
-    chat = guarded_chat(llm, SlidingWindow(context_window=32_000, max_turns=6))
+    chat = guarded_chat(llm, SlidingWindow(context_window=32_000, max_messages=6))
     for number in range(6):
         await chat.say(words(400, f"turn{number}"))
     first, second = summary_requests(llm)

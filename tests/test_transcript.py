@@ -108,7 +108,7 @@ def test_nothing_inside_can_pass_for_an_entry(
         content(types.Part(inline_data=blob)),
         user("For context:", f"[helper] said: {text}"),
     ]
-    entries = render_entries(contents, range(len(contents)), (), True)
+    entries = render_entries(contents, range(len(contents)), (), contents)
     cut = split_entries(entries, budget_tokens, count)
     fitted = fit_entries(entries, 6 * budget_tokens, count)
     shown = [*fitted, *itertools.chain.from_iterable(cut)]

@@ -9,7 +9,7 @@ import pytest
 from google.genai import types
 
 from contextguard_adk.history.coverage import handle_of
-from contextguard_adk.history.rendering import (
+from contextguard_adk.history.truncation import (
     HANDLE_KEY,
     Truncation,
     truncate_content,
@@ -60,11 +60,11 @@ def test_many_short_strings_become_an_excerpt_where_asked() -> None:
 def test_a_shortened_result_names_its_handle() -> None:
     """The agent can read the result back; what is left whole needs no handle."""
     content = response("read", "x" * 500)
-    shortened = truncate_content(content, BARE, with_handles=True)
+    shortened = truncate_content(content, BARE, content)
     (part,) = content.parts or []
     assert result_of(shortened)[HANDLE_KEY] == handle_of(part)
     small = response("read", "x")
-    assert truncate_content(small, BARE, with_handles=True) is small
+    assert truncate_content(small, BARE, small) is small
 
 
 NOTHING: Any = [None]

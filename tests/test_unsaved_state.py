@@ -34,7 +34,7 @@ from tests.guarded import SMALL
 from tests.talks import looking_tool, message, summarizing_llm
 from tests.test_databases import own_database, store_marks
 
-STRATEGY = Threshold(context_window=3_000)
+STRATEGY = Threshold(context_window=3_000, keep=0.2)
 
 
 class Looking(BaseCodeExecutor):

@@ -68,6 +68,8 @@ def on_call(record: cg.CallRecord) -> None:
     """A listener for every call."""
     assert_type(record.real_tokens, int | None)
     assert_type(record.compaction, cg.CompactionRecord | None)
+    assert_type(record.usage + record.summary_usage, cg.Usage)
+    assert_type(record.summary_cost, float | None)
 
 
 def make_app(model: BaseLlm) -> App:
@@ -88,6 +90,7 @@ def make_app(model: BaseLlm) -> App:
         registry=registry,
         state_keys="namespaced",
         warning_threshold=0.5,
+        prices={"in-house": cg.Costs(input=0.2, output=0.8, cached_input=0.02)},
         on_pressure=on_pressure,
         on_compaction=on_compaction,
         on_call=on_call,
@@ -120,6 +123,7 @@ def wrong_types() -> list[type[cg.ContextGuardError]]:
     """What mypy refuses, and the errors that can be caught."""
     cg.ContextGuardPlugin(agents={"a": 1})  # type: ignore[dict-item]
     cg.ContextGuardPlugin(default=cg.Threshold)  # type: ignore[arg-type]
+    cg.ContextGuardPlugin(prices={"a": 1})  # type: ignore[dict-item]
     cg.ContextGuardPlugin(state_keys="flat")  # type: ignore[arg-type]
     cg.ContextGuardPlugin(on_pressure=on_compaction)  # type: ignore[arg-type]
     cg.Threshold(context_window="8k")  # type: ignore[arg-type]

@@ -1,11 +1,10 @@
-"""What the agent is sent: a summary for what it covers, tool results shortened."""
+"""What the agent is sent: a summary for what it covers, and what stands beside it."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from google.genai import types
 
@@ -15,6 +14,11 @@ from contextguard_adk.history.pairs import (
     media_parts,
     parts_of,
     take_call,
+)
+from contextguard_adk.history.truncation import (
+    find_repeats,
+    note_repeat,
+    truncate_content,
 )
 from contextguard_adk.measuring.budgets import shorten
 from contextguard_adk.measuring.tokens import json_text
@@ -50,11 +54,9 @@ def render_request(
     view: HistoryView, stored: StoredSummary, covered: Collection[int]
 ) -> list[types.Content]:
     """Returns the contents to send; the same arguments always give the same bytes."""
-    contents = list(view.contents)
-    if (truncation := stored.truncation) is not None:
-        upto = find_fingerprint(view, stored.truncated_upto)
-        for i in (i for i in view.history if i <= upto):
-            contents[i] = truncate_content(contents[i], truncation, stored.has_recall)
+    contents = list(view.shown)
+    for i, content in shorten_results(view, stored, covered).items():
+        contents[i] = content
     if not covered and not stored.text:
         return mend_contents(contents)
     head = render_head(view, stored, covered)
@@ -62,6 +64,23 @@ def render_request(
     before = [contents[i] for i in range(first) if i not in covered]
     behind = [contents[i] for i in range(first, len(contents)) if i not in covered]
     return mend_contents(before + head + behind)
+
+
+def shorten_results(
+    view: HistoryView, stored: StoredSummary, covered: Collection[int]
+) -> dict[int, types.Content]:
+    """The contents whose results a compaction has shortened, as the agent sees them."""
+    shown, wholes = dict(enumerate(view.shown)), view.contents
+    whole = wholes.__getitem__ if stored.has_recall else lambda _: None
+    upto = find_fingerprint(view, stored.repeats_upto)
+    standing = [i for i in view.history if i <= upto and i not in covered]
+    for i, place in find_repeats(wholes, standing):
+        shown[i] = note_repeat(shown[i], place, whole(i))
+    if truncation := stored.truncation:
+        upto = find_fingerprint(view, stored.truncated_upto)
+        for i in (i for i in view.history if i <= upto):
+            shown[i] = truncate_content(shown[i], truncation, whole(i))
+    return {i: c for i, c in shown.items() if c is not view.shown[i]}
 
 
 def mend_contents(contents: list[types.Content]) -> list[types.Content]:
@@ -108,7 +127,8 @@ def _tell_results(
 def find_fingerprint(view: HistoryView, wanted: str) -> int:
     """Finds what `HistoryView.name_place` named; -1 if it is not there."""
     digest, _, number = wanted.partition(".")
-    same = [i for i in view.history if view.fingerprints[i].hex() == digest]
+    history = view.history if wanted else ()
+    same = [i for i in history if view.fingerprints[i].hex() == digest]
     if number.isdecimal() and len(number) < 10:  # Python refuses huge numbers.
         same = same[: int(number)]
     return same[-1] if same else -1
@@ -178,85 +198,3 @@ def render_ledger(excerpts: Sequence[str]) -> str:
     """Renders a ledger for the summary content; "" when it is empty."""
     lines = [LEDGER_HEADING, *(f"- {text}" for text in excerpts)]
     return "\n".join(lines) if excerpts else ""
-
-
-HANDLE_KEY = "recall_item"
-"""In a shortened result: the handle under which the whole can be read back."""
-
-MAX_DEPTH = 100
-"""Strings nested deeper than this stay as they are."""
-
-
-@dataclass(frozen=True)
-class Truncation:
-    """How strings over `max_length` characters in tool results are shortened.
-
-    A result whose JSON is over `result_length` becomes an excerpt of it; 0 for never.
-    """
-
-    max_length: int = 4_000
-    show_truncation_notice: bool = True
-    smart_truncate: bool = False
-    head_length: int = 3_000
-    tail_length: int = 1_000
-    result_length: int = 0
-
-
-def truncate_content(
-    content: types.Content, truncation: Truncation, with_handles: bool = False
-) -> types.Content:
-    """Shortens tool results in a copy; `with_handles` adds how to recall them."""
-    old = content.parts or []
-    parts = [_truncate_part(part, truncation, with_handles) for part in old]
-    if all(map(operator.is_, parts, old)):
-        return content
-    return content.model_copy(update={"parts": parts})
-
-
-def _truncate_part(
-    part: types.Part, truncation: Truncation, with_handles: bool
-) -> types.Part:
-    response = part.function_response if part is not None else None
-    if response is None or not response.response:
-        return part
-    shortened = truncate_value(response.response, truncation)
-    length = truncation.result_length
-    text = json_text(shortened).decode("utf-8", "surrogatepass") if length else ""
-    # Strings that were shortened come with notices and keys around them.
-    if len(text) > 2 * length:
-        excerpt = truncate_text(text, replace(truncation, max_length=length))
-        shortened = {"result": excerpt}
-    if shortened is response.response:
-        return part
-    if with_handles:
-        shortened = {**shortened, HANDLE_KEY: handle_of(part)}
-    copied = response.model_copy(update={"response": shortened})
-    return part.model_copy(update={"function_response": copied})
-
-
-def truncate_value(value: Any, truncation: Truncation, depth: int = 0) -> Any:
-    """Shortens every string in nested dicts and lists; copies only what changes."""
-    if isinstance(value, str):
-        return truncate_text(value, truncation)
-    if depth >= MAX_DEPTH or not isinstance(value, dict | list):
-        return value
-    old = list(value.values()) if isinstance(value, dict) else value
-    new = [truncate_value(item, truncation, depth + 1) for item in old]
-    if all(map(operator.is_, new, old)):
-        return value
-    return dict(zip(value, new, strict=True)) if isinstance(value, dict) else new
-
-
-def truncate_text(text: str, truncation: Truncation) -> str:
-    """Shortens a string that is too long, unless the notice makes it longer."""
-    if len(text) <= truncation.max_length:
-        return text
-    head, tail, notice = text[: truncation.max_length], "", ""
-    if truncation.smart_truncate:
-        head = text[: truncation.head_length]
-        tail = text[len(text) - truncation.tail_length :]
-    if truncation.show_truncation_notice:
-        kept = len(head) + len(tail)
-        notice = f"\n[… truncated: {kept} of {len(text)} characters kept …]\n"
-    shortened = head + notice + tail
-    return shortened if len(shortened) < len(text) else text

@@ -19,6 +19,9 @@ INTERNAL_CALLS = frozenset(
 )
 """Calls of ADK itself, some with credentials; no agent is shown them."""
 
+RECALL_TOOL = "recall_history"
+"""The guard's own tool, whose results are copies of compacted history."""
+
 WORDS_CHARS = 4_000  # Of a text, to tell it by its words.
 
 

@@ -17,7 +17,7 @@ from pydantic import PlainSerializer as Write
 from pydantic import PlainValidator as Read
 
 from contextguard_adk.history.coverage import Covered, decode_covered, encode_covered
-from contextguard_adk.history.rendering import Truncation
+from contextguard_adk.history.truncation import Truncation
 from contextguard_adk.telemetry import CompactionRecord, warn_once
 
 logger = logging.getLogger("contextguard_adk.state")
@@ -291,7 +291,8 @@ class StoredSummary(_Stored):
     stand for `model_covered_count` contents. `done` lists calls of the turn that it was
     made in. `scope` is where it may be used. The continuation says the `reason`, and
     quotes `request_chars` (-1 for all) of `request`, a fingerprint in hex. Tool results
-    are shortened up to `truncated_upto`, which `HistoryView.name_place` has named.
+    are shortened up to `truncated_upto`, and repeated ones are left out up to
+    `repeats_upto`; `HistoryView.name_place` has named both.
     """
 
     text: str = Field(default="", exclude=True)
@@ -310,7 +311,10 @@ class StoredSummary(_Stored):
     model_covered_count: int = 0
     truncation: Truncation | None = None
     truncated_upto: str = ""
+    repeats_upto: str = ""
     has_recall: bool = False
+    left_tokens: int = Field(default=0, ge=0, le=2**53)
+    trigger_tokens: int = Field(default=0, ge=0, le=2**53)
 
     @property
     def is_mechanical(self) -> bool:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from google.adk.events.event import Event
 
     from contextguard_adk.history.state import StoredSummary
+    from contextguard_adk.history.truncation import Preview
 
 
 class HistoryView:
@@ -41,6 +42,7 @@ class HistoryView:
         user_content: types.Content | None = None,
         stored: StoredSummary | None = None,
         memo: Memo | None = None,
+        preview: Preview | None = None,
     ) -> None:
         self.contents = contents
         self.invocation_id = invocation.invocation_id if invocation else ""
@@ -49,7 +51,37 @@ class HistoryView:
         self._invocation = invocation
         self._events = invocation.session.events if invocation else []
         self.memo = memo or Memo()
+        self.preview = preview
         self._fingerprints: dict[int, bytes] = {}
+
+    @cached_property
+    def shown(self) -> list[types.Content]:
+        """The contents with large tool results as the agent is shown them."""
+        shown = list(self.contents)
+        for index in self.previewed:
+            shown[index] = self._previews[index]
+        return shown
+
+    @cached_property
+    def previewed(self) -> frozenset[int]:
+        """Contents of the history that the agent is not shown whole."""
+        return frozenset(self._previews).intersection(self._previews and self.history)
+
+    @cached_property
+    def _previews(self) -> dict[int, types.Content]:
+        if self.preview is None:
+            return {}
+        previews, summarized = {}, self.model_covered  # That is not sent again.
+        for index, content in enumerate(self.contents):
+            # Most are text, and calling for each would double the time.
+            parts = content.parts if content.role == "user" else None
+            is_text = not parts or (len(parts) == 1 and parts[0] and parts[0].text)
+            if is_text or index in summarized or not has_function_response(content):
+                continue
+            shown = self.memo.get(self.preview, content, content.parts or ())
+            if shown is not None:
+                previews[index] = shown
+        return previews
 
     @cached_property
     def history(self) -> list[int]:

@@ -8,11 +8,22 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Budgets:
-    """The sizes that one call has to respect, in tokens of the agent's model."""
+    """The sizes that one call has to respect, in tokens of the agent's model.
+
+    Attributes:
+        window_tokens: The context window.
+        threshold_tokens: From here on a compaction is due.
+        summary_tokens: What a summary may take.
+        full_tokens: The window less its buffer; a trigger may lie below it.
+        working_tokens: The window, or what a trigger makes of it: so much more than the
+            threshold as windows are. What a compaction leaves is a part of that.
+    """
 
     window_tokens: int
     threshold_tokens: int
     summary_tokens: int
+    full_tokens: int
+    working_tokens: int
 
     @property
     def overfull_tokens(self) -> int:
@@ -29,6 +40,26 @@ def buffer_tokens(window_tokens: int, reserved_output_tokens: int = 0) -> int:
 def threshold_tokens(window_tokens: int, reserved_output_tokens: int = 0) -> int:
     """Returns the prompt tokens that start compaction: the window less its buffer."""
     return window_tokens - buffer_tokens(window_tokens, reserved_output_tokens)
+
+
+def plan_budgets(
+    window_tokens: int,
+    reserved_output_tokens: int = 0,
+    trigger_tokens: int | None = None,
+) -> Budgets:
+    """Derives all sizes from a window, and from where a compaction is wanted."""
+    full = threshold_tokens(window_tokens, reserved_output_tokens)
+    summary = summary_budget_tokens(window_tokens)
+    if trigger_tokens is None or trigger_tokens >= full:
+        return Budgets(window_tokens, full, summary, full, window_tokens)
+    working = min(window_tokens, scale_trigger(trigger_tokens))
+    summary = min(summary, trigger_tokens // 8)
+    return Budgets(window_tokens, trigger_tokens, summary, full, working)
+
+
+def scale_trigger(trigger_tokens: int) -> int:
+    """Returns the window that has a trigger for its threshold."""
+    return trigger_tokens + min(trigger_tokens // 4, 20_000)
 
 
 def summary_budget_tokens(window_tokens: int) -> int:

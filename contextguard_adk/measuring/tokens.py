@@ -297,7 +297,7 @@ class Memo:
     ) -> None:
         self._events = events
         self._invocation_id = invocation_id
-        self._form = form
+        self.form = form
         self._measure = partial(measure_part, form=form)
         self._known: dict[object, Any] = {}
 
@@ -346,7 +346,7 @@ class Memo:
 
     def part_text(self, part: types.Part | None) -> bytes:
         """Returns what the function of that name does."""
-        return part_text(part, self._form)
+        return part_text(part, self.form)
 
     def estimate_tokens(self, contents: Iterable[types.Content]) -> int:
         """Returns what `estimate_contents_tokens` does."""

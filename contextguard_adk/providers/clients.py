@@ -16,6 +16,7 @@ from google.adk.models.registry import LLMRegistry
 from google.genai import types
 
 from contextguard_adk.providers.windows import ModelRegistry, resolve_output_limit
+from contextguard_adk.telemetry import Usage
 
 # What litellm makes of `reasoning_effort` for models that take a number.
 _EFFORT_TOKENS = {
@@ -82,6 +83,25 @@ def thinking_tokens(llm: object, config: types.GenerateContentConfig) -> int:
         else:
             asked = _EFFORT_TOKENS.get(str(arguments.get("reasoning_effort")))
     return max(0, asked) if isinstance(asked, int) else 0
+
+
+def read_usage(
+    reported: types.GenerateContentResponseUsageMetadata | None,
+) -> Usage:
+    """Reads what a call took; zeros where its client reports nothing."""
+    if reported is None:
+        return Usage()
+    prompt = reported.prompt_token_count or 0
+    prompt += reported.tool_use_prompt_token_count or 0
+    output = reported.candidates_token_count or 0
+    # `LiteLlm` counts thoughts among what was written, Gemini and Claude beside it:
+    # the total tells.
+    if total := reported.total_token_count:
+        output = max(output, total - prompt)
+    else:
+        output += reported.thoughts_token_count or 0
+    cached = reported.cached_content_token_count or 0
+    return Usage(max(prompt, cached), cached, output)
 
 
 def _first_model(llm: object) -> object:

@@ -1,4 +1,4 @@
-"""From a model's name to its context window, and to what it can write at most."""
+"""From a model's name to its window, what it can write at most, and its prices."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, Protocol, TypeGuard
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeGuard
 
+from contextguard_adk.providers.costs import Costs
 from contextguard_adk.telemetry import warn_once
 
 _LOGGER = logging.getLogger("contextguard_adk.providers.windows")
@@ -31,12 +32,13 @@ _SUFFIX = re.compile(
     re.VERBOSE,
 )
 _ANY_PROVIDER = "*/"
+_FREE_PROVIDERS = ("ollama/", "lemonade/")
 
 
 class ModelRegistry(Protocol):
     """Knows the context windows of models.
 
-    It may have a method `max_output_tokens` like that of `LitellmRegistry`.
+    It may have methods `max_output_tokens` and `costs` like those of `LitellmRegistry`.
     """
 
     def context_window(self, model: str) -> int | None:
@@ -56,6 +58,7 @@ class _Entry(NamedTuple):
     has_reasoning: bool
     name: str  # in the table
     output_tokens: int | None
+    costs: Costs | None
 
 
 class LitellmRegistry:
@@ -64,7 +67,9 @@ class LitellmRegistry:
     A name is looked up as written, then without its prefixes from the left, then the
     same without its date, version or tag. Of several providers, none of them named, the
     smallest window counts that is at least a quarter of the low median, and so does the
-    smallest output limit.
+    smallest output limit; prices are known where all of them ask the same, and none are
+    to a provider that is named but not in the table. Only local servers are free: other
+    zeros in the table are prices that nobody entered.
     """
 
     def __init__(self, table_path: Path | None = None) -> None:
@@ -78,6 +83,10 @@ class LitellmRegistry:
         """Returns what `model` can write at most in tokens; None means unknown."""
         return entry.output_tokens if (entry := self._find(model)) else None
 
+    def costs(self, model: str) -> Costs | None:
+        """Returns the prices of `model`; None means unknown, 0 that it is free."""
+        return entry.costs if (entry := self._find(model)) else None
+
     def supports_reasoning(self, model: str) -> bool:
         """Returns whether `model` can think before it answers; unknown ones cannot."""
         return bool((entry := self._find(model)) and entry.has_reasoning)
@@ -89,7 +98,13 @@ class LitellmRegistry:
     def _find(self, model: str) -> _Entry | None:
         table = _load_table(self._table_path)
         keys = (name.replace(".", "-") for name in _candidate_names(model))
-        return next((table[key] for key in keys if key in table), None)
+        if not (key := next((key for key in keys if key in table), None)):
+            return None
+        entry = table[key]
+        provider, named = entry.name.partition("/")[0], model.strip().lower()
+        is_other = "/" in named and not named.startswith(provider)  # ollama: _chat too
+        is_foreign = is_other and key.startswith(_ANY_PROVIDER)
+        return entry._replace(costs=None) if is_foreign else entry
 
 
 def _candidate_names(model: str) -> Iterator[str]:
@@ -168,7 +183,24 @@ def _parse_entry(name: str, value: object) -> _Entry | None:
     # Where litellm knows no output limit, `max_tokens` is one or the window again.
     output = value.get("max_output_tokens") or value.get("max_tokens")
     limit = min(output, window) if _is_tokens(output) else None
-    return _Entry(window, value.get("supports_reasoning") is True, name, limit)
+    has_reasoning = value.get("supports_reasoning") is True
+    return _Entry(window, has_reasoning, name, limit, _read_costs(name, value))
+
+
+def _read_costs(name: str, value: Mapping[str, Any]) -> Costs | None:
+    """Reads prices per token; None where the table does not name both directions."""
+    fields = {
+        "input": "input_cost_per_token",
+        "output": "output_cost_per_token",
+        "cached_input": "cache_read_input_token_cost",
+    }
+    given = {key: value[field] for key, field in fields.items() if field in value}
+    try:
+        costs = Costs(**{key: round(1e6 * price, 6) for key, price in given.items()})
+    except (TypeError, ValueError):
+        return None
+    is_known = name.startswith(_FREE_PROVIDERS) or min(costs.input, costs.output) > 0
+    return costs if is_known else None
 
 
 def _is_tokens(value: object) -> TypeGuard[int]:
@@ -184,6 +216,7 @@ def _merge(entries: Iterable[_Entry]) -> _Entry:
     return smallest._replace(
         has_reasoning=any(entry.has_reasoning for entry in known),
         output_tokens=_find_smallest(outputs) if outputs else None,
+        costs=smallest.costs if len({entry.costs for entry in known}) == 1 else None,
     )
 
 
@@ -194,17 +227,37 @@ def _find_smallest(tokens: list[int]) -> int:
 
 def resolve_output_limit(model: str, registry: ModelRegistry | None) -> int | None:
     """Returns what `model` can write at most in tokens; None means unknown."""
-    # A registry of the user's own need not know it.
-    ask = getattr(registry, "max_output_tokens", LitellmRegistry().max_output_tokens)
-    try:
-        answer: object = ask(model)
-    except Exception as error:  # noqa: BLE001 - anyone's code, and no turn ends here
-        answer = error
+    answer = _ask(registry, "max_output_tokens", model)
     if _is_tokens(answer) or answer is None:
         return answer
     message = "The model registry gave no output limit for %r but %r"
     warn_once(_LOGGER, message, model, answer)
     return None
+
+
+def resolve_costs(
+    model: str, prices: Mapping[str, Costs], registry: ModelRegistry | None
+) -> Costs | None:
+    """Returns what `model` costs: by `prices` of the user's own, else by a registry.
+
+    None means unknown; it never raises.
+    """
+    answer = prices.get(model) or _ask(registry, "costs", model)
+    if isinstance(answer, Costs) or answer is None:
+        return answer
+    message = "The model registry gave no prices for %r but %r"
+    warn_once(_LOGGER, message, model, answer)
+    return None
+
+
+def _ask(registry: ModelRegistry | None, question: str, model: str) -> object:
+    """Asks what a registry of the user's own need not know; the table knows it too."""
+    ask = getattr(registry, question, getattr(LitellmRegistry(), question))
+    try:
+        answer: object = ask(model)
+    except Exception as error:  # noqa: BLE001 - anyone's code, and no turn ends here
+        return error
+    return answer
 
 
 def resolve_context_window(

@@ -12,9 +12,9 @@ from google.adk.events.event import Event
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
-from contextguard_adk.history.pairs import has_function_response
-from contextguard_adk.history.rendering import find_fingerprint
+from contextguard_adk.history.rendering import shorten_results
 from contextguard_adk.history.shown import (
+    RECALL_TOOL,
     compacted_spans,
     is_visible,
     is_within,
@@ -27,7 +27,6 @@ from contextguard_adk.measuring.tokens import estimate_config_tokens
 from contextguard_adk.recall.tool import DECLARATION, RecallHistoryTool
 from contextguard_adk.summarizing.items import Item, list_items
 from contextguard_adk.summarizing.model import answers_freely
-from contextguard_adk.summarizing.transcript import RECALL_TOOL
 from contextguard_adk.telemetry import warn_once
 
 logger = logging.getLogger("contextguard_adk.recall")
@@ -59,7 +58,7 @@ class RecallOffer:
     def make(
         self,
         view: HistoryView,
-        stored: StoredSummary,
+        stored: StoredSummary | None,
         covered: Collection[int],
         window_tokens: int,
     ) -> None:
@@ -86,7 +85,7 @@ class RecallSource:
     """Where the tool reads, until the next request; it must not hold this one."""
 
     view: HistoryView
-    stored: StoredSummary
+    stored: StoredSummary | None
     covered: Collection[int]
     invocation: InvocationContext
 
@@ -95,13 +94,11 @@ class RecallSource:
         view, stored = self.view, self.stored
         older = await _load_older_items(self.invocation)
         items = list_items(view.contents, view.history, view.outputs)[::-1]
-        hidden = {-1, *self.covered}
-        if view.live_index is not None and stored.request_chars < 0:
+        hidden = {-1, *self.covered, *view.previewed}
+        if view.live_index is not None and stored and stored.request_chars < 0:
             hidden.discard(view.live_index)  # The continuation quotes it.
-        if stored.truncation:
-            upto = find_fingerprint(view, stored.truncated_upto)
-            shown = (index for index in view.history if index <= upto)
-            hidden.update(i for i in shown if has_function_response(view.contents[i]))
+        if stored:
+            hidden.update(shorten_results(view, stored, self.covered))
         known = {item.handle for item in items}
         # Those that ADK did not put into the request.
         missing = (item for item in reversed(older) if item.handle not in known)

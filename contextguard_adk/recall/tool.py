@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from google.adk.tools.base_tool import BaseTool
 from google.genai import types
 
+from contextguard_adk.history.shown import RECALL_TOOL
 from contextguard_adk.measuring.budgets import TokenCounter
 from contextguard_adk.measuring.tokens import estimate_part_tokens
 from contextguard_adk.summarizing.items import ATTACHED_KEY, Item
-from contextguard_adk.summarizing.transcript import RECALL_TOOL
 
 if TYPE_CHECKING:
     from google.adk.tools.tool_context import ToolContext

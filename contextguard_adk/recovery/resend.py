@@ -138,7 +138,7 @@ class Recovery:
             head = []  # A notice takes its place.
         live = None if head and _is_request_quoted(view) else view.live_index
         contents = reduce_contents(
-            view.contents, room, factor, head, live, view.turn, view.memo
+            view.shown, room, factor, head, live, view.turn, view.memo
         )
         return contents if self._is_smaller(contents) else None
 

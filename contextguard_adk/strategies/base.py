@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from pydantic import AliasChoices, Field, field_validator, model_validator
 
+from contextguard_adk.history.truncation import Preview
+from contextguard_adk.measuring.budgets import scale_trigger
 from contextguard_adk.summarizing.summarizer import SummarySettings
 
 if TYPE_CHECKING:
@@ -16,6 +18,19 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+
+Trigger = int | float | Literal["auto"] | None
+"""Tokens, a part of the context window, by cost, or the window less its buffer."""
+
+LEAST_AUTO_TOKENS = 32_000
+"""The lowest trigger that `"auto"` chooses, and the first one of a session."""
+
+AUTO_PREVIEW_TOKENS = 4_000
+"""From which size on results are shortened under `"auto"`, unless something is set.
+
+Of results of 40 KB each is most of what a session costs: shown whole, no trigger gets
+600 calls in a window of a million tokens below 0.43 of what the usual one costs.
+"""
 
 Recall = Literal["auto"] | bool
 """Whether to offer the tool; `"auto"` only where it cannot do harm."""
@@ -52,6 +67,19 @@ class Strategy(SummarySettings, ABC):
             ADK's `LLMRegistry` knows. None takes the agent's own model.
         summarizer_context_window: The summarizer's context window in tokens. None
             takes the agent's for the agent's own model, else asks the registry.
+        trigger: From how many tokens on the history is compacted: an int, at least
+            1,000, or a part of the context window as a float, more than 0 and at most
+            1. It is never above the window less its buffer, which None takes: 20,000
+            tokens for windows of 200,000 and more, else 20 %. Nor is it below 1,000
+            tokens, twice what the last compaction left, and twice what none removes.
+            "auto" takes what is cheapest for the session so far, at least 32,000.
+            Below the usual threshold summaries have an eighth of the trigger, and what
+            is a part of the window here is one of 5/4 of the trigger.
+        preview_tokens: A tool result that takes more is shown head and tail, with its
+            handle, from its first request on: tokens as an int, at least 100, or a part
+            of the context window as a float, more than 0 and less than 1. The agent
+            reads the rest with `recall_history`; so the default applies only to
+            agents that are offered it. None shows results whole.
         keep: What the newest steps of the running turn (tool calls with their results)
             may take that every compaction leaves word for word: tokens as an int, at
             least 0, or a part of the context window as a float, at least 0 and less
@@ -74,8 +102,8 @@ class Strategy(SummarySettings, ABC):
             something else than plain text is asked of the agent, or the answer is no
             summary, it is the transcript.
         recall: Whether the agent is offered the tool `recall_history` once something
-            was compacted. "auto" offers it to agents that have function tools and no
-            built-in tool, output schema or forced tool choice.
+            was compacted or shortened. "auto" offers it to agents that have function
+            tools and no built-in tool, output schema or forced tool choice.
         recall_page_tokens: What one page of that tool may take, at least 100; it
             never takes more than a tenth of the window.
     """
@@ -86,7 +114,9 @@ class Strategy(SummarySettings, ABC):
         strict=True,
         validation_alias=AliasChoices("context_window", "max_tokens"),
     )
-    keep: int | float = 0.2
+    trigger: Trigger = None
+    preview_tokens: int | float | None = 0.2
+    keep: int | float = 0.1
     max_compaction_attempts: int = Field(default=3, ge=1, le=10, strict=True)
     recall: Recall = "auto"
     recall_page_tokens: int = Field(default=2_000, ge=100, strict=True)
@@ -109,9 +139,55 @@ class Strategy(SummarySettings, ABC):
             )
         return value
 
+    @field_validator("trigger", mode="before")
+    @classmethod
+    def _check_trigger(cls, value: object) -> object:
+        is_tokens = type(value) is int and value >= 1_000
+        is_part = isinstance(value, float) and 0 < value <= 1
+        if not (value in (None, "auto") or is_tokens or is_part):
+            raise ValueError(
+                "tokens as an int, at least 1,000, a part of the window as a float, "
+                'more than 0 and at most 1, or "auto" are expected'
+            )
+        return value
+
+    @field_validator("preview_tokens", mode="before")
+    @classmethod
+    def _check_preview(cls, value: object) -> object:
+        is_tokens = type(value) is int and value >= 100
+        is_part = isinstance(value, float) and 0 < value < 1
+        is_off = value is None or value is False
+        if not (is_off or is_tokens or is_part):
+            raise ValueError(
+                "tokens as an int, at least 100, a part of the window as a float, more "
+                "than 0 and less than 1, or false are expected"
+            )
+        return value or None
+
     def keep_tokens(self, window_tokens: int) -> int:
         """What `keep` comes to in a context window."""
-        return int(self.keep * window_tokens if self.keep < 1 else self.keep)
+        return _take(self.keep, window_tokens)
+
+    def trigger_tokens(self, window_tokens: int) -> int | None:
+        """What `trigger` comes to in a context window, at least where it is by cost."""
+        if self.trigger is None:
+            return None
+        if isinstance(self.trigger, str):
+            return LEAST_AUTO_TOKENS
+        return max(1_000, _take(self.trigger, window_tokens))
+
+    def preview(self, window_tokens: int, has_recall: bool) -> Preview | None:
+        """How large tool results are shown in a context window; None for whole."""
+        if trigger_tokens := self.trigger_tokens(window_tokens):
+            # One by cost moves, but what was shown must not.
+            window_tokens = min(window_tokens, scale_trigger(trigger_tokens))
+        is_set = "preview_tokens" in self.model_fields_set
+        if self.preview_tokens is None or not (has_recall or is_set):
+            return None
+        most = _take(self.preview_tokens, window_tokens)
+        if self.trigger == "auto" and not is_set:
+            most = min(most, AUTO_PREVIEW_TOKENS)
+        return Preview(most, with_handles=has_recall)
 
     @abstractmethod
     async def compact(self, context: CompactionContext) -> Compaction | None:
@@ -126,6 +202,11 @@ class Strategy(SummarySettings, ABC):
         Returns:
             The compaction to apply, or None to leave the request as it is.
         """
+
+
+def _take(size: int | float, window_tokens: int) -> int:
+    """Tokens as they are, or as a part of the window."""
+    return int(size * window_tokens) if isinstance(size, float) else size
 
 
 class Threshold(Strategy):

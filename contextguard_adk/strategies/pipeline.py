@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,11 +20,8 @@ from contextguard_adk.history.pairs import (
     has_tool,
     keep_pairs_whole,
 )
-from contextguard_adk.history.rendering import (
-    Truncation,
-    find_fingerprint,
-    truncate_content,
-)
+from contextguard_adk.history.rendering import find_fingerprint, shorten_results
+from contextguard_adk.history.truncation import Preview, Truncation, find_repeats
 from contextguard_adk.strategies.base import Strategy, import_subclass
 from contextguard_adk.strategies.reducers import (
     MessageWindow,
@@ -41,6 +38,7 @@ if TYPE_CHECKING:
     from contextguard_adk.summarizing.context import Compaction, CompactionContext
 
 
+_ENOUGH = StrategyResult.TARGET_REACHED
 PASSES = (Relaxed(), Relaxed(lengths=True), Relaxed(lengths=True, preferences=True))
 
 
@@ -69,19 +67,26 @@ class Pipeline(Strategy):
     little has to be repeated soon.
 
     Attributes:
-        window: Drops old messages; None leaves them to the other reducers.
-        tool_output: Shortens tool results; None leaves them whole.
+        window: Drops old messages, by default all but the newest that take 0.3 of the
+            context window; None leaves them to the other reducers.
+        tool_output: Shortens tool results, by default from their first request on the
+            strings over 16,000 characters, and leaves out what a newer call with the
+            same arguments and result repeats; None leaves them whole.
         summary: Summarizes; None does so only when nothing else helps.
         reducers: Reducers of your own, run after those.
         compression_threshold: Of the context window, more than 0 and at most 1, and
             larger than the target; None runs at the threshold.
     """
 
-    window: MessageWindow | TokenWindow | None = Field(default_factory=MessageWindow)
-    tool_output: ToolOutputTruncation | None = Field(
-        default_factory=ToolOutputTruncation
+    window: MessageWindow | TokenWindow | None = TokenWindow(budget_tokens=0.30)
+    tool_output: ToolOutputTruncation | None = ToolOutputTruncation(
+        max_length=16_000,
+        smart_truncate=True,
+        head_length=12_000,
+        tail_length=4_000,
+        preserve_last_tool_result=False,
     )
-    summary: SummaryCompaction | None = Field(default_factory=SummaryCompaction)
+    summary: SummaryCompaction | None = SummaryCompaction()
     reducers: tuple[Annotated[Reducer, BeforeValidator(_read_reducer)], ...] = ()
     compression_threshold: float | None = Field(default=None, gt=0, le=1, strict=True)
 
@@ -113,16 +118,27 @@ class Pipeline(Strategy):
         """Of the context window; where the pipeline may stop."""
         return self.summary.target_token_ratio if self.summary else 0.5
 
+    def preview(self, window_tokens: int, has_recall: bool) -> Preview | None:
+        """Also shortens long strings, unless the newest result is to stay whole."""
+        preview = super().preview(window_tokens, has_recall)
+        is_wanted = has_recall or "tool_output" in self.model_fields_set
+        output = self.tool_output if is_wanted else None
+        if output is None or output.preserve_last_tool_result:
+            return preview
+        preview = preview or Preview(with_handles=has_recall)
+        return replace(preview, strings=output.truncation())
+
     async def compact(self, context: CompactionContext) -> Compaction | None:
         """Runs the reducers when the threshold is reached."""
-        window_tokens = context.budgets.window_tokens
+        window_tokens = context.budgets.working_tokens
         early_tokens = (self.compression_threshold or math.inf) * window_tokens
         if not (context.is_due or context.tokens >= early_tokens):
             return None
         limit = context.limit_tokens
-        target = min(int(self.target_token_ratio * window_tokens), limit - 1)
+        due_tokens = min(limit, context.budgets.threshold_tokens)
+        target = min(int(self.target_token_ratio * window_tokens), due_tokens - 1)
         reduction = Reduction(context, target)
-        enough = (target + limit) // 2 if context.is_due else limit
+        enough = (target + due_tokens) // 2 if context.is_due else limit
         for relaxed in PASSES:
             reduction.relaxed = relaxed
             await self._run(reduction)
@@ -130,7 +146,9 @@ class Pipeline(Strategy):
                 break
             enough = limit
         compaction, attempts = reduction.compaction, reduction.attempts
-        is_unanswered = compaction is None and context.reason == "requested"
+        hardly_less = 0.9 * context.measure(context.contents)
+        is_requested = context.reason == "requested" and not attempts
+        is_unanswered = is_requested and reduction.tokens > hardly_less
         if reduction.tokens > limit or is_unanswered:
             if compaction and attempts:
                 compaction = context.squeeze(compaction)
@@ -147,9 +165,13 @@ class Pipeline(Strategy):
         return compaction.after(attempts) if compaction else None
 
     async def _run(self, reduction: Reduction) -> None:
+        # Who asks for a compaction wants more than that.
+        may_leave_out = self.tool_output and reduction.context.reason != "requested"
+        if may_leave_out and reduction.leave_out_repeats() is _ENOUGH:
+            return
         for reducer in (self.window, self.tool_output, self.summary, *self.reducers):
             result = await reducer.reduce(reduction) if reducer else None
-            if result is StrategyResult.TARGET_REACHED:
+            if result is _ENOUGH:
                 return
 
 
@@ -166,10 +188,12 @@ class Reduction:
         stored = view.stored
         text, model_chars = (stored.text, stored.model_chars) if stored else ("", 0)
         self._draft = Draft(text, view.covered, view.model_covered, model_chars)
-        if stored and stored.truncation:
+        if stored:
             # What an earlier run decided, while it still concerns the request.
+            upto = find_fingerprint(view, stored.repeats_upto)
+            self._draft = replace(self._draft, repeats_upto=upto)
             upto = find_fingerprint(view, stored.truncated_upto)
-            if upto >= 0 and upto not in view.covered:
+            if stored.truncation and upto >= 0 and upto not in view.covered:
                 draft = replace(self._draft, truncation=stored.truncation)
                 self._draft = replace(draft, truncated_upto=upto)
 
@@ -196,23 +220,20 @@ class Reduction:
         draft = self._draft
         return (draft.truncation, draft.truncated_upto) if draft.truncation else None
 
-    def measure(self, indexes: Iterable[int]) -> int:
-        """Heuristic tokens of some contents, shortened as they stand."""
-        truncation, upto = self.truncation or (None, -1)
-        contents = []
-        for index in indexes:
-            content = self.context.view.contents[index]
-            if truncation and index <= upto:
-                has_recall = self.context.has_recall
-                content = truncate_content(content, truncation, has_recall)
-            contents.append(content)
-        return self.context.view.memo.estimate_tokens(contents)
+    def measure_kept(self) -> dict[int, int]:
+        """Heuristic tokens of what stands in the request, each content as it stands."""
+        view = self.context.view
+        stored = self.compaction.stored if self.compaction else view.stored
+        shown = dict(enumerate(view.shown))
+        if stored:
+            shown |= shorten_results(view, stored, self._draft.covered)
+        return {i: view.memo.estimate_tokens([shown[i]]) for i in self.kept}
 
     def expect_beside_summary(self, keep_count: int) -> int:
         """Estimates what would stand beside a summary and the newest contents."""
-        covered, draft = self.context.older_than(keep_count), self._draft
-        beside = Draft("", covered, covered, 0, draft.truncation, draft.truncated_upto)
-        return self.context.render(beside).tokens
+        covered = self.context.older_than(keep_count)
+        beside = replace(self._draft, text="", covered=covered, model_covered=covered)
+        return self.context.render(replace(beside, model_chars=0)).tokens
 
     def drop(self, indexes: Collection[int]) -> StrategyResult:
         """Takes contents, calls with results, out; a later summary still sees them."""
@@ -228,6 +249,18 @@ class Reduction:
         """Shortens every tool result up to and including content `upto`."""
         draft = replace(self._draft, truncation=truncation, truncated_upto=upto)
         return self._apply(draft)
+
+    def leave_out_repeats(self) -> StrategyResult:
+        """Has a notice stand for each result that a newer one of the call repeats."""
+        newest = self.last_tool_result()
+        if newest is None or newest == self._draft.repeats_upto:
+            return StrategyResult.NO_CHANGE
+        contents, known = self.context.view.contents, self._draft.repeats_upto
+        noted = [index for index in self.kept if index <= known]
+        # A notice gives room for no other.
+        if len(find_repeats(contents, self.kept)) == len(find_repeats(contents, noted)):
+            return StrategyResult.NO_CHANGE
+        return self._apply(replace(self._draft, repeats_upto=newest))
 
     async def summarize(self, keep_count: int) -> StrategyResult:
         """Has all but the newest `keep_count` contents summarized."""

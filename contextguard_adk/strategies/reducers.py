@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from contextguard_adk.history.rendering import Truncation
+from contextguard_adk.history.truncation import Truncation
+from contextguard_adk.measuring.calibration import DEFAULT_CORRECTION
 
 if TYPE_CHECKING:
     from contextguard_adk.strategies.pipeline import Reduction
@@ -51,7 +52,24 @@ class Reducer(BaseModel, ABC):
         """
 
 
-class MessageWindow(Reducer):
+class _Window(Reducer, ABC):
+    preserve_system: bool = True
+    preserve_initial_task: bool = True
+
+    def _preserve(self, reduction: Reduction) -> list[int]:
+        """What stays whatever its age, oldest first."""
+        if reduction.relaxed.preferences:
+            return []
+        first = reduction.context.view.first_task_index
+        return [
+            index
+            for index in reduction.kept
+            if (self.preserve_system and reduction.is_instruction(index))
+            or (self.preserve_initial_task and index == first)
+        ]
+
+
+class MessageWindow(_Window):
     """Keeps the newest messages, and drops older ones without a summary.
 
     Messages are contents of the history: texts, tool calls, tool results. Calls stay
@@ -68,8 +86,6 @@ class MessageWindow(Reducer):
 
     window_size: int = Field(default=40, ge=1, strict=True)
     min_messages_before_windowing: int = Field(default=50, ge=0, strict=True)
-    preserve_system: bool = True
-    preserve_initial_task: bool = True
     strict_window_size: bool = False
 
     async def reduce(self, reduction: Reduction) -> StrategyResult:
@@ -79,7 +95,7 @@ class MessageWindow(Reducer):
             least = 0
         if len(kept) < max(least, self.window_size + 1):
             return StrategyResult.NO_CHANGE
-        preserved = _find_preserved(self, reduction)
+        preserved = self._preserve(reduction)
         if self.strict_window_size:
             protected = reduction.protected.intersection(kept)
             count = max(0, self.window_size - len(protected))
@@ -88,41 +104,40 @@ class MessageWindow(Reducer):
         return _keep_newest(reduction, preserved, costs, self.window_size)
 
 
-class TokenWindow(Reducer):
+class TokenWindow(_Window):
     """Keeps as many of the newest messages as fit a budget of tokens.
 
     Attributes:
-        budget_tokens: What the messages kept may take, by bytes / 4; at least 100.
+        budget_tokens: What the messages kept may take: an int, at least 100, by
+            bytes / 4, or a part of the context window as a float, more than 0 and less
+            than 1, as the model counts.
         preserve_system: Whether history contents that are instructions stay.
         preserve_initial_task: Whether the first message of the user stays.
     """
 
-    budget_tokens: int = Field(ge=100, strict=True)
-    preserve_system: bool = True
-    preserve_initial_task: bool = True
+    budget_tokens: int | float
+
+    @field_validator("budget_tokens", mode="before")
+    @classmethod
+    def _check_budget(cls, value: object) -> object:
+        is_tokens = type(value) is int and value >= 100
+        if not (is_tokens or (isinstance(value, float) and 0 < value < 1)):
+            raise ValueError(
+                "tokens as an int, at least 100, or a part of the window as a float, "
+                "more than 0 and less than 1, are expected"
+            )
+        return value
 
     async def reduce(self, reduction: Reduction) -> StrategyResult:
         """Drops what is older than the budget reaches."""
-        costs = {index: reduction.measure([index]) for index in reduction.kept}
-        if sum(costs.values()) <= self.budget_tokens:
+        costs, room = reduction.measure_kept(), self.budget_tokens
+        if isinstance(room, float):
+            context = reduction.context
+            factor = context.correction or DEFAULT_CORRECTION
+            room = int(room * context.budgets.working_tokens / factor)
+        if sum(costs.values()) <= room:
             return StrategyResult.NO_CHANGE
-        preserved = _find_preserved(self, reduction)
-        return _keep_newest(reduction, preserved, costs, self.budget_tokens)
-
-
-def _find_preserved(
-    window: MessageWindow | TokenWindow, reduction: Reduction
-) -> list[int]:
-    """What a window keeps whatever its age, oldest first."""
-    if reduction.relaxed.preferences:
-        return []
-    first = reduction.context.view.first_task_index
-    return [
-        index
-        for index in reduction.kept
-        if (window.preserve_system and reduction.is_instruction(index))
-        or (window.preserve_initial_task and index == first)
-    ]
+        return _keep_newest(reduction, self._preserve(reduction), costs, room)
 
 
 def _keep_newest(
@@ -146,7 +161,9 @@ class ToolOutputTruncation(Reducer):
         smart_truncate: Whether to keep head and tail in place of the head alone.
         head_length: What `smart_truncate` keeps of the beginning; characters.
         tail_length: What `smart_truncate` keeps of the end; characters.
-        preserve_last_tool_result: Whether the newest tool result stays whole.
+        preserve_last_tool_result: Whether the newest tool result stays whole. Else each
+            is shortened from its first request on, where it can be read back or these
+            settings were given to the pipeline.
     """
 
     max_length: int = Field(default=4_000, ge=1, strict=True)
@@ -173,11 +190,24 @@ class ToolOutputTruncation(Reducer):
             last = reduction.last_tool_result(before=last)
         if last is None:
             return StrategyResult.NO_CHANGE
-        # As set, or to a quarter but at least 1,000 characters.
-        is_tight = reduction.relaxed.lengths
+        truncation = self.truncation(reduction.relaxed.lengths)
+        if reduction.truncation:
+            # What is short already does not grow again.
+            known, known_last = reduction.truncation
+            last = max(last, known_last)
+            if known.result_length and not truncation.result_length:
+                truncation = known
+        preview = reduction.context.view.preview
+        is_known = preview is not None and preview.strings == truncation
+        if is_known or (truncation, last) == reduction.truncation:
+            return StrategyResult.NO_CHANGE
+        return reduction.truncate(truncation, last)
+
+    def truncation(self, is_tight: bool = False) -> Truncation:
+        """As set, or to a quarter but at least 1,000 characters."""
         ratio = min(1.0, max(0.25, 1_000 / self.max_length)) if is_tight else 1.0
         max_length = int(self.max_length * ratio)
-        truncation = Truncation(
+        return Truncation(
             max_length=max_length,
             show_truncation_notice=self.show_truncation_notice,
             smart_truncate=self.smart_truncate,
@@ -185,15 +215,6 @@ class ToolOutputTruncation(Reducer):
             tail_length=int(self.tail_length * ratio),
             result_length=max_length if is_tight else 0,
         )
-        if reduction.truncation:
-            # What is short already does not grow again.
-            known, known_last = reduction.truncation
-            last = max(last, known_last)
-            if known.result_length and not truncation.result_length:
-                truncation = known
-        if (truncation, last) == reduction.truncation:
-            return StrategyResult.NO_CHANGE
-        return reduction.truncate(truncation, last)
 
 
 class SummaryCompaction(Reducer):
@@ -225,7 +246,7 @@ class SummaryCompaction(Reducer):
 
     async def reduce(self, reduction: Reduction) -> StrategyResult:
         """Summarizes when the request is still above the trigger."""
-        window = reduction.context.budgets.window_tokens
+        window = reduction.context.budgets.working_tokens
         keep, target = self.preserve_recent_count, reduction.target_tokens
         is_relaxed = reduction.relaxed.preferences
         is_triggered = reduction.tokens >= self.trigger_threshold * window

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pydantic import Field
+from pydantic import AliasChoices, Field, model_validator
 
 from contextguard_adk.strategies.base import Strategy
 
@@ -18,25 +18,42 @@ MIN_KEPT = 3  # Contents.
 class SlidingWindow(Strategy):
     """Summarizes older history when it grows beyond a number of contents.
 
-    Fires when more than `max_turns` contents are not covered by a summary, or when
-    tokens reach the threshold. It keeps the newest 30 % of them, at least 3, at a
+    Fires when more than `max_messages` are not covered by a summary, or when tokens
+    reach the threshold. It keeps the newest 30 % of them, at least 3, at a
     cut that separates no tool call from its result. While the result would not
     fit, or what is kept would fill the window again soon, the number kept is halved
     down to 3, beside the newest steps of the running turn (see `keep`); where even that
     does not fit, all but these is summarized.
 
     Attributes:
-        max_turns: How many contents (messages, tool calls, tool results) may stand
-            beside the summary, at least 4.
+        max_messages: How many messages (texts, tool calls, tool results) may stand
+            beside the summary, at least 4; also accepted as `max_turns`.
     """
 
-    max_turns: int = Field(default=20, ge=4, strict=True)
+    max_messages: int = Field(
+        default=20,
+        ge=4,
+        strict=True,
+        validation_alias=AliasChoices("max_messages", "max_turns"),
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_both_counts(cls, values: object) -> object:
+        if isinstance(values, dict) and {"max_messages", "max_turns"} <= set(values):
+            raise ValueError("max_messages and max_turns mean the same: give one")
+        return values
+
+    @property
+    def max_turns(self) -> int:
+        """Another name of `max_messages`."""
+        return self.max_messages
 
     async def compact(self, context: CompactionContext) -> Compaction | None:
         """Compacts the older contents, when there are too many or too large ones."""
         if context.is_due:
             return await self._compact(context)
-        view, most = context.view, self.max_turns
+        view, most = context.view, self.max_messages
         # Counting all contents first is cheaper than finding out what is history.
         if len(view.contents) <= most or len(view.uncovered) <= most:
             return None
@@ -71,8 +88,8 @@ def _is_too_much(context: CompactionContext, covered: frozenset[int]) -> bool:
     """Whether what would stay is too large, or large enough to fire again."""
     view, stays = context.view, covered | context.kept.indexes
     if context.is_due:
-        kept = [view.contents[index] for index in view.history if index not in stays]
+        kept = [view.shown[index] for index in view.history if index not in stays]
         kept_tokens = context.measure(kept) - context.measure([])
-        if kept_tokens > 0.10 * context.budgets.window_tokens:
+        if kept_tokens > 0.10 * context.budgets.working_tokens:
             return True
     return context.expect(covered) > context.limit_tokens

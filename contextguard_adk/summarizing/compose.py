@@ -24,7 +24,7 @@ from contextguard_adk.summarizing.ledger import extend_ledger
 from contextguard_adk.summarizing.running_turn import DONE_RATIO, write_done_list
 
 if TYPE_CHECKING:
-    from contextguard_adk.history.rendering import Truncation
+    from contextguard_adk.history.truncation import Truncation
     from contextguard_adk.summarizing.context import CompactionContext
 
 SQUEEZE_STEPS = ((1.0, 1.0), (0.5, 1.0), (0.25, 0.3), (0.25, 0.02))
@@ -43,6 +43,7 @@ class Draft:
     model_chars: int
     truncation: Truncation | None = None
     truncated_upto: int = -1
+    repeats_upto: int = -1
 
 
 class Composer:
@@ -55,6 +56,7 @@ class Composer:
         self._todo_list = context.todos
         self._has_recall = context.has_recall
         self._window_tokens = context.budgets.window_tokens
+        self._working_tokens = context.budgets.working_tokens
         self._summary_tokens = context.budgets.summary_tokens
         self._factor = context.correction or DEFAULT_CORRECTION
         self._count = token_counter(self._factor)
@@ -63,7 +65,7 @@ class Composer:
         """Puts a summary together with what the guard keeps beside it."""
         live = self._view.live_index  # The continuation quotes it.
         request = b"" if live is None else self._view.fingerprint(live)
-        upto = draft.truncated_upto
+        upto, repeats_upto = draft.truncated_upto, draft.repeats_upto
         covered = sorted(draft.covered)
         summarized = itertools.takewhile(draft.model_covered.__contains__, covered)
         stored = StoredSummary(
@@ -80,6 +82,9 @@ class Composer:
             model_covered_count=len(list(summarized)),
             truncation=draft.truncation,
             truncated_upto=self._view.name_place(upto) if draft.truncation else "",
+            repeats_upto=self._view.name_place(repeats_upto)
+            if repeats_upto >= 0
+            else "",
             has_recall=self._has_recall,
         )
         budget = min(2_500, self._summary_tokens // 2, _room_tokens(stored) // 2)
@@ -138,7 +143,7 @@ class Composer:
     def _done(self, covered: Collection[int], room_tokens: int) -> str:
         """The list of the running turn's covered calls."""
         steps = sorted(set(covered).intersection(self._view.turn))
-        budget = int(self._window_tokens * DONE_RATIO)
+        budget = int(self._working_tokens * DONE_RATIO)
 
         def count(text: str) -> int:
             # Escapes take more room in session state than here.

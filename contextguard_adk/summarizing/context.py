@@ -76,6 +76,11 @@ class Compaction:
         """Why the history was compacted."""
         return self.stored.reason
 
+    def plan(self, trigger_tokens: int) -> Compaction:
+        """Stores what the next trigger follows from; 0 where it is not by cost."""
+        update = {"left_tokens": self.tokens, "trigger_tokens": trigger_tokens}
+        return replace(self, stored=self.stored.model_copy(update=update))
+
     def after(self, attempts: int) -> Compaction:
         """The same compaction, with the number of summaries that it took."""
         return replace(self, attempts=attempts)
@@ -89,7 +94,7 @@ class Compaction:
             agent=context.agent,
             session_id=session_id,
             strategy=type(context.summarizer.settings).__name__,
-            reason=self.reason,
+            reason=self.stored.reason,
             tokens_before=context.tokens,
             tokens_after=int(self.tokens * scale),
             contents_before=len(context.contents),
@@ -98,6 +103,9 @@ class Compaction:
             duration_seconds=time.monotonic() - started_seconds,
             attempts=self.attempts,
             is_mechanical=self.stored.is_mechanical,
+            model=context.summarizer.model_name,
+            usage=context.summarizer.usage,
+            cost=context.summarizer.cost,
         )
 
 
@@ -187,6 +195,10 @@ class CompactionContext:
             heuristic, None, None, contents, default=self._factor, memo=memo
         )
 
+    def count(self, text: str) -> int:
+        """Estimates a text, in real tokens."""
+        return token_counter(self._factor)(text)
+
     @property
     def _factor(self) -> float:
         return self.correction or DEFAULT_CORRECTION
@@ -201,14 +213,14 @@ class CompactionContext:
         """The contents that no compaction can remove."""
         view = self.view
         removable = set(view.history) - view.pinned_calls
-        return [c for i, c in enumerate(view.contents) if i not in removable]
+        return [c for i, c in enumerate(view.shown) if i not in removable]
 
     @property
     def limit_tokens(self) -> int:
         """What a compacted request must stay under: the threshold, where it can."""
         budgets = self.budgets
-        if self.fixed_tokens + budgets.summary_tokens < budgets.threshold_tokens:
-            return budgets.threshold_tokens
+        if self.fixed_tokens + budgets.summary_tokens < budgets.full_tokens:
+            return budgets.full_tokens
         return budgets.overfull_tokens
 
     def fits(self, compaction: Compaction) -> bool:
@@ -222,7 +234,7 @@ class CompactionContext:
         covered = frozenset(view.compactable) | view.model_covered
         room_tokens = self.limit_tokens - self.expect(covered)
         # Where there is none, what stands beside them can be shortened.
-        least_tokens = self.budgets.window_tokens // 20
+        least_tokens = self.budgets.working_tokens // 20
         return find_kept_steps(self, max(least_tokens, room_tokens))
 
     def older_than(self, keep_count: int) -> frozenset[int]:
@@ -301,7 +313,7 @@ class CompactionContext:
         """Whether a summary of that length is needed, shorter, and could be enough."""
         if self.fits(compaction) or compaction.stored.is_mechanical:
             return False
-        text_tokens = token_counter(self._factor)(compaction.stored.text)
+        text_tokens = self.count(compaction.stored.text)
         without_text = compaction.tokens - text_tokens
         return text_tokens > budget_tokens and without_text < self.limit_tokens
 
@@ -330,8 +342,9 @@ class CompactionContext:
     def _render_entries(
         self, indexes: Iterable[int], pinned: Collection[int] = ()
     ) -> list[Entry]:
-        contents, outputs = self.view.contents, self.view.outputs
-        return render_entries(contents, indexes, pinned, self.has_recall, outputs)
+        view = self.view  # The summarizer reads what the agent was shown.
+        wholes = view.contents if self.has_recall else None
+        return render_entries(view.shown, indexes, pinned, wholes, view.outputs)
 
     def _summarize_mechanically(self, covered: frozenset[int]) -> Compaction:
         view = self.view
@@ -343,17 +356,16 @@ class CompactionContext:
         previous = view.stored.model_text if view.stored else ""
         indexes = [i for i in new if i in covered]
         entries = self._render_entries(indexes)
-        count = token_counter(self._factor)
-        text = write_mechanical_summary(entries, previous, budget_tokens, count)
+        text = write_mechanical_summary(entries, previous, budget_tokens, self.count)
         return self._render_summary(text, covered, view.model_covered, len(previous))
 
     def _find_mechanical_end(self, new: Sequence[int], budget_tokens: int) -> int:
         """How many contents a mechanical summary has to cover; the newest can stay."""
         taken = self.fixed_tokens + 2 * budget_tokens
-        taken += int(self.budgets.window_tokens * DONE_RATIO)
+        taken += int(self.budgets.working_tokens * DONE_RATIO)
         room = min(int(self.budgets.threshold_tokens * 0.45), self.limit_tokens - taken)
         room -= self.kept.tokens
-        contents = [self.view.contents[i] for i in new]
+        contents = [self.view.shown[i] for i in new]
         memo = self.view.memo
         heuristics = (memo.estimate_tokens([c]) for c in reversed(contents[1:]))
         costs = (int(heuristic * self._factor + 1) for heuristic in heuristics)

@@ -10,10 +10,9 @@ from google.genai import types
 
 from contextguard_adk.history.coverage import HANDLE_CHARS, handle_of
 from contextguard_adk.history.pairs import is_relay, parts_of, take_call
-from contextguard_adk.history.shown import INTERNAL_CALLS
+from contextguard_adk.history.shown import INTERNAL_CALLS, RECALL_TOOL
 from contextguard_adk.measuring.budgets import TokenCounter
 from contextguard_adk.summarizing.transcript import (
-    RECALL_TOOL,
     describe_media,
     payload_text,
 )

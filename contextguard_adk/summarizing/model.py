@@ -15,7 +15,7 @@ from google.genai import types
 
 from contextguard_adk.errors import SummaryError, UnusableAnswerError
 from contextguard_adk.measuring.tokens import text_bytes
-from contextguard_adk.providers.clients import thinking_tokens
+from contextguard_adk.providers.clients import read_usage, thinking_tokens
 from contextguard_adk.providers.overflow import parse_overflow
 from contextguard_adk.providers.retry import (
     call_with_retries,
@@ -23,6 +23,7 @@ from contextguard_adk.providers.retry import (
     read_status,
 )
 from contextguard_adk.summarizing.prompts import SUMMARY_INSTRUCTION
+from contextguard_adk.telemetry import Usage
 
 if TYPE_CHECKING:
     from contextguard_adk.history.view import HistoryView
@@ -42,6 +43,7 @@ class SummaryModel:
     is_agents_own: bool = False
     can_think: bool = False
     max_output_tokens: int | None = None
+    answered: list[Usage] = field(default_factory=list)  # Also what was no summary.
 
     @property
     def has_own_form(self) -> bool:
@@ -91,6 +93,7 @@ class Answer:
     output_tokens: int = 0
     has_calls: bool = False
     finish: str = ""  # The reason, or an error that came in place of an answer.
+    usage: Usage = field(default_factory=Usage)
 
 
 async def ask_with_transcript(
@@ -144,6 +147,7 @@ class _Question:
         update = {"config": self.request.config.model_copy()}
         request = self.request.model_copy(update=update)
         answer = await _read_answer(self.model.llm, request)
+        self.model.answered.append(answer.usage)
         return _judge(answer, self.budget_tokens, self.model.has_own_form)
 
     def may_ask_again(self, error: BaseException) -> bool:
@@ -182,7 +186,7 @@ async def _ask(question: _Question) -> Answer:
 
 async def _read_answer(llm: BaseLlm, request: LlmRequest) -> Answer:
     """Makes one model call."""
-    text, output_tokens, has_calls, finish = "", 0, False, ""
+    text, output_tokens, has_calls, finish, used = "", 0, False, "", Usage()
     async for response in llm.generate_content_async(request, stream=False):
         if response.partial:
             continue
@@ -195,7 +199,8 @@ async def _read_answer(llm: BaseLlm, request: LlmRequest) -> Answer:
         finish = str(getattr(reason, "name", reason))
         if usage := response.usage_metadata:
             output_tokens = usage.candidates_token_count or 0
-    return Answer(text.strip(), output_tokens, has_calls, finish)
+            used = read_usage(usage)
+    return Answer(text.strip(), output_tokens, has_calls, finish, used)
 
 
 _BLOCKED = re.compile(

@@ -12,7 +12,7 @@ from google.genai import types
 
 from contextguard_adk.history.coverage import handle_of
 from contextguard_adk.history.pairs import pair_boundaries, pair_contents, take_call
-from contextguard_adk.history.rendering import Truncation, truncate_content
+from contextguard_adk.history.truncation import Truncation, truncate_content
 from contextguard_adk.measuring.budgets import TokenCounter
 from contextguard_adk.measuring.tokens import estimate_contents_tokens
 from contextguard_adk.summarizing.items import UNLISTED_CALLS
@@ -61,7 +61,7 @@ def find_kept_steps(context: CompactionContext, room_tokens: int) -> KeptSteps:
     view = context.view
     running = frozenset(view.turn)
     steps = [index for index in view.compactable if index in running]
-    contents = [view.contents[index] for index in steps]
+    contents = [view.shown[index] for index in steps]
     boundaries = pair_boundaries(pair_contents(contents), len(contents))
     starts = [
         place
@@ -85,7 +85,7 @@ def find_kept_steps(context: CompactionContext, room_tokens: int) -> KeptSteps:
         first = starts[-1]
     kept = contents[first:]
     indexes, tokens = frozenset(steps[first:]), _measure(context, kept)
-    most_tokens = int(context.budgets.window_tokens * MAX_UNSEEN_RATIO)
+    most_tokens = int(context.budgets.working_tokens * MAX_UNSEEN_RATIO)
     most_tokens = max(0, min(max(most_tokens, wished_tokens), room_tokens))
     if tokens <= most_tokens:
         return KeptSteps(indexes, unseen, tokens)
@@ -112,7 +112,10 @@ def _shorten_results(
             tail_length=length - int(length * 0.6),
             result_length=length,
         )
-        short = [truncate_content(c, truncation, context.has_recall) for c in contents]
+        short = [
+            truncate_content(c, truncation, c if context.has_recall else None)
+            for c in contents
+        ]
         tokens = _measure(context, short)
         if tokens <= most_tokens or length <= 100:
             return truncation, tokens

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -18,12 +18,14 @@ from contextguard_adk.errors import SummaryError, UnusableAnswerError
 from contextguard_adk.measuring.budgets import TokenCounter, shorten_to_tokens
 from contextguard_adk.measuring.calibration import DEFAULT_CORRECTION, token_counter
 from contextguard_adk.providers.clients import find_llm, thinking_tokens
+from contextguard_adk.providers.costs import Costs, add_costs, price_calls
 from contextguard_adk.providers.overflow import parse_overflow
 from contextguard_adk.providers.retry import is_transient
 from contextguard_adk.providers.windows import (
     LitellmRegistry,
     ModelRegistry,
     resolve_context_window,
+    resolve_costs,
     resolve_output_limit,
 )
 from contextguard_adk.summarizing.model import (
@@ -40,7 +42,7 @@ from contextguard_adk.summarizing.prompts import (
     summary_prompt,
 )
 from contextguard_adk.summarizing.transcript import Entry, fit_entries, split_entries
-from contextguard_adk.telemetry import warn_once
+from contextguard_adk.telemetry import Usage, warn_once
 
 if TYPE_CHECKING:
     from contextguard_adk.memory import CircuitBreaker, SessionMemory
@@ -99,6 +101,7 @@ class Summarizer:
     registry: ModelRegistry | None
     session: SessionMemory
     breaker: CircuitBreaker
+    prices: Mapping[str, Costs] = field(default_factory=dict)
     failures: list[SummaryError] = field(default_factory=list)
 
     @functools.cached_property
@@ -149,6 +152,29 @@ class Summarizer:
             return not isinstance(self.failures[-1].__cause__, TimeoutError)
         return self.__dict__.get("model", self) is None
 
+    @property
+    def _asked(self) -> SummaryModel | None:
+        """The model, where it was wanted."""
+        return self.__dict__.get("model")
+
+    @property
+    def model_name(self) -> str:
+        """The model that was asked; "" where none was."""
+        return self._asked.llm.model if self._asked else ""
+
+    @property
+    def usage(self) -> Usage:
+        """What all its answers took, those included that were of no use."""
+        return sum(self._asked.answered if self._asked else (), Usage())
+
+    @property
+    def cost(self) -> float | None:
+        """The price of these in US dollars; None where it is unknown."""
+        if self._asked is None:
+            return 0.0
+        costs = resolve_costs(self.model_name, self.prices, self.registry)
+        return price_calls(self._asked.answered, costs)
+
     async def summarize(self, task: SummaryTask) -> str:
         """Has a summary written, in place or from a transcript; "" where it fails."""
         # A summarizer that has just failed would only cost its timeout once more.
@@ -168,9 +194,12 @@ class Summarizer:
             return ""
 
     def end(self) -> None:
-        """Counts how the compaction ended; called once behind it."""
-        if "model" in self.__dict__ and self.model is not None:
-            self.breaker.note(self.model.llm.model, bool(self.failures))
+        """Counts how the compaction ended and what it took; called once behind it."""
+        if self._asked is not None:
+            self.breaker.note(self._asked.llm.model, bool(self.failures))
+        session = self.session
+        session.summary_usage += self.usage
+        session.summary_cost = add_costs((session.summary_cost, self.cost))
 
     async def _summarize_in_place(self, task: SummaryTask, model: SummaryModel) -> str:
         """Has the agent's model end the conversation with its summary, else ""."""

@@ -17,7 +17,7 @@ from google.genai import types
 
 from contextguard_adk.history.coverage import handle_of
 from contextguard_adk.history.pairs import is_relay, parts_of
-from contextguard_adk.history.shown import INTERNAL_CALLS
+from contextguard_adk.history.shown import INTERNAL_CALLS, RECALL_TOOL
 from contextguard_adk.measuring.budgets import (
     TokenCounter,
     divide_budget,
@@ -25,7 +25,6 @@ from contextguard_adk.measuring.budgets import (
 )
 from contextguard_adk.measuring.tokens import safe_repr
 
-RECALL_TOOL = "recall_history"  # Its results are copies of compacted history.
 MIN_BODY_TOKENS = 40  # A shorter excerpt says nothing; the entry is dropped instead.
 
 
@@ -55,23 +54,24 @@ def render_entries(
     contents: Sequence[types.Content],
     indexes: Iterable[int],
     pinned: Iterable[int] = (),
-    with_handles: bool = False,
+    wholes: Sequence[types.Content] | None = None,
     outputs: Collection[int] = (),
 ) -> list[Entry]:
     """Renders contents, one entry for each part; those that are pinned always stay.
 
-    `outputs` are texts that executed code has printed.
+    Handles are those of the contents that are `wholes`. `outputs` are texts that
+    executed code has printed.
     """
     entries = []
     for index in indexes:
-        content = contents[index]
-        parts = parts_of(content)
+        content, whole = contents[index], (wholes or contents)[index]
+        parts = list(zip(parts_of(content), parts_of(whole), strict=True))
         author = content.role or "user"
         if is_relay(content):
             author = "other agent"
             del parts[0]  # ADK's preamble says nothing about the conversation.
-        for part in parts:
-            handle = handle_of(part) if with_handles else ""
+        for part, whole_part in parts:
+            handle = handle_of(whole_part) if wholes else ""
             if index in outputs:
                 printed = types.CodeExecutionResult(output=part.text)
                 part = types.Part(code_execution_result=printed)

@@ -198,9 +198,10 @@ def count_shared_tokens(
         if old_place != place:
             break
         places.add(place)
-        shared.append(os.path.commonprefix([old, new]))  # noqa: RUF071 - of characters
         if old != new:
+            shared.append(os.path.commonprefix([old, new]))  # noqa: RUF071 - characters
             break
+        shared.append(new)
     overhead = 0 if token_ratio else _TOKENS_PER_CONTENT * len(places - {"head"})
     return count_tokens(shared, token_ratio) + overhead
 

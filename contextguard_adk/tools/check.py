@@ -12,8 +12,12 @@ from typing import Any
 from rich.console import Console
 
 from contextguard_adk import config
-from contextguard_adk.measuring import budgets
-from contextguard_adk.providers.windows import LitellmRegistry, resolve_context_window
+from contextguard_adk.measuring.budgets import plan_budgets
+from contextguard_adk.providers.windows import (
+    LitellmRegistry,
+    resolve_context_window,
+    resolve_costs,
+)
 from contextguard_adk.strategies import Pipeline, Strategy
 from contextguard_adk.tools.terminal import CommandError, print_line, quiet_logs
 
@@ -32,7 +36,7 @@ def run_check(arguments: argparse.Namespace) -> int:
             "config": path,
             **settings.model_dump(exclude={"agents", "default"}),
             "agents": [
-                {"agent": name, **_describe(strategy, arguments.model)}
+                {"agent": name, **_describe(strategy, arguments.model, settings)}
                 for name, strategy in agents.items()
             ],
         }
@@ -44,7 +48,9 @@ def run_check(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _describe(strategy: Strategy | None, models: list[str]) -> dict[str, Any]:
+def _describe(
+    strategy: Strategy | None, models: list[str], plugin: config.PluginSettings
+) -> dict[str, Any]:
     """Describes how an agent is guarded."""
     if strategy is None:
         return {"strategy": None, "settings": {}, "summarizer": None, "budgets": []}
@@ -59,28 +65,34 @@ def _describe(strategy: Strategy | None, models: list[str]) -> dict[str, Any]:
         "strategy": type(strategy).__name__,
         "settings": settings,
         "summarizer": getattr(strategy.summarizer, "model", strategy.summarizer),
-        "budgets": list(_list_budgets(strategy, models)),
+        "budgets": list(_list_budgets(strategy, models, plugin)),
     }
 
 
-def _list_budgets(strategy: Strategy, models: list[str]) -> Iterator[dict[str, Any]]:
-    """Yields the sizes for each model; without models those of a configured window."""
+def _list_budgets(
+    strategy: Strategy, models: list[str], plugin: config.PluginSettings
+) -> Iterator[dict[str, Any]]:
+    """Yields sizes and prices for each model; without models those of a set window."""
     registry, fixed = LitellmRegistry(), strategy.context_window
     for model in models or ([""] if fixed else []):
         window = resolve_context_window(model, configured=fixed, registry=registry)
-        due_tokens = budgets.threshold_tokens(window.tokens)
+        trigger = strategy.trigger_tokens(window.tokens)
+        planned = plan_budgets(window.tokens, trigger_tokens=trigger)
+        due_tokens = planned.threshold_tokens
         if isinstance(strategy, Pipeline) and strategy.compression_threshold:
-            early_tokens = strategy.compression_threshold * window.tokens
+            early_tokens = strategy.compression_threshold * planned.working_tokens
             due_tokens = min(due_tokens, math.ceil(early_tokens))
         is_known = window.source == "registry"
+        costs = resolve_costs(model, plugin.prices, registry)
         yield {
             "model": model or None,
             "window_tokens": window.tokens,
             "source": window.source,
             "registry_entry": registry.entry_name(model) if is_known else None,
-            "buffer_tokens": budgets.buffer_tokens(window.tokens),
+            "buffer_tokens": window.tokens - planned.full_tokens,
             "threshold_tokens": due_tokens,
-            "summary_tokens": budgets.summary_budget_tokens(window.tokens),
+            "summary_tokens": planned.summary_tokens,
+            "costs": costs.model_dump() if costs else None,
         }
 
 
@@ -101,10 +113,22 @@ def _list_lines(report: dict[str, Any]) -> Iterator[str]:
             if not agent["budgets"]:
                 yield "  window of the agent's model: name models with --model"
         for row in agent["budgets"]:
+            full_tokens = row["window_tokens"] - row["buffer_tokens"]
+            moves = agent["settings"].get("trigger") == "auto"
+            is_first = moves and row["threshold_tokens"] < full_tokens
             sources = {"configured": "config", "default": "unknown model: assumed"}
             source = sources.get(row["source"], f"registry: {row['registry_entry']}")
             yield (
                 f"  {row['model'] or 'any model'}: window {row['window_tokens']:,} "
                 f"({source}), buffer {row['buffer_tokens']:,}, threshold "
-                f"{row['threshold_tokens']:,}, summary {row['summary_tokens']:,}"
+                f"{row['threshold_tokens']:,}{' at first' * is_first}, "
+                f"summary {row['summary_tokens']:,}"
             )
+            if row["model"]:
+                yield f"    dollars per million tokens: {_list_prices(row['costs'])}"
+
+
+def _list_prices(costs: dict[str, float | None] | None) -> str:
+    """Writes prices in one line; where nobody knows them, it says so."""
+    named = (costs or {}).items()
+    return ", ".join(f"{k} {v:g}" for k, v in named if v is not None) or "unknown"

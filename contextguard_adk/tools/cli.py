@@ -51,6 +51,7 @@ _HELP = {
     "replay --agent": "only this agent's calls",
     "replay --model": "the model whose window counts (default: the recorded one)",
     "replay --window": "the window, whatever model and settings say",
+    "replay --compare": "strategies and triggers in one table, and the cheapest",
     "replay --plot": "draw it, as .svg, .png or .pdf (needs the extra `plot`)",
     "replay --json": "print JSON",
     "replay --all": "print every call of a long session",
@@ -146,7 +147,7 @@ def _build_parser() -> _Parser:
     replay.add("--config", metavar="FILE")
     replay.add("--window", metavar="TOKENS", type=parse_window)
     replay.add("--plot", metavar="FILE", type=Path)
-    for name in ("--json", "--all"):
+    for name in ("--compare", "--json", "--all"):
         replay.add(name, action="store_true")
     return parser
 

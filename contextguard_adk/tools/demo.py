@@ -7,7 +7,7 @@ import asyncio
 import os
 from collections.abc import Iterator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, cycle, groupby, islice
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -26,10 +26,12 @@ from rich.console import Console
 from rich.table import Table
 
 from contextguard_adk.plugin import ContextGuardPlugin
+from contextguard_adk.providers.clients import read_usage
+from contextguard_adk.providers.costs import Costs, price_calls
 from contextguard_adk.providers.overflow import parse_overflow
-from contextguard_adk.providers.windows import LitellmRegistry
+from contextguard_adk.providers.windows import LitellmRegistry, resolve_costs
 from contextguard_adk.strategies import SlidingWindow, Threshold
-from contextguard_adk.telemetry import CallRecord
+from contextguard_adk.telemetry import CallRecord, Usage, format_cost
 from contextguard_adk.testing import Reply, SimulatedLlm, call
 from contextguard_adk.tools.terminal import CommandError, print_line, quiet_logs
 
@@ -41,9 +43,14 @@ ROWS = {
     "steps done": "{0.steps:,} of {0.planned_steps:,}",
     "requests rejected": "{0.rejections:,}",
     "compactions": "{0.compactions:,}",
-    "tokens billed": "{0.billed_tokens:,}",
+    "uncached input": "{0.uncached_tokens:,}",
+    "cached input": "{0.usage.cached_tokens:,}",
+    "output tokens": "{0.usage.output_tokens:,}",
+    "cost": "{0.cost}",
     "largest request": "{0.largest_request_tokens:,}",
 }
+
+OFFLINE_COSTS = Costs(input=1, cached_input=0.1, output=8)
 
 # A question of the user, and how the offline model goes about it.
 Turn: TypeAlias = tuple[str, list[Reply]]
@@ -66,8 +73,9 @@ def run_demo(arguments: argparse.Namespace) -> int:
         print_line(console, f"{steps:,} steps through {root}")
         name = model or "offline model"
         print_line(console, f"{name}, window {window_tokens:,} tokens")
-        bare = DemoRun("no guard", steps, console)
-        guarded = DemoRun("with guard", steps, console)
+        costs = resolve_costs(model, {}, None) if model else OFFLINE_COSTS
+        bare = DemoRun("no guard", steps, costs, console)
+        guarded = DemoRun("with guard", steps, costs, console)
         kind = Threshold if arguments.strategy == "threshold" else SlidingWindow
         strategy = kind(context_window=window_tokens)
         guard = ContextGuardPlugin(default=strategy, on_call=guarded.note_call)
@@ -79,8 +87,9 @@ def run_demo(arguments: argparse.Namespace) -> int:
     for name, value in ROWS.items():
         table.add_row(name, value.format(bare), value.format(guarded))
     console.print("", table, "", sep="\n")
-    if model:
-        print_line(console, "The summaries that the guard asked for are not counted.")
+    if not model:
+        prices = "$1 for a million input tokens, $0.10 for cached ones, $8 for output"
+        print_line(console, f"Prices: {prices}.")
     end = "the work fits into the window without it as well: try a smaller --window"
     if guarded.failure:
         end = f"then the model failed: {guarded.failure}"
@@ -168,6 +177,7 @@ def _create_model(name: str | None, window_tokens: int, turns: list[Turn]) -> Ba
         return SimulatedLlm(
             context_window=window_tokens,
             script=lambda _: next(replies),
+            prompt_cache=True,
             keep_requests=0,
         )
     try:
@@ -188,13 +198,24 @@ class DemoRun:
 
     name: str
     planned_steps: int
+    costs: Costs | None
     console: Console
     steps: int = 0
     rejections: int = 0
     compactions: int = 0
-    billed_tokens: int = 0
+    usage: Usage = field(default_factory=Usage)
     largest_request_tokens: int = 0
     failure: str = ""
+
+    @property
+    def uncached_tokens(self) -> int:
+        """The prompt tokens that no cache served."""
+        return self.usage.prompt_tokens - self.usage.cached_tokens
+
+    @property
+    def cost(self) -> str:
+        """What all calls cost, those for summaries included."""
+        return format_cost(price_calls([self.usage], self.costs))
 
     async def play(
         self, turns: list[Turn], llm: BaseLlm, root: Path, plugins: list[BasePlugin]
@@ -212,8 +233,7 @@ class DemoRun:
         await runner.close()
         if self.failure and not self.steps:
             raise CommandError(f"the model cannot be used: {self.failure}")
-        if isinstance(llm, SimulatedLlm):  # It knows what summaries cost.
-            self.billed_tokens = llm.billed_tokens
+        if isinstance(llm, SimulatedLlm):  # It knows those for summaries, too.
             self.largest_request_tokens = llm.largest_request_tokens
 
     async def _ask(self, runner: Runner, asked: Iterator[str]) -> None:
@@ -249,13 +269,14 @@ class DemoRun:
         if event.partial or not event.content or event.content.role != "model":
             return
         self.steps += 1
-        usage = event.usage_metadata or types.GenerateContentResponseUsageMetadata()
-        self.billed_tokens += usage.total_token_count or 0
-        prompt_tokens = usage.prompt_token_count or 0
-        self.largest_request_tokens = max(self.largest_request_tokens, prompt_tokens)
+        usage = read_usage(event.usage_metadata)
+        self.usage += usage
+        prompt_tokens = max(self.largest_request_tokens, usage.prompt_tokens)
+        self.largest_request_tokens = prompt_tokens
 
     def note_call(self, record: CallRecord) -> None:
         """Shows what the guard did before a model call."""
+        self.usage += record.summary_usage
         if record.is_recovered:
             self._note_rejection(0)
         if record.compaction:

@@ -6,7 +6,7 @@ import importlib.util
 import math
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from contextguard_adk.telemetry import CompactionRecord
+from contextguard_adk.providers.costs import TYPICAL_COSTS, add_costs
+from contextguard_adk.telemetry import CompactionRecord, Usage, format_cost
 from contextguard_adk.tools.terminal import CommandError, clean_text, print_line
 
 COLUMNS = {
@@ -36,10 +37,56 @@ LINES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 SUMS = """\
-Requests over the window: {over_window_without_guard:,} without the guard, \
-{over_window_with_guard:,} with it; {compactions:,} compactions.
-Prompt tokens: {tokens_without_guard:,} without the guard, {tokens_with_guard:,} \
-with it and {summary_tokens:,} for summaries: {saved_tokens:,} ({share:.0%}) saved."""
+Requests over the window: {0.over_window:,} without the guard, {1.over_window:,} with \
+it; {1.compactions:,} compactions.
+Tokens without the guard: {0.uncached_tokens:,} uncached, {0.usage.cached_tokens:,} \
+cached, {0.usage.output_tokens:,} of output; cost {2}.
+Tokens with the guard: {1.uncached_tokens:,} uncached, {1.usage.cached_tokens:,} \
+cached, {1.usage.output_tokens:,} of output; cost {3}; {4:,} ({5:.0%}) saved."""
+
+
+@dataclass(frozen=True)
+class Bill:
+    """What calls take, and its price in US dollars; None where it is unknown."""
+
+    usage: Usage = field(default_factory=Usage)
+    cost: float | None = 0.0
+
+    def __add__(self, other: Bill) -> Bill:
+        """Both together."""
+        return Bill(self.usage + other.usage, add_costs((self.cost, other.cost)))
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What all calls of a session take, summaries included."""
+
+    over_window: int
+    compactions: int
+    usage: Usage
+    cost: float | None
+    largest_request_tokens: int
+
+    @property
+    def uncached_tokens(self) -> int:
+        """The prompt tokens that no cache serves."""
+        return self.usage.prompt_tokens - self.usage.cached_tokens
+
+    @property
+    def tokens(self) -> int:
+        """All that is sent and written."""
+        return self.usage.prompt_tokens + self.usage.output_tokens
+
+    @property
+    def weighted_tokens(self) -> int:
+        """The cost in uncached prompt tokens, whatever the model's price."""
+        return round(TYPICAL_COSTS.price(self.usage) * 1_000_000)
+
+    def to_json(self) -> dict[str, Any]:
+        """Describes all of it, safe as JSON."""
+        uncached = {"uncached_tokens": self.uncached_tokens}
+        weighted = {"weighted_tokens": self.weighted_tokens}
+        return {**asdict(self), **uncached, **weighted}
 
 
 @dataclass(frozen=True)
@@ -52,10 +99,12 @@ class ReplayedCall:
     estimated_tokens: int | None
     real_tokens: int | None
     whole_tokens: int  # The real count or, without one, scaled from calls before.
-    window_tokens: int | None
+    whole_bill: Bill
+    window_tokens: int
     threshold_tokens: int | None
     sent_contents: int
     sent_tokens: int
+    sent_bill: Bill  # With summaries, also of compactions that came to nothing.
     compaction: CompactionRecord | None
     error_ratio: float | None  # Of the estimate, against the real count.
     pressure: float | None  # The estimate of the whole request / window.
@@ -63,32 +112,45 @@ class ReplayedCall:
 
 @dataclass(frozen=True)
 class Replayed:
-    """A replayed session, fixed tokens inferred by agent, and what summaries cost."""
+    """A replayed session, and the fixed tokens that were inferred of each agent."""
 
     session_id: str
     fixed_tokens: dict[str, int]
     calls: list[ReplayedCall]
-    summary_tokens: int
+    has_cache: bool  # Whether the recording reports cached tokens.
+
+    @property
+    def without_guard(self) -> Totals:
+        """The calls as they were recorded."""
+        return self._add_up([(c.whole_tokens, c.whole_bill) for c in self.calls])
+
+    @property
+    def with_guard(self) -> Totals:
+        """The calls as the guard would have sent them."""
+        compactions = sum(call.compaction is not None for call in self.calls)
+        requests = [(call.sent_tokens, call.sent_bill) for call in self.calls]
+        return self._add_up(requests, compactions)
+
+    def _add_up(self, requests: list[tuple[int, Bill]], compactions: int = 0) -> Totals:
+        sizes = [tokens for tokens, _ in requests]
+        windows = [call.window_tokens for call in self.calls]
+        over = sum(n > most for n, most in zip(sizes, windows, strict=True))
+        bill = sum((bill for _, bill in requests), Bill())
+        return Totals(over, compactions, bill.usage, bill.cost, max(sizes))
 
     def to_json(self) -> dict[str, Any]:
         """Describes all of it, safe as JSON."""
-        calls = self.calls
-        whole_tokens = sum(call.whole_tokens for call in calls)
-        sent_tokens = sum(call.sent_tokens for call in calls)
-        windows = [(call, call.window_tokens or math.inf) for call in calls]
+        without, guarded = self.without_guard, self.with_guard
         return {
             "session": self.session_id,
             "fixed_tokens": self.fixed_tokens,
-            "calls": [asdict(call) for call in calls],
-            "accuracy": _measure_accuracy(calls),
-            "compactions": sum(call.compaction is not None for call in calls),
-            "uncompared_calls": sum(call.real_tokens is None for call in calls),
-            "tokens_without_guard": whole_tokens,
-            "tokens_with_guard": sent_tokens,
-            "summary_tokens": self.summary_tokens,
-            "saved_tokens": whole_tokens - sent_tokens - self.summary_tokens,
-            "over_window_without_guard": sum(c.whole_tokens > w for c, w in windows),
-            "over_window_with_guard": sum(c.sent_tokens > w for c, w in windows),
+            "calls": [asdict(call) for call in self.calls],
+            "accuracy": _measure_accuracy(self.calls),
+            "uncompared_calls": sum(call.real_tokens is None for call in self.calls),
+            "has_cache": self.has_cache,
+            "without_guard": without.to_json(),
+            "with_guard": guarded.to_json(),
+            "saved_tokens": without.tokens - guarded.tokens,
         }
 
 
@@ -136,15 +198,19 @@ def print_replayed(replayed: Replayed, is_complete: bool) -> None:
             *(Text(clean_text(console, cell)) for cell in cells),
             style="cyan" if call.compaction else "",
         )
+    print_table(console, table)
+    for line in (*_list_facts(replayed), *list_assumptions(replayed.has_cache)):
+        print_line(console, line)
+
+
+def print_table(console: Console, table: Table) -> None:
+    """Prints a table of which no number is cut, whatever the terminal."""
     unbounded = console.options.update(max_width=10_000)
     wanted_columns = Measurement.get(console, unbounded, table)
-    # No number is cut, whatever the terminal.
     columns = console.width if console.is_terminal else 120
     console.width = max(columns, wanted_columns.minimum)
     console.print(table)
     print_line(console, "")
-    for line in _list_facts(replayed.to_json()):
-        print_line(console, line)
 
 
 def _describe(done: CompactionRecord | None) -> str:
@@ -156,8 +222,22 @@ def _describe(done: CompactionRecord | None) -> str:
     return f"{done.reason}: {tokens}, {contents}{end}"
 
 
-def _list_facts(found: dict[str, Any]) -> Iterator[str]:
+def list_assumptions(has_cache: bool) -> Iterator[str]:
+    """Says in sentences what was assumed of summaries and prompt cache."""
+    yield "Summaries are excerpts that fill their budget: what they take is a maximum."
+    if has_cache:
+        yield (
+            "The recording reports cached tokens: a cache is assumed that serves what "
+            "one of the four prompts before began with."
+        )
+    else:
+        yield "The recording reports no cached tokens: no prompt cache is assumed."
+
+
+def _list_facts(replayed: Replayed) -> Iterator[str]:
     """Says in sentences what the replay found."""
+    found = replayed.to_json()
+    without, guarded = replayed.without_guard, replayed.with_guard
     fixed = ", ".join(f"{agent} {n:,}" for agent, n in found["fixed_tokens"].items())
     yield f"Instruction and tools, inferred from the counts, in bytes / 4: {fixed}."
     if count := found["uncompared_calls"]:
@@ -171,8 +251,10 @@ def _list_facts(found: dict[str, Any]) -> Iterator[str]:
         )
     else:
         yield "Accuracy: nothing to compare."
-    share = found["saved_tokens"] / max(1, found["tokens_without_guard"])
-    yield from SUMS.format(**found, share=share).splitlines()
+    costs = format_cost(without.cost), format_cost(guarded.cost)
+    saved_tokens = without.tokens - guarded.tokens
+    share = saved_tokens / without.tokens
+    yield from SUMS.format(without, guarded, *costs, saved_tokens, share).splitlines()
 
 
 def require_plotting(path: Path) -> None:

@@ -69,7 +69,9 @@ app = App(
         ContextGuardPlugin(
             agents={
                 # Many short messages: keep the newest ones word for word.
-                "researcher": SlidingWindow(max_turns=12, context_window=WINDOW_TOKENS),
+                "researcher": SlidingWindow(
+                    max_messages=12, context_window=WINDOW_TOKENS
+                ),
                 # Long texts: one summary of everything, as late as possible.
                 "writer": Threshold(context_window=WINDOW_TOKENS),
             },

@@ -1,0 +1,65 @@
+"""What the tokens of a model cost, in US dollars."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from contextguard_adk.telemetry import Usage
+
+
+class Costs(BaseModel):
+    """The prices of a model, in US dollars per million tokens.
+
+    These are the list prices of plain calls: what a provider adds for writing to its
+    prompt cache, or for prompts above some length, is left out.
+
+    Attributes:
+        input: Of a prompt token, at least 0.
+        output: Of a token that the model writes, thoughts included, at least 0.
+        cached_input: Of a prompt token that a prompt cache served, at least 0; None is
+            the price of `input`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    input: float = Field(ge=0, strict=True, allow_inf_nan=False)
+    output: float = Field(ge=0, strict=True, allow_inf_nan=False)
+    cached_input: float | None = Field(
+        default=None, ge=0, strict=True, allow_inf_nan=False
+    )
+
+    def price(self, usage: Usage) -> float:
+        """Returns what these tokens cost, in dollars."""
+        cached_price = self.input if self.cached_input is None else self.cached_input
+        dollars = (usage.prompt_tokens - usage.cached_tokens) * self.input
+        dollars += usage.cached_tokens * cached_price
+        return (dollars + usage.output_tokens * self.output) / 1_000_000
+
+
+TYPICAL_COSTS = Costs(input=1.0, cached_input=0.1, output=8.0)
+"""Multiples of a prompt token, where nobody knows the price: as GPT-5 and Gemini 2.5
+Pro are priced. Claude's output costs 5, Gemini 2.5 Flash's 8.3."""
+
+
+def price_calls(usages: Sequence[Usage], costs: Costs | None) -> float | None:
+    """Returns what some calls cost in dollars; no calls cost 0.
+
+    None means unknown: nobody knows the price, or for a call there was no usage.
+    """
+    if not usages:
+        return 0.0
+    if costs is None or Usage() in usages:
+        return None
+    return sum(map(costs.price, usages))
+
+
+def add_costs(costs: Iterable[float | None]) -> float | None:
+    """Adds dollars; None where one of the summands is unknown."""
+    total = 0.0
+    for cost in costs:
+        if cost is None:
+            return None
+        total += cost
+    return total
