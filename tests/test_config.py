@@ -136,6 +136,17 @@ OF_TOKENS = (
 )
 PRICES = "[prices.'gpt-4o']\ninput = 2\n"
 OF_COSTS = "unknown key; known here: cached_input, input, output. "
+
+
+def no_sizes(key: str, least: str, *values: object) -> list[tuple[str, str]]:
+    """Values that are no size, and what is said of each."""
+    wanted = f"tokens as an int, at least {least}, a part of the window as a float"
+    return [
+        (f"[default]\n{key} = {json.dumps(value)}", f".{key} = {value!r}: {wanted}")
+        for value in values
+    ]
+
+
 MISTAKES = [
     ("obserf = true", "obserf = True: unknown key; known here: agents, default"),
     ("agents = 7", "agents = 7: a table of agents is expected"),
@@ -149,6 +160,8 @@ MISTAKES = [
     (f"{DEFAULT}keep = 1.0", "default.keep = 1.0: tokens as an int, at least 0, or a"),
     (f"{DEFAULT}keep = -1", "default.keep = -1: tokens as an int, at least 0, or a"),
     (f"{DEFAULT}keep = true", "default.keep = True: tokens as an int, at least 0"),
+    *no_sizes("trigger", "1,000", 999, 0, 0.0, 1.01, -0.5, True, False, "often"),
+    *no_sizes("preview_tokens", "100", 99, 0, 0.0, 1.0, -0.1, True, "auto"),
     (f"{DEFAULT}max_tokens = 8000\ncontext_window = 9000", "max_tokens mean the same"),
     (f"{DEFAULT}summary_timeout_seconds = 60_000", "= 60000: Input should be less"),
     (f"{DEFAULT}summarizer = 'my-own'", "default.summarizer = 'my-own': a name"),

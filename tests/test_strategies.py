@@ -131,6 +131,8 @@ def test_max_turns_is_another_name_of_max_messages() -> None:
         ({"summary_timeout_seconds": 0}, "0"),
         ({"summarizer": 7}, "BaseLlm"),
         ({"max_messages": 3}, "4"),
+        ({"trigger": 999}, "a part of the window"),
+        ({"preview_tokens": 99}, "a part of the window"),
     ],
 )
 def test_bad_settings_are_refused(settings: dict[str, Any], complaint: str) -> None:

@@ -127,17 +127,16 @@ def find_repeats(
         for place, part in enumerate(contents[index].parts or ()):
             if part and part.function_call:
                 waiting.append((index, part.function_call))
-            response = part.function_response if part else None
-            found = take_call(waiting, response) if response else None
-            if (
-                found
-                and len(json_text(response and response.response)) >= MIN_REPEAT_BYTES
-            ):
-                call = types.Part(function_call=found[1])
-                key = fingerprint(types.Content(parts=[call, part]))
-                if newest.get(key, found)[0] < found[0]:
-                    repeats.append(newest[key])
-                newest[key] = (index, place)
+            if (response := part.function_response if part else None) is None:
+                continue
+            found = take_call(waiting, response)
+            if found is None or len(json_text(response.response)) < MIN_REPEAT_BYTES:
+                continue
+            call = types.Part(function_call=found[1])
+            key = fingerprint(types.Content(parts=[call, part]))
+            if newest.get(key, found)[0] < found[0]:
+                repeats.append(newest[key])
+            newest[key] = (index, place)
     return repeats
 
 

@@ -280,7 +280,9 @@ class HistoryView:
         return False
 
     def name_place(self, index: int) -> str:
-        """Names a content by fingerprint and number among the equal ones before it."""
+        """Names a content by fingerprint and number among equal ones; "" for -1."""
+        if index < 0:
+            return ""
         wanted = self.fingerprint(index)
         same = sum(self.fingerprints[i] == wanted for i in self.history if i <= index)
         return f"{wanted.hex()}.{same}"

@@ -65,7 +65,6 @@ class Composer:
         """Puts a summary together with what the guard keeps beside it."""
         live = self._view.live_index  # The continuation quotes it.
         request = b"" if live is None else self._view.fingerprint(live)
-        upto, repeats_upto = draft.truncated_upto, draft.repeats_upto
         covered = sorted(draft.covered)
         summarized = itertools.takewhile(draft.model_covered.__contains__, covered)
         stored = StoredSummary(
@@ -81,10 +80,8 @@ class Composer:
             model_chars=draft.model_chars,
             model_covered_count=len(list(summarized)),
             truncation=draft.truncation,
-            truncated_upto=self._view.name_place(upto) if draft.truncation else "",
-            repeats_upto=self._view.name_place(repeats_upto)
-            if repeats_upto >= 0
-            else "",
+            truncated_upto=self._view.name_place(draft.truncated_upto),
+            repeats_upto=self._view.name_place(draft.repeats_upto),
             has_recall=self._has_recall,
         )
         budget = min(2_500, self._summary_tokens // 2, _room_tokens(stored) // 2)

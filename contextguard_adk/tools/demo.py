@@ -27,7 +27,7 @@ from rich.table import Table
 
 from contextguard_adk.plugin import ContextGuardPlugin
 from contextguard_adk.providers.clients import read_usage
-from contextguard_adk.providers.costs import Costs, price_calls
+from contextguard_adk.providers.costs import TYPICAL_COSTS, Costs, price_calls
 from contextguard_adk.providers.overflow import parse_overflow
 from contextguard_adk.providers.windows import LitellmRegistry, resolve_costs
 from contextguard_adk.strategies import SlidingWindow, Threshold
@@ -50,8 +50,6 @@ ROWS = {
     "largest request": "{0.largest_request_tokens:,}",
 }
 
-OFFLINE_COSTS = Costs(input=1, cached_input=0.1, output=8)
-
 # A question of the user, and how the offline model goes about it.
 Turn: TypeAlias = tuple[str, list[Reply]]
 
@@ -73,7 +71,7 @@ def run_demo(arguments: argparse.Namespace) -> int:
         print_line(console, f"{steps:,} steps through {root}")
         name = model or "offline model"
         print_line(console, f"{name}, window {window_tokens:,} tokens")
-        costs = resolve_costs(model, {}, None) if model else OFFLINE_COSTS
+        costs = resolve_costs(model, {}, None) if model else TYPICAL_COSTS
         bare = DemoRun("no guard", steps, costs, console)
         guarded = DemoRun("with guard", steps, costs, console)
         kind = Threshold if arguments.strategy == "threshold" else SlidingWindow
@@ -271,8 +269,8 @@ class DemoRun:
         self.steps += 1
         usage = read_usage(event.usage_metadata)
         self.usage += usage
-        prompt_tokens = max(self.largest_request_tokens, usage.prompt_tokens)
-        self.largest_request_tokens = prompt_tokens
+        largest_tokens = max(self.largest_request_tokens, usage.prompt_tokens)
+        self.largest_request_tokens = largest_tokens
 
     def note_call(self, record: CallRecord) -> None:
         """Shows what the guard did before a model call."""
