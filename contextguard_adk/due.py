@@ -77,8 +77,7 @@ def choose_trigger(
     """Finds the trigger at which calls like those so far cost least, in tokens.
 
     Up to it each call pays for all that stands in the request; there a summary is
-    written, and what it leaves is new to the prompt cache. It is at least twice
-    what a compaction leaves, so that there is room to work in.
+    written, and what it leaves is new to the prompt cache.
     """
     view, session = context.view, context.summarizer.session
     cached_price, output_price = _find_price_ratios(costs)
@@ -89,9 +88,9 @@ def choose_trigger(
         reading_price = output_price = 0.0
     fixed_tokens = context.fixed_tokens
     start_tokens = view.stored.left_tokens if view.stored else fixed_tokens
-    calls = sum(view.contents[index].role == "model" for index in view.uncovered)
+    past_calls = sum(view.contents[index].role == "model" for index in view.uncovered)
     grown_tokens = context.measure(context.contents) - start_tokens
-    growth = max(1.0, grown_tokens / max(1, calls))
+    growth = max(1.0, grown_tokens / max(1, past_calls))
     written_tokens = context.count(compaction.stored.text)
     written_ratio = min(1.0, written_tokens / context.budgets.summary_tokens)
     kept_tokens = max(0, compaction.tokens - fixed_tokens - written_tokens)
@@ -101,14 +100,20 @@ def choose_trigger(
         budgets = plan_budgets(context.budgets.window_tokens, 0, trigger_tokens)
         summary_tokens = written_ratio * budgets.summary_tokens
         new_tokens = kept_tokens + summary_tokens
-        room = max(growth, trigger_tokens - fixed_tokens - new_tokens)
-        once = reading_price * trigger_tokens + output_price * summary_tokens
-        once += (1 - cached_price) * new_tokens
-        each = cached_price * (trigger_tokens - room / 2) + (1 - cached_price) * growth
-        return each + once * growth / room
+        left_tokens = fixed_tokens + new_tokens
+        # None comes below twice what the one before has left.
+        room = max(trigger_tokens - left_tokens, left_tokens)
+        # The request that crosses the trigger, on average by half of a call's growth,
+        # is not sent, but summarized.
+        calls = max(1.0, room / growth + 0.5)
+        once = reading_price * (left_tokens + calls * growth)
+        once += output_price * summary_tokens + (1 - cached_price) * new_tokens
+        sent_tokens = left_tokens + (calls - 1) / 2 * growth
+        each = cached_price * sent_tokens + (1 - cached_price) * growth
+        return each + once / calls
 
     most = context.budgets.full_tokens
-    least = min(most, max(LEAST_AUTO_TOKENS, 2 * compaction.tokens))
+    least = min(most, LEAST_AUTO_TOKENS)
     count = 64
     steps = ((most / least) ** (step / count) for step in range(count + 1))
     return min((int(least * step) for step in steps), key=find_cost)
