@@ -97,8 +97,9 @@ def _is_truncated(call: CallInFlight, real_tokens: int, memo: Memo) -> bool:
 
 def _media_tokens(call: CallInFlight) -> int:
     """What the images and files of a request were taken for: counts of them vary."""
-    parts = (part for content in call.sent_contents for part in content.parts or ())
-    return sum(media_bytes(part) for part in parts if part is not None) // 4
+    parts = [part for content in call.sent_contents for part in content.parts or ()]
+    others = [part for part in parts if part is not None and not part.text]
+    return sum(map(media_bytes, others)) // 4
 
 
 def end_run(run: Run) -> None:

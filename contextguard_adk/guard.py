@@ -286,11 +286,10 @@ class ModelCall:
         if should_skip_compaction(context, bool(compacted_run) and session.was_full):
             return None
         started = time.monotonic()
-        compaction = await self.summarize(context)
-        refusal, before_tokens = "", context.measure(context.contents)
+        compaction, refusal = await self.summarize(context), ""
         if compaction is None:
             refusal = "the strategy found nothing to compact"
-        elif compaction.tokens >= before_tokens:
+        elif compaction.tokens >= (before_tokens := context.measure(context.contents)):
             refusal = "it would have made the request larger"
             logger.info(
                 "Compaction for agent %r dropped: %d tokens would become %d.",

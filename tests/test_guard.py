@@ -16,6 +16,7 @@ from google.genai import types
 
 from contextguard_adk import (
     CallRecord,
+    CompactionContext,
     ContextGuardPlugin,
     SlidingWindow,
     Strategy,
@@ -74,6 +75,16 @@ async def test_small_requests_leave_as_they_came(
     ]
     assert [id(c) for c in before.lists] == [id(c) for c in after.lists]
     assert set(await chat.state()) == {REAL, HEURISTIC}
+
+
+async def test_what_fits_is_estimated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a compaction would gain is not measured where none is due."""
+    measured: list[object] = []
+    monkeypatch.setattr(CompactionContext, "measure", lambda *a: measured.append(a))
+    chat = guarded_chat(SimulatedLlm(script=["Hello.", "Bye."]))
+    for text in ("Look!", "Thanks."):
+        await chat.say(text)
+    assert measured == []
 
 
 # --- The summary stays in place ---------------------------------------------------

@@ -173,6 +173,15 @@ class Preview:
             return None
         return content.model_copy(update={"parts": parts})
 
+    def fits(self, size_bytes: int) -> bool:
+        """Whether a content of so many bytes is shown whole, whatever stands in it."""
+        has_short_strings = not self.strings or size_bytes <= self.strings.max_length
+        return has_short_strings and self._is_small(size_bytes)
+
+    def _is_small(self, size_bytes: int) -> bool:
+        # No text takes more than three tokens for four bytes.
+        return self.max_tokens is None or size_bytes * 3 <= self.max_tokens * 4
+
     def _show(self, part: types.Part) -> types.Part:
         response = part.function_response if part is not None else None
         if response is None or not response.response or response.name == RECALL_TOOL:
@@ -181,10 +190,7 @@ class Preview:
         if self.strings:
             short = _truncate_part(part, self.strings, whole)
         size_bytes = len(part_text(short, self.form))
-        # No text takes more than three tokens for four bytes.
-        if self.max_tokens is None or size_bytes * 3 <= self.max_tokens * 4:
-            return short
-        return self._fit(short, whole)
+        return short if self._is_small(size_bytes) else self._fit(short, whole)
 
     def _fit(self, part: types.Part, whole: types.Part | None) -> types.Part:
         """Cuts the long strings of a result; where that is not enough, its JSON."""

@@ -76,7 +76,11 @@ class HistoryView:
             # Most are text, and calling for each would double the time.
             parts = content.parts if content.role == "user" else None
             is_text = not parts or (len(parts) == 1 and parts[0] and parts[0].text)
-            if is_text or index in summarized or not has_function_response(content):
+            if is_text or index in summarized:
+                continue
+            results = [p for p in parts or () if p is not None and p.function_response]
+            # What is measured here is measured for the estimate as well.
+            if self.preview.fits(sum(map(self.memo.part_bytes, results))):
                 continue
             shown = self.memo.get(self.preview, content, content.parts or ())
             if shown is not None:
