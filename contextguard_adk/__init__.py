@@ -20,7 +20,8 @@ from contextguard_adk.strategies import (
     ToolOutputTruncation,
 )
 from contextguard_adk.summarizing.compact_tool import CompactTool
-from contextguard_adk.summarizing.context import Compaction, CompactionContext
+from contextguard_adk.summarizing.compaction import Compaction
+from contextguard_adk.summarizing.context import CompactionContext
 from contextguard_adk.summarizing.todos import TodosTool
 from contextguard_adk.telemetry import (
     CallRecord,

@@ -19,7 +19,7 @@ from contextguard_adk.telemetry import CallRecord, describe_call, report_call
 if TYPE_CHECKING:
     from google.adk.agents.callback_context import CallbackContext
 
-    from contextguard_adk.guard import Guard
+    from contextguard_adk.memory import Guard
 
 logger = logging.getLogger("contextguard_adk.answers")
 
@@ -43,6 +43,7 @@ async def take_answer(
         call.is_answered = True
     if response.partial:
         return
+    write_ahead = call.write_ahead
     if usage and real:
         cached = usage.cached_content_token_count or 0
         state = guard.state(context)
@@ -59,6 +60,8 @@ async def take_answer(
     if call.is_reported:
         return
     call.is_reported = True
+    if write_ahead and call.is_answered:
+        write_ahead(real or call.estimated_tokens)
     taken = read_usage(usage)
     costs = resolve_costs(call.model, guard.prices, guard.registry)
     summary_usage, summary_cost = call.session.take_summaries()

@@ -48,6 +48,7 @@ class PluginSettings(BaseModel):
         warning_threshold: Share of the context window above which a request, after any
             compaction, counts as under pressure.
         prices: Prices per model name, which go before those of the model registry.
+        max_background_summaries: How many summaries are written ahead of time at once.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
@@ -58,6 +59,7 @@ class PluginSettings(BaseModel):
     state_keys: StateKeys = "auto"
     warning_threshold: float = Field(default=0.70, gt=0, le=1, strict=True)
     prices: Mapping[str, Costs] = Field(default_factory=dict)
+    max_background_summaries: int = Field(default=4, ge=1, strict=True)
 
 
 def load_settings(path: str | os.PathLike[str]) -> PluginSettings:

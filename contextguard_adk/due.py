@@ -7,9 +7,11 @@ import logging
 from contextguard_adk.measuring.budgets import plan_budgets
 from contextguard_adk.measuring.calibration import request_script_discount
 from contextguard_adk.providers.costs import TYPICAL_COSTS, Costs
+from contextguard_adk.providers.windows import resolve_costs
 from contextguard_adk.strategies.base import LEAST_AUTO_TOKENS
+from contextguard_adk.summarizing.compaction import Compaction
 from contextguard_adk.summarizing.compose import Draft
-from contextguard_adk.summarizing.context import Compaction, CompactionContext
+from contextguard_adk.summarizing.context import CompactionContext
 
 logger = logging.getLogger("contextguard_adk.due")
 
@@ -71,15 +73,20 @@ def should_skip_compaction(
     return not is_overfull and new_tokens < little_tokens
 
 
-def choose_trigger(
-    context: CompactionContext, compaction: Compaction, costs: Costs | None
-) -> int:
+def choose_trigger(context: CompactionContext, compaction: Compaction) -> int:
     """Finds the trigger at which calls like those so far cost least, in tokens.
+
+    0 where it is not chosen by cost.
 
     Up to it each call pays for all that stands in the request; there a summary is
     written, and what it leaves is new to the prompt cache.
     """
-    view, session = context.view, context.summarizer.session
+    view, summarizer = context.view, context.summarizer
+    session, settings = summarizer.session, summarizer.settings
+    if getattr(settings, "trigger", None) != "auto":
+        return 0
+    model = summarizer.request.model or ""
+    costs = resolve_costs(model, summarizer.prices, summarizer.registry)
     cached_price, output_price = _find_price_ratios(costs)
     if session.cached_ratio < 0.5:
         cached_price = 1.0

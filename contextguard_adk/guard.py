@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
+from contextguard_adk.ahead import AheadOfTime, put_in
 from contextguard_adk.due import choose_trigger, find_refusal, should_skip_compaction
 from contextguard_adk.history.rendering import mend_contents, render_request
-from contextguard_adk.history.state import AgentState, StoredSummary, Unsaved
+from contextguard_adk.history.stored import AheadSummary, StoredSummary, Unsaved
 from contextguard_adk.history.view import HistoryView
 from contextguard_adk.limits import Limits
 from contextguard_adk.measuring.calibration import (
@@ -24,25 +26,22 @@ from contextguard_adk.measuring.calibration import (
 from contextguard_adk.measuring.tokens import estimate_config_tokens
 from contextguard_adk.memory import (
     CallInFlight,
-    Memory,
-    branch_scope,
+    Guard,
     call_key,
     name_session,
     summary_scope,
 )
 from contextguard_adk.providers.clients import find_llm
-from contextguard_adk.providers.costs import Costs
-from contextguard_adk.providers.windows import ModelRegistry, resolve_costs
 from contextguard_adk.recall.offer import RecallOffer
-from contextguard_adk.summarizing.context import Compaction, CompactionContext, Reason
+from contextguard_adk.summarizing.compaction import Compaction
+from contextguard_adk.summarizing.context import CompactionContext, Reason
 from contextguard_adk.summarizing.items import attach_files, leave_out_media
 from contextguard_adk.summarizing.summarizer import Summarizer
 from contextguard_adk.summarizing.todos import TodoList
 from contextguard_adk.telemetry import (
     CompactionRecord,
-    Observers,
     report_compaction,
-    report_pressure,
+    watch_pressure,
 )
 
 if TYPE_CHECKING:
@@ -51,27 +50,6 @@ if TYPE_CHECKING:
     from contextguard_adk.strategies.base import Strategy
 
 logger = logging.getLogger("contextguard_adk.guard")
-
-
-@dataclass
-class Guard:
-    """What lives as long as the plugin; `registry=None` is the default registry."""
-
-    registry: ModelRegistry | None = None
-    prices: Mapping[str, Costs] = field(default_factory=dict)
-    observers: Observers = field(default_factory=Observers)
-    has_namespaced_keys: bool = False
-    memory: Memory = field(default_factory=Memory)
-
-    def state(self, context: CallbackContext) -> AgentState:
-        """The values of a callback's agent in session state."""
-        return AgentState(
-            context.state,
-            context.agent_name,
-            self.has_namespaced_keys,
-            branch_scope(context.get_invocation_context()),
-            self.memory.run(context.get_invocation_context()).writes,
-        )
 
 
 class ModelCall:
@@ -90,12 +68,17 @@ class ModelCall:
         self.strategy = strategy
         self.state = guard.state(context)
         self.compaction: CompactionRecord | None = None
+        self._reported: CompactionRecord | None = None
+        self._started_seconds = asyncio.get_running_loop().time()
         self._guard = guard
         self._context = context
         self._invocation = invocation
         self._scope = summary_scope(invocation)
         session_key = name_session(invocation), self.agent, self._scope
         self._session = guard.memory.session(session_key)
+        self._ahead = AheadOfTime(
+            strategy, self.state, self._session, guard.memory.tasks
+        )
         self._run = guard.memory.run(invocation)
         self.memo = self._run.memo(invocation)
         self.limits = Limits(
@@ -125,12 +108,14 @@ class ModelCall:
         contents = leave_out_media(contents, most_bytes)
         context = self._examine(view, contents)
         tokens, heuristic = context.tokens, self._heuristic
-        if self._session.pending.is_under_way and not (
-            is_observing or context.fits_yet
-        ):
-            await self._session.pending.wait()
-            await self.run()  # The summary is there, unless it failed.
-            return
+        if not is_observing:
+            if self._session.pending.is_under_way and not context.has_room:
+                await self.wait()
+                await self.run()  # The summary is there, unless it failed.
+                return
+            if await self.put_in_ahead(context):
+                await self.run()  # What came since may be too much as well.
+                return
         await self._report(context)
         compaction = None if is_observing else await self._compact(context)
         if compaction is not None:
@@ -150,8 +135,15 @@ class ModelCall:
                 context.tokens,
                 context.budgets.threshold_tokens,
             )
-        is_final = is_observing or context.is_due or compaction is not None
-        await self._watch_pressure(context, tokens, is_final)
+        is_due = context.is_due and not self._session.pending.is_under_way
+        is_final = is_observing or is_due or compaction is not None
+        observers, session = self._guard.observers, self._session
+        record = context.describe_pressure(
+            tokens, self._invocation.session.id, observers.warning_threshold
+        )
+        session.is_under_pressure = await watch_pressure(
+            record, observers, session.is_under_pressure, is_final
+        )
         call = CallInFlight(
             heuristic_tokens=heuristic,
             estimated_tokens=tokens,
@@ -163,6 +155,9 @@ class ModelCall:
             sent_config=self.request.config,
             session=self._session,
             compaction=self.compaction,
+            write_ahead=(
+                None if is_observing or compaction else self._ahead.plan(context)
+            ),
         )
         self._run.calls[call_key(self._context)] = call
 
@@ -196,6 +191,7 @@ class ModelCall:
         replaced, run_id = self.state.record.summary, self._run.invocation_id
         unsaved = Unsaved(summary, tokens, replaced, run_id)
         self._run.keep_written(self._session, unsaved, self.state.key("record"))
+        self._session.ahead, self._session.is_ahead_tried = "", False
         self.state.save_summary(summary, tokens)
 
     def _apply_summary(self, view: HistoryView) -> list[types.Content]:
@@ -283,6 +279,8 @@ class ModelCall:
             if refusal := find_refusal(context, was_running):
                 self._refuse_request(refusal)
                 context = replace(context, reason="tokens")
+        if context.reason == "tokens" and self.strategy.fullness(context) < 1:
+            return None
         if should_skip_compaction(context, bool(compacted_run) and session.was_full):
             return None
         started = time.monotonic()
@@ -301,17 +299,29 @@ class ModelCall:
             if context.reason == "requested":
                 self._refuse_request(refusal)
             return None
-        session.compacted_run = self._invocation.invocation_id
-        session.was_full = context.reason != "requested"
-        if context.reason == "requested":
-            self.state.answer_request()
         await self.accept(context, compaction, started)
         return compaction
 
     async def summarize(self, context: CompactionContext) -> Compaction | None:
         """Lets the strategy compact, which goes on when this call is cancelled."""
-        await self._session.pending.wait()  # A resend may find that of another turn.
-        return await self._session.pending.write(self._summarize(context))
+        await self.wait()  # A resend may find that of another turn.
+        pending, tasks = self._session.pending, self._guard.memory.tasks
+        return await pending.write(self._summarize(context), tasks)
+
+    async def wait(self) -> None:
+        """Waits for the summary that is under way, if there is one."""
+        tasks, timeout = self._guard.memory.tasks, self.strategy.summary_timeout_seconds
+        await self._session.pending.wait(tasks, timeout)
+
+    async def put_in_ahead(self, context: CompactionContext) -> Compaction | None:
+        """Accepts the summary that was written ahead of time, where one is due."""
+        if (ahead := self._ahead.take(context)) is None:
+            return None
+        compaction = put_in(context, self._view(ahead.stored), ahead)
+        if compaction is not None:
+            compaction = compaction.plan(choose_trigger(context, compaction))
+            await self.accept(context, compaction, time.monotonic(), ahead)
+        return compaction
 
     async def _summarize(self, context: CompactionContext) -> Compaction | None:
         """Has the next call find what comes of it, for this one may be gone."""
@@ -322,7 +332,7 @@ class ModelCall:
             context.summarizer.end()
         if compaction is None:
             return None
-        compaction = compaction.plan(self._choose_trigger(context, compaction))
+        compaction = compaction.plan(choose_trigger(context, compaction))
         if context.is_due and context.fits_yet and context.summarizer.may_recover:
             # It goes out as it is; once it has grown, there may be a summary.
             self._session.dropped_tokens = context.tokens
@@ -335,15 +345,6 @@ class ModelCall:
         else:
             self._session.dropped_tokens = context.tokens
         return compaction
-
-    def _choose_trigger(
-        self, context: CompactionContext, compaction: Compaction
-    ) -> int:
-        if self.strategy.trigger != "auto":
-            return 0
-        guard = self._guard
-        costs = resolve_costs(self.limits.model, guard.prices, guard.registry)
-        return choose_trigger(context, compaction, costs)
 
     def _refuse_request(self, reason: str) -> None:
         self.state.answer_request(reason)
@@ -358,36 +359,29 @@ class ModelCall:
         context: CompactionContext,
         compaction: Compaction,
         started_seconds: float,
+        ahead: AheadSummary | None = None,
     ) -> None:
         """Stores a compaction that began at `started_seconds`, and reports it."""
-        stored = compaction.stored
+        stored, session = compaction.stored, self._session
         self._save(stored, context.tokens)
-        self._session.dropped_tokens = None
+        session.dropped_tokens = None
+        if context.reason != "overflow":
+            session.compacted_run = self._invocation.invocation_id
+            session.was_full = context.reason != "requested"
+        if context.reason == "requested":
+            self.state.answer_request()
         window_tokens = context.budgets.window_tokens
         self._recall.make(context.view, stored, compaction.covered, window_tokens)
         self.request.cache_metadata = None  # It describes a prefix that is gone.
         session_id = self._invocation.session.id
-        self.compaction = compaction.describe(context, session_id, started_seconds)
+        record = compaction.describe(context, session_id, started_seconds)
+        self.compaction = ahead.describe(record) if ahead else record
         await self._report(context)
 
     async def _report(self, context: CompactionContext) -> None:
-        if self.compaction is not None:
+        if (made := self.compaction) and made is not self._reported:
+            waited_seconds = asyncio.get_running_loop().time() - self._started_seconds
+            made = replace(made, waited_seconds=waited_seconds)
+            self.compaction = self._reported = made
             threshold = context.budgets.threshold_tokens
-            await report_compaction(self.compaction, threshold, self._guard.observers)
-
-    async def _watch_pressure(
-        self, context: CompactionContext, tokens: int, is_final: bool
-    ) -> None:
-        """Reports once that what is sent still fills much of the window.
-
-        Not on the way up to the threshold, where compaction has its turn later.
-        """
-        observers, session = self._guard.observers, self._session
-        warning_threshold = observers.warning_threshold
-        if tokens / context.budgets.window_tokens < warning_threshold:
-            session.is_under_pressure = False
-        elif is_final and not session.is_under_pressure:
-            session.is_under_pressure = True
-            session_id = self._invocation.session.id
-            record = context.describe_pressure(tokens, session_id, warning_threshold)
-            await report_pressure(record, observers)
+            await report_compaction(made, threshold, self._guard.observers)

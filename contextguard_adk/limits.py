@@ -9,7 +9,8 @@ from typing import NamedTuple
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 
-from contextguard_adk.history.state import AgentRecord, AgentState
+from contextguard_adk.history.state import AgentState
+from contextguard_adk.history.stored import AgentRecord
 from contextguard_adk.measuring.budgets import Budgets, plan_budgets
 from contextguard_adk.measuring.calibration import MAX_RATIO, correction_factor
 from contextguard_adk.memory import CallInFlight, Counted, SessionMemory

@@ -7,23 +7,31 @@ process that starts anew loses at most one summary, and pays for it again.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Coroutine, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from google.genai import types
 
 from contextguard_adk.history.shown import name_run
-from contextguard_adk.history.state import RunWrites, StoredSummary, Unsaved
+from contextguard_adk.history.state import AgentState, RunWrites
+from contextguard_adk.history.stored import StoredSummary, Unsaved
 from contextguard_adk.measuring.tokens import Memo
+from contextguard_adk.pending import PendingSummary, SummaryTasks
 from contextguard_adk.providers.clients import find_llm, json_form
-from contextguard_adk.telemetry import METADATA_KEY, CompactionRecord, Usage
+from contextguard_adk.providers.costs import Costs
+from contextguard_adk.providers.windows import ModelRegistry
+from contextguard_adk.telemetry import (
+    METADATA_KEY,
+    CompactionRecord,
+    Observers,
+    Usage,
+)
 
 if TYPE_CHECKING:
     from google.adk.agents.callback_context import CallbackContext
@@ -62,44 +70,6 @@ UNSAVED_SECONDS = 600
 """How long a paid summary waits for the next call of its session."""
 
 
-class PendingSummary:
-    """The summary of an agent in one scope that is being written, if one is.
-
-    It goes on when the call that wants it is cancelled, and ends with its event loop.
-    """
-
-    def __init__(self) -> None:
-        self._task: asyncio.Task[Any] | None = None
-
-    @property
-    def is_under_way(self) -> bool:
-        """Whether one is being written on this event loop; others may be dead."""
-        task = self._task
-        return task is not None and task.get_loop() is asyncio.get_running_loop()
-
-    async def wait(self) -> None:
-        """Waits until none is under way on this event loop."""
-        loop = asyncio.get_running_loop()
-        while (task := self._task) and task.get_loop() is loop:
-            await asyncio.wait([task])
-
-    async def write(self, work: Coroutine[Any, Any, V]) -> V:
-        """Does the work; a caller that is cancelled does not end it."""
-        self._task = task = asyncio.create_task(work)
-        task.add_done_callback(self._forget)
-        # A loop that is closed with it under way is the user's own, and no news.
-        task._log_destroy_pending = False  # type: ignore[attr-defined]
-        await asyncio.wait([task])
-        return task.result()
-
-    def _forget(self, task: asyncio.Task[Any]) -> None:
-        """Lets go of the conversation in a result; notes that an error was seen."""
-        if self._task is task:
-            self._task = None
-        if not task.cancelled():
-            task.exception()
-
-
 @dataclass(frozen=True)
 class Counted:
     """What a model counted last, and bytes / 4 of the text that it was of."""
@@ -116,6 +86,8 @@ class SessionMemory:
 
     unsaved: Unsaved | None = None
     pending: PendingSummary = field(default_factory=PendingSummary)
+    ahead: str = ""  # An `AheadSummary` as JSON, until it is put in.
+    is_ahead_tried: bool = False  # Since the last compaction.
     compacted_run: str = ""  # The run whose last call was compacted, if it was.
     was_full: bool = False  # Whether that was because of its tokens.
     dropped_tokens: int | None = None  # The estimate where compacting gained nothing.
@@ -168,6 +140,7 @@ class CallInFlight:
     sent_config: types.GenerateContentConfig | None = None
     session: SessionMemory = field(default_factory=SessionMemory)
     compaction: CompactionRecord | None = None
+    write_ahead: Callable[[int], None] | None = None  # By the tokens that it took.
     is_answered: bool = False
     is_reported: bool = False
     is_recovered: bool = False
@@ -175,7 +148,7 @@ class CallInFlight:
     def release(self) -> None:
         """Forgets the contents, and keeps the numbers."""
         self.original_contents = self.sent_contents = ()
-        self.sent_config = None
+        self.sent_config = self.write_ahead = None
 
 
 class CircuitBreaker:
@@ -256,6 +229,7 @@ class Memory:
     def __init__(self) -> None:
         self.sessions: BoundedDict[SessionKey, SessionMemory] = BoundedDict()
         self.breaker = CircuitBreaker()
+        self.tasks = SummaryTasks()
         # By the identity of a session object, and by invocation.
         self._runs: dict[int, dict[str, Run]] = {}
 
@@ -295,6 +269,27 @@ class Memory:
     def _leave(self, session_id: int) -> None:
         for run in self._runs.pop(session_id, {}).values():
             run.settle()
+
+
+@dataclass
+class Guard:
+    """What lives as long as the plugin; `registry=None` is the default registry."""
+
+    registry: ModelRegistry | None = None
+    prices: Mapping[str, Costs] = field(default_factory=dict)
+    observers: Observers = field(default_factory=Observers)
+    has_namespaced_keys: bool = False
+    memory: Memory = field(default_factory=Memory)
+
+    def state(self, context: CallbackContext) -> AgentState:
+        """The values of a callback's agent in session state."""
+        return AgentState(
+            context.state,
+            context.agent_name,
+            self.has_namespaced_keys,
+            branch_scope(context.get_invocation_context()),
+            self.memory.run(context.get_invocation_context()).writes,
+        )
 
 
 def name_session(invocation: InvocationContext) -> str:

@@ -6,9 +6,7 @@ import asyncio
 import difflib
 import logging
 import os
-import traceback
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Self
 
 from google.adk.agents.base_agent import BaseAgent
@@ -27,11 +25,11 @@ from contextguard_adk.config import (
     load_settings,
     settings_from_environment,
 )
-from contextguard_adk.guard import Guard, ModelCall
+from contextguard_adk.guard import ModelCall
 from contextguard_adk.history.state import declares_state_schema, walk_tree
 from contextguard_adk.measuring.budgets import threshold_tokens
 from contextguard_adk.measuring.tokens import Memo
-from contextguard_adk.memory import BoundedDict, call_key
+from contextguard_adk.memory import BoundedDict, Guard, call_key
 from contextguard_adk.providers.clients import find_llm, json_form
 from contextguard_adk.providers.costs import Costs
 from contextguard_adk.providers.overflow import parse_overflow
@@ -50,6 +48,7 @@ from contextguard_adk.telemetry import (
     Listener,
     Observers,
     PressureRecord,
+    log_failure,
     warn_once,
 )
 
@@ -82,14 +81,16 @@ class ContextGuardPlugin(BasePlugin):
             that is still above it after compaction is reported.
         prices: What models cost, by the name that the agent's request carries; they go
             before those of the registry.
+        max_background_summaries: How many summaries are written ahead of time at once,
+            at least 1; others wait for their turn. See `ahead` of the strategies.
         on_pressure: A function, sync or async, told of such a request.
         on_compaction: A function, sync or async, told of every compaction.
         on_call: A function, sync or async, told of every answered model call: what
             was estimated, and what the provider counted.
         name: The plugin's name; ADK passes one under `--extra_plugins`.
 
-    Without `agents`, `default`, `observe`, `state_keys`, `warning_threshold` and
-    `prices`, the file named by the environment variable `CONTEXTGUARD_CONFIG` is read.
+    Without settings, that is, with no more than `registry`, listeners and `name`, the
+    file named by the environment variable `CONTEXTGUARD_CONFIG` is read.
 
     Raises:
         TypeError: A strategy is not a `Strategy`.
@@ -107,6 +108,7 @@ class ContextGuardPlugin(BasePlugin):
         state_keys: StateKeys = "auto",
         warning_threshold: float = 0.70,
         prices: Mapping[str, Costs] | None = None,
+        max_background_summaries: int = 4,
         on_pressure: Listener[PressureRecord] | None = None,
         on_compaction: Listener[CompactionRecord] | None = None,
         on_call: Listener[CallRecord] | None = None,
@@ -126,6 +128,7 @@ class ContextGuardPlugin(BasePlugin):
             state_keys=state_keys,
             warning_threshold=warning_threshold,
             prices=prices or {},
+            max_background_summaries=max_background_summaries,
         )
         if settings == PluginSettings() and default is GUARD_ALL:
             settings = settings_from_environment() or settings
@@ -137,6 +140,7 @@ class ContextGuardPlugin(BasePlugin):
 
     def _apply(self, settings: PluginSettings) -> None:
         self._settings, self._guard.prices = settings, settings.prices
+        self._guard.memory.tasks.most = settings.max_background_summaries
         self._guard.has_namespaced_keys = settings.state_keys == "namespaced"
         self._guard.observers = Observers(settings.warning_threshold, *self._listeners)
 
@@ -184,7 +188,7 @@ class ContextGuardPlugin(BasePlugin):
         try:
             self._choose_keys(getattr(invocation_context.agent, "root_agent", None))
         except Exception as error:  # noqa: BLE001 - a turn must not end here.
-            _log_failure("The guard could not look at the app", error)
+            log_failure(logger, "The guard could not look at the app", error)
             if self._settings.state_keys == "auto":  # Such keys pass in any case.
                 self._guard.has_namespaced_keys = True
 
@@ -223,7 +227,9 @@ class ContextGuardPlugin(BasePlugin):
         try:
             strategy = self._strategy_for(callback_context, llm_request)
         except Exception as error:  # noqa: BLE001 - a turn must not end here.
-            _log_failure("The guard could not tell whether a request is its own", error)
+            log_failure(
+                logger, "The guard could not tell whether a request is its own", error
+            )
             return
         if strategy is None:
             return
@@ -237,7 +243,7 @@ class ContextGuardPlugin(BasePlugin):
         except Exception as error:  # noqa: BLE001 - a turn must not end here.
             agent, observes = callback_context.agent_name, self._settings.observe
             then = "" if observes else ", whose history is cut to fit"
-            _log_failure(f"The guard failed for agent {agent!r}{then}", error)
+            log_failure(logger, f"The guard failed for agent {agent!r}{then}", error)
             if not observes:
                 self._cut_to_fit(callback_context, llm_request, strategy)
 
@@ -248,7 +254,9 @@ class ContextGuardPlugin(BasePlugin):
         try:
             await take_answer(self._guard, callback_context, llm_response)
         except Exception as error:  # noqa: BLE001 - a turn must not end here.
-            _log_failure("The guard could not store the provider's token count", error)
+            log_failure(
+                logger, "The guard could not store the provider's token count", error
+            )
 
     async def on_model_error_callback(
         self,
@@ -292,7 +300,7 @@ class ContextGuardPlugin(BasePlugin):
             return None if getattr(invocation.agent, names, None) else answer
         except Exception as failure:  # noqa: BLE001 - the caller gets the error.
             agent = callback_context.agent_name
-            _log_failure(f"The recovery failed for agent {agent!r}", failure)
+            log_failure(logger, f"The recovery failed for agent {agent!r}", failure)
             return None
 
     async def on_event_callback(
@@ -305,7 +313,9 @@ class ContextGuardPlugin(BasePlugin):
                 state = invocation_context.session.state
                 self._guard.memory.run(invocation_context).hand_over(event, state)
         except Exception as error:  # noqa: BLE001 - a turn must not end here.
-            _log_failure("The guard could not have an event carry its state", error)
+            log_failure(
+                logger, "The guard could not have an event carry its state", error
+            )
 
     async def after_run_callback(
         self, *, invocation_context: InvocationContext
@@ -314,7 +324,11 @@ class ContextGuardPlugin(BasePlugin):
         try:
             end_run(self._guard.memory.pop_run(invocation_context))
         except Exception as error:  # noqa: BLE001 - a turn must not end here.
-            _log_failure("The guard could not end a run", error)
+            log_failure(logger, "The guard could not end a run", error)
+
+    async def close(self) -> None:
+        """Ends the summaries that are under way, at most a second later."""
+        await self._guard.memory.tasks.close()
 
     def _strategy_for(
         self, context: CallbackContext, request: LlmRequest
@@ -343,7 +357,7 @@ class ContextGuardPlugin(BasePlugin):
             memo = Memo(form=json_form(find_llm(agent)))
             cut_request(request, threshold_tokens(window), memo)
         except Exception as error:  # noqa: BLE001 - a turn must not end here.
-            _log_failure("The request goes out as it came", error)
+            log_failure(logger, "The request goes out as it came", error)
 
     def _is_ours(self, context: CallbackContext, request: LlmRequest) -> bool:
         """Whether the request carries a history that is ours to change."""
@@ -384,11 +398,3 @@ class ContextGuardPlugin(BasePlugin):
         if (message, app) not in self._warned:
             self._warned[message, app] = True
             logger.warning(message, app, *args)
-
-
-def _log_failure(what: str, error: Exception) -> None:
-    """Logs a failure of ours, without its text: that may quote messages."""
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "?"
-    logger.error("%s: %s in %s.", what, type(error).__name__, place)
-    logger.debug("%s:", what, exc_info=error)

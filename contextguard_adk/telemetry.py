@@ -5,8 +5,10 @@ from __future__ import annotations
 import inspect
 import logging
 import time
+import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 logger = logging.getLogger("contextguard_adk.telemetry")
@@ -51,6 +53,9 @@ class CompactionRecord:
         model: The model that was asked for summaries; "" where none was.
         usage: What all its answers took, those included that were of no use.
         cost: The price of these in US dollars; None where it is unknown.
+        waited_seconds: How long the model call has waited for summaries.
+        was_ahead: Whether the summary was begun ahead of time, while the agent went on;
+            `duration_seconds` is what that took.
     """
 
     agent: str
@@ -68,6 +73,8 @@ class CompactionRecord:
     model: str
     usage: Usage
     cost: float | None
+    waited_seconds: float = 0.0
+    was_ahead: bool = False
 
     @property
     def is_recovery(self) -> bool:
@@ -142,6 +149,14 @@ def warn_once(logger: logging.Logger, message: str, about: str, *args: object) -
         logger.warning(message, about, *args)
 
 
+def log_failure(logger: logging.Logger, what: str, error: Exception) -> None:
+    """Logs a failure of ours, without its text: that may quote messages."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "?"
+    logger.error("%s: %s in %s.", what, type(error).__name__, place)
+    logger.debug("%s:", what, exc_info=error)
+
+
 R = TypeVar("R")
 Listener = Callable[[R], Awaitable[None] | None]
 """A function of one record; sync or async. One that fails is logged."""
@@ -179,7 +194,7 @@ async def report_compaction(
     end_nanoseconds = time.time_ns()
     span = trace.get_tracer("contextguard_adk").start_span(
         "context_guard.compact",
-        start_time=end_nanoseconds - int(record.duration_seconds * 1e9),
+        start_time=end_nanoseconds - int(record.waited_seconds * 1e9),
     )
     span.set_attributes(_span_attributes(record))
     span.end(end_nanoseconds)
@@ -225,13 +240,24 @@ def format_cost(dollars: float | None) -> str:
     return "<$0.0001" if 0 < dollars < 0.0001 else f"${dollars:,.4f}"
 
 
-async def report_pressure(record: PressureRecord, observers: Observers) -> None:
-    """Tells log and listener of a request that fills much of the window."""
+async def watch_pressure(
+    record: PressureRecord, observers: Observers, is_known: bool, is_final: bool
+) -> bool:
+    """Tells log and listener once that what is sent still fills much of the window.
+
+    Not on the way up to the threshold, where compaction has its turn later. Returns
+    whether the next such request is known.
+    """
+    if record.pressure < record.warning_threshold:
+        return False
+    if is_known or not is_final:
+        return is_known
     logger.warning(
         "Agent %r is under pressure: %d of %d tokens (%.0f %%) are sent.",
         *(record.agent, record.tokens, record.window_tokens, 100 * record.pressure),
     )
     await notify(observers.on_pressure, record)
+    return True
 
 
 async def report_call(record: CallRecord, observers: Observers) -> None:
@@ -267,4 +293,6 @@ def describe_call(record: CallRecord) -> dict[str, Any]:
             for name, value in asdict(compaction).items()
             if name not in left_out
         }
+        waited_seconds = round(compaction.waited_seconds, 3)
+        described["compaction"]["waited_seconds"] = waited_seconds
     return described

@@ -16,7 +16,7 @@ import pytest
 from google.adk.models.llm_request import LlmRequest
 
 from contextguard_adk import ContextGuardPlugin
-from contextguard_adk.history.state import StoredSummary, Unsaved
+from contextguard_adk.history.stored import StoredSummary, Unsaved
 from contextguard_adk.memory import UNSAVED_SECONDS, BoundedDict, Memory
 from contextguard_adk.testing import Reply, SimulatedLlm
 from tests.builders import Chat, answer_text, guarded_agent, model, user

@@ -17,11 +17,13 @@ PACKAGE = Path(contextguard_adk.__file__).parent
 ORDER = """
 errors providers measuring telemetry
 history
+pending
 memory
 summarizing
 strategies
 recall
 due limits
+ahead
 guard answers
 recovery
 config

@@ -221,7 +221,7 @@ async def test_each_call_is_recorded_once(
         assert (described is None) is (call.compaction is None)
         if described is None:
             continue
-        assert len(json.dumps(described)) < 400
+        assert len(json.dumps(described)) < 450
         compaction = described.pop("compaction", None)
         assert described == {
             "estimate": call.estimated_tokens,

@@ -19,7 +19,7 @@ from contextguard_adk import (
     Strategy,
     Threshold,
 )
-from contextguard_adk.history.state import AgentRecord
+from contextguard_adk.history.stored import AgentRecord
 from contextguard_adk.measuring.budgets import plan_budgets
 from contextguard_adk.testing import Reply, SimulatedLlm, call
 from tests.builders import Chat, answer_text, model, queued_tool, user

@@ -24,7 +24,7 @@ from contextguard_adk.measuring.budgets import shorten
 from contextguard_adk.measuring.tokens import json_text
 
 if TYPE_CHECKING:
-    from contextguard_adk.history.state import StoredSummary
+    from contextguard_adk.history.stored import StoredSummary
     from contextguard_adk.history.view import HistoryView
 
 

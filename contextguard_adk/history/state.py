@@ -7,18 +7,14 @@ from __future__ import annotations
 
 import functools
 import logging
-import time
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, Protocol
+from typing import Any, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic import PlainSerializer as Write
-from pydantic import PlainValidator as Read
+from pydantic import BaseModel, ValidationError
 
-from contextguard_adk.history.coverage import Covered, decode_covered, encode_covered
-from contextguard_adk.history.truncation import Truncation
-from contextguard_adk.telemetry import CompactionRecord, warn_once
+from contextguard_adk.history.stored import AgentRecord, AheadSummary, StoredSummary
+from contextguard_adk.telemetry import warn_once
 
 logger = logging.getLogger("contextguard_adk.state")
 
@@ -164,9 +160,20 @@ class AgentState:
         """Stores a summary, made at so many tokens; calibration starts anew."""
         self.write("summary", summary.text)
         self._write_record(self.record.model_copy(update={"summary": summary}))
+        self.write("ahead", None)
         self.write("summarized_at", tokens)
         self.write("real_tokens", None)
         self.write("last_heuristic", None)
+
+    def read_ahead(self, in_process: str, scope: str) -> AheadSummary | None:
+        """Reads a summary of this very scope that was written ahead of time."""
+        text = in_process or self._read_text("ahead")
+        try:
+            ahead = AheadSummary.model_validate_json(text) if text else None
+        except (ValidationError, RecursionError):
+            _warn(self.key("ahead"), "str", "a summary of this version")
+            return None
+        return ahead if ahead and ahead.scope == scope else None
 
     def _write_record(self, record: AgentRecord) -> None:
         self.record = record
@@ -201,7 +208,10 @@ class AgentState:
         found = [n.removeprefix(first) for n in live if n.startswith(first)]
         scopes = [scope for scope in found if scope not in noted] + noted
         scopes = [scope for scope in scopes if scope != self._scope] + [self._scope]
-        names = ("summary", "summarized_at", "real_tokens", "last_heuristic", "record")
+        names = (
+            *("summary", "summarized_at", "real_tokens", "last_heuristic"),
+            *("record", "ahead"),
+        )
         for scope in scopes[:-MAX_SCOPES]:
             owner = f"{self.agent}@{scope}"
             if owner in self._run.owners:
@@ -270,95 +280,3 @@ def walk_tree(root: object) -> Iterator[object]:
         fields = vars(node).values() if isinstance(node, BaseModel) else ()
         models = (child for child in fields if isinstance(child, BaseModel))
         waiting.extend(child for child in models if hasattr(child, "sub_agents"))
-
-
-MAX_RECORD_BYTES = 16 * 1024
-"""What a record takes at most, as JSON, whatever the length of the session."""
-
-
-def _read_covered(value: object) -> Covered:
-    return value if isinstance(value, Covered) else decode_covered(str(value))
-
-
-class _Stored(BaseModel):
-    model_config = ConfigDict(frozen=True, strict=True, arbitrary_types_allowed=True)
-
-
-class StoredSummary(_Stored):
-    """A summary, what it stands for, and what the guard keeps beside it.
-
-    Its text has a key of its own. The first `model_chars` of it are by a model and
-    stand for `model_covered_count` contents. `done` lists calls of the turn that it was
-    made in. `scope` is where it may be used. The continuation says the `reason`, and
-    quotes `request_chars` (-1 for all) of `request`, a fingerprint in hex. Tool results
-    are shortened up to `truncated_upto`, and repeated ones are left out up to
-    `repeats_upto`; `HistoryView.name_place` has named both.
-    """
-
-    text: str = Field(default="", exclude=True)
-    covered: Annotated[Covered, Read(_read_covered), Write(encode_covered)] = Covered()
-    ledger: tuple[str, ...] = Field(default=(), strict=False)
-    todos: str = ""
-    done: str = ""
-    index: str = ""
-    scope: str = ""
-    invocation: str = ""
-    reason: str = ""
-    request: str = ""
-    request_chars: int = -1
-    has_continuation: bool = True
-    model_chars: int = 0
-    model_covered_count: int = 0
-    truncation: Truncation | None = None
-    truncated_upto: str = ""
-    repeats_upto: str = ""
-    has_recall: bool = False
-    left_tokens: int = Field(default=0, ge=0, le=2**53)
-    trigger_tokens: int = Field(default=0, ge=0, le=2**53)
-
-    @property
-    def is_mechanical(self) -> bool:
-        """Whether a part of it was written without a model."""
-        return self.model_covered_count < self.covered.content_count
-
-    @property
-    def model_text(self) -> str:
-        """The part of it that a model wrote."""
-        return self.text[: self.model_chars]
-
-
-class AgentRecord(_Stored):
-    """What the guard keeps of an agent in a scope, and what one model has shown it.
-
-    A provider that names `learned_output_tokens` has refused a sum of input and output.
-    """
-
-    version: Literal[1] = 1
-    learned_model: str | None = None
-    learned_window_tokens: int | None = Field(default=None, ge=1, le=2**53)
-    learned_output_tokens: int | None = Field(default=None, ge=1, le=2**53)
-    learned_correction: float | None = Field(default=None, ge=1, le=100)
-    summary: StoredSummary | None = None
-
-    def of(self, model: str) -> AgentRecord:
-        """The record itself, or an empty one where another model was learned of."""
-        return self if self.learned_model == model else AgentRecord()
-
-
-@dataclass(frozen=True)
-class Unsaved:
-    """A summary of a run, until the session is seen to have it.
-
-    `replaced` is what stood there before; the run itself reads its own writes. Nobody
-    has heard yet of an `unreported` one: its call was cancelled. The session has it
-    once an event behind the first `event_count` has written its `key`.
-    """
-
-    summary: StoredSummary
-    tokens: int
-    replaced: StoredSummary | None
-    invocation_id: str
-    unreported: CompactionRecord | None = None
-    key: str = ""
-    event_count: int = 0
-    paid_seconds: float = field(default_factory=time.monotonic)

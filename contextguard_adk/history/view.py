@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from google.adk.agents.invocation_context import InvocationContext
     from google.adk.events.event import Event
 
-    from contextguard_adk.history.state import StoredSummary
+    from contextguard_adk.history.stored import StoredSummary
     from contextguard_adk.history.truncation import Preview
 
 

@@ -17,6 +17,7 @@ class Budgets:
         full_tokens: The window less its buffer; a trigger may lie below it.
         working_tokens: The window, or what a trigger makes of it: so much more than the
             threshold as windows are. What a compaction leaves is a part of that.
+        reserved_output_tokens: What the request asks to be kept free for its answer.
     """
 
     window_tokens: int
@@ -24,11 +25,18 @@ class Budgets:
     summary_tokens: int
     full_tokens: int
     working_tokens: int
+    reserved_output_tokens: int = 0
 
     @property
     def overfull_tokens(self) -> int:
         """From here on a request is not expected to be accepted."""
         return int(self.window_tokens * 0.97)
+
+    @property
+    def roomy_tokens(self) -> int:
+        """Up to here a request leaves room for its answer: half of the buffer."""
+        least_tokens = _base_buffer_tokens(self.window_tokens) // 2
+        return self.window_tokens - max(self.reserved_output_tokens, least_tokens)
 
 
 def buffer_tokens(window_tokens: int, reserved_output_tokens: int = 0) -> int:
@@ -51,10 +59,12 @@ def plan_budgets(
     full = threshold_tokens(window_tokens, reserved_output_tokens)
     summary = summary_budget_tokens(window_tokens)
     if trigger_tokens is None or trigger_tokens >= full:
-        return Budgets(window_tokens, full, summary, full, window_tokens)
+        sizes = window_tokens, full, summary, full, window_tokens
+        return Budgets(*sizes, reserved_output_tokens)
     working = min(window_tokens, scale_trigger(trigger_tokens))
     summary = min(summary, trigger_tokens // 8)
-    return Budgets(window_tokens, trigger_tokens, summary, full, working)
+    sizes = window_tokens, trigger_tokens, summary, full, working
+    return Budgets(*sizes, reserved_output_tokens)
 
 
 def scale_trigger(trigger_tokens: int) -> int:

@@ -20,7 +20,7 @@ from contextguard_adk.history.shown import (
     is_within,
     without_rewound,
 )
-from contextguard_adk.history.state import StoredSummary
+from contextguard_adk.history.stored import StoredSummary
 from contextguard_adk.history.view import HistoryView
 from contextguard_adk.measuring.budgets import TokenCounter
 from contextguard_adk.measuring.tokens import estimate_config_tokens

@@ -51,7 +51,7 @@ class Recovery:
         Where another error ends it, the answer is that error.
         """
         self._learn(overflow)
-        first = self._lower_output, self._leave_out_media, self._compact
+        first = self._lower_output, self._leave_out_media, self._put_in, self._compact
         for attempt in (*first, self._minimize, self._minimize):
             contents = await attempt(overflow)
             if contents is None:
@@ -105,6 +105,14 @@ class Recovery:
             return None
         self._call.limits.session.max_media_bytes = most_bytes
         return sent
+
+    async def _put_in(self, overflow: Overflow) -> list[types.Content] | None:
+        """Puts in the summary that was written ahead of time."""
+        if self._call.strategy.ahead is None:
+            return None
+        await self._call.wait()
+        compaction = await self._call.put_in_ahead(self._context(overflow))
+        return compaction.contents if compaction else None
 
     async def _compact(self, overflow: Overflow) -> list[types.Content] | None:
         """Compacts harder than last time."""

@@ -14,7 +14,8 @@ from contextguard_adk.measuring.budgets import scale_trigger
 from contextguard_adk.summarizing.summarizer import SummarySettings
 
 if TYPE_CHECKING:
-    from contextguard_adk.summarizing.context import Compaction, CompactionContext
+    from contextguard_adk.summarizing.compaction import Compaction
+    from contextguard_adk.summarizing.context import CompactionContext
 
 
 T = TypeVar("T")
@@ -80,6 +81,11 @@ class Strategy(SummarySettings, ABC):
             of the context window as a float, more than 0 and less than 1. The agent
             reads the rest with `recall_history`; so the default applies only to
             agents that are offered it. None shows results whole.
+        ahead: From which part of the trigger on a summary is written in the background,
+            while the agent goes on: a float, more than 0 and less than 1; True is 0.75.
+            It is put in at the trigger. While it is still being written, requests go
+            out as they are for as long as half of the buffer stays free; only then a
+            call waits for it. None has every call that reaches the trigger wait.
         keep: What the newest steps of the running turn (tool calls with their results)
             may take that every compaction leaves word for word: tokens as an int, at
             least 0, or a part of the context window as a float, at least 0 and less
@@ -116,6 +122,7 @@ class Strategy(SummarySettings, ABC):
     )
     trigger: Trigger = None
     preview_tokens: int | float | None = 0.2
+    ahead: float | None = None
     keep: int | float = 0.1
     max_compaction_attempts: int = Field(default=3, ge=1, le=10, strict=True)
     recall: Recall = "auto"
@@ -150,6 +157,17 @@ class Strategy(SummarySettings, ABC):
                 'more than 0 and at most 1, or "auto" are expected'
             )
         return value
+
+    @field_validator("ahead", mode="before")
+    @classmethod
+    def _check_ahead(cls, value: object) -> object:
+        is_part = isinstance(value, float) and 0 < value < 1
+        if not (is_part or value is None or isinstance(value, bool)):
+            raise ValueError(
+                "a part of the trigger as a float, more than 0 and less than 1, or a "
+                "boolean, are expected"
+            )
+        return (0.75 if value else None) if isinstance(value, bool) else value
 
     @field_validator("preview_tokens", mode="before")
     @classmethod
@@ -189,12 +207,21 @@ class Strategy(SummarySettings, ABC):
             most = min(most, AUTO_PREVIEW_TOKENS)
         return Preview(most, with_handles=has_recall)
 
+    def fullness(self, context: CompactionContext) -> float:
+        """How near the next compaction is; from 1 on `compact` is called.
+
+        From `ahead` on a summary is written in the background: `compact` is called as
+        if it were due, with `keep_count=0`. A strategy that does not say how near it is
+        is called for every request, and has nothing written ahead.
+        """
+        return 1.0
+
     @abstractmethod
     async def compact(self, context: CompactionContext) -> Compaction | None:
         """Compacts the history of one model call where it has to.
 
-        Called before every model call of a guarded agent. It goes on when the turn is
-        cancelled, and later calls of the agent wait for it: let nothing take forever.
+        Called before a model call of a guarded agent, see `fullness`. It goes on when
+        the turn is cancelled, and later calls of the agent wait for it.
 
         Args:
             context: What is known about the call.
@@ -219,6 +246,10 @@ class Threshold(Strategy):
     are still open. One summary per compaction is normal; further attempts ask for half
     the length.
     """
+
+    def fullness(self, context: CompactionContext) -> float:
+        """Tokens as a part of the threshold."""
+        return context.fullness
 
     async def compact(self, context: CompactionContext) -> Compaction | None:
         """Compacts all but the newest steps, when the threshold is reached."""

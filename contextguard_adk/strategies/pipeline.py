@@ -35,7 +35,8 @@ from contextguard_adk.strategies.reducers import (
 from contextguard_adk.summarizing.compose import Draft
 
 if TYPE_CHECKING:
-    from contextguard_adk.summarizing.context import Compaction, CompactionContext
+    from contextguard_adk.summarizing.compaction import Compaction
+    from contextguard_adk.summarizing.context import CompactionContext
 
 
 _ENOUGH = StrategyResult.TARGET_REACHED
@@ -128,12 +129,17 @@ class Pipeline(Strategy):
         preview = preview or Preview(with_handles=has_recall)
         return replace(preview, strings=output.truncation())
 
+    def fullness(self, context: CompactionContext) -> float:
+        """Tokens as a part of where the reducers run."""
+        early = self.compression_threshold or math.inf
+        early_tokens = early * context.budgets.working_tokens
+        return max(context.fullness, context.tokens / early_tokens)
+
     async def compact(self, context: CompactionContext) -> Compaction | None:
         """Runs the reducers when the threshold is reached."""
-        window_tokens = context.budgets.working_tokens
-        early_tokens = (self.compression_threshold or math.inf) * window_tokens
-        if not (context.is_due or context.tokens >= early_tokens):
+        if self.fullness(context) < 1:
             return None
+        window_tokens = context.budgets.working_tokens
         limit = context.limit_tokens
         due_tokens = min(limit, context.budgets.threshold_tokens)
         target = min(int(self.target_token_ratio * window_tokens), due_tokens - 1)

@@ -10,7 +10,8 @@ from pydantic import AliasChoices, Field, model_validator
 from contextguard_adk.strategies.base import Strategy
 
 if TYPE_CHECKING:
-    from contextguard_adk.summarizing.context import Compaction, CompactionContext
+    from contextguard_adk.summarizing.compaction import Compaction
+    from contextguard_adk.summarizing.context import CompactionContext
 
 MIN_KEPT = 3  # Contents.
 
@@ -49,20 +50,28 @@ class SlidingWindow(Strategy):
         """Another name of `max_messages`."""
         return self.max_messages
 
+    def fullness(self, context: CompactionContext) -> float:
+        """Tokens or messages as a part of what is allowed, whichever is more."""
+        view, first_due = context.view, self.max_messages + 1
+        most = len(view.contents) / first_due
+        # Counting all contents is cheaper than finding out what is history.
+        if most >= min(1.0, self.ahead or 1.0):
+            most = len(view.uncovered) / first_due
+        return max(context.fullness, most)
+
     async def compact(self, context: CompactionContext) -> Compaction | None:
         """Compacts the older contents, when there are too many or too large ones."""
-        if context.is_due:
-            return await self._compact(context)
-        view, most = context.view, self.max_messages
-        # Counting all contents first is cheaper than finding out what is history.
-        if len(view.contents) <= most or len(view.uncovered) <= most:
+        if self.fullness(context) < 1:
             return None
-        return await self._compact(replace(context, reason="turns"))
+        if not context.is_due:
+            context = replace(context, reason="turns")
+        return await self._compact(context)
 
     async def _compact(self, context: CompactionContext) -> Compaction | None:
         compaction: Compaction | None = None
         attempts = 0
         keep = max(MIN_KEPT, int(len(context.view.uncovered) * 0.30))
+        keep = min(keep, context.keep_count)
         context = replace(context, keep_count=keep)
         while attempts < self.max_compaction_attempts:
             while keep > MIN_KEPT and _is_too_much(context, context.older_than(keep)):

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from contextguard_adk.history.pairs import content_text
-from contextguard_adk.history.state import MAX_RECORD_BYTES, StoredSummary
+from contextguard_adk.history.stored import MAX_RECORD_BYTES, StoredSummary
 from contextguard_adk.measuring.budgets import shorten_to_tokens
 from contextguard_adk.measuring.calibration import DEFAULT_CORRECTION, token_counter
 from contextguard_adk.summarizing.items import (

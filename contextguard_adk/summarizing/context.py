@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import logging
 import sys
-import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,7 +20,7 @@ from contextguard_adk.history.pairs import (
     pair_contents,
 )
 from contextguard_adk.history.rendering import render_request
-from contextguard_adk.history.state import StoredSummary
+from contextguard_adk.history.stored import StoredSummary
 from contextguard_adk.history.view import HistoryView
 from contextguard_adk.measuring.budgets import Budgets
 from contextguard_adk.measuring.calibration import (
@@ -29,7 +28,7 @@ from contextguard_adk.measuring.calibration import (
     estimate_prompt_tokens,
     token_counter,
 )
-from contextguard_adk.measuring.tokens import text_bytes
+from contextguard_adk.summarizing.compaction import Compaction
 from contextguard_adk.summarizing.compose import Composer, Draft
 from contextguard_adk.summarizing.items import attach_files
 from contextguard_adk.summarizing.model import find_conversation
@@ -45,68 +44,12 @@ from contextguard_adk.summarizing.summarizer import (
 )
 from contextguard_adk.summarizing.todos import TodoList
 from contextguard_adk.summarizing.transcript import Entry, render_entries
-from contextguard_adk.telemetry import CompactionRecord, PressureRecord
+from contextguard_adk.telemetry import PressureRecord
 
 logger = logging.getLogger("contextguard_adk.context")
 
 Reason = Literal["tokens", "requested", "overflow", "turns"]
 """Why a history is compacted; `turns` where there are too many contents."""
-
-
-@dataclass(frozen=True)
-class Compaction:
-    """A summary that could stand in the place of history.
-
-    Attributes:
-        stored: The summary, as it would be kept in session state.
-        covered: Indexes of the contents that it stands for.
-        contents: The request's contents with it.
-        tokens: The estimate of that request.
-        attempts: How many summaries it took, mechanical ones included.
-    """
-
-    stored: StoredSummary
-    covered: frozenset[int]
-    contents: list[types.Content]
-    tokens: int
-    attempts: int = 1
-
-    @property
-    def reason(self) -> str:
-        """Why the history was compacted."""
-        return self.stored.reason
-
-    def plan(self, trigger_tokens: int) -> Compaction:
-        """Stores what the next trigger follows from; 0 where it is not by cost."""
-        update = {"left_tokens": self.tokens, "trigger_tokens": trigger_tokens}
-        return replace(self, stored=self.stored.model_copy(update=update))
-
-    def after(self, attempts: int) -> Compaction:
-        """The same compaction, with the number of summaries that it took."""
-        return replace(self, attempts=attempts)
-
-    def describe(
-        self, context: CompactionContext, session_id: str, started_seconds: float
-    ) -> CompactionRecord:
-        """Describes what began at `started_seconds` and has just ended."""
-        scale = context.tokens / max(1, context.measure(context.contents))
-        return CompactionRecord(
-            agent=context.agent,
-            session_id=session_id,
-            strategy=type(context.summarizer.settings).__name__,
-            reason=self.stored.reason,
-            tokens_before=context.tokens,
-            tokens_after=int(self.tokens * scale),
-            contents_before=len(context.contents),
-            contents_after=len(self.contents),
-            summary_tokens=text_bytes(self.stored.text) // 4,
-            duration_seconds=time.monotonic() - started_seconds,
-            attempts=self.attempts,
-            is_mechanical=self.stored.is_mechanical,
-            model=context.summarizer.model_name,
-            usage=context.summarizer.usage,
-            cost=context.summarizer.cost,
-        )
 
 
 @dataclass(frozen=True)
@@ -129,7 +72,8 @@ class CompactionContext:
         has_recall: Whether the agent can read back what is left out.
         keep_tokens: What the newest steps of the running turn may take that stay word
             for word.
-        keep_count: How many contents these steps may be.
+        keep_count: How many contents these steps may be; 0 also leaves none of those
+            whose results the model has not seen.
         focus: What a compaction that somebody asked for should keep above all.
         uncounted_tokens: By how much `tokens` exceeds what the provider counted last.
     """
@@ -157,10 +101,16 @@ class CompactionContext:
         return self.summarizer.failures
 
     @property
+    def fullness(self) -> float:
+        """Tokens as a part of the threshold; at least 1 where someone demands it."""
+        fullness = self.tokens / self.budgets.threshold_tokens
+        is_demanded = self.reason in ("requested", "overflow")
+        return max(1.0, fullness) if is_demanded else fullness
+
+    @property
     def is_due(self) -> bool:
         """Whether the request has reached the threshold, or someone demands it."""
-        is_full = self.tokens >= self.budgets.threshold_tokens
-        return is_full or self.reason in ("requested", "overflow")
+        return self.fullness >= 1
 
     @property
     def fits_yet(self) -> bool:
@@ -171,6 +121,12 @@ class CompactionContext:
         most_tokens = self.tokens + self.uncounted_tokens / 6
         is_overfull = most_tokens >= self.budgets.overfull_tokens
         return self.reason == "tokens" and not is_overfull
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the request may go out as it is, with room for its answer."""
+        most_tokens = self.tokens + self.uncounted_tokens / 6
+        return self.reason == "tokens" and most_tokens < self.budgets.roomy_tokens
 
     def describe_pressure(
         self, tokens: int, session_id: str, warning_threshold: float
@@ -251,9 +207,9 @@ class CompactionContext:
         if wished < 1:
             return frozenset()
         split = find_safe_split([self.view.contents[i] for i in candidates], wished)
-        return self._whole(candidates[:split])
+        return self.whole(candidates[:split])
 
-    def _whole(self, indexes: Iterable[int]) -> frozenset[int]:
+    def whole(self, indexes: Iterable[int]) -> frozenset[int]:
         """Adds what is covered already; takes out pairs that would be split."""
         covered = frozenset(indexes) | self.view.model_covered
         return keep_pairs_whole(covered, self.view.pairs)
@@ -270,20 +226,21 @@ class CompactionContext:
 
         The summary is mechanical where no model gives one. None is the usual budget.
         """
-        covered = self._whole(covered - self.kept.unseen)
+        covered = self.whole(covered - self.kept.unseen)
         budget_tokens = budget_tokens or self.budgets.summary_tokens
         text = await self.summarizer.summarize(self._task(covered, budget_tokens))
         if not text:
             return self._summarize_mechanically(covered)
-        return self._render_summary(text, covered, covered, len(text))
+        return self.render_summary(text, covered, covered, len(text))
 
-    def _render_summary(
+    def render_summary(
         self,
         text: str,
         covered: frozenset[int],
         model_covered: frozenset[int],
         model_chars: int,
     ) -> Compaction:
+        """Applies a summary; steps that stay are shortened where they are too large."""
         draft = Draft(text, covered, model_covered, model_chars)
         if self.kept.truncation and self.kept.indexes.isdisjoint(covered):
             upto = max(self.kept.indexes)
@@ -300,7 +257,7 @@ class CompactionContext:
             if stored is None or self.kept.truncation is None:
                 return None
             known = stored.text, view.covered, view.model_covered, stored.model_chars
-            return self.squeeze(self._render_summary(*known)).after(0)
+            return self.squeeze(self.render_summary(*known)).after(0)
         attempts, budget_tokens = 1, self.budgets.summary_tokens // 2
         compaction = await self.summarize(covered)
         most = max_attempts - spent
@@ -352,12 +309,12 @@ class CompactionContext:
         budget_tokens = int(self.budgets.threshold_tokens * 0.20)
         if self.reason != "turns":
             new = new[: self._find_mechanical_end(new, budget_tokens)]
-        covered = self._whole(new)
+        covered = self.whole(new)
         previous = view.stored.model_text if view.stored else ""
         indexes = [i for i in new if i in covered]
         entries = self._render_entries(indexes)
         text = write_mechanical_summary(entries, previous, budget_tokens, self.count)
-        return self._render_summary(text, covered, view.model_covered, len(previous))
+        return self.render_summary(text, covered, view.model_covered, len(previous))
 
     def _find_mechanical_end(self, new: Sequence[int], budget_tokens: int) -> int:
         """How many contents a mechanical summary has to cover; the newest can stay."""

@@ -68,7 +68,7 @@ def find_kept_steps(context: CompactionContext, room_tokens: int) -> KeptSteps:
         for place, content in enumerate(contents)
         if boundaries[place] and content.role == "model"
     ]
-    if not starts:
+    if not starts or not context.keep_count:
         return KeptSteps()
     has_unseen = contents[-1].role != "model"
     unseen = frozenset(steps[starts[-1] :] if has_unseen else ())

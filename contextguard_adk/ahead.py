@@ -1,0 +1,130 @@
+"""Summaries that are written ahead of time, while the agent goes on."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+from contextguard_adk.due import should_skip_compaction
+from contextguard_adk.history.state import AgentState
+from contextguard_adk.history.stored import AheadSummary
+from contextguard_adk.history.view import HistoryView
+from contextguard_adk.memory import SessionMemory
+from contextguard_adk.pending import SummaryTasks
+from contextguard_adk.strategies.base import Strategy
+from contextguard_adk.summarizing.compaction import Compaction
+from contextguard_adk.summarizing.context import CompactionContext
+
+
+@dataclass(frozen=True)
+class AheadOfTime:
+    """Has the next summary of an agent written while the agent goes on."""
+
+    strategy: Strategy
+    state: AgentState
+    session: SessionMemory
+    tasks: SummaryTasks
+
+    def plan(self, context: CompactionContext) -> Callable[[int], None] | None:
+        """What to call with the tokens of the request once it is answered.
+
+        None where nothing is to be written: it is not wanted, there is a summary, or
+        one was tried since the last compaction.
+        """
+        if self.session.ahead:  # Now it outlives the process.
+            self.state.write("ahead", self.session.ahead)
+        is_done = self.session.is_ahead_tried or self.state.read("ahead")
+        if self.strategy.ahead is None or is_done:
+            return None
+        summarizer = context.summarizer
+        config = summarizer.request.config.model_copy()  # A client may change it.
+        request = summarizer.request.model_copy(update={"config": config})
+        summarizer = replace(summarizer, request=request)
+        return partial(self._start, replace(context, summarizer=summarizer))
+
+    def _start(self, context: CompactionContext, tokens: int) -> None:
+        session, ahead = self.session, self.strategy.ahead
+        context = replace(context, tokens=tokens)
+        if ahead is None or session.is_ahead_tried or session.pending.is_under_way:
+            return
+        if ahead <= self.strategy.fullness(context) < 1:
+            session.is_ahead_tried = True
+            session.pending.start(self._write(context), self.tasks)
+
+    async def _write(self, context: CompactionContext) -> None:
+        # As if it were due now. What comes from here on stays word for word.
+        budgets = replace(context.budgets, threshold_tokens=context.tokens)
+        context = replace(context, budgets=budgets, keep_tokens=0, keep_count=0)
+        if should_skip_compaction(context, False) or not await self.tasks.take_place():
+            return
+        started, summarizer = time.monotonic(), context.summarizer
+        try:
+            compaction = await self.strategy.compact(context)
+        finally:
+            summarizer.end()
+        if compaction is None or not compaction.attempts:
+            return
+        stored = compaction.stored
+        if stored.is_mechanical:
+            return
+        ahead = AheadSummary(
+            text=stored.model_text,
+            covered=stored.covered,
+            scope=context.scope,
+            invocation=context.view.invocation_id,
+            made_for=_digest_settings(context),
+            model=summarizer.model_name,
+            usage=summarizer.usage,
+            cost=summarizer.cost,
+            duration_seconds=time.monotonic() - started,
+        )
+        self.session.ahead = ahead.model_dump_json()
+
+    def take(self, context: CompactionContext) -> AheadSummary | None:
+        """Takes the summary that was written, where a compaction is due."""
+        is_due = context.reason != "tokens" or self.strategy.fullness(context) >= 1
+        if self.strategy.ahead is None or not is_due or context.focus:
+            return None
+        ahead = self.state.read_ahead(self.session.ahead, context.scope)
+        self.session.ahead = ""
+        self.state.write("ahead", None)  # It is put in now, or is out of date.
+        return ahead
+
+
+def put_in(
+    context: CompactionContext, view: HistoryView, ahead: AheadSummary
+) -> Compaction | None:
+    """Puts in a summary that was written ahead of time; None where it does not hold.
+
+    The view is of the same contents, with that summary in place.
+    """
+    is_whole = len(view.covered) == ahead.covered.content_count
+    if not is_whole or view.was_rewound_since(ahead.invocation):
+        return None
+    if not context.is_due:
+        context = replace(context, reason="turns")
+    is_newest = context.view.covered < view.covered
+    if not is_newest or ahead.made_for != _digest_settings(context):
+        return None
+    covered = context.whole(view.covered - context.kept.indexes)
+    text = ahead.text
+    compaction = context.render_summary(text, covered, covered, len(text))
+    is_smaller = compaction.tokens < context.measure(context.contents)
+    return compaction if is_smaller else None
+
+
+def _digest_settings(context: CompactionContext) -> str:
+    """A digest of the models and settings that a summary is written with."""
+    settings, budgets = context.summarizer.settings, context.budgets
+    said = (
+        type(settings).__name__,
+        context.summarizer.request.model,
+        getattr(settings.summarizer, "model", settings.summarizer),
+        settings.summary_instruction,
+        budgets.window_tokens,
+        budgets.summary_tokens,
+    )
+    return hashlib.blake2b(repr(said).encode(), digest_size=8).hexdigest()

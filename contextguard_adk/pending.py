@@ -1,0 +1,138 @@
+"""The tasks in which summaries are written: which there are, and how they end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+logger = logging.getLogger("contextguard_adk.pending")
+
+V = TypeVar("V")
+
+CLOSE_SECONDS = 1.0
+"""How long `close` waits for summaries that are under way, in all."""
+
+
+class SummaryTasks:
+    """All such tasks of a plugin; of those ahead of time only a few work at once."""
+
+    def __init__(self, most: int = 4) -> None:
+        self.most = most
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._at_work: set[asyncio.Task[Any]] = set()
+        self._queued: set[asyncio.Task[Any]] = set()
+        self._lock = threading.Lock()
+
+    def start(self, work: Coroutine[Any, Any, V]) -> asyncio.Task[V]:
+        """Starts a task that nobody has to wait for; it ends with its event loop."""
+        task = asyncio.create_task(work)
+        # A loop that is closed with it under way is the user's own, and no news.
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+        with self._lock:
+            for tasks in (self._tasks, self._at_work):
+                tasks -= {each for each in tasks if each.get_loop().is_closed()}
+            self._tasks.add(task)
+        task.add_done_callback(self._forget)
+        return task
+
+    async def take_place(self) -> bool:
+        """Waits until few enough are at work; False where other event loops have all.
+
+        The place is that of the running task, for as long as it runs.
+        """
+        task, loop = asyncio.current_task(), asyncio.get_running_loop()
+        assert task is not None, "A coroutine always runs in a task."
+        self._queued.add(task)
+        try:
+            while True:
+                with self._lock:
+                    others = [t for t in self._at_work if not t.get_loop().is_closed()]
+                    if len(others) < self.most:
+                        self._at_work.add(task)
+                        return True
+                if not (near := [each for each in others if each.get_loop() is loop]):
+                    return False
+                await asyncio.wait(near, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._queued.discard(task)
+
+    def is_queued(self, task: asyncio.Task[Any]) -> bool:
+        """Whether a task waits for its place."""
+        return task in self._queued
+
+    async def close(self) -> None:
+        """Waits a little for the tasks that are under way, then cancels them."""
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            tasks = list(self._tasks)
+        near = [task for task in tasks if task.get_loop() is loop]
+        for task in tasks:
+            if task not in near and not task.get_loop().is_closed():
+                task.get_loop().call_soon_threadsafe(task.cancel)
+        if near:
+            _, late = await asyncio.wait(near, timeout=0.9 * CLOSE_SECONDS)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late, timeout=0.1 * CLOSE_SECONDS)
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        """Lets go of it; notes that an error was seen."""
+        with self._lock:
+            self._tasks.discard(task)
+            self._at_work.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            logger.debug("A summary was not written:", exc_info=error)
+
+
+class PendingSummary:
+    """The summary of an agent in one scope that is being written, if one is.
+
+    It goes on when the call that wants it is cancelled, and ends with its event loop.
+    """
+
+    def __init__(self) -> None:
+        self._task: asyncio.Task[Any] | None = None
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether one is being written on this event loop; others may be dead."""
+        task = self._task
+        return task is not None and task.get_loop() is asyncio.get_running_loop()
+
+    async def wait(self, tasks: SummaryTasks, timeout_seconds: float) -> None:
+        """Waits until none is under way on this event loop.
+
+        One that is late, or that waits for a place itself, is cancelled.
+        """
+        loop = asyncio.get_running_loop()
+        while (task := self._task) and task.get_loop() is loop:
+            if not tasks.is_queued(task):
+                await asyncio.wait([task], timeout=timeout_seconds)
+            if self._task is task:
+                self._task = None
+                task.cancel()
+
+    def start(
+        self, work: Coroutine[Any, Any, V], tasks: SummaryTasks
+    ) -> asyncio.Task[V]:
+        """Starts the work; no other may be under way."""
+        self._task = task = tasks.start(work)
+        task.add_done_callback(self._forget)
+        return task
+
+    async def write(
+        self, work: Coroutine[Any, Any, V], tasks: SummaryTasks
+    ) -> V | None:
+        """Does the work, None if it was cancelled; a caller that is does not end it."""
+        task = self.start(work, tasks)
+        await asyncio.wait([task])
+        return None if task.cancelled() else task.result()
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        """Lets go of the conversation in a result."""
+        if self._task is task:
+            self._task = None
