@@ -1,5 +1,6 @@
 """A strict offline provider: for the tests of this package and for yours."""
 
+from contextguard_adk.testing.clock import VirtualTimeLoop
 from contextguard_adk.testing.llm import (
     RecordedRequest,
     Reply,
@@ -16,5 +17,5 @@ from contextguard_adk.testing.provider import (
 
 __all__ = [
     "ContextOverflowError", "ErrorStyle", "InvalidRequestError", "RecordedRequest",
-    "Reply", "Script", "SimulatedLlm", "SimulatedProviderError", "call",
+    "Reply", "Script", "SimulatedLlm", "SimulatedProviderError", "VirtualTimeLoop", "call",
 ]  # fmt: skip
