@@ -17,5 +17,6 @@ from contextguard_adk.testing.provider import (
 
 __all__ = [
     "ContextOverflowError", "ErrorStyle", "InvalidRequestError", "RecordedRequest",
-    "Reply", "Script", "SimulatedLlm", "SimulatedProviderError", "VirtualTimeLoop", "call",
+    "Reply", "Script", "SimulatedLlm", "SimulatedProviderError", "VirtualTimeLoop",
+    "call",
 ]  # fmt: skip
