@@ -16,7 +16,7 @@ from contextguard_adk.memory import SessionMemory
 from contextguard_adk.pending import SummaryTasks
 from contextguard_adk.strategies.base import Strategy
 from contextguard_adk.summarizing.compaction import Compaction
-from contextguard_adk.summarizing.context import CompactionContext
+from contextguard_adk.summarizing.context import CompactionContext, Reason
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,11 @@ class AheadOfTime:
         None where nothing is to be written: it is not wanted, there is a summary, or
         one was tried since the last compaction.
         """
-        if self.session.ahead:  # Now it outlives the process.
+        if self.strategy.ahead is None:
+            return None
+        if self.session.ahead:  # From its event on it outlives the process.
             self.state.write("ahead", self.session.ahead)
-        is_done = self.session.is_ahead_tried or self.state.read("ahead")
-        if self.strategy.ahead is None or is_done:
+        if self.session.is_ahead_tried or self.state.read("ahead"):
             return None
         summarizer = context.summarizer
         config = summarizer.request.config.model_copy()  # A client may change it.
@@ -50,14 +51,17 @@ class AheadOfTime:
         context = replace(context, tokens=tokens)
         if ahead is None or session.is_ahead_tried or session.pending.is_under_way:
             return
-        if ahead <= self.strategy.fullness(context) < 1:
-            session.is_ahead_tried = True
-            session.pending.start(self._write(context), self.tasks)
+        if not ahead <= self.strategy.fullness(context) < 1:
+            return
+        session.is_ahead_tried = True
+        # As if it were due now. What comes from here on stays word for word.
+        reason: Reason = "tokens" if context.fullness >= ahead else "turns"
+        budgets = replace(context.budgets, threshold_tokens=tokens)
+        context = replace(context, reason=reason, budgets=budgets)
+        context = replace(context, keep_tokens=0, keep_count=0)
+        session.pending.start(self._write(context), self.tasks)
 
     async def _write(self, context: CompactionContext) -> None:
-        # As if it were due now. What comes from here on stays word for word.
-        budgets = replace(context.budgets, threshold_tokens=context.tokens)
-        context = replace(context, budgets=budgets, keep_tokens=0, keep_count=0)
         if should_skip_compaction(context, False) or not await self.tasks.take_place():
             return
         started, summarizer = time.monotonic(), context.summarizer
@@ -65,11 +69,10 @@ class AheadOfTime:
             compaction = await self.strategy.compact(context)
         finally:
             summarizer.end()
-        if compaction is None or not compaction.attempts:
+        # A pipeline may do without a summary.
+        if not (compaction and compaction.attempts) or compaction.stored.is_mechanical:
             return
         stored = compaction.stored
-        if stored.is_mechanical:
-            return
         ahead = AheadSummary(
             text=stored.model_text,
             covered=stored.covered,
@@ -101,14 +104,14 @@ def put_in(
 
     The view is of the same contents, with that summary in place.
     """
+    if ahead.made_for != _digest_settings(context):
+        return None
     is_whole = len(view.covered) == ahead.covered.content_count
-    if not is_whole or view.was_rewound_since(ahead.invocation):
+    is_newest = context.view.covered < view.covered
+    if not (is_whole and is_newest) or view.was_rewound_since(ahead.invocation):
         return None
     if not context.is_due:
         context = replace(context, reason="turns")
-    is_newest = context.view.covered < view.covered
-    if not is_newest or ahead.made_for != _digest_settings(context):
-        return None
     covered = context.whole(view.covered - context.kept.indexes)
     text = ahead.text
     compaction = context.render_summary(text, covered, covered, len(text))
@@ -117,14 +120,12 @@ def put_in(
 
 
 def _digest_settings(context: CompactionContext) -> str:
-    """A digest of the models and settings that a summary is written with."""
-    settings, budgets = context.summarizer.settings, context.budgets
+    """A digest of the models and settings that decide what a summary says."""
+    settings = context.summarizer.settings
     said = (
         type(settings).__name__,
         context.summarizer.request.model,
         getattr(settings.summarizer, "model", settings.summarizer),
         settings.summary_instruction,
-        budgets.window_tokens,
-        budgets.summary_tokens,
     )
     return hashlib.blake2b(repr(said).encode(), digest_size=8).hexdigest()

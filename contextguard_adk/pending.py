@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections.abc import Coroutine
@@ -32,7 +33,7 @@ class SummaryTasks:
         # A loop that is closed with it under way is the user's own, and no news.
         task._log_destroy_pending = False  # type: ignore[attr-defined]
         with self._lock:
-            for tasks in (self._tasks, self._at_work):
+            for tasks in (self._tasks, self._at_work, self._queued):
                 tasks -= {each for each in tasks if each.get_loop().is_closed()}
             self._tasks.add(task)
         task.add_done_callback(self._forget)
@@ -70,8 +71,9 @@ class SummaryTasks:
             tasks = list(self._tasks)
         near = [task for task in tasks if task.get_loop() is loop]
         for task in tasks:
-            if task not in near and not task.get_loop().is_closed():
-                task.get_loop().call_soon_threadsafe(task.cancel)
+            if task not in near:
+                with contextlib.suppress(RuntimeError):  # Its event loop is closed.
+                    task.get_loop().call_soon_threadsafe(task.cancel)
         if near:
             _, late = await asyncio.wait(near, timeout=0.9 * CLOSE_SECONDS)
             for task in late:
