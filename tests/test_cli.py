@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import types as python_types
+from collections import Counter
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from google.adk.models.llm_response import LlmResponse
 from google.adk.models.registry import LLMRegistry
 from google.genai import types
 
+from contextguard_adk.testing import SimulatedLlm
 from contextguard_adk.tools.cli import main
 from contextguard_adk.tools.demo import FileTools
 from tests.builders import call, model
@@ -69,6 +71,7 @@ def test_demo_finishes_only_with_the_guard(
     assert int(bare_steps.split()[0]) < 10
     assert guarded_steps == "30 of 30"
     assert table["requests rejected"] == ["10", "0"]
+    assert "time to the last answer" not in table
     assert table["compactions"][0] == "0"
     assert int(table["compactions"][1]) >= 5
     largest = [int(value.replace(",", "")) for value in table["largest request"]]
@@ -81,6 +84,57 @@ def test_demo_finishes_only_with_the_guard(
     assert "30 of 30 steps were done, no request refused; without it only " in output
 
 
+@pytest.mark.parametrize("strategy", ["threshold", "sliding-window"])
+def test_latency_shows_what_summaries_ahead_save(
+    tree: Path, capsys: pytest.CaptureFixture[str], strategy: str
+) -> None:
+    """Without them a call waits for every summary, however slow; with them, for few."""
+    assert run_demo(tree, "--strategy", strategy, "--latency", "90") == 0
+
+    output = capsys.readouterr().out
+    assert "Times are simulated: 90 s for every answer and every summary." in output
+    assert "30 of 30 steps were done, no request refused" in output
+    assert "mechanical" not in output
+    table = read_table(output)
+    compactions = [int(count) for count in table["compactions"]]
+    assert compactions[0] == 0 < min(compactions[1:])
+    steps = [int(value.split()[0]) for value in table["steps done"]]
+    assert steps[1:] == [30, 30]
+    waits = [read_seconds(value) for value in table["waited for summaries"]]
+    assert waits[:2] == [0, 90 * compactions[1]]
+    assert waits[2] < waits[1] / 2
+    ends = [read_seconds(value) for value in table["time to the last answer"]]
+    assert ends == [90 * done + wait for done, wait in zip(steps, waits, strict=True)]
+
+
+def read_seconds(text: str) -> float:
+    """Reads a time such as `7 min 42 s`."""
+    minutes, _, seconds = text.rpartition(" min ")
+    return 60 * float(minutes or 0) + float(seconds.removesuffix(" s"))
+
+
+def test_a_failure_with_summaries_ahead_is_one(
+    tree: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code and last line tell of the guarded run that fared worse."""
+    answer = SimulatedLlm.generate_content_async
+    calls: Counter[int] = Counter()
+
+    def fail_in_third_run(llm: SimulatedLlm, *args: Any, **options: Any) -> Any:
+        calls[id(llm)] += 1
+        if len(calls) == 3 and calls[id(llm)] == 2:
+            raise ValueError("overloaded")
+        return answer(llm, *args, **options)
+
+    monkeypatch.setattr(SimulatedLlm, "generate_content_async", fail_in_third_run)
+    assert run_demo(tree, "--latency", "0.5") == 1
+
+    output = capsys.readouterr().out
+    assert read_table(output)["steps done"][1:] == ["30 of 30", "1 of 30"]
+    assert read_table(output)["time to the last answer"][2] == "0.5 s"
+    assert "1 of 30 steps were done, then the model failed: overloaded." in output
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
@@ -88,6 +142,11 @@ def test_demo_finishes_only_with_the_guard(
         (["demo", "--window", "999"], "--window: at least 1,000, not 999"),
         (["demo", "--window", "wide"], "--window: 'wide' is not a number"),
         (["demo", "--steps", "0"], "--steps: at least 1, not 0"),
+        (["demo", "--latency", "0"], "--latency: more than 0, at most 3,500, not 0"),
+        (["demo", "--latency", "3501"], "at most 3,500, not 3501"),
+        (["demo", "--latency", "nan"], "at most 3,500, not nan"),
+        (["demo", "--latency", "slow"], "--latency: 'slow' is not a number"),
+        (["demo", "--latency", "1", "--model", "x"], "a real model takes its own time"),
         (["demo", "--strategy", "luck"], "invalid choice: 'luck'"),
         ([], "required: COMMAND"),
         (["demo", "."], "there is no source file in /"),

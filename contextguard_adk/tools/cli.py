@@ -17,7 +17,7 @@ _COMMANDS = {
         "do the same work without and with the guard, and compare",
         "An agent works through a source tree, first without the guard, then with it; "
         "by default offline, with a simulated model.",
-        "Exit code: 0 if the guarded run saw no refusal or failure, 1 otherwise, 2 for "
+        "Exit code: 0 if no guarded run saw a refusal or failure, 1 otherwise, 2 for "
         "wrong arguments, 130 after Ctrl-C.",
     ),
     "check": (
@@ -40,6 +40,8 @@ _HELP = {
     "demo --steps": "model calls of each run (default: %(default)s)",
     "demo --strategy": "how the guard compacts (default: %(default)s)",
     "demo --model": "a real model, such as gemini-2.5-flash; both runs are billed",
+    "demo --latency": "simulated seconds of every answer and summary, at most 3500 "
+    "(a summary may take 60 more); compares summaries ahead of time as well",
     "check config": "a settings file (default: $CONTEXTGUARD_CONFIG, else none)",
     "check --model": "models as agents name them, such as openai/gpt-4o",
     "check --json": "print JSON",
@@ -138,6 +140,7 @@ def _build_parser() -> _Parser:
     demo.add("--steps", metavar="N", type=_parse_count, default=150)
     demo.add("--strategy", choices=strategies, default="threshold")
     demo.add("--model", metavar="NAME")
+    demo.add("--latency", metavar="SECONDS", type=_parse_seconds, default=0)
     check.add("config", metavar="CONFIG", nargs="?")
     check.add("--model", metavar="NAME", nargs="+", action="extend", default=[])
     check.add("--json", action="store_true")
@@ -166,3 +169,13 @@ def _parse_count(text: str, minimum: int = 1) -> int:
     if count < minimum:
         raise argparse.ArgumentTypeError(f"at least {minimum:,}, not {count:,}")
     return count
+
+
+def _parse_seconds(text: str) -> float:
+    try:
+        seconds = float(text.replace(",", ""))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+    if not 0 < seconds <= 3_500:
+        raise argparse.ArgumentTypeError(f"more than 0, at most 3,500, not {text}")
+    return seconds

@@ -32,7 +32,7 @@ from contextguard_adk.providers.overflow import parse_overflow
 from contextguard_adk.providers.windows import LitellmRegistry, resolve_costs
 from contextguard_adk.strategies import SlidingWindow, Threshold
 from contextguard_adk.telemetry import CallRecord, Usage, format_cost
-from contextguard_adk.testing import Reply, SimulatedLlm, call
+from contextguard_adk.testing import Reply, SimulatedLlm, VirtualTimeLoop, call
 from contextguard_adk.tools.terminal import CommandError, print_line, quiet_logs
 
 INSTRUCTION = """\
@@ -57,7 +57,9 @@ Turn: TypeAlias = tuple[str, list[Reply]]
 def run_demo(arguments: argparse.Namespace) -> int:
     """Compares the work without and with the guard; returns 1 if the guard failed."""
     root = (arguments.path or Path(google.adk.__path__[0])).resolve()
-    steps, model = arguments.steps, arguments.model
+    steps, model, latency = arguments.steps, arguments.model, arguments.latency
+    if model and latency:
+        raise CommandError("--latency: a real model takes its own time")
     turns = list(plan_turns(root, steps))
     if not turns:
         raise CommandError(f"there is no source file in {root}")
@@ -67,37 +69,63 @@ def run_demo(arguments: argparse.Namespace) -> int:
         window_tokens = arguments.window or usual_tokens
         if window_tokens is None:
             raise CommandError(f"the window of {model} is unknown: give --window")
-        models = [_create_model(model, window_tokens, turns) for _ in range(2)]
+        kind = Threshold if arguments.strategy == "threshold" else SlidingWindow
+        ways = {"no guard": None, "with guard": False}
+        if latency:
+            ways["summaries ahead"] = True
+        models = [_create_model(arguments, window_tokens, turns) for _ in ways]
         print_line(console, f"{steps:,} steps through {root}")
         name = model or "offline model"
         print_line(console, f"{name}, window {window_tokens:,} tokens")
         costs = resolve_costs(model, {}, None) if model else TYPICAL_COSTS
-        bare = DemoRun("no guard", steps, costs, console)
-        guarded = DemoRun("with guard", steps, costs, console)
-        kind = Threshold if arguments.strategy == "threshold" else SlidingWindow
-        strategy = kind(context_window=window_tokens)
-        guard = ContextGuardPlugin(default=strategy, on_call=guarded.note_call)
-        asyncio.run(bare.play(turns, models[0], root, []))
-        asyncio.run(guarded.play(turns, models[1], root, [guard]))
-    table = Table("", bare.name, guarded.name, show_edge=False, pad_edge=False)
+        runs = [DemoRun(name, steps, costs, console) for name in ways]
+        for run, llm, ahead in zip(runs, models, ways.values(), strict=True):
+            strategy = kind(
+                context_window=window_tokens,
+                summary_timeout_seconds=60 + latency,
+                ahead=ahead,
+            )
+            guard = ContextGuardPlugin(default=strategy, on_call=run.note_call)
+            plugins: list[BasePlugin] = [] if ahead is None else [guard]
+            loop_factory = VirtualTimeLoop if latency else None
+            with asyncio.Runner(loop_factory=loop_factory) as runner:
+                runner.run(run.play(turns, llm, root, plugins))
+    return _report(console, runs, arguments)
+
+
+def _report(
+    console: Console, runs: list[DemoRun], arguments: argparse.Namespace
+) -> int:
+    """Prints the figures of all runs; returns 1 if a guarded one failed."""
+    table = Table("", *(run.name for run in runs), show_edge=False, pad_edge=False)
     for column in table.columns[1:]:
         column.justify = "right"
     for name, value in ROWS.items():
-        table.add_row(name, value.format(bare), value.format(guarded))
+        table.add_row(name, *(value.format(run) for run in runs))
+    if arguments.latency:
+        ends = (_format_seconds(run.answer_seconds) for run in runs)
+        table.add_row("time to the last answer", *ends)
+        waits = (_format_seconds(run.waited_seconds) for run in runs)
+        table.add_row("waited for summaries", *waits)
     console.print("", table, "", sep="\n")
-    if not model:
+    if not arguments.model:
         prices = "$1 for a million input tokens, $0.10 for cached ones, $8 for output"
         print_line(console, f"Prices: {prices}.")
+    if arguments.latency:
+        each = f"{arguments.latency:g} s for every answer and every summary"
+        print_line(console, f"Times are simulated: {each}.")
+    bare, *guarded = runs
+    worst = max(guarded, key=lambda run: (bool(run.failure), run.rejections))
     end = "the work fits into the window without it as well: try a smaller --window"
-    if guarded.failure:
-        end = f"then the model failed: {guarded.failure}"
-    elif guarded.rejections:
-        end = f"{guarded.rejections:,} of its requests were refused"
+    if worst.failure:
+        end = f"then the model failed: {worst.failure}"
+    elif worst.rejections:
+        end = f"{worst.rejections:,} of its requests were refused"
     elif bare.rejections:
         end = f"no request refused; without it only {bare.steps:,}"
-    done = f"{guarded.steps:,} of {steps:,} steps were done"
+    done = f"{worst.steps:,} of {bare.planned_steps:,} steps were done"
     print_line(console, f"With the guard {done}, {end}.", "bold")
-    return 1 if guarded.rejections or guarded.failure else 0
+    return 1 if worst.rejections or worst.failure else 0
 
 
 def plan_turns(root: Path, max_files: int) -> Iterator[Turn]:
@@ -169,17 +197,20 @@ def read_source(file: Path) -> str:
     return data.decode("utf-8", "replace")
 
 
-def _create_model(name: str | None, window_tokens: int, turns: list[Turn]) -> BaseLlm:
-    if name is None:
+def _create_model(
+    arguments: argparse.Namespace, window_tokens: int, turns: list[Turn]
+) -> BaseLlm:
+    if arguments.model is None:
         replies = cycle(chain.from_iterable(replies for _, replies in turns))
         return SimulatedLlm(
             context_window=window_tokens,
             script=lambda _: next(replies),
             prompt_cache=True,
             keep_requests=0,
+            latency_seconds=arguments.latency,
         )
     try:
-        llm = LLMRegistry.new_llm(name)
+        llm = LLMRegistry.new_llm(arguments.model)
         if type(llm).__name__ == "LiteLlm":
             import litellm
 
@@ -203,6 +234,8 @@ class DemoRun:
     compactions: int = 0
     usage: Usage = field(default_factory=Usage)
     largest_request_tokens: int = 0
+    answer_seconds: float = 0.0
+    waited_seconds: float = 0.0
     failure: str = ""
 
     @property
@@ -267,6 +300,7 @@ class DemoRun:
         if event.partial or not event.content or event.content.role != "model":
             return
         self.steps += 1
+        self.answer_seconds = asyncio.get_running_loop().time()
         usage = read_usage(event.usage_metadata)
         self.usage += usage
         largest_tokens = max(self.largest_request_tokens, usage.prompt_tokens)
@@ -279,6 +313,7 @@ class DemoRun:
             self._note_rejection(0)
         if record.compaction:
             self.compactions += 1
+            self.waited_seconds += record.compaction.waited_seconds
             before, after = record.compaction.tokens_before, record.real_tokens or 0
             text = f"    compaction {self.compactions}: {before:,} → {after:,} tokens"
             print_line(self.console, text, "cyan")
@@ -288,6 +323,11 @@ class DemoRun:
         self.largest_request_tokens = max(self.largest_request_tokens, prompt_tokens)
         size = f"{prompt_tokens:,} tokens" if prompt_tokens else "too many tokens"
         print_line(self.console, f"    rejected by the provider: {size}", "bold red")
+
+
+def _format_seconds(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds, 3), 60)
+    return f"{minutes:,.0f} min {rest:g} s" if minutes else f"{rest:g} s"
 
 
 def _describe_error(error: Exception) -> str:
