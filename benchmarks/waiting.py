@@ -65,9 +65,8 @@ summaries          requests for one, those included that were begun ahead and no
 waited             what model calls were held up until a compaction was in place, be it
                    for a whole summary or for what was left of one that was begun ahead.
 of without         as multiples of the first row.
-cost               in uncached prompt tokens: one that the cache served costs
-                   {cached:g}, one of an answer or a summary {output:g}; summaries are
-                   included.
+cost               in uncached prompt tokens, summaries included: one that the cache
+                   served costs {cached:g}, one of an answer or a summary {output:g}.
 minutes            to the last answers, all conversations added up.
 user facts, tool facts, request missing, rejections, broken pairs, turns lost
                    as in compare.py, with its summarizer.
@@ -77,8 +76,8 @@ call, and without `ahead` about ten calls lie between two compactions: they take
 as one summary. What comes while a summary is written stays word for word beside it, and
 fills half of the window; as much again would come during the next. So the agent cannot
 go on all the time, however early a summary is begun: some waiting is left. At scale N
-calls are as large, but the window is N times as large: from 4 on there is room for all
-that comes during a summary.
+calls are as large, but the window is N times as large: at 4 there is room for all that
+comes during a summary.
 """
 
 
