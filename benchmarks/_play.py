@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -215,6 +216,7 @@ class Played:
         user_facts, tool_facts: Of those planted, how many stand in the last request.
         ideal_user_facts: The former where the summarizer keeps every fact it is shown.
         ideal_tool_facts: The latter where the summarizer keeps every fact it is shown.
+        seconds: The event loop's time at the last answer; virtual time begins at 0.
     """
 
     conversation: Conversation
@@ -232,6 +234,7 @@ class Played:
     tool_facts: int = 0
     ideal_user_facts: int = 0
     ideal_tool_facts: int = 0
+    seconds: float = 0.0
 
     @property
     def is_finished(self) -> bool:
@@ -285,20 +288,28 @@ class _Script:
         }
 
 
-async def play(conversation: Conversation, way: Way, is_ideal: bool = False) -> Played:
+async def play(
+    conversation: Conversation,
+    way: Way,
+    is_ideal: bool = False,
+    answer_seconds: float = 0.0,
+    summary_seconds: float = 0.0,
+) -> Played:
     """Plays a conversation to its end through a real Runner.
 
     Args:
         conversation: What is said.
         way: How it is kept inside the window.
         is_ideal: Whether the summarizer keeps every fact that it is shown.
+        answer_seconds, summary_seconds: What each answer and each summary takes.
     """
     script = _Script(conversation)
+    summarizer = NotedSummaries(dict(conversation.notes) if is_ideal else {})
     llm = Provider(
         context_window=conversation.window_tokens,
-        script=script.answer,
+        script=_delay(script.answer, answer_seconds),
         summary_tokens=summary_budget_tokens(conversation.configured_tokens),
-        summary_replies=NotedSummaries(dict(conversation.notes) if is_ideal else {}),
+        summary_replies=_delay(summarizer, summary_seconds),
         prompt_cache=True,
     )
     results = script.results()
@@ -319,7 +330,24 @@ async def play(conversation: Conversation, way: Way, is_ideal: bool = False) -> 
         first_calls.append(llm.calls)
         if not await _say(runner, place, turn.message):
             lost.append(number)
-    return _examine(conversation, llm, lost, [*first_calls, llm.calls])
+    seconds = asyncio.get_running_loop().time()
+    await asyncio.sleep(summary_seconds)  # A summary that was begun is paid for.
+    played = _examine(conversation, llm, lost, [*first_calls, llm.calls])
+    played.seconds = seconds
+    return played
+
+
+def _delay(
+    reply: Callable[[LlmRequest], Reply], seconds: float
+) -> Callable[[LlmRequest], Awaitable[Reply]]:
+    """Has each reply take that long."""
+
+    async def reply_later(request: LlmRequest) -> Reply:
+        said = reply(request)
+        await asyncio.sleep(seconds)
+        return said
+
+    return reply_later
 
 
 async def _say(runner: Runner, place: dict[str, Any], text: str) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from google.adk.apps.app import EventsCompactionConfig
 
-from benchmarks import _common, _long_sessions, accuracy, compare, overhead
+from benchmarks import _common, _long_sessions, accuracy, compare, overhead, waiting
 from benchmarks._conversations import SHAPES, total_tokens, write_conversation
 from benchmarks._play import NotedSummaries, Way, play
 from benchmarks._turns import make_pair
@@ -194,3 +194,29 @@ async def test_the_automatic_trigger_makes_a_large_window_cheap() -> None:
     default = await _long_sessions.play(cell, ways[_long_sessions.DEFAULT])
     auto = await _long_sessions.play(cell, ways[_long_sessions.AUTO])
     assert 0 < (auto.cost_tokens or 0) <= 0.3 * (default.cost_tokens or 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("scale", "most_ratio"), [(1, 0.8), (4, 0.1)])
+def test_agents_wait_less_with_summaries_ahead(
+    scale: int, most_ratio: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a large window hardly at all; nothing else is worse."""
+    timed = waiting.measure(["reading source files"], scale, 0.5)
+    figures = waiting.build_figures(timed)
+    without, ahead = figures[waiting.WITHOUT], figures["ahead=True"]
+    summaries_seconds = waiting.SUMMARY_SECONDS * without["summaries"]
+    assert without["waited_seconds"] == pytest.approx(summaries_seconds) != 0
+    assert ahead["waited_seconds_ratio"] <= most_ratio
+    assert ahead["ahead"] == ahead["compactions"] >= without["compactions"]
+    for row in figures.values():
+        # The answers take as long in each row.
+        answers_seconds = row["seconds"] - row["waited_seconds"]
+        assert answers_seconds == pytest.approx(without["seconds"] - summaries_seconds)
+        for name in ("user_facts", "tool_facts"):
+            assert row[name] >= without[name] > 0
+        for name in ("without_request", "rejections", "broken_pairs", "lost_turns"):
+            assert row[name] == 0
+    waiting.print_figures(figures, scale)
+    printed = capsys.readouterr().out
+    assert all(way in printed for way in waiting.WAYS)
