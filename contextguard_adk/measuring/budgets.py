@@ -36,7 +36,8 @@ class Budgets:
     def roomy_tokens(self) -> int:
         """Up to here a request leaves room for its answer: half of the buffer."""
         least_tokens = _base_buffer_tokens(self.window_tokens) // 2
-        return self.window_tokens - max(self.reserved_output_tokens, least_tokens)
+        room_tokens = max(self.reserved_output_tokens, least_tokens)
+        return max(self.full_tokens, self.window_tokens - room_tokens)
 
 
 def buffer_tokens(window_tokens: int, reserved_output_tokens: int = 0) -> int:
