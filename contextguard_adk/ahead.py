@@ -36,9 +36,12 @@ class AheadOfTime:
         """
         if self.strategy.ahead is None:
             return None
-        if self.session.ahead:  # From its event on it outlives the process.
-            self.state.write("ahead", self.session.ahead)
-        if self.session.is_ahead_tried or self.state.read("ahead"):
+        stored = self.state.read("ahead")
+        if ahead := self.session.ahead:
+            # The event of this call brings it to the session; the next call sees that.
+            self.session.ahead = "" if ahead == stored else ahead
+            self.state.write("ahead", ahead)
+        if self.session.is_ahead_tried or stored:
             return None
         summarizer = context.summarizer
         config = summarizer.request.config.model_copy()  # A client may change it.
