@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -13,6 +13,8 @@ from pydantic import ValidationError
 
 from contextguard_adk import (
     CallRecord,
+    Compaction,
+    CompactionContext,
     CompactionRecord,
     Pipeline,
     SlidingWindow,
@@ -21,7 +23,7 @@ from contextguard_adk import (
     Threshold,
 )
 from contextguard_adk.testing import RecordedRequest, Reply, SimulatedLlm
-from tests.builders import SUMMARY_BEGIN, answer_text, model, user
+from tests.builders import SUMMARY_BEGIN, Chat, answer_text, guarded_agent, model, user
 from tests.chats import (
     DEMAND,
     EXACT,
@@ -394,27 +396,71 @@ async def test_a_pipeline_has_written_ahead_what_it_would_pay_for(
     assert [record.was_ahead for record in talk.told] == [bool(count)]
 
 
-async def test_nothing_is_started_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No task is made for a request that needs nothing, and none is left."""
-    started: list[object] = []
-    create_task = asyncio.create_task
+class Own(Strategy):
+    """Compacts when it is due."""
 
-    def count(work: Any, **settings: Any) -> asyncio.Task[Any]:
-        started.append(work)
-        return create_task(work, **settings)
+    async def compact(self, context: CompactionContext) -> Compaction | None:
+        """Compacts everything."""
+        if not context.is_due:
+            return None
+        return await context.summarize(context.older_than(0))
 
-    talk = Talk(STRATEGY.model_copy(update={"ahead": None}))
-    monkeypatch.setattr("contextguard_adk.pending.asyncio.create_task", count)
-    await talk.begin(7_000)
-    ours = [each for each in started if "contextguard" in repr(each)]
-    assert not [each for each in map(repr, ours) if "summar" in each.lower()]
-    assert asyncio.all_tasks() == {asyncio.current_task()}
-    assert AHEAD not in await talk.chat.state()
+
+class Telling(Own):
+    """Says as well how near that is."""
+
+    def fullness(self, context: CompactionContext) -> float:
+        """As the guard's own strategies do."""
+        return context.fullness
+
+
+@pytest.mark.parametrize(("kind", "is_ahead"), [(Own, False), (Telling, True)])
+async def test_a_strategy_of_ones_own_says_how_near_it_is(
+    kind: type[Strategy], is_ahead: bool
+) -> None:
+    """One that does not is asked on every call, and has nothing written ahead."""
+    names = ("context_window", "summarizer_context_window", "ahead", "recall")
+    talk = Talk(kind(**{name: getattr(STRATEGY, name) for name in names}))
     talk.writer.may_end.set()
-    assert is_compacted(await talk.say(words(1_500, "SECOND")))
-    assert not talk.told[0].was_ahead
-    assert talk.told[0].waited_seconds >= talk.told[0].duration_seconds > 0
-    assert asyncio.all_tasks() == {asyncio.current_task()}
+    await talk.begin()
+    await settle()
+    assert talk.llm.summaries == is_ahead
+    await talk.say(words(2_500, "SECOND"))
+    assert [record.was_ahead for record in talk.told] == [is_ahead]
+    assert talk.llm.summaries == 1
+
+
+async def count_tasks(work: Awaitable[object]) -> int:
+    """How many tasks are started in the course of some work."""
+    loop, started = asyncio.get_running_loop(), list[asyncio.Task[Any]]()
+
+    def start(_: Any, work: Any, **settings: Any) -> asyncio.Task[Any]:
+        started.append(asyncio.Task(work, loop=loop, **settings))
+        return started[-1]
+
+    loop.set_task_factory(start)
+    await work
+    loop.set_task_factory(None)
+    return len(started)
+
+
+async def test_nothing_is_started_without_it() -> None:
+    """A guarded turn has no more tasks than any, but for the summary that is due."""
+    told = user("The task."), model(words(7_000, "ORIGINAL"))
+    bare = Chat(guarded_agent(SimulatedLlm(context_window=100_000, token_ratio=1.0)))
+    talk = Talk(STRATEGY.model_copy(update={"ahead": None}))
+    talk.writer.may_end.set()
+    counts = []
+    for chat in (bare, talk.chat):
+        await seed(chat, *told, state=EXACT)
+        for message in ("First.", words(1_500, "SECOND")):
+            counts.append(await count_tasks(chat.say(message)))
+            assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert counts[2:] == [counts[0], counts[1] + 1]
+    (record,) = talk.told
+    assert not record.was_ahead
+    assert record.waited_seconds >= record.duration_seconds > 0
+    assert AHEAD not in await talk.chat.state()
 
 
 @pytest.mark.parametrize(

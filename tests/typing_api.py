@@ -29,6 +29,11 @@ class OwnStrategy(cg.Strategy):
 
     keep_count: int = 3
 
+    def fullness(self, context: cg.CompactionContext) -> float:
+        """Says how near it is."""
+        assert_type(context.fullness, float)
+        return context.fullness
+
     async def compact(self, context: cg.CompactionContext) -> cg.Compaction | None:
         """Covers what is old."""
         assert_type(context.budgets, cg.Budgets)
