@@ -16,7 +16,7 @@ from contextguard_adk.memory import SessionMemory
 from contextguard_adk.pending import SummaryTasks
 from contextguard_adk.strategies.base import Strategy
 from contextguard_adk.summarizing.compaction import Compaction
-from contextguard_adk.summarizing.context import CompactionContext, Reason
+from contextguard_adk.summarizing.context import CompactionContext
 
 
 @dataclass(frozen=True)
@@ -56,16 +56,20 @@ class AheadOfTime:
             return
         if not ahead <= self.strategy.fullness(context) < 1:
             return
-        session.is_ahead_tried = True
         # As if it were due now. What comes from here on stays word for word.
-        reason: Reason = "tokens" if context.fullness >= ahead else "turns"
-        budgets = replace(context.budgets, threshold_tokens=tokens)
-        context = replace(context, reason=reason, budgets=budgets)
-        context = replace(context, keep_tokens=0, keep_count=0)
-        session.pending.start(self._write(context), self.tasks)
+        is_full = context.fullness >= ahead
+        context = replace(
+            context,
+            reason="tokens" if is_full else self.strategy.early_reason,
+            budgets=replace(context.budgets, threshold_tokens=tokens),
+            keep_count=0,
+        )
+        if not (is_full and should_skip_compaction(context, False)):
+            session.is_ahead_tried = True
+            session.pending.start(self._write(context))
 
     async def _write(self, context: CompactionContext) -> None:
-        if should_skip_compaction(context, False) or not await self.tasks.take_place():
+        if not await self.tasks.take_place():
             return
         started, summarizer = time.monotonic(), context.summarizer
         try:
@@ -91,7 +95,7 @@ class AheadOfTime:
 
     def take(self, context: CompactionContext) -> AheadSummary | None:
         """Takes the summary that was written, where a compaction is due."""
-        is_due = context.reason != "tokens" or self.strategy.fullness(context) >= 1
+        is_due = self.strategy.is_due(context)
         if self.strategy.ahead is None or not is_due or context.focus:
             return None
         ahead = self.state.read_ahead(self.session.ahead, context.scope)
@@ -100,21 +104,22 @@ class AheadOfTime:
         return ahead
 
 
-def put_in(
-    context: CompactionContext, view: HistoryView, ahead: AheadSummary
+def render_ahead(
+    context: CompactionContext,
+    view: HistoryView,
+    ahead: AheadSummary,
+    strategy: Strategy,
 ) -> Compaction | None:
-    """Puts in a summary that was written ahead of time; None where it does not hold.
+    """The request with a summary that was written ahead; None where it does not hold.
 
     The view is of the same contents, with that summary in place.
     """
     if ahead.made_for != _digest_settings(context):
         return None
-    is_whole = len(view.covered) == ahead.covered.content_count
-    is_newest = context.view.covered < view.covered
-    if not (is_whole and is_newest) or view.was_rewound_since(ahead.invocation):
+    if not (view.is_summary_valid and context.view.covered < view.covered):
         return None
     if not context.is_due:
-        context = replace(context, reason="turns")
+        context = replace(context, reason=strategy.early_reason)
     covered = context.whole(view.covered - context.kept.indexes)
     text = ahead.text
     compaction = context.render_summary(text, covered, covered, len(text))

@@ -76,10 +76,9 @@ def should_skip_compaction(
 def choose_trigger(context: CompactionContext, compaction: Compaction) -> int:
     """Finds the trigger at which calls like those so far cost least, in tokens.
 
-    0 where it is not chosen by cost.
-
     Up to it each call pays for all that stands in the request; there a summary is
-    written, and what it leaves is new to the prompt cache.
+    written, and what it leaves is new to the prompt cache. 0 where `trigger` is not
+    "auto".
     """
     view, summarizer = context.view, context.summarizer
     session, settings = summarizer.session, summarizer.settings

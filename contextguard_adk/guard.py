@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
-from contextguard_adk.ahead import AheadOfTime, put_in
+from contextguard_adk.ahead import AheadOfTime, render_ahead
 from contextguard_adk.due import choose_trigger, find_refusal, should_skip_compaction
 from contextguard_adk.history.rendering import mend_contents, render_request
-from contextguard_adk.history.stored import AheadSummary, StoredSummary, Unsaved
+from contextguard_adk.history.stored import AheadSummary, StoredSummary
 from contextguard_adk.history.view import HistoryView
 from contextguard_adk.limits import Limits
 from contextguard_adk.measuring.calibration import (
@@ -27,6 +27,7 @@ from contextguard_adk.measuring.tokens import estimate_config_tokens
 from contextguard_adk.memory import (
     CallInFlight,
     Guard,
+    Unsaved,
     call_key,
     name_session,
     summary_scope,
@@ -41,7 +42,7 @@ from contextguard_adk.summarizing.todos import TodoList
 from contextguard_adk.telemetry import (
     CompactionRecord,
     report_compaction,
-    watch_pressure,
+    report_pressure,
 )
 
 if TYPE_CHECKING:
@@ -137,13 +138,7 @@ class ModelCall:
             )
         is_due = context.is_due and not self._session.pending.is_under_way
         is_final = is_observing or is_due or compaction is not None
-        observers, session = self._guard.observers, self._session
-        record = context.describe_pressure(
-            tokens, self._invocation.session.id, observers.warning_threshold
-        )
-        session.is_under_pressure = await watch_pressure(
-            record, observers, session.is_under_pressure, is_final
-        )
+        await self._watch_pressure(context, tokens, is_final)
         call = CallInFlight(
             heuristic_tokens=heuristic,
             estimated_tokens=tokens,
@@ -178,9 +173,7 @@ class ModelCall:
         stored, run_id = self.state.record.summary, self._run.invocation_id
         if unsaved := self._session.take_lost(stored, run_id):
             view = self._view(unsaved.summary)
-            is_whole = len(view.covered) == unsaved.summary.covered.content_count
-            # After a rewind the summary knows too much: it was shown the request.
-            if is_whole and not view.was_rewound_since(unsaved.summary.invocation):
+            if view.is_summary_valid:
                 self._save(unsaved.summary, unsaved.tokens)
                 self.compaction = unsaved.unreported
                 if self.compaction and self.compaction.reason == "requested":
@@ -279,7 +272,7 @@ class ModelCall:
             if refusal := find_refusal(context, was_running):
                 self._refuse_request(refusal)
                 context = replace(context, reason="tokens")
-        if context.reason == "tokens" and self.strategy.fullness(context) < 1:
+        if not self.strategy.is_due(context):
             return None
         if should_skip_compaction(context, bool(compacted_run) and session.was_full):
             return None
@@ -305,19 +298,18 @@ class ModelCall:
     async def summarize(self, context: CompactionContext) -> Compaction | None:
         """Lets the strategy compact, which goes on when this call is cancelled."""
         await self.wait()  # A resend may find that of another turn.
-        pending, tasks = self._session.pending, self._guard.memory.tasks
-        return await pending.write(self._summarize(context), tasks)
+        return await self._session.pending.write(self._summarize(context))
 
     async def wait(self) -> None:
         """Waits for the summary that is under way, if there is one."""
-        tasks, timeout = self._guard.memory.tasks, self.strategy.summary_timeout_seconds
-        await self._session.pending.wait(tasks, timeout)
+        await self._session.pending.wait(self.strategy.summary_timeout_seconds)
 
     async def put_in_ahead(self, context: CompactionContext) -> Compaction | None:
         """Accepts the summary that was written ahead of time, where one is due."""
         if (ahead := self._ahead.take(context)) is None:
             return None
-        compaction = put_in(context, self._view(ahead.stored), ahead)
+        view = self._view(ahead.stored)
+        compaction = render_ahead(context, view, ahead, self.strategy)
         if compaction is not None:
             compaction = compaction.plan(choose_trigger(context, compaction))
             await self.accept(context, compaction, time.monotonic(), ahead)
@@ -380,8 +372,27 @@ class ModelCall:
 
     async def _report(self, context: CompactionContext) -> None:
         if (made := self.compaction) and made is not self._reported:
-            waited_seconds = asyncio.get_running_loop().time() - self._started_seconds
+            now_seconds = asyncio.get_running_loop().time()
+            waited_seconds = round(now_seconds - self._started_seconds, 3)
+            self._started_seconds = now_seconds
             made = replace(made, waited_seconds=waited_seconds)
             self.compaction = self._reported = made
             threshold = context.budgets.threshold_tokens
             await report_compaction(made, threshold, self._guard.observers)
+
+    async def _watch_pressure(
+        self, context: CompactionContext, tokens: int, is_final: bool
+    ) -> None:
+        """Reports once that what is sent still fills much of the window.
+
+        Not on the way up to the threshold, where compaction has its turn later.
+        """
+        observers, session = self._guard.observers, self._session
+        warning_threshold = observers.warning_threshold
+        if tokens / context.budgets.window_tokens < warning_threshold:
+            session.is_under_pressure = False
+        elif is_final and not session.is_under_pressure:
+            session.is_under_pressure = True
+            session_id = self._invocation.session.id
+            record = context.describe_pressure(tokens, session_id, warning_threshold)
+            await report_pressure(record, observers)

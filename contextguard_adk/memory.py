@@ -20,7 +20,7 @@ from google.genai import types
 
 from contextguard_adk.history.shown import name_run
 from contextguard_adk.history.state import AgentState, RunWrites
-from contextguard_adk.history.stored import StoredSummary, Unsaved
+from contextguard_adk.history.stored import StoredSummary
 from contextguard_adk.measuring.tokens import Memo
 from contextguard_adk.pending import PendingSummary, SummaryTasks
 from contextguard_adk.providers.clients import find_llm, json_form
@@ -68,6 +68,25 @@ CallKey = tuple[str, str]  # Agent, scope.
 
 UNSAVED_SECONDS = 600
 """How long a paid summary waits for the next call of its session."""
+
+
+@dataclass(frozen=True)
+class Unsaved:
+    """A summary of a run, until the session is seen to have it.
+
+    `replaced` is what stood there before; the run itself reads its own writes. Nobody
+    has heard yet of an `unreported` one: its call was cancelled. The session has it
+    once an event behind the first `event_count` has written its `key`.
+    """
+
+    summary: StoredSummary
+    tokens: int
+    replaced: StoredSummary | None
+    invocation_id: str
+    unreported: CompactionRecord | None = None
+    key: str = ""
+    event_count: int = 0
+    paid_seconds: float = field(default_factory=time.monotonic)
 
 
 @dataclass(frozen=True)
@@ -236,7 +255,9 @@ class Memory:
     def session(self, key: SessionKey) -> SessionMemory:
         """What is remembered of an agent in a session."""
         self.drop_unsaved(time.monotonic())
-        self.sessions[key] = session = self.sessions.get(key) or SessionMemory()
+        known = self.sessions.get(key)
+        session = known or SessionMemory(pending=PendingSummary(self.tasks))
+        self.sessions[key] = session
         return session
 
     def drop_unsaved(self, now_seconds: float) -> None:

@@ -7,14 +7,11 @@ import contextlib
 import logging
 import threading
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 logger = logging.getLogger("contextguard_adk.pending")
 
 V = TypeVar("V")
-
-CLOSE_SECONDS = 1.0
-"""How long `close` waits for summaries that are under way, in all."""
 
 
 class SummaryTasks:
@@ -22,9 +19,7 @@ class SummaryTasks:
 
     def __init__(self, most: int = 4) -> None:
         self.most = most
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._at_work: set[asyncio.Task[Any]] = set()
-        self._queued: set[asyncio.Task[Any]] = set()
+        self._tasks: dict[asyncio.Task[Any], Literal["", "queued", "working"]] = {}
         self._lock = threading.Lock()
 
     def start(self, work: Coroutine[Any, Any, V]) -> asyncio.Task[V]:
@@ -33,9 +28,9 @@ class SummaryTasks:
         # A loop that is closed with it under way is the user's own, and no news.
         task._log_destroy_pending = False  # type: ignore[attr-defined]
         with self._lock:
-            for tasks in (self._tasks, self._at_work, self._queued):
-                tasks -= {each for each in tasks if each.get_loop().is_closed()}
-            self._tasks.add(task)
+            for dead in [t for t in self._tasks if t.get_loop().is_closed()]:
+                del self._tasks[dead]
+            self._tasks[task] = ""
         task.add_done_callback(self._forget)
         return task
 
@@ -46,26 +41,24 @@ class SummaryTasks:
         """
         task, loop = asyncio.current_task(), asyncio.get_running_loop()
         assert task is not None, "A coroutine always runs in a task."
-        self._queued.add(task)
-        try:
-            while True:
-                with self._lock:
-                    others = [t for t in self._at_work if not t.get_loop().is_closed()]
-                    if len(others) < self.most:
-                        self._at_work.add(task)
-                        return True
-                if not (near := [each for each in others if each.get_loop() is loop]):
-                    return False
-                await asyncio.wait(near, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            self._queued.discard(task)
+        while True:
+            with self._lock:
+                working = [t for t, does in self._tasks.items() if does == "working"]
+                others = [t for t in working if not t.get_loop().is_closed()]
+                if len(others) < self.most:
+                    self._tasks[task] = "working"
+                    return True
+                self._tasks[task] = "queued"
+            if not (near := [each for each in others if each.get_loop() is loop]):
+                return False
+            await asyncio.wait(near, return_when=asyncio.FIRST_COMPLETED)
 
     def is_queued(self, task: asyncio.Task[Any]) -> bool:
         """Whether a task waits for its place."""
-        return task in self._queued
+        return self._tasks.get(task) == "queued"
 
     async def close(self) -> None:
-        """Waits a little for the tasks that are under way, then cancels them."""
+        """Waits up to one second for the tasks under way, then cancels them."""
         loop = asyncio.get_running_loop()
         with self._lock:
             tasks = list(self._tasks)
@@ -74,18 +67,16 @@ class SummaryTasks:
             if task not in near:
                 with contextlib.suppress(RuntimeError):  # Its event loop is closed.
                     task.get_loop().call_soon_threadsafe(task.cancel)
-        if near:
-            _, late = await asyncio.wait(near, timeout=0.9 * CLOSE_SECONDS)
-            for task in late:
-                task.cancel()
-            if late:
-                await asyncio.wait(late, timeout=0.1 * CLOSE_SECONDS)
+        late = (await asyncio.wait(near, timeout=0.9))[1] if near else ()
+        for task in late:
+            task.cancel()
+        if late:
+            await asyncio.wait(late, timeout=0.1)
 
     def _forget(self, task: asyncio.Task[Any]) -> None:
         """Lets go of it; notes that an error was seen."""
         with self._lock:
-            self._tasks.discard(task)
-            self._at_work.discard(task)
+            self._tasks.pop(task, None)
         if not task.cancelled() and (error := task.exception()):
             logger.debug("A summary was not written:", exc_info=error)
 
@@ -96,7 +87,8 @@ class PendingSummary:
     It goes on when the call that wants it is cancelled, and ends with its event loop.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tasks: SummaryTasks | None = None) -> None:
+        self._tasks = tasks or SummaryTasks()
         self._task: asyncio.Task[Any] | None = None
 
     @property
@@ -105,32 +97,28 @@ class PendingSummary:
         task = self._task
         return task is not None and task.get_loop() is asyncio.get_running_loop()
 
-    async def wait(self, tasks: SummaryTasks, timeout_seconds: float) -> None:
+    async def wait(self, timeout_seconds: float) -> None:
         """Waits until none is under way on this event loop.
 
         One that is late, or that waits for a place itself, is cancelled.
         """
         loop = asyncio.get_running_loop()
         while (task := self._task) and task.get_loop() is loop:
-            if not tasks.is_queued(task):
+            if not self._tasks.is_queued(task):
                 await asyncio.wait([task], timeout=timeout_seconds)
             if self._task is task:
                 self._task = None
                 task.cancel()
 
-    def start(
-        self, work: Coroutine[Any, Any, V], tasks: SummaryTasks
-    ) -> asyncio.Task[V]:
+    def start(self, work: Coroutine[Any, Any, V]) -> asyncio.Task[V]:
         """Starts the work; no other may be under way."""
-        self._task = task = tasks.start(work)
+        self._task = task = self._tasks.start(work)
         task.add_done_callback(self._forget)
         return task
 
-    async def write(
-        self, work: Coroutine[Any, Any, V], tasks: SummaryTasks
-    ) -> V | None:
+    async def write(self, work: Coroutine[Any, Any, V]) -> V | None:
         """Does the work, None if it was cancelled; a caller that is does not end it."""
-        task = self.start(work, tasks)
+        task = self.start(work)
         await asyncio.wait([task])
         return None if task.cancelled() else task.result()
 

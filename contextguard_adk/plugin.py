@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import functools
 import logging
 import os
 from collections.abc import Mapping
@@ -53,6 +54,7 @@ from contextguard_adk.telemetry import (
 )
 
 logger = logging.getLogger("contextguard_adk.plugin")
+_log_failure = functools.partial(log_failure, logger)
 
 GUARD_ALL = Threshold()
 """The strategy of every agent where nothing else is said."""
@@ -81,16 +83,16 @@ class ContextGuardPlugin(BasePlugin):
             that is still above it after compaction is reported.
         prices: What models cost, by the name that the agent's request carries; they go
             before those of the registry.
-        max_background_summaries: How many summaries are written ahead of time at once,
-            at least 1; others wait for their turn. See `ahead` of the strategies.
+        max_background_summaries: How many summaries are written ahead of time (see
+            `ahead` of the strategies) at once, at least 1; others wait.
         on_pressure: A function, sync or async, told of such a request.
         on_compaction: A function, sync or async, told of every compaction.
         on_call: A function, sync or async, told of every answered model call: what
             was estimated, and what the provider counted.
         name: The plugin's name; ADK passes one under `--extra_plugins`.
 
-    Without settings, that is, with no more than `registry`, listeners and `name`, the
-    file named by the environment variable `CONTEXTGUARD_CONFIG` is read.
+    With nothing but `registry`, listeners and `name` given, the file is read that the
+    environment variable `CONTEXTGUARD_CONFIG` names.
 
     Raises:
         TypeError: A strategy is not a `Strategy`.
@@ -188,7 +190,7 @@ class ContextGuardPlugin(BasePlugin):
         try:
             self._choose_keys(getattr(invocation_context.agent, "root_agent", None))
         except Exception as error:  # noqa: BLE001 - a turn must not end here.
-            log_failure(logger, "The guard could not look at the app", error)
+            _log_failure("The guard could not look at the app", error)
             if self._settings.state_keys == "auto":  # Such keys pass in any case.
                 self._guard.has_namespaced_keys = True
 
@@ -227,9 +229,7 @@ class ContextGuardPlugin(BasePlugin):
         try:
             strategy = self._strategy_for(callback_context, llm_request)
         except Exception as error:  # noqa: BLE001 - a turn must not end here.
-            log_failure(
-                logger, "The guard could not tell whether a request is its own", error
-            )
+            _log_failure("The guard could not tell whether a request is its own", error)
             return
         if strategy is None:
             return
@@ -243,7 +243,7 @@ class ContextGuardPlugin(BasePlugin):
         except Exception as error:  # noqa: BLE001 - a turn must not end here.
             agent, observes = callback_context.agent_name, self._settings.observe
             then = "" if observes else ", whose history is cut to fit"
-            log_failure(logger, f"The guard failed for agent {agent!r}{then}", error)
+            _log_failure(f"The guard failed for agent {agent!r}{then}", error)
             if not observes:
                 self._cut_to_fit(callback_context, llm_request, strategy)
 
@@ -254,9 +254,7 @@ class ContextGuardPlugin(BasePlugin):
         try:
             await take_answer(self._guard, callback_context, llm_response)
         except Exception as error:  # noqa: BLE001 - a turn must not end here.
-            log_failure(
-                logger, "The guard could not store the provider's token count", error
-            )
+            _log_failure("The guard could not store the provider's token count", error)
 
     async def on_model_error_callback(
         self,
@@ -300,7 +298,7 @@ class ContextGuardPlugin(BasePlugin):
             return None if getattr(invocation.agent, names, None) else answer
         except Exception as failure:  # noqa: BLE001 - the caller gets the error.
             agent = callback_context.agent_name
-            log_failure(logger, f"The recovery failed for agent {agent!r}", failure)
+            _log_failure(f"The recovery failed for agent {agent!r}", failure)
             return None
 
     async def on_event_callback(
@@ -313,9 +311,7 @@ class ContextGuardPlugin(BasePlugin):
                 state = invocation_context.session.state
                 self._guard.memory.run(invocation_context).hand_over(event, state)
         except Exception as error:  # noqa: BLE001 - a turn must not end here.
-            log_failure(
-                logger, "The guard could not have an event carry its state", error
-            )
+            _log_failure("The guard could not have an event carry its state", error)
 
     async def after_run_callback(
         self, *, invocation_context: InvocationContext
@@ -324,10 +320,10 @@ class ContextGuardPlugin(BasePlugin):
         try:
             end_run(self._guard.memory.pop_run(invocation_context))
         except Exception as error:  # noqa: BLE001 - a turn must not end here.
-            log_failure(logger, "The guard could not end a run", error)
+            _log_failure("The guard could not end a run", error)
 
     async def close(self) -> None:
-        """Ends the summaries that are under way, at most a second later."""
+        """Waits up to one second for summaries under way, then cancels them."""
         await self._guard.memory.tasks.close()
 
     def _strategy_for(
@@ -357,7 +353,7 @@ class ContextGuardPlugin(BasePlugin):
             memo = Memo(form=json_form(find_llm(agent)))
             cut_request(request, threshold_tokens(window), memo)
         except Exception as error:  # noqa: BLE001 - a turn must not end here.
-            log_failure(logger, "The request goes out as it came", error)
+            _log_failure("The request goes out as it came", error)
 
     def _is_ours(self, context: CallbackContext, request: LlmRequest) -> bool:
         """Whether the request carries a history that is ours to change."""

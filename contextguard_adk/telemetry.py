@@ -53,7 +53,7 @@ class CompactionRecord:
         model: The model that was asked for summaries; "" where none was.
         usage: What all its answers took, those included that were of no use.
         cost: The price of these in US dollars; None where it is unknown.
-        waited_seconds: How long the model call has waited for summaries.
+        waited_seconds: How long the model call was held up by this compaction.
         was_ahead: Whether the summary was begun ahead of time, while the agent went on;
             `duration_seconds` is what that took.
     """
@@ -240,24 +240,13 @@ def format_cost(dollars: float | None) -> str:
     return "<$0.0001" if 0 < dollars < 0.0001 else f"${dollars:,.4f}"
 
 
-async def watch_pressure(
-    record: PressureRecord, observers: Observers, is_known: bool, is_final: bool
-) -> bool:
-    """Tells log and listener once that what is sent still fills much of the window.
-
-    Not on the way up to the threshold, where compaction has its turn later. Returns
-    whether the next such request is known.
-    """
-    if record.pressure < record.warning_threshold:
-        return False
-    if is_known or not is_final:
-        return is_known
+async def report_pressure(record: PressureRecord, observers: Observers) -> None:
+    """Tells log and listener of a request that fills much of the window."""
     logger.warning(
         "Agent %r is under pressure: %d of %d tokens (%.0f %%) are sent.",
         *(record.agent, record.tokens, record.window_tokens, 100 * record.pressure),
     )
     await notify(observers.on_pressure, record)
-    return True
 
 
 async def report_call(record: CallRecord, observers: Observers) -> None:
@@ -293,6 +282,4 @@ def describe_call(record: CallRecord) -> dict[str, Any]:
             for name, value in asdict(compaction).items()
             if name not in left_out
         }
-        waited_seconds = round(compaction.waited_seconds, 3)
-        described["compaction"]["waited_seconds"] = waited_seconds
     return described

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -124,22 +123,3 @@ class AgentRecord(_Stored):
     def of(self, model: str) -> AgentRecord:
         """The record itself, or an empty one where another model was learned of."""
         return self if self.learned_model == model else AgentRecord()
-
-
-@dataclass(frozen=True)
-class Unsaved:
-    """A summary of a run, until the session is seen to have it.
-
-    `replaced` is what stood there before; the run itself reads its own writes. Nobody
-    has heard yet of an `unreported` one: its call was cancelled. The session has it
-    once an event behind the first `event_count` has written its `key`.
-    """
-
-    summary: StoredSummary
-    tokens: int
-    replaced: StoredSummary | None
-    invocation_id: str
-    unreported: CompactionRecord | None = None
-    key: str = ""
-    event_count: int = 0
-    paid_seconds: float = field(default_factory=time.monotonic)

@@ -283,6 +283,15 @@ class HistoryView:
                 return True
         return False
 
+    @property
+    def is_summary_valid(self) -> bool:
+        """Whether all that the stored summary stands for is there, and nothing of what
+        it was shown was taken back."""
+        stored = self.stored
+        if stored is None or len(self.covered) < stored.covered.content_count:
+            return False
+        return not self.was_rewound_since(stored.invocation)
+
     def name_place(self, index: int) -> str:
         """Names a content by fingerprint and number among equal ones; "" for -1."""
         if index < 0:

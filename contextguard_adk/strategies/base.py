@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
 from pydantic import AliasChoices, Field, field_validator, model_validator
 
@@ -15,7 +15,7 @@ from contextguard_adk.summarizing.summarizer import SummarySettings
 
 if TYPE_CHECKING:
     from contextguard_adk.summarizing.compaction import Compaction
-    from contextguard_adk.summarizing.context import CompactionContext
+    from contextguard_adk.summarizing.context import CompactionContext, Reason
 
 
 T = TypeVar("T")
@@ -81,11 +81,12 @@ class Strategy(SummarySettings, ABC):
             of the context window as a float, more than 0 and less than 1. The agent
             reads the rest with `recall_history`; so the default applies only to
             agents that are offered it. None shows results whole.
-        ahead: From which part of the trigger on a summary is written in the background,
-            while the agent goes on: a float, more than 0 and less than 1; True is 0.75.
-            It is put in at the trigger. While it is still being written, requests go
-            out as they are for as long as half of the buffer stays free; only then a
-            call waits for it. None has every call that reaches the trigger wait.
+        ahead: The part of the trigger from which on a summary is written in the
+            background, while the agent goes on: a float, more than 0 and less than 1;
+            True is 0.75. It is put in at the trigger. While it is still being written,
+            requests go out as they are for as long as half of the buffer stays free;
+            only then a call waits for it. None has every call that reaches the trigger
+            wait.
         keep: What the newest steps of the running turn (tool calls with their results)
             may take that every compaction leaves word for word: tokens as an int, at
             least 0, or a part of the context window as a float, at least 0 and less
@@ -165,7 +166,7 @@ class Strategy(SummarySettings, ABC):
         if not (is_part or value is None or isinstance(value, bool)):
             raise ValueError(
                 "a part of the trigger as a float, more than 0 and less than 1, or a "
-                "boolean, are expected"
+                "boolean is expected"
             )
         return (0.75 if value else None) if isinstance(value, bool) else value
 
@@ -207,14 +208,21 @@ class Strategy(SummarySettings, ABC):
             most = min(most, AUTO_PREVIEW_TOKENS)
         return Preview(most, with_handles=has_recall)
 
+    early_reason: ClassVar[Reason] = "tokens"
+    """Why a history is compacted that has not reached the threshold."""
+
     def fullness(self, context: CompactionContext) -> float:
         """How near the next compaction is; from 1 on `compact` is called.
 
-        From `ahead` on a summary is written in the background: `compact` is called as
-        if it were due, with `keep_count=0`. A strategy that does not say how near it is
-        is called for every request, and has nothing written ahead.
+        From `ahead` on it is called in the background as if it were due, with
+        `keep_count=0`. The default, 1.0, calls it before every model call, and has
+        nothing written ahead of time.
         """
         return 1.0
+
+    def is_due(self, context: CompactionContext) -> bool:
+        """Whether `compact` is to be called."""
+        return context.reason != "tokens" or self.fullness(context) >= 1
 
     @abstractmethod
     async def compact(self, context: CompactionContext) -> Compaction | None:

@@ -130,7 +130,7 @@ class Pipeline(Strategy):
         return replace(preview, strings=output.truncation())
 
     def fullness(self, context: CompactionContext) -> float:
-        """Tokens as a part of where the reducers run."""
+        """Tokens as a part of the threshold, or of where the reducers run before it."""
         early = self.compression_threshold or math.inf
         early_tokens = early * context.budgets.working_tokens
         return max(context.fullness, context.tokens / early_tokens)

@@ -38,6 +38,8 @@ class SlidingWindow(Strategy):
         validation_alias=AliasChoices("max_messages", "max_turns"),
     )
 
+    early_reason = "turns"
+
     @model_validator(mode="before")
     @classmethod
     def _refuse_both_counts(cls, values: object) -> object:
@@ -55,7 +57,7 @@ class SlidingWindow(Strategy):
         view, first_due = context.view, self.max_messages + 1
         most = len(view.contents) / first_due
         # Counting all contents is cheaper than finding out what is history.
-        if most >= min(1.0, self.ahead or 1.0):
+        if most >= (self.ahead or 1.0):
             most = len(view.uncovered) / first_due
         return max(context.fullness, most)
 
@@ -64,7 +66,7 @@ class SlidingWindow(Strategy):
         if self.fullness(context) < 1:
             return None
         if not context.is_due:
-            context = replace(context, reason="turns")
+            context = replace(context, reason=self.early_reason)
         return await self._compact(context)
 
     async def _compact(self, context: CompactionContext) -> Compaction | None:

@@ -72,7 +72,7 @@ class CompactionContext:
         has_recall: Whether the agent can read back what is left out.
         keep_tokens: What the newest steps of the running turn may take that stay word
             for word.
-        keep_count: How many contents these steps may be; 0 also leaves none of those
+        keep_count: How many contents these steps may be; 0 keeps none, not even a step
             whose results the model has not seen.
         focus: What a compaction that somebody asked for should keep above all.
         uncounted_tokens: By how much `tokens` exceeds what the provider counted last.

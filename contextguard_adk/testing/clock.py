@@ -17,28 +17,24 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     """
 
     def __init__(self) -> None:
-        self._passed_seconds = 0.0
-        super().__init__(_Selector(self))
+        self._clock = _Clock()
+        super().__init__(self._clock)
 
     def time(self) -> float:
         """The virtual time, in seconds."""
-        return self._passed_seconds
-
-    def pass_time(self, seconds: float) -> None:
-        """Moves the clock forward."""
-        self._passed_seconds += seconds
+        return self._clock.passed_seconds
 
 
-class _Selector(selectors.DefaultSelector):
-    """Passes the time for which it should wait."""
+class _Clock(selectors.DefaultSelector):
+    """Counts the time for which it should wait."""
 
-    def __init__(self, loop: VirtualTimeLoop) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._loop = loop
+        self.passed_seconds = 0.0
 
     def select(self, timeout: float | None = None) -> list[Any]:
         """Returns what is ready now; without a timer it waits."""
         if timeout is not None and timeout > 0:
-            self._loop.pass_time(timeout)
+            self.passed_seconds += timeout
             timeout = 0
         return super().select(timeout)

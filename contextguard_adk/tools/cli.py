@@ -40,8 +40,8 @@ _HELP = {
     "demo --steps": "model calls of each run (default: %(default)s)",
     "demo --strategy": "how the guard compacts (default: %(default)s)",
     "demo --model": "a real model, such as gemini-2.5-flash; both runs are billed",
-    "demo --latency": "simulated seconds of every answer and summary, at most 3500 "
-    "(a summary may take 60 more); compares summaries ahead of time as well",
+    "demo --latency": "simulated seconds of every answer and summary; compares "
+    "summaries ahead of time as well",
     "check config": "a settings file (default: $CONTEXTGUARD_CONFIG, else none)",
     "check --model": "models as agents name them, such as openai/gpt-4o",
     "check --json": "print JSON",

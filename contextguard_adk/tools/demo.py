@@ -31,13 +31,15 @@ from contextguard_adk.providers.costs import TYPICAL_COSTS, Costs, price_calls
 from contextguard_adk.providers.overflow import parse_overflow
 from contextguard_adk.providers.windows import LitellmRegistry, resolve_costs
 from contextguard_adk.strategies import SlidingWindow, Threshold
-from contextguard_adk.telemetry import CallRecord, Usage, format_cost
+from contextguard_adk.telemetry import CallRecord, CompactionRecord, Usage, format_cost
 from contextguard_adk.testing import Reply, SimulatedLlm, VirtualTimeLoop, call
 from contextguard_adk.tools.terminal import CommandError, print_line, quiet_logs
 
 INSTRUCTION = """\
 Study the source files of a project: read those that matter one after another with your
 tools, then answer. Paths are relative to the project's top folder."""
+
+BARE, AHEAD = "no guard", "summaries ahead"
 
 ROWS = {
     "steps done": "{0.steps:,} of {0.planned_steps:,}",
@@ -70,23 +72,25 @@ def run_demo(arguments: argparse.Namespace) -> int:
         if window_tokens is None:
             raise CommandError(f"the window of {model} is unknown: give --window")
         kind = Threshold if arguments.strategy == "threshold" else SlidingWindow
-        ways = {"no guard": None, "with guard": False}
-        if latency:
-            ways["summaries ahead"] = True
-        models = [_create_model(arguments, window_tokens, turns) for _ in ways]
+        names = [BARE, "with guard", *([AHEAD] if latency else [])]
+        models = [_create_model(arguments, window_tokens, turns) for _ in names]
         print_line(console, f"{steps:,} steps through {root}")
         name = model or "offline model"
         print_line(console, f"{name}, window {window_tokens:,} tokens")
         costs = resolve_costs(model, {}, None) if model else TYPICAL_COSTS
-        runs = [DemoRun(name, steps, costs, console) for name in ways]
-        for run, llm, ahead in zip(runs, models, ways.values(), strict=True):
+        runs = [DemoRun(name, steps, costs, console) for name in names]
+        for run, llm in zip(runs, models, strict=True):
             strategy = kind(
                 context_window=window_tokens,
                 summary_timeout_seconds=60 + latency,
-                ahead=ahead,
+                ahead=run.name == AHEAD,
             )
-            guard = ContextGuardPlugin(default=strategy, on_call=run.note_call)
-            plugins: list[BasePlugin] = [] if ahead is None else [guard]
+            guard = ContextGuardPlugin(
+                default=strategy,
+                on_call=run.note_call,
+                on_compaction=run.note_compaction,
+            )
+            plugins: list[BasePlugin] = [] if run.name == BARE else [guard]
             loop_factory = VirtualTimeLoop if latency else None
             with asyncio.Runner(loop_factory=loop_factory) as runner:
                 runner.run(run.play(turns, llm, root, plugins))
@@ -313,10 +317,13 @@ class DemoRun:
             self._note_rejection(0)
         if record.compaction:
             self.compactions += 1
-            self.waited_seconds += record.compaction.waited_seconds
             before, after = record.compaction.tokens_before, record.real_tokens or 0
             text = f"    compaction {self.compactions}: {before:,} → {after:,} tokens"
             print_line(self.console, text, "cyan")
+
+    def note_compaction(self, record: CompactionRecord) -> None:
+        """Adds how long a call was held up."""
+        self.waited_seconds += record.waited_seconds
 
     def _note_rejection(self, prompt_tokens: int) -> None:
         self.rejections += 1
