@@ -20,7 +20,14 @@ from contextguard_adk.testing import Reply, SimulatedLlm, VirtualTimeLoop
 from tests.builders import Chat, answer_text, guarded_agent, model, user
 from tests.chats import EXACT, SUMMARY, agent_requests, guarded_chat, seed, words
 from tests.guarded import is_compacted
-from tests.test_ahead import AHEAD, STRATEGY, Talk, Writer, settle
+from tests.test_ahead import (
+    AHEAD,
+    STRATEGY,
+    Talk,
+    Writer,
+    go_as_far_as_possible,
+    settle,
+)
 from tests.test_databases import own_database, store_marks
 
 STORES = [pytest.param(kind, marks=store_marks(kind)) for kind in ("file", "postgres")]
@@ -79,13 +86,18 @@ async def work_until(step: str, talk: Talk) -> None:
         await talk.say(words(1_900, "THIRD"))
         return
 
+    was_asked = asyncio.Event()
+
     async def hang(request: LlmRequest) -> Reply:
-        await asyncio.sleep(3_600)
+        was_asked.set()
+        await asyncio.Event().wait()
         return "Never said."
 
     talk.llm.script = hang
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(talk.chat.say(words(1_900, "THIRD")), 0.2)
+    turn = asyncio.create_task(talk.chat.say(words(1_900, "THIRD")))
+    await was_asked.wait()
+    turn.cancel()
+    await asyncio.wait([turn])
     assert is_compacted(agent_requests(talk.llm)[-1])
 
 
@@ -207,7 +219,7 @@ async def test_a_call_does_not_wait_for_one_that_waits_itself() -> None:
     await sessions.begin()
     assert sessions.writer.begun == 1
     turn = asyncio.create_task(sessions.chats[1].say(LARGE))
-    await asyncio.sleep(0.05)
+    await go_as_far_as_possible()
     assert sessions.writer.now == 2
     await sessions.writer.end()
     assert answer_text(await turn)
@@ -219,8 +231,10 @@ async def test_a_caller_that_runs_out_of_time_does_not_end_it() -> None:
     """The next turn has the summary."""
     talk = Talk()
     await talk.begin()
+    turn = asyncio.create_task(talk.chat.say(LARGE))
+    await go_as_far_as_possible()
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(talk.chat.say(LARGE), 0.05)
+        await asyncio.wait_for(turn, 0.01)
     assert talk.writer.now == 1
     await talk.writer.end()
     assert "Summary number 1" in (await talk.say("Go on.")).text

@@ -25,6 +25,7 @@ from contextguard_adk.testing import (
     Reply,
     SimulatedLlm,
     SimulatedProviderError,
+    VirtualTimeLoop,
     call,
 )
 from contextguard_adk.testing.provider import (
@@ -540,3 +541,26 @@ async def test_an_agent_with_a_tool_runs(is_streamed: bool) -> None:
     parts = [part for content in last.contents for part in content.parts or []]
     ids = [part.function_call.id for part in parts if part.function_call]
     assert ids == (["call_1", "call_2", "call_3"] if is_streamed else [None] * 3)
+
+
+def test_on_the_virtual_clock_waiting_takes_no_time() -> None:
+    """Timers pass in their order; what is waited for tells how long it would take."""
+    llm = SimulatedLlm(latency_seconds=3_600)
+    request = LlmRequest(contents=[user("Hello.")])
+    ended: list[tuple[str, float]] = []
+
+    async def wait(name: str, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        ended.append((name, asyncio.get_running_loop().time()))
+
+    async def work() -> None:
+        await asyncio.gather(wait("late", 86_400), wait("early", 60))
+        assert [answer async for answer in llm.generate_content_async(request)]
+        ended.append(("answered", asyncio.get_running_loop().time()))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.Event().wait(), 10)
+
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        runner.run(work())
+        assert runner.get_loop().time() == 90_010
+    assert ended == [("early", 60), ("late", 86_400), ("answered", 90_000)]
