@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from contextguard_adk.due import should_skip_compaction
+from contextguard_adk.due import choose_trigger, should_skip_compaction
 from contextguard_adk.history.state import AgentState
 from contextguard_adk.history.stored import AheadSummary
 from contextguard_adk.history.view import HistoryView
 from contextguard_adk.memory import SessionMemory
-from contextguard_adk.pending import SummaryTasks
 from contextguard_adk.strategies.base import Strategy
 from contextguard_adk.summarizing.compaction import Compaction
+from contextguard_adk.summarizing.compose import Draft
 from contextguard_adk.summarizing.context import CompactionContext
 
 
@@ -26,50 +27,65 @@ class AheadOfTime:
     strategy: Strategy
     state: AgentState
     session: SessionMemory
-    tasks: SummaryTasks
 
-    def plan(self, context: CompactionContext) -> Callable[[int], None] | None:
+    def plan(self, context: CompactionContext | None) -> Callable[[int], None] | None:
         """What to call with the tokens of the request once it is answered.
 
-        None where nothing is to be written: it is not wanted, there is a summary, or
-        one was tried since the last compaction.
+        None where nothing is to be written: nothing is known of the request, it is too
+        small, there is a summary, or one was tried since the last compaction.
         """
-        if self.strategy.ahead is None:
+        ahead, session = self.strategy.ahead, self.session
+        if ahead is None or context is None:
             return None
-        stored = self.state.read("ahead")
-        if ahead := self.session.ahead:
-            # The event of this call brings it to the session; the next call sees that.
-            self.session.ahead = "" if ahead == stored else ahead
-            self.state.write("ahead", ahead)
-        if self.session.is_ahead_tried or stored:
+        self._save()
+        if self.strategy.fullness(context) < ahead:
             return None
+        if session.is_ahead_tried or self.state.read_ahead("", context.scope):
+            return None
+        # Whoever comes behind the guard may change what is sent.
+        _ = context.view.fingerprints
         summarizer = context.summarizer
-        config = summarizer.request.config.model_copy()  # A client may change it.
+        config = summarizer.request.config.model_copy()
         request = summarizer.request.model_copy(update={"config": config})
-        summarizer = replace(summarizer, request=request)
-        return partial(self._start, replace(context, summarizer=summarizer))
+        summarizer, contents = replace(summarizer, request=request), context.contents
+        context = replace(context, summarizer=summarizer, contents=[*contents])
+        return partial(self._start, context)
+
+    def _save(self) -> None:
+        """Has the event of this call bring to the session what was written."""
+        if ahead := self.session.ahead:
+            is_saved = self.state.read("ahead") == ahead  # By the event of another.
+            self.session.ahead = "" if is_saved else ahead
+            self.state.write("ahead", ahead)
 
     def _start(self, context: CompactionContext, tokens: int) -> None:
         session, ahead = self.session, self.strategy.ahead
-        context = replace(context, tokens=tokens)
+        context, budgets = replace(context, tokens=tokens), context.budgets
+        fullness = self.strategy.fullness(context)
         if ahead is None or session.is_ahead_tried or session.pending.is_under_way:
             return
-        if not ahead <= self.strategy.fullness(context) < 1:
+        # A strategy that does not say how near it is has an infinite one.
+        if not ahead <= fullness < math.inf:
+            return
+        is_full = context.fullness >= ahead
+        at_trigger = replace(context, tokens=max(tokens, budgets.threshold_tokens))
+        if is_full and should_skip_compaction(at_trigger, False):
             return
         # As if it were due now. What comes from here on stays word for word.
-        is_full = context.fullness >= ahead
-        context = replace(
-            context,
-            reason="tokens" if is_full else self.strategy.early_reason,
-            budgets=replace(context.budgets, threshold_tokens=tokens),
-            keep_count=0,
+        ratio = min(1.0, tokens / budgets.threshold_tokens)
+        budgets = replace(
+            budgets,
+            threshold_tokens=int(ratio * budgets.threshold_tokens),
+            full_tokens=int(ratio * budgets.full_tokens),
+            working_tokens=int(ratio * budgets.working_tokens),
         )
-        if not (is_full and should_skip_compaction(context, False)):
-            session.is_ahead_tried = True
-            session.pending.start(self._write(context))
+        reason = "tokens" if is_full else self.strategy.early_reason
+        context = replace(context, reason=reason, budgets=budgets, keep_count=0)
+        session.is_ahead_tried = True
+        session.pending.start(self._write(context))
 
     async def _write(self, context: CompactionContext) -> None:
-        if not await self.tasks.take_place():
+        if not await self.session.pending.tasks.take_place():
             return
         started, summarizer = time.monotonic(), context.summarizer
         try:
@@ -89,6 +105,7 @@ class AheadOfTime:
             model=summarizer.model_name,
             usage=summarizer.usage,
             cost=summarizer.cost,
+            attempts=compaction.attempts,
             duration_seconds=time.monotonic() - started,
         )
         self.session.ahead = ahead.model_dump_json()
@@ -121,10 +138,22 @@ def render_ahead(
     if not context.is_due:
         context = replace(context, reason=strategy.early_reason)
     covered = context.whole(view.covered - context.kept.indexes)
-    text = ahead.text
-    compaction = context.render_summary(text, covered, covered, len(text))
-    is_smaller = compaction.tokens < context.measure(context.contents)
-    return compaction if is_smaller else None
+    draft = replace(
+        Draft.continue_from(context.view),
+        text=ahead.text,
+        covered=covered,
+        model_covered=covered,
+        model_chars=len(ahead.text),
+    )
+    compaction = context.render(draft)
+    if compaction.tokens >= context.measure(context.contents):
+        return None
+    # What came since is left by this compaction, but not by one like it.
+    kept = context.kept.indexes
+    since = [view.shown[i] for i in view.uncovered if i not in kept]
+    left_tokens = compaction.tokens - context.measure(since) + context.measure([])
+    usual = replace(compaction, tokens=left_tokens)
+    return compaction.plan(choose_trigger(context, usual), left_tokens)
 
 
 def _digest_settings(context: CompactionContext) -> str:

@@ -77,9 +77,7 @@ class ModelCall:
         self._scope = summary_scope(invocation)
         session_key = name_session(invocation), self.agent, self._scope
         self._session = guard.memory.session(session_key)
-        self._ahead = AheadOfTime(
-            strategy, self.state, self._session, guard.memory.tasks
-        )
+        self._ahead = AheadOfTime(strategy, self.state, self._session)
         self._run = guard.memory.run(invocation)
         self.memo = self._run.memo(invocation)
         self.limits = Limits(
@@ -136,6 +134,7 @@ class ModelCall:
                 context.tokens,
                 context.budgets.threshold_tokens,
             )
+        planned = None if is_observing or compaction else context
         is_due = context.is_due and not self._session.pending.is_under_way
         is_final = is_observing or is_due or compaction is not None
         await self._watch_pressure(context, tokens, is_final)
@@ -150,9 +149,7 @@ class ModelCall:
             sent_config=self.request.config,
             session=self._session,
             compaction=self.compaction,
-            write_ahead=(
-                None if is_observing or compaction else self._ahead.plan(context)
-            ),
+            write_ahead=self._ahead.plan(planned),
         )
         self._run.calls[call_key(self._context)] = call
 
@@ -274,7 +271,10 @@ class ModelCall:
                 context = replace(context, reason="tokens")
         if not self.strategy.is_due(context):
             return None
-        if should_skip_compaction(context, bool(compacted_run) and session.was_full):
+        was_just_compacted = bool(compacted_run) and session.was_full
+        if self.compaction and self.compaction.was_ahead:
+            was_just_compacted = context.has_room
+        if should_skip_compaction(context, was_just_compacted):
             return None
         started = time.monotonic()
         compaction, refusal = await self.summarize(context), ""
@@ -302,7 +302,8 @@ class ModelCall:
 
     async def wait(self) -> None:
         """Waits for the summary that is under way, if there is one."""
-        await self._session.pending.wait(self.strategy.summary_timeout_seconds)
+        # A summary takes three calls at most.
+        await self._session.pending.wait(3 * self.strategy.summary_timeout_seconds)
 
     async def put_in_ahead(self, context: CompactionContext) -> Compaction | None:
         """Accepts the summary that was written ahead of time, where one is due."""
@@ -311,7 +312,6 @@ class ModelCall:
         view = self._view(ahead.stored)
         compaction = render_ahead(context, view, ahead, self.strategy)
         if compaction is not None:
-            compaction = compaction.plan(choose_trigger(context, compaction))
             await self.accept(context, compaction, time.monotonic(), ahead)
         return compaction
 
@@ -324,7 +324,8 @@ class ModelCall:
             context.summarizer.end()
         if compaction is None:
             return None
-        compaction = compaction.plan(choose_trigger(context, compaction))
+        trigger_tokens = choose_trigger(context, compaction)
+        compaction = compaction.plan(trigger_tokens, compaction.tokens)
         if context.is_due and context.fits_yet and context.summarizer.may_recover:
             # It goes out as it is; once it has grown, there may be a summary.
             self._session.dropped_tokens = context.tokens

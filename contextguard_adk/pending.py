@@ -44,7 +44,8 @@ class SummaryTasks:
         while True:
             with self._lock:
                 working = [t for t, does in self._tasks.items() if does == "working"]
-                others = [t for t in working if not t.get_loop().is_closed()]
+                # A loop that was left does not work on its tasks.
+                others = [t for t in working if t.get_loop().is_running()]
                 if len(others) < self.most:
                     self._tasks[task] = "working"
                     return True
@@ -64,7 +65,7 @@ class SummaryTasks:
             tasks = list(self._tasks)
         near = [task for task in tasks if task.get_loop() is loop]
         for task in tasks:
-            if task not in near:
+            if self.is_queued(task) or task not in near:
                 with contextlib.suppress(RuntimeError):  # Its event loop is closed.
                     task.get_loop().call_soon_threadsafe(task.cancel)
         late = (await asyncio.wait(near, timeout=0.9))[1] if near else ()
@@ -88,8 +89,9 @@ class PendingSummary:
     """
 
     def __init__(self, tasks: SummaryTasks | None = None) -> None:
-        self._tasks = tasks or SummaryTasks()
+        self.tasks = tasks or SummaryTasks()
         self._task: asyncio.Task[Any] | None = None
+        self._is_awaited = False
 
     @property
     def is_under_way(self) -> bool:
@@ -100,25 +102,28 @@ class PendingSummary:
     async def wait(self, timeout_seconds: float) -> None:
         """Waits until none is under way on this event loop.
 
-        One that is late, or that waits for a place itself, is cancelled.
+        One ahead of time that is late, or that waits for a place itself, is cancelled.
         """
         loop = asyncio.get_running_loop()
         while (task := self._task) and task.get_loop() is loop:
-            if not self._tasks.is_queued(task):
-                await asyncio.wait([task], timeout=timeout_seconds)
+            most_seconds = None if self._is_awaited else timeout_seconds
+            if not self.tasks.is_queued(task):
+                await asyncio.wait([task], timeout=most_seconds)
             if self._task is task:
                 self._task = None
                 task.cancel()
 
     def start(self, work: Coroutine[Any, Any, V]) -> asyncio.Task[V]:
-        """Starts the work; no other may be under way."""
-        self._task = task = self._tasks.start(work)
+        """Starts work ahead of time; no other may be under way."""
+        self._is_awaited = False
+        self._task = task = self.tasks.start(work)
         task.add_done_callback(self._forget)
         return task
 
     async def write(self, work: Coroutine[Any, Any, V]) -> V | None:
         """Does the work, None if it was cancelled; a caller that is does not end it."""
         task = self.start(work)
+        self._is_awaited = True
         await asyncio.wait([task])
         return None if task.cancelled() else task.result()
 

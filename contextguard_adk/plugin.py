@@ -17,6 +17,7 @@ from google.adk.events.event import Event
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.adk.plugins.base_plugin import BasePlugin
+from google.adk.plugins.plugin_manager import PluginManager
 
 from contextguard_adk.answers import end_run, take_answer
 from contextguard_adk.config import (
@@ -324,7 +325,10 @@ class ContextGuardPlugin(BasePlugin):
 
     async def close(self) -> None:
         """Waits up to one second for summaries under way, then cancels them."""
-        await self._guard.memory.tasks.close()
+        memory = self._guard.memory
+        # ADK 2.0 closes all plugins when an AgentTool's own runner ends.
+        if hasattr(PluginManager, "set_skip_closing_plugins") or not memory.has_runs:
+            await memory.tasks.close()
 
     def _strategy_for(
         self, context: CallbackContext, request: LlmRequest

@@ -83,6 +83,7 @@ class AheadSummary(_Stored):
     model: str
     usage: Usage
     cost: float | None
+    attempts: int
     duration_seconds: float
 
     @property
@@ -102,6 +103,7 @@ class AheadSummary(_Stored):
             model=self.model,
             usage=self.usage,
             cost=self.cost,
+            attempts=self.attempts,
             duration_seconds=self.duration_seconds,
             was_ahead=True,
         )

@@ -33,7 +33,7 @@ class Budgets:
         return int(self.window_tokens * 0.97)
 
     @property
-    def roomy_tokens(self) -> int:
+    def room_for_answer_tokens(self) -> int:
         """Up to here a request leaves room for its answer: half of the buffer."""
         least_tokens = _base_buffer_tokens(self.window_tokens) // 2
         room_tokens = max(self.reserved_output_tokens, least_tokens)

@@ -112,7 +112,9 @@ class Recovery:
             return None
         await self._call.wait()
         compaction = await self._call.put_in_ahead(self._context(overflow))
-        return compaction.contents if compaction else None
+        if compaction is None or not self._is_smaller(compaction.contents):
+            return None
+        return compaction.contents
 
     async def _compact(self, overflow: Overflow) -> list[types.Content] | None:
         """Compacts harder than last time."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from pydantic import AliasChoices, Field, field_validator, model_validator
 
@@ -215,10 +216,15 @@ class Strategy(SummarySettings, ABC):
         """How near the next compaction is; from 1 on `compact` is called.
 
         From `ahead` on it is called in the background as if it were due, with
-        `keep_count=0`. The default, 1.0, calls it before every model call, and has
-        nothing written ahead of time.
+        `keep_count=0`. A class that overrides `compact` and not this has an infinite
+        one: it is called before every model call, and nothing is written ahead of time.
         """
-        return 1.0
+        return math.inf
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        if "compact" in vars(cls) and "fullness" not in vars(cls):
+            cls.fullness = Strategy.fullness  # type: ignore[method-assign]
 
     def is_due(self, context: CompactionContext) -> bool:
         """Whether `compact` is to be called."""

@@ -20,7 +20,7 @@ from contextguard_adk.history.pairs import (
     has_tool,
     keep_pairs_whole,
 )
-from contextguard_adk.history.rendering import find_fingerprint, shorten_results
+from contextguard_adk.history.rendering import shorten_results
 from contextguard_adk.history.truncation import Preview, Truncation, find_repeats
 from contextguard_adk.strategies.base import Strategy, import_subclass
 from contextguard_adk.strategies.reducers import (
@@ -190,18 +190,7 @@ class Reduction:
         self.relaxed = Relaxed()
         self.compaction: Compaction | None = None
         self.attempts = 0
-        view = context.view
-        stored = view.stored
-        text, model_chars = (stored.text, stored.model_chars) if stored else ("", 0)
-        self._draft = Draft(text, view.covered, view.model_covered, model_chars)
-        if stored:
-            # What an earlier run decided, while it still concerns the request.
-            upto = find_fingerprint(view, stored.repeats_upto)
-            self._draft = replace(self._draft, repeats_upto=upto)
-            upto = find_fingerprint(view, stored.truncated_upto)
-            if stored.truncation and upto >= 0 and upto not in view.covered:
-                draft = replace(self._draft, truncation=stored.truncation)
-                self._draft = replace(draft, truncated_upto=upto)
+        self._draft = Draft.continue_from(context.view)
 
     @property
     def tokens(self) -> int:

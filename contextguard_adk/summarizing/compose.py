@@ -6,11 +6,12 @@ import itertools
 import json
 import sys
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from contextguard_adk.history.pairs import content_text
+from contextguard_adk.history.rendering import find_fingerprint
 from contextguard_adk.history.stored import MAX_RECORD_BYTES, StoredSummary
 from contextguard_adk.measuring.budgets import shorten_to_tokens
 from contextguard_adk.measuring.calibration import DEFAULT_CORRECTION, token_counter
@@ -25,6 +26,7 @@ from contextguard_adk.summarizing.running_turn import DONE_RATIO, write_done_lis
 
 if TYPE_CHECKING:
     from contextguard_adk.history.truncation import Truncation
+    from contextguard_adk.history.view import HistoryView
     from contextguard_adk.summarizing.context import CompactionContext
 
 SQUEEZE_STEPS = ((1.0, 1.0), (0.5, 1.0), (0.25, 0.3), (0.25, 0.02))
@@ -44,6 +46,19 @@ class Draft:
     truncation: Truncation | None = None
     truncated_upto: int = -1
     repeats_upto: int = -1
+
+    @classmethod
+    def continue_from(cls, view: HistoryView) -> Draft:
+        """What is decided already, as far as it still concerns the request."""
+        stored = view.stored
+        if stored is None:
+            return cls("", view.covered, view.model_covered, 0)
+        known = stored.text, view.covered, view.model_covered, stored.model_chars
+        draft = cls(*known, repeats_upto=find_fingerprint(view, stored.repeats_upto))
+        upto = find_fingerprint(view, stored.truncated_upto)
+        if stored.truncation and upto >= 0 and upto not in view.covered:
+            return replace(draft, truncation=stored.truncation, truncated_upto=upto)
+        return draft
 
 
 class Composer:

@@ -114,19 +114,23 @@ class CompactionContext:
 
     @property
     def fits_yet(self) -> bool:
-        """Whether the request may go out as it is, whatever the threshold.
+        """Whether the request may go out as it is, whatever the threshold."""
+        is_overfull = self.most_tokens >= self.budgets.overfull_tokens
+        return self.reason == "tokens" and not is_overfull
+
+    @property
+    def most_tokens(self) -> float:
+        """The estimate, with room for an error.
 
         Of digits and markup o200k_base counts up to a seventh more than is estimated.
         """
-        most_tokens = self.tokens + self.uncounted_tokens / 6
-        is_overfull = most_tokens >= self.budgets.overfull_tokens
-        return self.reason == "tokens" and not is_overfull
+        return self.tokens + self.uncounted_tokens / 6
 
     @property
     def has_room(self) -> bool:
         """Whether the request may go out as it is, with room for its answer."""
-        most_tokens = self.tokens + self.uncounted_tokens / 6
-        return self.reason == "tokens" and most_tokens < self.budgets.roomy_tokens
+        has_room = self.most_tokens < self.budgets.room_for_answer_tokens
+        return self.reason == "tokens" and (has_room or not self.is_due)
 
     def describe_pressure(
         self, tokens: int, session_id: str, warning_threshold: float
