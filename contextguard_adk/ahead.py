@@ -71,8 +71,8 @@ class AheadOfTime:
         at_trigger = replace(context, tokens=max(tokens, budgets.threshold_tokens))
         if is_full and should_skip_compaction(at_trigger, False):
             return
-        # As if it were due now. What comes from here on stays word for word.
-        ratio = min(1.0, tokens / budgets.threshold_tokens)
+        # As if it had just become due. What comes from here on stays word for word.
+        ratio = min(1.0, 0.99 * tokens / budgets.threshold_tokens)
         budgets = replace(
             budgets,
             threshold_tokens=int(ratio * budgets.threshold_tokens),

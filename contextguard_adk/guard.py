@@ -157,7 +157,7 @@ class ModelCall:
         window, has_recall = self.limits.known_window_tokens(), self._recall.is_possible
         preview = self.strategy.preview(window, has_recall)
         return HistoryView(
-            self.request.contents,
+            [*self.request.contents],
             self._invocation,
             self._context.user_content,
             stored,
