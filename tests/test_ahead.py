@@ -393,9 +393,10 @@ EARLY = SummaryCompaction(trigger_threshold=0.55)
     ("strategy", "count"),
     [
         (Pipeline(window=None, tool_output=None, summary=EARLY), 1),
+        (Pipeline(window=None, tool_output=None), 1),
         (Pipeline(summary=EARLY), 0),
     ],
-    ids=["summarizes", "drops"],
+    ids=["summarizes", "summarizes at the trigger", "drops"],
 )
 async def test_a_pipeline_has_written_ahead_what_it_would_pay_for(
     strategy: Pipeline, count: int
