@@ -130,13 +130,12 @@ class ModelCall:
             logger.info(
                 "Observing agent %r: a compaction would be due at %d tokens, the "
                 "threshold is %d.",
-                self.agent,
-                context.tokens,
-                context.budgets.threshold_tokens,
+                *(self.agent, context.tokens, context.budgets.threshold_tokens),
             )
-        planned = None if is_observing or compaction else context
-        is_due = context.is_due and not self._session.pending.is_under_way
-        is_final = is_observing or is_due or compaction is not None
+        may_follow = not (is_observing or compaction)
+        write_ahead = self._ahead.plan(context) if may_follow else None
+        is_coming = self._session.pending.is_under_way or write_ahead is not None
+        is_final = not may_follow or (context.is_due and not is_coming)
         await self._watch_pressure(context, tokens, is_final)
         call = CallInFlight(
             heuristic_tokens=heuristic,
@@ -149,7 +148,7 @@ class ModelCall:
             sent_config=self.request.config,
             session=self._session,
             compaction=self.compaction,
-            write_ahead=self._ahead.plan(planned),
+            write_ahead=write_ahead,
         )
         self._run.calls[call_key(self._context)] = call
 
@@ -271,6 +270,8 @@ class ModelCall:
                 context = replace(context, reason="tokens")
         if not self.strategy.is_due(context):
             return None
+        if context.has_room and self._ahead.may_begin(context):
+            return None  # It is begun once this call is answered.
         was_just_compacted = bool(compacted_run) and session.was_full
         if self.compaction and self.compaction.was_ahead:
             was_just_compacted = context.has_room
