@@ -28,19 +28,16 @@ class AheadOfTime:
     state: AgentState
     session: SessionMemory
 
-    def plan(self, context: CompactionContext | None) -> Callable[[int], None] | None:
+    def plan(self, context: CompactionContext) -> Callable[[int], None] | None:
         """What to call with the tokens of the request once it is answered.
 
-        None where nothing is to be written: nothing is known of the request, it is too
-        small, there is a summary, or one was tried since the last compaction.
+        None where nothing is to be written: the request is too small, there is a
+        summary, or one was tried since the last compaction.
         """
-        ahead, session = self.strategy.ahead, self.session
-        if ahead is None or context is None:
+        if self.strategy.ahead is None:
             return None
         self._save()
-        if self.strategy.fullness(context) < ahead:
-            return None
-        if session.is_ahead_tried or self.state.read_ahead("", context.scope):
+        if not self.may_begin(context):
             return None
         # Whoever comes behind the guard may change what is sent.
         _ = context.view.fingerprints
@@ -51,6 +48,16 @@ class AheadOfTime:
         context = replace(context, summarizer=summarizer, contents=[*contents])
         return partial(self._start, context)
 
+    def may_begin(self, context: CompactionContext) -> bool:
+        """Whether one may be begun once this request is answered."""
+        ahead, session = self.strategy.ahead, self.session
+        if ahead is None or session.is_ahead_tried or session.pending.is_under_way:
+            return False
+        # A strategy that does not say how near it is has an infinite one.
+        if not ahead <= self.strategy.fullness(context) < math.inf:
+            return False
+        return self.state.read_ahead("", context.scope) is None
+
     def _save(self) -> None:
         """Has the event of this call bring to the session what was written."""
         if ahead := self.session.ahead:
@@ -59,15 +66,10 @@ class AheadOfTime:
             self.state.write("ahead", ahead)
 
     def _start(self, context: CompactionContext, tokens: int) -> None:
-        session, ahead = self.session, self.strategy.ahead
         context, budgets = replace(context, tokens=tokens), context.budgets
-        fullness = self.strategy.fullness(context)
-        if ahead is None or session.is_ahead_tried or session.pending.is_under_way:
+        if not self.may_begin(context):
             return
-        # A strategy that does not say how near it is has an infinite one.
-        if not ahead <= fullness < math.inf:
-            return
-        is_full = context.fullness >= ahead
+        is_full = context.fullness >= (self.strategy.ahead or 1.0)
         at_trigger = replace(context, tokens=max(tokens, budgets.threshold_tokens))
         if is_full and should_skip_compaction(at_trigger, False):
             return
@@ -81,8 +83,8 @@ class AheadOfTime:
         )
         reason = "tokens" if is_full else self.strategy.early_reason
         context = replace(context, reason=reason, budgets=budgets, keep_count=0)
-        session.is_ahead_tried = True
-        session.pending.start(self._write(context))
+        self.session.is_ahead_tried = True
+        self.session.pending.start(self._write(context))
 
     async def _write(self, context: CompactionContext) -> None:
         if not await self.session.pending.tasks.take_place():
@@ -112,8 +114,9 @@ class AheadOfTime:
 
     def take(self, context: CompactionContext) -> AheadSummary | None:
         """Takes the summary that was written, where a compaction is due."""
-        is_due = self.strategy.is_due(context)
-        if self.strategy.ahead is None or not is_due or context.focus:
+        if self.strategy.ahead is None or context.focus:
+            return None
+        if not self.strategy.is_due(context):
             return None
         ahead = self.state.read_ahead(self.session.ahead, context.scope)
         self.session.ahead = ""

@@ -19,17 +19,14 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from google.genai import types
 
 from contextguard_adk.history.shown import name_run
-from contextguard_adk.history.state import AgentState, RunWrites
+from contextguard_adk.history.state import RunWrites
 from contextguard_adk.history.stored import StoredSummary
 from contextguard_adk.measuring.tokens import Memo
 from contextguard_adk.pending import PendingSummary, SummaryTasks
 from contextguard_adk.providers.clients import find_llm, json_form
-from contextguard_adk.providers.costs import Costs
-from contextguard_adk.providers.windows import ModelRegistry
 from contextguard_adk.telemetry import (
     METADATA_KEY,
     CompactionRecord,
-    Observers,
     Usage,
 )
 
@@ -295,27 +292,6 @@ class Memory:
     def _leave(self, session_id: int) -> None:
         for run in self._runs.pop(session_id, {}).values():
             run.settle()
-
-
-@dataclass
-class Guard:
-    """What lives as long as the plugin; `registry=None` is the default registry."""
-
-    registry: ModelRegistry | None = None
-    prices: Mapping[str, Costs] = field(default_factory=dict)
-    observers: Observers = field(default_factory=Observers)
-    has_namespaced_keys: bool = False
-    memory: Memory = field(default_factory=Memory)
-
-    def state(self, context: CallbackContext) -> AgentState:
-        """The values of a callback's agent in session state."""
-        return AgentState(
-            context.state,
-            context.agent_name,
-            self.has_namespaced_keys,
-            branch_scope(context.get_invocation_context()),
-            self.memory.run(context.get_invocation_context()).writes,
-        )
 
 
 def name_session(invocation: InvocationContext) -> str:

@@ -20,6 +20,7 @@ from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.plugins.plugin_manager import PluginManager
 
 from contextguard_adk.answers import end_run, take_answer
+from contextguard_adk.call import ModelCall
 from contextguard_adk.config import (
     PluginSettings,
     StateKeys,
@@ -27,11 +28,11 @@ from contextguard_adk.config import (
     load_settings,
     settings_from_environment,
 )
-from contextguard_adk.guard import ModelCall
+from contextguard_adk.guard import Guard
 from contextguard_adk.history.state import declares_state_schema, walk_tree
 from contextguard_adk.measuring.budgets import threshold_tokens
 from contextguard_adk.measuring.tokens import Memo
-from contextguard_adk.memory import BoundedDict, Guard, call_key
+from contextguard_adk.memory import BoundedDict, call_key
 from contextguard_adk.providers.clients import find_llm, json_form
 from contextguard_adk.providers.costs import Costs
 from contextguard_adk.providers.overflow import parse_overflow
@@ -88,8 +89,7 @@ class ContextGuardPlugin(BasePlugin):
             `ahead` of the strategies) at once, at least 1; others wait.
         on_pressure: A function, sync or async, told of such a request.
         on_compaction: A function, sync or async, told of every compaction.
-        on_call: A function, sync or async, told of every answered model call: what
-            was estimated, and what the provider counted.
+        on_call: A function, sync or async, told of every answered model call.
         name: The plugin's name; ADK passes one under `--extra_plugins`.
 
     With nothing but `registry`, listeners and `name` given, the file is read that the

@@ -539,3 +539,18 @@ async def test_it_outlives_the_process(talk: Talk) -> None:
     assert other.told[0].usage == talk.calls[-1].summary_usage
     assert other.llm.summaries == 0
     assert SUMMARY_BEGIN in sent.text
+
+
+async def test_a_request_that_jumps_over_the_trigger_does_not_wait_either() -> None:
+    """It goes out while it has room; the summary is begun behind it."""
+    talk = Talk(guard={"on_pressure": (pressed := list[Any]()).append})
+    await talk.begin(5_500)
+    assert not is_compacted(await talk.say(words(2_700, "SECOND")))
+    await go_as_far_as_possible()
+    assert (talk.writer.now, talk.told, pressed) == (1, [], [])
+    await talk.writer.end()
+    sent = await talk.say("Third.")
+    assert "Summary number 1" in sent.text
+    assert words(2_700, "SECOND") not in sent.text
+    assert [record.was_ahead for record in talk.told] == [True]
+    assert talk.llm.summaries == 1

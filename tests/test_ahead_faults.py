@@ -57,7 +57,7 @@ async def test_a_process_may_be_killed_at_any_step(
         async with store.open() as service:
             other = Talk(session_service=service)
             other.writer.may_end.set()
-            sent = await other.say(words(2_500, "LATER"))
+            sent = await other.say(words(3_000, "LATER"))
             assert is_compacted(sent)
             assert "ORIGINAL" not in sent.text
             assert "LATER" in sent.text

@@ -24,7 +24,8 @@ strategies
 recall
 due limits
 ahead
-guard answers
+guard
+call answers
 recovery
 config
 plugin

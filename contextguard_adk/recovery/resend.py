@@ -25,7 +25,7 @@ from contextguard_adk.recovery.fit import reduce_contents
 from contextguard_adk.summarizing.items import count_media_bytes, leave_out_media
 
 if TYPE_CHECKING:
-    from contextguard_adk.guard import ModelCall
+    from contextguard_adk.call import ModelCall
     from contextguard_adk.history.view import HistoryView
     from contextguard_adk.summarizing.context import CompactionContext
 

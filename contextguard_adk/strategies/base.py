@@ -84,10 +84,10 @@ class Strategy(SummarySettings, ABC):
             agents that are offered it. None shows results whole.
         ahead: The part of the trigger from which on a summary is written in the
             background, while the agent goes on: a float, more than 0 and less than 1;
-            True is 0.75. It is put in at the trigger. While it is still being written,
-            requests go out as they are for as long as half of the buffer stays free;
-            only then a call waits for it. None has every call that reaches the trigger
-            wait.
+            True is 0.75. It is put in at the trigger. Until it is written, requests
+            beyond the trigger go out as they are for as long as half of the buffer
+            stays free; only then a call waits. None has every call that reaches the
+            trigger wait.
         keep: What the newest steps of the running turn (tool calls with their results)
             may take that every compaction leaves word for word: tokens as an int, at
             least 0, or a part of the context window as a float, at least 0 and less
