@@ -155,6 +155,7 @@ def render_ahead(
     kept = context.kept.indexes
     since = [view.shown[i] for i in view.uncovered if i not in kept]
     left_tokens = compaction.tokens - context.measure(since) + context.measure([])
+    left_tokens = max(context.fixed_tokens, left_tokens)  # Some may stand shortened.
     usual = replace(compaction, tokens=left_tokens)
     return compaction.plan(choose_trigger(context, usual), left_tokens)
 

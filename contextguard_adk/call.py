@@ -272,10 +272,7 @@ class ModelCall:
             return None
         if context.has_room and self._ahead.may_begin(context):
             return None  # It is begun once this call is answered.
-        was_just_compacted = bool(compacted_run) and session.was_full
-        if self.compaction and self.compaction.was_ahead:
-            was_just_compacted = context.has_room
-        if should_skip_compaction(context, was_just_compacted):
+        if should_skip_compaction(context, bool(compacted_run) and session.was_full):
             return None
         started = time.monotonic()
         compaction, refusal = await self.summarize(context), ""
@@ -359,7 +356,7 @@ class ModelCall:
         stored, session = compaction.stored, self._session
         self._save(stored, context.tokens)
         session.dropped_tokens = None
-        if context.reason != "overflow":
+        if context.reason != "overflow" and ahead is None:
             session.compacted_run = self._invocation.invocation_id
             session.was_full = context.reason != "requested"
         if context.reason == "requested":

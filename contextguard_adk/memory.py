@@ -278,11 +278,6 @@ class Memory:
             runs[run_id] = run = Run(invocation)
         return run
 
-    @property
-    def has_runs(self) -> bool:
-        """Whether any run has not ended."""
-        return any(self._runs.values())
-
     def pop_run(self, invocation: InvocationContext) -> Run:
         """What is remembered of a run that has ended; it is forgotten."""
         run = self.run(invocation)

@@ -325,10 +325,9 @@ class ContextGuardPlugin(BasePlugin):
 
     async def close(self) -> None:
         """Waits up to one second for summaries under way, then cancels them."""
-        memory = self._guard.memory
-        # ADK 2.0 closes all plugins when an AgentTool's own runner ends.
-        if hasattr(PluginManager, "set_skip_closing_plugins") or not memory.has_runs:
-            await memory.tasks.close()
+        # ADK 2.0 closes all plugins when the run of an AgentTool ends.
+        if hasattr(PluginManager, "set_skip_closing_plugins"):
+            await self._guard.memory.tasks.close()
 
     def _strategy_for(
         self, context: CallbackContext, request: LlmRequest

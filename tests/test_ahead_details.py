@@ -28,7 +28,7 @@ from tests.builders import Chat, call, model, queued_tool, response, user
 from tests.chats import EXACT, Changing, agent_requests, guarded_chat, seed, words
 from tests.guarded import is_compacted
 from tests.test_ahead import AHEAD, STRATEGY, Talk, go_as_far_as_possible, settle
-from tests.test_ahead_faults import Sessions, in_virtual_time
+from tests.test_ahead_faults import Sessions, closes_at_last, in_virtual_time
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:The `plugins` argument:DeprecationWarning"  # By ADK's own AgentTool.
@@ -295,6 +295,7 @@ def test_event_loops_that_were_left_hold_no_places() -> None:
     assert sessions.llm.summaries == 6
 
 
+@closes_at_last
 def test_who_closes_has_none_begun() -> None:
     """What waits for its place never has one."""
 
