@@ -68,8 +68,8 @@ ahead=PART         a summary is begun in the background at that part of the trig
 
 of them ahead      compactions that put in a summary which was begun in the background.
 summaries          requests for one, those included that were begun ahead and not used.
-waited             what model calls were held up until a compaction was in place, be it
-                   for a whole summary or for what was left of one that was begun ahead.
+waited             how long model calls were held up until a compaction was in place: for
+                   a whole summary, or for what was left of one that was begun ahead.
 of without         as multiples of the first row.
 cost               in uncached prompt tokens, summaries included: one that the cache
                    served costs {cached:g}, one of an answer or a summary {output:g}.
@@ -83,7 +83,7 @@ as one summary. What comes while a summary is written stays word for word beside
 fills half of the window; as much again would come during the next. So the agent cannot
 go on all the time, however early a summary is begun: some waiting is left. At scale N
 calls are as large, but the window is N times as large: at 4 there is room for most of
-what comes during a summary, at 8, a window of 128,000 tokens, for all of it.
+what comes during a summary, at 8, a window of 128,000 tokens, for nearly all of it.
 """
 
 

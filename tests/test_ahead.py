@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -554,3 +555,18 @@ async def test_a_request_that_jumps_over_the_trigger_does_not_wait_either() -> N
     assert words(2_700, "SECOND") not in sent.text
     assert [record.was_ahead for record in talk.told] == [True]
     assert talk.llm.summaries == 1
+
+
+@pytest.mark.parametrize("name", ["attempts", "duration_seconds", "cost"])
+async def test_a_stored_number_that_cannot_be_is_not_believed(
+    talk: Talk, name: str
+) -> None:
+    """The summary is dropped, and the compaction goes the usual way."""
+    await talk.writer.end()
+    await talk.say("Second.")
+    stored = json.loads((await talk.chat.state())[AHEAD])
+    await talk.chat.set_state({AHEAD: json.dumps({**stored, name: -1})})
+    other = Talk(session_service=talk.chat.sessions)
+    other.writer.may_end.set()
+    await other.say(words(3_000, "THIRD"))
+    assert [record.was_ahead for record in other.told] == [False]

@@ -82,9 +82,9 @@ class AheadSummary(_Stored):
     made_for: str
     model: str
     usage: Usage
-    cost: float | None
-    attempts: int
-    duration_seconds: float
+    cost: float | None = Field(ge=0, allow_inf_nan=False)
+    attempts: int = Field(ge=1, le=2**53)
+    duration_seconds: float = Field(ge=0, allow_inf_nan=False)
 
     @property
     def stored(self) -> StoredSummary:

@@ -235,7 +235,8 @@ class Strategy(SummarySettings, ABC):
         """Compacts the history of one model call where it has to.
 
         Called before a model call of a guarded agent, see `fullness`. It goes on when
-        the turn is cancelled, and later calls of the agent wait for it.
+        the turn is cancelled, and later calls of the agent wait for it: let nothing
+        take forever.
 
         Args:
             context: What is known about the call.

@@ -235,16 +235,15 @@ class CompactionContext:
         text = await self.summarizer.summarize(self._task(covered, budget_tokens))
         if not text:
             return self._summarize_mechanically(covered)
-        return self.render_summary(text, covered, covered, len(text))
+        return self._render_summary(text, covered, covered, len(text))
 
-    def render_summary(
+    def _render_summary(
         self,
         text: str,
         covered: frozenset[int],
         model_covered: frozenset[int],
         model_chars: int,
     ) -> Compaction:
-        """Applies a summary; steps that stay are shortened where they are too large."""
         draft = Draft(text, covered, model_covered, model_chars)
         if self.kept.truncation and self.kept.indexes.isdisjoint(covered):
             upto = max(self.kept.indexes)
@@ -261,7 +260,7 @@ class CompactionContext:
             if stored is None or self.kept.truncation is None:
                 return None
             known = stored.text, view.covered, view.model_covered, stored.model_chars
-            return self.squeeze(self.render_summary(*known)).after(0)
+            return self.squeeze(self._render_summary(*known)).after(0)
         attempts, budget_tokens = 1, self.budgets.summary_tokens // 2
         compaction = await self.summarize(covered)
         most = max_attempts - spent
@@ -318,7 +317,7 @@ class CompactionContext:
         indexes = [i for i in new if i in covered]
         entries = self._render_entries(indexes)
         text = write_mechanical_summary(entries, previous, budget_tokens, self.count)
-        return self.render_summary(text, covered, view.model_covered, len(previous))
+        return self._render_summary(text, covered, view.model_covered, len(previous))
 
     def _find_mechanical_end(self, new: Sequence[int], budget_tokens: int) -> int:
         """How many contents a mechanical summary has to cover; the newest can stay."""
