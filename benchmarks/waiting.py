@@ -68,8 +68,8 @@ ahead=PART         a summary is begun in the background at that part of the trig
 
 of them ahead      compactions that put in a summary which was begun in the background.
 summaries          requests for one, those included that were begun ahead and not used.
-waited             how long model calls were held up until a compaction was in place: for
-                   a whole summary, or for what was left of one that was begun ahead.
+waited             how long model calls were held up until a compaction was in place:
+                   for a whole summary, or for what was left of one begun ahead.
 of without         as multiples of the first row.
 cost               in uncached prompt tokens, summaries included: one that the cache
                    served costs {cached:g}, one of an answer or a summary {output:g}.
