@@ -27,7 +27,7 @@ from rich.progress import track
 from rich.table import Table
 
 from contextguard_adk import Usage
-from contextguard_adk.providers.costs import TYPICAL_COSTS
+from contextguard_adk._providers.costs import TYPICAL_COSTS
 
 KINDS = ("prose", "code", "json", "digits", "base64", "cjk", "other languages")
 """The kinds of text that `write_text` knows."""

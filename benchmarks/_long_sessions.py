@@ -34,8 +34,8 @@ from contextguard_adk import (
     Strategy,
     Threshold,
 )
-from contextguard_adk.measuring.budgets import threshold_tokens
-from contextguard_adk.providers.costs import TYPICAL_COSTS
+from contextguard_adk._measuring.budgets import threshold_tokens
+from contextguard_adk._providers.costs import TYPICAL_COSTS
 
 CALLS = 600
 WINDOWS_TOKENS = (200_000, 1_000_000)

@@ -24,7 +24,7 @@ from pydantic import PrivateAttr
 from benchmarks import _common
 from benchmarks._conversations import Conversation
 from benchmarks._extractive import SUMMARY_TOKENS, ExtractiveSummaries
-from contextguard_adk.measuring.budgets import summary_budget_tokens
+from contextguard_adk._measuring.budgets import summary_budget_tokens
 from contextguard_adk.testing import Reply, SimulatedLlm
 from contextguard_adk.testing.provider import (
     count_tokens,

@@ -44,8 +44,8 @@ from contextguard_adk import (
     Threshold,
     TokenWindow,
 )
-from contextguard_adk.measuring.budgets import threshold_tokens
-from contextguard_adk.providers.costs import TYPICAL_COSTS
+from contextguard_adk._measuring.budgets import threshold_tokens
+from contextguard_adk._providers.costs import TYPICAL_COSTS
 from contextguard_adk.testing import SimulatedLlm
 
 WINDOW_TOKENS = 16_000

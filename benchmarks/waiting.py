@@ -24,7 +24,7 @@ from benchmarks import _common, compare
 from benchmarks._conversations import SHAPES, Conversation, write_conversation
 from benchmarks._play import Played, Way, play
 from contextguard_adk import CompactionRecord, ContextGuardPlugin, Threshold
-from contextguard_adk.providers.costs import TYPICAL_COSTS
+from contextguard_adk._providers.costs import TYPICAL_COSTS
 from contextguard_adk.testing import VirtualTimeLoop
 
 ANSWER_SECONDS = 2.0

@@ -1,11 +1,15 @@
 """Keeps every Google ADK agent inside its model's context window."""
 
+from contextguard_adk._history.state import request_compaction
+from contextguard_adk._measuring.budgets import Budgets
+from contextguard_adk._providers.costs import Costs
+from contextguard_adk._providers.windows import ModelRegistry
+from contextguard_adk._summarizing.compact_tool import CompactTool
+from contextguard_adk._summarizing.compaction import Compaction
+from contextguard_adk._summarizing.context import CompactionContext
+from contextguard_adk._summarizing.todos import TodosTool
 from contextguard_adk.errors import ConfigError, ContextGuardError, SummaryError
-from contextguard_adk.history.state import request_compaction
-from contextguard_adk.measuring.budgets import Budgets
 from contextguard_adk.plugin import ContextGuardPlugin
-from contextguard_adk.providers.costs import Costs
-from contextguard_adk.providers.windows import ModelRegistry
 from contextguard_adk.strategies import (
     MessageWindow,
     Pipeline,
@@ -19,10 +23,6 @@ from contextguard_adk.strategies import (
     TokenWindow,
     ToolOutputTruncation,
 )
-from contextguard_adk.summarizing.compact_tool import CompactTool
-from contextguard_adk.summarizing.compaction import Compaction
-from contextguard_adk.summarizing.context import CompactionContext
-from contextguard_adk.summarizing.todos import TodosTool
 from contextguard_adk.telemetry import (
     CallRecord,
     CompactionRecord,

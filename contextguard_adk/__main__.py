@@ -4,6 +4,6 @@ from __future__ import annotations
 
 import sys
 
-from contextguard_adk.tools.cli import main
+from contextguard_adk._tools.cli import main
 
 sys.exit(main())

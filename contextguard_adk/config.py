@@ -11,8 +11,8 @@ from typing import Any, Literal, TypeVar, get_args
 from google.adk.models.registry import LLMRegistry
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from contextguard_adk._providers.costs import Costs
 from contextguard_adk.errors import ConfigError
-from contextguard_adk.providers.costs import Costs
 from contextguard_adk.strategies.base import Strategy, Threshold, import_subclass
 from contextguard_adk.strategies.pipeline import Pipeline
 from contextguard_adk.strategies.reducers import Reducer

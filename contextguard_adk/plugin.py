@@ -19,30 +19,30 @@ from google.adk.models.llm_response import LlmResponse
 from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.plugins.plugin_manager import PluginManager
 
-from contextguard_adk.answers import end_run, take_answer
-from contextguard_adk.call import ModelCall
+from contextguard_adk._calls.answers import end_run, take_answer
+from contextguard_adk._calls.call import ModelCall
+from contextguard_adk._calls.guard import Guard
+from contextguard_adk._history.state import declares_state_schema, walk_tree
+from contextguard_adk._measuring.budgets import threshold_tokens
+from contextguard_adk._measuring.tokens import Memo
+from contextguard_adk._memory import BoundedDict, call_key
+from contextguard_adk._providers.clients import find_llm, json_form
+from contextguard_adk._providers.costs import Costs
+from contextguard_adk._providers.overflow import parse_overflow
+from contextguard_adk._providers.windows import ModelRegistry, resolve_context_window
+from contextguard_adk._recovery.fit import cut_request
+from contextguard_adk._recovery.resend import (
+    Recovery,
+    measure_sent,
+    resolve_model,
+    restore_contents,
+)
 from contextguard_adk.config import (
     PluginSettings,
     StateKeys,
     is_recorded_test,
     load_settings,
     settings_from_environment,
-)
-from contextguard_adk.guard import Guard
-from contextguard_adk.history.state import declares_state_schema, walk_tree
-from contextguard_adk.measuring.budgets import threshold_tokens
-from contextguard_adk.measuring.tokens import Memo
-from contextguard_adk.memory import BoundedDict, call_key
-from contextguard_adk.providers.clients import find_llm, json_form
-from contextguard_adk.providers.costs import Costs
-from contextguard_adk.providers.overflow import parse_overflow
-from contextguard_adk.providers.windows import ModelRegistry, resolve_context_window
-from contextguard_adk.recovery.fit import cut_request
-from contextguard_adk.recovery.resend import (
-    Recovery,
-    measure_sent,
-    resolve_model,
-    restore_contents,
 )
 from contextguard_adk.strategies.base import Strategy, Threshold
 from contextguard_adk.telemetry import (

@@ -20,7 +20,7 @@ from contextguard_adk import (
     Strategy,
     Threshold,
 )
-from contextguard_adk.history.pairs import content_text
+from contextguard_adk._history.pairs import content_text
 from contextguard_adk.testing import RecordedRequest, SimulatedLlm
 from contextguard_adk.testing import SimulatedProviderError as ProviderError
 from tests.builders import SUMMARY_BEGIN, Chat, guarded_agent

@@ -17,7 +17,7 @@ from google.adk.tools.base_tool import BaseTool
 from google.genai import types
 from pydantic_core import to_json
 
-from contextguard_adk.measuring.budgets import summary_budget_tokens, threshold_tokens
+from contextguard_adk._measuring.budgets import summary_budget_tokens, threshold_tokens
 from contextguard_adk.testing import provider as _simulated
 from tests.builders import Conversation, ScriptedTool, ToolUse, Turn
 

@@ -16,7 +16,7 @@ from google.adk.plugins.base_plugin import BasePlugin
 from google.genai import types
 
 from contextguard_adk import ContextGuardPlugin, SlidingWindow, Strategy, Threshold
-from contextguard_adk.history.pairs import content_text
+from contextguard_adk._history.pairs import content_text
 from contextguard_adk.strategies import Pipeline, SummaryCompaction
 from contextguard_adk.testing import RecordedRequest, Reply, SimulatedLlm
 from contextguard_adk.testing import call as scripted_call

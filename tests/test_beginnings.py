@@ -18,7 +18,7 @@ from contextguard_adk import (
     Threshold,
     TokenWindow,
 )
-from contextguard_adk.history.rendering import mend_contents
+from contextguard_adk._history.rendering import mend_contents
 from contextguard_adk.testing import SimulatedLlm
 from tests.builders import (
     RequestTap,

@@ -10,12 +10,12 @@ from google.genai import types
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contextguard_adk.measuring.calibration import (
+from contextguard_adk._measuring.calibration import (
     correction_factor,
     estimate_prompt_tokens,
     request_script_discount,
 )
-from contextguard_adk.measuring.tokens import (
+from contextguard_adk._measuring.tokens import (
     estimate_config_tokens,
     estimate_contents_tokens,
 )

@@ -21,7 +21,7 @@ from google.adk.tools.long_running_tool import LongRunningFunctionTool
 from google.genai import types
 
 from contextguard_adk import SlidingWindow, Strategy
-from contextguard_adk.history.pairs import content_text
+from contextguard_adk._history.pairs import content_text
 from contextguard_adk.testing import RecordedRequest, Reply
 from contextguard_adk.testing import call as scripted_call
 from tests.builders import (

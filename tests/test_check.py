@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from contextguard_adk._tools.cli import main
 from contextguard_adk.config import CONFIG_VARIABLE
-from contextguard_adk.tools.cli import main
 
 SETTINGS = """
 warning_threshold = 0.8

@@ -21,9 +21,9 @@ from google.adk.models.llm_response import LlmResponse
 from google.adk.models.registry import LLMRegistry
 from google.genai import types
 
+from contextguard_adk._tools.cli import main
+from contextguard_adk._tools.demo import FileTools
 from contextguard_adk.testing import SimulatedLlm
-from contextguard_adk.tools.cli import main
-from contextguard_adk.tools.demo import FileTools
 from tests.builders import call, model
 
 WINDOW_TOKENS = 4_000

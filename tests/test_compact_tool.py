@@ -19,7 +19,7 @@ from contextguard_adk import (
     Strategy,
     Threshold,
 )
-from contextguard_adk.history.state import REFUSED_KEY, request_compaction
+from contextguard_adk._history.state import REFUSED_KEY, request_compaction
 from contextguard_adk.telemetry import METADATA_KEY
 from contextguard_adk.testing import Reply, SimulatedLlm, call
 from tests.builders import Chat, answer_text, model, user

@@ -20,9 +20,9 @@ from contextguard_adk import (
     Threshold,
     Usage,
 )
-from contextguard_adk.providers.clients import read_usage
-from contextguard_adk.providers.costs import add_costs, price_calls
-from contextguard_adk.providers.windows import LitellmRegistry, resolve_costs
+from contextguard_adk._providers.clients import read_usage
+from contextguard_adk._providers.costs import add_costs, price_calls
+from contextguard_adk._providers.windows import LitellmRegistry, resolve_costs
 from contextguard_adk.telemetry import format_cost
 from contextguard_adk.testing import Reply, SimulatedLlm
 from tests.builders import user

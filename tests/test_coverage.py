@@ -14,7 +14,7 @@ from google.genai import types
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contextguard_adk.history.coverage import (
+from contextguard_adk._history.coverage import (
     FINGERPRINT_BYTES,
     RECENT_COUNT,
     align_covered,

@@ -13,13 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from benchmarks._common import make_pod
-from contextguard_adk.measuring.density import (
+from contextguard_adk._measuring.density import (
     SizedText,
     estimate_text_density,
     script_discount_tokens,
     weighted_tokens,
 )
-from contextguard_adk.measuring.tokens import text_bytes
+from contextguard_adk._measuring.tokens import text_bytes
 from contextguard_adk.testing.provider import count_tokens
 
 PROSE = (

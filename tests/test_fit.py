@@ -9,8 +9,8 @@ from google.adk.models.cache_metadata import CacheMetadata
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
-from contextguard_adk.measuring.tokens import estimate_contents_tokens
-from contextguard_adk.recovery.fit import NOTICE, cut_request, reduce_contents
+from contextguard_adk._measuring.tokens import estimate_contents_tokens
+from contextguard_adk._recovery.fit import NOTICE, cut_request, reduce_contents
 from contextguard_adk.testing.provider import count_request_tokens, find_violation
 from tests.builders import call, model, response, user
 

@@ -16,14 +16,14 @@ from google.adk.models.google_llm import Gemini
 from google.adk.models.lite_llm import LiteLlm
 
 from contextguard_adk import Pipeline, SlidingWindow, Strategy, Threshold
-from contextguard_adk.measuring.calibration import estimate_prompt_tokens
-from contextguard_adk.measuring.tokens import (
+from contextguard_adk._measuring.calibration import estimate_prompt_tokens
+from contextguard_adk._measuring.tokens import (
     Memo,
     estimate_config_tokens,
     part_bytes,
     part_text,
 )
-from contextguard_adk.providers.clients import json_form
+from contextguard_adk._providers.clients import json_form
 from contextguard_adk.testing import Reply, SimulatedLlm
 from contextguard_adk.testing import call as ask
 from contextguard_adk.testing.provider import count_tokens

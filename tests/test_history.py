@@ -7,7 +7,7 @@ from google.genai import types
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contextguard_adk.history.pairs import (
+from contextguard_adk._history.pairs import (
     Pairs,
     find_live_request,
     find_safe_split,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from google.genai import types
 
-from contextguard_adk.history.coverage import HANDLE_CHARS
-from contextguard_adk.summarizing.items import INDEX_GAP, list_items, write_index
+from contextguard_adk._history.coverage import HANDLE_CHARS
+from contextguard_adk._summarizing.items import INDEX_GAP, list_items, write_index
 from tests.builders import (
     call,
     call_part,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contextguard_adk.summarizing.ledger import (
+from contextguard_adk._summarizing.ledger import (
     MAX_EXCERPT_BYTES,
     MAX_FIRST_BYTES,
     MAX_LEDGER_BYTES,

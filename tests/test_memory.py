@@ -16,8 +16,8 @@ import pytest
 from google.adk.models.llm_request import LlmRequest
 
 from contextguard_adk import ContextGuardPlugin
-from contextguard_adk.history.stored import StoredSummary
-from contextguard_adk.memory import UNSAVED_SECONDS, BoundedDict, Memory, Unsaved
+from contextguard_adk._history.stored import StoredSummary
+from contextguard_adk._memory import UNSAVED_SECONDS, BoundedDict, Memory, Unsaved
 from contextguard_adk.testing import Reply, SimulatedLlm
 from tests.builders import Chat, answer_text, guarded_agent, model, user
 from tests.chats import DEMAND, SUMMARY, seed, words

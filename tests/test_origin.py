@@ -14,8 +14,8 @@ from google.adk.models.llm_request import LlmRequest
 from google.adk.plugins.base_plugin import BasePlugin
 from google.genai import types
 
-from contextguard_adk.history.origin import EventIndex, find_history
-from contextguard_adk.history.pairs import content_text
+from contextguard_adk._history.origin import EventIndex, find_history
+from contextguard_adk._history.pairs import content_text
 from contextguard_adk.testing import SimulatedLlm
 from contextguard_adk.testing import call as asks_for
 from tests.builders import Chat, call, event, model, queued_tool, response, user

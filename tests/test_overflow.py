@@ -14,7 +14,7 @@ from google.genai import errors as genai_errors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contextguard_adk.providers.overflow import Overflow, parse_overflow
+from contextguard_adk._providers.overflow import Overflow, parse_overflow
 from tests.growth import MAX_GROWTH, time_growth
 
 MESSAGES = Path(__file__).parent / "overflow_messages.tsv"

@@ -15,22 +15,19 @@ import contextguard_adk
 PACKAGE = Path(contextguard_adk.__file__).parent
 
 ORDER = """
-errors providers measuring telemetry
-history
-pending
-memory
-summarizing
+errors _providers _measuring telemetry
+_history
+_pending
+_memory
+_summarizing
 strategies
-recall
-due limits
-ahead
-guard
-call answers
-recovery
+_recall
+_calls
+_recovery
 config
 plugin
 __init__
-testing tools __main__
+testing _tools __main__
 """
 """A folder may import those of its own line and of the lines above; so may a module
 that stands beside the folders."""
@@ -129,5 +126,5 @@ def test_importing_is_cheap_and_offline() -> None:
     heavy = {"litellm", "matplotlib", "rich", "tiktoken", "openai", "numpy", "pandas"}
     assert not heavy & {name.partition(".")[0] for name in names}
     assert "contextguard_adk.testing" not in ours
-    assert not {"contextguard_adk.tools", "contextguard_adk.__main__"} & {*names}
+    assert not {"contextguard_adk._tools", "contextguard_adk.__main__"} & {*names}
     assert network == []

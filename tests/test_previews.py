@@ -23,7 +23,7 @@ from contextguard_adk import (
     Strategy,
     Threshold,
 )
-from contextguard_adk.history.truncation import Preview
+from contextguard_adk._history.truncation import Preview
 from contextguard_adk.testing import RecordedRequest, Reply, SimulatedLlm, call
 from contextguard_adk.testing.provider import count_tokens
 from tests.builders import (

@@ -7,8 +7,8 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contextguard_adk.history.rendering import SUMMARY_BEGIN, SUMMARY_END, summary_text
-from contextguard_adk.summarizing.prompts import summary_instruction, summary_prompt
+from contextguard_adk._history.rendering import SUMMARY_BEGIN, SUMMARY_END, summary_text
+from contextguard_adk._summarizing.prompts import summary_instruction, summary_prompt
 
 
 @given(st.lists(st.sampled_from(["[", "]", "a", SUMMARY_BEGIN, SUMMARY_END, *"sy"])))

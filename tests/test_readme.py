@@ -17,9 +17,9 @@ from google.adk.cli.cli_tools_click import main as adk_command
 from google.adk.sessions.database_session_service import DatabaseSessionService
 
 from contextguard_adk import ContextGuardPlugin, Costs, SlidingWindow, Threshold
+from contextguard_adk._tools.cli import main
 from contextguard_adk.config import CONFIG_VARIABLE, load_settings
 from contextguard_adk.testing import SimulatedLlm
-from contextguard_adk.tools.cli import main
 from tests.builders import Chat, answer_text, guarded_agent
 
 ROOT = Path(__file__).parent.parent

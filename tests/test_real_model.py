@@ -26,7 +26,7 @@ from google.adk.models.base_llm import BaseLlm
 from google.genai import types
 
 from contextguard_adk import ContextGuardPlugin, Threshold
-from contextguard_adk.providers.overflow import parse_overflow
+from contextguard_adk._providers.overflow import parse_overflow
 from contextguard_adk.telemetry import CompactionRecord
 from tests.builders import Chat, answer_text, call_part, calls, model, response, user
 

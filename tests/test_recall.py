@@ -17,10 +17,10 @@ from google.adk.tools.function_tool import FunctionTool
 from google.genai import types
 
 from contextguard_adk import Strategy, Threshold
-from contextguard_adk.measuring.calibration import token_counter
-from contextguard_adk.recall.offer import may_offer
-from contextguard_adk.recall.tool import RecallHistoryTool, find_matches
-from contextguard_adk.summarizing.items import Item, list_items
+from contextguard_adk._measuring.calibration import token_counter
+from contextguard_adk._recall.offer import may_offer
+from contextguard_adk._recall.tool import RecallHistoryTool, find_matches
+from contextguard_adk._summarizing.items import Item, list_items
 from contextguard_adk.testing import Reply, SimulatedLlm
 from contextguard_adk.testing import call as tool_call
 from tests.builders import Chat, answer_text, call, model, queued_tool, response, user

@@ -21,14 +21,14 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from contextguard_adk import CallRecord, ContextGuardPlugin, Threshold
+from contextguard_adk._memory import branch_scope
+from contextguard_adk._providers.clients import read_usage
+from contextguard_adk._tools.cli import main
+from contextguard_adk._tools.recordings import SessionKey, load_session
+from contextguard_adk._tools.replay import ReplaySettings, replay_session
+from contextguard_adk._tools.terminal import CommandError
 from contextguard_adk.config import CONFIG_VARIABLE, PluginSettings
-from contextguard_adk.memory import branch_scope
-from contextguard_adk.providers.clients import read_usage
 from contextguard_adk.testing import Reply, SimulatedLlm
-from contextguard_adk.tools.cli import main
-from contextguard_adk.tools.recordings import SessionKey, load_session
-from contextguard_adk.tools.replay import ReplaySettings, replay_session
-from contextguard_adk.tools.terminal import CommandError
 from tests.builders import (
     Chat,
     call,

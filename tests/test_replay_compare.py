@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 
 from contextguard_adk import Costs, Threshold
+from contextguard_adk._providers.clients import read_usage
+from contextguard_adk._tools.cli import main
+from contextguard_adk._tools.recordings import SessionKey, load_session
+from contextguard_adk._tools.replay import ReplaySettings, replay_session
 from contextguard_adk.config import (
     CONFIG_VARIABLE,
     STRATEGIES,
     PluginSettings,
     load_settings,
 )
-from contextguard_adk.providers.clients import read_usage
 from contextguard_adk.telemetry import Usage
-from contextguard_adk.tools.cli import main
-from contextguard_adk.tools.recordings import SessionKey, load_session
-from contextguard_adk.tools.replay import ReplaySettings, replay_session
 from tests.test_replay import WINDOW, fail, record, two_agents_with
 
 ROWS = [

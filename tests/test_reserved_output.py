@@ -11,7 +11,7 @@ from google.adk.models.llm_response import LlmResponse
 from google.genai import types
 from pydantic import PrivateAttr
 
-from contextguard_adk.providers.clients import reserved_output_tokens
+from contextguard_adk._providers.clients import reserved_output_tokens
 from contextguard_adk.testing import ContextOverflowError, SimulatedLlm
 from contextguard_adk.testing.provider import (
     count_request_tokens,

@@ -23,9 +23,9 @@ from google.adk.plugins.plugin_manager import PluginManager
 from google.adk.sessions import InMemorySessionService, Session
 from google.genai import types
 
-from contextguard_adk.history.rendering import LEDGER_HEADING
-from contextguard_adk.history.shown import is_visible
-from contextguard_adk.history.view import HistoryView
+from contextguard_adk._history.rendering import LEDGER_HEADING
+from contextguard_adk._history.shown import is_visible
+from contextguard_adk._history.view import HistoryView
 from contextguard_adk.strategies import Strategy
 from contextguard_adk.testing import RecordedRequest, Reply, SimulatedLlm
 from contextguard_adk.testing import call as scripted_call

@@ -14,8 +14,8 @@ from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
 from contextguard_adk import Compaction, CompactionContext, Pipeline, Threshold
-from contextguard_adk.measuring.calibration import token_counter
-from contextguard_adk.summarizing.running_turn import KeptSteps, write_done_list
+from contextguard_adk._measuring.calibration import token_counter
+from contextguard_adk._summarizing.running_turn import KeptSteps, write_done_list
 from contextguard_adk.testing import Reply, SimulatedLlm, call
 from contextguard_adk.testing.provider import list_content_texts
 from tests import builders

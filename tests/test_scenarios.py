@@ -12,7 +12,7 @@ import pytest
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
-from contextguard_adk.history.pairs import has_tool
+from contextguard_adk._history.pairs import has_tool
 from contextguard_adk.strategies import SlidingWindow, Strategy, Threshold
 from contextguard_adk.testing import SimulatedLlm
 from tests.builders import SUMMARY_BEGIN, AgentCall, KeptSessions, Played, play

@@ -19,7 +19,7 @@ from google.adk.models.llm_request import LlmRequest
 from google.adk.plugins.context_filter_plugin import ContextFilterPlugin
 
 from contextguard_adk import Threshold
-from contextguard_adk.measuring.tokens import text_bytes
+from contextguard_adk._measuring.tokens import text_bytes
 from contextguard_adk.telemetry import CallRecord
 from contextguard_adk.testing import Reply, SimulatedLlm
 from tests.builders import Chat, call_part, queued_tool

@@ -9,11 +9,11 @@ import pytest
 from google.genai import types
 
 from contextguard_adk import ContextGuardPlugin
-from contextguard_adk.history.pairs import content_text
-from contextguard_adk.measuring.budgets import summary_budget_tokens
-from contextguard_adk.measuring.tokens import estimate_contents_tokens
+from contextguard_adk._history.pairs import content_text
+from contextguard_adk._measuring.budgets import summary_budget_tokens
+from contextguard_adk._measuring.tokens import estimate_contents_tokens
+from contextguard_adk._summarizing.ledger import MAX_LEDGER_BYTES
 from contextguard_adk.strategies import SlidingWindow, Strategy, Threshold
-from contextguard_adk.summarizing.ledger import MAX_LEDGER_BYTES
 from contextguard_adk.testing import SimulatedLlm
 from tests.builders import (
     AgentCall,

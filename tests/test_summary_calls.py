@@ -16,12 +16,12 @@ from google.adk.models.llm_response import LlmResponse
 from google.genai import types
 
 from contextguard_adk import CompactionRecord, Threshold
-from contextguard_adk.measuring.budgets import summary_budget_tokens
-from contextguard_adk.memory import CircuitBreaker, SessionMemory
-from contextguard_adk.providers.retry import call_with_retries, is_transient
-from contextguard_adk.providers.windows import LitellmRegistry
-from contextguard_adk.summarizing.summarizer import Summarizer, SummaryTask
-from contextguard_adk.summarizing.transcript import Entry
+from contextguard_adk._measuring.budgets import summary_budget_tokens
+from contextguard_adk._memory import CircuitBreaker, SessionMemory
+from contextguard_adk._providers.retry import call_with_retries, is_transient
+from contextguard_adk._providers.windows import LitellmRegistry
+from contextguard_adk._summarizing.summarizer import Summarizer, SummaryTask
+from contextguard_adk._summarizing.transcript import Entry
 from contextguard_adk.testing import Reply, SimulatedLlm, call
 from contextguard_adk.testing import SimulatedProviderError as ProviderError
 from tests.builders import answer_text, model, user

@@ -10,7 +10,7 @@ from google.adk.models.llm_request import LlmRequest
 from pydantic import BaseModel
 
 from contextguard_adk import ContextGuardPlugin, Threshold, TodosTool
-from contextguard_adk.summarizing.todos import LIST_HEADING, TodoList
+from contextguard_adk._summarizing.todos import LIST_HEADING, TodoList
 from contextguard_adk.testing import Reply, SimulatedLlm
 from contextguard_adk.testing import call as tool_call
 from tests.builders import Chat, answer_text, user

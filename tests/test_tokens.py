@@ -9,7 +9,7 @@ import pytest
 from google.genai import types
 from pydantic import BaseModel, Field
 
-from contextguard_adk.measuring.tokens import (
+from contextguard_adk._measuring.tokens import (
     estimate_config_tokens,
     estimate_contents_tokens,
     estimate_part_tokens,

@@ -12,7 +12,7 @@ from google.genai import types
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contextguard_adk.summarizing.transcript import (
+from contextguard_adk._summarizing.transcript import (
     MIN_BODY_TOKENS,
     Entry,
     describe_media,

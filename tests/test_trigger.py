@@ -19,8 +19,8 @@ from contextguard_adk import (
     Strategy,
     Threshold,
 )
-from contextguard_adk.history.stored import AgentRecord
-from contextguard_adk.measuring.budgets import plan_budgets
+from contextguard_adk._history.stored import AgentRecord
+from contextguard_adk._measuring.budgets import plan_budgets
 from contextguard_adk.testing import Reply, SimulatedLlm, call
 from tests.builders import Chat, answer_text, model, queued_tool, user
 from tests.chats import (

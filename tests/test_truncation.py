@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from google.genai import types
 
-from contextguard_adk.history.coverage import handle_of
-from contextguard_adk.history.truncation import (
+from contextguard_adk._history.coverage import handle_of
+from contextguard_adk._history.truncation import (
     HANDLE_KEY,
     Truncation,
     truncate_content,

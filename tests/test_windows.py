@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contextguard_adk.measuring.budgets import (
+from contextguard_adk._measuring.budgets import (
     buffer_tokens,
     summary_budget_tokens,
     threshold_tokens,
 )
-from contextguard_adk.providers.windows import (
+from contextguard_adk._providers.windows import (
     DEFAULT_CONTEXT_WINDOW,
     LitellmRegistry,
     ResolvedWindow,
@@ -215,7 +215,7 @@ def refuse(*args, **kwargs):
     raise AssertionError("network")
 
 socket.socket.connect = socket.create_connection = socket.getaddrinfo = refuse
-from contextguard_adk.providers.windows import resolve_context_window
+from contextguard_adk._providers.windows import resolve_context_window
 assert resolve_context_window("openrouter/openai/gpt-4o").tokens == 128_000
 assert resolve_context_window("nobody-knows").source == "default"
 assert not [name for name in sys.modules if name.partition(".")[0] == "litellm"]

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from pydantic import AliasChoices, Field, field_validator, model_validator
 
-from contextguard_adk.history.truncation import Preview
-from contextguard_adk.measuring.budgets import scale_trigger
-from contextguard_adk.summarizing.summarizer import SummarySettings
+from contextguard_adk._history.truncation import Preview
+from contextguard_adk._measuring.budgets import scale_trigger
+from contextguard_adk._summarizing.summarizer import SummarySettings
 
 if TYPE_CHECKING:
-    from contextguard_adk.summarizing.compaction import Compaction
-    from contextguard_adk.summarizing.context import CompactionContext, Reason
+    from contextguard_adk._summarizing.compaction import Compaction
+    from contextguard_adk._summarizing.context import CompactionContext, Reason
 
 
 T = TypeVar("T")

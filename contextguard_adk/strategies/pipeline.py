@@ -15,13 +15,14 @@ from pydantic import (
     model_validator,
 )
 
-from contextguard_adk.history.pairs import (
+from contextguard_adk._history.pairs import (
     has_function_response,
     has_tool,
     keep_pairs_whole,
 )
-from contextguard_adk.history.rendering import shorten_results
-from contextguard_adk.history.truncation import Preview, Truncation, find_repeats
+from contextguard_adk._history.rendering import shorten_results
+from contextguard_adk._history.truncation import Preview, Truncation, find_repeats
+from contextguard_adk._summarizing.compose import Draft
 from contextguard_adk.strategies.base import Strategy, import_subclass
 from contextguard_adk.strategies.reducers import (
     MessageWindow,
@@ -32,11 +33,10 @@ from contextguard_adk.strategies.reducers import (
     TokenWindow,
     ToolOutputTruncation,
 )
-from contextguard_adk.summarizing.compose import Draft
 
 if TYPE_CHECKING:
-    from contextguard_adk.summarizing.compaction import Compaction
-    from contextguard_adk.summarizing.context import CompactionContext
+    from contextguard_adk._summarizing.compaction import Compaction
+    from contextguard_adk._summarizing.context import CompactionContext
 
 
 _ENOUGH = StrategyResult.TARGET_REACHED

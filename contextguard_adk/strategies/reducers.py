@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from contextguard_adk.history.truncation import Truncation
-from contextguard_adk.measuring.calibration import DEFAULT_CORRECTION
+from contextguard_adk._history.truncation import Truncation
+from contextguard_adk._measuring.calibration import DEFAULT_CORRECTION
 
 if TYPE_CHECKING:
     from contextguard_adk.strategies.pipeline import Reduction

@@ -10,8 +10,8 @@ from pydantic import AliasChoices, Field, model_validator
 from contextguard_adk.strategies.base import Strategy
 
 if TYPE_CHECKING:
-    from contextguard_adk.summarizing.compaction import Compaction
-    from contextguard_adk.summarizing.context import CompactionContext
+    from contextguard_adk._summarizing.compaction import Compaction
+    from contextguard_adk._summarizing.context import CompactionContext
 
 MIN_KEPT = 3  # Contents.
 

@@ -1,0 +1,1 @@
+"""What the guard does around one model call, and what it knows of the call."""

@@ -1,0 +1,172 @@
+"""Summaries that are written ahead of time, while the agent goes on."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+from contextguard_adk._calls.due import choose_trigger, should_skip_compaction
+from contextguard_adk._history.state import AgentState
+from contextguard_adk._history.stored import AheadSummary
+from contextguard_adk._history.view import HistoryView
+from contextguard_adk._memory import SessionMemory
+from contextguard_adk._summarizing.compaction import Compaction
+from contextguard_adk._summarizing.compose import Draft
+from contextguard_adk._summarizing.context import CompactionContext
+from contextguard_adk.strategies.base import Strategy
+
+
+@dataclass(frozen=True)
+class AheadOfTime:
+    """Has the next summary of an agent written while the agent goes on."""
+
+    strategy: Strategy
+    state: AgentState
+    session: SessionMemory
+
+    def plan(self, context: CompactionContext) -> Callable[[int], None] | None:
+        """What to call with the tokens of the request once it is answered.
+
+        None where nothing is to be written: the request is too small, there is a
+        summary, or one was tried since the last compaction.
+        """
+        if self.strategy.ahead is None:
+            return None
+        self._save()
+        if not self.may_begin(context):
+            return None
+        # Whoever comes behind the guard may change what is sent.
+        _ = context.view.fingerprints
+        summarizer = context.summarizer
+        config = summarizer.request.config.model_copy()
+        request = summarizer.request.model_copy(update={"config": config})
+        summarizer, contents = replace(summarizer, request=request), context.contents
+        context = replace(context, summarizer=summarizer, contents=[*contents])
+        return partial(self._start, context)
+
+    def may_begin(self, context: CompactionContext) -> bool:
+        """Whether one may be begun once this request is answered."""
+        ahead, session = self.strategy.ahead, self.session
+        if ahead is None or session.is_ahead_tried or session.pending.is_under_way:
+            return False
+        # A strategy that does not say how near it is has an infinite one.
+        if not ahead <= self.strategy.fullness(context) < math.inf:
+            return False
+        return self.state.read_ahead("", context.scope) is None
+
+    def _save(self) -> None:
+        """Has the event of this call bring to the session what was written."""
+        if ahead := self.session.ahead:
+            is_saved = self.state.read("ahead") == ahead  # By the event of another.
+            self.session.ahead = "" if is_saved else ahead
+            self.state.write("ahead", ahead)
+
+    def _start(self, context: CompactionContext, tokens: int) -> None:
+        context, budgets = replace(context, tokens=tokens), context.budgets
+        if not self.may_begin(context):
+            return
+        is_full = context.fullness >= (self.strategy.ahead or 1.0)
+        at_trigger = replace(context, tokens=max(tokens, budgets.threshold_tokens))
+        if is_full and should_skip_compaction(at_trigger, False):
+            return
+        # As if it had just become due. What comes from here on stays word for word.
+        ratio = min(1.0, 0.99 * tokens / budgets.threshold_tokens)
+        budgets = replace(
+            budgets,
+            threshold_tokens=int(ratio * budgets.threshold_tokens),
+            full_tokens=int(ratio * budgets.full_tokens),
+            working_tokens=int(ratio * budgets.working_tokens),
+        )
+        reason = "tokens" if is_full else self.strategy.early_reason
+        context = replace(context, reason=reason, budgets=budgets, keep_count=0)
+        self.session.is_ahead_tried = True
+        self.session.pending.start(self._write(context))
+
+    async def _write(self, context: CompactionContext) -> None:
+        if not await self.session.pending.tasks.take_place():
+            return
+        started, summarizer = time.monotonic(), context.summarizer
+        try:
+            compaction = await self.strategy.compact(context)
+        finally:
+            summarizer.end()
+        # A pipeline may do without a summary.
+        if not (compaction and compaction.attempts) or compaction.stored.is_mechanical:
+            return
+        stored = compaction.stored
+        ahead = AheadSummary(
+            text=stored.model_text,
+            covered=stored.covered,
+            scope=context.scope,
+            invocation=context.view.invocation_id,
+            made_for=_digest_settings(context),
+            model=summarizer.model_name,
+            usage=summarizer.usage,
+            cost=summarizer.cost,
+            attempts=compaction.attempts,
+            duration_seconds=time.monotonic() - started,
+        )
+        self.session.ahead = ahead.model_dump_json()
+
+    def take(self, context: CompactionContext) -> AheadSummary | None:
+        """Takes the summary that was written, where a compaction is due."""
+        if self.strategy.ahead is None or context.focus:
+            return None
+        if not self.strategy.is_due(context):
+            return None
+        ahead = self.state.read_ahead(self.session.ahead, context.scope)
+        self.session.ahead = ""
+        self.state.write("ahead", None)  # It is put in now, or is out of date.
+        return ahead
+
+
+def render_ahead(
+    context: CompactionContext,
+    view: HistoryView,
+    ahead: AheadSummary,
+    strategy: Strategy,
+) -> Compaction | None:
+    """The request with a summary that was written ahead; None where it does not hold.
+
+    The view is of the same contents, with that summary in place.
+    """
+    if ahead.made_for != _digest_settings(context):
+        return None
+    if not (view.is_summary_valid and context.view.covered < view.covered):
+        return None
+    if not context.is_due:
+        context = replace(context, reason=strategy.early_reason)
+    covered = context.whole(view.covered - context.kept.indexes)
+    draft = replace(
+        Draft.continue_from(context.view),
+        text=ahead.text,
+        covered=covered,
+        model_covered=covered,
+        model_chars=len(ahead.text),
+    )
+    compaction = context.render(draft)
+    if compaction.tokens >= context.measure(context.contents):
+        return None
+    # What came since is left by this compaction, but not by one like it.
+    kept = context.kept.indexes
+    since = [view.shown[i] for i in view.uncovered if i not in kept]
+    left_tokens = compaction.tokens - context.measure(since) + context.measure([])
+    left_tokens = max(context.fixed_tokens, left_tokens)  # Some may stand shortened.
+    usual = replace(compaction, tokens=left_tokens)
+    return compaction.plan(choose_trigger(context, usual), left_tokens)
+
+
+def _digest_settings(context: CompactionContext) -> str:
+    """A digest of the models and settings that decide what a summary says."""
+    settings = context.summarizer.settings
+    said = (
+        type(settings).__name__,
+        context.summarizer.request.model,
+        getattr(settings.summarizer, "model", settings.summarizer),
+        settings.summary_instruction,
+    )
+    return hashlib.blake2b(repr(said).encode(), digest_size=8).hexdigest()

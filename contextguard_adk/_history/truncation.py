@@ -1,0 +1,219 @@
+"""Tool results shortened: in a compaction, or from their first request on."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from google.genai import types
+
+from contextguard_adk._history.coverage import fingerprint, handle_of
+from contextguard_adk._history.pairs import take_call
+from contextguard_adk._history.shown import RECALL_TOOL
+from contextguard_adk._measuring.calibration import token_counter
+from contextguard_adk._measuring.tokens import json_text, part_text
+from contextguard_adk._providers.clients import COMPACT, JsonForm
+
+HANDLE_KEY = "recall_item"
+"""In a shortened result: the handle under which the whole can be read back."""
+
+REPEATED = "[same as a newer result of this call, below]"
+MIN_REPEAT_BYTES = 200
+"""Below this the notice would save nothing."""
+
+MAX_DEPTH = 100
+"""Strings nested deeper than this stay as they are."""
+
+
+@dataclass(frozen=True)
+class Truncation:
+    """How strings over `max_length` characters in tool results are shortened.
+
+    A result whose JSON is over `result_length` becomes an excerpt of it; 0 for never.
+    """
+
+    max_length: int = 4_000
+    show_truncation_notice: bool = True
+    smart_truncate: bool = False
+    head_length: int = 3_000
+    tail_length: int = 1_000
+    result_length: int = 0
+
+
+def truncate_content(
+    content: types.Content, truncation: Truncation, whole: types.Content | None = None
+) -> types.Content:
+    """Shortens tool results in a copy, with the handles of what is `whole`."""
+    old = content.parts or []
+    handled = (whole.parts or []) if whole else [None] * len(old)
+    parts = [
+        _truncate_part(part, truncation, handle_part)
+        for part, handle_part in zip(old, handled, strict=True)
+    ]
+    if all(map(operator.is_, parts, old)):
+        return content
+    return content.model_copy(update={"parts": parts})
+
+
+def _truncate_part(
+    part: types.Part, truncation: Truncation, whole: types.Part | None
+) -> types.Part:
+    response = part.function_response if part is not None else None
+    if response is None or not response.response:
+        return part
+    shortened = truncate_value(response.response, truncation)
+    length = truncation.result_length
+    text = json_text(shortened).decode("utf-8", "surrogatepass") if length else ""
+    # Strings that were shortened come with notices and keys around them.
+    if len(text) > 2 * length:
+        excerpt = truncate_text(text, replace(truncation, max_length=length))
+        shortened = {"result": excerpt}
+    if shortened is response.response:
+        return part
+    return _replace_result(part, shortened, whole)
+
+
+def _replace_result(
+    part: types.Part, result: dict[str, Any], whole: types.Part | None
+) -> types.Part:
+    if whole:
+        result = {**result, HANDLE_KEY: handle_of(whole)}
+    response = part.function_response
+    copied = response and response.model_copy(update={"response": result})
+    return part.model_copy(update={"function_response": copied})
+
+
+def truncate_value(value: Any, truncation: Truncation, depth: int = 0) -> Any:
+    """Shortens every string in nested dicts and lists; copies only what changes."""
+    if isinstance(value, str):
+        return truncate_text(value, truncation)
+    if depth >= MAX_DEPTH or not isinstance(value, dict | list):
+        return value
+    old = list(value.values()) if isinstance(value, dict) else value
+    new = [truncate_value(item, truncation, depth + 1) for item in old]
+    if all(map(operator.is_, new, old)):
+        return value
+    return dict(zip(value, new, strict=True)) if isinstance(value, dict) else new
+
+
+def truncate_text(text: str, truncation: Truncation) -> str:
+    """Shortens a string that is too long, unless the notice makes it longer."""
+    if len(text) <= truncation.max_length:
+        return text
+    head, tail, notice = text[: truncation.max_length], "", ""
+    if truncation.smart_truncate:
+        head = text[: truncation.head_length]
+        tail = text[len(text) - truncation.tail_length :]
+    if truncation.show_truncation_notice:
+        kept = len(head) + len(tail)
+        notice = f"\n[… truncated: {kept} of {len(text)} characters kept …]\n"
+    shortened = head + notice + tail
+    return shortened if len(shortened) < len(text) else text
+
+
+def find_repeats(
+    contents: Sequence[types.Content], indexes: Iterable[int]
+) -> list[tuple[int, int]]:
+    """Finds large results, by content and part, that a newer call gave once more.
+
+    The model had seen them when it made that call.
+    """
+    waiting: list[tuple[int, types.FunctionCall]] = []
+    newest: dict[bytes, tuple[int, int]] = {}
+    repeats = []
+    for index in indexes:
+        for place, part in enumerate(contents[index].parts or ()):
+            if part and part.function_call:
+                waiting.append((index, part.function_call))
+            if (response := part.function_response if part else None) is None:
+                continue
+            found = take_call(waiting, response)
+            if found is None or len(json_text(response.response)) < MIN_REPEAT_BYTES:
+                continue
+            call = types.Part(function_call=found[1])
+            key = fingerprint(types.Content(parts=[call, part]))
+            if newest.get(key, found)[0] < found[0]:
+                repeats.append(newest[key])
+            newest[key] = (index, place)
+    return repeats
+
+
+def note_repeat(
+    content: types.Content, place: int, whole: types.Content | None
+) -> types.Content:
+    """Puts a notice in place of a result, with the handle of what is `whole`."""
+    parts = list(content.parts or ())
+    whole_part = whole.parts[place] if whole and whole.parts else None
+    parts[place] = _replace_result(parts[place], {"result": REPEATED}, whole_part)
+    return content.model_copy(update={"parts": parts})
+
+
+@dataclass(frozen=True)
+class Preview:
+    """How large tool results are shown from their first request on.
+
+    First strings are shortened as `strings` says. Of what then takes more than
+    `max_tokens`, by the density of its text, long strings become head and tail; where
+    these are not what is large, the JSON of the result does.
+    Nothing but the result decides, so it has the same bytes in every request.
+    """
+
+    max_tokens: int | None = None
+    strings: Truncation | None = None
+    with_handles: bool = False
+    form: JsonForm = COMPACT
+
+    def __call__(self, content: types.Content) -> types.Content | None:
+        """Returns a content as the agent is shown it; None where that is all of it."""
+        old = content.parts or []
+        parts = [self._show(part) for part in old]
+        if all(map(operator.is_, parts, old)):
+            return None
+        return content.model_copy(update={"parts": parts})
+
+    def fits(self, size_bytes: int) -> bool:
+        """Whether a content of so many bytes is shown whole, whatever stands in it."""
+        has_short_strings = not self.strings or size_bytes <= self.strings.max_length
+        return has_short_strings and self._is_small(size_bytes)
+
+    def _is_small(self, size_bytes: int) -> bool:
+        # No text takes more than three tokens for four bytes.
+        return self.max_tokens is None or size_bytes * 3 <= self.max_tokens * 4
+
+    def _show(self, part: types.Part) -> types.Part:
+        response = part.function_response if part is not None else None
+        if response is None or not response.response or response.name == RECALL_TOOL:
+            return part
+        short, whole = part, part if self.with_handles else None
+        if self.strings:
+            short = _truncate_part(part, self.strings, whole)
+        size_bytes = len(part_text(short, self.form))
+        return short if self._is_small(size_bytes) else self._fit(short, whole)
+
+    def _fit(self, part: types.Part, whole: types.Part | None) -> types.Part:
+        """Cuts the long strings of a result; where that is not enough, its JSON."""
+        most, shown = self.max_tokens or 0, part
+        text = part_text(part, self.form).decode("utf-8", "replace")
+        whole_tokens = token_counter(None)(text)
+        for is_excerpt in (False, True):
+            tokens, length = whole_tokens, len(text)
+            while tokens > most and length > 100:
+                # The notice, the handle and what else is in the result take some.
+                length = max(100, int(length * 0.95 * most / tokens))
+                truncation = Truncation(
+                    max_length=length,
+                    smart_truncate=True,
+                    head_length=int(length * 0.6),
+                    tail_length=length - int(length * 0.6),
+                    result_length=length // 2 if is_excerpt else 0,
+                )
+                shown = _truncate_part(part, truncation, whole)
+                if shown is part:
+                    break
+                shown_text = part_text(shown, self.form).decode("utf-8", "replace")
+                tokens = token_counter(None)(shown_text)
+            if tokens <= most:
+                break
+        return shown

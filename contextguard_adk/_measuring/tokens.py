@@ -1,0 +1,361 @@
+"""Measuring contents and requests in tokens.
+
+The heuristic is the documented one: the UTF-8 bytes of what the model reads, divided by
+four, rounded up once. Role names, call ids and thought signatures do not count.
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property, lru_cache, partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
+
+from google.genai import types
+from pydantic import BaseModel, PydanticUserError
+from pydantic_core import SchemaSerializer, core_schema
+
+from contextguard_adk._measuring.density import script_discount_tokens
+from contextguard_adk._providers.clients import COMPACT, JsonForm
+
+if TYPE_CHECKING:
+    from google.adk.events.event import Event
+
+V = TypeVar("V")
+
+_RAW_AUDIO = re.compile(r"audio/(x-|vnd\.)?(wav|l16|l24|pcm|aiff)")
+_TEXT_FILE = re.compile(
+    r"text/|application/([\w.-]+\+)?(json|xml|yaml|x-yaml|javascript|sql|toml)\b"
+)
+# Fields of a part that are not in the prompt.
+_UNREAD_FIELDS = {
+    *("media_processing", "media_resolution", "part_metadata", "speech_metadata"),
+    *("thought", "thought_signature", "video_metadata"),
+}
+
+
+# `pydantic_core.to_json` makes one anew on every call, which takes a fifth of the time.
+_TO_JSON = SchemaSerializer(
+    core_schema.any_schema(), core_schema.CoreConfig(ser_json_inf_nan="constants")
+).to_json
+
+
+def text_bytes(text: str) -> int:
+    """Returns the UTF-8 size of a text; a lone surrogate counts three bytes."""
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
+def json_bytes(value: object) -> int:
+    """Returns the size of what `json_text` returns."""
+    return text_bytes(value) if isinstance(value, str) else len(json_text(value))
+
+
+def json_text(value: object) -> bytes:
+    """Returns any value as compact JSON, a text as it is; never raises."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogatepass")
+    try:
+        return _TO_JSON(value, exclude_none=True)
+    except ValueError:
+        return _walk_text(value)
+
+
+def safe_repr(value: object) -> str:
+    """Returns `repr`, or type and address of an object whose own fails."""
+    try:
+        return repr(value)
+    except Exception:  # noqa: BLE001 - anyone's code may raise anything
+        return object.__repr__(value)
+
+
+def _walk_text(value: object) -> bytes:
+    """Returns what `to_json` refuses as something close to JSON, each object once."""
+    chunks: list[bytes] = []
+    seen: dict[int, object] = {}
+    stack, end = [value], object()
+    while stack and len(chunks) < 100_000:
+        item = stack.pop()
+        if item is end:
+            chunks.append(b"},")
+        elif isinstance(item, str | bytes | bytearray):
+            text = json_text(item) if isinstance(item, str) else b64encode(item)
+            chunks.append(b'"%b",' % text)
+        elif isinstance(item, int):
+            # Python refuses to print very long numbers in decimal.
+            chunks.append(b"%x," % item if item.bit_length() > 64 else b"%d," % item)
+        elif item is None or isinstance(item, float):
+            chunks.append(b"%b," % repr(item).encode())
+        elif id(item) not in seen:
+            seen[id(item)] = item
+            chunks.append(b"{")
+            fields = item if isinstance(item, dict) else getattr(item, "__dict__", None)
+            if isinstance(item, list | tuple | set | frozenset):
+                children = list(item)
+            elif isinstance(fields, dict):
+                children = [*fields, *fields.values()]
+            else:
+                children = [type(item).__name__]
+            stack += [end, *reversed(children)]
+    return b"".join(chunks)[:-1]
+
+
+def _tokens(size_bytes: int) -> int:
+    return (size_bytes + 3) // 4
+
+
+def media_tokens(mime_type: str | None, size_bytes: int | None) -> int:
+    """Estimates what a provider takes for a medium, as Gemini 3 documents it.
+
+    OpenAI takes 765 to 1,105 for an image, Claude up to 1,600. Of unknown size a
+    recording counts as a minute, a PDF as ten pages of 50 kB.
+    """
+    kind = (mime_type or "").lower()
+    if size_bytes == 0:
+        return 0
+    if kind.startswith("image/"):
+        return 1_120
+    if kind.startswith("audio/"):
+        bytes_per_second = 32_000 if _RAW_AUDIO.match(kind) else 8_000
+        return 32 * (60 if size_bytes is None else -(-size_bytes // bytes_per_second))
+    if kind.startswith("video/"):
+        return 263 * (60 if size_bytes is None else -(-size_bytes // 125_000))
+    if kind.startswith("application/pdf"):
+        return 560 * (10 if size_bytes is None else min(-(-size_bytes // 50_000), 1000))
+    if size_bytes is not None and _TEXT_FILE.match(kind):
+        return _tokens(size_bytes)
+    return 1_000
+
+
+def _media_bytes(part: types.Part | types.FunctionResponsePart) -> int:
+    if (blob := part.inline_data) is not None:
+        return 4 * media_tokens(blob.mime_type, len(blob.data or b""))
+    return 4 * media_tokens(part.file_data.mime_type, None) if part.file_data else 0
+
+
+def media_bytes(part: types.Part) -> int:
+    """Returns four bytes for each token that the media of a part are taken for."""
+    if part.text or part.function_call:
+        return 0
+    if (result := part.function_response) is not None:
+        return sum(map(_media_bytes, result.parts or ()))
+    is_code = part.executable_code or part.code_execution_result
+    return 0 if is_code else _media_bytes(part)
+
+
+def _spell(value: object, spell: Callable[[Any], str] | None) -> object:
+    """Returns what a client makes of a value, or the value where it makes nothing."""
+    if not value or spell is None:
+        return value or ""
+    try:
+        return spell(value)
+    except Exception:  # noqa: BLE001 - anyone's code may raise anything
+        return value
+
+
+def _read_part(part: types.Part | None, form: JsonForm) -> tuple[Sequence[object], int]:
+    """Returns what a part lets the model read, and the bytes that its media count."""
+    if part is None:
+        return (), 0
+    # A part holds one kind of data: the first that is there is all there is.
+    if part.text:
+        return (part.text,), 0
+    if (call := part.function_call) is not None:
+        return (call.name or "", _spell(call.args, form.args)), 0
+    if (result := part.function_response) is not None:
+        result_text = _spell(result.response, form.result)
+        return (result.name or "", result_text), media_bytes(part)
+    if (code := part.executable_code) is not None:
+        return (code.code or "",), 0
+    if (outcome := part.code_execution_result) is not None:
+        return (outcome.output or "",), 0
+    if part.inline_data is not None or part.file_data is not None:
+        return (), _media_bytes(part)
+    others = part.__dict__.items()
+    return [value for name, value in others if value and name not in _UNREAD_FIELDS], 0
+
+
+def part_bytes(part: types.Part | None, form: JsonForm = COMPACT) -> int:
+    """Returns the UTF-8 bytes that the model reads of a part; media count as tokens."""
+    values, others = _read_part(part, form)
+    return sum(map(json_bytes, values)) + others
+
+
+class PartMeasure(NamedTuple):
+    """Bytes of text and media of a part, and what depends on its scripts."""
+
+    text_bytes: int
+    media_bytes: int
+    script_discount_tokens: float
+    is_ascii: bool
+
+
+def measure_part(part: types.Part | None, form: JsonForm = COMPACT) -> PartMeasure:
+    """Returns what `part_bytes` measures, and what depends on scripts."""
+    values, others = _read_part(part, form)
+    text = b"".join(map(json_text, values))
+    discount = script_discount_tokens(text)
+    return PartMeasure(len(text), others, discount, text.isascii())
+
+
+def part_text(part: types.Part | None, form: JsonForm = COMPACT) -> bytes:
+    """Returns what the model reads of a part, in UTF-8, without its media."""
+    return b"".join(map(json_text, _read_part(part, form)[0]))
+
+
+def _contents_bytes(
+    contents: Iterable[types.Content],
+    count_bytes: Callable[[types.Part | None], int] = part_bytes,
+) -> int:
+    size_bytes = 0
+    for content in contents:
+        for part in content.parts or ():
+            # Most parts are text, and calling for each would triple the time.
+            text = part.text if part is not None else None
+            if text:
+                size_bytes += len(text) if text.isascii() else text_bytes(text)
+            else:
+                size_bytes += count_bytes(part)
+    return size_bytes
+
+
+def estimate_part_tokens(part: types.Part | None) -> int:
+    """Estimates the tokens of a part: its bytes / 4, rounded up."""
+    return _tokens(part_bytes(part))
+
+
+def estimate_contents_tokens(
+    contents: Iterable[types.Content],
+    count_bytes: Callable[[types.Part | None], int] = part_bytes,
+) -> int:
+    """Estimates the tokens of contents: the sum of their bytes / 4, rounded up once."""
+    return _tokens(_contents_bytes(contents, count_bytes))
+
+
+def _instruction_bytes(instruction: Any) -> int:
+    if isinstance(instruction, list | tuple):
+        return sum(map(_instruction_bytes, instruction))
+    if isinstance(instruction, types.Content):
+        return _contents_bytes((instruction,))
+    if isinstance(instruction, types.Part):
+        return part_bytes(instruction)
+    return 0 if instruction is None else json_bytes(instruction)
+
+
+def _tool_bytes(tool: object) -> int:
+    declarations = tool.function_declarations if isinstance(tool, types.Tool) else None
+    return sum(
+        json_bytes(value)
+        for declaration in declarations or ()
+        for name, value in declaration.__dict__.items()
+        if value is not None and name != "behavior"
+    )
+
+
+def _schema_bytes(schema: object) -> int:
+    if arguments := get_args(schema):
+        return sum(map(_schema_bytes, arguments))
+    if isinstance(schema, type):
+        return _class_schema_bytes(schema) if issubclass(schema, BaseModel) else 0
+    return 0 if schema is None else json_bytes(schema)
+
+
+@lru_cache(maxsize=256)
+def _class_schema_bytes(schema: type[BaseModel]) -> int:
+    try:
+        return json_bytes(schema.model_json_schema())
+    except PydanticUserError:
+        return 0
+
+
+def _config_bytes(config: types.GenerateContentConfig | None) -> int:
+    if config is None:
+        return 0
+    schemas = config.response_schema, config.response_json_schema
+    fixed_bytes = _instruction_bytes(config.system_instruction)
+    fixed_bytes += sum(map(_tool_bytes, config.tools or ()))
+    return fixed_bytes + sum(map(_schema_bytes, schemas))
+
+
+def estimate_config_tokens(config: types.GenerateContentConfig | None) -> int:
+    """Estimates the tokens of instruction, declared functions and response schema."""
+    return _tokens(_config_bytes(config))
+
+
+class Memo:
+    """Measures contents as a client spells them; knows the payloads of earlier runs.
+
+    Results are remembered by the identity of these payloads. A tool of this run may
+    still change what it was given or has returned.
+    """
+
+    def __init__(
+        self,
+        events: Sequence[Event] = (),
+        invocation_id: str = "",
+        form: JsonForm = COMPACT,
+    ) -> None:
+        self._events = events
+        self._invocation_id = invocation_id
+        self.form = form
+        self._measure = partial(measure_part, form=form)
+        self._known: dict[object, Any] = {}
+
+    @cached_property
+    def _old(self) -> dict[int, object]:
+        """The payloads of earlier runs, by identity."""
+        return {
+            id(payload): payload
+            for event in self._events
+            if event.content and event.invocation_id != self._invocation_id
+            for part in event.content.parts or ()
+            if part and (payload := _payload_of(part)) is not None
+        }
+
+    def get(
+        self,
+        compute: Callable[[Any], V],
+        value: types.Content | types.Part,
+        parts: Sequence[types.Part | None],
+        role: str | None = None,
+    ) -> V:
+        """Returns `compute(value)`, from memory where all of its `parts` are old."""
+        key: list[object] = [compute, role]
+        for part in parts:
+            if part is not None and part.text:
+                key.append(part.text)
+                continue
+            payload = _payload_of(part) if part is not None else None
+            if part is None or id(payload) not in self._old:
+                return compute(value)
+            tool = part.function_call or part.function_response
+            key += id(payload), tool and tool.name
+        if (found := tuple(key)) not in self._known:
+            self._known[found] = compute(value)
+        result: V = self._known[found]
+        return result
+
+    def measure_part(self, part: types.Part | None) -> PartMeasure:
+        """Returns what the function of that name does."""
+        return self.get(self._measure, part, (part,)) if part else measure_part(part)
+
+    def part_bytes(self, part: types.Part | None) -> int:
+        """Returns what the function of that name does."""
+        measure = self.measure_part(part)
+        return measure.text_bytes + measure.media_bytes
+
+    def part_text(self, part: types.Part | None) -> bytes:
+        """Returns what the function of that name does."""
+        return part_text(part, self.form)
+
+    def estimate_tokens(self, contents: Iterable[types.Content]) -> int:
+        """Returns what `estimate_contents_tokens` does."""
+        return estimate_contents_tokens(contents, self.part_bytes)
+
+
+def _payload_of(part: types.Part) -> dict[str, Any] | None:
+    """The arguments of a call, or a result that comes without files."""
+    if part.function_call is not None:
+        return part.function_call.args
+    result = part.function_response
+    return result.response if result is not None and not result.parts else None

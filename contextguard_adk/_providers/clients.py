@@ -1,0 +1,157 @@
+"""What ADK's model classes send: how they spell tool results, what they reserve.
+
+Read in ADK 2.0 to 2.13. The classes are told apart by name, so that none has to be
+imported.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from google.adk.models.base_llm import BaseLlm
+from google.adk.models.registry import LLMRegistry
+from google.genai import types
+
+from contextguard_adk._providers.windows import ModelRegistry, resolve_output_limit
+from contextguard_adk.telemetry import Usage
+
+# What litellm makes of `reasoning_effort` for models that take a number.
+_EFFORT_TOKENS = {
+    "minimal": 128, "low": 1_024, "medium": 2_048, "high": 4_096, "xhigh": 8_192,
+    "max": 16_384,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class JsonForm:
+    """How a client spells arguments and results; None where it sends the values."""
+
+    args: Callable[[Any], str] | None = None
+    result: Callable[[Any], str] | None = None
+
+
+def find_llm(agent: object) -> BaseLlm | None:
+    """The model of an agent, where ADK can name it without a call."""
+    model = getattr(agent, "canonical_model", None)
+    return model if isinstance(model, BaseLlm) else None
+
+
+def json_form(llm: object) -> JsonForm:
+    """Returns how a model's client spells JSON; compact where nobody knows."""
+    names = _class_names(_first_model(llm))
+    return next((_FORMS[name] for name in names if name in _FORMS), COMPACT)
+
+
+def reserved_output_tokens(
+    llm: object,
+    model: str,
+    config: types.GenerateContentConfig,
+    registry: ModelRegistry | None = None,
+) -> int | None:
+    """Returns the output tokens that a request reserves; None where it names none."""
+    if config.max_output_tokens:
+        return config.max_output_tokens
+    llm, values = _first_model(llm), list[object]()
+    names = _class_names(llm)
+    if "AnthropicLlm" in names:
+        values = [getattr(llm, "max_tokens", None)]
+    elif "LiteLlm" in names:
+        arguments = _litellm_arguments(llm)
+        values = [arguments.get(n) for n in ("max_completion_tokens", "max_tokens")]
+        provider, _, name = model.lower().rpartition("/")
+        # Anthropic's API wants a number, and LiteLLM names the most that there is.
+        if provider in ("", "anthropic", "vertex_ai", "azure_ai") and "claude" in name:
+            values.append(resolve_output_limit(model, registry))
+    found = (each for each in values if isinstance(each, int) and each > 0)
+    return next(found, None)
+
+
+def thinking_tokens(llm: object, config: types.GenerateContentConfig) -> int:
+    """Returns how many tokens of thoughts a call asks for; 0 where it names no number.
+
+    An output limit must be above that. It stands in the request's config, or in what
+    `LiteLlm` was made with.
+    """
+    asked = config.thinking_config and config.thinking_config.thinking_budget
+    if asked is None and (arguments := _litellm_arguments(_first_model(llm))):
+        thinking = arguments.get("thinking")
+        if isinstance(thinking, Mapping):
+            asked = thinking.get("budget_tokens")
+        else:
+            asked = _EFFORT_TOKENS.get(str(arguments.get("reasoning_effort")))
+    return max(0, asked) if isinstance(asked, int) else 0
+
+
+def read_usage(
+    reported: types.GenerateContentResponseUsageMetadata | None,
+) -> Usage:
+    """Reads what a call took; zeros where its client reports nothing."""
+    if reported is None:
+        return Usage()
+    prompt = reported.prompt_token_count or 0
+    prompt += reported.tool_use_prompt_token_count or 0
+    output = reported.candidates_token_count or 0
+    # `LiteLlm` counts thoughts among what was written, Gemini and Claude beside it:
+    # the total tells.
+    if total := reported.total_token_count:
+        output = max(output, total - prompt)
+    else:
+        output += reported.thoughts_token_count or 0
+    cached = reported.cached_content_token_count or 0
+    return Usage(max(prompt, cached), cached, output)
+
+
+def _first_model(llm: object) -> object:
+    """The model that ADK's `FallbackModel` asks first; any other as it is."""
+    if "FallbackModel" not in _class_names(llm):
+        return llm
+    first = getattr(llm, "models", [None])[0]
+    return LLMRegistry.new_llm(first) if isinstance(first, str) else first
+
+
+def _litellm_arguments(llm: object) -> Mapping[str, Any]:
+    """What `LiteLlm` was made with."""
+    arguments = getattr(llm, "_additional_args", None)
+    return arguments if isinstance(arguments, Mapping) else {}
+
+
+def _class_names(llm: object) -> list[str]:
+    return [each.__name__ for each in type(llm).__mro__]
+
+
+def _spell_for_litellm(value: object) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        return str(value)
+
+
+def _spell_for_claude(response: dict[str, Any]) -> str:
+    """The text of an MCP result, the value that ADK has wrapped, or all as ASCII."""
+    content = response.get("content")
+    if content and isinstance(content, list):
+        return "\n".join(map(_spell_block, content))
+    if content and isinstance(content, str):
+        return content
+    # ADK 2.0 sends the value where others stand beside it, too.
+    is_wrapped = response.keys() == {"result"} and response["result"] is not None
+    value = response["result"] if is_wrapped else response
+    return json.dumps(value) if isinstance(value, dict | list) else str(value)
+
+
+def _spell_block(block: object) -> str:
+    if isinstance(block, dict) and block.get("type") == "text":
+        return str(block.get("text", block))
+    return str(block)
+
+
+COMPACT = JsonForm()
+_FORMS = {
+    # Before LiteLlm: one class is both.
+    "GemmaFunctionCallingMixin": JsonForm(result=json.dumps),
+    "LiteLlm": JsonForm(_spell_for_litellm, _spell_for_litellm),
+    "AnthropicLlm": JsonForm(result=_spell_for_claude),
+}

@@ -1,0 +1,244 @@
+"""The tool by which an agent reads back what was compacted."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from google.adk.tools.base_tool import BaseTool
+from google.genai import types
+
+from contextguard_adk._history.shown import RECALL_TOOL
+from contextguard_adk._measuring.budgets import TokenCounter
+from contextguard_adk._measuring.tokens import estimate_part_tokens
+from contextguard_adk._summarizing.items import ATTACHED_KEY, Item
+
+if TYPE_CHECKING:
+    from google.adk.tools.tool_context import ToolContext
+
+    from contextguard_adk._recall.offer import RecallSource
+
+logger = logging.getLogger("contextguard_adk.recall")
+
+# Short: it stands in every request from the first compaction on.
+DECLARATION = types.FunctionDeclaration(
+    name=RECALL_TOOL,
+    description="Reads what was compacted away. query: words to search for. item: a "
+    "handle to read. Neither: lists items. offset: as a page says.",
+    parameters_json_schema={
+        "type": "object",
+        "properties": {
+            "query": {"type": "string"},
+            "item": {"type": "string"},
+            "offset": {"type": "integer"},
+        },
+    },
+)
+
+
+class RecallHistoryTool(BaseTool):
+    """Searches and pages through the compacted part of a history."""
+
+    def __init__(
+        self,
+        source: RecallSource,
+        window_tokens: int,
+        page_tokens: int,
+        count: TokenCounter,
+    ) -> None:
+        super().__init__(name=RECALL_TOOL, description=DECLARATION.description or "")
+        self._source = source
+        self._window_tokens = window_tokens
+        self._page_tokens = min(page_tokens, window_tokens // 10)
+        self._count = count
+
+    def _get_declaration(self) -> types.FunctionDeclaration:
+        return DECLARATION.model_copy()
+
+    async def run_async(
+        self, *, args: dict[str, Any], tool_context: ToolContext
+    ) -> dict[str, str]:
+        """Answers one call; a bad argument gets an answer that helps."""
+        try:
+            items, hidden = await self._source.load()
+            answer = self._answer(items, hidden, args)
+        except Exception as error:  # noqa: BLE001 - a turn must not end here.
+            logger.error("recall_history failed: %s.", type(error).__name__)
+            return {"result": "The history cannot be read just now."}
+        # No client can send half a surrogate pair.
+        return {k: v.encode("utf-8", "replace").decode() for k, v in answer.items()}
+
+    def _answer(
+        self, items: Sequence[Item], hidden: Sequence[Item], args: dict[str, Any]
+    ) -> dict[str, str]:
+        query = " ".join(str(args.get("query") or "")[:200].split())
+        handle = str(args.get("item") or "").strip(" #[]`'\"")
+        offset = _read_offset(args.get("offset"))
+        if not handle:
+            found = self._search(hidden, query, offset) if query else None
+            return {"result": found or self._list(hidden, offset)}
+        item = next((i for i in items if i.handle == handle), None)
+        if item is None:
+            usage = "recall_history() lists the items, with query=… it searches them."
+            return {"result": f"There is no item {handle[:40]!r}. {usage}"}
+        if item.media:
+            return self._attach(item, item.media)
+        return {"result": self._read(item, offset)}
+
+    def _read(self, item: Item, offset: int) -> str:
+        """One item from a character on, as much as a page holds."""
+        count = len(item.text)
+        if offset >= count:
+            return f"[{item.title}]\nOffset {offset} lies behind its end."
+        head = f"[{item.title}; from {offset}]\n"
+        more = f"\n[goes on: recall_history(item={item.handle!r}, offset={{}})]"
+        room = self._page_tokens - self._count(head + more.format(count))
+        page = self._fill(item.text[offset:], room)
+        end = offset + len(page)
+        tail = more.format(end) if end < count else "\n[end of the item]"
+        return head + page + tail
+
+    def _attach(self, item: Item, media: types.Part) -> dict[str, str]:
+        tokens, attached = estimate_part_tokens(media), {}
+        if item.content_index < 0:
+            text = "This run does not load its message, so it cannot be attached."
+        elif tokens > self._window_tokens * 0.3:
+            text = f"Its {tokens:,} tokens are too many for the context window."
+        else:
+            text, attached = "It is attached below.", {ATTACHED_KEY: item.handle}
+        return {"result": f"[{item.title}]\n{text}", **attached}
+
+    def _list(self, hidden: Sequence[Item], offset: int) -> str:
+        """The items that were compacted, newest first."""
+        items = [item for item in hidden if item.is_listed]
+        if not items:
+            return "Nothing was compacted yet."
+        if offset >= len(items):
+            return f"There are {len(items)} items; offset {offset} lies behind them."
+        lines = [f"- {item.title}" for item in items[offset:]]
+        head = f"{len(items)} items, newest first:"
+        return self._page(head, lines, offset, len(items), "recall_history(offset={})")
+
+    def _search(self, hidden: Sequence[Item], query: str, offset: int) -> str:
+        """Excerpts of the items that match best, the newest first among equals."""
+        matches = find_matches(hidden, query)
+        if not matches:
+            hint = "Try fewer or other words; recall_history() lists the items."
+            return f"Nothing matches {query[:40]!r}. {hint}"
+        if offset >= len(matches):
+            return f"There are {len(matches)} matches; offset {offset} is behind them."
+        shown = matches[offset : offset + 5]
+        head = f"{len(matches)} items match, best and newest first:"
+        room = (self._page_tokens - self._count(head) - 30) // len(shown)
+        blocks = [self._excerpt(match, room) for match in shown]
+        again = "recall_history(query=…, offset={})"
+        return self._page(head, blocks, offset, len(matches), again)
+
+    def _excerpt(self, match: Match, room_tokens: int) -> str:
+        """The title of an item, and its text around the best match."""
+        item = match.item
+        if item.media:
+            return f"[{item.title}]"
+        also = f"; also at {', '.join(map(str, match.others))}" if match.others else ""
+        longest = f"[{item.title}; from {match.position}{also}]\n"
+        room = max(30, room_tokens - self._count(longest))
+        start, text = self._around(item.text, match.position, room)
+        unseen = [p for p in match.others if not start <= p < start + len(text)]
+        also = f"; also at {', '.join(map(str, unseen))}" if unseen else ""
+        return f"[{item.title}; from {start}{also}]\n{text}"
+
+    def _around(self, text: str, position: int, room_tokens: int) -> tuple[int, str]:
+        """What stands around a position, a third of it before; and where it begins."""
+        chars = 3 * room_tokens
+        backwards = text[max(0, position - chars) : position][::-1]
+        before = self._fill(backwards, room_tokens // 3)
+        room_tokens -= self._count(before)
+        after = self._fill(text[position : position + 3 * chars], room_tokens)
+        if position + len(after) == len(text):  # There is room before it.
+            room_tokens += self._count(before) - self._count(after)
+            before = self._fill(backwards, room_tokens)
+        return position - len(before), before[::-1] + after
+
+    def _page(
+        self, head: str, blocks: Sequence[str], offset: int, total: int, again: str
+    ) -> str:
+        """As many blocks as a page holds, and how to get the next ones."""
+        room = self._page_tokens - self._count(head) - self._count(again) - 20
+        shown: list[str] = []
+        for block in blocks:
+            room -= self._count(block) + 1
+            if room < 0 and shown:
+                break
+            shown.append(block)
+        end = offset + len(shown)
+        more = f"[more: {again.format(end)}]" if end < total else "[end of the list]"
+        return "\n".join([head, *shown, more])
+
+    def _fill(self, text: str, room_tokens: int) -> str:
+        """The longest beginning of a text that fits; at least one character."""
+        text = text[: max(1, room_tokens) * 8]
+        while len(text) > 1 and (tokens := self._count(text)) > room_tokens:
+            ratio = max(0.1, room_tokens / tokens)
+            text = text[: max(1, min(len(text) - 1, int(len(text) * ratio)))]
+        return text
+
+
+def _read_offset(value: object) -> int:
+    try:
+        number: int = int(value)  # type: ignore[call-overload]
+        return min(max(0, number), 10**12)
+    except (TypeError, ValueError, OverflowError):
+        return 0
+
+
+@dataclass(frozen=True)
+class Match:
+    """Where a query matches an item best, and where else; a high score is good."""
+
+    item: Item
+    position: int
+    others: tuple[int, ...]
+    score: int
+
+
+def find_matches(items: Iterable[Item], query: str) -> list[Match]:
+    """Finds items with a phrase or, further down, with many of its words together."""
+    found = dict.fromkeys(re.findall(r"[\w./:@#+-]+", query.lower()))
+    words = [word.strip(".:") or word for word in found][:12] or [query.lower()]
+    phrase = re.compile(re.escape(query), re.IGNORECASE)
+    any_word = re.compile("|".join(map(re.escape, words)), re.IGNORECASE)
+    matches = (_match(item, phrase, any_word, len(words)) for item in items)
+    return sorted(filter(None, matches), key=lambda match: -match.score)
+
+
+def _match(
+    item: Item, phrase: re.Pattern[str], any_word: re.Pattern[str], word_count: int
+) -> Match | None:
+    text = item.text if not item.media else item.label
+    found = itertools.islice(phrase.finditer(text), 4)
+    if places := [place.start() for place in found]:
+        return Match(item, places[0], tuple(places[1:]), 2 * word_count + 2)
+    in_title = {w.lower() for w in any_word.findall(f"{item.label} {item.hint}")}
+    hits = [(m.start(), m.group().lower()) for m in any_word.finditer(text)]
+    position, nearby = _densest(hits)
+    distinct = len({word for _, word in hits} | in_title)
+    return Match(item, position, (), nearby + distinct) if distinct else None
+
+
+def _densest(hits: Sequence[tuple[int, str]]) -> tuple[int, int]:
+    """Where most different words stand within 200 characters; how many they are."""
+    best_position, best_count, start = 0, 0, 0
+    inside: Counter[str] = Counter()
+    for position, word in hits:
+        inside[word] += 1
+        while position - hits[start][0] > 200:
+            inside[hits[start][1]] -= 1
+            start += 1
+        if len(+inside) > best_count:
+            best_position, best_count = hits[start][0], len(+inside)
+    return best_position, best_count

@@ -1,0 +1,341 @@
+"""`contextguard demo`: the same work by a real agent, without and with the guard."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+from collections.abc import Iterator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from itertools import chain, cycle, groupby, islice
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import google.adk
+from google.adk.agents import LlmAgent
+from google.adk.apps import App
+from google.adk.events import Event
+from google.adk.models.base_llm import BaseLlm
+from google.adk.models.registry import LLMRegistry
+from google.adk.plugins.base_plugin import BasePlugin
+from google.adk.runners import Runner
+from google.adk.sessions import InMemorySessionService
+from google.genai import types
+from rich.console import Console
+from rich.table import Table
+
+from contextguard_adk._providers.clients import read_usage
+from contextguard_adk._providers.costs import TYPICAL_COSTS, Costs, price_calls
+from contextguard_adk._providers.overflow import parse_overflow
+from contextguard_adk._providers.windows import LitellmRegistry, resolve_costs
+from contextguard_adk._tools.terminal import CommandError, print_line, quiet_logs
+from contextguard_adk.plugin import ContextGuardPlugin
+from contextguard_adk.strategies import SlidingWindow, Threshold
+from contextguard_adk.telemetry import CallRecord, CompactionRecord, Usage, format_cost
+from contextguard_adk.testing import Reply, SimulatedLlm, VirtualTimeLoop, call
+
+INSTRUCTION = """\
+Study the source files of a project: read those that matter one after another with your
+tools, then answer. Paths are relative to the project's top folder."""
+
+BARE, AHEAD = "no guard", "summaries ahead"
+
+ROWS = {
+    "steps done": "{0.steps:,} of {0.planned_steps:,}",
+    "requests rejected": "{0.rejections:,}",
+    "compactions": "{0.compactions:,}",
+    "uncached input": "{0.uncached_tokens:,}",
+    "cached input": "{0.usage.cached_tokens:,}",
+    "output tokens": "{0.usage.output_tokens:,}",
+    "cost": "{0.cost}",
+    "largest request": "{0.largest_request_tokens:,}",
+}
+
+# A question of the user, and how the offline model goes about it.
+Turn: TypeAlias = tuple[str, list[Reply]]
+
+
+def run_demo(arguments: argparse.Namespace) -> int:
+    """Compares the work without and with the guard; returns 1 if the guard failed."""
+    root = (arguments.path or Path(google.adk.__path__[0])).resolve()
+    steps, model, latency = arguments.steps, arguments.model, arguments.latency
+    if model and latency:
+        raise CommandError("--latency: a real model takes its own time")
+    turns = list(plan_turns(root, steps))
+    if not turns:
+        raise CommandError(f"there is no source file in {root}")
+    console = Console(highlight=False)
+    with quiet_logs(console):
+        usual_tokens = LitellmRegistry().context_window(model) if model else 32_000
+        window_tokens = arguments.window or usual_tokens
+        if window_tokens is None:
+            raise CommandError(f"the window of {model} is unknown: give --window")
+        kind = Threshold if arguments.strategy == "threshold" else SlidingWindow
+        names = [BARE, "with guard", *([AHEAD] if latency else [])]
+        models = [_create_model(arguments, window_tokens, turns) for _ in names]
+        print_line(console, f"{steps:,} steps through {root}")
+        name = model or "offline model"
+        print_line(console, f"{name}, window {window_tokens:,} tokens")
+        costs = resolve_costs(model, {}, None) if model else TYPICAL_COSTS
+        runs = [DemoRun(name, steps, costs, console) for name in names]
+        for run, llm in zip(runs, models, strict=True):
+            strategy = kind(
+                context_window=window_tokens,
+                summary_timeout_seconds=60 + latency,
+                ahead=run.name == AHEAD,
+            )
+            guard = ContextGuardPlugin(
+                default=strategy,
+                on_call=run.note_call,
+                on_compaction=run.note_compaction,
+            )
+            plugins: list[BasePlugin] = [] if run.name == BARE else [guard]
+            loop_factory = VirtualTimeLoop if latency else None
+            with asyncio.Runner(loop_factory=loop_factory) as runner:
+                runner.run(run.play(turns, llm, root, plugins))
+    return _report(console, runs, arguments)
+
+
+def _report(
+    console: Console, runs: list[DemoRun], arguments: argparse.Namespace
+) -> int:
+    """Prints the figures of all runs; returns 1 if a guarded one failed."""
+    table = Table("", *(run.name for run in runs), show_edge=False, pad_edge=False)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name, value in ROWS.items():
+        table.add_row(name, *(value.format(run) for run in runs))
+    if arguments.latency:
+        ends = (_format_seconds(run.answer_seconds) for run in runs)
+        table.add_row("time to the last answer", *ends)
+        waits = (_format_seconds(run.waited_seconds) for run in runs)
+        table.add_row("waited for summaries", *waits)
+    console.print("", table, "", sep="\n")
+    if not arguments.model:
+        prices = "$1 for a million input tokens, $0.10 for cached ones, $8 for output"
+        print_line(console, f"Prices: {prices}.")
+    if arguments.latency:
+        each = f"{arguments.latency:g} s for every answer and every summary"
+        print_line(console, f"Times are simulated: {each}.")
+    bare, *guarded = runs
+    worst = max(guarded, key=lambda run: (bool(run.failure), run.rejections))
+    end = "the work fits into the window without it as well: try a smaller --window"
+    if worst.failure:
+        end = f"then the model failed: {worst.failure}"
+    elif worst.rejections:
+        end = f"{worst.rejections:,} of its requests were refused"
+    elif bare.rejections:
+        end = f"no request refused; without it only {bare.steps:,}"
+    done = f"{worst.steps:,} of {bare.planned_steps:,} steps were done"
+    print_line(console, f"With the guard {done}, {end}.", "bold")
+    return 1 if worst.rejections or worst.failure else 0
+
+
+def plan_turns(root: Path, max_files: int) -> Iterator[Turn]:
+    """Yields questions about the first source files, ten of one folder at a time."""
+    files = (file.relative_to(root) for file in walk_files(root) if read_source(file))
+    for folder, group in groupby(islice(files, max_files), lambda file: file.parent):
+        while names := [file.as_posix() for file in islice(group, 10)]:
+            listing = call("list_files", directory=folder.as_posix())
+            readings = [call("read_file", path=name) for name in names]
+            where = "the top folder" if folder == Path() else f"the folder {folder}"
+            question = f"Read {where} from {names[0]} on: how does it work?"
+            yield question, [listing, *readings, f"I have read {', '.join(names)}."]
+
+
+class FileTools:
+    """Read-only tools for the source files of one folder; no path leads out of it."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root.resolve()
+
+    def list_files(self, directory: str = ".") -> dict[str, Any]:
+        """Lists the files in a folder, by default the top, and its subfolders."""
+        folder = self._find(directory)
+        if folder is None:
+            return {"error": f"the project has no folder {directory!r}"}
+        files = islice(walk_files(folder), 300)
+        return {"files": [file.relative_to(self._root).as_posix() for file in files]}
+
+    def read_file(self, path: str) -> dict[str, Any]:
+        """Returns the text of a file, named by its path from the top folder."""
+        file = self._find(path)
+        text = read_source(file) if file else ""
+        if not text:
+            return {"error": f"the project has no source file {path!r}"}
+        return {"path": path, "content": text}
+
+    def _find(self, path: str) -> Path | None:
+        """Resolves a path; None for what is missing or leads out of the folder."""
+        try:
+            found = (self._root / path).resolve(strict=True)
+        except (OSError, RuntimeError, TypeError, ValueError):
+            return None
+        return found if found.is_relative_to(self._root) else None
+
+
+def walk_files(folder: Path) -> Iterator[Path]:
+    """Yields the files under a folder; no hidden ones, caches and symbolic links."""
+    hidden = (".", "__pycache__", "node_modules")
+    for directory, *found in os.walk(folder):
+        for names in found:
+            shown = [n for n in names if n.isprintable() and not n.startswith(hidden)]
+            names[:] = sorted(shown)
+        files = (Path(directory, name) for name in found[1])
+        yield from (file for file in files if not file.is_symlink())
+
+
+def read_source(file: Path) -> str:
+    """Returns a file's text; "" for what is binary, generated or unreadable."""
+    try:
+        if not file.is_file():  # To read a pipe would take forever.
+            return ""
+        with file.open("rb") as stream:
+            data = stream.read(200_000)
+    except OSError:
+        return ""
+    average_line_bytes = len(data) / (data.count(b"\n") + 1)
+    if not data.strip() or b"\0" in data or average_line_bytes > 200:
+        return ""
+    return data.decode("utf-8", "replace")
+
+
+def _create_model(
+    arguments: argparse.Namespace, window_tokens: int, turns: list[Turn]
+) -> BaseLlm:
+    if arguments.model is None:
+        replies = cycle(chain.from_iterable(replies for _, replies in turns))
+        return SimulatedLlm(
+            context_window=window_tokens,
+            script=lambda _: next(replies),
+            prompt_cache=True,
+            keep_requests=0,
+            latency_seconds=arguments.latency,
+        )
+    try:
+        llm = LLMRegistry.new_llm(arguments.model)
+        if type(llm).__name__ == "LiteLlm":
+            import litellm
+
+            litellm.suppress_debug_info = True  # Or it prints where to report bugs.
+    except Exception as error:
+        text = f"the model cannot be used: {_describe_error(error)}"
+        raise CommandError(text) from error
+    return llm
+
+
+@dataclass
+class DemoRun:
+    """The work of the demo, done once from beginning to end, and its figures."""
+
+    name: str
+    planned_steps: int
+    costs: Costs | None
+    console: Console
+    steps: int = 0
+    rejections: int = 0
+    compactions: int = 0
+    usage: Usage = field(default_factory=Usage)
+    largest_request_tokens: int = 0
+    answer_seconds: float = 0.0
+    waited_seconds: float = 0.0
+    failure: str = ""
+
+    @property
+    def uncached_tokens(self) -> int:
+        """The prompt tokens that no cache served."""
+        return self.usage.prompt_tokens - self.usage.cached_tokens
+
+    @property
+    def cost(self) -> str:
+        """What all calls cost, those for summaries included."""
+        return format_cost(price_calls([self.usage], self.costs))
+
+    async def play(
+        self, turns: list[Turn], llm: BaseLlm, root: Path, plugins: list[BasePlugin]
+    ) -> None:
+        """Asks about the files, round and round, until all steps are done."""
+        # Errors of a task that was interrupted are not for the user.
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        print_line(self.console, self.name, "bold")
+        agent = LlmAgent(name="explorer", model=llm, instruction=INSTRUCTION)
+        agent.tools = [FileTools(root).list_files, FileTools(root).read_file]
+        app = App(name="contextguard_demo", root_agent=agent, plugins=plugins)
+        runner = Runner(app=app, session_service=InMemorySessionService())
+        asked = islice(cycle(question for question, _ in turns), self.planned_steps)
+        await self._ask(runner, asked)
+        await runner.close()
+        if self.failure and not self.steps:
+            raise CommandError(f"the model cannot be used: {self.failure}")
+        if isinstance(llm, SimulatedLlm):  # It knows those for summaries, too.
+            self.largest_request_tokens = llm.largest_request_tokens
+
+    async def _ask(self, runner: Runner, asked: Iterator[str]) -> None:
+        """Asks one question after the other, whatever happens to each."""
+        ids: dict[str, Any] = {"user_id": "user", "session_id": "session"}
+        await runner.session_service.create_session(app_name=runner.app_name, **ids)
+        refused_turns = 0  # in a row
+        for number, question in enumerate(asked, 1):
+            print_line(self.console, f"  turn {number}: {question}")
+            events = runner.run_async(**ids, new_message=types.UserContent(question))
+            try:
+                async with aclosing(events):
+                    async for event in events:
+                        self._count(event)
+                        if self.steps >= self.planned_steps:
+                            return
+                refused_turns = 0
+            except Exception as error:  # noqa: BLE001 - whatever a provider's SDK raises
+                overflow = parse_overflow(error)
+                if not overflow:
+                    self.failure = _describe_error(error)
+                    print_line(self.console, f"    stopped: {self.failure}", "bold red")
+                    return
+                refused_turns += 1
+                self._note_rejection(overflow.prompt_tokens or 0)
+            print_line(self.console, f"    {self.steps}/{self.planned_steps} steps")
+            if refused_turns == 10:
+                print_line(self.console, "    given up after 10 refused turns")
+                return
+
+    def _count(self, event: Event) -> None:
+        """Counts a model's answer and what it cost."""
+        if event.partial or not event.content or event.content.role != "model":
+            return
+        self.steps += 1
+        self.answer_seconds = asyncio.get_running_loop().time()
+        usage = read_usage(event.usage_metadata)
+        self.usage += usage
+        largest_tokens = max(self.largest_request_tokens, usage.prompt_tokens)
+        self.largest_request_tokens = largest_tokens
+
+    def note_call(self, record: CallRecord) -> None:
+        """Shows what the guard did before a model call."""
+        self.usage += record.summary_usage
+        if record.is_recovered:
+            self._note_rejection(0)
+        if record.compaction:
+            self.compactions += 1
+            before, after = record.compaction.tokens_before, record.real_tokens or 0
+            text = f"    compaction {self.compactions}: {before:,} → {after:,} tokens"
+            print_line(self.console, text, "cyan")
+
+    def note_compaction(self, record: CompactionRecord) -> None:
+        """Adds how long a call was held up."""
+        self.waited_seconds += record.waited_seconds
+
+    def _note_rejection(self, prompt_tokens: int) -> None:
+        self.rejections += 1
+        self.largest_request_tokens = max(self.largest_request_tokens, prompt_tokens)
+        size = f"{prompt_tokens:,} tokens" if prompt_tokens else "too many tokens"
+        print_line(self.console, f"    rejected by the provider: {size}", "bold red")
+
+
+def _format_seconds(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds, 3), 60)
+    return f"{minutes:,.0f} min {rest:g} s" if minutes else f"{rest:g} s"
+
+
+def _describe_error(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

@@ -1,0 +1,269 @@
+"""`contextguard replay`: what the guard would have done in a recorded session."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from google.adk.agents import LlmAgent
+from google.adk.models.llm_request import LlmRequest
+from google.adk.sessions import Session
+from google.adk.tools.base_tool import BaseTool
+from google.genai import types
+from pydantic import ValidationError
+from rich.console import Console
+
+from contextguard_adk import telemetry
+from contextguard_adk._calls import due
+from contextguard_adk._history.shown import RECALL_TOOL
+from contextguard_adk._measuring.tokens import estimate_config_tokens
+from contextguard_adk._providers.clients import read_usage
+from contextguard_adk._providers.costs import price_calls
+from contextguard_adk._providers.windows import resolve_context_window, resolve_costs
+from contextguard_adk._tools import recordings, replay_report
+from contextguard_adk._tools.recordings import RecordedCall, SessionKey
+from contextguard_adk._tools.replay_compare import Comparison, Row, list_rows
+from contextguard_adk._tools.replay_report import Bill, Replayed, ReplayedCall
+from contextguard_adk._tools.replay_side import Side, count_bytes, make_summarizer
+from contextguard_adk._tools.terminal import CommandError, quiet_logs
+from contextguard_adk.config import CONFIG_VARIABLE, PluginSettings, load_settings
+from contextguard_adk.plugin import ContextGuardPlugin
+from contextguard_adk.strategies import Strategy
+from contextguard_adk.telemetry import Usage
+
+
+@dataclass(frozen=True)
+class ReplaySettings:
+    """What a replay assumes; None takes what recording or strategy say."""
+
+    guard: PluginSettings = field(default_factory=PluginSettings)
+    agent: str | None = None
+    model: str | None = None
+    window_tokens: int | None = None
+
+    def adapt(self, strategy: Strategy | None) -> Strategy | None:
+        """Returns a strategy with the wanted window that asks no real model."""
+        if strategy is None:
+            return None
+        changes: dict[str, Any] = {}
+        if summarizer := strategy.summarizer:
+            name = summarizer if isinstance(summarizer, str) else summarizer.model
+            tokens = strategy.summarizer_context_window
+            tokens = tokens or resolve_context_window(name).tokens
+            changes["summarizer_context_window"] = tokens
+            changes["summarizer"] = make_summarizer(name)
+        if self.window_tokens:
+            changes["context_window"] = self.window_tokens
+        return strategy.model_copy(update=changes)
+
+
+def run_replay(arguments: argparse.Namespace) -> int:
+    """Replays the session that the command line names, and prints the result."""
+    if arguments.plot and arguments.compare:
+        raise CommandError("--plot draws one replay: give it without --compare")
+    if arguments.plot:
+        replay_report.require_plotting(arguments.plot)
+    # The table shows what is logged of calls and compactions; of settings that are only
+    # compared, what they cannot do is no warning.
+    silent = [telemetry.logger, *([due.logger] if arguments.compare else [])]
+    with quiet_logs(Console(stderr=True), silent):
+        config = arguments.config or os.environ.get(CONFIG_VARIABLE)
+        settings = ReplaySettings(
+            guard=load_settings(config) if config else PluginSettings(),
+            agent=arguments.agent,
+            model=arguments.model,
+            window_tokens=arguments.window,
+        )
+        key = SessionKey(arguments.app, arguments.user, arguments.session)
+        session = asyncio.run(recordings.load_session(arguments.source, key))
+        found: Replayed | Comparison
+        if arguments.compare:
+            rows = list_rows(settings.guard, settings.window_tokens)
+            rows += [Row("your settings", settings.guard)] if config else []
+            guards = [row.guard for row in rows]
+            replays = asyncio.run(replay_guards(session, settings, guards))
+            found = Comparison(rows, replays)
+        else:
+            found = asyncio.run(replay_session(session, settings))
+            if arguments.plot:
+                replay_report.save_plot(found, arguments.plot)
+    if arguments.json:
+        print(json.dumps(found.to_json(), indent=2))
+    elif isinstance(found, Comparison):
+        found.print_table()
+    else:
+        replay_report.print_replayed(found, is_complete=arguments.all)
+    return 0
+
+
+async def replay_session(session: Session, settings: ReplaySettings) -> Replayed:
+    """Replays the recorded model calls of a session, which stays as it is."""
+    (replayed,) = await replay_guards(session, settings, [settings.guard])
+    return replayed
+
+
+async def replay_guards(
+    session: Session, settings: ReplaySettings, guards: Sequence[PluginSettings]
+) -> list[Replayed]:
+    """Replays a session with several guards at once: ADK builds each request once."""
+    calls = list(recordings.list_calls(session, settings.agent))
+    if not calls:
+        of_agent = f" of agent {settings.agent!r}" if settings.agent else ""
+        missing = f"no model response{of_agent} with a recorded prompt token count"
+        raise CommandError(f"session {session.id!r} has {missing}")
+    usages = [read_usage(call.event.usage_metadata) for call in calls]
+    has_cache = any(usage.cached_tokens for usage in usages)
+    replay = _Replay(session, settings, guards, has_cache)
+    for name in dict.fromkeys(call.event.author for call in calls):
+        await replay.infer(name, [c for c in calls if c.event.author == name])
+    steps = [await replay.step(number, call) for number, call in enumerate(calls, 1)]
+    return [
+        Replayed(session.id, replay.fixed_tokens, list(own), has_cache)
+        for own in zip(*steps, strict=True)
+    ]
+
+
+class _RecordedTool(BaseTool):
+    def _get_declaration(self) -> types.FunctionDeclaration:
+        return types.FunctionDeclaration(name=self.name)
+
+
+class _Guarded:
+    """One guard beside the others: its side of the session, and what it reports."""
+
+    def __init__(
+        self,
+        recorded: Session,
+        settings: ReplaySettings,
+        guard: PluginSettings,
+        has_cache: bool,
+        observe: bool = False,
+    ) -> None:
+        self._records: list[telemetry.CallRecord] = []
+        adapt = settings.adapt
+        plugin = ContextGuardPlugin(
+            agents={name: adapt(strategy) for name, strategy in guard.agents.items()},
+            default=adapt(guard.default),
+            observe=observe,
+            state_keys="plain",
+            warning_threshold=guard.warning_threshold,
+            prices=guard.prices,
+            on_call=self._records.append,
+        )
+        self.side = Side(recorded, settings.model, has_cache, [plugin])
+
+    def take_record(self) -> telemetry.CallRecord | None:
+        """Returns the record of the last call; an exempt agent has none."""
+        return self._records.pop() if self._records else None
+
+
+class _Replay:
+    def __init__(
+        self,
+        recorded: Session,
+        settings: ReplaySettings,
+        guards: Sequence[PluginSettings],
+        has_cache: bool,
+    ) -> None:
+        self._recorded = recorded
+        self._settings = settings
+        known = recorded, settings
+        self._watching = _Guarded(*known, settings.guard, has_cache, observe=True)
+        self._acting = [_Guarded(*known, guard, has_cache) for guard in guards]
+        self._agents: dict[str, LlmAgent] = {}
+        # Real tokens / (bytes / 4) of an agent's last request with a real count.
+        self._ratios: dict[str, float] = {}
+        self.fixed_tokens: dict[str, int] = {}
+
+    async def infer(self, name: str, calls: list[RecordedCall]) -> None:
+        """Makes an agent whose instruction is as long as the counts suggest."""
+        try:
+            agent = LlmAgent(name=name, tools=_list_tools(self._recorded, name))
+        except ValidationError as error:
+            raise CommandError(f"{name!r} is not a name of an agent") from error
+        self._agents[name], self._ratios[name] = agent, 1.0
+        own = [call for call in calls if not call.is_guarded]
+        sample = own[:: max(1, len(own) // 40)]
+        fits = []
+        for agent.include_contents in ("default", "none"):
+            side = Side(self._recorded, self._settings.model)
+            counts = []
+            for call in sample:
+                request, _ = await side.play(call, agent)
+                counts.append((count_bytes(request.contents), call.prompt_tokens))
+            fits.append(recordings.fit_counts(counts))
+        (whole, whole_error), (turn, turn_error) = fits
+        # The recorded counts must speak clearly for the rarer setting.
+        is_turn_only = turn_error < whole_error / 2
+        agent.include_contents = "none" if is_turn_only else "default"
+        self.fixed_tokens[name] = turn if is_turn_only else whole
+        if sample:
+            side = Side(self._recorded, self._settings.model)
+            first, _ = await side.play(sample[0], agent)
+            config_tokens = estimate_config_tokens(first.config)
+            text_chars = 4 * max(0, self.fixed_tokens[name] - config_tokens)
+            agent.instruction = ("instruction " * text_chars)[:text_chars]
+
+    async def step(self, number: int, call: RecordedCall) -> list[ReplayedCall]:
+        """Replays one call, with each guard."""
+        name = call.event.author
+        agent, watching = self._agents[name], self._watching.side
+        real = None if call.is_guarded else call.prompt_tokens
+        watching.llm.real_tokens, watching.llm.ratio = real, self._ratios[name]
+        whole, usage = await watching.play(call, agent)
+        self._ratios[name] = watching.llm.ratio
+        watched = self._watching.take_record()
+        estimate = watched.estimated_tokens if watched else None
+        # Whatever each guard takes for the window, what fits is the same for all.
+        window_tokens = watched.window_tokens if watched else self._find_window(whole)
+        replayed = []
+        for acting in self._acting:
+            acting.side.llm.ratio = self._ratios[name]
+            sent, sent_usage = await acting.side.send(call, agent, whole)
+            acted = acting.take_record()
+            sent_bill = self._price(whole.model, sent_usage)
+            if acted:
+                sent_bill += Bill(acted.summary_usage, acted.summary_cost)
+            replayed.append(
+                ReplayedCall(
+                    number=number,
+                    agent=name,
+                    contents=len(whole.contents),
+                    estimated_tokens=estimate,
+                    real_tokens=real,
+                    whole_tokens=usage.prompt_tokens,
+                    whole_bill=self._price(whole.model, usage),
+                    window_tokens=window_tokens,
+                    threshold_tokens=acted.threshold_tokens if acted else None,
+                    sent_contents=len(sent.contents),
+                    sent_tokens=sent_usage.prompt_tokens,
+                    sent_bill=sent_bill,
+                    compaction=acted.compaction if acted else None,
+                    error_ratio=estimate / real - 1 if estimate and real else None,
+                    pressure=estimate / window_tokens if estimate else None,
+                )
+            )
+        return replayed
+
+    def _find_window(self, request: LlmRequest) -> int:
+        """The window, in tokens, of an exempt agent."""
+        wanted, model = self._settings.window_tokens, request.model or ""
+        return resolve_context_window(model, configured=wanted).tokens
+
+    def _price(self, model: str | None, usage: Usage) -> Bill:
+        costs = resolve_costs(model or "", self._settings.guard.prices, None)
+        return Bill(usage, price_calls([usage], costs))
+
+
+def _list_tools(session: Session, agent: str) -> list[Any]:
+    """Makes the tools that an agent has called, without ADK's and the guard's own."""
+    own = [event for event in session.events if event.author == agent]
+    calls = [call for event in own for call in event.get_function_calls()]
+    names = dict.fromkeys(call.name or "adk_" for call in calls)
+    wanted = [name for name in names if not name.startswith((RECALL_TOOL, "adk_"))]
+    return [_RecordedTool(name=name, description=name) for name in wanted]

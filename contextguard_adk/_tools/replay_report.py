@@ -1,0 +1,292 @@
+"""What a replay found: its figures, as JSON, as a table, and as a drawing."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from contextguard_adk._providers.costs import TYPICAL_COSTS, add_costs
+from contextguard_adk._tools.terminal import CommandError, clean_text, print_line
+from contextguard_adk.telemetry import CompactionRecord, Usage, format_cost
+
+COLUMNS = {
+    "call": ("number", ","),
+    "contents": ("contents", ","),
+    "estimate": ("estimated_tokens", ","),
+    "real": ("real_tokens", ","),
+    "error": ("error_ratio", "+.1%"),
+    "pressure": ("pressure", ".0%"),
+    "sent": ("sent_tokens", ","),
+}
+
+LINES: dict[str, tuple[str, dict[str, Any]]] = {
+    "without the guard": ("whole_tokens", {"color": "#999999"}),
+    "with the guard": ("sent_tokens", {"color": "#1f77b4"}),
+    "threshold": ("threshold_tokens", {"color": "#ff7f0e", "linestyle": "--"}),
+    "window": ("window_tokens", {"color": "#d62728", "linestyle": "--"}),
+}
+
+SUMS = """\
+Requests over the window: {0.over_window:,} without the guard, {1.over_window:,} with \
+it; {1.compactions:,} compactions.
+Tokens without the guard: {0.uncached_tokens:,} uncached, {0.usage.cached_tokens:,} \
+cached, {0.usage.output_tokens:,} of output; cost {2}.
+Tokens with the guard: {1.uncached_tokens:,} uncached, {1.usage.cached_tokens:,} \
+cached, {1.usage.output_tokens:,} of output; cost {3}; {4:,} ({5:.0%}) saved."""
+
+
+@dataclass(frozen=True)
+class Bill:
+    """What calls take, and its price in US dollars; None where it is unknown."""
+
+    usage: Usage = field(default_factory=Usage)
+    cost: float | None = 0.0
+
+    def __add__(self, other: Bill) -> Bill:
+        """Both together."""
+        return Bill(self.usage + other.usage, add_costs((self.cost, other.cost)))
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What all calls of a session take, summaries included."""
+
+    over_window: int
+    compactions: int
+    usage: Usage
+    cost: float | None
+    largest_request_tokens: int
+
+    @property
+    def uncached_tokens(self) -> int:
+        """The prompt tokens that no cache serves."""
+        return self.usage.prompt_tokens - self.usage.cached_tokens
+
+    @property
+    def tokens(self) -> int:
+        """All that is sent and written."""
+        return self.usage.prompt_tokens + self.usage.output_tokens
+
+    @property
+    def weighted_tokens(self) -> int:
+        """The cost in uncached prompt tokens, whatever the model's price."""
+        return round(TYPICAL_COSTS.price(self.usage) * 1_000_000)
+
+    def to_json(self) -> dict[str, Any]:
+        """Describes all of it, safe as JSON."""
+        uncached = {"uncached_tokens": self.uncached_tokens}
+        weighted = {"weighted_tokens": self.weighted_tokens}
+        return {**asdict(self), **uncached, **weighted}
+
+
+@dataclass(frozen=True)
+class ReplayedCall:
+    """One model call, as it was recorded and as it would have been."""
+
+    number: int
+    agent: str
+    contents: int
+    estimated_tokens: int | None
+    real_tokens: int | None
+    whole_tokens: int  # The real count or, without one, scaled from calls before.
+    whole_bill: Bill
+    window_tokens: int
+    threshold_tokens: int | None
+    sent_contents: int
+    sent_tokens: int
+    sent_bill: Bill  # With summaries, also of compactions that came to nothing.
+    compaction: CompactionRecord | None
+    error_ratio: float | None  # Of the estimate, against the real count.
+    pressure: float | None  # The estimate of the whole request / window.
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """A replayed session, and the fixed tokens that were inferred of each agent."""
+
+    session_id: str
+    fixed_tokens: dict[str, int]
+    calls: list[ReplayedCall]
+    has_cache: bool  # Whether the recording reports cached tokens.
+
+    @property
+    def without_guard(self) -> Totals:
+        """The calls as they were recorded."""
+        return self._add_up([(c.whole_tokens, c.whole_bill) for c in self.calls])
+
+    @property
+    def with_guard(self) -> Totals:
+        """The calls as the guard would have sent them."""
+        compactions = sum(call.compaction is not None for call in self.calls)
+        requests = [(call.sent_tokens, call.sent_bill) for call in self.calls]
+        return self._add_up(requests, compactions)
+
+    def _add_up(self, requests: list[tuple[int, Bill]], compactions: int = 0) -> Totals:
+        sizes = [tokens for tokens, _ in requests]
+        windows = [call.window_tokens for call in self.calls]
+        over = sum(n > most for n, most in zip(sizes, windows, strict=True))
+        bill = sum((bill for _, bill in requests), Bill())
+        return Totals(over, compactions, bill.usage, bill.cost, max(sizes))
+
+    def to_json(self) -> dict[str, Any]:
+        """Describes all of it, safe as JSON."""
+        without, guarded = self.without_guard, self.with_guard
+        return {
+            "session": self.session_id,
+            "fixed_tokens": self.fixed_tokens,
+            "calls": [asdict(call) for call in self.calls],
+            "accuracy": _measure_accuracy(self.calls),
+            "uncompared_calls": sum(call.real_tokens is None for call in self.calls),
+            "has_cache": self.has_cache,
+            "without_guard": without.to_json(),
+            "with_guard": guarded.to_json(),
+            "saved_tokens": without.tokens - guarded.tokens,
+        }
+
+
+def _measure_accuracy(calls: Sequence[ReplayedCall]) -> dict[str, Any] | None:
+    """Compares estimates with counts, from each agent's second, calibrated call on."""
+    by_agent: dict[str, list[float]] = {}
+    for call in calls:
+        if call.error_ratio is not None:
+            by_agent.setdefault(call.agent, []).append(call.error_ratio)
+    errors = [error for own in by_agent.values() for error in own[1:]]
+    if not errors:
+        return None
+    sizes = sorted(map(abs, errors))
+    return {
+        "calls": len(errors),
+        "median_error_ratio": statistics.median(sizes),
+        "p95_error_ratio": sizes[math.ceil(0.95 * len(sizes)) - 1],
+        "misses": sum(error < -0.10 for error in errors),
+    }
+
+
+def print_replayed(replayed: Replayed, is_complete: bool) -> None:
+    """Prints the sums and the calls; of a long session those near a compaction."""
+    console, calls = Console(highlight=False), replayed.calls
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in COLUMNS:
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("compaction", min_width=20)
+    has_agents = len({call.agent for call in calls}) > 1
+    if has_agents:
+        table.add_column("agent", overflow="fold")
+    previous = 0
+    for index, call in enumerate(calls):
+        is_end = min(index, len(calls) - 1 - index) < 5
+        is_near = any(c.compaction for c in calls[max(0, index - 1) : index + 2])
+        if not (is_complete or len(calls) < 50 or is_end or is_near):
+            continue
+        if call.number > previous + 1:
+            table.add_row("...")
+        previous = call.number
+        figures = [(getattr(call, name), form) for name, form in COLUMNS.values()]
+        cells = ["-" if n is None else format(n, form) for n, form in figures]
+        cells += [_describe(call.compaction), *([call.agent] if has_agents else [])]
+        table.add_row(
+            *(Text(clean_text(console, cell)) for cell in cells),
+            style="cyan" if call.compaction else "",
+        )
+    print_table(console, table)
+    for line in (*_list_facts(replayed), *list_assumptions(replayed.has_cache)):
+        print_line(console, line)
+
+
+def print_table(console: Console, table: Table) -> None:
+    """Prints a table of which no number is cut, whatever the terminal."""
+    unbounded = console.options.update(max_width=10_000)
+    wanted_columns = Measurement.get(console, unbounded, table)
+    columns = console.width if console.is_terminal else 120
+    console.width = max(columns, wanted_columns.minimum)
+    console.print(table)
+    print_line(console, "")
+
+
+def _describe(done: CompactionRecord | None) -> str:
+    if done is None:
+        return ""
+    tokens = f"{done.tokens_before:,} → {done.tokens_after:,} tokens"
+    contents = f"{done.contents_before:,} → {done.contents_after:,} contents"
+    end = ", mechanical" if done.is_mechanical else ""
+    return f"{done.reason}: {tokens}, {contents}{end}"
+
+
+def list_assumptions(has_cache: bool) -> Iterator[str]:
+    """Says in sentences what was assumed of summaries and prompt cache."""
+    yield "Summaries are excerpts that fill their budget: what they take is a maximum."
+    if has_cache:
+        yield (
+            "The recording reports cached tokens: a cache is assumed that serves what "
+            "one of the four prompts before began with."
+        )
+    else:
+        yield "The recording reports no cached tokens: no prompt cache is assumed."
+
+
+def _list_facts(replayed: Replayed) -> Iterator[str]:
+    """Says in sentences what the replay found."""
+    found = replayed.to_json()
+    without, guarded = replayed.without_guard, replayed.with_guard
+    fixed = ", ".join(f"{agent} {n:,}" for agent, n in found["fixed_tokens"].items())
+    yield f"Instruction and tools, inferred from the counts, in bytes / 4: {fixed}."
+    if count := found["uncompared_calls"]:
+        yield f"{count:,} calls, changed by a guard when recorded, are not compared."
+    if accuracy := found["accuracy"]:
+        yield (
+            "Accuracy from the second call on: median error "
+            f"{accuracy['median_error_ratio']:.1%}, p95 "
+            f"{accuracy['p95_error_ratio']:.1%}, {accuracy['misses']:,} of "
+            f"{accuracy['calls']:,} estimates more than 10% too low."
+        )
+    else:
+        yield "Accuracy: nothing to compare."
+    costs = format_cost(without.cost), format_cost(guarded.cost)
+    saved_tokens = without.tokens - guarded.tokens
+    share = saved_tokens / without.tokens
+    yield from SUMS.format(without, guarded, *costs, saved_tokens, share).splitlines()
+
+
+def require_plotting(path: Path) -> None:
+    """Fails before the work does, where matplotlib is missing or the format unknown."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise CommandError("--plot needs: pip install 'contextguard-adk[plot]'")
+    if path.suffix.lower() not in (".svg", ".png", ".pdf"):
+        raise CommandError(f"{path}: the name must end in .svg, .png, .pdf")
+
+
+def save_plot(replayed: Replayed, path: Path) -> None:
+    """Draws tokens, threshold and window over the calls, one panel for each agent."""
+    from matplotlib.figure import Figure
+
+    agents = list(dict.fromkeys(call.agent for call in replayed.calls))
+    figure = Figure(figsize=(9.0, 3.6 * len(agents)), layout="constrained")
+    panels = figure.subplots(len(agents), squeeze=False)
+    for agent, axes in zip(agents, panels[:, 0], strict=True):
+        calls = [call for call in replayed.calls if call.agent == agent]
+        numbers = [call.number for call in calls]
+        for label, (name, style) in LINES.items():
+            # A gap where nothing is known.
+            values = [getattr(call, name) or math.nan for call in calls]
+            axes.plot(numbers, values, label=label, linewidth=1.5, **style)
+        compacted = [c.sent_tokens if c.compaction else math.nan for c in calls]
+        axes.plot(numbers, compacted, "v", color="#1f77b4", label="compaction")
+        axes.set_title(agent, loc="left", fontsize=10)
+        axes.set(xlabel="model call", ylabel="prompt tokens", ylim=(0, None))
+        axes.yaxis.set_major_formatter("{x:,.0f}")
+        axes.legend(fontsize=8, loc="upper left")
+    try:
+        figure.savefig(path)
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise CommandError(f"{path}: cannot be written: {reason}") from error
