@@ -12,6 +12,7 @@ from google.adk.models.registry import LLMRegistry
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from contextguard_adk._providers.costs import Costs
+from contextguard_adk._settings import Settings
 from contextguard_adk.errors import ConfigError
 from contextguard_adk.strategies.base import Strategy, Threshold, import_subclass
 from contextguard_adk.strategies.pipeline import Pipeline
@@ -37,29 +38,53 @@ StateKeys = Literal["auto", "plain", "namespaced"]
 M = TypeVar("M", bound=BaseModel)
 
 
-class PluginSettings(BaseModel):
-    """All settings of the plugin.
+class PluginSettings(Settings):
+    """All settings of the plugin that a file can hold."""
 
-    Attributes:
-        agents: A strategy per agent name; None exempts an agent.
-        default: The strategy of all other agents; None guards only the named ones.
-        observe: Measures and reports, but changes no request.
-        state_keys: Which form of session-state keys to write.
-        warning_threshold: Share of the context window above which a request, after any
-            compaction, counts as under pressure.
-        prices: Prices per model name, which go before those of the model registry.
-        max_background_summaries: How many summaries are written ahead of time at once.
-    """
+    model_config = ConfigDict(arbitrary_types_allowed=True)
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
-
-    agents: Mapping[str, Strategy | None] = Field(default_factory=dict)
-    default: Strategy | None = Field(default_factory=Threshold)
-    observe: bool = False
-    state_keys: StateKeys = "auto"
-    warning_threshold: float = Field(default=0.70, gt=0, le=1, strict=True)
-    prices: Mapping[str, Costs] = Field(default_factory=dict)
-    max_background_summaries: int = Field(default=4, ge=1, strict=True)
+    agents: Mapping[str, Strategy | None] = Field(
+        default_factory=dict,
+        description='A strategy for each agent name; None ("none" in a file) leaves '
+        "the agent unguarded.",
+    )
+    default: Strategy | None = Field(
+        default_factory=Threshold,
+        description='The strategy of all other agents; None ("none" in a file) guards '
+        "only the agents that are named.",
+    )
+    observe: bool = Field(
+        default=False,
+        description="True measures and reports, but changes no request and stores no "
+        "summary.",
+    )
+    state_keys: StateKeys = Field(
+        default="auto",
+        description='The form of the session-state keys that are written. "plain": '
+        '`__context_guard_summary_{agent}`; "namespaced": '
+        '`context_guard:summary:{agent}`; "auto": namespaced where anything in the app '
+        "declares a `state_schema`, else plain.",
+    )
+    warning_threshold: float = Field(
+        default=0.70,
+        gt=0,
+        le=1,
+        strict=True,
+        description="A request that is still above this part of the context window "
+        "after compaction is reported as under pressure; more than 0 and at most 1.",
+    )
+    prices: Mapping[str, Costs] = Field(
+        default_factory=dict,
+        description="What models cost (`Costs`), by the model name that the agent's "
+        "request carries. They go before the prices of the model registry.",
+    )
+    max_background_summaries: int = Field(
+        default=4,
+        ge=1,
+        strict=True,
+        description="How many summaries are written ahead of time (see `ahead`) at "
+        "once, at least 1; others wait for their turn.",
+    )
 
 
 def load_settings(path: str | os.PathLike[str]) -> PluginSettings:

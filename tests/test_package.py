@@ -15,7 +15,7 @@ import contextguard_adk
 PACKAGE = Path(contextguard_adk.__file__).parent
 
 ORDER = """
-errors _providers _measuring telemetry
+errors _settings _providers _measuring telemetry
 _history
 _pending
 _memory

@@ -4,30 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from contextguard_adk._settings import Settings
 from contextguard_adk.telemetry import Usage
 
 
-class Costs(BaseModel):
+class Costs(Settings):
     """The prices of a model, in US dollars per million tokens.
 
     These are the list prices of plain calls: what a provider adds for writing to its
     prompt cache, or for prompts above some length, is left out.
-
-    Attributes:
-        input: Of a prompt token, at least 0.
-        output: Of a token that the model writes, thoughts included, at least 0.
-        cached_input: Of a prompt token that a prompt cache served, at least 0; None is
-            the price of `input`.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    input: float = Field(ge=0, strict=True, allow_inf_nan=False)
-    output: float = Field(ge=0, strict=True, allow_inf_nan=False)
+    input: float = Field(
+        ge=0,
+        strict=True,
+        allow_inf_nan=False,
+        description="US dollars per million prompt tokens, at least 0.",
+    )
+    output: float = Field(
+        ge=0,
+        strict=True,
+        allow_inf_nan=False,
+        description="US dollars per million tokens that the model writes, its thoughts "
+        "included, at least 0.",
+    )
     cached_input: float | None = Field(
-        default=None, ge=0, strict=True, allow_inf_nan=False
+        default=None,
+        ge=0,
+        strict=True,
+        allow_inf_nan=False,
+        description="US dollars per million prompt tokens that the provider's prompt "
+        "cache served, at least 0. None: they cost what `input` says.",
     )
 
     def price(self, usage: Usage) -> float:

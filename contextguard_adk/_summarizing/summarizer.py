@@ -12,7 +12,7 @@ from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.registry import LLMRegistry
 from google.genai import types
-from pydantic import BaseModel, ConfigDict, Field, InstanceOf
+from pydantic import ConfigDict, Field, InstanceOf
 
 from contextguard_adk._measuring.budgets import TokenCounter, shorten_to_tokens
 from contextguard_adk._measuring.calibration import DEFAULT_CORRECTION, token_counter
@@ -27,6 +27,7 @@ from contextguard_adk._providers.windows import (
     resolve_costs,
     resolve_output_limit,
 )
+from contextguard_adk._settings import Settings
 from contextguard_adk._summarizing.model import (
     Answer,
     SummaryModel,
@@ -52,18 +53,50 @@ logger = logging.getLogger("contextguard_adk.summarizer")
 _REGISTRY = LitellmRegistry()  # Its table is read once for each process.
 
 
-class SummarySettings(BaseModel):
+class SummarySettings(Settings):
     """The settings of an agent that say how its summaries are written."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", arbitrary_types_allowed=True, populate_by_name=True
-    )
+    model_config = ConfigDict(arbitrary_types_allowed=True, populate_by_name=True)
 
-    summarizer: InstanceOf[BaseLlm] | str | None = None
-    summarizer_context_window: int | None = Field(default=None, ge=1_000, strict=True)
-    summary_timeout_seconds: float = Field(default=60.0, gt=0, le=3_600, strict=True)
-    summary_instruction: str | None = Field(default=None, pattern=r"\S")
-    reuse_prompt_cache: Literal["auto"] | bool = "auto"
+    summarizer: InstanceOf[BaseLlm] | str | None = Field(
+        default=None,
+        description="The model that writes summaries: a `BaseLlm`, or a model name "
+        "that ADK's `LLMRegistry` knows. None: the agent's own model.",
+    )
+    summarizer_context_window: int | None = Field(
+        default=None,
+        ge=1_000,
+        strict=True,
+        description="The summarizer's context window in tokens, at least 1,000. None: "
+        "the agent's window where its own model summarizes, else the model registry's.",
+    )
+    summary_timeout_seconds: float = Field(
+        default=60.0,
+        gt=0,
+        le=3_600,
+        strict=True,
+        description="How long one summary call may take with all its tries, in "
+        "seconds, more than 0 and at most 3,600.",
+    )
+    summary_instruction: str | None = Field(
+        default=None,
+        pattern=r"\S",
+        description="The system instruction of a summary call; in it `{max_words}` is "
+        "replaced by how many words the summary may have. Where the summary is asked "
+        "for at the end of the conversation, it is part of that question. None: the "
+        "guard's own.",
+    )
+    reuse_prompt_cache: Literal["auto"] | bool = Field(
+        default="auto",
+        description="Whether the agent's own model is asked for a summary at the end "
+        "of the conversation itself, which a prompt cache serves, and not with a "
+        'transcript in a prompt of its own. "auto": where the provider reported that '
+        "at least half of the agent's last prompt came from a cache. It applies only "
+        "to summaries of all the history but the newest steps, as `Threshold` makes "
+        "them. Where the conversation and the question do not fit, the agent has to "
+        "answer with something other than plain text, or the answer is no summary, a "
+        "transcript is used.",
+    )
 
 
 @dataclass(frozen=True)

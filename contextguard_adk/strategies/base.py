@@ -61,59 +61,6 @@ class Strategy(SummarySettings, ABC):
     A strategy is a value: frozen settings and one method. One instance may serve
     many agents and sessions at once, so it keeps no state of its own. Subclass it
     for a strategy of your own.
-
-    Attributes:
-        context_window: The model's context window in tokens, at least 1,000; also
-            accepted as `max_tokens`. None asks the model registry.
-        summarizer: The model that writes summaries: a `BaseLlm`, or a name that
-            ADK's `LLMRegistry` knows. None takes the agent's own model.
-        summarizer_context_window: The summarizer's context window in tokens. None
-            takes the agent's for the agent's own model, else asks the registry.
-        trigger: From how many tokens on the history is compacted: an int, at least
-            1,000, or a part of the context window as a float, more than 0 and at most
-            1. It is never above the window less its buffer, which None takes: 20,000
-            tokens for windows of 200,000 and more, else 20 %. Nor is it below 1,000
-            tokens, twice what the last compaction left, and twice what none removes.
-            "auto" takes what is cheapest for the session so far, at least 32,000.
-            Below the usual threshold summaries have an eighth of the trigger, and what
-            is a part of the window here is one of 5/4 of the trigger.
-        preview_tokens: A tool result that takes more is shown head and tail, with its
-            handle, from its first request on: tokens as an int, at least 100, or a part
-            of the context window as a float, more than 0 and less than 1. The agent
-            reads the rest with `recall_history`; so the default applies only to
-            agents that are offered it. None shows results whole.
-        ahead: The part of the trigger from which on a summary is written in the
-            background, while the agent goes on: a float, more than 0 and less than 1;
-            True is 0.75. It is put in at the trigger. Until it is written, requests
-            beyond the trigger go out as they are for as long as half of the buffer
-            stays free; only then a call waits. None has every call that reaches the
-            trigger wait.
-        keep: What the newest steps of the running turn (tool calls with their results)
-            may take that every compaction leaves word for word: tokens as an int, at
-            least 0, or a part of the context window as a float, at least 0 and less
-            than 1. Results that the model has not seen yet always stay, shortened
-            where they are too large. All other calls of the turn are listed beside the
-            summary.
-        max_compaction_attempts: How many summaries one compaction may pay for, 1 to
-            10. More than one is used only while the result is still too large.
-        summary_timeout_seconds: How long one summary call may take with all its
-            tries, more than 0 and at most 3,600; 60 by default.
-        summary_instruction: The system instruction of a summary call; in it
-            `{max_words}` is replaced by how many words the summary may have. At the
-            end of a conversation it stands in the question. None takes the guard's own.
-        reuse_prompt_cache: Whether the agent's own model is asked for a summary at the
-            end of the conversation itself, which a prompt cache serves, in place of a
-            transcript in a prompt of its own. "auto" does so where the provider has
-            reported that at least half of the agent's last prompt came from a cache.
-            Only where a summary is of all the history but the newest steps, as by
-            `Threshold`. Where the conversation does not fit with the question,
-            something else than plain text is asked of the agent, or the answer is no
-            summary, it is the transcript.
-        recall: Whether the agent is offered the tool `recall_history` once something
-            was compacted or shortened. "auto" offers it to agents that have function
-            tools and no built-in tool, output schema or forced tool choice.
-        recall_page_tokens: What one page of that tool may take, at least 100; it
-            never takes more than a tenth of the window.
     """
 
     context_window: int | None = Field(
@@ -121,14 +68,72 @@ class Strategy(SummarySettings, ABC):
         ge=1_000,
         strict=True,
         validation_alias=AliasChoices("context_window", "max_tokens"),
+        description="The model's context window in tokens, at least 1,000; also "
+        "accepted as `max_tokens`. None: what the model registry says for the model's "
+        "name.",
     )
-    trigger: Trigger = None
-    preview_tokens: int | float | None = 0.2
-    ahead: float | None = None
-    keep: int | float = 0.1
-    max_compaction_attempts: int = Field(default=3, ge=1, le=10, strict=True)
-    recall: Recall = "auto"
-    recall_page_tokens: int = Field(default=2_000, ge=100, strict=True)
+    trigger: Trigger = Field(
+        default=None,
+        description="The size of a request from which on the history is compacted: "
+        "tokens as an int, at least 1,000, or a part of the context window as a float, "
+        "more than 0 and at most 1. None: the threshold, which is the window minus its "
+        "buffer (20,000 tokens for windows of 200,000 and more, else 20 % of the "
+        'window). "auto": what is cheapest for the session so far, at least 32,000 '
+        "tokens. A trigger is never above the threshold, and never below 1,000 tokens, "
+        "twice what the last compaction left, or twice what cannot be compacted. With "
+        "a trigger below the threshold a summary takes at most an eighth of the "
+        "trigger, and other settings that are a part of the window are a part of 5/4 "
+        "of the trigger.",
+    )
+    preview_tokens: int | float | None = Field(
+        default=0.2,
+        description="A tool result that takes more than this is shown with head and "
+        "tail only, and with a handle, from its first request on: tokens as an int, at "
+        "least 100, or a part of the context window as a float, more than 0 and less "
+        "than 1. The agent reads the rest with `recall_history`, so the default "
+        'applies only to agents that are offered that tool; with trigger="auto" it is '
+        "at most 4,000 tokens. A value that you set applies to all agents. None (false "
+        "in a file): results are shown whole.",
+    )
+    ahead: float | None = Field(
+        default=None,
+        description="The part of the trigger from which on a summary is written in the "
+        "background, while the agent goes on: a float, more than 0 and less than 1; "
+        "True is 0.75. The summary is put in at the trigger. Until it is written, "
+        "requests beyond the trigger are sent as they are while half of the window's "
+        "buffer stays free; after that a call waits. None (false in a file): the call "
+        "that reaches the trigger waits for its summary.",
+    )
+    keep: int | float = Field(
+        default=0.1,
+        description="How much of the running turn every compaction leaves word for "
+        "word: the newest steps (tool calls with their results) that fit in so many "
+        "tokens as an int, at least 0, or in that part of the context window as a "
+        "float, at least 0 and less than 1. Results that the model has not seen yet "
+        "always stay, shortened where they are too large. All other calls of the turn "
+        "are listed beside the summary.",
+    )
+    max_compaction_attempts: int = Field(
+        default=3,
+        ge=1,
+        le=10,
+        strict=True,
+        description="How many summaries one compaction may pay for, 1 to 10. More than "
+        "one is used only while the result is still too large.",
+    )
+    recall: Recall = Field(
+        default="auto",
+        description="Whether the agent is offered the tool `recall_history` once "
+        'something was compacted or shortened. "auto": agents that have function tools '
+        "and no built-in tool, output schema or forced tool choice.",
+    )
+    recall_page_tokens: int = Field(
+        default=2_000,
+        ge=100,
+        strict=True,
+        description="What one page of `recall_history` may take in tokens, at least "
+        "100; it never takes more than a tenth of the context window.",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -223,6 +228,7 @@ class Strategy(SummarySettings, ABC):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        super().__pydantic_init_subclass__()
         if "compact" in vars(cls) and "fullness" not in vars(cls):
             cls.fullness = Strategy.fullness  # type: ignore[method-assign]
 

@@ -66,30 +66,47 @@ class Pipeline(Strategy):
     steps of the running turn (see `keep`). Lengths are also relaxed when the request
     would stay above the middle between target and threshold, because a run that gains
     little has to be repeated soon.
-
-    Attributes:
-        window: Drops old messages, by default all but the newest that take 0.3 of the
-            context window; None leaves them to the other reducers.
-        tool_output: Shortens tool results, by default from their first request on the
-            strings over 16,000 characters, and leaves out what a newer call with the
-            same arguments and result repeats; None leaves them whole.
-        summary: Summarizes; None does so only when nothing else helps.
-        reducers: Reducers of your own, run after those.
-        compression_threshold: Of the context window, more than 0 and at most 1, and
-            larger than the target; None runs at the threshold.
     """
 
-    window: MessageWindow | TokenWindow | None = TokenWindow(budget_tokens=0.30)
-    tool_output: ToolOutputTruncation | None = ToolOutputTruncation(
-        max_length=16_000,
-        smart_truncate=True,
-        head_length=12_000,
-        tail_length=4_000,
-        preserve_last_tool_result=False,
+    window: MessageWindow | TokenWindow | None = Field(
+        default=TokenWindow(budget_tokens=0.30),
+        description="Drops old messages: a `MessageWindow` or a `TokenWindow`. The "
+        "default keeps the newest that take 0.3 of the context window. None (false in "
+        "a file): this step drops nothing.",
     )
-    summary: SummaryCompaction | None = SummaryCompaction()
-    reducers: tuple[Annotated[Reducer, BeforeValidator(_read_reducer)], ...] = ()
-    compression_threshold: float | None = Field(default=None, gt=0, le=1, strict=True)
+    tool_output: ToolOutputTruncation | None = Field(
+        default=ToolOutputTruncation(
+            max_length=16_000,
+            smart_truncate=True,
+            head_length=12_000,
+            tail_length=4_000,
+            preserve_last_tool_result=False,
+        ),
+        description="Shortens tool results, and leaves out those that a newer call "
+        "with the same arguments repeats. The default shortens strings over 16,000 "
+        "characters, from their first request on. None (false in a file): results stay "
+        "whole.",
+    )
+    summary: SummaryCompaction | None = Field(
+        default=SummaryCompaction(),
+        description="Summarizes when window and tool_output are not enough. None "
+        "(false in a file): a summary is written only when nothing else makes the "
+        "request fit.",
+    )
+    reducers: tuple[Annotated[Reducer, BeforeValidator(_read_reducer)], ...] = Field(
+        default=(),
+        description="Reducers of your own, which run after the others; in a file each "
+        "names its class as `reducer`, by dotted path.",
+    )
+    compression_threshold: float | None = Field(
+        default=None,
+        gt=0,
+        le=1,
+        strict=True,
+        description="The part of the context window from which on the pipeline runs, "
+        "more than the summary's target_token_ratio and at most 1. None: the "
+        "threshold.",
+    )
 
     @field_validator("window", "tool_output", "summary", mode="before")
     @classmethod

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from contextguard_adk._history.truncation import Truncation
 from contextguard_adk._measuring.calibration import DEFAULT_CORRECTION
+from contextguard_adk._settings import Settings
 
 if TYPE_CHECKING:
     from contextguard_adk.strategies.pipeline import Reduction
@@ -36,13 +37,11 @@ class Relaxed:
     preferences: bool = False
 
 
-class Reducer(BaseModel, ABC):
+class Reducer(Settings, ABC):
     """One step of a `Pipeline`. Subclass it for a step of your own.
 
     A reducer is a value like a strategy: frozen settings and one method.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     @abstractmethod
     async def reduce(self, reduction: Reduction) -> StrategyResult:
@@ -53,8 +52,13 @@ class Reducer(BaseModel, ABC):
 
 
 class _Window(Reducer, ABC):
-    preserve_system: bool = True
-    preserve_initial_task: bool = True
+    preserve_system: bool = Field(
+        default=True,
+        description="Whether messages of the history that are instructions stay.",
+    )
+    preserve_initial_task: bool = Field(
+        default=True, description="Whether the user's first message stays."
+    )
 
     def _preserve(self, reduction: Reduction) -> list[int]:
         """What stays whatever its age, oldest first."""
@@ -74,19 +78,26 @@ class MessageWindow(_Window):
 
     Messages are contents of the history: texts, tool calls, tool results. Calls stay
     with their results, so the number kept can be one or two off.
-
-    Attributes:
-        window_size: How many messages to keep, at least 1.
-        min_messages_before_windowing: Below so many messages nothing is dropped.
-        preserve_system: Whether history contents that are instructions stay.
-        preserve_initial_task: Whether the first message of the user stays.
-        strict_window_size: Whether what is preserved counts against the window so
-            that no more than `window_size` messages stay: the newest of it.
     """
 
-    window_size: int = Field(default=40, ge=1, strict=True)
-    min_messages_before_windowing: int = Field(default=50, ge=0, strict=True)
-    strict_window_size: bool = False
+    window_size: int = Field(
+        default=40,
+        ge=1,
+        strict=True,
+        description="How many of the newest messages (texts, tool calls, tool results) "
+        "stay, at least 1.",
+    )
+    min_messages_before_windowing: int = Field(
+        default=50,
+        ge=0,
+        strict=True,
+        description="With fewer messages than this nothing is dropped; at least 0.",
+    )
+    strict_window_size: bool = Field(
+        default=False,
+        description="Whether messages that are preserved count against window_size: of "
+        "them the newest stay, and no more than window_size messages in all.",
+    )
 
     async def reduce(self, reduction: Reduction) -> StrategyResult:
         """Drops what is older than the window."""
@@ -105,17 +116,13 @@ class MessageWindow(_Window):
 
 
 class TokenWindow(_Window):
-    """Keeps as many of the newest messages as fit a budget of tokens.
+    """Keeps as many of the newest messages as fit a budget of tokens."""
 
-    Attributes:
-        budget_tokens: What the messages kept may take: an int, at least 100, by
-            bytes / 4, or a part of the context window as a float, more than 0 and less
-            than 1, as the model counts.
-        preserve_system: Whether history contents that are instructions stay.
-        preserve_initial_task: Whether the first message of the user stays.
-    """
-
-    budget_tokens: int | float
+    budget_tokens: int | float = Field(
+        description="What the messages that stay may take: tokens as an int, at least "
+        "100, at 4 bytes a token, or a part of the context window as a float, more "
+        "than 0 and less than 1, as the model counts.",
+    )
 
     @field_validator("budget_tokens", mode="before")
     @classmethod
@@ -153,25 +160,44 @@ def _keep_newest(
 
 
 class ToolOutputTruncation(Reducer):
-    """Shortens long strings in tool results, wherever they stand in nested JSON.
+    """Shortens long strings in tool results, wherever they stand in nested JSON."""
 
-    Attributes:
-        max_length: Strings longer than this are shortened to it; characters.
-        show_truncation_notice: Whether to say how much is missing.
-        smart_truncate: Whether to keep head and tail in place of the head alone.
-        head_length: What `smart_truncate` keeps of the beginning; characters.
-        tail_length: What `smart_truncate` keeps of the end; characters.
-        preserve_last_tool_result: Whether the newest tool result stays whole. Else each
-            is shortened from its first request on, where it can be read back or these
-            settings were given to the pipeline.
-    """
-
-    max_length: int = Field(default=4_000, ge=1, strict=True)
-    show_truncation_notice: bool = True
-    smart_truncate: bool = False
-    head_length: int = Field(default=3_000, ge=0, strict=True)
-    tail_length: int = Field(default=1_000, ge=0, strict=True)
-    preserve_last_tool_result: bool = True
+    max_length: int = Field(
+        default=4_000,
+        ge=1,
+        strict=True,
+        description="Strings longer than this are shortened to it: characters, at "
+        "least 1. Where the request would otherwise stay near the threshold, to a "
+        "quarter of it, but at least 1,000.",
+    )
+    show_truncation_notice: bool = Field(
+        default=True,
+        description="Whether a shortened string says how much of it is missing.",
+    )
+    smart_truncate: bool = Field(
+        default=False,
+        description="Whether head and tail stay; False: the head alone.",
+    )
+    head_length: int = Field(
+        default=3_000,
+        ge=0,
+        strict=True,
+        description="How much of the beginning smart_truncate keeps: characters, at "
+        "least 0; head_length and tail_length together at most max_length.",
+    )
+    tail_length: int = Field(
+        default=1_000,
+        ge=0,
+        strict=True,
+        description="How much of the end smart_truncate keeps: characters, at least 0.",
+    )
+    preserve_last_tool_result: bool = Field(
+        default=True,
+        description="Whether the newest tool result stays whole until the pipeline "
+        "acts on a later call. False: each result is shortened from its first request "
+        "on, where the agent can read it back with `recall_history` or these settings "
+        "were given to the pipeline.",
+    )
 
     @model_validator(mode="after")
     def _check_lengths(self) -> ToolOutputTruncation:
@@ -222,18 +248,37 @@ class SummaryCompaction(Reducer):
 
     It is paid for only when what stays beside the summary is expected to be at most the
     target; where nothing else makes the request fit, fewer of the newest messages stay.
-
-    Attributes:
-        trigger_threshold: Of the context window; below it nothing is summarized.
-        target_token_ratio: Of the context window; where the pipeline may stop.
-        min_messages_for_summary: Below so many messages nothing is summarized.
-        preserve_recent_count: How many of the newest messages stay word for word.
     """
 
-    trigger_threshold: float = Field(default=0.90, gt=0, le=1, strict=True)
-    target_token_ratio: float = Field(default=0.50, gt=0, lt=1, strict=True)
-    min_messages_for_summary: int = Field(default=20, ge=0, strict=True)
-    preserve_recent_count: int = Field(default=10, ge=0, strict=True)
+    trigger_threshold: float = Field(
+        default=0.90,
+        gt=0,
+        le=1,
+        strict=True,
+        description="The part of the context window below which nothing is summarized, "
+        "more than target_token_ratio and at most 1.",
+    )
+    target_token_ratio: float = Field(
+        default=0.50,
+        gt=0,
+        lt=1,
+        strict=True,
+        description="The part of the context window at which the pipeline may stop, "
+        "more than 0 and less than 1.",
+    )
+    min_messages_for_summary: int = Field(
+        default=20,
+        ge=0,
+        strict=True,
+        description="With fewer messages than this nothing is summarized; at least 0.",
+    )
+    preserve_recent_count: int = Field(
+        default=10,
+        ge=0,
+        strict=True,
+        description="How many of the newest messages stay word for word, at least 0; "
+        "fewer where the request would otherwise not fit.",
+    )
 
     @model_validator(mode="after")
     def _check_ratios(self) -> SummaryCompaction:

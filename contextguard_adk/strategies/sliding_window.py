@@ -25,10 +25,6 @@ class SlidingWindow(Strategy):
     fit, or what is kept would fill the window again soon, the number kept is halved
     down to 3, beside the newest steps of the running turn (see `keep`); where even that
     does not fit, all but these is summarized.
-
-    Attributes:
-        max_messages: How many messages (texts, tool calls, tool results) may stand
-            beside the summary, at least 4; also accepted as `max_turns`.
     """
 
     max_messages: int = Field(
@@ -36,6 +32,8 @@ class SlidingWindow(Strategy):
         ge=4,
         strict=True,
         validation_alias=AliasChoices("max_messages", "max_turns"),
+        description="How many messages (texts, tool calls, tool results) may stand "
+        "beside the summary, at least 4; also accepted as `max_turns`.",
     )
 
     early_reason = "turns"

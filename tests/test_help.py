@@ -1,0 +1,62 @@
+"""What `help()` and completion say of the settings."""
+
+from __future__ import annotations
+
+import pydoc
+import re
+
+import pytest
+from pydantic import BaseModel
+
+import contextguard_adk as cg
+from contextguard_adk.config import PluginSettings
+
+MODELS: list[type[BaseModel]] = [
+    PluginSettings,
+    cg.Costs,
+    cg.Threshold,
+    cg.SlidingWindow,
+    cg.Pipeline,
+    cg.MessageWindow,
+    cg.TokenWindow,
+    cg.ToolOutputTruncation,
+    cg.SummaryCompaction,
+]
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
+def test_help_explains_every_setting(model: type[BaseModel]) -> None:
+    """The words of the field itself, with its default."""
+    page = pydoc.plain(pydoc.render_doc(model)).replace(" |  ", "")
+    said = " ".join(page.split())
+    for name, field in model.model_fields.items():
+        assert field.description
+        assert re.search(rf"[.:] {name} \((required|default .*?)\): ", said), name
+        assert " ".join(field.description.split()) in said
+
+
+def test_help_names_defaults() -> None:
+    """A plain value as it is, a model with what is set in it."""
+    said = " ".join((cg.Pipeline.__doc__ or "").split())
+    assert "max_compaction_attempts (default 3): " in said
+    assert "window (default TokenWindow(budget_tokens=0.3)): " in said
+    assert "summary (default SummaryCompaction()): " in said
+    assert "budget_tokens (required): " in (cg.TokenWindow.__doc__ or "")
+
+
+def test_own_settings_come_first() -> None:
+    """Those that a class adds stand before those of all strategies."""
+
+    class Own(cg.Threshold):
+        """Of one's own."""
+
+        patience: int = 3
+
+    said = Own.__doc__ or ""
+    assert said.startswith("Of one's own.\n\nSettings:\n    patience (default 3):\n")
+    assert "    context_window (default None): The model's" in said
+
+
+def test_a_class_without_settings_keeps_its_words() -> None:
+    """Nothing is listed where there is nothing."""
+    assert "Settings:" not in (cg.Reducer.__doc__ or "")
