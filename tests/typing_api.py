@@ -1,7 +1,9 @@
-"""The public API as a user's strict mypy sees it: type-checked, never run."""
+# pyright: strict, reportUnnecessaryTypeIgnoreComment=true
+"""The public API as a user's strict mypy and pyright see it: never run."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import assert_type
 
 from google.adk.agents import LlmAgent
@@ -9,6 +11,7 @@ from google.adk.agents.callback_context import CallbackContext
 from google.adk.apps import App
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
+from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
@@ -77,32 +80,119 @@ def on_call(record: cg.CallRecord) -> None:
     assert_type(record.summary_cost, float | None)
 
 
+class Listening:
+    """A listener with a state of its own."""
+
+    async def told(self, record: cg.CompactionRecord) -> None:
+        """Is told of a compaction."""
+        assert_type(record.cost, float | None)
+
+
+records: list[cg.CompactionRecord] = []
+
+
+def make_strategies(model: BaseLlm) -> dict[str, cg.Strategy]:
+    """Every setting of every strategy, by each of its names and types."""
+    threshold = cg.Threshold(
+        context_window=1_000_000,
+        trigger=0.5,
+        preview_tokens=4_000,
+        ahead=True,
+        keep=2_000,
+        max_compaction_attempts=2,
+        recall=False,
+        recall_page_tokens=1_000,
+        summarizer=model,
+        summarizer_context_window=200_000,
+        summary_timeout_seconds=30,
+        summary_instruction="Summarize in {max_words} words.",
+        reuse_prompt_cache=False,
+    )
+    assert_type(threshold.context_window, int | None)
+    assert_type(threshold.trigger_tokens(8_000), int | None)
+    sliding = cg.SlidingWindow(max_turns=30, max_tokens=8_000, trigger=4_000)
+    assert_type(sliding.max_messages + sliding.max_turns, int)
+    pipeline = cg.Pipeline(
+        max_tokens=None,
+        trigger="auto",
+        preview_tokens=None,
+        ahead=0.95,
+        keep=0.1,
+        recall="auto",
+        reuse_prompt_cache="auto",
+        summarizer="gemini-2.5-flash",
+        window=cg.MessageWindow(
+            window_size=20,
+            min_messages_before_windowing=10,
+            strict_window_size=True,
+            preserve_system=False,
+            preserve_initial_task=False,
+        ),
+        tool_output=cg.ToolOutputTruncation(
+            max_length=2_000,
+            show_truncation_notice=False,
+            smart_truncate=True,
+            head_length=1_000,
+            tail_length=500,
+            preserve_last_tool_result=False,
+        ),
+        summary=cg.SummaryCompaction(
+            trigger_threshold=0.8,
+            target_token_ratio=0.4,
+            min_messages_for_summary=10,
+            preserve_recent_count=4,
+        ),
+        reducers=(OwnReducer(), cg.TokenWindow(budget_tokens=4_000)),
+        compression_threshold=0.7,
+    )
+    bare = cg.Pipeline(
+        window=cg.TokenWindow(budget_tokens=0.4, preserve_system=False),
+        tool_output=None,
+        summary=None,
+    )
+    own = OwnStrategy(keep_count=5, max_tokens=8_000, summarizer="gemini-2.5-flash")
+    plain = cg.SlidingWindow(max_messages=30, ahead=None)
+    return {
+        "a": threshold,
+        "b": sliding,
+        "c": pipeline,
+        "d": bare,
+        "e": own,
+        "f": plain,
+    }
+
+
 def make_app(model: BaseLlm) -> App:
     """Every way to make a guard, which is a plugin of an app."""
     registry: cg.ModelRegistry = OwnRegistry()
-    own = OwnStrategy(keep_count=5, summarizer="gemini-2.5-flash")
-    pipeline = cg.Pipeline(
-        window=cg.MessageWindow(window_size=20),
-        tool_output=cg.ToolOutputTruncation(max_length=2_000),
-        summary=cg.SummaryCompaction(trigger_threshold=0.8),
-        reducers=(OwnReducer(), cg.TokenWindow(budget_tokens=4_000)),
-    )
-    threshold = cg.Threshold(context_window=1_000_000, summarizer=model)
     plugin = cg.ContextGuardPlugin(
-        agents={"a": cg.SlidingWindow(), "b": threshold, "c": pipeline, "d": own},
+        agents=make_strategies(model),
         default=None,
         observe=True,
         registry=registry,
         state_keys="namespaced",
         warning_threshold=0.5,
         prices={"in-house": cg.Costs(input=0.2, output=0.8, cached_input=0.02)},
+        max_background_summaries=2,
         on_pressure=on_pressure,
         on_compaction=on_compaction,
         on_call=on_call,
         name="guard",
     )
-    from_file = cg.ContextGuardPlugin.from_file("contextguard.toml", registry=registry)
-    return App(name="app", plugins=[cg.ContextGuardPlugin(), plugin, from_file])
+    windows = {"a": cg.SlidingWindow(), "b": cg.SlidingWindow(max_turns=9)}
+    exempt: dict[str, cg.Threshold | None] = {"a": cg.Threshold(), "b": None}
+    of_subclass = cg.ContextGuardPlugin(agents=windows, default=cg.Threshold())
+    some = cg.ContextGuardPlugin(agents=exempt, on_compaction=records.append)
+    from_file = cg.ContextGuardPlugin.from_file(
+        Path("contextguard.toml"),
+        registry=registry,
+        on_pressure=lambda record: None,
+        on_compaction=Listening().told,
+        on_call=on_call,
+        name="guard",
+    )
+    plugins: list[BasePlugin] = [cg.ContextGuardPlugin(), plugin, of_subclass, some]
+    return App(name="app", plugins=[*plugins, from_file])
 
 
 def ask(tool_context: ToolContext, callback_context: CallbackContext) -> None:
@@ -125,7 +215,7 @@ def make_model() -> SimulatedLlm:
 
 
 def wrong_types() -> list[type[cg.ContextGuardError]]:
-    """What mypy refuses, and the errors that can be caught."""
+    """What type checkers refuse, and the errors that can be caught."""
     cg.ContextGuardPlugin(agents={"a": 1})  # type: ignore[dict-item]
     cg.ContextGuardPlugin(default=cg.Threshold)  # type: ignore[arg-type]
     cg.ContextGuardPlugin(prices={"a": 1})  # type: ignore[dict-item]
@@ -133,5 +223,8 @@ def wrong_types() -> list[type[cg.ContextGuardError]]:
     cg.ContextGuardPlugin(on_pressure=on_compaction)  # type: ignore[arg-type]
     cg.Threshold(context_window="8k")  # type: ignore[arg-type]
     cg.Threshold(window=8_000)  # type: ignore[call-arg]
+    cg.SlidingWindow(max_turns="9")  # type: ignore[arg-type]
+    cg.Threshold(max_tokens=8_000.5)  # type: ignore[arg-type]
+    print(cg.Threshold().max_tokens)  # type: ignore[attr-defined]
     cg.Strategy()  # type: ignore[abstract]
     return [cg.ConfigError, cg.SummaryError]

@@ -6,6 +6,7 @@ import importlib
 import inspect
 import math
 from abc import ABC, abstractmethod
+from dataclasses import InitVar
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from pydantic import AliasChoices, Field, field_validator, model_validator
@@ -62,6 +63,9 @@ class Strategy(SummarySettings, ABC):
     many agents and sessions at once, so it keeps no state of its own. Subclass it
     for a strategy of your own.
     """
+
+    if TYPE_CHECKING:  # What pydantic takes as another name, checkers learn here.
+        max_tokens: InitVar[int | None] = None
 
     context_window: int | None = Field(
         default=None,

@@ -45,10 +45,14 @@ class SlidingWindow(Strategy):
             raise ValueError("max_messages and max_turns mean the same: give one")
         return values
 
-    @property
-    def max_turns(self) -> int:
-        """Another name of `max_messages`."""
-        return self.max_messages
+    if TYPE_CHECKING:
+        max_turns: int = 20
+    else:
+
+        @property
+        def max_turns(self) -> int:
+            """Another name of `max_messages`."""
+            return self.max_messages
 
     def fullness(self, context: CompactionContext) -> float:
         """Tokens or messages as a part of what is allowed, whichever is more."""
