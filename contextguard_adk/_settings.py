@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
+import reprlib
 import textwrap
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    ValidationError,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 80
+short_repr = _SHORT.repr
+"""The text of a value for a message of one line."""
+
+
+def suggest(name: object, known: Iterable[str]) -> str:
+    """The nearest known name as a question after a sentence; "" if none is near."""
+    text, names = str(name), sorted(known, key=len)
+    near = difflib.get_close_matches(text, names, 1)
+    near = near or [each for each in names if len(text) > 3 and text in each]
+    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 class Settings(BaseModel):
@@ -20,6 +43,36 @@ class Settings(BaseModel):
         if cls.model_fields:
             lines = [inspect.cleandoc(cls.__doc__ or ""), "", "Settings:"]
             cls.__doc__ = "\n".join([*lines, *_list_settings(cls)]).lstrip()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown_names(cls, values: object) -> object:
+        """Says which name may have been meant, with the place that pydantic knows."""
+        if isinstance(values, dict) and cls.model_config.get("extra") == "forbid":
+            accepted = {*cls.model_fields, *_list_aliases(cls)}
+            known = ", ".join(sorted(cls.model_fields))
+            if unknown := [
+                InitErrorDetails(
+                    type=PydanticCustomError(
+                        "unknown_setting",
+                        "unknown key.{hint} Known here: {known}",
+                        {"hint": suggest(name, accepted), "known": known},
+                    ),
+                    loc=(name if isinstance(name, int) else str(name),),
+                    input=values[name],
+                )
+                for name in values
+                if name not in accepted
+            ]:
+                raise ValidationError.from_exception_data(cls.__name__, unknown)
+        return values
+
+
+def _list_aliases(model: type[BaseModel]) -> Iterator[str]:
+    for field in model.model_fields.values():
+        alias = field.validation_alias
+        choices = alias.choices if isinstance(alias, AliasChoices) else [alias]
+        yield from (choice for choice in choices if isinstance(choice, str))
 
 
 def _list_settings(model: type[BaseModel]) -> list[str]:

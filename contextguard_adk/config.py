@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import os
-import reprlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar
 
 from google.adk.models.registry import LLMRegistry
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from contextguard_adk._providers.costs import Costs
-from contextguard_adk._settings import Settings
+from contextguard_adk._settings import Settings, short_repr, suggest
 from contextguard_adk.errors import ConfigError
 from contextguard_adk.strategies.base import Strategy, Threshold, import_subclass
 from contextguard_adk.strategies.pipeline import Pipeline
-from contextguard_adk.strategies.reducers import Reducer
 from contextguard_adk.strategies.sliding_window import SlidingWindow
 
 CONFIG_VARIABLE = "CONTEXTGUARD_CONFIG"
 """The environment variable that names a file where no arguments are given."""
+
+STRICT_VARIABLE = "CONTEXTGUARD_STRICT"
+"""The environment variable that has a wrong file raise, with any value but 0."""
 
 SETTINGS_SUFFIXES = (".toml", ".yaml", ".yml")
 
@@ -30,9 +31,6 @@ STRATEGIES: Mapping[str, type[Strategy]] = {
     "pipeline": Pipeline,
 }
 """Short names of strategies in a file; any other is a dotted path to a class."""
-
-_SHORT = reprlib.Repr()
-_SHORT.maxstring = _SHORT.maxother = 80
 
 StateKeys = Literal["auto", "plain", "namespaced"]
 M = TypeVar("M", bound=BaseModel)
@@ -192,7 +190,10 @@ def _build_strategy(file: Path, key: str, table: object) -> Strategy | None:
         strategy = STRATEGIES.get(name) or import_subclass(name, base)
     except (ValueError, TypeError) as error:
         known = ", ".join((*STRATEGIES, "none"))
-        expected = f"one of {known}, or the path of a Strategy ({error})"
+        hint = suggest(name, STRATEGIES)
+        expected = f"one of {known}, or the path of a Strategy is expected.{hint}"
+        if isinstance(name, str) and "." in name:
+            expected = f"{expected} ({error})"
         raise _error(file, f"{key}.strategy", name, expected) from error
     built = _validate(file, key, strategy, settings)
     if isinstance(built.summarizer, str):
@@ -210,15 +211,18 @@ def _validate(file: Path, key: str, model: type[M], values: Mapping[str, Any]) -
     except ValidationError as error:
         problems: dict[str, list[str]] = {}
         for problem in error.errors():
-            place, message = _describe(problem, model, values)
+            place, message = _describe(problem, values)
             place = f"{key}.{place}".strip(".") or "(top level)"
             problems.setdefault(place, []).append(message)
         # There is a message for each type that a value may have.
         said = [f"{place}: {' or '.join(all_)}" for place, all_ in problems.items()]
         raise _complain(file, "; ".join(said)) from error
+    except Exception as error:  # A class of the user's own may raise anything.
+        said_by = f"{model.__name__} raised {type(error).__name__}: {error}"
+        raise _error(file, key or "(top level)", values, said_by) from error
 
 
-def _describe(problem: Any, model: type[BaseModel], table: Any) -> tuple[str, str]:
+def _describe(problem: Any, table: Any) -> tuple[str, str]:
     """Returns the key with its value, as the file has them, and what is wrong."""
     names, value = list[str](), table
     for item in problem["loc"]:
@@ -230,40 +234,15 @@ def _describe(problem: Any, model: type[BaseModel], table: Any) -> tuple[str, st
         names.append(str(item))
     place = ".".join(names)
     if not isinstance(problem["input"], Mapping):
-        place += f" = {_SHORT.repr(problem['input'])}"
-    if problem["type"] == "extra_forbidden":
-        known = _list_known_keys(model, table, problem["loc"])
-        return place, f"unknown key; known here: {', '.join(sorted(known))}"
+        place += f" = {short_repr(problem['input'])}"
     return place, str(problem["msg"]).removeprefix("Value error, ")
 
 
-def _list_known_keys(model: type[BaseModel], table: Any, location: Any) -> set[str]:
-    """Returns the fields of the model that has an unknown key there."""
-    *path, name = location
-    kinds: list[Any] = [model]
-    for item in path:
-        table = table[item]
-        if isinstance(item, int):  # One of several reducers.
-            kinds = [import_subclass(table["reducer"], Reducer)]
-            continue
-        if kinds == [Costs]:  # It is a model's name.
-            continue
-        hints = [kind.model_fields[item].annotation for kind in kinds]
-        types = [each for hint in hints for each in get_args(hint) or (hint,)]
-        kinds = [each for each in types if hasattr(each, "model_fields")]
-    # Of two kinds of window it is the other one that lacks the key.
-    lacking = [kind for kind in kinds if name not in kind.model_fields]
-    return {key for kind in lacking for key in kind.model_fields}
-
-
 def _error(file: Path, key: str, value: object, expected: str) -> ConfigError:
-    return _complain(file, f"{key} = {_SHORT.repr(value)}: {expected}")
+    return _complain(file, f"{key} = {short_repr(value)}: {expected}")
 
 
 def _complain(file: Path, problem: str) -> ConfigError:
     """Returns an error of one line, however many a parser has to say."""
-    reason = " ".join(problem.split()).rstrip(".")
-    return ConfigError(
-        f"{file}: {reason}. Nothing is guarded until this is mended: under "
-        "--extra_plugins ADK only logs this error and runs the app without the guard."
-    )
+    reason = " ".join(f"{file}: {problem}".split()).rstrip(".")
+    return ConfigError(reason if reason.endswith("?") else f"{reason}.")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 import functools
 import logging
 import os
 from collections.abc import Mapping
 from typing import Self
 
-from google.adk.agents.base_agent import BaseAgent
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.invocation_context import InvocationContext
 from google.adk.events.event import Event
@@ -22,7 +20,7 @@ from google.adk.plugins.plugin_manager import PluginManager
 from contextguard_adk._calls.answers import end_run, take_answer
 from contextguard_adk._calls.call import ModelCall
 from contextguard_adk._calls.guard import Guard
-from contextguard_adk._history.state import declares_state_schema, walk_tree
+from contextguard_adk._history.state import declares_state_schema
 from contextguard_adk._measuring.budgets import threshold_tokens
 from contextguard_adk._measuring.tokens import Memo
 from contextguard_adk._memory import BoundedDict, call_key
@@ -37,14 +35,20 @@ from contextguard_adk._recovery.resend import (
     resolve_model,
     restore_contents,
 )
+from contextguard_adk._setup import (
+    FROM_FILE,
+    GUARD_ALL,
+    check_arguments,
+    choose_settings,
+    look_at_app,
+)
 from contextguard_adk.config import (
     PluginSettings,
     StateKeys,
     is_recorded_test,
     load_settings,
-    settings_from_environment,
 )
-from contextguard_adk.strategies.base import Strategy, Threshold
+from contextguard_adk.strategies.base import Strategy
 from contextguard_adk.telemetry import (
     CallRecord,
     CompactionRecord,
@@ -52,14 +56,10 @@ from contextguard_adk.telemetry import (
     Observers,
     PressureRecord,
     log_failure,
-    warn_once,
 )
 
 logger = logging.getLogger("contextguard_adk.plugin")
 _log_failure = functools.partial(log_failure, logger)
-
-GUARD_ALL = Threshold()
-"""The strategy of every agent where nothing else is said."""
 
 
 class ContextGuardPlugin(BasePlugin):
@@ -91,14 +91,17 @@ class ContextGuardPlugin(BasePlugin):
         on_compaction: A function, sync or async, told of every compaction.
         on_call: A function, sync or async, told of every answered model call.
         name: The plugin's name; ADK passes one under `--extra_plugins`.
+        strict: What happens if the file in the environment is wrong (see below). False
+            logs one line at ERROR and guards every agent with the defaults; True, or
+            the environment variable `CONTEXTGUARD_STRICT=1`, raises a `ConfigError`.
 
-    With nothing but `registry`, listeners and `name` given, the file is read that the
-    environment variable `CONTEXTGUARD_CONFIG` names.
+    With nothing but `registry`, listeners, `name` and `strict` given, the file is read
+    that the environment variable `CONTEXTGUARD_CONFIG` names.
 
     Raises:
-        TypeError: A strategy is not a `Strategy`.
-        ValueError: Another argument is not accepted.
-        ConfigError: The file is wrong.
+        TypeError: An argument is another kind of object than is expected.
+        ValueError: A value is not accepted.
+        ConfigError: The file is wrong, and `strict` is set.
     """
 
     def __init__(
@@ -116,14 +119,10 @@ class ContextGuardPlugin(BasePlugin):
         on_compaction: Listener[CompactionRecord] | None = None,
         on_call: Listener[CallRecord] | None = None,
         name: str = "context_guard",
+        strict: bool = False,
     ) -> None:
         super().__init__(name=name)
-        for agent, strategy in (*(agents or {}).items(), ("default", default)):
-            if strategy is not None and not isinstance(strategy, Strategy):
-                raise TypeError(
-                    f"The strategy for {agent!r} must be a Strategy or None, not "
-                    f"{type(strategy).__name__}: {strategy!r}"
-                )
+        check_arguments(agents, default, registry)
         settings = PluginSettings(
             agents=agents or {},
             default=default,
@@ -133,10 +132,9 @@ class ContextGuardPlugin(BasePlugin):
             prices=prices or {},
             max_background_summaries=max_background_summaries,
         )
-        if settings == PluginSettings() and default is GUARD_ALL:
-            settings = settings_from_environment() or settings
+        settings = choose_settings(settings, default, strict)
         self._guard = Guard(registry)
-        self._are_names_checked = False
+        self._has_looked = False
         self._warned: BoundedDict[tuple[str, str], bool] = BoundedDict()
         self._listeners = (on_pressure, on_compaction, on_call)
         self._apply(settings)
@@ -174,7 +172,7 @@ class ContextGuardPlugin(BasePlugin):
         """
         settings = load_settings(path)
         plugin = cls(
-            default=None,
+            default=FROM_FILE,
             registry=registry,
             on_pressure=on_pressure,
             on_compaction=on_compaction,
@@ -187,9 +185,15 @@ class ContextGuardPlugin(BasePlugin):
     async def before_run_callback(
         self, *, invocation_context: InvocationContext
     ) -> None:
-        """Decides which form of state keys this app needs; checks names of agents."""
+        """Decides which form of state keys this app needs; says what is guarded."""
         try:
-            self._choose_keys(getattr(invocation_context.agent, "root_agent", None))
+            root = getattr(invocation_context.agent, "root_agent", None)
+            # The first run alone shows the whole app, an AgentTool's only its own.
+            if not self._has_looked:
+                self._has_looked = True
+                app = invocation_context.session.app_name
+                look_at_app(app, root, self._settings, self._guard.registry)
+            self._choose_keys(root)
         except Exception as error:  # noqa: BLE001 - a turn must not end here.
             _log_failure("The guard could not look at the app", error)
             if self._settings.state_keys == "auto":  # Such keys pass in any case.
@@ -197,31 +201,11 @@ class ContextGuardPlugin(BasePlugin):
 
     def _choose_keys(self, root: object) -> None:
         guard = self._guard
-        # The first run alone shows the whole app, an AgentTool's no more than its own.
-        if not self._are_names_checked:
-            self._are_names_checked = True
-            self._check_names(root)
         # The decision stands: the delta of an AgentTool's run goes back to the parent.
         if self._settings.state_keys != "auto" or guard.has_namespaced_keys:
             return
         # ADK shows no plugin the workflow at the root; it may declare one.
         guard.has_namespaced_keys = root is None or declares_state_schema(root)
-
-    def _check_names(self, root: object) -> None:
-        """Warns of settings for agents that the app does not have."""
-        settings = self._settings
-        if root is None or not settings.agents:
-            return
-        tree = [node for node in walk_tree(root) if isinstance(node, BaseAgent)]
-        known = {agent.name for agent in tree}
-        default = settings.default
-        others = f"guarded by {type(default).__name__}" if default else "not guarded"
-        for name in sorted(settings.agents.keys() - known):
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            message = "`agents` names %r, but the app has no agent of that name.%s "
-            message += "Agents that `agents` does not name are %s."
-            warn_once(logger, message, name, hint, others)
 
     async def before_model_callback(
         self, *, callback_context: CallbackContext, llm_request: LlmRequest

@@ -140,20 +140,37 @@ class CallRecord:
 _warned: set[tuple[str, str]] = set()
 
 
-def warn_once(logger: logging.Logger, message: str, about: str, *args: object) -> None:
+def warn_once(
+    logger: logging.Logger,
+    message: str,
+    about: str,
+    *args: object,
+    level: int = logging.WARNING,
+) -> None:
     """Warns once in a process about something; it remembers 1,024 warnings."""
     if (message, about) not in _warned:
         if len(_warned) >= 1_024:
             _warned.clear()
         _warned.add((message, about))
-        logger.warning(message, about, *args)
+        logger.log(level, message, about, *args)
+
+
+_MAX_FRAMES = 12
 
 
 def log_failure(logger: logging.Logger, what: str, error: Exception) -> None:
-    """Logs a failure of ours, without its text: that may quote messages."""
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "?"
-    logger.error("%s: %s in %s.", what, type(error).__name__, place)
+    """Logs a failure and where it was, without its text: that may quote messages."""
+    places = [
+        f"{'/'.join(Path(frame.filename).parts[-2:])}:{frame.lineno} in {frame.name}"
+        for frame in traceback.extract_tb(error.__traceback__)
+    ]
+    if len(places) > _MAX_FRAMES:
+        half = _MAX_FRAMES // 2
+        places[half:-half] = ["…"]
+    logger.error(
+        "%s: %s at %s. Its text may quote messages: it is logged at DEBUG.",
+        *(what, type(error).__name__, " > ".join(places) or "an unknown place"),
+    )
     logger.debug("%s:", what, exc_info=error)
 
 

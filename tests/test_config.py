@@ -132,10 +132,10 @@ PIPELINE = "[default]\nstrategy = 'pipeline'\n"
 REDUCER = f"{PIPELINE}[[default.reducers]]\n"
 TOKENS = "reducer = 'contextguard_adk.TokenWindow'"
 OF_TOKENS = (
-    "unknown key; known here: budget_tokens, preserve_initial_task, preserve_system. "
+    "unknown key. Known here: budget_tokens, preserve_initial_task, preserve_system."
 )
 PRICES = "[prices.'gpt-4o']\ninput = 2\n"
-OF_COSTS = "unknown key; known here: cached_input, input, output. "
+OF_COSTS = "unknown key. Did you mean 'cached_input'? Known here: cached_input, "
 
 
 def no_sizes(key: str, least: str, *values: object) -> list[tuple[str, str]]:
@@ -148,13 +148,16 @@ def no_sizes(key: str, least: str, *values: object) -> list[tuple[str, str]]:
 
 
 MISTAKES = [
-    ("obserf = true", "obserf = True: unknown key; known here: agents, default"),
+    ("obserf = true", "obserf = True: unknown key. Did you mean 'observe'? "),
     ("agents = 7", "agents = 7: a table of agents is expected"),
     ("[[agents]]", "agents = [{}]: a table of agents is expected"),
     ("default = 7", "default = 7: a table, the name of a strategy"),
     ("default.strategy = ['pipeline']", "strategy = ['pipeline']: one of threshold"),
     ("agents.a = {strategy = 'none', x = 8}", 'agents.a.x = 8: strategy "none" has no'),
-    (f"{PIPELINE}window.size = 3", "window.size = 3: unknown key; known here: "),
+    (
+        f"{PIPELINE}window.size = 3",
+        "size = 3: unknown key. Did you mean 'window_size'?",
+    ),
     (f"{DEFAULT}context_window = '8k'", "context_window = '8k': Input should"),
     (f"{DEFAULT}keep = 'x'", "default.keep = 'x': tokens as an int, at least 0, or a"),
     (f"{DEFAULT}keep = 1.0", "default.keep = 1.0: tokens as an int, at least 0, or a"),
@@ -199,8 +202,8 @@ def test_a_mistake_names_file_key_value_and_what_is_accepted(
     with pytest.raises(ConfigError) as caught:
         ContextGuardPlugin.from_file(path)
     message = str(caught.value)
-    for part in (str(path), complaint, "runs the app without the guard"):
-        assert part in message
+    assert message.startswith(f"{path}: ")
+    assert complaint in message
     assert len(message) < 700
     assert "\n" not in message
 
@@ -286,15 +289,6 @@ def test_the_environment_names_a_file(
         assert made._settings == wanted
     assert ContextGuardPlugin(default=Pipeline())._settings.default == Pipeline()
     assert ContextGuardPlugin(default=None)._settings.default is None
-
-
-def test_a_bad_file_from_the_environment_fails_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """ADK logs the error under --extra_plugins; the text says what follows."""
-    monkeypatch.setenv(CONFIG_VARIABLE, str(tmp_path / "missing.toml"))
-    with pytest.raises(ConfigError, match=r"missing\.toml.*Nothing is guarded"):
-        ContextGuardPlugin(name="contextguard_adk.ContextGuardPlugin")
 
 
 def test_the_sample_has_every_setting() -> None:

@@ -25,6 +25,7 @@ _recall
 _calls
 _recovery
 config
+_setup
 plugin
 __init__
 testing _tools __main__

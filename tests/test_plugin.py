@@ -35,8 +35,11 @@ from tests.talks import workflow_agents
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "a dict": ({"agents": {"a": {"max_messages": 30}}}, "'a' must be a Strategy"),
-    "a class": ({"default": SlidingWindow}, "'default' must be a Strategy"),
+    "a dict": (
+        {"agents": {"a": {"max_messages": 30}}},
+        r"\['a'\] must be a Strategy",
+    ),
+    "a class": ({"default": SlidingWindow}, "default must be a Strategy"),
     "a misspelt setting": ({"agent": {}}, "agent"),
     "state keys": ({"state_keys": "flat"}, "'namespaced'.*flat"),
 }
@@ -110,7 +113,9 @@ async def test_observing_changes_nothing_but_reports(
     state = await chat.state()
     assert state["context_guard:compact"] is True
     assert not [key for key in state if "summar" in key]
-    (line,) = (r.getMessage() for r in caplog.records if "Observing" in r.getMessage())
+    (line,) = (
+        r.getMessage() for r in caplog.records if "Observing agent" in r.getMessage()
+    )
     assert "'agent'" in line
     assert "3200" in line
 

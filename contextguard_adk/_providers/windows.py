@@ -266,6 +266,7 @@ def resolve_context_window(
     configured: int | None = None,
     registry: ModelRegistry | None = None,
     agent: str = "",
+    is_quiet: bool = False,
 ) -> ResolvedWindow:
     """Returns the context window of `model` and who said so; never raises."""
     if configured is not None:
@@ -277,6 +278,9 @@ def resolve_context_window(
         answer = error
     if _is_tokens(answer) and answer >= _MIN_WINDOW_TOKENS:
         return ResolvedWindow(answer, "registry")
+    unknown = ResolvedWindow(DEFAULT_CONTEXT_WINDOW, "default")
+    if is_quiet:
+        return unknown
     if answer is not None:
         message = "The model registry gave no token count for %r but %r"
         warn_once(_LOGGER, message, model, answer)
@@ -286,4 +290,4 @@ def resolve_context_window(
         'ContextGuardPlugin(agents={"%s": Threshold(context_window=...)}).'
     )
     warn_once(_LOGGER, message, model, DEFAULT_CONTEXT_WINDOW, agent or "<agent>")
-    return ResolvedWindow(DEFAULT_CONTEXT_WINDOW, "default")
+    return unknown

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import math
+import sys
 from abc import ABC, abstractmethod
 from dataclasses import InitVar
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
@@ -13,6 +14,7 @@ from pydantic import AliasChoices, Field, field_validator, model_validator
 
 from contextguard_adk._history.truncation import Preview
 from contextguard_adk._measuring.budgets import scale_trigger
+from contextguard_adk._settings import suggest
 from contextguard_adk._summarizing.summarizer import SummarySettings
 
 if TYPE_CHECKING:
@@ -43,17 +45,28 @@ def import_subclass(path: object, base: type[T]) -> type[T]:
     """Imports a class by its dotted path; a ValueError says what is wrong with it."""
     module, _, attribute = str(path).rpartition(".")
     if not module:
-        raise ValueError(f"{path!r} is no dotted path")
+        hint = suggest(f"contextguard_adk.{path}", _list_own_paths())
+        raise ValueError(f"{path!r} is no dotted path.{hint}")
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        found = getattr(importlib.import_module(module), attribute, None)
     except (Exception, SystemExit) as error:  # A module may do anything on import.
         reason = f"{type(error).__name__}: {error}"
         raise ValueError(f"{path!r} cannot be imported: {reason}") from error
+    if found is None:
+        hint = suggest(attribute, dir(sys.modules[module]))
+        raise ValueError(f"{module!r} has no {attribute!r}.{hint}")
     if not (isinstance(found, type) and issubclass(found, base)):
         raise ValueError(f"{path!r} is no subclass of {base.__name__}")
     if inspect.isabstract(found):
         raise ValueError(f"{path!r} is abstract")
     return found
+
+
+def _list_own_paths() -> list[str]:
+    from contextguard_adk import strategies  # It imports this module.
+
+    names = (name for name in vars(strategies) if name[0].isupper())
+    return [f"contextguard_adk.{name}" for name in names]
 
 
 class Strategy(SummarySettings, ABC):

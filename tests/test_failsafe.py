@@ -1,0 +1,185 @@
+"""A wrong settings file, and what the guard says of itself at the first run."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from google.adk.agents import LlmAgent
+from google.adk.workflow import START, Workflow
+
+from contextguard_adk import (
+    ConfigError,
+    ContextGuardPlugin,
+    Pipeline,
+    SlidingWindow,
+    Strategy,
+    Threshold,
+)
+from contextguard_adk.config import CONFIG_VARIABLE, STRICT_VARIABLE
+from contextguard_adk.testing import SimulatedLlm
+from tests.builders import Chat, answer_text, model, user
+from tests.chats import Registry, seed, words
+from tests.guarded import is_compacted
+
+LOGGER = "contextguard_adk.plugin"
+
+
+@pytest.fixture
+def wrong_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file with a misspelt key that the environment names."""
+    path = tmp_path / "guard.toml"
+    path.write_text("default = 'none'\nobserv = true", "utf-8")
+    monkeypatch.setenv(CONFIG_VARIABLE, str(path))
+    monkeypatch.delenv(STRICT_VARIABLE, raising=False)
+    return path
+
+
+def lines(caplog: pytest.LogCaptureFixture, level: int) -> list[str]:
+    """What the guard has logged at a level."""
+    records = [r for r in caplog.records if r.name.startswith("contextguard")]
+    return [record.getMessage() for record in records if record.levelno == level]
+
+
+async def test_a_wrong_file_guards_every_agent_with_the_defaults(
+    wrong_file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody is left without a guard, and one line says so, however many apps."""
+    for _ in range(2):
+        plugin = ContextGuardPlugin(
+            registry=Registry(4_000), name="contextguard_adk.ContextGuardPlugin"
+        )
+    llm = SimulatedLlm(context_window=1_000_000, token_ratio=1.0)
+    chat = Chat(LlmAgent(name="agent", model=llm), [plugin])
+    await seed(chat, user("The task."), model(words(5_000)))
+    assert answer_text(await chat.say("Go on.")).startswith("Acknowledged")
+    assert is_compacted(llm.requests[-1])
+    [line] = lines(caplog, logging.ERROR)
+    assert line.startswith(
+        f"{wrong_file}: observ = True: unknown key. Did you mean 'observe'? Known here:"
+    )
+    assert line.endswith(
+        " Every agent is guarded with the defaults until this is mended."
+    )
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize("value", ["", "0"])
+def test_a_strict_plugin_raises(
+    wrong_file: Path, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    """By its argument or by the environment, unless that says 0."""
+    monkeypatch.setenv(STRICT_VARIABLE, value)
+    assert ContextGuardPlugin()
+    with pytest.raises(ConfigError, match="Did you mean 'observe'"):
+        ContextGuardPlugin(strict=True)
+    monkeypatch.setenv(STRICT_VARIABLE, "1")
+    with pytest.raises(ConfigError, match="Did you mean 'observe'"):
+        ContextGuardPlugin(name="guard")
+
+
+def test_a_file_named_in_code_raises(wrong_file: Path) -> None:
+    """Whoever writes the code sees the mistake at once."""
+    with pytest.raises(ConfigError, match="Did you mean 'observe'"):
+        ContextGuardPlugin.from_file(wrong_file)
+
+
+def test_arguments_beside_a_file_are_reported(
+    wrong_file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The file is not read; one line names it and the arguments."""
+    for _ in range(2):
+        ContextGuardPlugin(observe=True, default=Threshold(), name="guard")
+    [line] = lines(caplog, logging.WARNING)
+    assert line == (
+        f"{CONFIG_VARIABLE} names {wrong_file}, which is not read because "
+        "ContextGuardPlugin was given observe, default in code. To read the file, give "
+        f"none of these, or use ContextGuardPlugin.from_file({str(wrong_file)!r})."
+    )
+
+
+def test_a_file_in_code_goes_before_the_environment(
+    wrong_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The file that the environment names is neither read nor reported."""
+    good = tmp_path / "good.toml"
+    good.write_text("observe = true", "utf-8")
+    assert ContextGuardPlugin.from_file(good)
+    assert not caplog.records
+
+
+async def say_guarded(
+    caplog: pytest.LogCaptureFixture, chat: Chat, times: int = 2
+) -> str:
+    """The one line that the guard says of itself in some turns."""
+    caplog.set_level(logging.INFO, logger=LOGGER)
+    for _ in range(times):
+        assert await chat.say("Hello.")
+    [line] = lines(caplog, logging.INFO)
+    return line
+
+
+async def test_the_first_run_says_what_is_guarded(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Agents with strategy, window and who said it, in one line."""
+    agents = [
+        LlmAgent(name=name, model=SimulatedLlm(model=of))
+        for name, of in (("writer", "gemini-2.5-flash"), ("helper", "in-house"))
+    ]
+    root = LlmAgent(name="router", model=SimulatedLlm(), sub_agents=[*agents])
+    named: dict[str, Strategy | None] = {
+        "router": None,
+        "writer": SlidingWindow(),
+        "operator": Threshold(context_window=8_000),
+    }
+    operator = LlmAgent(name="operator", model=SimulatedLlm(), sub_agents=[root])
+    line = await say_guarded(caplog, Chat(operator, [ContextGuardPlugin(agents=named)]))
+    assert line == (
+        "Guarding app 'app': operator: Threshold, window 8,000 tokens (configured); "
+        "router: not guarded; "
+        "writer: SlidingWindow, window 1,048,576 tokens (model registry); "
+        "helper: Threshold, window 128,000 tokens "
+        "(assumed: nobody knows model 'in-house')."
+    )
+
+
+async def test_of_a_large_app_the_first_agents_are_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Those with settings of their own come first, then the others up to a dozen."""
+    agents = [LlmAgent(name=f"a{n:02}", model=SimulatedLlm()) for n in range(30)]
+    root = LlmAgent(name="root", model=SimulatedLlm(), sub_agents=[*agents])
+    plugin = ContextGuardPlugin(
+        agents={"a29": Pipeline()}, default=Threshold(context_window=2_000)
+    )
+    line = await say_guarded(caplog, Chat(root, [plugin]))
+    assert line.startswith("Guarding app 'app': a29: Pipeline, window ")
+    assert "; a10: Threshold, window 2,000 tokens (configured); and 19 more." in line
+    assert "a11" not in line
+
+
+async def test_under_a_workflow_the_default_is_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """ADK shows no plugin a workflow at the root."""
+    node = LlmAgent(name="writer", model=SimulatedLlm())
+    flow = Workflow(name="root", edges=[(START, node)])
+    plugin = ContextGuardPlugin(agents={"writer": Pipeline()}, observe=True)
+    line = await say_guarded(caplog, Chat(flow, [plugin]))
+    assert line == (
+        "Observing app 'app': writer: Pipeline; "
+        "every other agent of the workflow: Threshold."
+    )
+
+
+async def test_an_agent_without_a_model_spoils_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """What ADK cannot resolve has no window yet."""
+    lost = LlmAgent(name="lost", model="no-such-provider/model")
+    root = LlmAgent(name="root", model=SimulatedLlm(), sub_agents=[lost])
+    plugin = ContextGuardPlugin(default=Threshold())
+    line = await say_guarded(caplog, Chat(root, [plugin]))
+    assert "lost: Threshold; " in line
