@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from google.adk.agents.base_agent import BaseAgent
 
 from contextguard_adk._history.state import walk_tree
-from contextguard_adk._providers.clients import find_llm
 from contextguard_adk._providers.windows import ModelRegistry, resolve_context_window
 from contextguard_adk._settings import short_repr, suggest
 from contextguard_adk.config import (
@@ -161,15 +160,20 @@ def _describe_agent(
     if strategy is None:
         return "not guarded"
     kind, fixed = type(strategy).__name__, strategy.context_window
-    try:
-        llm = find_llm(agent)
-    except Exception:  # noqa: BLE001 - ADK raises it again when it calls the model.
-        llm = None
-    if llm is None and fixed is None:
+    model = _find_model_name(agent)
+    if not model and fixed is None:
         return kind
-    name = llm.model if llm else ""
     window = resolve_context_window(
-        name, configured=fixed, registry=registry, is_quiet=True
+        model, configured=fixed, registry=registry, is_quiet=True
     )
-    source = _SOURCES.get(window.source, f"assumed: nobody knows model {name!r}")
+    source = _SOURCES.get(window.source, f"assumed: nobody knows model {model!r}")
     return f"{kind}, window {window.tokens:,} tokens ({source})"
+
+
+def _find_model_name(agent: object) -> str:
+    """The name of an agent's model, or its parent's; making one may take seconds."""
+    while agent is not None:
+        if model := getattr(agent, "model", None):
+            return model if isinstance(model, str) else getattr(model, "model", "")
+        agent = getattr(agent, "parent_agent", None)
+    return ""

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from google.adk.agents import LlmAgent
 from google.adk.workflow import START, Workflow
 
 from contextguard_adk import (
+    Compaction,
+    CompactionContext,
     ConfigError,
     ContextGuardPlugin,
     Pipeline,
+    Reducer,
+    Reduction,
     SlidingWindow,
     Strategy,
+    StrategyResult,
     Threshold,
 )
 from contextguard_adk.config import CONFIG_VARIABLE, STRICT_VARIABLE
-from contextguard_adk.testing import SimulatedLlm
+from contextguard_adk.testing import ContextOverflowError, SimulatedLlm
 from tests.builders import Chat, answer_text, model, user
 from tests.chats import Registry, seed, words
 from tests.guarded import is_compacted
@@ -174,12 +181,111 @@ async def test_under_a_workflow_the_default_is_named(
     )
 
 
-async def test_an_agent_without_a_model_spoils_nothing(
+async def test_an_agent_without_a_model_has_its_parents(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """What ADK cannot resolve has no window yet."""
-    lost = LlmAgent(name="lost", model="no-such-provider/model")
-    root = LlmAgent(name="root", model=SimulatedLlm(), sub_agents=[lost])
-    plugin = ContextGuardPlugin(default=Threshold())
-    line = await say_guarded(caplog, Chat(root, [plugin]))
-    assert "lost: Threshold; " in line
+    """No model is made for the line: that could take seconds, or fail."""
+    heir, lost = LlmAgent(name="heir"), LlmAgent(name="lost", model="unheard-of")
+    llm = SimulatedLlm(model="gemini-2.5-flash")
+    root = LlmAgent(name="root", model=llm, sub_agents=[heir, lost])
+    line = await say_guarded(caplog, Chat(root, [ContextGuardPlugin()]))
+    assert "heir: Threshold, window 1,048,576 tokens (model registry); " in line
+    assert "(assumed: nobody knows model 'unheard-of'); " in line
+
+
+WRONG_WINDOWS: dict[str, tuple[dict[str, Any], str]] = {
+    "configured": (
+        {"default": Threshold(context_window=16_000)},
+        "not 16,000, as configured. ",
+    ),
+    "registry": (
+        {"registry": Registry(16_000)},
+        "not 16,000, as the model registry says. ",
+    ),
+    "assumed": ({}, "not 128,000, as assumed for an unknown model. "),
+}
+
+
+@pytest.mark.parametrize(
+    ("guard", "said"), WRONG_WINDOWS.values(), ids=[*WRONG_WINDOWS]
+)
+async def test_a_window_that_is_wrong_is_one_warning(
+    guard: dict[str, Any], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It names both numbers, who said the wrong one, and the remedy."""
+    llm = SimulatedLlm(model=f"wrong-{said}", context_window=8_000, token_ratio=1.0)
+    for _ in range(2):
+        chat = Chat(LlmAgent(name="agent", model=llm), [ContextGuardPlugin(**guard)])
+        await seed(chat, user("The task."), model(words(8_200)))
+        assert await chat.say("Go on.")
+    assert llm.rejections == 2
+    warnings = [each for each in lines(caplog, logging.WARNING) if "provider" in each]
+    assert warnings == [
+        f"Agent 'agent', model {llm.model!r}: the context window is 8,000 tokens, as "
+        f"the provider says, {said}Set context_window=8000 on the agent's strategy."
+    ]
+
+
+async def test_a_window_that_a_rejection_shows_is_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Where the provider names no number, what was sent is one."""
+    error = ContextOverflowError("The prompt is too long.")
+    llm = SimulatedLlm(
+        model="silent", context_window=1_000_000, script=[error, "Fine."]
+    )
+    guard = ContextGuardPlugin(default=Threshold(context_window=50_000))
+    chat = Chat(LlmAgent(name="agent", model=llm), [guard])
+    await seed(chat, user("The task."), model(words(20_000)))
+    assert await chat.say("Go on.")
+    [line] = [each for each in lines(caplog, logging.WARNING) if "provider" in each]
+    assert "as the provider seems to show by rejecting a request, not 50,000," in line
+
+
+class Failing(Threshold):
+    """A strategy with a mistake."""
+
+    async def compact(self, context: CompactionContext) -> Compaction | None:
+        """Fails one call deeper."""
+        return divide(context)
+
+
+def divide(context: CompactionContext) -> Compaction:
+    """Fails with a text that quotes the conversation."""
+    raise ZeroDivisionError(f"What the user said: {context.contents}")
+
+
+class FailingReducer(Reducer):
+    """A reducer with a mistake."""
+
+    async def reduce(self, reduction: Reduction) -> StrategyResult:
+        """Fails one call deeper."""
+        divide(reduction.context)
+        return StrategyResult.NO_CHANGE
+
+
+@pytest.mark.parametrize(
+    ("strategy", "name"),
+    [
+        (Failing(context_window=4_000), "compact"),
+        (Pipeline(context_window=4_000, reducers=(FailingReducer(),)), "reduce"),
+    ],
+    ids=["strategy", "reducer"],
+)
+async def test_a_failure_says_where_it_was(
+    strategy: Strategy, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With the frames, and without the text, which stands at DEBUG."""
+    caplog.set_level(logging.DEBUG, logger="contextguard_adk")
+    llm = SimulatedLlm(context_window=1_000_000, token_ratio=1.0)
+    plugin = ContextGuardPlugin(default=strategy)
+    chat = Chat(LlmAgent(name="agent", model=llm), [plugin])
+    await seed(chat, user("The task."), model(words(5_000)), user("Secret."))
+    assert await chat.say(words(9_000))
+    [line] = lines(caplog, logging.ERROR)
+    here = r"tests/test_failsafe\.py:\d+ in "
+    assert re.search(rf"ZeroDivisionError at .*{here}{name} > {here}divide\. ", line)
+    assert line.endswith(" Its text may quote messages: it is logged at DEBUG.")
+    assert "Secret" not in line
+    [record] = [r for r in caplog.records if r.exc_info and r.name == LOGGER]
+    assert record.levelno == logging.DEBUG

@@ -16,7 +16,11 @@ from contextguard_adk._measuring.calibration import MAX_RATIO, correction_factor
 from contextguard_adk._memory import CallInFlight, Counted, SessionMemory
 from contextguard_adk._providers.clients import reserved_output_tokens, thinking_tokens
 from contextguard_adk._providers.overflow import MIN_LIMIT_TOKENS, Overflow
-from contextguard_adk._providers.windows import ModelRegistry, resolve_context_window
+from contextguard_adk._providers.windows import (
+    ModelRegistry,
+    ResolvedWindow,
+    resolve_context_window,
+)
 from contextguard_adk.strategies.base import Strategy
 from contextguard_adk.telemetry import warn_once
 
@@ -25,6 +29,11 @@ logger = logging.getLogger("contextguard_adk.limits")
 MIN_OUTPUT_TOKENS = 256
 """Less is too little for an answer."""
 
+_WHO_SAID = {
+    "configured": "configured",
+    "registry": "the model registry says",
+    "default": "assumed for an unknown model",
+}
 _MIN_TRUNCATED_TOKENS = 2_048  # The smallest default that Ollama has had.
 _MIN_GROWTH_TOKENS = 1_000  # Of less, bytes / 4 say little.
 
@@ -74,14 +83,17 @@ class Limits:
 
     def known_window_tokens(self) -> int:
         """The context window, never wider than a provider has said."""
-        window = resolve_context_window(
+        window = self._resolve_window().tokens
+        learned = self.learned.learned_window_tokens or 0
+        return min(window, learned) if learned >= MIN_LIMIT_TOKENS else window
+
+    def _resolve_window(self) -> ResolvedWindow:
+        return resolve_context_window(
             self.model,
             configured=self.strategy.context_window,
             registry=self.registry,
             agent=self.agent,
-        ).tokens
-        learned = self.learned.learned_window_tokens or 0
-        return min(window, learned) if learned >= MIN_LIMIT_TOKENS else window
+        )
 
     def read_counts(self) -> Counts:
         """What the provider counted last, and what follows from it."""
@@ -148,6 +160,24 @@ class Limits:
             learned = max(accepted, shown_tokens)
         if learned < self.window_tokens():
             self.state.learn(self.model, window_tokens=learned)
+            self._warn_window(learned, is_named=learned == overflow.limit_tokens)
+
+    def _warn_window(self, learned_tokens: int, is_named: bool) -> None:
+        """Says once for an agent and its model that the window is not as wide."""
+        wrong = self._resolve_window()
+        message = (
+            "%s: the context window is %s tokens, as the provider %s, not %s, as %s. "
+            "Set context_window=%d on the agent's strategy."
+        )
+        args = (
+            f"{learned_tokens:,}",
+            "says" if is_named else "seems to show by rejecting a request",
+            f"{wrong.tokens:,}",
+            _WHO_SAID[wrong.source],
+            learned_tokens,
+        )
+        about = f"Agent {self.agent!r}, model {self.model!r}"
+        warn_once(logger, message, about, *args)
 
     def _accepted_tokens(self) -> int:
         """The largest prompt that this process has seen this model accept.
