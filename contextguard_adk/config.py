@@ -132,6 +132,7 @@ def _read_file(file: Path) -> dict[str, Any]:
     suffix = file.suffix.lower()
     if suffix not in SETTINGS_SUFFIXES:
         raise _complain(file, "the name must end in .toml, .yaml or .yml")
+    text = ""
     try:
         text = file.read_text("utf-8-sig")  # Some editors begin files with a mark.
         raw = tomllib.loads(text) if suffix == ".toml" else _load_yaml(text)
@@ -141,10 +142,27 @@ def _read_file(file: Path) -> dict[str, Any]:
     except RecursionError as error:
         raise _complain(file, "the values are nested too deeply") from error
     except ValueError as error:
-        raise _complain(file, str(error)) from error
+        reason = _find_other_format(suffix, text) or str(error)
+        raise _complain(file, reason) from error
     if not isinstance(raw, dict | None):
-        raise _complain(file, "a table of settings is expected")
+        reason = _find_other_format(suffix, text) or "a table of settings is expected"
+        raise _complain(file, reason)
     return raw or {}
+
+
+def _find_other_format(suffix: str, text: str) -> str:
+    """Says it where a file holds the format that its name does not say."""
+    import tomllib
+
+    is_yaml = suffix == ".toml"
+    try:
+        found = _load_yaml(text) if is_yaml else tomllib.loads(text)
+    except (ValueError, RecursionError):
+        return ""
+    if not (isinstance(found, dict) and found):
+        return ""
+    kind, ending = ("YAML", ".yaml or .yml") if is_yaml else ("TOML", ".toml")
+    return f"it holds {kind}, so its name must end in {ending}"
 
 
 def _load_yaml(text: str) -> object:
@@ -192,8 +210,7 @@ def _build_strategy(file: Path, key: str, table: object) -> Strategy | None:
         known = ", ".join((*STRATEGIES, "none"))
         hint = suggest(name, STRATEGIES)
         expected = f"one of {known}, or the path of a Strategy is expected.{hint}"
-        if isinstance(name, str) and "." in name:
-            expected = f"{expected} ({error})"
+        expected = str(error) if "." in str(name) else expected
         raise _error(file, f"{key}.strategy", name, expected) from error
     built = _validate(file, key, strategy, settings)
     if isinstance(built.summarizer, str):
@@ -235,7 +252,13 @@ def _describe(problem: Any, table: Any) -> tuple[str, str]:
     place = ".".join(names)
     if not isinstance(problem["input"], Mapping):
         place += f" = {short_repr(problem['input'])}"
-    return place, str(problem["msg"]).removeprefix("Value error, ")
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    if problem["type"] == "unknown_setting" and "Did you mean" not in message:
+        for name, kind in STRATEGIES.items():
+            if problem["loc"][-1] in kind.model_fields:
+                owner = f"[default] or [agents.<name>] with strategy = {name!r}"
+                return place, f"{message}. It belongs in a table {owner}"
+    return place, message
 
 
 def _error(file: Path, key: str, value: object, expected: str) -> ConfigError:

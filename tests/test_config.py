@@ -172,9 +172,9 @@ MISTAKES = [
     ("state_keys = 'x'", "state_keys = 'x'"),
     (f"{PIPELINE}tool_output = {{smart_truncate = true, max_length = 35}}", "is 4000"),
     (f"{PIPELINE}summary.trigger_threshold = 0.4", "trigger_threshold (0.4)"),
-    (f"{PIPELINE}window = true", "default.window = True: a table of settings"),
+    (f"{PIPELINE}window = true", "default.window = True: a reducer, a table of"),
     (f"{REDUCER}reducer = 'a.B'", "default.reducers.0: 'a.B' cannot be imported"),
-    (f"{REDUCER}x = 1", "default.reducers.0: `reducer`, the dotted path"),
+    (f"{REDUCER}x = 1", "default.reducers.0: a Reducer, or a table"),
     (f"{REDUCER}{TOKENS}", "budget_tokens: Field"),
     (f"{REDUCER}{TOKENS}\nbudget_tokens = 500\nx = 1", f"0.x = 1: {OF_TOKENS}"),
     (f"{PIPELINE}window = {{budget_tokens = 500, window_size = 3}}", OF_TOKENS),
@@ -210,7 +210,7 @@ def test_a_mistake_names_file_key_value_and_what_is_accepted(
 
 UNREADABLE: dict[str, tuple[str, bytes | None, str]] = {
     "suffix": ("guard.ini", b"", "must end in .toml"),
-    "a list": ("guard.yaml", b"[1]", "a table of settings"),
+    "a list": ("guard.yaml", b"- 1", "a table of settings"),
     "twice": ("guard.yaml", b"default: none\ndefault: {}", "'default' stands twice"),
     "no number": ("guard.yaml", b"a: !!int ''", "does not fit its tag"),
     "no truth": ("guard.yaml", b"a: !!bool perhaps", "does not fit its tag"),

@@ -12,7 +12,7 @@ from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.registry import LLMRegistry
 from google.genai import types
-from pydantic import ConfigDict, Field, InstanceOf
+from pydantic import ConfigDict, Field, InstanceOf, field_validator
 
 from contextguard_adk._measuring.budgets import TokenCounter, shorten_to_tokens
 from contextguard_adk._measuring.calibration import DEFAULT_CORRECTION, token_counter
@@ -97,6 +97,13 @@ class SummarySettings(Settings):
         "answer with something other than plain text, or the answer is no summary, a "
         "transcript is used.",
     )
+
+    @field_validator("summarizer", mode="before")
+    @classmethod
+    def _check_summarizer(cls, value: object) -> object:
+        if not isinstance(value, BaseLlm | str | None):
+            raise ValueError("a BaseLlm, or the name of a model, is expected")
+        return value
 
 
 @dataclass(frozen=True)

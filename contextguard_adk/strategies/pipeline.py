@@ -43,12 +43,19 @@ _ENOUGH = StrategyResult.TARGET_REACHED
 PASSES = (Relaxed(), Relaxed(lengths=True), Relaxed(lengths=True, preferences=True))
 
 
+def _suggest_instance(value: object) -> str:
+    if isinstance(value, type) and issubclass(value, Reducer):
+        return f". Did you mean {value.__name__}(…)?"
+    return ""
+
+
 def _read_reducer(value: object) -> object:
     """Takes a table with the dotted path of a class for a reducer."""
     if isinstance(value, Reducer):
         return value
     if not (isinstance(value, dict) and "reducer" in value):
-        raise ValueError("`reducer`, the dotted path of a Reducer, is expected")
+        said = "a Reducer, or a table with `reducer`, its dotted path, is expected"
+        raise ValueError(said + _suggest_instance(value))
     kind = import_subclass(value["reducer"], Reducer)  # type: ignore[type-abstract]
     settings = {name: item for name, item in value.items() if name != "reducer"}
     return kind.model_validate(settings)
@@ -115,7 +122,8 @@ class Pipeline(Strategy):
         if value is False:
             return None
         if not (value is None or isinstance(value, dict | Reducer)):
-            raise ValueError("a table of settings, or false, is expected")
+            said = "a reducer, a table of settings or false is expected"
+            raise ValueError(said + _suggest_instance(value))
         if info.field_name == "window" and isinstance(value, dict):
             kind = TokenWindow if "budget_tokens" in value else MessageWindow
             return kind.model_validate(value)
