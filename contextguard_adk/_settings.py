@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import (
     AliasChoices,
+    AliasPath,
     BaseModel,
     ConfigDict,
     ValidationError,
@@ -72,7 +73,9 @@ def _list_aliases(model: type[BaseModel]) -> Iterator[str]:
     for field in model.model_fields.values():
         alias = field.validation_alias
         choices = alias.choices if isinstance(alias, AliasChoices) else [alias]
-        yield from (choice for choice in choices if isinstance(choice, str))
+        for choice in choices:
+            first = choice.path[0] if isinstance(choice, AliasPath) else choice
+            yield from [first] if isinstance(first, str) else []
 
 
 def _list_settings(model: type[BaseModel]) -> list[str]:

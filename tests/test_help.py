@@ -6,7 +6,7 @@ import pydoc
 import re
 
 import pytest
-from pydantic import BaseModel
+from pydantic import AliasPath, BaseModel, ConfigDict, Field, ValidationError
 
 import contextguard_adk as cg
 from contextguard_adk.config import PluginSettings
@@ -60,3 +60,31 @@ def test_own_settings_come_first() -> None:
 def test_a_class_without_settings_keeps_its_words() -> None:
     """Nothing is listed where there is nothing."""
     assert "Settings:" not in (cg.Reducer.__doc__ or "")
+
+
+class Aliased(cg.Threshold):
+    """Settings of a user's own that have other names."""
+
+    patience: int = Field(default=3, validation_alias="waits")
+    depth: int = Field(default=1, validation_alias=AliasPath("levels", 0))
+
+
+def test_other_names_of_own_settings_are_known() -> None:
+    """What pydantic accepts is no unknown key; a near name is suggested."""
+    values = {"waits": 5, "levels": [7], "max_tokens": 8_000}
+    made = Aliased.model_validate(values)
+    assert (made.patience, made.depth, made.context_window) == (5, 7, 8_000)
+    with pytest.raises(ValidationError, match="Did you mean 'waits'"):
+        Aliased.model_validate({"wait": 5})
+
+
+class Lenient(cg.Threshold):
+    """Settings of a user's own that may be more."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+def test_a_class_may_take_what_it_does_not_know() -> None:
+    """Its own configuration goes before that of the settings here."""
+    made = Lenient.model_validate({"note": "for later"})
+    assert made.model_extra == {"note": "for later"}

@@ -126,7 +126,7 @@ def test_max_turns_is_another_name_of_max_messages() -> None:
     ("settings", "complaint"),
     [
         ({"context_window": 999}, "1000"),
-        ({"contextwindow": 8_000}, "Extra inputs"),
+        ({"contextwindow": 8_000}, "Did you mean .context_window."),
         ({"max_compaction_attempts": 11}, "10"),
         ({"summary_timeout_seconds": 0}, "0"),
         ({"summarizer": 7}, "BaseLlm"),
