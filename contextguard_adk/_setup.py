@@ -95,7 +95,8 @@ def choose_settings(
         return settings_from_environment() or given
     except ConfigError as error:
         if is_strict or os.environ.get(STRICT_VARIABLE, "0") not in ("", "0"):
-            raise
+            message = "Nothing is guarded: ADK only logs this under --extra_plugins."
+            raise ConfigError(f"{error} {message}") from error
         message = "%s Every agent is guarded with the defaults until this is mended."
         warn_once(logger, message, str(error), level=logging.ERROR)
         return given

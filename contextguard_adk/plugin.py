@@ -93,7 +93,8 @@ class ContextGuardPlugin(BasePlugin):
         name: The plugin's name; ADK passes one under `--extra_plugins`.
         strict: What happens if the file in the environment is wrong (see below). False
             logs one line at ERROR and guards every agent with the defaults; True, or
-            the environment variable `CONTEXTGUARD_STRICT=1`, raises a `ConfigError`.
+            the environment variable `CONTEXTGUARD_STRICT=1`, raises a `ConfigError`,
+            which ADK only logs under `--extra_plugins`: the app then runs unguarded.
 
     With nothing but `registry`, listeners, `name` and `strict` given, the file is read
     that the environment variable `CONTEXTGUARD_CONFIG` names.

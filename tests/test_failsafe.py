@@ -82,7 +82,7 @@ def test_a_strict_plugin_raises(
     with pytest.raises(ConfigError, match="Did you mean 'observe'"):
         ContextGuardPlugin(strict=True)
     monkeypatch.setenv(STRICT_VARIABLE, "1")
-    with pytest.raises(ConfigError, match="Did you mean 'observe'"):
+    with pytest.raises(ConfigError, match=r"'observe'\?.* Nothing is guarded: ADK"):
         ContextGuardPlugin(name="guard")
 
 
