@@ -22,7 +22,7 @@ from contextguard_adk._history.shown import name_run
 from contextguard_adk._history.state import RunWrites
 from contextguard_adk._history.stored import StoredSummary
 from contextguard_adk._measuring.tokens import Memo
-from contextguard_adk._pending import PendingSummary, SummaryTasks
+from contextguard_adk._pending import PendingArtifact, PendingSummary, SummaryTasks
 from contextguard_adk._providers.clients import find_llm, json_form
 from contextguard_adk.telemetry import (
     METADATA_KEY,
@@ -196,6 +196,7 @@ class Run:
         self.writes = RunWrites()
         self.calls: dict[CallKey, CallInFlight] = {}
         self.descriptions: dict[CallKey, dict[str, Any]] = {}  # For the next event.
+        self.artifacts: dict[CallKey, PendingArtifact] = {}  # Likewise.
         self._memos: dict[str, Memo] = {}
         self._paid: list[SessionMemory] = []  # Whose summaries it has written.
         self._events = invocation.session.events
@@ -215,7 +216,7 @@ class Run:
         session.keep(replace(made, key=key, event_count=event_count))
         self._paid.append(session)
 
-    def hand_over(self, event: Event, state: Mapping[str, Any]) -> None:
+    async def hand_over(self, event: Event, state: Mapping[str, Any]) -> None:
         """Has an event carry what no event before it has, and tell what was done."""
         if event.partial:
             return
@@ -227,6 +228,8 @@ class Run:
             # The dict may be that of the model's own response.
             described = {**(event.custom_metadata or {}), METADATA_KEY: description}
             event.custom_metadata = described
+        if artifact := self.artifacts.pop(key, None):
+            event.actions.artifact_delta.update(await artifact.finish())
 
     def settle(self) -> None:
         """Forgets the paid summaries that an event has brought to the session."""

@@ -7,7 +7,10 @@ import contextlib
 import logging
 import threading
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
+
+from contextguard_adk.telemetry import warn_once
 
 logger = logging.getLogger("contextguard_adk.pending")
 
@@ -131,3 +134,22 @@ class PendingSummary:
         """Lets go of the conversation in a result."""
         if self._task is task:
             self._task = None
+
+
+@dataclass(frozen=True)
+class PendingArtifact:
+    """An artifact that is being saved, for the event that will name its version."""
+
+    name: str
+    task: asyncio.Task[int | None]
+
+    async def finish(self) -> dict[str, int]:
+        """What the event is to say; waits for up to one second, then gives up."""
+        done, _ = await asyncio.wait([self.task], timeout=1)
+        if not done:
+            self.task.cancel()
+            message = "The artifact %r took too long to save; no event will name it."
+            warn_once(logger, message, self.name)
+            return {}
+        version = None if self.task.cancelled() else self.task.result()
+        return {} if version is None else {self.name: version}

@@ -4,6 +4,7 @@ The user's words decide who works: "find", "search" and "research" go to the
 researcher, "write" and "draft" to the writer.
 """
 
+import re
 from functools import partial
 
 from google.adk.models.llm_request import LlmRequest
@@ -22,7 +23,10 @@ WORDS = {
 def offline_model(agent: str) -> SimulatedLlm:
     """Returns the model of one agent."""
     return SimulatedLlm(
-        context_window=WINDOW_TOKENS, script=partial(play, agent), keep_requests=0
+        context_window=WINDOW_TOKENS,
+        script=partial(play, agent),
+        summary_replies=partial(summarize, agent),
+        keep_requests=0,
     )
 
 
@@ -62,3 +66,29 @@ def find_user_words(contents: list[types.Content]) -> str:
 def has_word(words: str, agent: str) -> bool:
     """Tells whether the user's words are for an agent."""
     return any(word in words for word in WORDS[agent])
+
+
+def summarize(agent: str, request: LlmRequest) -> str:
+    """Writes a summary from what the transcript, and a summary before it, say."""
+    text = "\n".join(part.text or "" for part in request.contents[-1].parts or [])
+    asked = list(dict.fromkeys(re.findall(r"^user: (\w.*)$", text, re.MULTILINE)))
+    searched = re.findall(
+        r'"topic": ?"([^"\n]+)"|^- Searched: (.+)$', text, re.MULTILINE
+    )
+    topics = list(dict.fromkeys(topic or known for topic, known in searched))
+    lines = ["## Current State", f"The {agent} has answered what the user asked."]
+    lines += ["", "## Key Information"]
+    lines += [f"- Searched: {topic}" for topic in topics[-8:]]
+    if topics:
+        lines.append("- Twenty papers agree: the effect is real, 7 to 29 percent.")
+    if "get_style_guide" in text:
+        lines.append("- A text was written by the style guide's twenty rules.")
+    lines += ["", "## Context & Decisions"]
+    lines += [f'The user asked: "{message}"' for message in asked[-4:]]
+    lines += ["", "## Exact Next Steps", "Answer the user's current request."]
+    lines += [
+        "",
+        "## Language and Tools",
+        "English; `search_papers`, `get_style_guide`.",
+    ]
+    return "\n".join(lines)
