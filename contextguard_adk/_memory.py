@@ -196,7 +196,6 @@ class Run:
         self.writes = RunWrites()
         self.calls: dict[CallKey, CallInFlight] = {}
         self.descriptions: dict[CallKey, dict[str, Any]] = {}  # For the next event.
-        self.artifacts: dict[CallKey, PendingArtifact] = {}  # Likewise.
         self._memos: dict[str, Memo] = {}
         self._paid: list[SessionMemory] = []  # Whose summaries it has written.
         self._events = invocation.session.events
@@ -216,10 +215,7 @@ class Run:
         session.keep(replace(made, key=key, event_count=event_count))
         self._paid.append(session)
 
-    async def hand_over(self, event: Event, state: Mapping[str, Any]) -> None:
-        """Has an event carry what no event before it has, and tell what was done."""
-        if event.partial:
-            return
+    def hand_over(self, event: Event, state: Mapping[str, Any]) -> None:
         self.writes.hand_over(state, event.actions.state_delta)
         key = event.author, branch_scope(event)
         if self.writes.owners and event.is_final_response():
@@ -228,8 +224,6 @@ class Run:
             # The dict may be that of the model's own response.
             described = {**(event.custom_metadata or {}), METADATA_KEY: description}
             event.custom_metadata = described
-        if artifact := self.artifacts.pop(key, None):
-            event.actions.artifact_delta.update(await artifact.finish())
 
     def settle(self) -> None:
         """Forgets the paid summaries that an event has brought to the session."""
@@ -249,6 +243,7 @@ class Memory:
         self.sessions: BoundedDict[SessionKey, SessionMemory] = BoundedDict()
         self.breaker = CircuitBreaker()
         self.tasks = SummaryTasks()
+        self.artifacts: BoundedDict[SessionKey, PendingArtifact] = BoundedDict()
         # By the identity of a session object, and by invocation.
         self._runs: dict[int, dict[str, Run]] = {}
 
@@ -280,6 +275,18 @@ class Memory:
         if (run := runs.get(run_id)) is None:
             runs[run_id] = run = Run(invocation)
         return run
+
+    async def hand_over(self, event: Event, invocation: InvocationContext) -> None:
+        """Has an event carry what no event before it has, and tell what was done."""
+        if event.partial:
+            return
+        self.run(invocation).hand_over(event, invocation.session.state)
+        parts = event.content and event.content.parts
+        if any(part and part.text for part in parts or ()):
+            return  # ADK's web UI would show the artifact in place of the text.
+        key = name_session(invocation), event.author, branch_scope(event)
+        if artifact := self.artifacts.pop(key, None):
+            event.actions.artifact_delta.update(await artifact.finish())
 
     def pop_run(self, invocation: InvocationContext) -> Run:
         """What is remembered of a run that has ended; it is forgotten."""

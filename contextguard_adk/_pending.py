@@ -138,18 +138,21 @@ class PendingSummary:
 
 @dataclass(frozen=True)
 class PendingArtifact:
-    """An artifact that is being saved, for the event that will name its version."""
+    """An artifact that is being saved, until an event names its version."""
 
     name: str
     task: asyncio.Task[int | None]
 
     async def finish(self) -> dict[str, int]:
         """What the event is to say; waits for up to one second, then gives up."""
-        done, _ = await asyncio.wait([self.task], timeout=1)
-        if not done:
-            self.task.cancel()
+        task = self.task
+        if not task.done() and task.get_loop() is asyncio.get_running_loop():
+            await asyncio.wait([task], timeout=1)
+        if not task.done():
+            with contextlib.suppress(RuntimeError):  # Its event loop is closed.
+                task.get_loop().call_soon_threadsafe(task.cancel)
             message = "The artifact %r took too long to save; no event will name it."
             warn_once(logger, message, self.name)
             return {}
-        version = None if self.task.cancelled() else self.task.result()
+        version = None if task.cancelled() else task.result()
         return {} if version is None else {self.name: version}

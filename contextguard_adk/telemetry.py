@@ -242,16 +242,14 @@ def format_cost(dollars: float | None) -> str:
 
 def describe_compaction(record: CompactionRecord) -> str:
     """Describes a compaction for people, in one line and without message text."""
-    if not record.summary_tokens:
-        summary = "no summary"
-    elif record.attempts == 1:
-        summary = "1 summary"
-    else:
-        summary = f"{record.attempts:,} summaries"
+    count = record.attempts
+    summary = "1 summary" if count == 1 else f"{count:,} summaries"
     if record.is_mechanical:
         summary += ", in part without a model"
     if record.model:
         summary += f" by {record.model}"
+    if not record.summary_tokens:
+        summary = "no summary"
     parts = [
         f"{record.tokens_before:,} → {record.tokens_after:,} tokens",
         f"{record.contents_before:,} → {record.contents_after:,} messages",

@@ -14,7 +14,7 @@ from google.genai import types
 
 from contextguard_adk._calls.guard import Guard
 from contextguard_adk._history.state import AgentState, walk_tree
-from contextguard_adk._memory import call_key
+from contextguard_adk._memory import call_key, name_session
 from contextguard_adk._pending import PendingArtifact
 from contextguard_adk.telemetry import (
     CompactionRecord,
@@ -44,7 +44,8 @@ def show_compaction(
     name = f"compaction-{record.agent}.md"
     work = _save(invocation, name, _write_markdown(record, text))
     pending = PendingArtifact(name, guard.memory.tasks.start(work))
-    guard.memory.run(invocation).artifacts[call_key(context)] = pending
+    key = name_session(invocation), *call_key(context)
+    guard.memory.artifacts[key] = pending
 
 
 async def _save(invocation: InvocationContext, name: str, text: str) -> int | None:
@@ -93,39 +94,38 @@ def _write_markdown(record: CompactionRecord, text: str) -> str:
 
     All but the summary is ASCII: the page of ADK's chat shows no other text rightly.
     """
-    usage = record.usage
+    used = record.usage
     rows = {
+        "Agent": record.agent,
         "Reason": _REASONS.get(record.reason, record.reason),
         "Strategy": record.strategy,
         "Tokens": f"{record.tokens_before:,} before, {record.tokens_after:,} after",
-        "Messages": f"{record.contents_before:,} before, {record.contents_after:,} "
-        "after",
+        "Messages": f"{record.contents_before} before, {record.contents_after} after",
     }
     if record.model:
+        cached = f" ({used.cached_tokens:,} cached)" if used.cached_tokens else ""
         rows["Summarizer"] = f"`{record.model.replace('`', '')}`"
-        rows["Read"] = f"{usage.prompt_tokens:,} tokens"
-        if usage.cached_tokens:
-            rows["Read"] += f", {usage.cached_tokens:,} of them from a cache"
-        rows["Written"] = f"{usage.output_tokens:,} tokens"
+        rows["Usage"] = f"{used.prompt_tokens:,} prompt tokens{cached}, "
+        rows["Usage"] += f"{used.output_tokens:,} output tokens"
         rows["Cost"] = format_cost(record.cost)
     rows["Waited"] = f"{record.waited_seconds:.1f} s"
     if record.was_ahead:
         rows["Waited"] += f" (written ahead of time in {record.duration_seconds:.1f} s)"
     width = max(map(len, rows))
     lines = [f"| {name:{width}} | {value} |" for name, value in rows.items()]
-    head = f"# Compaction of {record.agent}'s history\n\n"
-    table = "\n".join([f"| {'':{width}} | |", f"|{'-' * (width + 2)}|---|", *lines])
+    lines.insert(1, f"|{'-' * (width + 2)}|---|")
+    table = "\n".join(["# Compaction of the history", "", *lines, "", ""])
     if not text:
-        return f"{head}{table}\n\nNo summary was needed: messages were left out.\n"
+        return f"{table}No summary was needed: older messages were left out.\n"
     kind = "Summary, in part without a model" if record.is_mechanical else "Summary"
     runs = re.findall("`{3,}", text)
     fence = "`" * (max(map(len, runs), default=2) + 1)
-    return f"{head}{table}\n\n## {kind}\n\n{fence}\n{text}\n{fence}\n"
+    return f"{table}## {kind}\n\n{fence}\n{text}\n{fence}\n"
 
 
 _REASONS = {
     "tokens": "the request was too large",
     "turns": "the history had too many messages",
     "requested": "it was asked for",
-    "overflow": "the provider rejected the request as too long",
+    "overflow": "the provider rejected the request as too large",
 }

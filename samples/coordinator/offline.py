@@ -71,24 +71,29 @@ def has_word(words: str, agent: str) -> bool:
 def summarize(agent: str, request: LlmRequest) -> str:
     """Writes a summary from what the transcript, and a summary before it, say."""
     text = "\n".join(part.text or "" for part in request.contents[-1].parts or [])
-    asked = list(dict.fromkeys(re.findall(r"^user: (\w.*)$", text, re.MULTILINE)))
-    searched = re.findall(
-        r'"topic": ?"([^"\n]+)"|^- Searched: (.+)$', text, re.MULTILINE
+    found = re.findall(r'(?m)^user:\n  (\w.*)$|^- The user asked: "(.+)"$', text)
+    asked = list(dict.fromkeys(new or known for new, known in found))
+    found = re.findall(
+        r'(?m)"topic": ?"([^"\n]+)"|^- Papers were searched: (.+)$', text
     )
-    topics = list(dict.fromkeys(topic or known for topic, known in searched))
-    lines = ["## Current State", f"The {agent} has answered what the user asked."]
-    lines += ["", "## Key Information"]
-    lines += [f"- Searched: {topic}" for topic in topics[-8:]]
-    if topics:
-        lines.append("- Twenty papers agree: the effect is real, 7 to 29 percent.")
-    if "get_style_guide" in text:
-        lines.append("- A text was written by the style guide's twenty rules.")
-    lines += ["", "## Context & Decisions"]
-    lines += [f'The user asked: "{message}"' for message in asked[-4:]]
-    lines += ["", "## Exact Next Steps", "Answer the user's current request."]
-    lines += [
-        "",
-        "## Language and Tools",
-        "English; `search_papers`, `get_style_guide`.",
-    ]
-    return "\n".join(lines)
+    facts = [f"- Papers were searched: {new or known}" for new, known in found]
+    if "7 to 29 percent" in text:
+        facts.append(
+            "- Twenty papers agree: the effect is real, 7 to 29 percent strong."
+        )
+    if "Here is the text" in text or "A text was written" in text:
+        facts.append("- A text was written; the style guide has twenty rules.")
+    return "\n".join(
+        [
+            "## Current State",
+            f"The {agent} has the floor; all earlier requests were answered.",
+            "\n## Key Information",
+            *dict.fromkeys(facts),
+            "\n## Context & Decisions",
+            *(f'- The user asked: "{message}"' for message in asked[-4:]),
+            "\n## Exact Next Steps",
+            "Answer the user's current request.",
+            "\n## Language and Tools",
+            "English; `search_papers`, `get_style_guide`.",
+        ]
+    )

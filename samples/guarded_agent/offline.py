@@ -45,22 +45,26 @@ def report(result: dict[str, Any]) -> str:
 def summarize(request: LlmRequest) -> str:
     """Writes a summary from what the transcript, and a summary before it, say."""
     text = "\n".join(part.text or "" for part in request.contents[-1].parts or [])
-    asked = list(dict.fromkeys(re.findall(r"^user: (\w.*)$", text, re.MULTILINE)))
+    found = re.findall(r'(?m)^user:\n  (.+)$|^- The user asked: "(.+)"$', text)
+    asked = list(dict.fromkeys(new or known for new, known in found))
     reports = re.findall(r"pods are down: ([^.\n]+)\.", text)
     down = sorted({pod for report in reports for pod in report.split(", ")})
-    lines = [
-        "## Current State",
-        f"The cluster was inspected; {len(down)} pods are down.",
-    ]
-    lines += ["", "## Key Information"]
+    facts = []
     for namespace in sorted({pod.split("-")[0] for pod in down}):
         pods = [pod for pod in down if pod.startswith(namespace)]
-        lines.append(
-            f"- {namespace}: {len(pods)} pods are down: {', '.join(pods)}. "
-            "All others are running."
-        )
-    lines += ["", "## Context & Decisions"]
-    lines += [f'The user asked: "{message}"' for message in asked[-4:]]
-    lines += ["", "## Exact Next Steps", "Inspect the cluster again before answering."]
-    lines += ["", "## Language and Tools", "English; `get_pods`."]
-    return "\n".join(lines)
+        named = f"{len(pods)} pods are down: {', '.join(pods)}."
+        facts.append(f"- {namespace}: {named} All others are running.")
+    return "\n".join(
+        [
+            "## Current State",
+            f"The cluster was inspected; {len(down)} pods are down in all.",
+            "\n## Key Information",
+            *facts,
+            "\n## Context & Decisions",
+            *(f'- The user asked: "{message}"' for message in asked[-4:]),
+            "\n## Exact Next Steps",
+            "Inspect the cluster before the next answer.",
+            "\n## Language and Tools",
+            "English; `get_pods`.",
+        ]
+    )
