@@ -20,8 +20,8 @@ from google.adk.artifacts import (
 from google.adk.events import Event
 from google.adk.models.llm_request import LlmRequest
 from google.adk.sessions import DatabaseSessionService
-from google.adk.tools import load_artifacts
 from google.adk.tools.agent_tool import AgentTool
+from google.adk.tools.load_artifacts_tool import load_artifacts_tool
 from pydantic import BaseModel
 
 from contextguard_adk import ContextGuardPlugin, Costs, Threshold
@@ -224,8 +224,8 @@ async def test_broken_service_ends_no_turn(
 async def test_no_artifact_where_the_model_is_told_of_all() -> None:
     """`LoadArtifactsTool` would list it, also in the agent that calls this one."""
     for agent in (
-        make_agent("agent", load_artifacts),
-        make_agent("agent", sub_agents=[make_agent("other", load_artifacts)]),
+        make_agent("agent", load_artifacts_tool),
+        make_agent("agent", sub_agents=[make_agent("other", load_artifacts_tool)]),
     ):
         service = InMemoryArtifactService()
         chat = await open_chat(service, agent)
@@ -241,7 +241,7 @@ async def test_compaction_in_an_agent_tool(is_listed: bool) -> None:
     llm = make_llm(script=[*steps, "Nothing."])
     inner = LlmAgent(name="inner", model=llm, tools=[look_closely])
     root = make_llm(script=[call("inner", request="Look at all."), "It is done."])
-    tools: list[Any] = [AgentTool(inner), *([load_artifacts] if is_listed else [])]
+    tools: list[Any] = [AgentTool(inner), *([load_artifacts_tool] if is_listed else [])]
     service = InMemoryArtifactService()
     plugin = ContextGuardPlugin(default=Threshold(context_window=4_000))
     chat = Chat(LlmAgent(name="root", model=root, tools=tools), [plugin])
