@@ -242,14 +242,13 @@ def format_cost(dollars: float | None) -> str:
 
 def describe_compaction(record: CompactionRecord) -> str:
     """Describes a compaction for people, in one line and without message text."""
-    count = record.attempts
-    summary = "1 summary" if count == 1 else f"{count:,} summaries"
+    summary = "1 summary" if record.attempts == 1 else f"{record.attempts} summaries"
     if record.is_mechanical:
         summary += ", in part without a model"
     if record.model:
         summary += f" by {record.model}"
-    if not record.summary_tokens:
-        summary = "no summary"
+    if not (record.attempts and record.summary_tokens):
+        summary = "no new summary"
     parts = [
         f"{record.tokens_before:,} → {record.tokens_after:,} tokens",
         f"{record.contents_before:,} → {record.contents_after:,} messages",
