@@ -282,8 +282,10 @@ class Memory:
             return
         self.run(invocation).hand_over(event, invocation.session.state)
         parts = event.content and event.content.parts
-        if any(part and part.text for part in parts or ()):
-            return  # ADK's web UI would show the artifact in place of the text.
+        # ADK's web server sends an artifact apart, as the same event without content:
+        # its page then shows no text, and fails at a long-running call.
+        if event.long_running_tool_ids or any(p and p.text for p in parts or ()):
+            return
         key = name_session(invocation), event.author, branch_scope(event)
         if artifact := self.artifacts.pop(key, None):
             event.actions.artifact_delta.update(await artifact.finish())

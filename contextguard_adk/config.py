@@ -90,7 +90,7 @@ class PluginSettings(Settings):
         description="True saves the summary of each compaction as a version of the "
         "artifact `compaction-{agent}.md`, for people to read, where the app has an "
         "artifact service and no agent with ADK's `LoadArtifactsTool`, which would "
-        "list it for the model.",
+        "list it for the model. Whoever sees the session's artifacts can read it.",
     )
 
 

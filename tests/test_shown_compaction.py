@@ -22,6 +22,7 @@ from google.adk.models.llm_request import LlmRequest
 from google.adk.sessions import DatabaseSessionService
 from google.adk.tools.agent_tool import AgentTool
 from google.adk.tools.load_artifacts_tool import load_artifacts_tool
+from google.adk.tools.long_running_tool import LongRunningFunctionTool
 from pydantic import BaseModel
 
 from contextguard_adk import ContextGuardPlugin, Costs, Threshold
@@ -169,6 +170,20 @@ async def test_text_is_never_beside_an_artifact() -> None:
     assert (await chat.state())["context_guard:compacted:agent"]
     assert deltas(first) == []
     assert deltas(second) == [{"compaction-agent.md": 0}]
+
+
+async def test_long_running_call_names_no_artifact() -> None:
+    """ADK's web UI fails at such an event with an artifact: its result names it."""
+    agent = make_agent()
+    agent.tools = [LongRunningFunctionTool(look)]
+    chat = await open_chat(InMemoryArtifactService(), agent)
+
+    events = await chat.say("Look.")
+
+    waiting = [event for event in events if event.long_running_tool_ids]
+    assert waiting
+    assert deltas(waiting) == []
+    assert deltas(events) == [{"compaction-agent.md": 0}]
 
 
 @pytest.mark.parametrize("service", [None, InMemoryArtifactService()])
