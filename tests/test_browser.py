@@ -44,6 +44,7 @@ COMPACTION = "context_guard:compacted:operator"
 """How the UI labels the event of a compaction."""
 
 ARTIFACT = "compaction-operator.md"
+ANSWER = "production-api-9676, production-api-8191. All others are running."
 
 Serve = Callable[..., str]
 
@@ -131,7 +132,7 @@ def talk_until_compacted(page: Page, address: str, app: str) -> None:
             box.press("Enter")
         events = answer.value.text()
         # ADK's page has shown an answer twice when it was busy.
-        answers = page.locator("app-chat-panel").get_by_text("All others are running.")
+        answers = page.get_by_text(ANSWER)
         expect(answers.nth(number - 1)).to_be_attached()
         if is_compacted:
             break  # The page shows it a moment later.
@@ -205,6 +206,11 @@ def test_a_compaction_is_visible_in_the_web_ui(serve: Serve, page: Page) -> None
     talk_until_compacted(page, address, "guarded_agent")
 
     look_around(page, address, "guarded_agent", is_saved=True)
+
+    page.reload()
+    page.get_by_role("radio", name="Events").click()
+    expect(page.get_by_role("button", name=f"Artifact: {ARTIFACT}")).to_be_visible()
+    expect(page.get_by_text(ANSWER)).to_have_count(6)
 
 
 def test_the_extra_plugin_guards_an_app_without_code(

@@ -52,7 +52,7 @@ async def _save(invocation: InvocationContext, name: str, text: str) -> int | No
     """Saves a version of an artifact; returns its number, None if it is not saved."""
     service, session = invocation.artifact_service, invocation.session
     try:
-        # Its model would be told of an artifact that is not for it.
+        # A model would be told of an artifact that is not for it.
         if service is None or _shows_artifacts(invocation):
             return None
         async with asyncio.timeout(SAVE_SECONDS):
@@ -92,7 +92,7 @@ def _list_roots(invocation: InvocationContext) -> Iterator[object]:
 def _write_markdown(record: CompactionRecord, text: str) -> str:
     """Describes a compaction; its summary is fenced, so that nothing in it is markup.
 
-    All but the summary is ASCII: the page of ADK's chat shows no other text rightly.
+    The rest is ASCII, which is all that ADK's chat page decodes correctly.
     """
     used = record.usage
     rows = {
