@@ -22,7 +22,7 @@ from contextguard_adk._history.shown import name_run
 from contextguard_adk._history.state import RunWrites
 from contextguard_adk._history.stored import StoredSummary
 from contextguard_adk._measuring.tokens import Memo
-from contextguard_adk._pending import PendingSummary, SummaryTasks
+from contextguard_adk._pending import PendingArtifact, PendingSummary, SummaryTasks
 from contextguard_adk._providers.clients import find_llm, json_form
 from contextguard_adk.telemetry import (
     METADATA_KEY,
@@ -216,9 +216,6 @@ class Run:
         self._paid.append(session)
 
     def hand_over(self, event: Event, state: Mapping[str, Any]) -> None:
-        """Has an event carry what no event before it has, and tell what was done."""
-        if event.partial:
-            return
         self.writes.hand_over(state, event.actions.state_delta)
         key = event.author, branch_scope(event)
         if self.writes.owners and event.is_final_response():
@@ -246,6 +243,7 @@ class Memory:
         self.sessions: BoundedDict[SessionKey, SessionMemory] = BoundedDict()
         self.breaker = CircuitBreaker()
         self.tasks = SummaryTasks()
+        self.artifacts: BoundedDict[SessionKey, PendingArtifact] = BoundedDict()
         # By the identity of a session object, and by invocation.
         self._runs: dict[int, dict[str, Run]] = {}
 
@@ -277,6 +275,20 @@ class Memory:
         if (run := runs.get(run_id)) is None:
             runs[run_id] = run = Run(invocation)
         return run
+
+    async def hand_over(self, event: Event, invocation: InvocationContext) -> None:
+        """Has an event carry what no event before it has, and tell what was done."""
+        if event.partial:
+            return
+        self.run(invocation).hand_over(event, invocation.session.state)
+        parts = event.content and event.content.parts
+        # ADK's web server sends an artifact apart, as the same event without content:
+        # its page then shows no text, and fails at a long-running call.
+        if event.long_running_tool_ids or any(p and p.text for p in parts or ()):
+            return
+        key = name_session(invocation), event.author, branch_scope(event)
+        if artifact := self.artifacts.pop(key, None):
+            event.actions.artifact_delta.update(await artifact.finish())
 
     def pop_run(self, invocation: InvocationContext) -> Run:
         """What is remembered of a run that has ended; it is forgotten."""

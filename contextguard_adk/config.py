@@ -83,6 +83,13 @@ class PluginSettings(Settings):
         description="How many summaries are written ahead of time (see `ahead`) at "
         "once, at least 1; others wait for their turn.",
     )
+    summary_artifacts: bool = Field(
+        default=True,
+        description="True saves the summary of each compaction as a version of the "
+        "artifact `compaction-{agent}.md`, for people to read, where the app has an "
+        "artifact service and no agent with ADK's `LoadArtifactsTool`, which would "
+        "list it for the model. Whoever sees the session's artifacts can read it.",
+    )
 
 
 def load_settings(path: str | os.PathLike[str]) -> PluginSettings:

@@ -87,6 +87,8 @@ class ContextGuardPlugin(BasePlugin):
             before those of the registry.
         max_background_summaries: How many summaries are written ahead of time (see
             `ahead` of the strategies) at once, at least 1; others wait.
+        summary_artifacts: Whether each compaction saves its summary as the artifact
+            `compaction-{agent}.md` where the app has an artifact service.
         on_pressure: A function, sync or async, told of such a request.
         on_compaction: A function, sync or async, told of every compaction.
         on_call: A function, sync or async, told of every answered model call.
@@ -116,6 +118,7 @@ class ContextGuardPlugin(BasePlugin):
         warning_threshold: float = 0.70,
         prices: Mapping[str, Costs] | None = None,
         max_background_summaries: int = 4,
+        summary_artifacts: bool = True,
         on_pressure: Listener[PressureRecord] | None = None,
         on_compaction: Listener[CompactionRecord] | None = None,
         on_call: Listener[CallRecord] | None = None,
@@ -132,6 +135,7 @@ class ContextGuardPlugin(BasePlugin):
             warning_threshold=warning_threshold,
             prices=prices or {},
             max_background_summaries=max_background_summaries,
+            summary_artifacts=summary_artifacts,
         )
         settings = choose_settings(settings, default, strict)
         self._guard = Guard(registry)
@@ -143,6 +147,7 @@ class ContextGuardPlugin(BasePlugin):
     def _apply(self, settings: PluginSettings) -> None:
         self._settings, self._guard.prices = settings, settings.prices
         self._guard.memory.tasks.most = settings.max_background_summaries
+        self._guard.has_artifacts = settings.summary_artifacts
         self._guard.has_namespaced_keys = settings.state_keys == "namespaced"
         self._guard.observers = Observers(settings.warning_threshold, *self._listeners)
 
@@ -252,9 +257,8 @@ class ContextGuardPlugin(BasePlugin):
         """Sends a request that the provider found too long again, smaller."""
         try:
             invocation = callback_context.get_invocation_context()
-            run = self._guard.memory.run(invocation)
+            run, key = self._guard.memory.run(invocation), call_key(callback_context)
             calls = run.calls
-            key = call_key(callback_context)
             if (sent := calls.get(key)) is not None:
                 sent.is_answered = True
             overflow = parse_overflow(error, llm_request.contents)
@@ -294,8 +298,7 @@ class ContextGuardPlugin(BasePlugin):
         of a compaction or a recovery."""
         try:
             if not self._settings.observe:
-                state = invocation_context.session.state
-                self._guard.memory.run(invocation_context).hand_over(event, state)
+                await self._guard.memory.hand_over(event, invocation_context)
         except Exception as error:  # noqa: BLE001 - a turn must not end here.
             _log_failure("The guard could not have an event carry its state", error)
 
@@ -330,15 +333,14 @@ class ContextGuardPlugin(BasePlugin):
         """Reduces a request mechanically, with nothing but its contents."""
         try:
             # What is remembered of an earlier call does not describe this one.
-            run = self._guard.memory.run(context.get_invocation_context())
-            run.calls.pop(call_key(context), None)
+            invocation = context.get_invocation_context()
+            self._guard.memory.run(invocation).calls.pop(call_key(context), None)
             window = resolve_context_window(
                 request.model or "",
                 configured=strategy.context_window,
                 registry=self._guard.registry,
             ).tokens
-            agent = context.get_invocation_context().agent
-            memo = Memo(form=json_form(find_llm(agent)))
+            memo = Memo(form=json_form(find_llm(invocation.agent)))
             cut_request(request, threshold_tokens(window), memo)
         except Exception as error:  # noqa: BLE001 - a turn must not end here.
             _log_failure("The request goes out as it came", error)

@@ -257,6 +257,25 @@ def format_cost(dollars: float | None) -> str:
     return "<$0.0001" if 0 < dollars < 0.0001 else f"${dollars:,.4f}"
 
 
+def describe_compaction(record: CompactionRecord) -> str:
+    """Describes a compaction for people, in one line and without message text."""
+    summary = "1 summary" if record.attempts == 1 else f"{record.attempts} summaries"
+    if record.is_mechanical:
+        summary += ", in part without a model"
+    if record.model:
+        summary += f" by {record.model}"
+    if not (record.attempts and record.summary_tokens):
+        summary = "no new summary"
+    parts = [
+        f"{record.tokens_before:,} → {record.tokens_after:,} tokens",
+        f"{record.contents_before:,} → {record.contents_after:,} messages",
+        summary,
+    ]
+    if record.model and record.cost is not None:
+        parts.append(format_cost(record.cost))
+    return ", ".join(parts)
+
+
 async def report_pressure(record: PressureRecord, observers: Observers) -> None:
     """Tells log and listener of a request that fills much of the window."""
     logger.warning(

@@ -7,6 +7,7 @@ CONTEXTGUARD_SCREENSHOTS=DIR the views of the first test are saved there.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -36,10 +37,14 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 OFFLINE_STYLE = """
 mat-icon, .material-symbols-outlined { visibility: hidden !important; }
 * { font-family: sans-serif !important; }
+pre { font-family: monospace !important; }
 """
 
-COMPACTION = "__context_guard_summary_operator"
-"""How the UI labels the event that stored a summary."""
+COMPACTION = "context_guard:compacted:operator"
+"""How the UI labels the event of a compaction."""
+
+ARTIFACT = "compaction-operator.md"
+ANSWER = "production-api-9676, production-api-8191. All others are running."
 
 Serve = Callable[..., str]
 
@@ -113,53 +118,77 @@ def page(browser: Browser) -> Iterator[Page]:
 
 
 def talk_until_compacted(page: Page, address: str, app: str) -> None:
-    """Opens an app and sends messages until an event stored a summary."""
+    """Opens an app, sends messages until an event tells of a compaction, and one more.
+
+    An event with text shows no artifact; that of the next tool call does.
+    """
     page.goto(f"{address}/dev-ui/?app={app}&userId=user")
     page.get_by_role("button", name="No Thanks").click()
     box = page.get_by_role("textbox", name="Type a message...")
-    compaction = page.get_by_role("button", name=COMPACTION)
-    for number in range(1, 7):
+    is_compacted = False
+    for number in range(1, 8):
         box.fill(f"How are the pods? ({number})")
         with page.expect_response("**/run_sse") as answer:
             box.press("Enter")
         events = answer.value.text()
         # ADK's page has shown an answer twice when it was busy.
-        answers = page.get_by_text("All others are running.")
+        answers = page.get_by_text(ANSWER)
         expect(answers.nth(number - 1)).to_be_attached()
-        if COMPACTION in events:
+        if is_compacted:
             break  # The page shows it a moment later.
-    expect(compaction).to_be_visible()
+        is_compacted = COMPACTION in events
+    expect(page.get_by_role("button", name=COMPACTION)).to_be_visible()
+    expect(page.get_by_role("button", name=f"Artifact: {ARTIFACT}")).to_be_visible()
 
 
 def look_around(page: Page, address: str, app: str, is_saved: bool = False) -> None:
-    """Opens state, the compaction's event and its traces; nothing reports an error."""
+    """Opens state, artifact, the compaction's event and its traces; no errors."""
 
     def save(name: str) -> None:
         if SCREENSHOTS and is_saved:
-            page.mouse.move(0, 0)  # Away from the tooltips.
+            page.mouse.move(0, 0)
+            expect(page.locator(".mat-mdc-tooltip")).to_have_count(0)
             path = Path(SCREENSHOTS) / f"web-{name}.png"
             page.screenshot(path=path, style=OFFLINE_STYLE)
 
+    line = re.compile(
+        r"[\d,]+ → [\d,]+ tokens, 19 → \d messages, 1 summary by simulated"
+    )
     page.get_by_role("tab", name="State").click()
     state = page.get_by_role("tabpanel", name="State")
+    expect(state.get_by_text(line)).to_be_visible()
+    expect(state.get_by_text(COMPACTION)).to_be_visible()
     for key in ("summary", "summarized_at", "real_tokens", "last_heuristic"):
         expect(state).to_contain_text(f"__context_guard_{key}_operator")
     save("state")
 
+    page.get_by_role("tab", name="Artifacts").click()
+    artifact = page.get_by_role("tabpanel", name="Artifacts")
+    expect(artifact.get_by_text(ARTIFACT)).to_be_visible()
+    for text in ("Strategy", "Threshold", "## Key Information", "2 pods are down: "):
+        expect(artifact).to_contain_text(text)
+    expect(artifact).not_to_contain_text("Now write the summary")
+    artifact.locator("pre").hover()
+    page.mouse.wheel(0, 120)  # From the figures to the summary.
+    save("artifact")
+
     page.get_by_role("tab", name="Info").click()
     page.get_by_role("button", name=COMPACTION).click()
-    page.locator("[mattooltip='Raw JSON']").click()
     details = page.get_by_role("tabpanel", name="Info")
+    page.locator("[mattooltip='State Changes']").click()
+    expect(details.get_by_text(line)).to_be_visible()
+    save("event")
+    page.locator("[mattooltip='Raw JSON']").click()
     for key in ("context_guard", "compaction", "tokens_before", "tokens_after"):
         expect(details.get_by_text(key, exact=True)).to_be_visible()
-    details.get_by_text("mechanical").last.scroll_into_view_if_needed()
-    save("event")
 
     page.get_by_role("radio", name="Traces").click()
-    span = page.get_by_text("context_guard.compact")
-    expect(span).to_be_visible()
-    span.click()
+    page.get_by_text("context_guard.compact").click()
     expect(page.get_by_role("cell", name="context_guard.compact")).to_be_visible()
+    page.locator("[mattooltip='Attributes']").click()
+    for name in ("strategy", "reason", "tokens_before", "tokens_after"):
+        cell = page.get_by_role("cell", name=f"context_guard.{name}", exact=True)
+        expect(cell).to_be_visible()
     save("traces")
 
     session = parse_qs(urlsplit(page.url).query)["session"][0]
@@ -171,12 +200,17 @@ def look_around(page: Page, address: str, app: str, is_saved: bool = False) -> N
 
 
 def test_a_compaction_is_visible_in_the_web_ui(serve: Serve, page: Page) -> None:
-    """State, the event's details and the traces show it; nothing reports an error."""
+    """State, artifact, event and traces show it; nothing reports an error."""
     address = serve(SAMPLES)
 
     talk_until_compacted(page, address, "guarded_agent")
 
     look_around(page, address, "guarded_agent", is_saved=True)
+
+    page.reload()
+    page.get_by_role("radio", name="Events").click()
+    expect(page.get_by_role("button", name=f"Artifact: {ARTIFACT}")).to_be_visible()
+    expect(page.get_by_text(ANSWER)).to_have_count(6)
 
 
 def test_the_extra_plugin_guards_an_app_without_code(

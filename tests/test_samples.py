@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -83,7 +84,10 @@ async def test_guarded_agent_compacts_within_a_few_messages(
     events, state = await converse(app, messages, is_streaming)
 
     assert count_compactions(events, "operator") == 1
-    assert state["__context_guard_summary_operator"]
+    summary = state["__context_guard_summary_operator"]
+    assert re.search(r"\n- production: 2 pods are down: production-api-\d+, ", summary)
+    assert re.search(r"\n- monitoring: 2 pods are down: ", summary)
+    assert '- The user asked: "Once more"' in summary
     calls = [call for event in events for call in event.get_function_calls()]
     inspected = [(call.args or {})["namespace"] for call in calls]
     assert inspected == ["production", "staging", "monitoring", *["production"] * 3]
@@ -127,3 +131,5 @@ async def test_coordinator_guards_each_agent_in_its_own_way(
     assert "Compacted agent 'writer' (tokens)" in caplog.text
     key = "__context_guard_summary_{}"
     assert state[key.format("researcher")] != state[key.format("writer")]
+    assert "- Papers were searched: find rice\n" in state[key.format("researcher")]
+    assert "- A text was written" in state[key.format("writer")]

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from contextguard_adk import ContextGuardPlugin, Threshold
 from contextguard_adk.testing import (
     ContextOverflowError,
     ErrorStyle,
@@ -418,6 +419,21 @@ async def test_requests_of_adks_summarizer_are_summaries() -> None:
     assert text_of(llm.requests[0].response) == (
         "user: please find order ORD-4711\nagent: it is in \\warehouse nine"
     )
+
+
+async def test_summaries_hold_nothing_of_what_asks_for_them() -> None:
+    """Excerpts are of the conversation alone, also where one covers another."""
+    llm = SimulatedLlm()
+    guard = ContextGuardPlugin(default=Threshold(context_window=4_000))
+    chat = Chat(guarded_agent(llm), [guard])
+    for number in range(2):
+        await chat.tell([user(f"Fact {number}."), model("notebooks " * 1_400)])
+        await chat.say("Go on.")
+    summaries = [text_of(each.response) for each in llm.requests if each.is_summary]
+    assert "Fact 0." in summaries[0]
+    assert "Fact 0." in summaries[1]
+    for summary in summaries:
+        assert not re.search("write the summary|keep whatever|transcript", summary)
 
 
 @settings(max_examples=40, deadline=None)

@@ -20,6 +20,7 @@ from contextguard_adk._calls.due import (
 )
 from contextguard_adk._calls.guard import Guard
 from contextguard_adk._calls.limits import Limits
+from contextguard_adk._calls.shown_compaction import show_compaction
 from contextguard_adk._history.rendering import mend_contents, render_request
 from contextguard_adk._history.stored import AheadSummary, StoredSummary
 from contextguard_adk._history.view import HistoryView
@@ -67,7 +68,7 @@ class ModelCall:
         request: LlmRequest,
         strategy: Strategy,
     ) -> None:
-        invocation = context.get_invocation_context()
+        self._invocation = invocation = context.get_invocation_context()
         self.agent = context.agent_name
         self.request = request
         self.strategy = strategy
@@ -77,7 +78,6 @@ class ModelCall:
         self._started_seconds = asyncio.get_running_loop().time()
         self._guard = guard
         self._context = context
-        self._invocation = invocation
         self._scope = summary_scope(invocation)
         session_key = name_session(invocation), self.agent, self._scope
         self._session = guard.memory.session(session_key)
@@ -375,10 +375,11 @@ class ModelCall:
     async def _report(self, context: CompactionContext) -> None:
         if (made := self.compaction) and made is not self._reported:
             now_seconds = asyncio.get_running_loop().time()
-            waited_seconds = round(now_seconds - self._started_seconds, 3)
+            waited_seconds = now_seconds - self._started_seconds
+            made = replace(made, waited_seconds=round(waited_seconds, 3))
             self._started_seconds = now_seconds
-            made = replace(made, waited_seconds=waited_seconds)
             self.compaction = self._reported = made
+            show_compaction(self._guard, self._context, self.state, made)
             threshold = context.budgets.threshold_tokens
             await report_compaction(made, threshold, self._guard.observers)
 
@@ -390,11 +391,10 @@ class ModelCall:
         Not on the way up to the threshold, where compaction has its turn later.
         """
         observers, session = self._guard.observers, self._session
-        warning_threshold = observers.warning_threshold
-        if tokens / context.budgets.window_tokens < warning_threshold:
+        if tokens / context.budgets.window_tokens < observers.warning_threshold:
             session.is_under_pressure = False
         elif is_final and not session.is_under_pressure:
             session.is_under_pressure = True
-            session_id = self._invocation.session.id
-            record = context.describe_pressure(tokens, session_id, warning_threshold)
+            place = self._invocation.session.id, observers.warning_threshold
+            record = context.describe_pressure(tokens, *place)
             await report_pressure(record, observers)

@@ -24,6 +24,7 @@ class Guard:
     prices: Mapping[str, Costs] = field(default_factory=dict)
     observers: Observers = field(default_factory=Observers)
     has_namespaced_keys: bool = False
+    has_artifacts: bool = True
     memory: Memory = field(default_factory=Memory)
 
     def state(self, context: CallbackContext) -> AgentState:

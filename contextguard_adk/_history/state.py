@@ -24,6 +24,9 @@ COMPACT_NOW_KEY = "context_guard:compact"
 FOCUS_KEY = "context_guard:compact_focus"
 REFUSED_KEY = "context_guard:compact_refused"
 
+COMPACTED_KEY = "context_guard:compacted:"
+"""Before an agent's name: one line on its last compaction, for people."""
+
 MAX_SCOPES = 16
 """Branches and isolation scopes of one agent that are kept; the oldest go, but none
 in which the agent is at work."""
@@ -78,6 +81,11 @@ class RunWrites:
             key, value = self.pending.popitem()
             if state.get(key) == value:  # Else somebody has written to it since.
                 delta.setdefault(key, value)
+        # ADK's web UI labels an event by the first key.
+        if first := {k: v for k, v in delta.items() if k.startswith(COMPACTED_KEY)}:
+            others = dict(delta)
+            delta.clear()
+            delta.update(first | others)
 
 
 class AgentState:
@@ -164,6 +172,10 @@ class AgentState:
         self.write("summarized_at", tokens)
         self.write("real_tokens", None)
         self.write("last_heuristic", None)
+
+    def show(self, line: str) -> None:
+        """Tells people of a compaction; nothing of the guard's reads it."""
+        self._set(COMPACTED_KEY + self.agent, line)
 
     def read_ahead(self, in_process: str, scope: str) -> AheadSummary | None:
         """Reads a summary of this very scope that was written ahead of time."""

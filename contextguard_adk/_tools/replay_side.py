@@ -32,7 +32,9 @@ from contextguard_adk.testing.provider import (
 )
 
 # Todos and a request for a compaction are the user's.
-_OWN_KEY = re.compile(r"__context_guard_(?!todos_)|context_guard:(?!todos:|compact)")
+_OWN_KEY = re.compile(
+    r"__context_guard_(?!todos_)|context_guard:(?!todos:|compact(?!ed))"
+)
 
 
 def make_summarizer(model: str = "simulated") -> SimulatedLlm:

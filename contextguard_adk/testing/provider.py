@@ -262,7 +262,7 @@ def looks_like_summary_request(request: LlmRequest) -> bool:
 
 
 def read_summary_material(request: LlmRequest) -> str:
-    """Returns what a request wants summarized, without fences and ADK's prompt."""
+    """Returns what a request wants summarized, without what asks for the summary."""
     text = "\n".join(list_content_texts(request.contents[-1:]))
     if _IN_PLACE.match(text):
         return "\n".join(list_content_texts(request.contents[:-1]))
@@ -271,8 +271,10 @@ def read_summary_material(request: LlmRequest) -> str:
         # ADK 2.0 escapes the line breaks of its prompt by mistake.
         return text.replace(r"\n", "\n") if text.startswith(r"\n\n") else text
     if fence := _FENCE.search(text):
-        # The other blocks of the prompt are fenced with the same marker.
-        return re.sub(rf"(?m)^</?[\w-]+-{re.escape(fence[1])}>$", "", text)
+        # Every block of data is fenced with one marker; what is between is the request.
+        marker = re.escape(fence[1])
+        block = rf"(?ms)^<([\w-]+)-{marker}>\n(.*?)\n</\1-{marker}>$"
+        return "\n".join(match[2] for match in re.finditer(block, text))
     return text
 
 

@@ -4,6 +4,7 @@ The user's words decide who works: "find", "search" and "research" go to the
 researcher, "write" and "draft" to the writer.
 """
 
+import re
 from functools import partial
 
 from google.adk.models.llm_request import LlmRequest
@@ -22,7 +23,10 @@ WORDS = {
 def offline_model(agent: str) -> SimulatedLlm:
     """Returns the model of one agent."""
     return SimulatedLlm(
-        context_window=WINDOW_TOKENS, script=partial(play, agent), keep_requests=0
+        context_window=WINDOW_TOKENS,
+        script=partial(play, agent),
+        summary_replies=partial(summarize, agent),
+        keep_requests=0,
     )
 
 
@@ -62,3 +66,34 @@ def find_user_words(contents: list[types.Content]) -> str:
 def has_word(words: str, agent: str) -> bool:
     """Tells whether the user's words are for an agent."""
     return any(word in words for word in WORDS[agent])
+
+
+def summarize(agent: str, request: LlmRequest) -> str:
+    """Writes a summary from what the transcript, and a summary before it, say."""
+    text = "\n".join(part.text or "" for part in request.contents[-1].parts or [])
+    found = re.findall(r'(?m)^user:\n  (\w.*)$|^- The user asked: "(.+)"$', text)
+    asked = list(dict.fromkeys(new or known for new, known in found))
+    found = re.findall(
+        r'(?m)"topic": ?"([^"\n]+)"|^- Papers were searched: (.+)$', text
+    )
+    facts = [f"- Papers were searched: {new or known}" for new, known in found]
+    if "7 to 29 percent" in text:
+        facts.append(
+            "- Twenty papers agree: the effect is real, 7 to 29 percent strong."
+        )
+    if "Here is the text" in text or "A text was written" in text:
+        facts.append("- A text was written; the style guide has twenty rules.")
+    return "\n".join(
+        [
+            "## Current State",
+            f"The {agent} has the floor; all earlier requests were answered.",
+            "\n## Key Information",
+            *dict.fromkeys(facts),
+            "\n## Context & Decisions",
+            *(f'- The user asked: "{message}"' for message in asked[-4:]),
+            "\n## Exact Next Steps",
+            "Answer the user's current request.",
+            "\n## Language and Tools",
+            "English; `search_papers`, `get_style_guide`.",
+        ]
+    )

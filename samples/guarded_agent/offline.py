@@ -3,6 +3,7 @@
 It refuses every request beyond its window, as a provider would.
 """
 
+import re
 from typing import Any
 
 from google.adk.models.llm_request import LlmRequest
@@ -15,7 +16,12 @@ NAMESPACES = ("staging", "monitoring", "production")
 
 def offline_model() -> SimulatedLlm:
     """Returns a model that inspects the cluster, whatever it is asked."""
-    return SimulatedLlm(context_window=WINDOW_TOKENS, script=operate, keep_requests=0)
+    return SimulatedLlm(
+        context_window=WINDOW_TOKENS,
+        script=operate,
+        summary_replies=summarize,
+        keep_requests=0,
+    )
 
 
 def operate(request: LlmRequest) -> Reply:
@@ -34,3 +40,31 @@ def report(result: dict[str, Any]) -> str:
     rows = str(result.get("pods")).splitlines()
     down = [row.split()[0] for row in rows if "CrashLoop" in row]
     return f"{len(down)} pods are down: {', '.join(down)}. All others are running."
+
+
+def summarize(request: LlmRequest) -> str:
+    """Writes a summary from what the transcript, and a summary before it, say."""
+    text = "\n".join(part.text or "" for part in request.contents[-1].parts or [])
+    found = re.findall(r'(?m)^user:\n  (.+)$|^- The user asked: "(.+)"$', text)
+    asked = list(dict.fromkeys(new or known for new, known in found))
+    reports = re.findall(r"pods are down: ([^.\n]+)\.", text)
+    down = sorted({pod for report in reports for pod in report.split(", ")})
+    facts = []
+    for namespace in sorted({pod.split("-")[0] for pod in down}):
+        pods = [pod for pod in down if pod.startswith(namespace)]
+        named = f"{len(pods)} pods are down: {', '.join(pods)}."
+        facts.append(f"- {namespace}: {named} All others are running.")
+    return "\n".join(
+        [
+            "## Current State",
+            f"The cluster was inspected; {len(down)} pods are down in all.",
+            "\n## Key Information",
+            *facts,
+            "\n## Context & Decisions",
+            *(f'- The user asked: "{message}"' for message in asked[-4:]),
+            "\n## Exact Next Steps",
+            "Inspect the cluster before the next answer.",
+            "\n## Language and Tools",
+            "English; `get_pods`.",
+        ]
+    )
