@@ -22,7 +22,7 @@ from contextguard_adk._history.shown import name_run
 from contextguard_adk._history.state import RunWrites
 from contextguard_adk._history.stored import StoredSummary
 from contextguard_adk._measuring.tokens import Memo
-from contextguard_adk._pending import PendingArtifact, PendingSummary, SummaryTasks
+from contextguard_adk._pending import PendingSummary, SummaryTasks
 from contextguard_adk._providers.clients import find_llm, json_form
 from contextguard_adk.telemetry import (
     METADATA_KEY,
@@ -243,7 +243,8 @@ class Memory:
         self.sessions: BoundedDict[SessionKey, SessionMemory] = BoundedDict()
         self.breaker = CircuitBreaker()
         self.tasks = SummaryTasks()
-        self.artifacts: BoundedDict[SessionKey, PendingArtifact] = BoundedDict()
+        # Name and version of what no event has named yet.
+        self.artifacts: BoundedDict[SessionKey, tuple[str, int]] = BoundedDict()
         # By the identity of a session object, and by invocation.
         self._runs: dict[int, dict[str, Run]] = {}
 
@@ -276,7 +277,7 @@ class Memory:
             runs[run_id] = run = Run(invocation)
         return run
 
-    async def hand_over(self, event: Event, invocation: InvocationContext) -> None:
+    def hand_over(self, event: Event, invocation: InvocationContext) -> None:
         """Has an event carry what no event before it has, and tell what was done."""
         if event.partial:
             return
@@ -287,8 +288,8 @@ class Memory:
         if event.long_running_tool_ids or any(p and p.text for p in parts or ()):
             return
         key = name_session(invocation), event.author, branch_scope(event)
-        if artifact := self.artifacts.pop(key, None):
-            event.actions.artifact_delta.update(await artifact.finish())
+        if saved := self.artifacts.pop(key, None):
+            event.actions.artifact_delta.update([saved])
 
     def pop_run(self, invocation: InvocationContext) -> Run:
         """What is remembered of a run that has ended; it is forgotten."""

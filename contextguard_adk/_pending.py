@@ -7,10 +7,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Coroutine
-from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
-
-from contextguard_adk.telemetry import warn_once
 
 logger = logging.getLogger("contextguard_adk.pending")
 
@@ -134,25 +131,3 @@ class PendingSummary:
         """Lets go of the conversation in a result."""
         if self._task is task:
             self._task = None
-
-
-@dataclass(frozen=True)
-class PendingArtifact:
-    """An artifact that is being saved, until an event names its version."""
-
-    name: str
-    task: asyncio.Task[int | None]
-
-    async def finish(self) -> dict[str, int]:
-        """What the event is to say; waits for up to one second, then gives up."""
-        task = self.task
-        if not task.done() and task.get_loop() is asyncio.get_running_loop():
-            await asyncio.wait([task], timeout=1)
-        if not task.done():
-            with contextlib.suppress(RuntimeError):  # Its event loop is closed.
-                task.get_loop().call_soon_threadsafe(task.cancel)
-            message = "The artifact %r took too long to save; no event will name it."
-            warn_once(logger, message, self.name)
-            return {}
-        version = None if task.cancelled() else task.result()
-        return {} if version is None else {self.name: version}

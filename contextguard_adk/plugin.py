@@ -298,7 +298,7 @@ class ContextGuardPlugin(BasePlugin):
         of a compaction or a recovery."""
         try:
             if not self._settings.observe:
-                await self._guard.memory.hand_over(event, invocation_context)
+                self._guard.memory.hand_over(event, invocation_context)
         except Exception as error:  # noqa: BLE001 - a turn must not end here.
             _log_failure("The guard could not have an event carry its state", error)
 

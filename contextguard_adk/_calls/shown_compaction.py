@@ -15,7 +15,6 @@ from google.genai import types
 from contextguard_adk._calls.guard import Guard
 from contextguard_adk._history.state import AgentState, walk_tree
 from contextguard_adk._memory import call_key, name_session
-from contextguard_adk._pending import PendingArtifact
 from contextguard_adk.telemetry import (
     CompactionRecord,
     describe_compaction,
@@ -28,48 +27,40 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("contextguard_adk.artifacts")
 
-SAVE_SECONDS = 30
-"""How long an artifact service may take in the background."""
+SAVE_SECONDS = 2
+"""How long a model call waits for an artifact service; a summary takes far longer."""
 
 
-def show_compaction(
+async def show_compaction(
     guard: Guard, context: CallbackContext, state: AgentState, record: CompactionRecord
 ) -> None:
-    """Writes the line, and starts to save the artifact where there is a service."""
+    """Writes the line, and saves the artifact where there is a service."""
     state.show(describe_compaction(record))
     invocation, summary = context.get_invocation_context(), state.record.summary
-    if not guard.has_artifacts or invocation.artifact_service is None:
-        return
-    text = summary.text if summary else ""
-    name = f"compaction-{record.agent}.md"
-    work = _save(invocation, name, _write_markdown(record, text))
-    pending = PendingArtifact(name, guard.memory.tasks.start(work))
-    key = name_session(invocation), *call_key(context)
-    guard.memory.artifacts[key] = pending
-
-
-async def _save(invocation: InvocationContext, name: str, text: str) -> int | None:
-    """Saves a version of an artifact; returns its number, None if it is not saved."""
     service, session = invocation.artifact_service, invocation.session
+    if service is None or not guard.has_artifacts:
+        return
+    name = f"compaction-{record.agent}.md"
+    text = _write_markdown(record, summary.text if summary else "")
+    data = text.encode("utf-8", "replace")
     try:
-        # A model would be told of an artifact that is not for it.
-        if service is None or _shows_artifacts(invocation):
-            return None
+        if _shows_artifacts(invocation):
+            return  # The model would be told of one that is not for it.
         async with asyncio.timeout(SAVE_SECONDS):
-            return await service.save_artifact(
+            version = await service.save_artifact(
                 app_name=invocation.app_name,
                 user_id=session.user_id,
                 session_id=session.id,
                 filename=name,
-                artifact=types.Part.from_bytes(
-                    data=text.encode("utf-8", "replace"), mime_type="text/markdown"
-                ),
+                artifact=types.Part.from_bytes(data=data, mime_type="text/markdown"),
             )
     except Exception as error:  # noqa: BLE001 - a service may raise anything.
         message = "The artifact %r could not be saved: %s. Later failures are not "
         message += "logged; `summary_artifacts = false` writes none."
         warn_once(logger, message, name, type(error).__name__)
-        return None
+    else:
+        key = name_session(invocation), *call_key(context)
+        guard.memory.artifacts[key] = name, version
 
 
 def _shows_artifacts(invocation: InvocationContext) -> bool:
