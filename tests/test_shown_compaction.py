@@ -217,7 +217,7 @@ class Broken(InMemoryArtifactService):
 async def test_broken_service_ends_no_turn(
     seconds: float, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The turn goes on after two seconds at most; one warning says so, without its text."""
+    """The turn goes on after two seconds at most; one warning says so, not its text."""
     agent = make_agent(f"agent_{seconds}")
     chat = await open_chat(Broken(seconds=seconds), agent)
 
