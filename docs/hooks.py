@@ -44,7 +44,8 @@ def write_table(model: type[BaseModel]) -> str:
         rows.append(
             "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
         )
-    return "\n".join(rows)
+    table = "\n".join(rows)
+    return f'<div class="settings" markdown>\n\n{table}\n\n</div>'
 
 
 def own_fields(model: type[BaseModel]) -> Iterator[tuple[str, FieldInfo]]:

@@ -19,6 +19,7 @@ from google.adk.apps import App
 from google.adk.cli.cli_tools_click import main as adk_command
 from google.adk.sessions.database_session_service import DatabaseSessionService
 
+import contextguard_adk.testing
 from contextguard_adk import (
     ContextGuardPlugin,
     Costs,
@@ -307,6 +308,15 @@ def test_every_page_is_in_the_navigation() -> None:
     named = set(re.findall(r"([\w/-]+\.md)", read(ROOT / "mkdocs.yml")))
     docs = ROOT / "docs"
     assert named == {page.relative_to(docs).as_posix() for page in docs.rglob("*.md")}
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    """Of the package, and of its `testing`."""
+    reference = "".join(map(read, (ROOT / "docs" / "api").glob("*.md")))
+    for name in contextguard_adk.__all__:
+        assert f"::: contextguard_adk.{name}\n" in reference
+    for name in contextguard_adk.testing.__all__:
+        assert f"        - {name}\n" in reference
 
 
 def test_the_readme_is_short() -> None:
