@@ -269,9 +269,14 @@ def check_pytest(arguments: list[str], folder: Path) -> None:
         assert word in ("-m", "-s") or is_marker or (ROOT / word).is_file()
 
 
-LINK = re.compile(r"\]\(([^)\s]+)\)")
-REPOSITORY = f"{PROJECT['project']['urls']['Source']}/blob/main/"
-SITE = PROJECT["project"]["urls"]["Documentation"]
+LINK = re.compile(r"\]\(([^)\s]+)\)|(?:href|src|srcset)=\"([^\"\s]+)\"")
+ADDRESSES = PROJECT["project"]["urls"]
+SITE = ADDRESSES["Documentation"]
+SOURCE = re.compile(  # Of pages, and of pictures that other sites show.
+    r"https://(?:raw\.githubusercontent|github)\.com/"
+    + ADDRESSES["Source"].partition(".com/")[2]
+    + r"/(?:(?:blob|raw|tree)/)?main/"
+)
 
 
 def anchors(page: Path) -> set[str]:
@@ -286,8 +291,8 @@ def anchors(page: Path) -> set[str]:
 
 def find_target(page: Path, address: str) -> Path | None:
     """The file that a link means; None where it leads out of the project."""
-    if address.startswith(REPOSITORY):
-        return ROOT / address.removeprefix(REPOSITORY)
+    if found := SOURCE.match(address):
+        return ROOT / address[found.end() :]
     if address.startswith(SITE):
         name = address.removeprefix(SITE).strip("/") or "index"
         return ROOT / "docs" / f"{name}.md"
@@ -300,7 +305,7 @@ def find_target(page: Path, address: str) -> Path | None:
 def test_links_lead_somewhere(page: Path) -> None:
     """To files that are there, and headings in them; `mkdocs` checks docs/ as well."""
     text = FENCE.sub("", read(page))
-    for link in LINK.findall(text):
+    for link in map("".join, LINK.findall(text)):
         address, _, anchor = link.partition("#")
         if target := find_target(page, address):
             assert target.exists(), link
