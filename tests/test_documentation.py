@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
+import logging
 import re
 import shlex
 import sys
@@ -83,7 +84,10 @@ def of(language: str) -> list[Any]:
 def run_python(text: str) -> dict[str, Any]:
     """Runs a block; returns the names that it leaves."""
     names: dict[str, Any] = {"__name__": "documentation"}
+    logger = logging.getLogger("contextguard_adk")
+    level = logger.level
     exec(compile(text, "documentation", "exec", dont_inherit=True), names)
+    logger.setLevel(level)
     return names
 
 
