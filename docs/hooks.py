@@ -1,0 +1,91 @@
+"""A MkDocs hook: writes the tables of settings from the models themselves.
+
+`<!-- settings: Threshold -->` in a page becomes a table of what this model has beyond
+its base class; a setting without a description ends the build.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import AliasChoices, BaseModel
+from pydantic.fields import FieldInfo
+
+import contextguard_adk
+from contextguard_adk.config import PluginSettings
+
+MARKER = re.compile(r"<!-- settings: (\w+) -->")
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Replaces each marker of a page by its table."""
+    return MARKER.sub(lambda match: write_table(find_model(match[1])), markdown)
+
+
+def find_model(name: str) -> type[BaseModel]:
+    """Returns a public model by its name; PluginSettings has no other way in."""
+    found = getattr(contextguard_adk, name, None)
+    found = PluginSettings if name == PluginSettings.__name__ else found
+    if not (isinstance(found, type) and issubclass(found, BaseModel)):
+        raise ValueError(f"<!-- settings: {name} -->: there is no such model")
+    return found
+
+
+def write_table(model: type[BaseModel]) -> str:
+    """Writes a table of a model's own settings."""
+    rows = ["| setting | default | meaning |", "|---|---|---|"]
+    for name, field in own_fields(model):
+        text = " ".join((field.description or "").split())
+        if not text:
+            raise ValueError(f"{model.__name__}.{name} has no description")
+        cells = (describe_name(name, field), describe_default(field), text)
+        rows.append(
+            "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+        )
+    table = "\n".join(rows)
+    return f'<div class="settings" markdown>\n\n{table}\n\n</div>'
+
+
+def own_fields(model: type[BaseModel]) -> Iterator[tuple[str, FieldInfo]]:
+    """Yields what a model has and no public base class of it."""
+    bases = [getattr(contextguard_adk, base.__name__, None) for base in model.__mro__]
+    known = {
+        name
+        for base in bases
+        if base is not None and base is not model
+        for name in base.model_fields
+    }
+    names = [name for name in model.model_fields if name not in known]
+    # What it has of a base class that is not public comes last.
+    for name in sorted(
+        names, key=lambda name: name not in vars(model)["__annotations__"]
+    ):
+        yield name, model.model_fields[name]
+
+
+def describe_name(name: str, field: FieldInfo) -> str:
+    """Writes the name of a setting, and its other name where it has one."""
+    names = [name]
+    if isinstance(alias := field.validation_alias, AliasChoices):
+        names += [str(other) for other in alias.choices if other != name]
+    return " or ".join(f"`{each}`" for each in names)
+
+
+def describe_default(field: FieldInfo) -> str:
+    """Writes a default as it stands in Python."""
+    if field.is_required():
+        return "required"
+    return f"`{describe_value(field.get_default(call_default_factory=True))}`"
+
+
+def describe_value(value: object) -> str:
+    """Writes a value; of a model only what is not the default of its class."""
+    if isinstance(value, BaseModel):
+        said = {name: getattr(value, name) for name in value.model_fields_set}
+        inner = ", ".join(f"{name}={describe_value(v)}" for name, v in said.items())
+        return f"{type(value).__name__}({inner})"
+    if type(value) is int and value >= 1_000:
+        return f"{value:_}"
+    return repr(value)

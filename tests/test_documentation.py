@@ -1,0 +1,382 @@
+"""Everything that can be copied from the documentation is run; links lead somewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import logging
+import re
+import shlex
+import sys
+import textwrap
+import tomllib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+import pytest
+from google.adk.apps import App
+from google.adk.cli.cli_tools_click import main as adk_command
+from google.adk.sessions.database_session_service import DatabaseSessionService
+
+import contextguard_adk.testing
+from contextguard_adk import (
+    ContextGuardPlugin,
+    Costs,
+    MessageWindow,
+    Pipeline,
+    Reducer,
+    SlidingWindow,
+    SummaryCompaction,
+    Threshold,
+    TokenWindow,
+    ToolOutputTruncation,
+)
+from contextguard_adk._tools.cli import main
+from contextguard_adk.config import CONFIG_VARIABLE, PluginSettings, load_settings
+from contextguard_adk.testing import SimulatedLlm
+from tests.builders import Chat, answer_text, guarded_agent
+
+ROOT = Path(__file__).parent.parent
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
+    ROOT / "samples" / "README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+FENCE = re.compile(r"(?ms)^( *)```(\w*)[^\n]*\n(.*?)^ *```$")
+
+
+class Block(NamedTuple):
+    """A fenced block of a page."""
+
+    place: str
+    language: str
+    text: str
+
+
+def read(page: Path) -> str:
+    """The text of a page."""
+    return page.read_text("utf-8")
+
+
+BLOCKS = [
+    Block(f"{page.relative_to(ROOT)}:{number}", match[2], textwrap.dedent(match[3]))
+    for page in PAGES
+    for number, match in enumerate(FENCE.finditer(read(page)))
+]
+RUN = ("python", "toml", "yaml", "json", "console")
+READ = ("", "text", "bash")
+
+
+def test_every_block_has_a_known_language() -> None:
+    """So that a misspelled one is not left out of the tests."""
+    assert {block.language for block in BLOCKS} <= {*RUN, *READ}
+
+
+def of(language: str) -> list[Any]:
+    """The blocks of a language, as parameters."""
+    chosen = [block for block in BLOCKS if block.language == language]
+    return [pytest.param(block.text, id=block.place) for block in chosen]
+
+
+def run_python(text: str) -> dict[str, Any]:
+    """Runs a block; returns the names that it leaves."""
+    names: dict[str, Any] = {"__name__": "documentation"}
+    logger = logging.getLogger("contextguard_adk")
+    level = logger.level
+    exec(compile(text, "documentation", "exec", dont_inherit=True), names)
+    logger.setLevel(level)
+    return names
+
+
+def find_python(word: str) -> dict[str, Any]:
+    """Runs the first block in which a word stands."""
+    texts = (block.text for block in BLOCKS if block.language == "python")
+    return run_python(next(text for text in texts if word in text))
+
+
+@pytest.mark.parametrize("text", of("python"))
+def test_python_runs(text: str) -> None:
+    """It can be pasted as it stands: nothing has to be imported beside it."""
+    assert run_python(text)
+
+
+async def test_the_quick_start_guards_an_app() -> None:
+    """Its app talks on beyond the window of a model that is strict about it."""
+    app: App = find_python("root_agent = ")["app"]
+    llm = SimulatedLlm(context_window=128_000)
+    app.root_agent.model = llm  # type: ignore[union-attr]
+    chat = Chat(app.root_agent, app.plugins)
+    for turn in range(8):
+        assert answer_text(await chat.say(f"Part {turn}. " + "And so on. " * 9_000))
+    assert llm.summaries > 0
+    assert (llm.rejections, llm.violations) == (0, 0)
+
+
+def test_the_example_of_several_agents_means_what_it_says() -> None:
+    """A strategy for each, one of them exempt, and a default for the others."""
+    plugin: ContextGuardPlugin = find_python("SlidingWindow(max_messages=30)")["plugin"]
+    assert plugin._settings.agents == {
+        "researcher": SlidingWindow(max_messages=30),
+        "writer": Threshold(context_window=1_000_000, summarizer="gemini-2.5-flash"),
+        "router": None,
+    }
+    assert plugin._settings.default == Threshold()
+
+
+def test_a_program_prints_what_the_page_says(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The first program of a newcomer; sizes may move by a twentieth."""
+    page = read(ROOT / "docs" / "getting-started.md")
+    blocks = [(match[2], match[3]) for match in FENCE.finditer(page)]
+    program = next(i for i, (_, text) in enumerate(blocks) if "asyncio.run" in text)
+    run_python(blocks[program][1])
+    said, printed = blocks[program + 1][1], capsys.readouterr().out
+    number = re.compile(r"\d[\d,]*")
+    assert number.sub("#", said) == number.sub("#", printed)
+    sizes = [
+        [int(n.replace(",", "")) for n in number.findall(t)] for t in (said, printed)
+    ]
+    assert sizes[0] == pytest.approx(sizes[1], rel=0.05)
+
+
+@pytest.mark.parametrize("suffix", ["toml", "yaml"])
+def test_settings_are_loaded(suffix: str, tmp_path: Path) -> None:
+    """They can be pasted into a file, and say the same in both forms."""
+    path = tmp_path / f"guard.{suffix}"
+    texts = [block.text for block in BLOCKS if block.language == suffix]
+    assert texts
+    for text in texts:
+        path.write_text(text)
+        assert load_settings(path)
+
+
+@pytest.mark.parametrize("text", of("json"))
+async def test_the_record_of_a_call_looks_so(text: str) -> None:
+    """The fields and their types are those of a real event."""
+    llm, guard = SimulatedLlm(context_window=8_000), Threshold(context_window=8_000)
+    prices = {"simulated": Costs(input=1, output=8)}
+    plugin = ContextGuardPlugin(default=guard, prices=prices)
+    chat = Chat(guarded_agent(llm), [plugin])
+    for turn in range(12):
+        await chat.say(f"Turn {turn}. " + "More and more. " * 300)
+    notes = [event.custom_metadata or {} for event in await chat.events()]
+    records = [note.get("context_guard", {}) for note in notes]
+    compacted = next(record for record in records if "compaction" in record)
+    assert describe(compacted) == describe(json.loads(text))
+
+
+def describe(value: Any) -> Any:
+    """The names and types of a JSON value."""
+    if isinstance(value, dict):
+        return {key: describe(item) for key, item in value.items()}
+    return type(value)
+
+
+COMMANDS = [
+    command.strip()
+    for block in BLOCKS
+    if block.language == "console"
+    for line in re.findall(r"^\$ (.*)$", block.text, re.M)
+    for command in line.split("&&")
+]
+PROGRAMS = ("adk", "contextguard", "mkdocs", "mypy", "pip", "pytest", "ruff")
+
+
+@pytest.fixture(name="folder")
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the files that the commands name."""
+    settings = next(block.text for block in BLOCKS if block.language == "toml")
+    (tmp_path / "guard.toml").write_text(settings)
+    for name in ("agents", "samples", "tree"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "tree" / "code.py").write_text("def run() -> int:\n    return 1\n" * 40)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(CONFIG_VARIABLE, raising=False)
+    return tmp_path
+
+
+async def record(folder: Path, url: str) -> None:
+    """Has a conversation, and writes it to a file and to a database."""
+    service = DatabaseSessionService(db_url=url)
+    chat = Chat(guarded_agent(SimulatedLlm()), session_service=service, session_id="id")
+    for turn in range(3):
+        await chat.say(f"Turn {turn}. " + "More and more. " * 200)
+    session = await chat.session()
+    (folder / "session.json").write_text(session.model_dump_json())
+    await service.db_engine.dispose()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_are_understood(
+    command: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ours are run; those of others are read by their own parsers."""
+    words = shlex.split(command)
+    while re.match(r"[A-Z_]+=", words[0]):
+        name, _, value = words.pop(0).partition("=")
+        monkeypatch.setenv(name, value)
+    program, *arguments = words
+    checks = {"contextguard": check_ours, "adk": check_adk, "pip": check_pip}
+    checks["pytest"] = check_pytest
+    assert program in PROGRAMS
+    if check := checks.get(program):
+        check(arguments, folder)
+
+
+def check_ours(arguments: list[str], folder: Path) -> None:
+    """Runs a command of this package; the demo on a small tree, a few steps."""
+    url = f"sqlite+aiosqlite:///{folder / 'sessions.db'}"
+    if {"replay", "report"} & {*arguments}:
+        asyncio.run(record(folder, url))
+    arguments = [re.sub(r"^postgresql\+asyncpg://.*", url, word) for word in arguments]
+    if arguments == ["demo"]:
+        arguments += ["tree", "--steps", "6"]
+    if "--plot" in arguments:
+        pytest.importorskip("matplotlib")
+    assert main(arguments) == 0
+
+
+def check_adk(arguments: list[str], folder: Path) -> None:
+    """ADK's own command line accepts the words, and the plugin can be made."""
+    name, *arguments = arguments
+    command = adk_command.get_command(click.Context(adk_command), name)
+    assert command is not None
+    context = command.make_context("adk", list(arguments))
+    if "agents_dir" in context.params:
+        assert Path(context.params["agents_dir"]).resolve().parent == folder
+    assert ContextGuardPlugin(name="context_guard")
+
+
+def check_pip(arguments: list[str], folder: Path) -> None:
+    """pip knows the options; what is installed is this package or LiteLLM."""
+    from pip._internal.commands import create_command
+
+    name, *arguments = arguments
+    options, words = create_command(name).parse_args(list(arguments))
+    for word in (*words, *getattr(options, "editables", ())):
+        package, _, extra = word.rstrip("]").partition("[")
+        assert package in (".", PROJECT["project"]["name"], "litellm")
+        if package != "litellm":
+            extras = set(filter(None, extra.split(",")))
+            assert extras <= set(PROJECT["project"]["optional-dependencies"])
+
+
+def check_pytest(arguments: list[str], folder: Path) -> None:
+    """Tests are chosen by a marker that there is, or by their file."""
+    markers = PROJECT["tool"]["pytest"]["ini_options"]["markers"]
+    for word in arguments:
+        is_marker = any(marker.startswith(f"{word}:") for marker in markers)
+        assert word in ("-m", "-s") or is_marker or (ROOT / word).is_file()
+
+
+LINK = re.compile(r"\]\(([^)\s]+)\)|(?:href|src|srcset)=\"([^\"\s]+)\"")
+ADDRESSES = PROJECT["project"]["urls"]
+SITE = ADDRESSES["Documentation"]
+SOURCE = re.compile(  # Of pages, and of pictures that other sites show.
+    r"https://(?:raw\.githubusercontent|github)\.com/"
+    + ADDRESSES["Source"].partition(".com/")[2]
+    + r"/(?:(?:blob|raw|tree)/)?main/"
+)
+
+
+def anchors(page: Path) -> set[str]:
+    """The places in a page that a link can name."""
+    text = FENCE.sub("", read(page))
+    titles = re.findall(r"(?m)^#+ (.*?)(?: \{ #([\w-]+) \})?$", text)
+    return {
+        anchor or re.sub(r"[^\w -]", "", title.lower()).strip().replace(" ", "-")
+        for title, anchor in titles
+    }
+
+
+def find_target(page: Path, address: str) -> Path | None:
+    """The file that a link means; None where it leads out of the project."""
+    if found := SOURCE.match(address):
+        return ROOT / address[found.end() :]
+    if address.startswith(SITE):
+        name = address.removeprefix(SITE).strip("/") or "index"
+        return ROOT / "docs" / f"{name}.md"
+    if re.match(r"\w+:", address):
+        return None
+    return page.parent / address if address else page
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    """To files that are there, and headings in them; `mkdocs` checks docs/ as well."""
+    text = FENCE.sub("", read(page))
+    for link in map("".join, LINK.findall(text)):
+        address, _, anchor = link.partition("#")
+        if target := find_target(page, address):
+            assert target.exists(), link
+            assert not anchor or anchor in anchors(target), link
+    for path in re.findall(r"`(?:python )?((?:benchmarks|tests)/\w+\.\w+)", text):
+        assert (ROOT / path).exists(), path
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    """And the navigation names no other."""
+    named = set(re.findall(r"([\w/-]+\.md)", read(ROOT / "mkdocs.yml")))
+    docs = ROOT / "docs"
+    assert named == {page.relative_to(docs).as_posix() for page in docs.rglob("*.md")}
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    """Of the package, and of its `testing`."""
+    reference = "".join(map(read, (ROOT / "docs" / "api").glob("*.md")))
+    for package in (contextguard_adk, contextguard_adk.testing):
+        for name in package.__all__:
+            assert f"::: {package.__name__}.{name}\n" in reference
+
+
+def test_the_readme_is_short() -> None:
+    """All that a newcomer needs fits 150 lines; the rest is in docs/."""
+    assert read(ROOT / "README.md").count("\n") <= 150
+
+
+def load_hook() -> Any:
+    """The module that MkDocs runs while it builds the pages."""
+    spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs" / "hooks.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["hooks"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+MODELS = (
+    *(PluginSettings, Costs, Threshold, SlidingWindow, Pipeline),
+    *(MessageWindow, TokenWindow, ToolOutputTruncation, SummaryCompaction),
+)
+
+
+def test_every_setting_is_in_the_tables() -> None:
+    """Each with its default and a description; the sample file has them as well."""
+    page = load_hook().on_page_markdown(read(ROOT / "docs" / "configuration.md"))
+    assert "<!-- settings" not in page
+    rows = dict(re.findall(r"(?m)^\| `(\w+)`[^|]*\| (.*) \|$", page))
+    sample = read(ROOT / "samples" / "contextguard.toml")
+    for model in MODELS:
+        for name, field in model.model_fields.items():
+            default, _, text = rows[name].partition(" | ")
+            assert default
+            assert " ".join((field.description or "").split())[:40] in text
+            assert re.search(rf"\b{name}\b", sample), name
+
+
+def test_a_setting_without_a_description_ends_the_build() -> None:
+    """So do names of models that there are not."""
+    hook = load_hook()
+
+    class Lacking(Reducer):
+        size: int = 3
+
+    with pytest.raises(ValueError, match=r"Lacking\.size has no description"):
+        hook.write_table(Lacking)
+    with pytest.raises(ValueError, match="Treshold"):
+        hook.on_page_markdown("<!-- settings: Treshold -->")
