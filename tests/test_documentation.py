@@ -126,11 +126,12 @@ def test_the_example_of_several_agents_means_what_it_says() -> None:
     assert plugin._settings.default == Threshold()
 
 
+@pytest.mark.parametrize("name", ["README.md", "docs/getting-started.md"])
 def test_a_program_prints_what_the_page_says(
-    capsys: pytest.CaptureFixture[str],
+    name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The first program of a newcomer; sizes may move by a twentieth."""
-    page = read(ROOT / "docs" / "getting-started.md")
+    page = read(ROOT / name)
     blocks = [(match[2], match[3]) for match in FENCE.finditer(page)]
     program = next(i for i, (_, text) in enumerate(blocks) if "asyncio.run" in text)
     run_python(blocks[program][1])
