@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
+import re
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
@@ -24,7 +25,11 @@ from contextguard_adk import CallRecord, ContextGuardPlugin, Threshold
 from contextguard_adk._memory import branch_scope
 from contextguard_adk._providers.clients import read_usage
 from contextguard_adk._tools.cli import main
-from contextguard_adk._tools.recordings import SessionKey, load_session
+from contextguard_adk._tools.recordings import (
+    SessionKey,
+    list_sessions,
+    load_session,
+)
 from contextguard_adk._tools.replay import ReplaySettings, replay_session
 from contextguard_adk._tools.terminal import CommandError
 from contextguard_adk.config import CONFIG_VARIABLE, PluginSettings
@@ -222,7 +227,13 @@ def test_it_prints_calls_and_sums(
     assert main(["replay", str(export), "--window", str(WINDOW)]) == 0
     output = capsys.readouterr()
     assert output.err == ""
-    numbers = [line.split()[:1] for line in output.out.splitlines()[1 : CALLS + 1]]
+    named, headline, without, guarded, _, _, *lines = output.out.splitlines()
+    assert named.startswith("Session 'session' of user 'user', app 'app': 48 events, ")
+    assert re.match(r"Requests over the window: \d+ without .* → 0 with it", headline)
+    assert (len(without), len(guarded)) == (19 + CALLS, 19 + CALLS)
+    assert "\N{MULTIPLICATION X}" in without
+    assert "\N{MULTIPLICATION X}" not in guarded
+    numbers = [line.split()[:1] for line in lines[:CALLS]]
     assert numbers == [[str(number)] for number in range(1, CALLS + 1)]
     assert f"0 of {CALLS - 1} estimates more than 10% too low" in output.out
     assert ") saved." in output.out
@@ -342,16 +353,69 @@ async def test_a_database_is_read_and_not_written(
         before = read_files(tmp_path)
         session = await load_session(store.url, SessionKey("app", "user", "session"))
         assert len([e for e in session.events if e.usage_metadata]) == CALLS
-        for key, reason in (
-            (SessionKey(), "needs --app, --user, --session"),
-            (SessionKey("app", "user"), "needs --session"),
-            (SessionKey("app", "user", "other"), "there is no session 'other'"),
-        ):
-            with pytest.raises(CommandError, match=reason):
-                await load_session(store.url, key)
+        missing = "no session with app 'app', session 'other'"
+        with pytest.raises(CommandError, match=missing):
+            await load_session(store.url, SessionKey("app", None, "other"))
         assert read_files(tmp_path) == before
         if kind in INDEXES:
             assert not await drop_indexes(store.url, INDEXES[kind])
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_file"),
+    [
+        ("file", False),
+        ("sqlite", False),
+        ("sqlite", True),
+        pytest.param("postgres", False, marks=pytest.mark.postgres),
+    ],
+)
+async def test_the_newest_session_is_taken(
+    recorded: tuple[Session, SimulatedLlm], tmp_path: Path, kind: str, is_file: bool
+) -> None:
+    """Of those with the names that are given; one without events is passed over."""
+    async with own_database(kind, tmp_path) as store:
+        async with store.open() as service:
+            places = [("a", "ann", "one"), ("a", "bob", "two"), ("b", "bob", "one")]
+            for number, (app, user, name) in enumerate([*places, ("b", "eve", "new")]):
+                stored = await service.create_session(
+                    app_name=app, user_id=user, session_id=name
+                )
+                for event in recorded[0].events[: 4 * (name != "new")]:
+                    later = event.timestamp + 1_000 * number
+                    copied = event.model_copy(deep=True, update={"timestamp": later})
+                    await service.append_event(stored, copied)
+        source = str(tmp_path / "sessions.db") if is_file else store.url
+        listed = await list_sessions(source, SessionKey())
+        found = sorted((each.app, each.user, each.session) for each in listed)
+        assert found == sorted([*places, ("b", "eve", "new")])
+        assert [each.updated for each in listed] == sorted(
+            (each.updated for each in listed), reverse=True
+        )
+        assert {each.events for each in listed if each.session != "new"} == {4}
+        for key, wanted in (
+            (SessionKey(), places[2]),
+            (SessionKey("a"), places[1]),
+            (SessionKey(None, "ann"), places[0]),
+            (SessionKey(None, None, "two"), places[1]),
+            (SessionKey("b", "bob"), places[2]),
+        ):
+            session = await load_session(source, key)
+            assert (session.app_name, session.user_id, session.id) == wanted
+            assert len(session.events) == 4
+
+
+def test_sessions_are_listed(export: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As a table, and as JSON; by both commands that read recordings."""
+    for command in ("replay", "report"):
+        assert main([command, str(export), "--list"]) == 0
+        head, titles, row, _ = capsys.readouterr().out.splitlines()
+        assert head == "Sessions: 1; times in UTC"
+        assert titles.split() == ["app", "user", "session", "updated", "events"]
+        assert row.split()[:3] == ["app", "user", "session"]
+        assert main([command, str(export), "--list", "--json"]) == 0
+        (listed,) = json.loads(capsys.readouterr().out)
+        assert (listed["session"], listed["events"]) == ("session", 48)
 
 
 async def drop_indexes(url: str, catalogue: str) -> Sequence[str]:
@@ -461,5 +525,5 @@ def test_a_plot_is_drawn(
     replay_json(capsys, export, "--plot", str(plot))
     text = plot.read_text()
     assert "<svg" in text
-    for label in ("with the guard", "without the guard", "threshold", "compaction"):
+    for label in ("with the guard", "rejected by the provider", "context window"):
         assert f"<!-- {label} -->" in text

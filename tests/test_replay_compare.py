@@ -69,7 +69,7 @@ def test_the_cheapest_row_is_marked_and_told(
 ) -> None:
     """By tokens, weighted, where nobody knows the price; its settings can be loaded."""
     printed = compare(capsys, export, "--window", str(WINDOW))
-    head, *lines = printed.partition("\n\n")[0].splitlines()
+    _, head, *lines = printed.partition("\n\n")[0].splitlines()
     names = [line[2:].partition("  ")[0] for line in lines]
     assert names == ["no guard", *ROWS]
     columns = re.split(r"\s{2,}", head.strip())

@@ -1,4 +1,4 @@
-"""The command line: `contextguard demo`, `check` and `replay`."""
+"""The command line: `contextguard demo`, `check`, `replay` and `report`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import argparse
 import errno
 import importlib.metadata
 import os
+import re
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -32,11 +34,19 @@ _COMMANDS = {
         "count and what the guard would have compacted. No model is asked.",
         "Exit code: 0, or 2 for wrong arguments or what cannot be replayed.",
     ),
+    "report": (
+        "write an HTML page about a recorded session",
+        "Writes one self-contained HTML page about a recorded ADK session: the context "
+        "over time, tokens, money, and each compaction. No model is asked.",
+        "Exit code: 0, or 2 for wrong arguments or what cannot be read.",
+    ),
 }
+
+_STRATEGIES = ["threshold", "sliding_window", "pipeline"]
 
 _HELP = {
     "demo path": "the folder to work through (default: the installed google-adk)",
-    "demo --window": "context window (default: 32000; with --model, the model's)",
+    "demo --context-window": "in tokens (default: 32000; with --model, the model's)",
     "demo --steps": "model calls of each run (default: %(default)s)",
     "demo --strategy": "how the guard compacts (default: %(default)s)",
     "demo --model": "a real model, such as gemini-2.5-flash; both runs are billed",
@@ -45,17 +55,20 @@ _HELP = {
     "check config": "a settings file (default: $CONTEXTGUARD_CONFIG, else none)",
     "check --model": "models as agents name them, such as openai/gpt-4o",
     "check --json": "print JSON",
-    "replay source": "a JSON export, adk web's SQLite file, or a database's URL",
-    "replay --app": "of a database's session",
-    "replay --user": "of a database's session",
-    "replay --session": "of a database's session",
-    "replay --config": "settings to try (default: $CONTEXTGUARD_CONFIG, else none)",
-    "replay --agent": "only this agent's calls",
-    "replay --model": "the model whose window counts (default: the recorded one)",
-    "replay --window": "the window, whatever model and settings say",
+    "source": "a JSON export, adk web's SQLite file, or a database's URL",
+    "--app": "of a database's session (default: of the newest)",
+    "--user": "of a database's session (default: of the newest)",
+    "--session": "the id of a database's session (default: of the newest)",
+    "--list": "list the sessions instead, the newest first",
+    "--config": "settings to try (default: $CONTEXTGUARD_CONFIG, else none)",
+    "--agent": "only this agent's calls",
+    "--model": "the model whose window counts (default: the recorded one)",
+    "--context-window": "in tokens, whatever model and settings say",
+    "--json": "print JSON",
+    "report --output": "where to write the page (default: %(default)s)",
+    "report --json": "with --list: print JSON",
     "replay --compare": "strategies and triggers in one table, and the cheapest",
     "replay --plot": "draw it, as .svg, .png or .pdf (needs the extra `plot`)",
-    "replay --json": "print JSON",
     "replay --all": "print every call of a long session",
 }
 
@@ -68,17 +81,30 @@ class _Parser(argparse.ArgumentParser):
     """Reports a wrong command line in one line, without the usage before it."""
 
     def error(self, message: str) -> NoReturn:
-        raise _UsageError(f"{self.prog}: error: {message}")
+        wrong = re.search(r"invalid choice: '([^']*)|arguments: (-[^\s=]+)", message)
+        known = re.findall(r"--[a-z-]+", self.format_help())
+        if wrong and wrong[2] is None:
+            known = _STRATEGIES if "--strategy" in message else [*_COMMANDS]
+        near = get_close_matches(wrong[1] or wrong[2], known, 1) if wrong else []
+        hint = f". Did you mean {near[0]!r}?" if near else ""
+        raise _UsageError(f"{self.prog}: error: {message}{hint}")
 
-    def add(self, name: str, **settings: Any) -> None:
+    def add(self, *names: str, **settings: Any) -> None:
         command = self.prog.split()[-1]
-        self.add_argument(name, help=_HELP[f"{command} {name}"], **settings)
+        text = _HELP.get(f"{command} {names[0]}") or _HELP[names[0]]
+        self.add_argument(*names, help=text, **settings)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
     try:
-        exit_code = _run(_build_parser().parse_args(argv))
+        arguments, unknown = _build_parser().parse_known_args(argv)
+        if unknown:
+            arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        if arguments.command is None:
+            arguments.parser.print_help()
+            return 0
+        exit_code = _run(arguments)
         sys.stdout.flush()
         return exit_code
     except SystemExit as end:  # How argparse ends after --help and --version.
@@ -105,14 +131,20 @@ def _run(arguments: argparse.Namespace) -> int:
     from contextguard_adk._tools.check import run_check
     from contextguard_adk._tools.demo import run_demo
     from contextguard_adk._tools.replay import run_replay
+    from contextguard_adk._tools.report import run_report
     from contextguard_adk._tools.terminal import CommandError
     from contextguard_adk.errors import ConfigError
 
     # A settings file may name classes in the present folder, as under `adk web`.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
-    runs = {"demo": run_demo, "check": run_check, "replay": run_replay}
     name = arguments.command
+    runs = {
+        "demo": run_demo,
+        "check": run_check,
+        "replay": run_replay,
+        "report": run_report,
+    }
     try:
         return runs[name](arguments)
     except (CommandError, ConfigError) as error:
@@ -128,30 +160,42 @@ def _build_parser() -> _Parser:
     except importlib.metadata.PackageNotFoundError:
         version = "(not installed)"
     parser.add_argument("--version", action="version", version=f"%(prog)s {version}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True, dest="command")
-    demo, check, replay = (
+    commands = parser.add_subparsers(metavar="COMMAND", dest="command")
+    demo, check, replay, report = (
         commands.add_parser(name, help=text, description=description, epilog=epilog)
         for name, (text, description, epilog) in _COMMANDS.items()
     )
-    strategies = ["threshold", "sliding-window"]
+    for each in (parser, demo, check, replay, report):
+        each.set_defaults(parser=each)
     parse_window = partial(_parse_count, minimum=1_000)
+    window: Any = {"metavar": "TOKENS", "type": parse_window, "dest": "window"}
     demo.add("path", metavar="PATH", type=_parse_folder, nargs="?")
-    demo.add("--window", metavar="TOKENS", type=parse_window)
+    demo.add("--context-window", "--window", **window)
     demo.add("--steps", metavar="N", type=_parse_count, default=150)
-    demo.add("--strategy", choices=strategies, default="threshold")
+    demo.add(
+        "--strategy",
+        type=lambda name: name.replace("-", "_"),
+        choices=_STRATEGIES,
+        default="threshold",
+    )
     demo.add("--model", metavar="NAME")
     demo.add("--latency", metavar="SECONDS", type=_parse_seconds, default=0)
     check.add("config", metavar="CONFIG", nargs="?")
     check.add("--model", metavar="NAME", nargs="+", action="extend", default=[])
     check.add("--json", action="store_true")
-    replay.add("source", metavar="SESSION")
-    for name in ("--app", "--user", "--session", "--agent", "--model"):
-        replay.add(name, metavar="NAME")
-    replay.add("--config", metavar="FILE")
-    replay.add("--window", metavar="TOKENS", type=parse_window)
+    for command in (replay, report):
+        command.add("source", metavar="SESSION")
+        for name in ("--app", "--user", "--session", "--agent", "--model"):
+            command.add(name, metavar="NAME")
+        command.add("--list", action="store_true")
+        command.add("--config", metavar="FILE")
+        command.add("--context-window", "--window", **window)
+        command.add("--json", action="store_true")
     replay.add("--plot", metavar="FILE", type=Path)
-    for name in ("--compare", "--json", "--all"):
+    for name in ("--compare", "--all"):
         replay.add(name, action="store_true")
+    file: Any = {"metavar": "FILE", "type": Path, "default": Path("report.html")}
+    report.add("--output", "-o", **file)
     return parser
 
 

@@ -6,9 +6,16 @@ import json
 import sqlite3
 import statistics
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import closing
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterator,
+    Sequence,
+)
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -32,6 +39,21 @@ class SessionKey:
 
 
 @dataclass(frozen=True)
+class ListedSession:
+    """A session of a database, with the time of its last update in UTC."""
+
+    app: str
+    user: str
+    session: str
+    updated: datetime
+    events: int
+
+    def __str__(self) -> str:
+        names = f"{self.session!r} of user {self.user!r}, app {self.app!r}"
+        return f"Session {names}: {self.events:,} events, {self.updated:%F %T} UTC"
+
+
+@dataclass(frozen=True)
 class RecordedCall:
     """One model call of a recording, found at the event of its response."""
 
@@ -41,17 +63,116 @@ class RecordedCall:
     is_guarded: bool  # The request was changed, so not the whole history counted.
 
 
+async def list_sessions(source: str, key: SessionKey) -> list[ListedSession]:
+    """Lists the sessions that have the given names, the newest first."""
+    async with _open(source) as recordings:
+        return await recordings.list(key)
+
+
 async def load_session(source: str, key: SessionKey) -> Session:
-    """Reads a JSON export, an SQLite file as `adk web` writes it, or a database."""
+    """Reads a session; where a name is missing, the newest one that has events."""
+    async with _open(source) as recordings:
+        listed = await recordings.list(key)
+        if not listed:
+            names = [f" {name} {value!r}" for name, value in vars(key).items() if value]
+            raise CommandError(
+                f"there is no session{' with' * bool(names)}{','.join(names)}"
+            )
+        return await recordings.load(next((s for s in listed if s.events), listed[0]))
+
+
+def describe_session(session: Session) -> ListedSession:
+    """Describes a session as a list does."""
+    last = max((event.timestamp for event in session.events), default=0.0)
+    updated = read_time(session.last_update_time or last)
+    names = session.app_name, session.user_id, session.id
+    return ListedSession(*names, updated, len(session.events))
+
+
+class _Export:
+    """The session of a file that holds one."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    async def list(self, _: SessionKey) -> list[ListedSession]:
+        return [describe_session(self._session)]
+
+    async def load(self, _: ListedSession) -> Session:
+        return self._session
+
+
+class _Database:
+    """The sessions that one of ADK's services keeps in tables."""
+
+    def __init__(
+        self,
+        service: BaseSessionService,
+        query: Callable[[str, dict[str, str]], Awaitable[Sequence[Sequence[Any]]]],
+    ) -> None:
+        self._service, self._query = service, query
+
+    async def list(self, key: SessionKey) -> list[ListedSession]:
+        """Lists the newest first; ADK itself can list those of one app only."""
+        given = {name: value for name, value in vars(key).items() if value}
+        wanted = "".join(f" AND {_COLUMNS[name]} = :{name}" for name in given)
+        return [
+            ListedSession(app, user, session, read_time(updated), events)
+            for app, user, session, updated, events in await self._query(
+                _LISTING.format(wanted), given
+            )
+        ]
+
+    async def load(self, listed: ListedSession) -> Session:
+        session = await self._service.get_session(
+            app_name=listed.app, user_id=listed.user, session_id=listed.session
+        )
+        if session is None:  # It has been deleted since.
+            raise CommandError(f"there is no session {listed.session!r}")
+        return session
+
+
+# The names of tables and columns are the same in all of ADK's schemas.
+_LISTING = """
+SELECT app_name, user_id, id, update_time, (
+  SELECT COUNT(*) FROM events
+  WHERE app_name = s.app_name AND user_id = s.user_id AND session_id = s.id
+) FROM sessions AS s WHERE 1 = 1{} ORDER BY update_time DESC, id
+"""
+_COLUMNS = {"app": "app_name", "user": "user_id", "session": "id"}
+
+
+def read_time(value: float | str | datetime) -> datetime:
+    """Reads a time, which is in UTC where it names no zone; 1970 for what is none."""
+    try:
+        if isinstance(value, int | float):
+            return datetime.fromtimestamp(value, UTC)
+        time = datetime.fromisoformat(value) if isinstance(value, str) else value
+        return time.astimezone(UTC) if time.tzinfo else time.replace(tzinfo=UTC)
+    except (ValueError, OverflowError, OSError):
+        return datetime.fromtimestamp(0, UTC)
+
+
+@asynccontextmanager
+async def _open(source: str) -> AsyncIterator[_Export | _Database]:
+    """Opens a JSON export, an SQLite file as `adk web` writes it, or a database."""
     if "://" in source:
-        return await _load_from_url(source, key)
+        async with _open_url(source) as database:
+            yield database
+        return
     path = Path(source)
     try:
         data = path.read_bytes()
     except OSError as error:
         raise _explain(source, error) from error
     if data.startswith(b"SQLite format 3\0"):
-        return await _load_from_sqlite_file(path, key)
+        async with _open_sqlite_file(path) as database:
+            yield database
+    else:
+        yield _Export(_read_export(source, data))
+
+
+def _read_export(source: str, data: bytes) -> Session:
     try:
         raw: object = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -72,7 +193,8 @@ async def load_session(source: str, key: SessionKey) -> Session:
         raise CommandError(f"{source}: not an ADK session: {reason}") from error
 
 
-async def _load_from_url(url: str, key: SessionKey) -> Session:
+@asynccontextmanager
+async def _open_url(url: str) -> AsyncIterator[_Database]:
     try:
         import sqlalchemy
         from google.adk.sessions import DatabaseSessionService
@@ -81,18 +203,26 @@ async def _load_from_url(url: str, key: SessionKey) -> Session:
         raise CommandError(f"databases need SQLAlchemy: {hint}") from error
     try:
         parsed = sqlalchemy.make_url(url)
-        database = Path(parsed.database or "")
-        if parsed.get_backend_name() == "sqlite" and not database.is_file():
-            raise CommandError(f"{database}: no such file")
+        path = Path(parsed.database or "")
+        if parsed.get_backend_name() == "sqlite" and not path.is_file():
+            raise CommandError(f"{path}: no such file")
         if parsed.drivername == "sqlite":  # The form that `adk web` takes.
-            return await _load_from_sqlite_file(database, key)
+            async with _open_sqlite_file(path) as database:
+                yield database
+            return
         service = DatabaseSessionService(url)
-        engine, hook = service.db_engine.sync_engine, "before_cursor_execute"
-        sqlalchemy.event.listen(engine, hook, _replace_write, retval=True)
+        engine = service.db_engine
+        hook = "before_cursor_execute"
+        sqlalchemy.event.listen(engine.sync_engine, hook, _replace_write, retval=True)
+
+        async def query(text: str, values: dict[str, str]) -> Sequence[Sequence[Any]]:
+            async with engine.connect() as connection:
+                return (await connection.execute(sqlalchemy.text(text), values)).all()
+
         try:
-            return await _read_session(service, key)
+            yield _Database(service, query)
         finally:
-            await service.db_engine.dispose()
+            await engine.dispose()
     except CommandError:
         raise
     except Exception as error:
@@ -108,35 +238,33 @@ def _replace_write(
     return (statement, parameters) if is_reading else ("SELECT 1", ())
 
 
-async def _load_from_sqlite_file(path: Path, key: SessionKey) -> Session:
-    """Reads a copy: ADK's service makes missing tables in what it opens."""
+@asynccontextmanager
+async def _open_sqlite_file(path: Path) -> AsyncIterator[_Database]:
+    """Opens a copy: ADK's service makes missing tables in what it opens."""
     from google.adk.sessions.sqlite_session_service import SqliteSessionService
 
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "session.db"
         address = f"{path.absolute().as_uri()}?mode=ro"
+
+        async def query(text: str, values: dict[str, str]) -> list[Sequence[Any]]:
+            with closing(sqlite3.connect(copy)) as connection:
+                return connection.execute(text, values).fetchall()
+
         try:
             with (
                 closing(sqlite3.connect(address, uri=True)) as source,
                 closing(sqlite3.connect(copy)) as target,
             ):
                 source.backup(target)
-            return await _read_session(SqliteSessionService(str(copy)), key)
+            kinds = await query("SELECT typeof(update_time) FROM sessions LIMIT 1", {})
+            if kinds == [("text",)]:  # DatabaseSessionService has written the file.
+                async with _open_url(f"sqlite+aiosqlite:///{copy}") as database:
+                    yield database
+            else:
+                yield _Database(SqliteSessionService(str(copy)), query)
         except (sqlite3.Error, RuntimeError, ValueError, KeyError) as error:
             raise _explain(str(path), error) from error
-
-
-async def _read_session(service: BaseSessionService, key: SessionKey) -> Session:
-    if not (key.app and key.user and key.session):
-        missing = [f"--{name}" for name, value in vars(key).items() if not value]
-        raise CommandError(f"a database needs {', '.join(missing)} as well")
-    session = await service.get_session(
-        app_name=key.app, user_id=key.user, session_id=key.session
-    )
-    if session is None:
-        owner = f"user {key.user!r} and app {key.app!r}"
-        raise CommandError(f"there is no session {key.session!r} of {owner}")
-    return session
 
 
 def _explain(source: str, error: Exception) -> CommandError:

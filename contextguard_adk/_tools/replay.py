@@ -17,6 +17,7 @@ from google.adk.tools.base_tool import BaseTool
 from google.genai import types
 from pydantic import ValidationError
 from rich.console import Console
+from rich.table import Table
 
 from contextguard_adk import telemetry
 from contextguard_adk._calls import due
@@ -26,11 +27,20 @@ from contextguard_adk._providers.clients import read_usage
 from contextguard_adk._providers.costs import price_calls
 from contextguard_adk._providers.windows import resolve_context_window, resolve_costs
 from contextguard_adk._tools import recordings, replay_report
-from contextguard_adk._tools.recordings import RecordedCall, SessionKey
+from contextguard_adk._tools.recordings import (
+    RecordedCall,
+    SessionKey,
+    describe_session,
+)
 from contextguard_adk._tools.replay_compare import Comparison, Row, list_rows
 from contextguard_adk._tools.replay_report import Bill, Replayed, ReplayedCall
 from contextguard_adk._tools.replay_side import Side, count_bytes, make_summarizer
-from contextguard_adk._tools.terminal import CommandError, quiet_logs
+from contextguard_adk._tools.terminal import (
+    CommandError,
+    clean_text,
+    print_line,
+    quiet_logs,
+)
 from contextguard_adk.config import CONFIG_VARIABLE, PluginSettings, load_settings
 from contextguard_adk.plugin import ContextGuardPlugin
 from contextguard_adk.strategies import Strategy
@@ -62,8 +72,26 @@ class ReplaySettings:
         return strategy.model_copy(update=changes)
 
 
+def read_settings(arguments: argparse.Namespace) -> ReplaySettings:
+    """Reads the settings file, and what the command line says instead of it."""
+    config = arguments.config or os.environ.get(CONFIG_VARIABLE)
+    return ReplaySettings(
+        guard=load_settings(config) if config else PluginSettings(),
+        agent=arguments.agent,
+        model=arguments.model,
+        window_tokens=arguments.window,
+    )
+
+
+def name_key(arguments: argparse.Namespace) -> SessionKey:
+    """The names that the command line gives of a session."""
+    return SessionKey(arguments.app, arguments.user, arguments.session)
+
+
 def run_replay(arguments: argparse.Namespace) -> int:
     """Replays the session that the command line names, and prints the result."""
+    if arguments.list:
+        return print_sessions(arguments)
     if arguments.plot and arguments.compare:
         raise CommandError("--plot draws one replay: give it without --compare")
     if arguments.plot:
@@ -72,19 +100,14 @@ def run_replay(arguments: argparse.Namespace) -> int:
     # compared, what they cannot do is no warning.
     silent = [telemetry.logger, *([due.logger] if arguments.compare else [])]
     with quiet_logs(Console(stderr=True), silent):
-        config = arguments.config or os.environ.get(CONFIG_VARIABLE)
-        settings = ReplaySettings(
-            guard=load_settings(config) if config else PluginSettings(),
-            agent=arguments.agent,
-            model=arguments.model,
-            window_tokens=arguments.window,
-        )
-        key = SessionKey(arguments.app, arguments.user, arguments.session)
+        settings = read_settings(arguments)
+        key = name_key(arguments)
         session = asyncio.run(recordings.load_session(arguments.source, key))
         found: Replayed | Comparison
         if arguments.compare:
             rows = list_rows(settings.guard, settings.window_tokens)
-            rows += [Row("your settings", settings.guard)] if config else []
+            has_file = arguments.config or os.environ.get(CONFIG_VARIABLE)
+            rows += [Row("your settings", settings.guard)] if has_file else []
             guards = [row.guard for row in rows]
             replays = asyncio.run(replay_guards(session, settings, guards))
             found = Comparison(rows, replays)
@@ -94,10 +117,32 @@ def run_replay(arguments: argparse.Namespace) -> int:
                 replay_report.save_plot(found, arguments.plot)
     if arguments.json:
         print(json.dumps(found.to_json(), indent=2))
-    elif isinstance(found, Comparison):
+        return 0
+    print_line(Console(highlight=False), str(describe_session(session)), "dim")
+    if isinstance(found, Comparison):
         found.print_table()
     else:
         replay_report.print_replayed(found, is_complete=arguments.all)
+    return 0
+
+
+def print_sessions(arguments: argparse.Namespace) -> int:
+    """Lists the sessions that the command line names, the newest first."""
+    with quiet_logs(Console(stderr=True)):
+        key = name_key(arguments)
+        listed = asyncio.run(recordings.list_sessions(arguments.source, key))
+    rows = [{**vars(each), "updated": f"{each.updated:%F %T}"} for each in listed]
+    if arguments.json:
+        print(json.dumps(rows, indent=2))
+        return 0
+    console = Console(highlight=False)
+    print_line(console, f"Sessions: {len(rows):,}; times in UTC", "bold")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in rows[0] if rows else ():
+        table.add_column(name, justify="right" if name == "events" else "left")
+    for row in rows:
+        table.add_row(*(clean_text(console, str(value)) for value in row.values()))
+    replay_report.print_table(console, table)
     return 0
 
 
@@ -178,6 +223,8 @@ class _Replay:
         self._agents: dict[str, LlmAgent] = {}
         # Real tokens / (bytes / 4) of an agent's last request with a real count.
         self._ratios: dict[str, float] = {}
+        notes = (event.custom_metadata or {} for event in recorded.events)
+        self._is_guarded = any(telemetry.METADATA_KEY in note for note in notes)
         self.fixed_tokens: dict[str, int] = {}
 
     async def infer(self, name: str, calls: list[RecordedCall]) -> None:
@@ -226,6 +273,9 @@ class _Replay:
             acting.side.llm.ratio = self._ratios[name]
             sent, sent_usage = await acting.side.send(call, agent, whole)
             acted = acting.take_record()
+            if self._is_guarded and real:  # Of what was cut already then.
+                ratio = real / max(1, count_bytes(sent))
+                self._ratios[name] = max(self._ratios[name], ratio)
             sent_bill = self._price(whole.model, sent_usage)
             if acted:
                 sent_bill += Bill(acted.summary_usage, acted.summary_cost)
@@ -246,6 +296,9 @@ class _Replay:
                     compaction=acted.compaction if acted else None,
                     error_ratio=estimate / real - 1 if estimate and real else None,
                     pressure=estimate / window_tokens if estimate else None,
+                    state=acting.side.copy_state()
+                    if acted and acted.compaction
+                    else {},
                 )
             )
         return replayed

@@ -6,7 +6,7 @@ import importlib.util
 import math
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,17 @@ from rich.table import Table
 from rich.text import Text
 
 from contextguard_adk._providers.costs import TYPICAL_COSTS, add_costs
-from contextguard_adk._tools.terminal import CommandError, clean_text, print_line
+from contextguard_adk._tools.terminal import (
+    CommandError,
+    clean_text,
+    draw_sparkline,
+    print_line,
+)
 from contextguard_adk.telemetry import CompactionRecord, Usage, format_cost
 
 COLUMNS = {
     "call": ("number", ","),
-    "contents": ("contents", ","),
+    "messages": ("contents", ","),
     "estimate": ("estimated_tokens", ","),
     "real": ("real_tokens", ","),
     "error": ("error_ratio", "+.1%"),
@@ -30,15 +35,13 @@ COLUMNS = {
 }
 
 LINES: dict[str, tuple[str, dict[str, Any]]] = {
-    "without the guard": ("whole_tokens", {"color": "#999999"}),
-    "with the guard": ("sent_tokens", {"color": "#1f77b4"}),
-    "threshold": ("threshold_tokens", {"color": "#ff7f0e", "linestyle": "--"}),
-    "window": ("window_tokens", {"color": "#d62728", "linestyle": "--"}),
+    "without the guard": ("whole_tokens", {"color": "#7f8894"}),
+    "with the guard": ("sent_tokens", {"color": "#1f6fd6", "linewidth": 2.2}),
+    "threshold": ("threshold_tokens", {"color": "#c96a00", "linestyle": ":"}),
+    "context window": ("window_tokens", {"color": "#cf2e3c"}),
 }
 
 SUMS = """\
-Requests over the window: {0.over_window:,} without the guard, {1.over_window:,} with \
-it; {1.compactions:,} compactions.
 Tokens without the guard: {0.uncached_tokens:,} uncached, {0.usage.cached_tokens:,} \
 cached, {0.usage.output_tokens:,} of output; cost {2}.
 Tokens with the guard: {1.uncached_tokens:,} uncached, {1.usage.cached_tokens:,} \
@@ -108,6 +111,13 @@ class ReplayedCall:
     compaction: CompactionRecord | None
     error_ratio: float | None  # Of the estimate, against the real count.
     pressure: float | None  # The estimate of the whole request / window.
+    # What session state has after a compaction, in the replay; no part of the figures.
+    state: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """Describes all of it but the state, safe as JSON."""
+        figures = asdict(replace(self, state={}))
+        return {name: value for name, value in figures.items() if name != "state"}
 
 
 @dataclass(frozen=True)
@@ -144,7 +154,7 @@ class Replayed:
         return {
             "session": self.session_id,
             "fixed_tokens": self.fixed_tokens,
-            "calls": [asdict(call) for call in self.calls],
+            "calls": [call.to_json() for call in self.calls],
             "accuracy": _measure_accuracy(self.calls),
             "uncompared_calls": sum(call.real_tokens is None for call in self.calls),
             "has_cache": self.has_cache,
@@ -175,6 +185,19 @@ def _measure_accuracy(calls: Sequence[ReplayedCall]) -> dict[str, Any] | None:
 def print_replayed(replayed: Replayed, is_complete: bool) -> None:
     """Prints the sums and the calls; of a long session those near a compaction."""
     console, calls = Console(highlight=False), replayed.calls
+    without, guarded = replayed.without_guard, replayed.with_guard
+    over = (
+        f"{without.over_window:,} without the guard → {guarded.over_window:,} with it"
+    )
+    headline = f"Requests over the window: {over}; {guarded.compactions:,} compactions"
+    print_line(console, headline, "bold")
+    window_tokens = max(call.window_tokens for call in calls)
+    for name in ("whole_tokens", "sent_tokens"):
+        sizes = [getattr(call, name) for call in calls]
+        bars = draw_sparkline(console, sizes, window_tokens, console.width - 20)
+        label = "with the guard" if name == "sent_tokens" else "without the guard"
+        console.print(Text(f"{label:17}  ") + bars)
+    print_line(console, "")
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)
@@ -217,9 +240,9 @@ def _describe(done: CompactionRecord | None) -> str:
     if done is None:
         return ""
     tokens = f"{done.tokens_before:,} → {done.tokens_after:,} tokens"
-    contents = f"{done.contents_before:,} → {done.contents_after:,} contents"
+    messages = f"{done.contents_before:,} → {done.contents_after:,} messages"
     end = ", mechanical" if done.is_mechanical else ""
-    return f"{done.reason}: {tokens}, {contents}{end}"
+    return f"{done.reason}: {tokens}, {messages}{end}"
 
 
 def list_assumptions(has_cache: bool) -> Iterator[str]:
@@ -266,27 +289,40 @@ def require_plotting(path: Path) -> None:
 
 
 def save_plot(replayed: Replayed, path: Path) -> None:
-    """Draws tokens, threshold and window over the calls, one panel for each agent."""
+    """Draws the calls against the window, one panel for each agent."""
     from matplotlib.figure import Figure
 
     agents = list(dict.fromkeys(call.agent for call in replayed.calls))
-    figure = Figure(figsize=(9.0, 3.6 * len(agents)), layout="constrained")
+    figure = Figure(figsize=(9.0, 4.2 * len(agents)), layout="constrained")
     panels = figure.subplots(len(agents), squeeze=False)
     for agent, axes in zip(agents, panels[:, 0], strict=True):
         calls = [call for call in replayed.calls if call.agent == agent]
         numbers = [call.number for call in calls]
+        windows = [call.window_tokens for call in calls]
+        sizes = [max(call.whole_tokens, call.sent_tokens) for call in calls]
+        # Far above the window a line is cut off: what is below stays visible.
+        top_tokens = min(max(*sizes, *windows) * 1.06, 4 * max(windows))
+        rejected = {"color": "#cf2e3c", "alpha": 0.10, "linewidth": 0}
+        label = "rejected by the provider"
+        axes.fill_between(numbers, windows, top_tokens, label=label, **rejected)
         for label, (name, style) in LINES.items():
             # A gap where nothing is known.
             values = [getattr(call, name) or math.nan for call in calls]
-            axes.plot(numbers, values, label=label, linewidth=1.5, **style)
+            axes.plot(numbers, values, label=label, **{"linewidth": 1.6, **style})
         compacted = [c.sent_tokens if c.compaction else math.nan for c in calls]
-        axes.plot(numbers, compacted, "v", color="#1f77b4", label="compaction")
-        axes.set_title(agent, loc="left", fontsize=10)
-        axes.set(xlabel="model call", ylabel="prompt tokens", ylim=(0, None))
+        axes.plot(numbers, compacted, "v", color="#7c4dc4", label="compaction")
+        if len(agents) > 1:
+            axes.set_title(agent, loc="left", fontsize=11)
+        axes.set(xlabel="model call", ylabel="prompt tokens of the request")
+        axes.set(xlim=(1, max(2, numbers[-1])), ylim=(0, top_tokens))
         axes.yaxis.set_major_formatter("{x:,.0f}")
-        axes.legend(fontsize=8, loc="upper left")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", color="#dde2e9", linewidth=0.8)
+        axes.set_axisbelow(True)
+    handles, labels = panels[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
     try:
-        figure.savefig(path)
+        figure.savefig(path, dpi=150)
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise CommandError(f"{path}: cannot be written: {reason}") from error

@@ -140,6 +140,10 @@ class Side:
             plugin_manager=self._plugins,
         )
 
+    def copy_state(self) -> dict[str, Any]:
+        """Returns what session state has now."""
+        return dict(self._session.state)
+
     async def play(
         self, call: RecordedCall, agent: LlmAgent
     ) -> tuple[LlmRequest, Usage]:

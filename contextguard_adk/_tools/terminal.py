@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.text import Text
 
 
@@ -17,14 +18,36 @@ class CommandError(Exception):
 
 
 def print_line(console: Console, text: str, style: str = "") -> None:
-    """Prints one line, however long it is."""
-    console.print(Text(clean_text(console, text), style), soft_wrap=True)
+    """Prints a line; a terminal's width breaks it at words, a file has it whole."""
+    shown = Text(clean_text(console, text.strip()), style)
+    indent = len(text) - len(text.lstrip())
+    if console.is_terminal:
+        console.print(Padding(shown, (0, 0, 0, indent), expand=False))
+    else:
+        console.print(Text(" " * indent) + shown, soft_wrap=True)
+
+
+def draw_sparkline(
+    console: Console, sizes: Sequence[int], most: int, columns: int
+) -> Text:
+    """Draws sizes as bars, the highest of which is `most`; what is over it is crossed.
+
+    Where there are more than columns, a bar is the largest of several.
+    """
+    bars, cross = ("_.:-=+*#", "x") if console.options.ascii_only else ("▁▂▃▄▅▆▇█", "✕")
+    step = max(1, -(-len(sizes) // max(1, columns)))
+    line = Text()
+    for start in range(0, len(sizes), step):
+        size = max(sizes[start : start + step])
+        bar = bars[min(size * len(bars) // (most + 1), len(bars) - 1)]
+        line.append(*((cross, "red") if size > most else (bar, "cyan")))
+    return line
 
 
 def clean_text(console: Console, text: str) -> str:
     """Replaces what an output cannot show, control characters first."""
     if console.options.ascii_only:
-        text = text.replace("→", ">")
+        text = text.replace("→", ">").replace("✕", "x")
     text = "".join(c if c.isprintable() else "?" for c in text)
     return text.encode(console.encoding, "replace").decode(console.encoding, "replace")
 

@@ -1,0 +1,234 @@
+"""`contextguard report`: what a recorded session took, call by call, as a page."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from google.adk.events.event import Event
+from google.adk.sessions import Session
+from rich.console import Console
+
+from contextguard_adk import telemetry
+from contextguard_adk._history.coverage import fingerprint
+from contextguard_adk._history.state import AgentState
+from contextguard_adk._memory import branch_scope
+from contextguard_adk._providers.clients import read_usage
+from contextguard_adk._providers.costs import add_costs, price_calls
+from contextguard_adk._providers.windows import resolve_costs
+from contextguard_adk._tools.recordings import (
+    RecordedCall,
+    describe_session,
+    list_calls,
+    load_session,
+)
+from contextguard_adk._tools.replay import (
+    ReplaySettings,
+    name_key,
+    print_sessions,
+    read_settings,
+    replay_session,
+)
+from contextguard_adk._tools.replay_report import Replayed, ReplayedCall
+from contextguard_adk._tools.terminal import CommandError, print_line, quiet_logs
+from contextguard_adk.telemetry import METADATA_KEY, Usage
+
+
+@dataclass(frozen=True)
+class Compaction:
+    """A compaction, recorded or played; `facts` as in an event's `custom_metadata`."""
+
+    facts: dict[str, Any]
+    usage: Usage
+    cost: float | None
+    removed_count: int
+    removed: list[str]
+    summary: str
+
+
+@dataclass(frozen=True)
+class Call:
+    """A recorded model call, what it cost with its summaries, and its replay."""
+
+    event: Event
+    usage: Usage
+    cost: float | None
+    news: list[str]
+    replayed: ReplayedCall
+    compaction: Compaction | None
+
+
+@dataclass(frozen=True)
+class Report:
+    """A recorded session; without a guard at work in it, compactions are simulated."""
+
+    session: Session
+    calls: list[Call]
+    replayed: Replayed
+    is_guarded: bool
+
+
+def run_report(arguments: argparse.Namespace) -> int:
+    """Writes the page about the session that the command line names; returns 0."""
+    from contextguard_adk._tools.report_page import build_page
+
+    if arguments.list:
+        return print_sessions(arguments)
+    with quiet_logs(Console(stderr=True), [telemetry.logger]):
+        settings = read_settings(arguments)
+        found = load_session(arguments.source, name_key(arguments))
+        session = asyncio.run(found)
+        report = asyncio.run(make_report(session, settings))
+        page = build_page(report)
+    try:
+        arguments.output.write_text(page, "utf-8")
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise CommandError(
+            f"{arguments.output}: cannot be written: {reason}"
+        ) from error
+    console = Console(highlight=False)
+    print_line(console, str(describe_session(session)), "dim")
+    done = sum(call.compaction is not None for call in report.calls)
+    kind = "compactions" if report.is_guarded else "simulated compactions"
+    text = f"{len(report.calls):,} model calls and {done:,} {kind}: {arguments.output}"
+    print_line(console, text, "bold")
+    return 0
+
+
+async def make_report(session: Session, settings: ReplaySettings) -> Report:
+    """Collects what was recorded, and replays the session for the other half."""
+    recorded = list(list_calls(session, settings.agent))
+    told = [_read_facts(call.event) for call in recorded]
+    windows = {_count(facts.get("window")) for facts in told} - {0}
+    if settings.window_tokens is None and len(windows) == 1:
+        settings = replace(settings, window_tokens=max(1_000, *windows))
+    replayed = await replay_session(session, settings)
+    is_guarded = any(told) or any(call.is_guarded for call in recorded)
+    reader = _Reader(session, settings, is_guarded)
+    calls = list(map(reader.read, recorded, replayed.calls))
+    return Report(session, calls, replayed, is_guarded)
+
+
+def _read_facts(event: Event) -> dict[str, Any]:
+    said = (event.custom_metadata or {}).get(METADATA_KEY)
+    return said if isinstance(said, dict) else {}
+
+
+def _count(value: object) -> int:
+    """Reads a number of tokens; what is none counts as 0."""
+    return value if type(value) is int and 0 <= value <= 2**53 else 0
+
+
+class _Reader:
+    """Reads one recorded call after the other, and what a guard had stored by then."""
+
+    def __init__(
+        self, session: Session, settings: ReplaySettings, is_guarded: bool
+    ) -> None:
+        self._events, self._settings = session.events, settings
+        contents = [event.content for event in session.events]
+        self._names = [fingerprint(each) if each else b"" for each in contents]
+        self._is_guarded = is_guarded
+        self._next = 0
+        self._state: dict[str, Any] = {}
+        self._covered: dict[str, Counter[bytes]] = {}  # By agent and scope.
+
+    def read(self, call: RecordedCall, played: ReplayedCall) -> Call:
+        """Describes a call; a compaction is the replay's where no guard was at work."""
+        news = self._events[self._next : call.index]
+        for event in (*news, call.event):
+            self._state.update(event.actions.state_delta)
+        self._next = call.index + 1
+        facts, state = _read_facts(call.event).get("compaction"), self._state
+        if not self._is_guarded:
+            done, state = played.compaction, played.state
+            facts = asdict(done) if done else None
+        compaction = None
+        if isinstance(facts, dict):
+            compaction = self._describe(call, facts, state)
+        usage = read_usage(call.event.usage_metadata)
+        cost = self._price(call.event.model_version, usage)
+        if compaction and self._is_guarded:
+            cost = add_costs((cost, compaction.cost))
+        said = [line for event in news for line in list_parts(event)]
+        return Call(call.event, usage, cost, said, played, compaction)
+
+    def _price(self, model: str | None, usage: Usage) -> float | None:
+        prices = self._settings.guard.prices
+        costs = resolve_costs(self._settings.model or model or "", prices, None)
+        return price_calls([usage], costs)
+
+    def _describe(
+        self, call: RecordedCall, facts: dict[str, Any], state: dict[str, Any]
+    ) -> Compaction:
+        """Finds what a compaction has replaced, and its summary, in session state."""
+        author, scope = call.event.author, branch_scope(call.event)
+        stored = AgentState(state, author, scope=scope)
+        summary, text = stored.record.summary, stored.read("summary")
+        owner = f"{author}@{scope}"
+        before = self._covered.get(owner, Counter())
+        covered = Counter(summary.covered.recent if summary else ())
+        self._covered[owner] = covered
+        named = zip(self._events[: call.index], self._names, strict=False)
+        events = list(_find_new(named, before, covered))
+        removed = [line for event in events for line in list_parts(event)]
+        removed_count = (covered - before).total()
+        if others := removed_count - len(events):
+            removed.append(f"{others:,} messages that ADK had put into other words")
+        used = facts.get("usage")
+        names = used if isinstance(used, dict) else {}
+        usage = Usage(**{name: _count(names.get(name)) for name in vars(Usage())})
+        cost = facts.get("cost")
+        if not (isinstance(cost, int | float) and 0 <= cost < math.inf):
+            # The guard did not know the price; without a model there is none.
+            model = str(facts.get("model") or "")
+            cost = self._price(model, usage) if model else 0.0
+        return Compaction(
+            facts=facts,
+            usage=usage,
+            cost=cost,
+            removed_count=removed_count,
+            removed=removed,
+            summary=text if isinstance(text, str) else "",
+        )
+
+
+def _find_new(
+    named: Iterable[tuple[Event, bytes]],
+    known: Counter[bytes],
+    covered: Counter[bytes],
+) -> Iterator[Event]:
+    """Yields the events that are covered now; of equal ones the first were before."""
+    old, new = known.copy(), covered - known
+    for event, name in named:
+        if old[name]:
+            old[name] -= 1
+        elif new[name]:
+            new[name] -= 1
+            yield event
+
+
+def list_parts(event: Event) -> Iterator[str]:
+    """Says of each part of an event what it is, and how long."""
+    author = "the user" if event.author == "user" else event.author
+    for part in (event.content.parts if event.content else None) or ():
+        if call := part.function_call:
+            yield f"call of {call.name}{_size(call.args)}"
+        elif answer := part.function_response:
+            yield f"result of {answer.name}{_size(answer.response)}"
+        elif part.text:
+            kind = "thought" if part.thought else "message"
+            yield f"{kind} of {author}{_size(part.text)}"
+        else:
+            yield f"file or image of {author}"
+
+
+def _size(value: object) -> str:
+    text = value if isinstance(value, str) else str(value or "")
+    return f", {len(text):,} characters"
