@@ -6,6 +6,7 @@ import gc
 import io
 import logging
 import os
+import re
 import subprocess
 import sys
 import types as python_types
@@ -54,7 +55,7 @@ def read_table(output: str) -> dict[str, list[str]]:
     return {row[0].strip(): [v.strip() for v in row[1:]] for row in rows if row[2:]}
 
 
-@pytest.mark.parametrize("strategy", ["threshold", "sliding-window"])
+@pytest.mark.parametrize("strategy", ["threshold", "sliding-window", "pipeline"])
 def test_demo_finishes_only_with_the_guard(
     tree: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
 ) -> None:
@@ -76,10 +77,14 @@ def test_demo_finishes_only_with_the_guard(
     assert int(table["compactions"][1]) >= 5
     largest = [int(value.replace(",", "")) for value in table["largest request"]]
     assert largest[0] > WINDOW_TOKENS >= largest[1]
-    for name in ("uncached input", "cached input", "output tokens"):
-        counts = [int(value.replace(",", "")) for value in table[name]]
-        assert counts[1] > counts[0] > 0
-    assert [value[:3] for value in table["cost"]] == ["$0."] * 2
+    for name in ("uncached input", "cached input", "output"):
+        counts = [int(value.replace(",", "")) for value in table[f"{name} / step"]]
+        assert 0 < max(counts) <= WINDOW_TOKENS
+    for name in ("cost / step", "cost of the steps done"):
+        assert [value[:3] for value in table[name]] == ["$0."] * 2
+    bars = [line.split()[-1] for line in output.splitlines() if "_" in line[:22]]
+    assert bars[0].endswith("x" * 10)
+    assert "x" not in bars[1]
     assert "Prices: $1 for a million input tokens, " in output
     assert "30 of 30 steps were done, no request refused; without it only " in output
 
@@ -105,6 +110,22 @@ def test_latency_shows_what_summaries_ahead_save(
     assert waits[2] < waits[1] / 2
     ends = [read_seconds(value) for value in table["time to the last answer"]]
     assert ends == [90 * done + wait for done, wait in zip(steps, waits, strict=True)]
+
+
+def test_warnings_measure_as_the_table_does(
+    tree: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the provider's count, where the log has an estimate."""
+    arguments = ["--window", "2000", "--steps", "20", "--strategy", "sliding-window"]
+    assert main(["demo", str(tree), *arguments]) == 0
+    output = capsys.readouterr().out
+    warned = re.findall(r"warning: a request fills (\d+)% of the context", output)
+    (_, share), (_, largest) = (
+        read_table(output)[name] for name in ("of the window", "largest request")
+    )
+    assert warned
+    assert share == f"{int(largest.replace(',', '')) / 2_000:.0%}"
+    assert max(map(int, warned)) <= int(share.rstrip("%"))
 
 
 def read_seconds(text: str) -> float:
@@ -148,7 +169,16 @@ def test_a_failure_with_summaries_ahead_is_one(
         (["demo", "--latency", "slow"], "--latency: 'slow' is not a number"),
         (["demo", "--latency", "1", "--model", "x"], "a real model takes its own time"),
         (["demo", "--strategy", "luck"], "invalid choice: 'luck'"),
-        ([], "required: COMMAND"),
+        (["dmo"], "invalid choice: 'dmo' (choose from 'demo', "),
+        (["dmo"], ". Did you mean 'demo'?"),
+        (["demo", "--strategy", "pipelin"], ". Did you mean 'pipeline'?"),
+        (["demo", "--context-windo=1", "--step=3"], "at least 1,000, not 1"),
+        (
+            ["replay", "x", "--widow=3"],
+            "arguments: --widow=3. Did you mean '--window'?",
+        ),
+        (["report", "x.json", "--plot=y"], "unrecognized arguments: --plot=y"),
+        (["--versio2"], "unrecognized arguments: --versio2. Did you mean '--version'"),
         (["demo", "."], "there is no source file in /"),
         (["check", "--model", "gpt-4o", "guard.toml"], "name the file before --model"),
         (["check", "unknown.toml"], "unknown.toml: "),
@@ -182,7 +212,9 @@ def test_wrong_arguments_are_one_line(
 
 def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
     """With `--help` each prints how it is used."""
-    for command in ([], ["demo"], ["check"], ["replay"]):
+    assert main([]) == 0
+    assert capsys.readouterr().out.startswith("usage: contextguard [-h]")
+    for command in ([], ["demo"], ["check"], ["replay"], ["report"]):
         assert main([*command, "--help"]) == 0
         usage = " ".join(["usage: contextguard", *command, "[-h]"])
         assert capsys.readouterr().out.startswith(usage)
@@ -248,9 +280,14 @@ def fake_litellm(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("kind", "exit_code", "said", "row"),
     [
-        ("reader", 0, "", {"output tokens": ["150", "150"], "cost": ["unknown"] * 2}),
-        ("answers", 0, "turn 30: ", {"steps done": ["30 of 30"] * 2}),
-        ("unmetered", 0, "", {"uncached input": ["0", "0"]}),
+        (
+            "reader",
+            0,
+            "",
+            {"output / step": ["5", "5"], "cost / step": ["unknown"] * 2},
+        ),
+        ("answers", 0, "turn 30, step ", {"steps done": ["30 of 30"] * 2}),
+        ("unmetered", 0, "", {"uncached input / step": ["0", "0"]}),
         ("flaky", 1, "No API key was provided.", {"steps done": ["3 of 30"] * 2}),
         ("tiny", 1, "after 10 refused turns", {"largest request": ["5,000"] * 2}),
     ],

@@ -359,7 +359,8 @@ COMMANDS: dict[str, Mistake] = {
     ),
     "option's value": Mistake(
         "demo --window 8k",
-        "contextguard demo: error: argument --window: '8k' is not a number",
+        "contextguard demo: error: argument --context-window/--window: '8k' is not a "
+        "number",
     ),
     "database without SQLAlchemy": Mistake(
         "replay sqlite:///sessions.db",

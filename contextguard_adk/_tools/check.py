@@ -44,7 +44,8 @@ def run_check(arguments: argparse.Namespace) -> int:
         print(json.dumps(report, indent=2, default=str))
     else:
         for line in _list_lines(report):
-            print_line(Console(highlight=False), line)
+            style = "" if line.startswith(" ") else "bold"
+            print_line(Console(highlight=False), line, style)
     return 0
 
 

@@ -24,15 +24,28 @@ from google.adk.sessions import InMemorySessionService
 from google.genai import types
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from contextguard_adk import telemetry
 from contextguard_adk._providers.clients import read_usage
 from contextguard_adk._providers.costs import TYPICAL_COSTS, Costs, price_calls
 from contextguard_adk._providers.overflow import parse_overflow
 from contextguard_adk._providers.windows import LitellmRegistry, resolve_costs
-from contextguard_adk._tools.terminal import CommandError, print_line, quiet_logs
+from contextguard_adk._tools.terminal import (
+    CommandError,
+    draw_sparkline,
+    print_line,
+    quiet_logs,
+)
+from contextguard_adk.config import STRATEGIES
 from contextguard_adk.plugin import ContextGuardPlugin
-from contextguard_adk.strategies import SlidingWindow, Threshold
-from contextguard_adk.telemetry import CallRecord, CompactionRecord, Usage, format_cost
+from contextguard_adk.telemetry import (
+    CallRecord,
+    CompactionRecord,
+    PressureRecord,
+    Usage,
+    format_cost,
+)
 from contextguard_adk.testing import Reply, SimulatedLlm, VirtualTimeLoop, call
 
 INSTRUCTION = """\
@@ -40,17 +53,6 @@ Study the source files of a project: read those that matter one after another wi
 tools, then answer. Paths are relative to the project's top folder."""
 
 BARE, AHEAD = "no guard", "summaries ahead"
-
-ROWS = {
-    "steps done": "{0.steps:,} of {0.planned_steps:,}",
-    "requests rejected": "{0.rejections:,}",
-    "compactions": "{0.compactions:,}",
-    "uncached input": "{0.uncached_tokens:,}",
-    "cached input": "{0.usage.cached_tokens:,}",
-    "output tokens": "{0.usage.output_tokens:,}",
-    "cost": "{0.cost}",
-    "largest request": "{0.largest_request_tokens:,}",
-}
 
 # A question of the user, and how the offline model goes about it.
 Turn: TypeAlias = tuple[str, list[Reply]]
@@ -66,19 +68,21 @@ def run_demo(arguments: argparse.Namespace) -> int:
     if not turns:
         raise CommandError(f"there is no source file in {root}")
     console = Console(highlight=False)
-    with quiet_logs(console):
+    # What is logged of a request's size is an estimate; the demo shows real counts.
+    with quiet_logs(console, [telemetry.logger]):
         usual_tokens = LitellmRegistry().context_window(model) if model else 32_000
         window_tokens = arguments.window or usual_tokens
         if window_tokens is None:
             raise CommandError(f"the window of {model} is unknown: give --window")
-        kind = Threshold if arguments.strategy == "threshold" else SlidingWindow
+        kind = STRATEGIES[arguments.strategy]
         names = [BARE, "with guard", *([AHEAD] if latency else [])]
         models = [_create_model(arguments, window_tokens, turns) for _ in names]
-        print_line(console, f"{steps:,} steps through {root}")
-        name = model or "offline model"
-        print_line(console, f"{name}, window {window_tokens:,} tokens")
+        print_line(console, f"An agent works {steps:,} steps through {root}", "bold")
+        name = model or "simulated offline"
+        setup = f"Model: {name}, context window {window_tokens:,} tokens"
+        print_line(console, f"{setup}, strategy {arguments.strategy}", "dim")
         costs = resolve_costs(model, {}, None) if model else TYPICAL_COSTS
-        runs = [DemoRun(name, steps, costs, console) for name in names]
+        runs = [DemoRun(name, steps, window_tokens, costs, console) for name in names]
         for run, llm in zip(runs, models, strict=True):
             strategy = kind(
                 context_window=window_tokens,
@@ -89,11 +93,18 @@ def run_demo(arguments: argparse.Namespace) -> int:
                 default=strategy,
                 on_call=run.note_call,
                 on_compaction=run.note_compaction,
+                on_pressure=run.note_pressure,
             )
             plugins: list[BasePlugin] = [] if run.name == BARE else [guard]
             loop_factory = VirtualTimeLoop if latency else None
             with asyncio.Runner(loop_factory=loop_factory) as runner:
                 runner.run(run.play(turns, llm, root, plugins))
+    print_line(console, "")
+    print_line(console, f"Prompt tokens of each call; ✕ is over {window_tokens:,}:")
+    for run in runs:
+        columns = console.width - 18
+        bars = draw_sparkline(console, run.sizes, window_tokens, columns)
+        console.print(Text(f"{run.name:16}  ") + bars)
     return _report(console, runs, arguments)
 
 
@@ -104,8 +115,8 @@ def _report(
     table = Table("", *(run.name for run in runs), show_edge=False, pad_edge=False)
     for column in table.columns[1:]:
         column.justify = "right"
-    for name, value in ROWS.items():
-        table.add_row(name, *(value.format(run) for run in runs))
+    for rows in zip(*(run.figures.items() for run in runs), strict=True):
+        table.add_row(rows[0][0], *(value for _, value in rows))
     if arguments.latency:
         ends = (_format_seconds(run.answer_seconds) for run in runs)
         table.add_row("time to the last answer", *ends)
@@ -140,7 +151,8 @@ def plan_turns(root: Path, max_files: int) -> Iterator[Turn]:
             listing = call("list_files", directory=folder.as_posix())
             readings = [call("read_file", path=name) for name in names]
             where = "the top folder" if folder == Path() else f"the folder {folder}"
-            question = f"Read {where} from {names[0]} on: how does it work?"
+            first = Path(names[0]).name
+            question = f"How does {where} work? Begin with {first}."
             yield question, [listing, *readings, f"I have read {', '.join(names)}."]
 
 
@@ -231,26 +243,38 @@ class DemoRun:
 
     name: str
     planned_steps: int
+    window_tokens: int
     costs: Costs | None
     console: Console
     steps: int = 0
     rejections: int = 0
     compactions: int = 0
     usage: Usage = field(default_factory=Usage)
+    sizes: list[int] = field(default_factory=list)  # Of requests, in tokens.
+    is_pressed: bool = False
     largest_request_tokens: int = 0
     answer_seconds: float = 0.0
     waited_seconds: float = 0.0
     failure: str = ""
 
     @property
-    def uncached_tokens(self) -> int:
-        """The prompt tokens that no cache served."""
-        return self.usage.prompt_tokens - self.usage.cached_tokens
-
-    @property
-    def cost(self) -> str:
-        """What all calls cost, those for summaries included."""
-        return format_cost(price_calls([self.usage], self.costs))
+    def figures(self) -> dict[str, str]:
+        """What is compared, summaries included, by the name of its row."""
+        done, usage = max(1, self.steps), self.usage
+        uncached_tokens = usage.prompt_tokens - usage.cached_tokens
+        cost = price_calls([usage], self.costs)
+        return {
+            "steps done": f"{self.steps:,} of {self.planned_steps:,}",
+            "requests rejected": f"{self.rejections:,}",
+            "compactions": f"{self.compactions:,}",
+            "largest request": f"{self.largest_request_tokens:,}",
+            "of the window": f"{self.largest_request_tokens / self.window_tokens:.0%}",
+            "uncached input / step": f"{uncached_tokens / done:,.0f}",
+            "cached input / step": f"{usage.cached_tokens / done:,.0f}",
+            "output / step": f"{usage.output_tokens / done:,.0f}",
+            "cost / step": format_cost(None if cost is None else cost / done),
+            "cost of the steps done": format_cost(cost),
+        }
 
     async def play(
         self, turns: list[Turn], llm: BaseLlm, root: Path, plugins: list[BasePlugin]
@@ -277,7 +301,8 @@ class DemoRun:
         await runner.session_service.create_session(app_name=runner.app_name, **ids)
         refused_turns = 0  # in a row
         for number, question in enumerate(asked, 1):
-            print_line(self.console, f"  turn {number}: {question}")
+            done = f"{self.steps:,}/{self.planned_steps:,}"
+            print_line(self.console, f"  turn {number}, step {done}: {question}")
             events = runner.run_async(**ids, new_message=types.UserContent(question))
             try:
                 async with aclosing(events):
@@ -294,7 +319,6 @@ class DemoRun:
                     return
                 refused_turns += 1
                 self._note_rejection(overflow.prompt_tokens or 0)
-            print_line(self.console, f"    {self.steps}/{self.planned_steps} steps")
             if refused_turns == 10:
                 print_line(self.console, "    given up after 10 refused turns")
                 return
@@ -307,6 +331,7 @@ class DemoRun:
         self.answer_seconds = asyncio.get_running_loop().time()
         usage = read_usage(event.usage_metadata)
         self.usage += usage
+        self.sizes.append(usage.prompt_tokens)
         largest_tokens = max(self.largest_request_tokens, usage.prompt_tokens)
         self.largest_request_tokens = largest_tokens
 
@@ -320,6 +345,15 @@ class DemoRun:
             before, after = record.compaction.tokens_before, record.real_tokens or 0
             text = f"    compaction {self.compactions}: {before:,} → {after:,} tokens"
             print_line(self.console, text, "cyan")
+        if self.is_pressed and record.real_tokens:
+            share = record.real_tokens / self.window_tokens
+            text = f"    warning: a request fills {share:.0%} of the context window"
+            print_line(self.console, text, "yellow")
+        self.is_pressed = False
+
+    def note_pressure(self, _: PressureRecord) -> None:
+        """Has the answer's count say how full the window is, not the estimate."""
+        self.is_pressed = True
 
     def note_compaction(self, record: CompactionRecord) -> None:
         """Adds how long a call was held up."""
@@ -328,6 +362,7 @@ class DemoRun:
     def _note_rejection(self, prompt_tokens: int) -> None:
         self.rejections += 1
         self.largest_request_tokens = max(self.largest_request_tokens, prompt_tokens)
+        self.sizes += [prompt_tokens] * bool(prompt_tokens)
         size = f"{prompt_tokens:,} tokens" if prompt_tokens else "too many tokens"
         print_line(self.console, f"    rejected by the provider: {size}", "bold red")
 
