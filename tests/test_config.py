@@ -324,12 +324,3 @@ def test_the_sample_is_loaded() -> None:
     }
     prices = {"my-own-model": Costs(input=0.2, output=0.8, cached_input=0.02)}
     assert settings == PluginSettings(default=said, agents=agents, prices=prices)
-
-
-def test_the_readme_names_the_defaults() -> None:
-    """Where its table has a value, it is what the setting is by default."""
-    text = (ROOT / "README.md").read_text("utf-8")
-    rows = re.findall(r'^\| `(\w+)`[^|]*\| `?("auto"|[\d,]+)`? \|', text, re.M)
-    defaults = {name: json.loads(value.replace(",", "")) for name, value in rows}
-    assert len(defaults) == 6
-    assert defaults.items() <= dict(SlidingWindow()).items()

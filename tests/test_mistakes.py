@@ -41,7 +41,7 @@ OF_THRESHOLD = (
 )
 OF_PLUGIN = (
     "Known here: agents, default, max_background_summaries, observe, prices, "
-    "state_keys, warning_threshold"
+    "state_keys, summary_artifacts, warning_threshold"
 )
 OF_MESSAGES = (
     "Known here: min_messages_before_windowing, preserve_initial_task, "
