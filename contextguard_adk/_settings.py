@@ -22,6 +22,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 80
+_SHORT.maxlevel = 2
 short_repr = _SHORT.repr
 """The text of a value for a message of one line."""
 
@@ -94,9 +95,10 @@ def _list_settings(model: type[BaseModel]) -> list[str]:
 def _default_text(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
-    default = field.get_default(call_default_factory=True)
-    if isinstance(default, BaseModel):
+    if field.default_factory:  # Not called: it may raise, or read a secret.
+        return f"default {getattr(field.default_factory, '__name__', '…')}()"
+    if isinstance(default := field.default, BaseModel):
         given = {k: v for k, v in default if k in default.model_fields_set}
-        text = ", ".join(f"{name}={value!r}" for name, value in given.items())
+        text = ", ".join(f"{k}={short_repr(v)}" for k, v in given.items())
         return f"default {type(default).__name__}({text})"
-    return f"default {default!r}"
+    return f"default {short_repr(default)}"

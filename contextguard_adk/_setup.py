@@ -108,7 +108,7 @@ def look_at_app(
     """Tells what is guarded, and warns of settings for agents that the app lacks."""
     try:
         if root is not None:
-            _check_names(root, settings)
+            _check_names(app, root, settings)
         if logger.isEnabledFor(logging.INFO):
             verb = "Observing" if settings.observe else "Guarding"
             said = _list_agents(root, settings, registry)
@@ -117,7 +117,7 @@ def look_at_app(
         log_failure(logger, "The guard could not look at the app", error)
 
 
-def _check_names(root: object, settings: PluginSettings) -> None:
+def _check_names(app: str, root: object, settings: PluginSettings) -> None:
     if not settings.agents:
         return
     tree = [node for node in walk_tree(root) if isinstance(node, BaseAgent)]
@@ -125,9 +125,9 @@ def _check_names(root: object, settings: PluginSettings) -> None:
     default = settings.default
     others = f"guarded by {type(default).__name__}" if default else "not guarded"
     for name in sorted(settings.agents.keys() - known):
-        message = "`agents` names %r, but the app has no agent of that name.%s "
+        message = "`agents` names %r, but app %r has no agent of that name.%s "
         message += "Agents that `agents` does not name are %s."
-        warn_once(logger, message, name, suggest(name, known), others)
+        warn_once(logger, message, name, app, suggest(name, known), others)
 
 
 def _list_agents(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -242,8 +243,8 @@ def _validate(file: Path, key: str, model: type[M], values: Mapping[str, Any]) -
         said = [f"{place}: {' or '.join(all_)}" for place, all_ in problems.items()]
         raise _complain(file, "; ".join(said)) from error
     except Exception as error:  # A class of the user's own may raise anything.
-        said_by = f"{model.__name__} raised {type(error).__name__}: {error}"
-        raise _error(file, key or "(top level)", values, said_by) from error
+        raised = f"{model.__name__} raised {type(error).__name__}: {error}"
+        raise _complain(file, f"{key or '(top level)'}: {raised}") from error
 
 
 def _describe(problem: Any, table: Any) -> tuple[str, str]:
@@ -274,5 +275,6 @@ def _error(file: Path, key: str, value: object, expected: str) -> ConfigError:
 
 def _complain(file: Path, problem: str) -> ConfigError:
     """Returns an error of one line, however many a parser has to say."""
-    reason = " ".join(f"{file}: {problem}".split()).rstrip(".")
-    return ConfigError(reason if reason.endswith("?") else f"{reason}.")
+    said = f"{file}: {problem}"
+    reason = textwrap.shorten(said, 2_000, placeholder=" …").rstrip(".")
+    return ConfigError(reason if reason.endswith(("?", "…")) else f"{reason}.")

@@ -139,7 +139,7 @@ class ContextGuardPlugin(BasePlugin):
         )
         settings = choose_settings(settings, default, strict)
         self._guard = Guard(registry)
-        self._has_looked = False
+        self._seen_apps = set[str]()
         self._warned: BoundedDict[tuple[str, str], bool] = BoundedDict()
         self._listeners = (on_pressure, on_compaction, on_call)
         self._apply(settings)
@@ -194,10 +194,10 @@ class ContextGuardPlugin(BasePlugin):
         """Decides which form of state keys this app needs; says what is guarded."""
         try:
             root = getattr(invocation_context.agent, "root_agent", None)
-            # The first run alone shows the whole app, an AgentTool's only its own.
-            if not self._has_looked:
-                self._has_looked = True
-                app = invocation_context.session.app_name
+            app = invocation_context.session.app_name
+            # An app's first run alone shows all of it, an AgentTool's only its own.
+            if app not in self._seen_apps:
+                self._seen_apps.add(app)
                 look_at_app(app, root, self._settings, self._guard.registry)
             self._choose_keys(root)
         except Exception as error:  # noqa: BLE001 - a turn must not end here.

@@ -188,8 +188,7 @@ async def notify(listener: Listener[R] | None, record: R) -> None:
         if inspect.isawaitable(outcome):
             await outcome
     except Exception as error:  # noqa: BLE001 - a user's own code may raise anything.
-        names = type(record).__name__, type(error).__name__
-        logger.warning("A listener for %s failed: %s.", *names)
+        log_failure(logger, f"A listener for {type(record).__name__} failed", error)
 
 
 @dataclass(frozen=True)

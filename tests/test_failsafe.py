@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 from google.adk.agents import LlmAgent
+from google.adk.apps import App
+from google.adk.runners import InMemoryRunner
 from google.adk.workflow import START, Workflow
 
 from contextguard_adk import (
@@ -86,6 +89,43 @@ def test_a_strict_plugin_raises(
         ContextGuardPlugin(name="guard")
 
 
+class Refusing(Threshold):
+    """A strategy that is given something to hide."""
+
+    api_key: str = ""
+
+    def __init__(self, **settings: Any) -> None:
+        """Fails."""
+        raise RuntimeError("no such account")
+
+
+def test_the_settings_of_a_class_that_fails_are_not_quoted(tmp_path: Path) -> None:
+    """What it says is told; what it was given may be a secret."""
+    path = tmp_path / "guard.toml"
+    kind = f"{__name__}.{Refusing.__name__}"
+    path.write_text(f"[default]\nstrategy = {kind!r}\napi_key = 'hidden'", "utf-8")
+    with pytest.raises(ConfigError) as caught:
+        ContextGuardPlugin.from_file(path)
+    said = "default: Refusing raised RuntimeError: no such account."
+    assert str(caught.value) == f"{path}: {said}"
+
+
+def test_what_is_said_of_a_file_is_of_a_bounded_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A few bytes of YAML can hold a million values."""
+    names = "abcdefgh"
+    rows = [f"{a}: &{a} [{f'*{b}, ' * 9}]" for b, a in pairwise(names)]
+    path = tmp_path / "guard.yaml"
+    path.write_text("\n".join([f"a: &a [{'x, ' * 9}]", *rows]), "utf-8")
+    monkeypatch.setenv(CONFIG_VARIABLE, str(path))
+    assert ContextGuardPlugin()
+    [line] = lines(caplog, logging.ERROR)
+    assert len(line) < 3_000
+    assert line.startswith(f"{path}: a = ['x', ")
+    assert " … Every agent is guarded with the defaults" in line
+
+
 def test_a_file_named_in_code_raises(wrong_file: Path) -> None:
     """Whoever writes the code sees the mistake at once."""
     with pytest.raises(ConfigError, match="Did you mean 'observe'"):
@@ -150,6 +190,27 @@ async def test_the_first_run_says_what_is_guarded(
         "helper: Threshold, window 128,000 tokens "
         "(assumed: nobody knows model 'in-house')."
     )
+
+
+async def test_every_app_of_a_plugin_is_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Each in a line of its own, at its first run."""
+    caplog.set_level(logging.INFO, logger=LOGGER)
+    plugin = ContextGuardPlugin(agents={"first": SlidingWindow(), "secnd": None})
+    for name in ("first", "second", "first"):
+        agent = LlmAgent(name=name, model=SimulatedLlm(model="gemini-2.5-flash"))
+        app = App(name=f"{name}_app", root_agent=agent, plugins=[plugin])
+        await InMemoryRunner(app=app).run_debug("Hello.", quiet=True)
+    known = "window 1,048,576 tokens (model registry)"
+    assert lines(caplog, logging.INFO) == [
+        f"Guarding app 'first_app': first: SlidingWindow, {known}.",
+        f"Guarding app 'second_app': second: Threshold, {known}.",
+    ]
+    assert [line.partition(".")[0] for line in lines(caplog, logging.WARNING)] == [
+        "`agents` names 'secnd', but app 'first_app' has no agent of that name",
+        "`agents` names 'first', but app 'second_app' has no agent of that name",
+    ]
 
 
 async def test_of_a_large_app_the_first_agents_are_named(
@@ -229,7 +290,7 @@ async def test_a_window_that_is_wrong_is_one_warning(
 async def test_a_window_that_a_rejection_shows_is_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Where the provider names no number, what was sent is one."""
+    """Where the provider names no limit, what it rejected is said, and no other one."""
     error = ContextOverflowError("The prompt is too long.")
     llm = SimulatedLlm(
         model="silent", context_window=1_000_000, script=[error, "Fine."]
@@ -239,7 +300,12 @@ async def test_a_window_that_a_rejection_shows_is_a_warning(
     await seed(chat, user("The task."), model(words(20_000)))
     assert await chat.say("Go on.")
     [line] = [each for each in lines(caplog, logging.WARNING) if "provider" in each]
-    assert "as the provider seems to show by rejecting a request, not 50,000," in line
+    assert re.search(
+        r"rejected a request of about 3\d,\d{3} tokens as too long, although the "
+        r"context window is 50,000, as configured\. ",
+        line,
+    )
+    assert "context_window=" not in line  # Nobody knows it yet.
 
 
 class Failing(Threshold):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pydoc
 import re
+from typing import Any
 
 import pytest
 from pydantic import AliasPath, BaseModel, ConfigDict, Field, ValidationError
@@ -55,6 +56,36 @@ def test_own_settings_come_first() -> None:
     said = Own.__doc__ or ""
     assert said.startswith("Of one's own.\n\nSettings:\n    patience (default 3):\n")
     assert "    context_window (default None): The model's" in said
+
+
+class Unspeakable:
+    """A default that nobody can print."""
+
+    def __repr__(self) -> str:
+        """Fails."""
+        raise RuntimeError
+
+
+def ask_environment() -> str:
+    """What a class may only ask for when it is made."""
+    raise KeyError
+
+
+class Careful(cg.Threshold):
+    """Settings of a user's own whose defaults are not for help."""
+
+    secret: str = Field(default_factory=ask_environment)
+    doubled: int = Field(default_factory=lambda known: 2 * len(known["secret"]))
+    held: Any = Unspeakable()
+
+
+def test_help_neither_makes_nor_trusts_defaults() -> None:
+    """A default that a function makes is named by it: it may raise or be secret."""
+    said = Careful.__doc__ or ""
+    assert "    secret (default ask_environment()):" in said
+    assert "    doubled (default <lambda>()):" in said
+    assert "    held (default <Unspeakable instance at " in said
+    assert Careful(secret="four").doubled == 8
 
 
 def test_a_class_without_settings_keeps_its_words() -> None:

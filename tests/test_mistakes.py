@@ -287,8 +287,8 @@ LOGGED: dict[str, Mistake] = {
     "agent": Mistake(
         "App(name='app', root_agent=agent, plugins=["
         "ContextGuardPlugin(agents={'wirter': Threshold()})])",
-        "`agents` names 'wirter', but the app has no agent of that name. Did you mean "
-        "'writer'? Agents that `agents` does not name are guarded by Threshold.",
+        "`agents` names 'wirter', but app 'app' has no agent of that name. Did you "
+        "mean 'writer'? Agents that `agents` does not name are guarded by Threshold.",
     ),
     "model": Mistake(
         "App(name='app', root_agent=LlmAgent(name='writer', "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -299,7 +300,7 @@ async def test_a_cached_response_repeats_no_record(is_streaming: bool) -> None:
 async def test_a_failing_listener_ends_no_turn(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Sync or async, it is told; its error's type is logged, its text is not."""
+    """Sync or async, it is told; the log has its error's type and place, no text."""
     told: list[object] = []
 
     def listen(record: object) -> None:
@@ -322,7 +323,10 @@ async def test_a_failing_listener_ends_no_turn(
         assert events[-1].content
     for kind in (CallRecord, CompactionRecord, PressureRecord):
         assert any(isinstance(record, kind) for record in told)
-        assert f"A listener for {kind.__name__} failed: RuntimeError." in caplog.text
+        said = f"A listener for {kind.__name__} failed: RuntimeError at "
+        assert re.search(
+            rf"{said}.* > tests/test_records\.py:\d+ in listen", caplog.text
+        )
     assert SECRET not in "".join(own_lines(caplog))
 
 

@@ -25,7 +25,7 @@ from google.adk.tools.load_artifacts_tool import load_artifacts_tool
 from google.adk.tools.long_running_tool import LongRunningFunctionTool
 from pydantic import BaseModel
 
-from contextguard_adk import ContextGuardPlugin, Costs, Threshold
+from contextguard_adk import CompactionRecord, ContextGuardPlugin, Costs, Threshold
 from contextguard_adk.testing import Reply, SimulatedLlm, call
 from tests.builders import Chat, answer_text, model, user
 from tests.chats import DEMAND, words
@@ -234,6 +234,25 @@ async def test_broken_service_ends_no_turn(
     said = [r.getMessage() for r in caplog.records if "artifact" in r.getMessage()]
     assert len(said) == 1
     assert "ORIGINAL" not in caplog.text
+
+
+async def test_a_turn_that_is_cancelled_while_saving_is_reported() -> None:
+    """Listeners have heard of what was paid for, and nothing is paid for twice."""
+    llm, told = make_llm(), list[CompactionRecord]()
+    agent = make_agent("cancelled", model=llm)
+    service = Broken(seconds=3_600)
+    chat = await open_chat(service, agent, on_compaction=told.append)
+    turn = asyncio.create_task(chat.say("Look."))
+    while not told:
+        await asyncio.sleep(0.01)
+    turn.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await turn
+    paid = llm.summaries
+    del turn
+
+    assert answer_text(await chat.say("Look.")) == "It is done."
+    assert (llm.summaries, len(told)) == (paid, 1)
 
 
 async def test_no_artifact_where_the_model_is_told_of_all() -> None:

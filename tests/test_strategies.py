@@ -111,6 +111,7 @@ def test_max_tokens_is_another_name_of_the_context_window() -> None:
     """A window from a configuration may carry either name."""
     settings = Threshold.model_validate({"max_tokens": 32_000})
     assert settings == Threshold(context_window=32_000)
+    assert settings.max_tokens == 32_000
 
 
 def test_max_turns_is_another_name_of_max_messages() -> None:

@@ -109,6 +109,7 @@ def make_strategies(model: BaseLlm) -> dict[str, cg.Strategy]:
         reuse_prompt_cache=False,
     )
     assert_type(threshold.context_window, int | None)
+    assert_type(threshold.max_tokens, int | None)
     assert_type(threshold.trigger_tokens(8_000), int | None)
     sliding = cg.SlidingWindow(max_turns=30, max_tokens=8_000, trigger=4_000)
     assert_type(sliding.max_messages + sliding.max_turns, int)
@@ -226,6 +227,5 @@ def wrong_types() -> list[type[cg.ContextGuardError]]:
     cg.Threshold(window=8_000)  # type: ignore[call-arg]
     cg.SlidingWindow(max_turns="9")  # type: ignore[arg-type]
     cg.Threshold(max_tokens=8_000.5)  # type: ignore[arg-type]
-    print(cg.Threshold().max_tokens)  # type: ignore[attr-defined]
     cg.Strategy()  # type: ignore[abstract]
     return [cg.ConfigError, cg.SummaryError]

@@ -379,9 +379,9 @@ class ModelCall:
             made = replace(made, waited_seconds=round(waited_seconds, 3))
             self._started_seconds = now_seconds
             self.compaction = self._reported = made
-            await show_compaction(self._guard, self._context, self.state, made)
             threshold = context.budgets.threshold_tokens
             await report_compaction(made, threshold, self._guard.observers)
+            await show_compaction(self._guard, self._context, self.state, made)
 
     async def _watch_pressure(
         self, context: CompactionContext, tokens: int, is_final: bool

@@ -160,24 +160,27 @@ class Limits:
             learned = max(accepted, shown_tokens)
         if learned < self.window_tokens():
             self.state.learn(self.model, window_tokens=learned)
-            self._warn_window(learned, is_named=learned == overflow.limit_tokens)
+            self._warn_window(overflow, learned, estimated_tokens)
 
-    def _warn_window(self, learned_tokens: int, is_named: bool) -> None:
+    def _warn_window(
+        self, overflow: Overflow, learned_tokens: int, rejected_tokens: float
+    ) -> None:
         """Says once for an agent and its model that the window is not as wide."""
         wrong = self._resolve_window()
-        message = (
-            "%s: the context window is %s tokens, as the provider %s, not %s, as %s. "
-            "Set context_window=%d on the agent's strategy."
-        )
-        args = (
-            f"{learned_tokens:,}",
-            "says" if is_named else "seems to show by rejecting a request",
-            f"{wrong.tokens:,}",
-            _WHO_SAID[wrong.source],
-            learned_tokens,
-        )
+        said = f"{wrong.tokens:,}, as {_WHO_SAID[wrong.source]}"
         about = f"Agent {self.agent!r}, model {self.model!r}"
-        warn_once(logger, message, about, *args)
+        if learned_tokens == overflow.limit_tokens:
+            message = "%s: the context window is %s tokens, as the provider says, not "
+            message += "%s. Set context_window=%d on the agent's strategy."
+            learned = f"{learned_tokens:,}"
+            warn_once(logger, message, about, learned, said, learned_tokens)
+            return
+        message = (
+            "%s: the provider rejected a request of about %s tokens as too long, "
+            "although the context window is %s. Smaller ones are sent from now on; set "
+            "context_window on the agent's strategy to what the model really takes."
+        )
+        warn_once(logger, message, about, f"{rejected_tokens:,.0f}", said)
 
     def _accepted_tokens(self) -> int:
         """The largest prompt that this process has seen this model accept.

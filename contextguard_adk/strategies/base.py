@@ -7,7 +7,6 @@ import inspect
 import math
 import sys
 from abc import ABC, abstractmethod
-from dataclasses import InitVar
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from pydantic import AliasChoices, Field, field_validator, model_validator
@@ -76,9 +75,6 @@ class Strategy(SummarySettings, ABC):
     many agents and sessions at once, so it keeps no state of its own. Subclass it
     for a strategy of your own.
     """
-
-    if TYPE_CHECKING:  # What pydantic takes as another name, checkers learn here.
-        max_tokens: InitVar[int | None] = None
 
     context_window: int | None = Field(
         default=None,
@@ -151,6 +147,15 @@ class Strategy(SummarySettings, ABC):
         description="What one page of `recall_history` may take in tokens, at least "
         "100; it never takes more than a tenth of the context window.",
     )
+
+    if TYPE_CHECKING:  # What pydantic takes as another name, checkers learn here.
+        max_tokens: int | None = None
+    else:
+
+        @property
+        def max_tokens(self) -> int | None:
+            """Another name of `context_window`."""
+            return self.context_window
 
     @model_validator(mode="before")
     @classmethod
