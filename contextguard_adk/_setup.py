@@ -31,6 +31,7 @@ FROM_FILE = Threshold()
 """Stands for settings that `from_file` reads."""
 
 _MAX_AGENTS = 12
+_OFF = ("", "0", "false", "no", "off")
 _SOURCES = {"configured": "configured", "registry": "model registry"}
 
 
@@ -94,7 +95,7 @@ def choose_settings(
     try:
         return settings_from_environment() or given
     except ConfigError as error:
-        if is_strict or os.environ.get(STRICT_VARIABLE, "0") not in ("", "0"):
+        if is_strict or os.environ.get(STRICT_VARIABLE, "").lower() not in _OFF:
             message = "Nothing is guarded: ADK only logs this under --extra_plugins."
             raise ConfigError(f"{error} {message}") from error
         message = "%s Every agent is guarded with the defaults until this is mended."

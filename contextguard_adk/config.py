@@ -22,7 +22,7 @@ CONFIG_VARIABLE = "CONTEXTGUARD_CONFIG"
 """The environment variable that names a file where no arguments are given."""
 
 STRICT_VARIABLE = "CONTEXTGUARD_STRICT"
-"""The environment variable that has a wrong file raise, with any value but 0."""
+"""The environment variable that has a wrong file raise, unless it says 0 or false."""
 
 SETTINGS_SUFFIXES = (".toml", ".yaml", ".yml")
 

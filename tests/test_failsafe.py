@@ -75,7 +75,7 @@ async def test_a_wrong_file_guards_every_agent_with_the_defaults(
     assert "\n" not in line
 
 
-@pytest.mark.parametrize("value", ["", "0"])
+@pytest.mark.parametrize("value", ["", "0", "False"])
 def test_a_strict_plugin_raises(
     wrong_file: Path, monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
