@@ -224,7 +224,7 @@ def _build_strategy(file: Path, key: str, table: object) -> Strategy | None:
     if isinstance(built.summarizer, str):
         try:  # A mistyped name is found here, not at the first summary.
             LLMRegistry.resolve(built.summarizer)
-        except (ValueError, ImportError) as error:
+        except Exception as error:  # A client may raise anything on import.
             said = f"a name that ADK's LLMRegistry resolves is expected ({error})"
             raise _error(file, f"{key}.summarizer", built.summarizer, said) from error
     return built

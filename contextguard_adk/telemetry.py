@@ -161,8 +161,9 @@ _MAX_FRAMES = 12
 def log_failure(logger: logging.Logger, what: str, error: Exception) -> None:
     """Logs a failure and where it was, without its text: that may quote messages."""
     places = [
-        f"{'/'.join(Path(frame.filename).parts[-2:])}:{frame.lineno} in {frame.name}"
-        for frame in traceback.extract_tb(error.__traceback__)
+        f"{'/'.join(Path(code.co_filename).parts[-2:])}:{line} in {code.co_name}"
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        for code in [frame.f_code]
     ]
     if len(places) > _MAX_FRAMES:
         half = _MAX_FRAMES // 2
