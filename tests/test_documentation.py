@@ -184,7 +184,7 @@ COMMANDS = [
     for line in re.findall(r"^\$ (.*)$", block.text, re.M)
     for command in line.split("&&")
 ]
-PROGRAMS = ("adk", "contextguard", "mkdocs", "mypy", "pip", "pytest", "ruff")
+PROGRAMS = ("adk", "cd", "contextguard", "git", "mkdocs", "mypy", "pip", "pytest", "ruff")
 
 
 @pytest.fixture(name="folder")
@@ -233,7 +233,9 @@ def check_ours(arguments: list[str], folder: Path) -> None:
     url = f"sqlite+aiosqlite:///{folder / 'sessions.db'}"
     if {"replay", "report"} & {*arguments}:
         asyncio.run(record(folder, url))
+    database = str(folder / "sessions.db")
     arguments = [re.sub(r"^postgresql\+asyncpg://.*", url, word) for word in arguments]
+    arguments = [re.sub(r"^.*session\.db$", database, word) for word in arguments]
     if arguments == ["demo"]:
         arguments += ["tree", "--steps", "6"]
     if "--plot" in arguments:
@@ -253,15 +255,15 @@ def check_adk(arguments: list[str], folder: Path) -> None:
 
 
 def check_pip(arguments: list[str], folder: Path) -> None:
-    """pip knows the options; what is installed is this package or LiteLLM."""
+    """pip knows the options; it installs this package, or what a remedy names."""
     from pip._internal.commands import create_command
 
     name, *arguments = arguments
     options, words = create_command(name).parse_args(list(arguments))
     for word in (*words, *getattr(options, "editables", ())):
         package, _, extra = word.rstrip("]").partition("[")
-        assert package in (".", PROJECT["project"]["name"], "litellm")
-        if package != "litellm":
+        assert package in (".", PROJECT["project"]["name"], "litellm", "mcp")
+        if package not in ("litellm", "mcp"):
             extras = set(filter(None, extra.split(",")))
             assert extras <= set(PROJECT["project"]["optional-dependencies"])
 
