@@ -184,7 +184,17 @@ COMMANDS = [
     for line in re.findall(r"^\$ (.*)$", block.text, re.M)
     for command in line.split("&&")
 ]
-PROGRAMS = ("adk", "cd", "contextguard", "git", "mkdocs", "mypy", "pip", "pytest", "ruff")
+PROGRAMS = (
+    "adk",
+    "cd",
+    "contextguard",
+    "git",
+    "mkdocs",
+    "mypy",
+    "pip",
+    "pytest",
+    "ruff",
+)
 
 
 @pytest.fixture(name="folder")
