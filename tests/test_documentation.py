@@ -265,15 +265,15 @@ def check_adk(arguments: list[str], folder: Path) -> None:
 
 
 def check_pip(arguments: list[str], folder: Path) -> None:
-    """pip knows the options; it installs this package, or what a remedy names."""
+    """pip knows the options; what is installed is this package or LiteLLM."""
     from pip._internal.commands import create_command
 
     name, *arguments = arguments
     options, words = create_command(name).parse_args(list(arguments))
     for word in (*words, *getattr(options, "editables", ())):
         package, _, extra = word.rstrip("]").partition("[")
-        assert package in (".", PROJECT["project"]["name"], "litellm", "mcp")
-        if package not in ("litellm", "mcp"):
+        assert package in (".", PROJECT["project"]["name"], "litellm")
+        if package != "litellm":
             extras = set(filter(None, extra.split(",")))
             assert extras <= set(PROJECT["project"]["optional-dependencies"])
 
