@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import io
 import logging
 import os
@@ -272,7 +273,10 @@ class LiteLlm(BaseLlm):
 @pytest.fixture
 def fake_litellm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Registers the fake models, and a litellm that need not be imported."""
-    monkeypatch.setitem(sys.modules, "litellm", python_types.ModuleType("litellm"))
+    litellm = python_types.ModuleType("litellm")
+    # What is installed beside it, as the table of windows, is found as before.
+    litellm.__spec__ = importlib.util.find_spec("litellm")
+    monkeypatch.setitem(sys.modules, "litellm", litellm)
     LLMRegistry.register(LiteLlm)
 
 
