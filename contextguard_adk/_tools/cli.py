@@ -132,7 +132,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from contextguard_adk._tools.demo import run_demo
     from contextguard_adk._tools.replay import run_replay
     from contextguard_adk._tools.report import run_report
-    from contextguard_adk._tools.terminal import CommandError
+    from contextguard_adk._tools.terminal import CommandError, show_text
     from contextguard_adk.errors import ConfigError
 
     # A settings file may name classes in the present folder, as under `adk web`.
@@ -148,7 +148,8 @@ def _run(arguments: argparse.Namespace) -> int:
     try:
         return runs[name](arguments)
     except (CommandError, ConfigError) as error:
-        text = " ".join(str(error).split())  # YAML reports take several lines.
+        # YAML reports take several lines; a database's names may hold any character.
+        text = show_text(" ".join(str(error).split()))
         raise _UsageError(f"contextguard {name}: error: {text}") from error
 
 

@@ -18,6 +18,7 @@ from google.genai import types
 from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from contextguard_adk import telemetry
 from contextguard_adk._calls import due
@@ -141,7 +142,8 @@ def print_sessions(arguments: argparse.Namespace) -> int:
     for name in rows[0] if rows else ():
         table.add_column(name, justify="right" if name == "events" else "left")
     for row in rows:
-        table.add_row(*(clean_text(console, str(value)) for value in row.values()))
+        cells = (clean_text(console, str(value)) for value in row.values())
+        table.add_row(*map(Text, cells))
     replay_report.print_table(console, table)
     return 0
 
