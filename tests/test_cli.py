@@ -178,7 +178,7 @@ def test_a_failure_with_summaries_ahead_is_one(
             ["replay", "x", "--widow=3"],
             "arguments: --widow=3. Did you mean '--window'?",
         ),
-        (["report", "x.json", "--plot=y"], "unrecognized arguments: --plot=y"),
+        (["report", "x.json", "--plot=y"], "unrecognized arguments: --plot=y\n"),
         (["--versio2"], "unrecognized arguments: --versio2. Did you mean '--version'"),
         (["demo", "."], "there is no source file in /"),
         (["check", "--model", "gpt-4o", "guard.toml"], "name the file before --model"),

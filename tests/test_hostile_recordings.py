@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import pickle
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from google.adk.sessions.schemas import v0
@@ -14,6 +16,7 @@ from sqlalchemy import create_engine
 
 from contextguard_adk._tools.cli import main
 from contextguard_adk._tools.recordings import SessionKey, load_session
+from tests.builders import model
 from tests.test_databases import own_database
 
 
@@ -36,7 +39,7 @@ def test_no_pickle_in_a_file_is_read(
     command: str,
     disguise: str,
 ) -> None:
-    """The file is refused, whatever it pretends to be; one line says what can be done."""
+    """The file is refused, whatever it pretends to be; one line says what to do."""
     monkeypatch.chdir(tmp_path)
     trace = tmp_path / "executed"
     write_old_file(tmp_path / "old.db", pickle.dumps(Evil(trace)))
@@ -112,3 +115,78 @@ def test_names_in_a_list_do_not_act(
     assert "?[2J[/bold]?[red]?0m" in capsys.readouterr().out
     assert main(["replay", source]) == 2
     assert "\x1b" not in capsys.readouterr().err
+
+
+def test_a_long_list_shows_the_newest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A hundred lines are enough for people; JSON has all."""
+
+    async def write() -> str:
+        async with own_database("file", tmp_path) as store, store.open() as service:
+            for number in range(102):
+                name = f"s{number}"
+                await service.create_session(app_name="a", user_id="u", session_id=name)
+        return str(store.url)
+
+    source = asyncio.run(write())
+    assert main(["replay", source, "--list"]) == 0
+    head, _, *rows, more, _ = capsys.readouterr().out.splitlines()
+    assert head == "Sessions: 102; times in UTC"
+    assert len(rows) == 100
+    assert rows[0].split()[2] == "s101"
+    assert more.startswith("... 2 older ones")
+    assert main(["replay", source, "--list", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == 102
+
+
+STRANGE = [10**400, float("nan"), float("-inf"), -5, "12", "\ud800", [{}], True]
+
+
+@pytest.mark.parametrize("value", STRANGE, ids=lambda value: ascii(value)[:8])
+def test_strange_values_make_no_crash(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], value: Any
+) -> None:
+    """Wherever they stand; the page is written, or one line says why not."""
+    names = (
+        "tokens_before",
+        "cost",
+        "waited_seconds",
+        "reason",
+        "model",
+        "contents_after",
+    )
+    counts = "promptTokenCount", "candidatesTokenCount", "cachedContentTokenCount"
+    source, page = tmp_path / "session.json", tmp_path / "page.html"
+    compactions: list[dict[str, Any]] = [
+        dict.fromkeys(names, value),
+        {"usage": {"prompt_tokens": value}},
+        {},
+    ]
+    for facts in compactions:
+        for field in ("text", "author", "branch", "timestamp", "state", *counts, ""):
+            event: dict[str, Any] = {
+                "author": "agent",
+                "content": model("Hi.").model_dump(mode="json", exclude_none=True),
+                "usageMetadata": {"promptTokenCount": 50},
+                "customMetadata": {
+                    "context_guard": {"compaction": facts, "window": value}
+                },
+            }
+            if field == "text":
+                event["content"]["parts"][0]["text"] = value
+            elif field == "state":
+                state = dict.fromkeys(("summary_agent", "record_agent"), value)
+                prefixed = {f"__context_guard_{k}": v for k, v in state.items()}
+                event["actions"] = {"stateDelta": prefixed}
+            elif field in counts:
+                event["usageMetadata"][field] = value
+            elif field:
+                event[field] = value
+            source.write_text(json.dumps({"events": [event]}))
+            code = main(["report", str(source), "-o", str(page)])
+            error = capsys.readouterr().err
+            assert code == 0 or (code == 2 and error.count("\n") == 1)
+            if code == 0:
+                data = page.read_text("utf-8").partition('id="data">')[2]
+                json.loads(data.partition("</script>")[0], parse_constant=pytest.fail)

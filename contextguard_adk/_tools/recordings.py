@@ -153,7 +153,11 @@ async def _open(source: str) -> AsyncIterator[Session | _Database]:
 
 def _read_export(source: str, data: bytes) -> Session:
     try:
-        raw: object = json.loads(data)
+        # Half of a surrogate pair, which no file can hold, becomes a question mark.
+        clean = json.dumps(json.loads(data), ensure_ascii=False).encode(
+            errors="replace"
+        )
+        raw: object = json.loads(clean)
     except (ValueError, RecursionError) as error:
         raise CommandError(f"{source}: not JSON: {error}") from error
     if not isinstance(raw, dict) or not isinstance(raw.get("events"), list):
@@ -277,10 +281,11 @@ def list_calls(session: Session, agent: str | None = None) -> Iterator[RecordedC
         is_wanted = event.author != "user" and agent in (None, event.author)
         if not (is_wanted and prompt_tokens and is_new):
             continue
-        # A request of that size will be made up.
-        if not 0 < prompt_tokens <= 20_000_000:
-            found = f"event {index}: prompt_token_count is {prompt_tokens:,}"
-            raise CommandError(f"{found}; 0 to 20,000,000 tokens are accepted")
+        for name, count in usage or ():
+            # A request of that size will be made up.
+            if isinstance(count, int) and not 0 <= count <= 20_000_000:
+                found = f"event {index}: {name} is {count:,}"
+                raise CommandError(f"{found}; 0 to 20,000,000 tokens are accepted")
         said = (event.custom_metadata or {}).get(METADATA_KEY)
         is_guarded = isinstance(said, dict) and bool(said.get("recovered"))
         keys = ("__context_guard_summary_", "context_guard:summary:")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -86,7 +85,7 @@ def run_report(arguments: argparse.Namespace) -> int:
         report = asyncio.run(make_report(session, settings))
         page = build_page(report)
     try:
-        arguments.output.write_text(page, "utf-8")
+        arguments.output.write_text(page, "utf-8", "replace")
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise CommandError(
@@ -105,7 +104,7 @@ async def make_report(session: Session, settings: ReplaySettings) -> Report:
     """Collects what was recorded, and replays the session for the other half."""
     recorded = list(list_calls(session, settings.agent))
     told = [_read_facts(call.event) for call in recorded]
-    windows = {_count(facts.get("window")) for facts in told} - {0}
+    windows = {int(read_number(facts.get("window"))) for facts in told} - {0}
     if settings.window_tokens is None and len(windows) == 1:
         settings = replace(settings, window_tokens=max(1_000, *windows))
     replayed = await replay_session(session, settings)
@@ -120,9 +119,9 @@ def _read_facts(event: Event) -> dict[str, Any]:
     return said if isinstance(said, dict) else {}
 
 
-def _count(value: object) -> int:
-    """Reads a number of tokens; what is none counts as 0."""
-    return value if type(value) is int and 0 <= value <= 2**53 else 0
+def read_number(value: object) -> float:
+    """Reads a number, from 0 to 2^53; whatever else a session holds counts as 0."""
+    return value if isinstance(value, int | float) and 0 <= value <= 2**53 else 0
 
 
 class _Reader:
@@ -183,9 +182,10 @@ class _Reader:
             removed.append(f"{others:,} messages that ADK had put into other words")
         used = facts.get("usage")
         names = used if isinstance(used, dict) else {}
-        usage = Usage(**{name: _count(names.get(name)) for name in vars(Usage())})
-        cost = facts.get("cost")
-        if not (isinstance(cost, int | float) and 0 <= cost < math.inf):
+        counts = {name: int(read_number(names.get(name))) for name in vars(Usage())}
+        usage = Usage(**counts)
+        cost: float | None = read_number(facts.get("cost"))
+        if facts.get("cost") != cost:
             # The guard did not know the price; without a model there is none.
             model = str(facts.get("model") or "")
             cost = self._price(model, usage) if model else 0.0

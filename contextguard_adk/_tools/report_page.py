@@ -18,15 +18,8 @@ from typing import Any
 
 from contextguard_adk._providers.costs import add_costs
 from contextguard_adk._tools.recordings import describe_session, read_time
-from contextguard_adk._tools.report import Call, Compaction, Report
-from contextguard_adk.telemetry import Usage, format_cost
-
-REASONS = {
-    "tokens": "the request reached the threshold",
-    "turns": "there were too many messages",
-    "requested": "a compaction was asked for",
-    "overflow": "the provider rejected the request as too long",
-}
+from contextguard_adk._tools.report import Call, Compaction, Report, read_number
+from contextguard_adk.telemetry import REASONS, Usage, format_cost
 
 NOTES = {
     True: "The dashed line is a simulation: what the requests would have taken without "
@@ -73,10 +66,7 @@ def _digest(text: str) -> str:
 
 def _write_json(value: object) -> str:
     """Writes JSON that ends no script, whatever a text in it says."""
-    text = json.dumps(value)  # ASCII only, so that no line separator is left.
-    for character in "<>&":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return text
+    return json.dumps(value).replace("<", "\\u003c")
 
 
 def _judge(report: Report) -> str:
@@ -132,7 +122,7 @@ def _list_facts(call: Call) -> dict[str, str]:
     return {
         "call": f"{call.replayed.number:,}",
         "agent": call.event.author,
-        "time": _time(call.event.timestamp),
+        "time": f"{read_time(call.event.timestamp):%F %T}",
         "prompt tokens": f"{tokens:,}",
         "of the window": f"{tokens / call.replayed.window_tokens:.0%}",
         "cached": f"{call.usage.cached_tokens:,}",
@@ -141,10 +131,6 @@ def _list_facts(call: Call) -> dict[str, str]:
         "new in the request": _shorten(call.news, 4) or "-",
         "tools called": _shorten(names, 8) or "-",
     }
-
-
-def _time(timestamp: float) -> str:
-    return f"{read_time(timestamp):%F %T}"
 
 
 def _shorten(lines: list[str], most: int) -> str:
@@ -224,7 +210,7 @@ def _list_rows(done: Compaction) -> dict[str, str]:
         "cost": format_cost(done.cost),
         "model": model,
     }
-    if (waited := _number(facts.get("waited_seconds"))) >= 0.05:
+    if (waited := read_number(facts.get("waited_seconds"))) >= 0.05:
         rows["waited"] = f"{waited:,.1f} s"
     if facts.get("was_ahead"):
         rows["written"] = "ahead of time, while the agent went on"
@@ -246,12 +232,10 @@ def _write_removed(done: Compaction) -> str:
 
 
 def _from_to(facts: dict[str, Any], name: str) -> str:
-    before, after = (_number(facts.get(f"{name}_{end}")) for end in ("before", "after"))
+    before, after = (
+        read_number(facts.get(f"{name}_{end}")) for end in ("before", "after")
+    )
     return f"{before:,.0f} → {after:,.0f}"
-
-
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, int | float) else 0.0
 
 
 def _write_table(report: Report) -> str:
