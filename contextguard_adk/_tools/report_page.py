@@ -79,13 +79,11 @@ def _judge(report: Report) -> str:
             f"With the guard, the largest of {count} requests filled {max(sizes):.0%} "
             f"of the window. Without it, {over} would have been larger than the window."
         )
-    if not guarded.compactions:
-        return f"{over} of {count} requests are larger than the context window."
-    return (
-        f"{over} of {count} requests are larger than the context window. With the "
-        f"guard it would be {guarded.over_window:,}, after {guarded.compactions:,} "
-        "compactions."
-    )
+    text = f"{over} of {count} requests are larger than the context window."
+    if done := guarded.compactions:
+        over = f"{guarded.over_window:,}"
+        text += f" With the guard it would be {over}, after {done:,} compactions."
+    return text
 
 
 def _list_tiles(report: Report) -> Iterator[str]:
@@ -93,7 +91,7 @@ def _list_tiles(report: Report) -> Iterator[str]:
     calls = report.calls
     count = sum(call.compaction is not None for call in calls)
     tokens = max(call.usage.prompt_tokens for call in calls)
-    usage = sum([*(call.usage for call in calls), *_list_usages(report)], Usage())
+    usage = sum((call.usage + call.summary_usage for call in calls), Usage())
     agents = ", ".join(dict.fromkeys(call.event.author for call in calls))
     is_simulated = " (simulated)" * (not report.is_guarded)
     for name, value in {
@@ -107,12 +105,6 @@ def _list_tiles(report: Report) -> Iterator[str]:
         "cost": format_cost(add_costs(call.cost for call in calls)),
     }.items():
         yield _write_fact((name, value))
-
-
-def _list_usages(report: Report) -> list[Usage]:
-    """Lists what the summaries of each call took; simulated ones took nothing."""
-    done = [call.compaction if report.is_guarded else None for call in report.calls]
-    return [each.usage if each else Usage() for each in done]
 
 
 def _list_facts(call: Call) -> dict[str, str]:
@@ -145,6 +137,7 @@ def _describe_charts(report: Report) -> dict[str, Any]:
     others = [p.whole_tokens if is_guarded else p.sent_tokens for p in played]
     bills = [p.whole_bill.cost if is_guarded else p.sent_bill.cost for p in played]
     recorded = [call.usage.prompt_tokens for call in calls]
+    summaries = [call.summary_usage for call in calls]
     return {
         "isGuarded": is_guarded,
         "agents": [call.event.author for call in calls],
@@ -156,7 +149,7 @@ def _describe_charts(report: Report) -> dict[str, Any]:
         "uncached": [c.usage.prompt_tokens - c.usage.cached_tokens for c in calls],
         "cached": [call.usage.cached_tokens for call in calls],
         "output": [call.usage.output_tokens for call in calls],
-        "summaries": [u.prompt_tokens + u.output_tokens for u in _list_usages(report)],
+        "summaries": [u.prompt_tokens + u.output_tokens for u in summaries],
         "money": _add_up([call.cost for call in calls]),
         "otherMoney": _add_up(bills),
         "facts": [_list_facts(call) for call in calls],
