@@ -40,6 +40,15 @@ class Usage:
         )
 
 
+REASONS = {
+    "tokens": "the request reached the threshold",
+    "turns": "there were too many messages",
+    "requested": "a compaction was asked for",
+    "overflow": "the provider rejected the request as too long",
+}
+"""What `CompactionRecord.reason` means."""
+
+
 @dataclass(frozen=True)
 class CompactionRecord:
     """One compaction.

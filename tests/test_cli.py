@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import io
 import logging
 import os
@@ -177,7 +178,7 @@ def test_a_failure_with_summaries_ahead_is_one(
             ["replay", "x", "--widow=3"],
             "arguments: --widow=3. Did you mean '--window'?",
         ),
-        (["report", "x.json", "--plot=y"], "unrecognized arguments: --plot=y"),
+        (["report", "x.json", "--plot=y"], "unrecognized arguments: --plot=y\n"),
         (["--versio2"], "unrecognized arguments: --versio2. Did you mean '--version'"),
         (["demo", "."], "there is no source file in /"),
         (["check", "--model", "gpt-4o", "guard.toml"], "name the file before --model"),
@@ -272,7 +273,10 @@ class LiteLlm(BaseLlm):
 @pytest.fixture
 def fake_litellm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Registers the fake models, and a litellm that need not be imported."""
-    monkeypatch.setitem(sys.modules, "litellm", python_types.ModuleType("litellm"))
+    litellm = python_types.ModuleType("litellm")
+    # What is installed beside it, as the table of windows, is found as before.
+    litellm.__spec__ = importlib.util.find_spec("litellm")
+    monkeypatch.setitem(sys.modules, "litellm", litellm)
     LLMRegistry.register(LiteLlm)
 
 

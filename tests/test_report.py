@@ -19,8 +19,9 @@ from google.genai import types
 from contextguard_adk import CallRecord, ContextGuardPlugin, Pipeline, Threshold
 from contextguard_adk._tools.cli import main
 from contextguard_adk.config import CONFIG_VARIABLE
-from tests.builders import call_part, model, user
-from tests.test_replay import CALLS, WINDOW, record
+from contextguard_adk.testing import SimulatedLlm
+from tests.builders import Chat, call_part, guarded_agent, model, queued_tool, user
+from tests.test_replay import CALLS, FINDINGS, PLACE, WINDOW, record
 
 PRICES = """
 [prices.simulated]
@@ -115,6 +116,29 @@ def test_the_page_tells_what_the_guard_did(
         assert "What the summary says" in card
     stored = session.state["__context_guard_summary_agent"]
     assert html.escape(stored) in cards[-1]
+
+
+async def test_what_is_said_again_is_taken_out_again(tmp_path: Path) -> None:
+    """A rewind takes a summary back; the next one covers the same once more."""
+    script = [call_part("search")] * 12 + ["Done."]
+    llm = SimulatedLlm(model="simulated", context_window=100_000, script=script * 2)
+    guard = ContextGuardPlugin(default=Threshold(context_window=WINDOW))
+    chat = Chat(guarded_agent(llm, [queued_tool("search", FINDINGS)]), [guard])
+    await chat.say("Where is it?")
+    first = await chat.sessions.get_session(**PLACE)
+    assert first
+    await chat.runner.rewind_async(
+        user_id="user",
+        session_id="session",
+        rewind_before_invocation_id=first.events[0].invocation_id,
+    )
+    await chat.say("Where is it?")
+    session = await chat.sessions.get_session(**PLACE)
+    assert session
+    page = await asyncio.to_thread(write_page, session, tmp_path)
+    counts = re.findall(r"What it took out: (\d+) messages", page)
+    assert len(counts) >= 2
+    assert counts[len(counts) // 2 :] == counts[: len(counts) // 2]
 
 
 def test_without_a_guard_the_page_shows_a_simulation(tmp_path: Path) -> None:

@@ -340,7 +340,7 @@ async def test_rejected_request_is_shown_as_such() -> None:
     assert llm.rejections
     (delta,) = deltas(events)
     text = await load(service, "compaction-agent.md", delta["compaction-agent.md"])
-    assert "| the provider rejected the request as too large |" in text
+    assert "| the provider rejected the request as too long |" in text
     assert (await chat.state())["context_guard:compacted:agent"]
 
 

@@ -16,6 +16,7 @@ from contextguard_adk._calls.guard import Guard
 from contextguard_adk._history.state import AgentState, walk_tree
 from contextguard_adk._memory import call_key, name_session
 from contextguard_adk.telemetry import (
+    REASONS,
     CompactionRecord,
     describe_compaction,
     format_cost,
@@ -88,7 +89,7 @@ def _write_markdown(record: CompactionRecord, text: str) -> str:
     used = record.usage
     rows = {
         "Agent": record.agent,
-        "Reason": _REASONS.get(record.reason, record.reason),
+        "Reason": REASONS.get(record.reason, record.reason),
         "Strategy": record.strategy,
         "Tokens": f"{record.tokens_before:,} before, {record.tokens_after:,} after",
         "Messages": f"{record.contents_before} before, {record.contents_after} after",
@@ -112,11 +113,3 @@ def _write_markdown(record: CompactionRecord, text: str) -> str:
     runs = re.findall("`{3,}", text)
     fence = "`" * (max(map(len, runs), default=2) + 1)
     return f"{table}## {kind}\n\n{fence}\n{text}\n{fence}\n"
-
-
-_REASONS = {
-    "tokens": "the request was too large",
-    "turns": "the history had too many messages",
-    "requested": "it was asked for",
-    "overflow": "the provider rejected the request as too large",
-}

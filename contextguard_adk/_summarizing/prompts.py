@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import hashlib
 
 _SECTIONS = """\
 Write in the language of the conversation, under these headings:
@@ -85,7 +85,7 @@ def summary_prompt(
     todos: str = "",
     focus: str = "",
 ) -> str:
-    """The user content of a summary call; data stands between unguessable markers."""
+    """The user content of a summary call; data stands between markers of its own."""
     texts = {
         "previous-summary": previous_summary,
         "transcript": transcript,
@@ -110,9 +110,11 @@ def summary_prompt(
 
 def _fence(texts: dict[str, str]) -> dict[str, str]:
     """Puts each text between markers that none of them contains."""
-    marker = secrets.token_hex(8)
-    while any(marker in text for text in texts.values()):
-        marker = secrets.token_hex(8)
+    marker = whole = "\n".join(texts.values())
+    # Made of the texts, so that equal ones make equal prompts, as a replay needs them.
+    while marker in whole:
+        data = marker.encode("utf-8", "surrogatepass")
+        marker = hashlib.sha256(data).hexdigest()[:16]
     return {
         name: f"<{name}-{marker}>\n{text}\n</{name}-{marker}>"
         for name, text in texts.items()

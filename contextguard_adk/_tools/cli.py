@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import argparse
 import errno
+import importlib
 import importlib.metadata
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 _COMMANDS = {
     "demo": (
@@ -73,6 +74,9 @@ _HELP = {
 }
 
 
+N = TypeVar("N", int, float)
+
+
 class _UsageError(Exception):
     """A wrong command line; its text is one line for the user."""
 
@@ -85,7 +89,8 @@ class _Parser(argparse.ArgumentParser):
         known = re.findall(r"--[a-z-]+", self.format_help())
         if wrong and wrong[2] is None:
             known = _STRATEGIES if "--strategy" in message else [*_COMMANDS]
-        near = get_close_matches(wrong[1] or wrong[2], known, 1) if wrong else []
+        given = (wrong[1] or wrong[2]) if wrong else ""
+        near = get_close_matches(given, known, 1, cutoff=0.7)
         hint = f". Did you mean {near[0]!r}?" if near else ""
         raise _UsageError(f"{self.prog}: error: {message}{hint}")
 
@@ -128,27 +133,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     """Runs a command, which imports ADK only now: `--help` should be quick."""
-    from contextguard_adk._tools.check import run_check
-    from contextguard_adk._tools.demo import run_demo
-    from contextguard_adk._tools.replay import run_replay
-    from contextguard_adk._tools.report import run_report
-    from contextguard_adk._tools.terminal import CommandError
+    from contextguard_adk._tools.terminal import CommandError, show_text
     from contextguard_adk.errors import ConfigError
 
     # A settings file may name classes in the present folder, as under `adk web`.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     name = arguments.command
-    runs = {
-        "demo": run_demo,
-        "check": run_check,
-        "replay": run_replay,
-        "report": run_report,
-    }
+    module = importlib.import_module(f"contextguard_adk._tools.{name}")
     try:
-        return runs[name](arguments)
-    except (CommandError, ConfigError) as error:
-        text = " ".join(str(error).split())  # YAML reports take several lines.
+        exit_code: int = getattr(module, f"run_{name}")(arguments)
+        return exit_code
+    except (CommandError, ConfigError, UnicodeEncodeError) as error:
+        # YAML reports take several lines; a database's names may hold any character.
+        text = show_text(" ".join(str(error).split()))
         raise _UsageError(f"contextguard {name}: error: {text}") from error
 
 
@@ -206,20 +204,21 @@ def _parse_folder(text: str) -> Path:
 
 
 def _parse_count(text: str, minimum: int = 1) -> int:
-    try:
-        count = int(text.replace(",", "").replace("_", ""))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+    count = _parse_number(int, text)
     if count < minimum:
         raise argparse.ArgumentTypeError(f"at least {minimum:,}, not {count:,}")
     return count
 
 
 def _parse_seconds(text: str) -> float:
-    try:
-        seconds = float(text.replace(",", ""))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+    seconds = _parse_number(float, text)
     if not 0 < seconds <= 3_500:
         raise argparse.ArgumentTypeError(f"more than 0, at most 3,500, not {text}")
     return seconds
+
+
+def _parse_number(kind: Callable[[str], N], text: str) -> N:
+    try:
+        return kind(text.replace(",", ""))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None

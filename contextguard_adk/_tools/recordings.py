@@ -6,14 +6,8 @@ import json
 import sqlite3
 import statistics
 import tempfile
-from collections.abc import (
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Iterator,
-    Sequence,
-)
-from contextlib import asynccontextmanager, closing
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import combinations
@@ -65,20 +59,21 @@ class RecordedCall:
 
 async def list_sessions(source: str, key: SessionKey) -> list[ListedSession]:
     """Lists the sessions that have the given names, the newest first."""
-    async with _open(source) as recordings:
-        return await recordings.list(key)
+    async with _open(source) as found:
+        if isinstance(found, Session):
+            return [describe_session(found)]
+        return await found.list(key)
 
 
 async def load_session(source: str, key: SessionKey) -> Session:
     """Reads a session; where a name is missing, the newest one that has events."""
-    async with _open(source) as recordings:
-        listed = await recordings.list(key)
-        if not listed:
-            names = [f" {name} {value!r}" for name, value in vars(key).items() if value]
-            raise CommandError(
-                f"there is no session{' with' * bool(names)}{','.join(names)}"
-            )
-        return await recordings.load(next((s for s in listed if s.events), listed[0]))
+    async with _open(source) as found:
+        if isinstance(found, Session):
+            return found
+        if listed := await found.list(key):
+            return await found.load(next((s for s in listed if s.events), listed[0]))
+    names = [f" {name} {value!r}" for name, value in vars(key).items() if value]
+    raise CommandError(f"there is no session{' with' * bool(names)}{','.join(names)}")
 
 
 def describe_session(session: Session) -> ListedSession:
@@ -89,28 +84,12 @@ def describe_session(session: Session) -> ListedSession:
     return ListedSession(*names, updated, len(session.events))
 
 
-class _Export:
-    """The session of a file that holds one."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    async def list(self, _: SessionKey) -> list[ListedSession]:
-        return [describe_session(self._session)]
-
-    async def load(self, _: ListedSession) -> Session:
-        return self._session
-
-
+@dataclass(frozen=True)
 class _Database:
     """The sessions that one of ADK's services keeps in tables."""
 
-    def __init__(
-        self,
-        service: BaseSessionService,
-        query: Callable[[str, dict[str, str]], Awaitable[Sequence[Sequence[Any]]]],
-    ) -> None:
-        self._service, self._query = service, query
+    service: BaseSessionService
+    query: Callable[[str, dict[str, str]], Awaitable[Sequence[Sequence[Any]]]]
 
     async def list(self, key: SessionKey) -> list[ListedSession]:
         """Lists the newest first; ADK itself can list those of one app only."""
@@ -118,13 +97,13 @@ class _Database:
         wanted = "".join(f" AND {_COLUMNS[name]} = :{name}" for name in given)
         return [
             ListedSession(app, user, session, read_time(updated), events)
-            for app, user, session, updated, events in await self._query(
+            for app, user, session, updated, events in await self.query(
                 _LISTING.format(wanted), given
             )
         ]
 
     async def load(self, listed: ListedSession) -> Session:
-        session = await self._service.get_session(
+        session = await self.service.get_session(
             app_name=listed.app, user_id=listed.user, session_id=listed.session
         )
         if session is None:  # It has been deleted since.
@@ -154,7 +133,7 @@ def read_time(value: float | str | datetime) -> datetime:
 
 
 @asynccontextmanager
-async def _open(source: str) -> AsyncIterator[_Export | _Database]:
+async def _open(source: str) -> AsyncIterator[Session | _Database]:
     """Opens a JSON export, an SQLite file as `adk web` writes it, or a database."""
     if "://" in source:
         async with _open_url(source) as database:
@@ -169,12 +148,16 @@ async def _open(source: str) -> AsyncIterator[_Export | _Database]:
         async with _open_sqlite_file(path) as database:
             yield database
     else:
-        yield _Export(_read_export(source, data))
+        yield _read_export(source, data)
 
 
 def _read_export(source: str, data: bytes) -> Session:
     try:
-        raw: object = json.loads(data)
+        # Half of a surrogate pair, which no file can hold, becomes a question mark.
+        clean = json.dumps(json.loads(data), ensure_ascii=False).encode(
+            errors="replace"
+        )
+        raw: object = json.loads(clean)
     except (ValueError, RecursionError) as error:
         raise CommandError(f"{source}: not JSON: {error}") from error
     if not isinstance(raw, dict) or not isinstance(raw.get("events"), list):
@@ -238,6 +221,12 @@ def _replace_write(
     return (statement, parameters) if is_reading else ("SELECT 1", ())
 
 
+_PICKLED = (
+    "{0} has events in the format of ADK before 1.22, pickles, which may run any code "
+    "when they are read: if you trust the file, give it as sqlite+aiosqlite:///{0}"
+)
+
+
 @asynccontextmanager
 async def _open_sqlite_file(path: Path) -> AsyncIterator[_Database]:
     """Opens a copy: ADK's service makes missing tables in what it opens."""
@@ -259,6 +248,9 @@ async def _open_sqlite_file(path: Path) -> AsyncIterator[_Database]:
                 source.backup(target)
             kinds = await query("SELECT typeof(update_time) FROM sessions LIMIT 1", {})
             if kinds == [("text",)]:  # DatabaseSessionService has written the file.
+                with suppress(sqlite3.OperationalError):  # There is no such column.
+                    await query("SELECT events.actions FROM events LIMIT 0", {})
+                    raise CommandError(_PICKLED.format(path))
                 async with _open_url(f"sqlite+aiosqlite:///{copy}") as database:
                     yield database
             else:
@@ -289,10 +281,11 @@ def list_calls(session: Session, agent: str | None = None) -> Iterator[RecordedC
         is_wanted = event.author != "user" and agent in (None, event.author)
         if not (is_wanted and prompt_tokens and is_new):
             continue
-        # A request of that size will be made up.
-        if not 0 < prompt_tokens <= 20_000_000:
-            found = f"event {index}: prompt_token_count is {prompt_tokens:,}"
-            raise CommandError(f"{found}; 0 to 20,000,000 tokens are accepted")
+        for name, count in usage or ():
+            # A request of that size will be made up.
+            if isinstance(count, int) and not 0 <= count <= 20_000_000:
+                found = f"event {index}: {name} is {count:,}"
+                raise CommandError(f"{found}; 0 to 20,000,000 tokens are accepted")
         said = (event.custom_metadata or {}).get(METADATA_KEY)
         is_guarded = isinstance(said, dict) and bool(said.get("recovered"))
         keys = ("__context_guard_summary_", "context_guard:summary:")

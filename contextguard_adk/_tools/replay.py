@@ -18,6 +18,7 @@ from google.genai import types
 from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from contextguard_adk import telemetry
 from contextguard_adk._calls import due
@@ -45,6 +46,9 @@ from contextguard_adk.config import CONFIG_VARIABLE, PluginSettings, load_settin
 from contextguard_adk.plugin import ContextGuardPlugin
 from contextguard_adk.strategies import Strategy
 from contextguard_adk.telemetry import Usage
+
+MAX_LISTED = 100
+"""Sessions of a list for people; JSON has them all."""
 
 
 @dataclass(frozen=True)
@@ -140,8 +144,11 @@ def print_sessions(arguments: argparse.Namespace) -> int:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in rows[0] if rows else ():
         table.add_column(name, justify="right" if name == "events" else "left")
-    for row in rows:
-        table.add_row(*(clean_text(console, str(value)) for value in row.values()))
+    for row in rows[:MAX_LISTED]:
+        cells = (clean_text(console, str(value)) for value in row.values())
+        table.add_row(*map(Text, cells))
+    if len(rows) > MAX_LISTED:
+        table.add_row(f"... {len(rows) - MAX_LISTED:,} older ones: see --app, --json")
     replay_report.print_table(console, table)
     return 0
 

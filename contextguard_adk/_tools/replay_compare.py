@@ -92,14 +92,9 @@ class Comparison:
         """The first of the cheapest rows in which each request fits; None: nowhere."""
         has_cost = self._is_priced and any(found.cost for found in self._totals)
         prices = [f.cost if has_cost else f.weighted_tokens for f in self._totals]
-        fitting = {
-            row: price or 0
-            for row, price in enumerate(prices)
-            if not self._totals[row].over_window
-        }
-        # What a summary reads varies by some tokens, also between rows that are equal.
-        most = 1.001 * min(fitting.values(), default=0)
-        return next((row for row, price in fitting.items() if price <= most), None)
+        rows = range(len(prices))
+        fitting = [row for row in rows if not self._totals[row].over_window]
+        return min(fitting, key=lambda row: prices[row] or 0, default=None)
 
     def to_json(self) -> dict[str, Any]:
         """Describes all of it, safe as JSON."""

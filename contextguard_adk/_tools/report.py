@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -57,6 +56,7 @@ class Call:
 
     event: Event
     usage: Usage
+    summary_usage: Usage
     cost: float | None
     news: list[str]
     replayed: ReplayedCall
@@ -86,7 +86,7 @@ def run_report(arguments: argparse.Namespace) -> int:
         report = asyncio.run(make_report(session, settings))
         page = build_page(report)
     try:
-        arguments.output.write_text(page, "utf-8")
+        arguments.output.write_text(page, "utf-8", "replace")
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise CommandError(
@@ -105,7 +105,7 @@ async def make_report(session: Session, settings: ReplaySettings) -> Report:
     """Collects what was recorded, and replays the session for the other half."""
     recorded = list(list_calls(session, settings.agent))
     told = [_read_facts(call.event) for call in recorded]
-    windows = {_count(facts.get("window")) for facts in told} - {0}
+    windows = {int(read_number(facts.get("window"))) for facts in told} - {0}
     if settings.window_tokens is None and len(windows) == 1:
         settings = replace(settings, window_tokens=max(1_000, *windows))
     replayed = await replay_session(session, settings)
@@ -120,9 +120,9 @@ def _read_facts(event: Event) -> dict[str, Any]:
     return said if isinstance(said, dict) else {}
 
 
-def _count(value: object) -> int:
-    """Reads a number of tokens; what is none counts as 0."""
-    return value if type(value) is int and 0 <= value <= 2**53 else 0
+def read_number(value: object) -> float:
+    """Reads a number, from 0 to 2^53; whatever else a session holds counts as 0."""
+    return value if isinstance(value, int | float) and 0 <= value <= 2**53 else 0
 
 
 class _Reader:
@@ -137,14 +137,17 @@ class _Reader:
         self._is_guarded = is_guarded
         self._next = 0
         self._state: dict[str, Any] = {}
-        self._covered: dict[str, Counter[bytes]] = {}  # By agent and scope.
+        self._rewound: dict[str, Any] = {}  # Session state behind the last rewind.
+        self._covered: dict[str, Counter[bytes]] = {}  # Since then, by agent and scope.
 
     def read(self, call: RecordedCall, played: ReplayedCall) -> Call:
         """Describes a call; a compaction is the replay's where no guard was at work."""
-        news = self._events[self._next : call.index]
+        news = [e for e in self._events[self._next : call.index] if not e.partial]
+        self._next = call.index + 1
         for event in (*news, call.event):
             self._state.update(event.actions.state_delta)
-        self._next = call.index + 1
+            if self._is_guarded and event.actions.rewind_before_invocation_id:
+                self._rewound, self._covered = dict(self._state), {}
         facts, state = _read_facts(call.event).get("compaction"), self._state
         if not self._is_guarded:
             done, state = played.compaction, played.state
@@ -152,12 +155,13 @@ class _Reader:
         compaction = None
         if isinstance(facts, dict):
             compaction = self._describe(call, facts, state)
-        usage = read_usage(call.event.usage_metadata)
+        usage, summary_usage = read_usage(call.event.usage_metadata), Usage()
         cost = self._price(call.event.model_version, usage)
         if compaction and self._is_guarded:
+            summary_usage = compaction.usage
             cost = add_costs((cost, compaction.cost))
         said = [line for event in news for line in list_parts(event)]
-        return Call(call.event, usage, cost, said, played, compaction)
+        return Call(call.event, usage, summary_usage, cost, said, played, compaction)
 
     def _price(self, model: str | None, usage: Usage) -> float | None:
         prices = self._settings.guard.prices
@@ -170,10 +174,10 @@ class _Reader:
         """Finds what a compaction has replaced, and its summary, in session state."""
         author, scope = call.event.author, branch_scope(call.event)
         stored = AgentState(state, author, scope=scope)
-        summary, text = stored.record.summary, stored.read("summary")
+        covered, text = _read_covered(stored), stored.read("summary")
         owner = f"{author}@{scope}"
-        before = self._covered.get(owner, Counter())
-        covered = Counter(summary.covered.recent if summary else ())
+        if (before := self._covered.get(owner)) is None:
+            before = _read_covered(AgentState(self._rewound, author, scope=scope))
         self._covered[owner] = covered
         named = zip(self._events[: call.index], self._names, strict=False)
         events = list(_find_new(named, before, covered))
@@ -183,9 +187,10 @@ class _Reader:
             removed.append(f"{others:,} messages that ADK had put into other words")
         used = facts.get("usage")
         names = used if isinstance(used, dict) else {}
-        usage = Usage(**{name: _count(names.get(name)) for name in vars(Usage())})
-        cost = facts.get("cost")
-        if not (isinstance(cost, int | float) and 0 <= cost < math.inf):
+        counts = {name: int(read_number(names.get(name))) for name in vars(Usage())}
+        usage = Usage(**counts)
+        cost: float | None = read_number(facts.get("cost"))
+        if facts.get("cost") != cost:
             # The guard did not know the price; without a model there is none.
             model = str(facts.get("model") or "")
             cost = self._price(model, usage) if model else 0.0
@@ -197,6 +202,12 @@ class _Reader:
             removed=removed,
             summary=text if isinstance(text, str) else "",
         )
+
+
+def _read_covered(stored: AgentState) -> Counter[bytes]:
+    """Counts the messages that a summary covers, by fingerprint."""
+    summary = stored.record.summary
+    return Counter(summary.covered.recent if summary else ())
 
 
 def _find_new(

@@ -18,15 +18,8 @@ from typing import Any
 
 from contextguard_adk._providers.costs import add_costs
 from contextguard_adk._tools.recordings import describe_session, read_time
-from contextguard_adk._tools.report import Call, Compaction, Report
-from contextguard_adk.telemetry import Usage, format_cost
-
-REASONS = {
-    "tokens": "the request reached the threshold",
-    "turns": "there were too many messages",
-    "requested": "a compaction was asked for",
-    "overflow": "the provider rejected the request as too long",
-}
+from contextguard_adk._tools.report import Call, Compaction, Report, read_number
+from contextguard_adk.telemetry import REASONS, Usage, format_cost
 
 NOTES = {
     True: "The dashed line is a simulation: what the requests would have taken without "
@@ -73,10 +66,7 @@ def _digest(text: str) -> str:
 
 def _write_json(value: object) -> str:
     """Writes JSON that ends no script, whatever a text in it says."""
-    text = json.dumps(value)  # ASCII only, so that no line separator is left.
-    for character in "<>&":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return text
+    return json.dumps(value).replace("<", "\\u003c")
 
 
 def _judge(report: Report) -> str:
@@ -89,13 +79,11 @@ def _judge(report: Report) -> str:
             f"With the guard, the largest of {count} requests filled {max(sizes):.0%} "
             f"of the window. Without it, {over} would have been larger than the window."
         )
-    if not guarded.compactions:
-        return f"{over} of {count} requests are larger than the context window."
-    return (
-        f"{over} of {count} requests are larger than the context window. With the "
-        f"guard it would be {guarded.over_window:,}, after {guarded.compactions:,} "
-        "compactions."
-    )
+    text = f"{over} of {count} requests are larger than the context window."
+    if done := guarded.compactions:
+        over = f"{guarded.over_window:,}"
+        text += f" With the guard it would be {over}, after {done:,} compactions."
+    return text
 
 
 def _list_tiles(report: Report) -> Iterator[str]:
@@ -103,7 +91,7 @@ def _list_tiles(report: Report) -> Iterator[str]:
     calls = report.calls
     count = sum(call.compaction is not None for call in calls)
     tokens = max(call.usage.prompt_tokens for call in calls)
-    usage = sum([*(call.usage for call in calls), *_list_usages(report)], Usage())
+    usage = sum((call.usage + call.summary_usage for call in calls), Usage())
     agents = ", ".join(dict.fromkeys(call.event.author for call in calls))
     is_simulated = " (simulated)" * (not report.is_guarded)
     for name, value in {
@@ -119,12 +107,6 @@ def _list_tiles(report: Report) -> Iterator[str]:
         yield _write_fact((name, value))
 
 
-def _list_usages(report: Report) -> list[Usage]:
-    """Lists what the summaries of each call took; simulated ones took nothing."""
-    done = [call.compaction if report.is_guarded else None for call in report.calls]
-    return [each.usage if each else Usage() for each in done]
-
-
 def _list_facts(call: Call) -> dict[str, str]:
     """Describes a call, for the table and for what is shown on hover."""
     names = [each.name or "?" for each in call.event.get_function_calls()]
@@ -132,7 +114,7 @@ def _list_facts(call: Call) -> dict[str, str]:
     return {
         "call": f"{call.replayed.number:,}",
         "agent": call.event.author,
-        "time": _time(call.event.timestamp),
+        "time": f"{read_time(call.event.timestamp):%F %T}",
         "prompt tokens": f"{tokens:,}",
         "of the window": f"{tokens / call.replayed.window_tokens:.0%}",
         "cached": f"{call.usage.cached_tokens:,}",
@@ -141,10 +123,6 @@ def _list_facts(call: Call) -> dict[str, str]:
         "new in the request": _shorten(call.news, 4) or "-",
         "tools called": _shorten(names, 8) or "-",
     }
-
-
-def _time(timestamp: float) -> str:
-    return f"{read_time(timestamp):%F %T}"
 
 
 def _shorten(lines: list[str], most: int) -> str:
@@ -159,6 +137,7 @@ def _describe_charts(report: Report) -> dict[str, Any]:
     others = [p.whole_tokens if is_guarded else p.sent_tokens for p in played]
     bills = [p.whole_bill.cost if is_guarded else p.sent_bill.cost for p in played]
     recorded = [call.usage.prompt_tokens for call in calls]
+    summaries = [call.summary_usage for call in calls]
     return {
         "isGuarded": is_guarded,
         "agents": [call.event.author for call in calls],
@@ -170,7 +149,7 @@ def _describe_charts(report: Report) -> dict[str, Any]:
         "uncached": [c.usage.prompt_tokens - c.usage.cached_tokens for c in calls],
         "cached": [call.usage.cached_tokens for call in calls],
         "output": [call.usage.output_tokens for call in calls],
-        "summaries": [u.prompt_tokens + u.output_tokens for u in _list_usages(report)],
+        "summaries": [u.prompt_tokens + u.output_tokens for u in summaries],
         "money": _add_up([call.cost for call in calls]),
         "otherMoney": _add_up(bills),
         "facts": [_list_facts(call) for call in calls],
@@ -224,7 +203,7 @@ def _list_rows(done: Compaction) -> dict[str, str]:
         "cost": format_cost(done.cost),
         "model": model,
     }
-    if (waited := _number(facts.get("waited_seconds"))) >= 0.05:
+    if (waited := read_number(facts.get("waited_seconds"))) >= 0.05:
         rows["waited"] = f"{waited:,.1f} s"
     if facts.get("was_ahead"):
         rows["written"] = "ahead of time, while the agent went on"
@@ -246,12 +225,10 @@ def _write_removed(done: Compaction) -> str:
 
 
 def _from_to(facts: dict[str, Any], name: str) -> str:
-    before, after = (_number(facts.get(f"{name}_{end}")) for end in ("before", "after"))
+    before, after = (
+        read_number(facts.get(f"{name}_{end}")) for end in ("before", "after")
+    )
     return f"{before:,.0f} → {after:,.0f}"
-
-
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, int | float) else 0.0
 
 
 def _write_table(report: Report) -> str:

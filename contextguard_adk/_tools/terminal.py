@@ -48,8 +48,16 @@ def clean_text(console: Console, text: str) -> str:
     """Replaces what an output cannot show, control characters first."""
     if console.options.ascii_only:
         text = text.replace("→", ">").replace("✕", "x")
-    text = "".join(c if c.isprintable() else "?" for c in text)
-    return text.encode(console.encoding, "replace").decode(console.encoding, "replace")
+    return (
+        show_text(text)
+        .encode(console.encoding, "replace")
+        .decode(console.encoding, "replace")
+    )
+
+
+def show_text(text: str) -> str:
+    """Replaces control characters, which would act on a terminal."""
+    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 class _WarningHandler(logging.Handler):
