@@ -224,19 +224,14 @@ async def report_compaction(
     )
     span.set_attributes(_span_attributes(record))
     span.end(end_nanoseconds)
-    mechanical = ", mechanical" if record.is_mechanical else ""
+    usage = record.usage
     logger.info(
-        "Compacted agent %(agent)r (%(reason)s): %(tokens_before)d to %(tokens_after)d "
-        "tokens, %(contents_before)d to %(contents_after)d contents, threshold "
-        "%(threshold)d, %(attempts)d summaries%(mechanical)s: %(prompt_tokens)d tokens "
-        "read (%(cached_tokens)d cached), %(output_tokens)d written, cost %(dollars)s.",
-        {
-            **vars(record),
-            **vars(record.usage),
-            "threshold": threshold_tokens,
-            "mechanical": mechanical,
-            "dollars": format_cost(record.cost),
-        },
+        "Compacted agent %r (%s): %s; threshold %d, %d tokens read (%d cached), "
+        "%d written.",
+        *(record.agent, record.reason),
+        describe_compaction(record).replace("→", "to"),  # A log may be ASCII.
+        *(threshold_tokens, usage.prompt_tokens),
+        *(usage.cached_tokens, usage.output_tokens),
     )
     await notify(observers.on_compaction, record)
 
