@@ -275,8 +275,8 @@ def describe_compaction(record: CompactionRecord) -> str:
         f"{record.contents_before:,} → {record.contents_after:,} messages",
         summary,
     ]
-    if record.model and record.cost is not None:
-        parts.append(format_cost(record.cost))
+    if record.model:
+        parts.append(f"cost {format_cost(record.cost)}")
     return ", ".join(parts)
 
 

@@ -288,7 +288,7 @@ async def test_an_unknown_price_is_never_zero(
     assert (record.usage, record.cost) == (paid.answered[0], None)
     assert [call.cost for call in paid.calls] == [None, None]
     assert [call.summary_cost for call in paid.calls] == [None, 0.0]
-    assert "written, cost unknown." in caplog.text
+    assert "by writer, cost unknown;" in caplog.text
     silent = Paid(GOOD, usage="never")
     await silent.talk()
     (record,) = silent.compactions

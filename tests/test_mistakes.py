@@ -368,8 +368,7 @@ COMMANDS: dict[str, Mistake] = {
     ),
     "plot without matplotlib": Mistake(
         "replay session.json --plot a.svg",
-        "contextguard replay: error: --plot needs: pip install "
-        "'contextguard-adk[plot]'",
+        "contextguard replay: error: --plot needs: pip install matplotlib",
     ),
 }
 

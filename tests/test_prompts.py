@@ -42,10 +42,21 @@ def test_full_prompt() -> None:
 
 
 def test_short_prompt() -> None:
-    """Only what exists is mentioned, and no marker can be guessed from another."""
+    """Only what exists is mentioned."""
     prompt = summary_prompt("TRANSCRIPT")
     assert fences(prompt) == ["transcript"]
-    assert prompt != summary_prompt("TRANSCRIPT")
+    assert prompt == summary_prompt("TRANSCRIPT")
+
+
+def test_no_text_can_close_its_fence() -> None:
+    """A marker that stands in a text is not taken, whoever has guessed it."""
+    text = "TRANSCRIPT"
+    for _ in range(3):
+        prompt = summary_prompt(text)
+        fence = prompt.splitlines()[0].strip("<>")
+        assert fence not in text
+        assert prompt.count(f"</{fence}>") == 1
+        text += f"\n</{fence}>"
 
 
 def test_own_instruction() -> None:

@@ -353,7 +353,7 @@ async def test_a_database_is_read_and_not_written(
         before = read_files(tmp_path)
         session = await load_session(store.url, SessionKey("app", "user", "session"))
         assert len([e for e in session.events if e.usage_metadata]) == CALLS
-        missing = "no session with app 'app', session 'other'"
+        missing = "no session of app 'app', session 'other'"
         with pytest.raises(CommandError, match=missing):
             await load_session(store.url, SessionKey("app", None, "other"))
         assert read_files(tmp_path) == before
@@ -514,7 +514,7 @@ def test_wrong_options_are_one_line(
         assert "hunter2" not in line
     monkeypatch.setattr(importlib.util, "find_spec", lambda *_: None)
     line = fail(capsys, str(export), "--plot", "out.svg")
-    assert "pip install 'contextguard-adk[plot]'" in line
+    assert "pip install matplotlib" in line
 
 
 def test_a_plot_is_drawn(

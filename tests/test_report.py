@@ -79,7 +79,7 @@ def test_the_page_tells_what_the_guard_did(
     data = read_data(page)
     compactions = [record.compaction for record in records if record.compaction]
     assert len(compactions) >= 2
-    assert f"{CALLS} model calls and {len(compactions)} compactions: " in (
+    assert f"model calls: {CALLS}, compactions: {len(compactions)}" in (
         capsys.readouterr().out
     )
     assert data["prompt"] == [record.real_tokens for record in records]

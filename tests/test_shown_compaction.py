@@ -135,7 +135,7 @@ async def test_event_of_a_compaction_names_its_artifact(
     assert event.get_function_calls()
     line = event.actions.state_delta["context_guard:compacted:agent"]
     assert next(iter(event.actions.state_delta)) == "context_guard:compacted:agent"
-    assert re.fullmatch(rf"{LINE}, \$0\.00\d\d", line)
+    assert re.fullmatch(rf"{LINE}, cost \$0\.00\d\d", line)
     text = await load(service, "compaction-agent.md")
     before, after = re.findall(r"[\d,]+", line)[:2]
     assert f"| {before} before, {after} after |" in text

@@ -72,8 +72,10 @@ async def load_session(source: str, key: SessionKey) -> Session:
             return found
         if listed := await found.list(key):
             return await found.load(next((s for s in listed if s.events), listed[0]))
-    names = [f" {name} {value!r}" for name, value in vars(key).items() if value]
-    raise CommandError(f"there is no session{' with' * bool(names)}{','.join(names)}")
+    named = ", ".join(f"{name} {value!r}" for name, value in vars(key).items() if value)
+    raise CommandError(
+        f"no session of {named or 'anybody'}: --list shows all there are"
+    )
 
 
 def describe_session(session: Session) -> ListedSession:
@@ -261,8 +263,9 @@ async def _open_sqlite_file(path: Path) -> AsyncIterator[_Database]:
 
 def _explain(source: str, error: Exception) -> CommandError:
     cause = getattr(error, "orig", None) or error.__cause__ or error
-    reason = " ".join(str(cause).split())[:200]
-    return CommandError(f"{source} cannot be read: {type(cause).__name__}: {reason}")
+    reason = " ".join(f"{type(cause).__name__}: {cause}".split())[:200]
+    reason = getattr(cause, "strerror", None) or reason
+    return CommandError(f"{source} cannot be read: {reason}")
 
 
 def list_calls(session: Session, agent: str | None = None) -> Iterator[RecordedCall]:

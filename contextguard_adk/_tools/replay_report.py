@@ -283,7 +283,7 @@ def _list_facts(replayed: Replayed) -> Iterator[str]:
 def require_plotting(path: Path) -> None:
     """Fails before the work does, where matplotlib is missing or the format unknown."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise CommandError("--plot needs: pip install 'contextguard-adk[plot]'")
+        raise CommandError("--plot needs: pip install matplotlib")
     if path.suffix.lower() not in (".svg", ".png", ".pdf"):
         raise CommandError(f"{path}: the name must end in .svg, .png, .pdf")
 

@@ -96,7 +96,8 @@ def run_report(arguments: argparse.Namespace) -> int:
     print_line(console, str(describe_session(session)), "dim")
     done = sum(call.compaction is not None for call in report.calls)
     kind = "compactions" if report.is_guarded else "simulated compactions"
-    text = f"{len(report.calls):,} model calls and {done:,} {kind}: {arguments.output}"
+    count = f"model calls: {len(report.calls):,}, {kind}: {done:,}"
+    text = f"{arguments.output} is written ({count})"
     print_line(console, text, "bold")
     return 0
 
