@@ -168,8 +168,6 @@ def look_around(page: Page, address: str, app: str, is_saved: bool = False) -> N
     for text in ("Strategy", "Threshold", "## Key Information", "2 pods are down: "):
         expect(artifact).to_contain_text(text)
     expect(artifact).not_to_contain_text("Now write the summary")
-    artifact.locator("pre").hover()
-    page.mouse.wheel(0, 120)  # From the figures to the summary.
     save("artifact")
 
     page.get_by_role("tab", name="Info").click()

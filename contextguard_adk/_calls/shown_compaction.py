@@ -19,7 +19,6 @@ from contextguard_adk.telemetry import (
     REASONS,
     CompactionRecord,
     describe_compaction,
-    format_cost,
     warn_once,
 )
 
@@ -86,30 +85,21 @@ def _write_markdown(record: CompactionRecord, text: str) -> str:
 
     The rest is ASCII, which is all that ADK's chat page decodes correctly.
     """
-    used = record.usage
-    rows = {
-        "Agent": record.agent,
+    used, line = record.usage, describe_compaction(record).replace("→", "to")
+    facts = {
         "Reason": REASONS.get(record.reason, record.reason),
         "Strategy": record.strategy,
-        "Tokens": f"{record.tokens_before:,} before, {record.tokens_after:,} after",
-        "Messages": f"{record.contents_before} before, {record.contents_after} after",
+        "Read": f"{used.prompt_tokens:,} tokens, {used.cached_tokens:,} of them cached",
+        "Written": f"{used.output_tokens:,} tokens",
+        "Waited": f"{record.waited_seconds:.1f} s",
     }
-    if record.model:
-        cached = f" ({used.cached_tokens:,} cached)" if used.cached_tokens else ""
-        rows["Summarizer"] = f"`{record.model.replace('`', '')}`"
-        rows["Usage"] = f"{used.prompt_tokens:,} prompt tokens{cached}, "
-        rows["Usage"] += f"{used.output_tokens:,} output tokens"
-        rows["Cost"] = format_cost(record.cost)
-    rows["Waited"] = f"{record.waited_seconds:.1f} s"
     if record.was_ahead:
-        rows["Waited"] += f" (written ahead of time in {record.duration_seconds:.1f} s)"
-    width = max(map(len, rows))
-    lines = [f"| {name:{width}} | {value} |" for name, value in rows.items()]
-    lines.insert(1, f"|{'-' * (width + 2)}|---|")
-    table = "\n".join(["# Compaction of the history", "", *lines, "", ""])
+        facts["Written ahead of time"] = f"in {record.duration_seconds:.1f} s"
+    listed = "\n".join(f"- {name}: {value}" for name, value in facts.items())
+    head = f"# Compaction of {record.agent}\n\n{line}\n\n{listed}\n\n"
     if not text:
-        return f"{table}No summary was needed: older messages were left out.\n"
+        return f"{head}No summary was needed: older messages were left out.\n"
     kind = "Summary, in part without a model" if record.is_mechanical else "Summary"
     runs = re.findall("`{3,}", text)
     fence = "`" * (max(map(len, runs), default=2) + 1)
-    return f"{table}## {kind}\n\n{fence}\n{text}\n{fence}\n"
+    return f"{head}## {kind}\n\n{fence}\n{text}\n{fence}\n"
