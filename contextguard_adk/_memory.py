@@ -1,8 +1,9 @@
 """What the guard remembers in process between two callbacks; all of it bounded.
 
-What is of a run goes with it, however it ends. A session leaves flags and numbers, and
-for ten minutes a summary that was paid for in a run that failed or was cancelled. A
-process that starts anew loses at most one summary, and pays for it again.
+What is of a run goes with it, however it ends. A session leaves flags, numbers, names
+of artifacts, and for ten minutes a summary that was paid for in a run that failed or
+was cancelled. A process that starts anew loses at most one summary, and pays for it
+again.
 """
 
 from __future__ import annotations
