@@ -22,6 +22,7 @@ from google.genai import types
 from contextguard_adk._history.shown import name_run
 from contextguard_adk._history.state import RunWrites
 from contextguard_adk._history.stored import StoredSummary
+from contextguard_adk._history.thoughts import SEAL_KEY, SealedRequest
 from contextguard_adk._measuring.tokens import Memo
 from contextguard_adk._pending import PendingSummary, SummaryTasks
 from contextguard_adk._providers.clients import find_llm, json_form
@@ -112,6 +113,8 @@ class SessionMemory:
     is_under_pressure: bool = False
     cached_ratio: float = 0.0  # Of the last prompt, served from a cache.
     is_in_place_useless: bool = False
+    changed_count: int = 0  # Of calls before which others changed what thoughts need.
+    refusals: set[str] = field(default_factory=set)  # Kinds that were logged.
     accepted: tuple[str, int] | None = None  # A model; the largest prompt it has taken.
     counted: Counted = Counted()
     max_media_bytes: int | None = None  # More were refused.
@@ -155,6 +158,7 @@ class CallInFlight:
     original_contents: Sequence[types.Content] = ()
     sent_contents: Sequence[types.Content] = ()
     sent_config: types.GenerateContentConfig | None = None
+    sealed: SealedRequest | None = None
     session: SessionMemory = field(default_factory=SessionMemory)
     compaction: CompactionRecord | None = None
     write_ahead: Callable[[int], None] | None = None  # By the tokens that it took.
@@ -165,7 +169,7 @@ class CallInFlight:
     def release(self) -> None:
         """Forgets the contents, and keeps the numbers."""
         self.original_contents = self.sent_contents = ()
-        self.sent_config = self.write_ahead = None
+        self.sent_config = self.sealed = self.write_ahead = None
 
 
 class CircuitBreaker:
@@ -196,7 +200,9 @@ class Run:
         self.invocation_id = invocation.invocation_id
         self.writes = RunWrites()
         self.calls: dict[CallKey, CallInFlight] = {}
-        self.descriptions: dict[CallKey, dict[str, Any]] = {}  # For the next event.
+        # For the next event.
+        self.descriptions: dict[CallKey, dict[str, Any]] = {}
+        self.seals: dict[CallKey, dict[str, Any]] = {}
         self._memos: dict[str, Memo] = {}
         self._paid: list[SessionMemory] = []  # Whose summaries it has written.
         self._events = invocation.session.events
@@ -221,10 +227,11 @@ class Run:
         key = event.author, branch_scope(event)
         if self.writes.owners and event.is_final_response():
             self.writes.owners.discard("@".join(key))
-        if description := self.descriptions.pop(key, None):
-            # The dict may be that of the model's own response.
-            described = {**(event.custom_metadata or {}), METADATA_KEY: description}
-            event.custom_metadata = described
+        told = {METADATA_KEY: self.descriptions, SEAL_KEY: self.seals}
+        for name, waiting in told.items():
+            if said := waiting.pop(key, None):
+                # The dict may be that of the model's own response.
+                event.custom_metadata = {**(event.custom_metadata or {}), name: said}
 
     def settle(self) -> None:
         """Forgets the paid summaries that an event has brought to the session."""

@@ -29,11 +29,12 @@ from contextguard_adk._providers.costs import Costs
 from contextguard_adk._providers.overflow import parse_overflow
 from contextguard_adk._providers.windows import ModelRegistry, resolve_context_window
 from contextguard_adk._recovery.fit import cut_request
+from contextguard_adk._recovery.refusals import parse_refusal
 from contextguard_adk._recovery.resend import (
     Recovery,
     measure_sent,
     resolve_model,
-    restore_contents,
+    restore_requests,
 )
 from contextguard_adk._setup import (
     FROM_FILE,
@@ -262,7 +263,9 @@ class ContextGuardPlugin(BasePlugin):
             if (sent := calls.get(key)) is not None:
                 sent.is_answered = True
             overflow = parse_overflow(error, llm_request.contents)
-            if overflow is None or self._settings.observe or is_recorded_test():
+            refusal = "" if overflow else parse_refusal(error)
+            is_ours = (overflow or refusal) and not self._settings.observe
+            if not is_ours or is_recorded_test():
                 if sent is not None:
                     sent.release()
                 return None
@@ -272,14 +275,13 @@ class ContextGuardPlugin(BasePlugin):
                 return None
             sent = calls.pop(key, None)
             sent = sent or measure_sent(llm_request, run.memo(invocation))
-            whole = llm_request.model_copy(
-                update={"contents": restore_contents(sent, llm_request.contents)}
-            )
+            whole, rejected = restore_requests(sent, llm_request)
             call = ModelCall(self._guard, callback_context, whole, strategy)
-            recovery = Recovery(call, sent, llm_request, llm)
+            recovery = Recovery(call, sent, rejected, llm)
+            work = recovery.run(overflow) if overflow else recovery.answer(refusal)
             # In a task of its own: an error in there would else have the rejection
             # as its context, and be taken for another one.
-            answer = await asyncio.create_task(recovery.run(overflow))
+            answer = await asyncio.create_task(work)
             if sent.is_recovered:
                 calls[key] = sent
                 return answer

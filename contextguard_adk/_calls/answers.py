@@ -44,6 +44,8 @@ async def take_answer(
     if response.partial:
         return
     write_ahead = call.write_ahead
+    if call.sealed and (seal := call.sealed.seal(response.content)):
+        run.seals[key] = seal
     if usage and real:
         cached = usage.cached_content_token_count or 0
         state = guard.state(context)

@@ -20,6 +20,7 @@ from contextguard_adk._calls.due import (
 )
 from contextguard_adk._calls.guard import Guard
 from contextguard_adk._calls.limits import Limits
+from contextguard_adk._calls.outgoing import Outgoing
 from contextguard_adk._calls.shown_compaction import show_compaction
 from contextguard_adk._history.rendering import mend_contents, render_request
 from contextguard_adk._history.stored import AheadSummary, StoredSummary
@@ -41,7 +42,7 @@ from contextguard_adk._providers.clients import find_llm
 from contextguard_adk._recall.offer import RecallOffer
 from contextguard_adk._summarizing.compaction import Compaction
 from contextguard_adk._summarizing.context import CompactionContext
-from contextguard_adk._summarizing.items import attach_files, leave_out_media
+from contextguard_adk._summarizing.items import attach_files
 from contextguard_adk._summarizing.summarizer import Summarizer
 from contextguard_adk._summarizing.todos import TodoList
 from contextguard_adk.telemetry import (
@@ -93,6 +94,7 @@ class ModelCall:
             state=self.state,
             session=self._session,
         )
+        self.outgoing = Outgoing(self.limits, invocation.session.events, self.memo)
         self._counts = self.limits.read_counts()
         self._recall = RecallOffer(
             invocation,
@@ -106,9 +108,10 @@ class ModelCall:
         """Changes the request so that it fits, and remembers what is sent."""
         original = self.request.contents
         view = self._view(None if is_observing else self._load_summary())
-        most_bytes = self._session.max_media_bytes
-        contents = original if is_observing else self._apply_summary(view)
-        contents = leave_out_media(contents, most_bytes)
+        contents = original
+        if not is_observing:
+            contents = self._apply_summary(view)
+            contents = self.outgoing.shape(contents, contents is not original)
         context = self._examine(view, contents)
         tokens, heuristic = context.tokens, self._heuristic
         if not is_observing:
@@ -122,7 +125,7 @@ class ModelCall:
         await self._report(context)
         compaction = None if is_observing else await self._compact(context)
         if compaction is not None:
-            contents = leave_out_media(compaction.contents, most_bytes)
+            contents = self.outgoing.shape(compaction.contents)
             tokens = compaction.tokens
             heuristic = context.config_heuristic_tokens
             heuristic += self.memo.estimate_tokens(contents)
@@ -130,6 +133,7 @@ class ModelCall:
             self.request.contents = list(contents)
         if not is_observing:
             self.limits.fit_output(tokens)
+            self.outgoing.watch()
         elif context.is_due:
             logger.info(
                 "Observing agent %r: a compaction would be due at %d tokens, the "
@@ -149,7 +153,8 @@ class ModelCall:
             model=self.limits.model,
             original_contents=tuple(original),
             sent_contents=tuple(contents),
-            sent_config=self.request.config,
+            sent_config=self.request.config.model_copy(),
+            sealed=self.outgoing.sealed,
             session=self._session,
             compaction=self.compaction,
             write_ahead=write_ahead,
@@ -189,7 +194,7 @@ class ModelCall:
 
     def _apply_summary(self, view: HistoryView) -> list[types.Content]:
         """The contents, with the stored summary in place of what it covers."""
-        if view.stored is not None or view.previewed:
+        if self._offers_recall(view):
             window = self.limits.window_tokens()
             self._recall.make(view, view.stored, view.covered, window)
         if view.stored is None:
@@ -199,6 +204,27 @@ class ModelCall:
         if self._recall.is_possible:
             contents = attach_files(contents, view.contents, view.history)
         return contents
+
+    def render(self) -> list[types.Content]:
+        """The request's contents, with the stored summary in place."""
+        return self._apply_summary(self._view(self._load_summary()))
+
+    def _offers_recall(self, view: HistoryView) -> bool:
+        """Whether the tool is declared: once something is not shown whole.
+
+        Where a tool that comes later would change what thoughts or a cache stand on, it
+        is declared from the first request on, and in older sessions from then on.
+        """
+        if not self._recall.is_possible or self.state.record.has_recall:
+            return self._recall.is_possible
+        has_more = view.stored is not None or bool(view.previewed)
+        is_first = all(content.role != "model" for content in view.contents)
+        if not (has_more or is_first):
+            return False
+        if self.request.cache_config or self.outgoing.thinker.may_bind:
+            self.state.note(has_recall=True)
+            return True
+        return has_more
 
     def _examine(
         self, view: HistoryView, contents: Sequence[types.Content]

@@ -69,17 +69,17 @@ def _spell_part(part: types.Part) -> bytes:
     if part.text:
         return _spell(b"t", part.text)
     if call := part.function_call:
-        return _spell(b"c", call.name, _canonical_json(call.args))
+        return _spell(b"c", call.name, canonical_json(call.args))
     if answer := part.function_response:
         media = answer.parts or []
-        said = _spell(b"r", answer.name, _canonical_json(answer.response))
+        said = _spell(b"r", answer.name, canonical_json(answer.response))
         return b"".join([said, _spell(b"%d" % len(media)), *map(_spell_media, media)])
     if part.inline_data or part.file_data:
         return _spell_media(part)
     fields = part.model_dump(
         exclude_none=True, exclude={"thought_signature"}, warnings=False
     )
-    return _spell(b"o", _canonical_json(fields))
+    return _spell(b"o", canonical_json(fields))
 
 
 def _spell_media(part: types.Part | types.FunctionResponsePart) -> bytes:
@@ -97,7 +97,7 @@ def _spell(kind: bytes, *fields: str | bytes | None) -> bytes:
     return b"".join(spelled)
 
 
-def _canonical_json(value: object) -> bytes:
+def canonical_json(value: object) -> bytes:
     """Serializes any value, the same before and after a database has stored it."""
     to_plain = partial(pydantic_core.to_jsonable_python, fallback=safe_repr)
     write = partial(json.dumps, sort_keys=True, ensure_ascii=False, default=to_plain)

@@ -43,6 +43,23 @@ def has_tool(content: types.Content) -> bool:
     return any(p.function_call or p.function_response for p in parts_of(content))
 
 
+def is_message(content: types.Content) -> bool:
+    """Whether a content is in the user's role and carries no tool's result."""
+    return content.role == "user" and not has_function_response(content)
+
+
+def find_running_turn(contents: Sequence[types.Content]) -> int:
+    """Where the steps begin that follow the newest message of the user.
+
+    What ADK puts behind a tool's result, as a changing instruction, ends no turn.
+    """
+    for index in reversed(range(len(contents))):
+        before = contents[max(0, index - 1)]
+        if is_message(contents[index]) and not has_function_response(before):
+            return index + 1
+    return 0
+
+
 def parts_of(content: types.Content | None) -> list[types.Part]:
     """The parts of a content; some are None where a plugin has made it."""
     return [part for part in (content and content.parts) or () if part]

@@ -11,6 +11,7 @@ from google.genai import types
 from contextguard_adk._history.coverage import handle_of
 from contextguard_adk._history.pairs import (
     content_text,
+    is_message,
     media_parts,
     parts_of,
     take_call,
@@ -59,11 +60,29 @@ def render_request(
         contents[i] = content
     if not covered and not stored.text:
         return mend_contents(contents)
-    head = render_head(view, stored, covered)
+    head = [render_head(view, stored, covered)]
     first = min(covered, default=min(view.history, default=0))
     before = [contents[i] for i in range(first) if i not in covered]
     behind = [contents[i] for i in range(first, len(contents)) if i not in covered]
-    return mend_contents(before + head + behind)
+    return mend_contents(join_messages(before, head, behind))
+
+
+def join_messages(
+    before: Sequence[types.Content],
+    own: Sequence[types.Content],
+    behind: Sequence[types.Content],
+) -> list[types.Content]:
+    """Makes what the guard says and the user's messages beside it one message.
+
+    Chat templates may want user and model in turn.
+    """
+    first, last = before[-1:], behind[:1]
+    joined = [*filter(is_message, first), *own, *filter(is_message, last)]
+    parts = [part for content in joined for part in parts_of(content)]
+    rest = [content for content in first if not is_message(content)]
+    rest += [types.Content(role="user", parts=parts)]
+    rest += [content for content in last if not is_message(content)]
+    return [*before[:-1], *rest, *behind[1:]]
 
 
 def shorten_results(
@@ -136,18 +155,16 @@ def find_fingerprint(view: HistoryView, wanted: str) -> int:
 
 def render_head(
     view: HistoryView, stored: StoredSummary, covered: Collection[int]
-) -> list[types.Content]:
-    """Returns the summary content and, where there is one, the continuation."""
+) -> types.Content:
+    """Returns the message of the summary and, where there is one, the continuation."""
     # Behind what the model wrote stands what the guard keeps itself.
     ledger = render_ledger(stored.ledger)
     kept = (ledger, stored.done, stored.todos, stored.index)
     text = "\n\n".join(filter(None, (stored.text or NO_SUMMARY, *kept)))
-    text = summary_text(text)
-    head = [types.Content(role="user", parts=[types.Part(text=text)])]
+    parts = [types.Part(text=summary_text(text))]
     if stored.has_continuation:
-        parts = _continue(view, stored, covered)
-        head.append(types.Content(role="user", parts=parts))
-    return head
+        parts += _continue(view, stored, covered)
+    return types.Content(role="user", parts=parts)
 
 
 def _continue(

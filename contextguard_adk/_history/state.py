@@ -156,6 +156,10 @@ class AgentState:
         update["learned_model"] = model
         self._write_record(known.model_copy(update=update))
 
+    def note(self, **facts: object) -> None:
+        """Keeps facts of the record that are not those of one model."""
+        self._write_record(self.record.model_copy(update=facts))
+
     def load_summary(self, scope: str) -> StoredSummary | None:
         """Reads the stored summary, if it was made in this very scope."""
         summary, text = self.record.summary, self.read("summary")

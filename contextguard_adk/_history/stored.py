@@ -113,6 +113,8 @@ class AgentRecord(_Stored):
     """What the guard keeps of an agent in a scope, and what one model has shown it.
 
     A provider that names `learned_output_tokens` has refused a sum of input and output.
+    `has_recall` says that the agent's requests declare the recall tool; `refused` is
+    what helped where the provider refused a history.
     """
 
     version: Literal[1] = 1
@@ -121,6 +123,10 @@ class AgentRecord(_Stored):
     learned_output_tokens: int | None = Field(default=None, ge=1, le=2**53)
     learned_correction: float | None = Field(default=None, ge=1, le=100)
     summary: StoredSummary | None = None
+    has_recall: bool | None = None
+    refused: dict[str, Annotated[str, Field(max_length=256)]] | None = Field(
+        default=None, max_length=16
+    )
 
     def of(self, model: str) -> AgentRecord:
         """The record itself, or an empty one where another model was learned of."""

@@ -39,6 +39,13 @@ def find_llm(agent: object) -> BaseLlm | None:
     return model if isinstance(model, BaseLlm) else None
 
 
+def name_client(llm: object) -> str:
+    """Names the class of ADK that sends a model's requests, else the model's own."""
+    names = _class_names(_first_model(llm))
+    known = (name for name in ("LiteLlm", "AnthropicLlm", "Gemini") if name in names)
+    return next(known, names[0])
+
+
 def json_form(llm: object) -> JsonForm:
     """Returns how a model's client spells JSON; compact where nobody knows."""
     names = _class_names(_first_model(llm))

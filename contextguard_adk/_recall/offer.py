@@ -113,8 +113,8 @@ def may_offer(
 ) -> bool:
     """Whether a request may be given the recall tool, which some settings refuse."""
     present = request.tools_dict.get(RECALL_TOOL)
-    if not recall:
-        return False
+    if not recall or request.config.cached_content:
+        return False  # A cache that the app has made holds all tools there are.
     if not (present is None or isinstance(present, RecallHistoryTool)):
         message = "Agent %r has a tool %r of its own, so it is not offered the guard's."
         warn_once(logger, message, str(getattr(agent, "name", "")), RECALL_TOOL)

@@ -11,7 +11,7 @@ from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
 from contextguard_adk._history.pairs import pair_boundaries, pair_contents, parts_of
-from contextguard_adk._history.rendering import mend_contents
+from contextguard_adk._history.rendering import join_messages, mend_contents
 from contextguard_adk._history.view import is_user_text
 from contextguard_adk._measuring.budgets import shorten_to_tokens
 from contextguard_adk._measuring.calibration import DEFAULT_CORRECTION, token_counter
@@ -42,7 +42,7 @@ def reduce_contents(
     scale = _Scale(factor, memo or Memo())
     first = list(head) or [_user_content(NOTICE)]
     if scale.cost([*first, *contents]) <= room_tokens:
-        return mend_contents([*first, *contents])
+        return mend_contents(join_messages((), first, contents))
     if live_index is None and not head:
         texts = (i for i, item in enumerate(contents) if is_user_text(item))
         live_index = max(texts, default=None)
@@ -76,7 +76,8 @@ def reduce_contents(
     left_out = [index for index in turn if index not in kept]
     if done := write_done_list(contents, left_out, done_tokens, count):
         first = [*head, _user_content(done if head else f"{NOTICE}\n\n{done}")]
-    return mend_contents([*first, *(kept[index] for index in sorted(kept))])
+    rest = [kept[index] for index in sorted(kept)]
+    return mend_contents(join_messages((), first, rest))
 
 
 def _user_content(text: str) -> types.Content:

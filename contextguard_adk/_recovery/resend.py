@@ -22,6 +22,7 @@ from contextguard_adk._memory import CallInFlight
 from contextguard_adk._providers.overflow import Overflow, parse_overflow
 from contextguard_adk._providers.retry import call_with_retries
 from contextguard_adk._recovery.fit import reduce_contents
+from contextguard_adk._recovery.refusals import answer_refusal, parse_refusal
 from contextguard_adk._summarizing.items import count_media_bytes, leave_out_media
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class Recovery:
         self._rejected = rejected
         self._llm = llm
         self._tried_tokens = [sent.heuristic_tokens]
+        self._answered = set[str]()  # Kinds of refusals.
         self._factor = sent.estimated_tokens / max(1, sent.heuristic_tokens)
 
     async def run(self, overflow: Overflow) -> LlmResponse | None:
@@ -70,6 +72,44 @@ class Recovery:
             self._tried_tokens,
         )
         return None
+
+    async def answer(self, refusal: str) -> LlmResponse | None:
+        """Asks again in the form that helps against a refusal; None if nothing did."""
+        outcome = None
+        known = self._call.outgoing.answers
+        contents = self._call.render()
+        if self._prepare(refusal, contents):
+            outcome = await self._send(contents)
+        if isinstance(outcome, Overflow):
+            return await self.run(outcome)
+        if not self._sent.is_recovered:
+            self._call.state.note(refused=known or None)
+            return None  # The caller gets the provider's own words.
+        return outcome
+
+    def _prepare(self, refusal: str, contents: Sequence[types.Content]) -> bool:
+        """Keeps what helps against a refusal, once for each kind and request."""
+        call, known = self._call, self._call.outgoing.answers
+        sealed = call.outgoing.sealed or self._sent.sealed
+        has_lost_some = sealed is not None and sealed.has_lost_some
+        # At last all is told as text.
+        for kind in (refusal, "flat") if refusal else ():
+            model = call.limits.model
+            helps = answer_refusal(kind, known, contents, model, has_lost_some)
+            if kind not in self._answered and helps != known:
+                break
+        else:
+            return False
+        self._answered.add(kind)
+        call.state.note(refused=helps)
+        if refusal not in (refusals := call.limits.session.refusals):
+            refusals.add(refusal)
+            logger.warning(
+                "The provider refused a request of agent %r for its form (%s); it is "
+                "sent again in another one, which later requests keep.",
+                *(call.agent, refusal),
+            )
+        return True
 
     def _learn(self, overflow: Overflow) -> None:
         """Remembers the limit that a rejection shows, once for each."""
@@ -141,7 +181,7 @@ class Recovery:
         head: list[types.Content] = []
         for draft in (stored, *context.composer.shorten(stored)) if stored else ():
             draft = draft.model_copy(update={"done": ""})  # Listed anew.
-            head = render_head(view, draft, view.covered)
+            head = [render_head(view, draft, view.covered)]
             if view.memo.estimate_tokens(head) * factor <= room * 0.5:
                 break
         else:
@@ -175,12 +215,16 @@ class Recovery:
         return self._measure(contents) < self._tried_tokens[-1]
 
     def _measure(self, contents: Sequence[types.Content]) -> int:
-        contents_tokens = self._call.memo.estimate_tokens(self._trim(contents))
+        shaped = self._call.outgoing.shape(list(contents))
+        contents_tokens = self._call.memo.estimate_tokens(shaped)
         return estimate_config_tokens(self._rejected.config) + contents_tokens
 
-    def _trim(self, contents: Sequence[types.Content]) -> list[types.Content]:
-        most_bytes = self._call.limits.session.max_media_bytes
-        return leave_out_media(list(contents), most_bytes)
+    def _copy_request(self, contents: Sequence[types.Content]) -> LlmRequest:
+        """A request with other contents; a client may change it, and caches nothing."""
+        update: dict[str, object] = {"contents": self._call.outgoing.shape([*contents])}
+        update["config"] = self._rejected.config.model_copy()
+        update |= {"cache_metadata": None, "cacheable_contents_token_count": None}
+        return self._rejected.model_copy(update=update)
 
     async def _send(
         self, contents: Sequence[types.Content]
@@ -188,13 +232,14 @@ class Recovery:
         """Asks the model; returns its answer, a new rejection, or another error."""
         heuristic = self._measure(contents)
         self._tried_tokens.append(heuristic)
-        update = {"contents": self._trim(contents), "cache_metadata": None}
-        request = self._rejected.model_copy(update=update)
+        request = self._copy_request(contents)
         try:
             answer = await call_with_retries(lambda: self._ask(request), 30)
         except Exception as error:  # noqa: BLE001 - a client may raise anything.
             if overflow := parse_overflow(error, request.contents):
                 return overflow
+            if self._prepare(parse_refusal(error), contents):
+                return await self._send(contents)
             name, agent = type(error).__name__, self._call.agent
             logger.warning("The resend for agent %r failed with %s.", agent, name)
             # As ADK describes an error. Raised, it would take along what was learned.
@@ -220,6 +265,7 @@ class Recovery:
         sent, budgets = self._sent, self._call.limits.budgets()
         sent.heuristic_tokens = heuristic_tokens
         sent.sent_contents, sent.sent_config = request.contents, request.config
+        sent.sealed = self._call.outgoing.sealed
         sent.estimated_tokens = int(heuristic_tokens * self._factor)
         sent.window_tokens = budgets.window_tokens
         sent.threshold_tokens = budgets.threshold_tokens
@@ -235,16 +281,36 @@ def _is_request_quoted(view: HistoryView) -> bool:
     return stored.request == view.fingerprint(live).hex()
 
 
-def restore_contents(
-    sent: CallInFlight, rejected: Sequence[types.Content]
-) -> list[types.Content]:
-    """Returns the contents before the guard changed them, then what others added."""
-    present = {id(content) for content in rejected}
-    if any(id(content) not in present for content in sent.sent_contents):
-        return list(rejected)  # Another callback has replaced or removed contents.
+def restore_requests(
+    sent: CallInFlight, rejected: LlmRequest
+) -> tuple[LlmRequest, LlmRequest]:
+    """Returns the request before the guard changed it, and as it was rejected.
+
+    What others added stands in both. ADK's Gemini class takes out of a request what
+    the provider has cached: that is in both again.
+    """
+    present = {id(content) for content in rejected.contents}
+    config, stripped = rejected.config, dict[str, object]()
+    was_cached = sent.sent_config and sent.sent_config.cached_content
+    if config.cached_content and sent.sent_config and not was_cached:
+        names = ("cached_content", "system_instruction", "tools", "tool_config")
+        stripped = {name: getattr(sent.sent_config, name) for name in names}
+    elif any(id(content) not in present for content in sent.sent_contents):
+        # Another callback has replaced or removed contents.
+        return rejected, rejected
     known = {id(content) for content in (*sent.sent_contents, *sent.original_contents)}
-    added = [content for content in rejected if id(content) not in known]
-    return [*sent.original_contents, *added]
+    added = [content for content in rejected.contents if id(content) not in known]
+    restored = (
+        rejected.model_copy(
+            update={
+                "contents": [*contents, *added],
+                "config": config.model_copy(update=stripped),
+            }
+        )
+        for contents in (sent.original_contents, sent.sent_contents)
+    )
+    before, after = restored
+    return before, after
 
 
 def measure_sent(request: LlmRequest, memo: Memo) -> CallInFlight:

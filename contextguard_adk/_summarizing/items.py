@@ -171,8 +171,8 @@ def attach_files(
         for handle in _announced(content):
             item = known.get(handle)
             if item and item.media:
-                title = types.Part(text=f"[{item.title}]")
-                attached.append(types.Content(role="user", parts=[title, item.media]))
+                # Without a text: that would begin a turn for Gemini.
+                attached.append(types.Content(role="user", parts=[item.media]))
     return attached
 
 

@@ -13,6 +13,7 @@ from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
+from contextguard_adk._history.thoughts import newest_thoughts
 from contextguard_adk._measuring.tokens import text_bytes
 from contextguard_adk._providers.clients import read_usage, thinking_tokens
 from contextguard_adk._providers.overflow import parse_overflow
@@ -273,6 +274,8 @@ def find_conversation(
         is_shortened = stored.truncation or stored.request_chars >= 0
         if is_shortened or view.covered != view.model_covered:
             return []
+    if newest_thoughts(contents):
+        return list(contents)  # They may need all that stands before them.
     history = set(view.history)
     foreign = [i for i in range(len(view.contents)) if i not in history]
     if foreign and foreign[0] < min(history, default=0):

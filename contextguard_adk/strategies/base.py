@@ -140,6 +140,15 @@ class Strategy(SummarySettings, ABC):
         'something was compacted or shortened. "auto": agents that have function tools '
         "and no built-in tool, output schema or forced tool choice.",
     )
+    binds_thoughts: bool | None = Field(
+        default=None,
+        strict=True,
+        description="Whether the provider checks a thought that the agent's model has "
+        "written against everything before it, as that of newer Claude models does. "
+        "Then thoughts go out only while nothing before them has changed, and the tool "
+        "`recall_history` is declared from the agent's first request on. None: what "
+        "the model's name and the provider's refusals tell.",
+    )
     recall_page_tokens: int = Field(
         default=2_000,
         ge=100,
