@@ -20,6 +20,7 @@ from google.adk.plugins.plugin_manager import PluginManager
 from contextguard_adk._calls.answers import end_run, take_answer
 from contextguard_adk._calls.call import ModelCall
 from contextguard_adk._calls.guard import Guard
+from contextguard_adk._calls.refusals import parse_refusal
 from contextguard_adk._history.state import declares_state_schema
 from contextguard_adk._measuring.budgets import threshold_tokens
 from contextguard_adk._measuring.tokens import Memo
@@ -29,7 +30,6 @@ from contextguard_adk._providers.costs import Costs
 from contextguard_adk._providers.overflow import parse_overflow
 from contextguard_adk._providers.windows import ModelRegistry, resolve_context_window
 from contextguard_adk._recovery.fit import cut_request
-from contextguard_adk._recovery.refusals import parse_refusal
 from contextguard_adk._recovery.resend import (
     Recovery,
     measure_sent,

@@ -108,9 +108,8 @@ class ModelCall:
         """Changes the request so that it fits, and remembers what is sent."""
         original = self.request.contents
         view = self._view(None if is_observing else self._load_summary())
-        contents = original
+        contents = original if is_observing else self._apply_summary(view)
         if not is_observing:
-            contents = self._apply_summary(view)
             contents = self.outgoing.shape(contents, contents is not original)
         context = self._examine(view, contents)
         tokens, heuristic = context.tokens, self._heuristic
@@ -194,7 +193,8 @@ class ModelCall:
 
     def _apply_summary(self, view: HistoryView) -> list[types.Content]:
         """The contents, with the stored summary in place of what it covers."""
-        if self._offers_recall(view):
+        may_bind = self.outgoing.thinker.may_bind
+        if self._recall.is_wanted(view, self.state, may_bind):
             window = self.limits.window_tokens()
             self._recall.make(view, view.stored, view.covered, window)
         if view.stored is None:
@@ -208,23 +208,6 @@ class ModelCall:
     def render(self) -> list[types.Content]:
         """The request's contents, with the stored summary in place."""
         return self._apply_summary(self._view(self._load_summary()))
-
-    def _offers_recall(self, view: HistoryView) -> bool:
-        """Whether the tool is declared: once something is not shown whole.
-
-        Where a tool that comes later would change what thoughts or a cache stand on, it
-        is declared from the first request on, and in older sessions from then on.
-        """
-        if not self._recall.is_possible or self.state.record.has_recall:
-            return self._recall.is_possible
-        has_more = view.stored is not None or bool(view.previewed)
-        is_first = all(content.role != "model" for content in view.contents)
-        if not (has_more or is_first):
-            return False
-        if self.request.cache_config or self.outgoing.thinker.may_bind:
-            self.state.note(has_recall=True)
-            return True
-        return has_more
 
     def _examine(
         self, view: HistoryView, contents: Sequence[types.Content]
@@ -295,7 +278,7 @@ class ModelCall:
         if context.reason == "requested":
             was_running = compacted_run == self._invocation.invocation_id
             if refusal := find_refusal(context, was_running):
-                self._refuse_request(refusal)
+                self.state.answer_request(refusal)
                 context = replace(context, reason="tokens")
         if not self.strategy.is_due(context):
             return None
@@ -317,7 +300,7 @@ class ModelCall:
             )
         if compaction is None or refusal:
             if context.reason == "requested":
-                self._refuse_request(refusal)
+                self.state.answer_request(refusal)
             return None
         await self.accept(context, compaction, started)
         return compaction
@@ -365,14 +348,6 @@ class ModelCall:
         else:
             self._session.dropped_tokens = context.tokens
         return compaction
-
-    def _refuse_request(self, reason: str) -> None:
-        self.state.answer_request(reason)
-        logger.info(
-            "The compaction that was asked for is refused for agent %r: %s.",
-            self.agent,
-            reason,
-        )
 
     async def accept(
         self,

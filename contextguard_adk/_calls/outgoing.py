@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from google.genai import types
 
+from contextguard_adk._calls.refusals import apply_answers
 from contextguard_adk._history.thoughts import (
     SealedRequest,
     Thinker,
     leave_out_thoughts,
     show_omitted,
 )
-from contextguard_adk._recovery.refusals import apply_answers
 from contextguard_adk._summarizing.items import leave_out_media
 from contextguard_adk.telemetry import warn_once
 

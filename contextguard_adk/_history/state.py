@@ -255,6 +255,9 @@ class AgentState:
 
     def answer_request(self, refusal: str = "") -> None:
         """Takes the request back, once it was served or is refused for a reason."""
+        if refusal:
+            message = "The compaction that was asked for is refused for agent %r: %s."
+            logger.info(message, self.agent, refusal)
         for suffix in self._request_suffixes:
             if self._state.get(COMPACT_NOW_KEY + suffix) is True:
                 self._set(COMPACT_NOW_KEY + suffix, False)

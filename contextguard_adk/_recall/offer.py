@@ -20,6 +20,7 @@ from contextguard_adk._history.shown import (
     is_within,
     without_rewound,
 )
+from contextguard_adk._history.state import AgentState
 from contextguard_adk._history.stored import StoredSummary
 from contextguard_adk._history.view import HistoryView
 from contextguard_adk._measuring.budgets import TokenCounter
@@ -54,6 +55,21 @@ class RecallOffer:
         if stored is None or self.is_possible or not stored.has_recall:
             return stored
         return stored.model_copy(update={"index": "", "has_recall": False})
+
+    def is_wanted(self, view: HistoryView, state: AgentState, may_bind: bool) -> bool:
+        """Whether to declare the tool: once there is something to read.
+
+        Where a tool that comes later would change what thoughts or a cache stand on, it
+        is declared from the first request on, and in older sessions from then on.
+        """
+        if not self.is_possible or state.record.has_recall:
+            return self.is_possible
+        has_more = view.stored is not None or bool(view.previewed)
+        is_first = all(content.role != "model" for content in view.contents)
+        if (may_bind or self._request.cache_config) and (has_more or is_first):
+            state.note(has_recall=True)
+            return True
+        return has_more
 
     def make(
         self,

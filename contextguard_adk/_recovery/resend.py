@@ -15,6 +15,7 @@ from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.genai import types
 
+from contextguard_adk._calls.refusals import answer_refusal, parse_refusal
 from contextguard_adk._history.rendering import render_head
 from contextguard_adk._measuring.calibration import DEFAULT_CORRECTION, MAX_RATIO
 from contextguard_adk._measuring.tokens import Memo, estimate_config_tokens
@@ -22,7 +23,6 @@ from contextguard_adk._memory import CallInFlight
 from contextguard_adk._providers.overflow import Overflow, parse_overflow
 from contextguard_adk._providers.retry import call_with_retries
 from contextguard_adk._recovery.fit import reduce_contents
-from contextguard_adk._recovery.refusals import answer_refusal, parse_refusal
 from contextguard_adk._summarizing.items import count_media_bytes, leave_out_media
 
 if TYPE_CHECKING:
