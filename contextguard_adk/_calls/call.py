@@ -397,5 +397,4 @@ class ModelCall:
         elif is_final and not session.is_under_pressure:
             session.is_under_pressure = True
             place = self._invocation.session.id, observers.warning_threshold
-            record = context.describe_pressure(tokens, *place)
-            await report_pressure(record, observers)
+            await report_pressure(context.describe_pressure(tokens, *place), observers)
