@@ -26,7 +26,8 @@ from contextguard_adk._summarizing.transcript import render_entries
 
 _KINDS = {
     "thoughts": r"bound to a different conversation|Invalid `?(signature|data)`? in "
-    r"`?(redacted_)?thinking`?",
+    r"`?(redacted_)?thinking`?|cannot be thinking|cannot contain thinking|must contain "
+    r"thinking",
     "turn": r"in the latest assistant message cannot be modified|Expected `?thinking`?"
     r"|must start with a thinking block",
     "signatures": r"missing a `?thought_signature|Corrupted thought signature|"
@@ -39,7 +40,7 @@ _KINDS = {
     r"least one parts field|contents is not specified|must be a response to a prec|"
     r"must be followed by tool messages|Expected last role|Unexpected role|same number "
     r"of function calls|toolConfig field must be|must define tools|text content blocks "
-    r"must be non-empty|assistant message prefill|final (block|position)",
+    r"must be non-empty|assistant message prefill",
 }
 _PATTERNS = {kind: re.compile(words) for kind, words in _KINDS.items()}
 
