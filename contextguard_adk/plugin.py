@@ -20,7 +20,7 @@ from google.adk.plugins.plugin_manager import PluginManager
 from contextguard_adk._calls.answers import end_run, take_answer
 from contextguard_adk._calls.call import ModelCall
 from contextguard_adk._calls.guard import Guard
-from contextguard_adk._calls.refusals import parse_refusal
+from contextguard_adk._calls.outgoing import parse_refusal
 from contextguard_adk._history.state import declares_state_schema
 from contextguard_adk._measuring.budgets import threshold_tokens
 from contextguard_adk._measuring.tokens import Memo

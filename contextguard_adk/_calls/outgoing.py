@@ -1,21 +1,38 @@
-"""The last steps before a request leaves, the same in a recovery."""
+"""The last steps before a request leaves: what its provider refuses apart from length.
+
+A refusal whose words are known is answered once for each kind and request. What has
+helped is kept in session state, so that later requests begin with the same bytes.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from google.genai import types
 
-from contextguard_adk._calls.refusals import apply_answers
+from contextguard_adk._history.coverage import fingerprint
+from contextguard_adk._history.pairs import (
+    find_running_turn,
+    has_function_response,
+    is_message,
+    media_parts,
+    parts_of,
+)
+from contextguard_adk._history.rendering import join_messages, mend_contents
 from contextguard_adk._history.thoughts import (
     SealedRequest,
     Thinker,
     leave_out_thoughts,
+    newest_thoughts,
     show_omitted,
 )
+from contextguard_adk._providers.retry import read_status
 from contextguard_adk._summarizing.items import leave_out_media
+from contextguard_adk._summarizing.transcript import render_entries
 from contextguard_adk.telemetry import warn_once
 
 if TYPE_CHECKING:
@@ -24,7 +41,33 @@ if TYPE_CHECKING:
     from contextguard_adk._calls.limits import Limits
     from contextguard_adk._measuring.tokens import Memo
 
-logger = logging.getLogger("contextguard_adk.thoughts")
+logger = logging.getLogger("contextguard_adk.outgoing")
+
+_WORDS = {
+    "thoughts": r"bound to a different conversation|Invalid `?(signature|data)`? in "
+    r"`?(redacted_)?thinking`?|cannot be thinking|cannot contain thinking|must contain "
+    r"thinking",
+    "turn": r"in the latest assistant message cannot be modified|Expected `?thinking`?"
+    r"|must start with a thinking block",
+    "signatures": r"missing a `?thought_signature|Corrupted thought signature|"
+    r"Thought signature is not valid",
+    "reasoning": r"`?reasoning_content`? (in the thinking mode must be passed back|is "
+    r"missing)|Missing `?reasoning_content",
+    "shape": r"first message must use the|must start with a user message|roles must "
+    r"alternate|unexpected `?tool_use_id`? found|ids were found without|function call "
+    r"turn comes immediately after|function response parts is equal|must include at "
+    r"least one parts field|contents is not specified|must be a response to a prec|"
+    r"must be followed by tool messages|Expected last role|Unexpected role|same number "
+    r"of function calls|toolConfig field must be|must define tools|text content blocks "
+    r"must be non-empty|assistant message prefill",
+}
+_KINDS = {kind: re.compile(words) for kind, words in _WORDS.items()}
+_SIGNING = re.compile(r"gemini-([3-9]|\d\d)")  # Wants its calls signed.
+_DUMMY_SIGNATURE = b"skip_thought_signature_validator"
+"""Gemini's documented signature for calls that another model has made."""
+
+_FLAT_HEAD = "[System: The conversation so far, as text.]"
+_FLAT_END = "[System: Continue with the newest request of the user above.]"
 
 
 class Outgoing:
@@ -37,46 +80,145 @@ class Outgoing:
         self.sealed: SealedRequest | None = None
 
     @property
-    def answers(self) -> dict[str, str]:
+    def helped(self) -> dict[str, str]:
         """What helped where the provider refused a history of this session."""
-        return self._limits.state.record.refused or {}
+        return self._limits.state.record.helped or {}
 
     @property
     def thinker(self) -> Thinker:
         """The model, as far as its thoughts are concerned."""
-        limits, known = self._limits, self.answers
+        limits, helped = self._limits, self.helped
         binds = limits.strategy.binds_thoughts
-        if binds is None and limits.model in (known.get("binds"), known.get("free")):
-            binds = limits.model == known.get("binds")
+        if binds is None and limits.model in (helped.get("binds"), helped.get("free")):
+            binds = limits.model == helped.get("binds")
         return Thinker.of(limits.llm, limits.model, binds)
 
     def shape(
         self, contents: list[types.Content], is_changed: bool = True
     ) -> list[types.Content]:
         """Returns the contents to send; `is_changed` where the guard changed them."""
-        limits, thinker, known = self._limits, self.thinker, self.answers
+        limits, thinker, helped = self._limits, self.thinker, self.helped
         contents = leave_out_media(contents, limits.session.max_media_bytes)
-        contents = apply_answers(contents, known, thinker.wants_signatures)
-        sealed = SealedRequest(thinker, contents, memo=self._memo)
-        self.sealed = sealed = leave_out_thoughts(
-            sealed,
-            limits.request.config,
-            self._events,
-            known.get("gone", ""),
-            is_changed,
-        )
+        if end := _find_end(contents, helped.get("flat", "")):
+            contents = _flatten(contents, end)
+        if helped.get("shape"):
+            contents = _take_turns(contents)
+        end = _find_end(contents, helped.get("signed", ""))
+        if end or (thinker.client == "Gemini" and _SIGNING.search(limits.model)):
+            contents = _sign_calls(contents, end)
+        config, gone = limits.request.config, helped.get("gone", "")
+        sealed = SealedRequest(thinker, contents, self._memo)
+        sealed = leave_out_thoughts(sealed, config, self._events, gone, is_changed)
+        self.sealed = sealed
         return show_omitted(sealed.contents, thinker.client)
 
     def watch(self) -> None:
-        """Warns once of what others change on every call: it costs all thoughts."""
+        """Warns once of what others change again and again: it costs all thoughts."""
         session, sealed = self._limits.session, self.sealed
         if sealed is None or not sealed.changed:
             return
         session.changed_count += 1
         if session.changed_count == 2:
             message = (
-                "Agent %r: %s changed between its calls, so that its model's thoughts "
-                "before that cannot be sent again. Keep what changes on every call "
-                "out of the instruction, the tools and older messages."
+                "Agent %r: %s changed between calls, so that the thoughts of its model "
+                "cannot be sent again. Keep what changes often out of the instruction, "
+                "the tools and older messages."
             )
             warn_once(logger, message, self._limits.agent, sealed.changed)
+
+    def find_help(
+        self, kind: str, contents: Sequence[types.Content], has_lost_thoughts: bool
+    ) -> dict[str, str]:
+        """What to keep so that requests like a refused one are accepted.
+
+        Args:
+            kind: As `parse_refusal` tells it; any other is answered with plain text.
+            contents: What was refused, before its form was changed.
+            has_lost_thoughts: Whether thoughts of the running turn were left out.
+        """
+        helped, model = self.helped, self._limits.model
+        if kind == "thoughts":
+            gone = newest_thoughts(contents) or helped.get("gone", "")
+            return {**helped, "gone": gone, "binds": model, "free": ""}
+        if kind == "turn" and has_lost_thoughts:
+            return {**helped, "free": model, "binds": ""}
+        if kind == "signatures":
+            return {**helped, "signed": _name_end(contents)}
+        if kind == "shape" and not helped.get("shape"):
+            return {**helped, "shape": "in turn"}
+        return {**helped, "flat": _name_end(contents)}
+
+
+def parse_refusal(error: BaseException) -> str:
+    """The kind of a provider's refusal of a history; "" where it is none."""
+    if isinstance(error, UnicodeDecodeError):
+        return "thoughts"  # ADK's Claude class reads a signature of another client.
+    if read_status(error) not in (None, 400, 422):
+        return ""
+    text = str(error)
+    return next((kind for kind, words in _KINDS.items() if words.search(text)), "")
+
+
+def _name_end(contents: Sequence[types.Content]) -> str:
+    """Names the newest result, or message, by fingerprint and number among equals."""
+    results = (i for i, each in enumerate(contents) if has_function_response(each))
+    end = max(results, default=len(contents) - 1)
+    *_, name = _name_places(contents[: end + 1])
+    return name
+
+
+def _name_places(contents: Sequence[types.Content]) -> Iterator[str]:
+    seen = Counter[str]()
+    for content in contents:
+        digest = fingerprint(content).hex()
+        seen[digest] += 1
+        yield f"{digest}.{seen[digest]}"
+
+
+def _find_end(contents: Sequence[types.Content], name: str) -> int:
+    """How many contents end with what `_name_end` has named; 0 if it is not there."""
+    places = enumerate(_name_places(contents), 1) if name else ()
+    return next((end for end, place in places if place == name), 0)
+
+
+def _flatten(contents: Sequence[types.Content], end: int) -> list[types.Content]:
+    """Tells the first contents in one message, with their images and files."""
+    told = [entry.text for entry in render_entries(contents, range(end))]
+    parts = [types.Part(text="\n\n".join([_FLAT_HEAD, *told, _FLAT_END]))]
+    for content in contents[:end]:
+        parts += media_parts(content)
+    message = types.Content(role="user", parts=parts)
+    return join_messages((), [message], contents[end:])
+
+
+def _take_turns(contents: list[types.Content]) -> list[types.Content]:
+    """Makes neighbors one: messages of the user, and results of parallel calls."""
+    turns: list[types.Content] = []
+    for content in mend_contents(contents):
+        parts = [p for p in parts_of(content) if p.text != "" or p.thought_signature]
+        before = turns[-1] if turns and parts else content
+        are_users = before.role == content.role == "user"
+        is_alike = is_message(before) == is_message(content)
+        if before is not content and are_users and is_alike:
+            parts = [*parts_of(turns.pop()), *parts]
+        if parts:
+            turns.append(content.model_copy(update={"parts": parts}))
+    return turns
+
+
+def _sign_calls(contents: list[types.Content], end: int) -> list[types.Content]:
+    """Gives the first call of each step of the running turn a signature.
+
+    Those before `end` were refused, so that they lose their own.
+    """
+    signed = list(contents)
+    for index in range(find_running_turn(contents), len(contents)):
+        parts = list(contents[index].parts or ())
+        calls = (i for i, part in enumerate(parts) if part and part.function_call)
+        if (first := next(calls, None)) is None:
+            continue
+        if index < end or not parts[first].thought_signature:
+            update = {"thought_signature": _DUMMY_SIGNATURE}
+            parts[first] = parts[first].model_copy(update=update)
+            signed[index] = contents[index].model_copy(update={"parts": parts})
+    return signed

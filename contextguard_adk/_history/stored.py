@@ -113,8 +113,8 @@ class AgentRecord(_Stored):
     """What the guard keeps of an agent in a scope, and what one model has shown it.
 
     A provider that names `learned_output_tokens` has refused a sum of input and output.
-    `has_recall` says that the agent's requests declare the recall tool; `refused` is
-    what helped where the provider refused a history.
+    `has_recall` says that the agent's requests declare the recall tool; `helped`
+    is what helped where the provider refused a history.
     """
 
     version: Literal[1] = 1
@@ -124,7 +124,7 @@ class AgentRecord(_Stored):
     learned_correction: float | None = Field(default=None, ge=1, le=100)
     summary: StoredSummary | None = None
     has_recall: bool | None = None
-    refused: dict[str, Annotated[str, Field(max_length=256)]] | None = Field(
+    helped: dict[str, Annotated[str, Field(max_length=256)]] | None = Field(
         default=None, max_length=16
     )
 

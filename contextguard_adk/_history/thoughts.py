@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import logging
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 from google.genai import types
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -27,8 +26,6 @@ from contextguard_adk._providers.clients import name_client
 
 if TYPE_CHECKING:
     from google.adk.events.event import Event
-
-logger = logging.getLogger("contextguard_adk.thoughts")
 
 SEAL_KEY = "context_guard_seal"
 """Where an event's `custom_metadata` holds the seal of its thoughts."""
@@ -42,8 +39,8 @@ _VERSION = re.compile(
     r"(fable|mythos|opus|sonnet|haiku)-(\d{1,2})(?:[-.](\d{1,2}))?(?!\d)"
 )
 _FIRST_TO_BIND = {"fable": (5, 1), "mythos": (5, 1)}
-_SIGNING = re.compile(r"gemini-([3-9]|\d\d)")
 _OLD_CLAUDE = re.compile(r"claude-(instant|\d)")
+_Short = Annotated[str, Field(max_length=64)]
 
 
 @dataclass(frozen=True)
@@ -55,13 +52,11 @@ class Thinker:
         family: The models that read its thoughts; "" where the name is an alias.
         binds: Whether it checks a thought against what stood before it; None where
             that is unknown.
-        wants_signatures: Whether each step of the running turn must be signed.
     """
 
     client: str
     family: str
-    binds: bool | None = None
-    wants_signatures: bool = False
+    binds: bool | None
 
     @classmethod
     def of(cls, llm: object, model: str, binds: bool | None = None) -> Thinker:
@@ -71,8 +66,12 @@ class Thinker:
             family = "claude"
         if binds is None and family:
             binds = _binds(model.lower()) if family == "claude" else False
-        signs = client == "Gemini" and _SIGNING.search(model) is not None
-        return cls(client, family, binds, signs)
+        return cls(client, family, binds)
+
+    @property
+    def writer(self) -> str:
+        """Whose thoughts it can send back."""
+        return f"{self.client}/{self.family}"
 
     @property
     def may_bind(self) -> bool:
@@ -108,55 +107,62 @@ class Seal(BaseModel):
 
     model_config = ConfigDict(frozen=True, strict=True)
 
-    client: str = Field(max_length=64)
-    family: str = Field(max_length=64)
-    system: str = Field(max_length=32)
-    tools: str = Field(max_length=32)
-    messages: str = Field(max_length=32)
-    own: str = Field(max_length=32)
-    before: str = Field(default="", max_length=32)
-    count: int = Field(default=0, ge=0)
+    writer: _Short
+    system: _Short
+    tools: _Short
+    messages: _Short
+    own: _Short
+    before: _Short
+    count: int = Field(ge=0)
 
 
 @dataclass(frozen=True)
 class SealedRequest:
-    """A request whose thoughts hold, to seal its answer with."""
+    """A request to seal the answer of; `names` are of the thoughts in it.
+
+    `changed` says what is not as it was for the newest thoughts, `has_lost_some`
+    whether thoughts of the running turn were left out.
+    """
 
     thinker: Thinker
     contents: list[types.Content]
+    memo: Memo
     system: str = ""
     tools: str = ""
-    names: Sequence[str] = ()  # Of the thoughts in it.
-    changed: str = ""  # What is not as it was for the newest thoughts.
-    has_lost_some: bool = False  # Of the running turn.
-    memo: Memo = field(default_factory=Memo)
+    names: Sequence[str] = ()
+    changed: str = ""
+    has_lost_some: bool = False
 
     def seal(self, answer: types.Content | None) -> dict[str, Any] | None:
         """Returns the seal of an answer as JSON; None where there is none to make."""
         if answer is None or not (own := _name_thoughts(answer)) or not self.system:
             return None
-        *_, digest = _digest_before([*self.contents, answer], self.memo)
-        return Seal(
-            client=self.thinker.client,
-            family=self.thinker.family,
+        *_, messages = _digest_before([*self.contents, answer], self.memo)
+        seal = Seal(
+            writer=self.thinker.writer,
             system=self.system,
             tools=self.tools,
-            messages=digest,
+            messages=messages,
             own=own,
             before=self.names[-1] if self.names else "",
             count=len(self.names),
-        ).model_dump()
+        )
+        return seal.model_dump()
 
 
 @dataclass(frozen=True)
 class _Thoughts:
-    """The signed thoughts of one content of a request."""
+    """The signed thoughts of one content of a request.
+
+    `messages` digests what stands before them; another client or family of models
+    wrote `is_foreign` ones.
+    """
 
     index: int
     name: str
-    digest: str  # Of the messages before them.
+    messages: str
     seal: Seal | None
-    is_foreign: bool  # Another family or client wrote them.
+    is_foreign: bool
 
 
 def leave_out_thoughts(
@@ -175,41 +181,26 @@ def leave_out_thoughts(
     thinker, contents = request.thinker, request.contents
     has_any = any(map(_name_thoughts, contents))
     if thinker.is_checked and (has_any or thinker.family):
-        system, tools = _digest_config(config)
-        request = replace(request, system=system, tools=tools)
+        system = canonical_json(_plain(config.system_instruction))
+        tools = _digest(sorted(_spell_tools(config)))
+        request = replace(request, system=_digest([system]), tools=tools)
     if not has_any:
         return request
     found = list(_find_thoughts(request, events))
-    names = [each.name for each in found]
-    start = names.index(gone) + 1 if gone in names else 0
-    standing: list[_Thoughts] = []
-    for each in found[start:]:
-        # What was not sent with later thoughts does not come back.
-        if each.seal and thinker.is_checked:
-            sent = [e.name for e in standing]
-            end = sent.index(each.seal.before) + 1 if each.seal.before in sent else 0
-            standing = standing[max(0, end - each.seal.count) : end]
-        standing.append(each)
-    kept = [e for e in standing if not e.is_foreign]
-    changed, turn_start = "", find_running_turn(contents)
+    kept, changed, turn_start = found, "", 0
     if thinker.is_checked:
-        if found[-1].seal and not found[-1].is_foreign:
-            changed = _find_change(request, found[-1])
-        loose = {
-            each.index
-            for each in kept
-            if (_find_change(request, each) if each.seal else is_changed)
-        }
-        kept = [e for e in kept if e.index not in loose]
+        changed = "" if found[-1].is_foreign else _find_change(request, found[-1], "")
+        unsealed = "the request" if is_changed else ""
+        kept = _find_standing(found, gone)
+        kept = [e for e in kept if not _find_change(request, e, unsealed)]
+        turn_start = find_running_turn(contents)
         if not thinker.binds:
-            turn = [e for e in found if e.index >= turn_start and not e.is_foreign]
-            kept = [e for e in kept if e.index < turn_start] + turn
+            kept = [e for e in kept if e.index < turn_start]
+            kept += [e for e in found if e.index >= turn_start]
+    kept = [e for e in kept if not e.is_foreign]
     lost = {e.index for e in found} - {e.index for e in kept}
     if lost:
-        left = (
-            without_thoughts(content) if i in lost else content
-            for i, content in enumerate(contents)
-        )
+        left = (without_thoughts(c) if i in lost else c for i, c in enumerate(contents))
         contents = [content for content in left if content is not None]
     return replace(
         request,
@@ -220,9 +211,65 @@ def leave_out_thoughts(
     )
 
 
+def _find_standing(found: Sequence[_Thoughts], gone: str) -> list[_Thoughts]:
+    """Those that were sent again with all later ones, as the seals of these tell."""
+    names = [each.name for each in found]
+    standing: list[_Thoughts] = []
+    for each in found[names.index(gone) + 1 if gone in names else 0 :]:
+        if seal := each.seal:
+            sent = [e.name for e in standing]
+            end = sent.index(seal.before) + 1 if seal.before in sent else 0
+            standing = standing[max(0, end - seal.count) : end]
+        standing.append(each)
+    return standing
+
+
+def _find_change(request: SealedRequest, thoughts: _Thoughts, unsealed: str) -> str:
+    """What is not as it was when thoughts were written; "" where all is."""
+    if (seal := thoughts.seal) is None:
+        return unsealed
+    if seal.system != request.system:
+        return "the system instruction"
+    if seal.tools != request.tools:
+        return "the tools"
+    is_same = (seal.messages, seal.own) == (thoughts.messages, thoughts.name)
+    return "" if is_same else f"one of the first {thoughts.index} messages"
+
+
+def _find_thoughts(
+    request: SealedRequest, events: Sequence[Event]
+) -> Iterator[_Thoughts]:
+    """Finds the signed thoughts of a request, with the seals of their events."""
+    thinker = request.thinker
+    written: dict[bytes | None, tuple[Seal | None, str]] = {}
+    for event in events:
+        if signed := _find_signed(event.content):
+            seal = _read_seal((event.custom_metadata or {}).get(SEAL_KEY))
+            family = _name_family(getattr(event, "model_version", None) or "")
+            written |= {part.thought_signature: (seal, family) for part in signed}
+    digests = _digest_before(request.contents, request.memo)
+    for index, (content, messages) in enumerate(
+        zip(request.contents, digests, strict=True)
+    ):
+        if signed := _find_signed(content):
+            seal, family = written.get(signed[0].thought_signature, (None, ""))
+            is_known = bool(family and thinker.family)
+            is_foreign = is_known and family != thinker.family
+            if seal:
+                is_foreign = seal.writer != thinker.writer
+            yield _Thoughts(index, _name_thoughts(content), messages, seal, is_foreign)
+
+
+def _read_seal(value: object) -> Seal | None:
+    try:
+        return Seal.model_validate(value)
+    except ValidationError:
+        return None
+
+
 def without_thoughts(content: types.Content) -> types.Content | None:
     """A content without its signed thoughts; None where nothing else is in it."""
-    if not _name_thoughts(content):
+    if not _find_signed(content):
         return content
     parts = [part for part in parts_of(content) if not _is_signed(part)]
     return content.model_copy(update={"parts": parts}) if parts else None
@@ -237,57 +284,19 @@ def _is_signed(part: types.Part) -> bool:
     return bool(part.thought and part.thought_signature)
 
 
+def _find_signed(content: types.Content | None) -> list[types.Part]:
+    return [part for part in parts_of(content) if _is_signed(part)]
+
+
 def _name_thoughts(content: types.Content) -> str:
     """A digest of the signatures of a content's thoughts; "" where it has none."""
-    signed = [p.thought_signature or b"" for p in parts_of(content) if _is_signed(p)]
-    return _digest(b"%d:%b" % (len(each), each) for each in signed) if signed else ""
+    signed = [part.thought_signature or b"" for part in _find_signed(content)]
+    return _digest(signed) if signed else ""
 
 
-def _digest(said: Iterator[bytes]) -> str:
-    return hashlib.blake2b(b"".join(said), digest_size=6).hexdigest()
-
-
-def _find_thoughts(
-    request: SealedRequest, events: Sequence[Event]
-) -> Iterator[_Thoughts]:
-    """Finds the signed thoughts of a request, with the seals of their events."""
-    thinker, contents = request.thinker, request.contents
-    sealed: dict[bytes, tuple[Seal | None, str]] = {}
-    for event in events:
-        if signed := [p for p in parts_of(event.content) if _is_signed(p)]:
-            seal = _read_seal((event.custom_metadata or {}).get(SEAL_KEY))
-            family = _name_family(getattr(event, "model_version", None) or "")
-            sealed |= {p.thought_signature or b"": (seal, family) for p in signed}
-    digests = _digest_before(contents, request.memo)
-    for index, (content, digest) in enumerate(zip(contents, digests, strict=True)):
-        if not (name := _name_thoughts(content)):
-            continue
-        first = next(p.thought_signature for p in parts_of(content) if _is_signed(p))
-        seal, family = sealed.get(first or b"", (None, ""))
-        if seal is not None:
-            is_foreign = (seal.client, seal.family) != (thinker.client, thinker.family)
-        else:
-            is_foreign = family not in ("", thinker.family) and thinker.family != ""
-        yield _Thoughts(index, name, digest, seal, is_foreign)
-
-
-def _read_seal(value: object) -> Seal | None:
-    try:
-        return Seal.model_validate(value)
-    except ValidationError:
-        return None
-
-
-def _find_change(request: SealedRequest, thoughts: _Thoughts) -> str:
-    """What differs from what thoughts with a seal were written after; "" if nothing."""
-    if (seal := thoughts.seal) is None:
-        return ""
-    if seal.system != request.system:
-        return "the system instruction"
-    if seal.tools != request.tools:
-        return "the tools"
-    is_same = (seal.messages, seal.own) == (thoughts.digest, thoughts.name)
-    return "" if is_same else f"the messages up to number {thoughts.index}"
+def _digest(said: Iterable[bytes]) -> str:
+    spelled = b"".join(b"%d:%b" % (len(each), each) for each in said)
+    return hashlib.blake2b(spelled, digest_size=6).hexdigest()
 
 
 def _digest_before(contents: Sequence[types.Content], memo: Memo) -> Iterator[str]:
@@ -303,7 +312,7 @@ def _digest_before(contents: Sequence[types.Content], memo: Memo) -> Iterator[st
 
 
 def _spell_message(role: str | None, parts: Sequence[types.Part], memo: Memo) -> bytes:
-    """Fingerprints a message without its thoughts; nothing else is nothing."""
+    """Fingerprints a message without its thoughts; of thoughts alone it is empty."""
     said = [part for part in parts if not _is_signed(part)]
     if not said:
         return b""
@@ -313,14 +322,11 @@ def _spell_message(role: str | None, parts: Sequence[types.Part], memo: Memo) ->
     return memo.get(fingerprint, content, said, role) + ids.encode()
 
 
-def _digest_config(config: types.GenerateContentConfig) -> tuple[str, str]:
-    """Digests of the system instruction and of the tools, whatever their order."""
-    tools: list[bytes] = []
+def _spell_tools(config: types.GenerateContentConfig) -> Iterator[bytes]:
+    """Each declared function, and each tool of another kind, as JSON."""
     for tool in config.tools or ():
         declared: Sequence[object] = getattr(tool, "function_declarations", None) or ()
-        tools += [canonical_json(_plain(each)) for each in declared or [tool]]
-    system = canonical_json(_plain(config.system_instruction))
-    return _digest(iter([system])), _digest(iter(sorted(tools)))
+        yield from (canonical_json(_plain(each)) for each in declared or [tool])
 
 
 def _plain(value: Any) -> Any:
@@ -334,24 +340,21 @@ def _plain(value: Any) -> Any:
 def show_omitted(contents: list[types.Content], client: str) -> list[types.Content]:
     """Gives thoughts without text one, so that ADK sends them back as thoughts.
 
-    ADK's Claude class sends those as redacted ones, which the provider refuses. It
-    ignores what stands in a thought whose text it has left out itself.
+    ADK's Claude class would send them as redacted ones, which the provider refuses. It
+    ignores the text of a thought whose text it has left out itself.
     """
     if client != "AnthropicLlm" or not _omitted_become_redacted():
         return contents
-    shown = []
-    for content in contents:
-        old = content.parts or []
-        parts = [
-            p.model_copy(update={"text": "."})
-            if p and p.text == "" and _is_signed(p)
-            else p
-            for p in old
-        ]
-        is_same = all(new is p for new, p in zip(parts, old, strict=True))
-        shown.append(
-            content if is_same else content.model_copy(update={"parts": parts})
-        )
+    shown = list(contents)
+    for index, content in enumerate(contents):
+        if any(part.text == "" for part in _find_signed(content)):
+            parts = [
+                part.model_copy(update={"text": "."})
+                if _is_signed(part) and part.text == ""
+                else part
+                for part in parts_of(content)
+            ]
+            shown[index] = content.model_copy(update={"parts": parts})
     return shown
 
 
@@ -362,7 +365,6 @@ def _omitted_become_redacted() -> bool:
     part = types.Part(text="", thought=True, thought_signature=b"x")
     content = types.Content(role="model", parts=[part])
     try:
-        message = anthropic_llm.content_to_message_param(content)
-        return "redacted_thinking" in str(message)
+        return "redacted" in str(anthropic_llm.content_to_message_param(content))
     except Exception:  # noqa: BLE001 - ADK 2.0 sends no thoughts at all.
         return False

@@ -15,7 +15,7 @@ from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.genai import types
 
-from contextguard_adk._calls.refusals import answer_refusal, parse_refusal
+from contextguard_adk._calls.outgoing import parse_refusal
 from contextguard_adk._history.rendering import render_head
 from contextguard_adk._measuring.calibration import DEFAULT_CORRECTION, MAX_RATIO
 from contextguard_adk._measuring.tokens import Memo, estimate_config_tokens
@@ -76,40 +76,37 @@ class Recovery:
     async def answer(self, refusal: str) -> LlmResponse | None:
         """Asks again in the form that helps against a refusal; None if nothing did."""
         outcome = None
-        known = self._call.outgoing.answers
+        helped = self._call.outgoing.helped
         contents = self._call.render()
         if self._prepare(refusal, contents):
             outcome = await self._send(contents)
         if isinstance(outcome, Overflow):
             return await self.run(outcome)
         if not self._sent.is_recovered:
-            self._call.state.note(refused=known or None)
+            self._call.state.note(helped=helped or None)
             return None  # The caller gets the provider's own words.
         return outcome
 
     def _prepare(self, refusal: str, contents: Sequence[types.Content]) -> bool:
         """Keeps what helps against a refusal, once for each kind and request."""
-        call, known = self._call, self._call.outgoing.answers
-        sealed = call.outgoing.sealed or self._sent.sealed
+        call, outgoing = self._call, self._call.outgoing
+        sealed = outgoing.sealed or self._sent.sealed
         has_lost_some = sealed is not None and sealed.has_lost_some
-        # At last all is told as text.
-        for kind in (refusal, "flat") if refusal else ():
-            model = call.limits.model
-            helps = answer_refusal(kind, known, contents, model, has_lost_some)
-            if kind not in self._answered and helps != known:
-                break
-        else:
-            return False
-        self._answered.add(kind)
-        call.state.note(refused=helps)
-        if refusal not in (refusals := call.limits.session.refusals):
-            refusals.add(refusal)
-            logger.warning(
-                "The provider refused a request of agent %r for its form (%s); it is "
-                "sent again in another one, which later requests keep.",
-                *(call.agent, refusal),
-            )
-        return True
+        for kind in (refusal, "flat") if refusal else ():  # At last as plain text.
+            helps = outgoing.find_help(kind, contents, has_lost_some)
+            if kind in self._answered or helps == outgoing.helped:
+                continue
+            self._answered.add(kind)
+            call.state.note(helped=helps)
+            if refusal not in (refusals := call.limits.session.refusals):
+                refusals.add(refusal)
+                logger.warning(
+                    "The provider refused a request of agent %r for its form (%s); it "
+                    "is sent again in another one, which later requests keep.",
+                    *(call.agent, refusal),
+                )
+            return True
+        return False
 
     def _learn(self, overflow: Overflow) -> None:
         """Remembers the limit that a rejection shows, once for each."""
