@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from google.genai import types
 
 from contextguard_adk._history.shown import name_run
-from contextguard_adk._history.state import RunWrites
+from contextguard_adk._history.state import COMPACTED_KEY, RunWrites
 from contextguard_adk._history.stored import StoredSummary
 from contextguard_adk._history.thoughts import SEAL_KEY, SealedRequest
 from contextguard_adk._measuring.tokens import Memo
@@ -198,7 +198,7 @@ class Run:
 
     def __init__(self, invocation: InvocationContext) -> None:
         self.invocation_id = invocation.invocation_id
-        self.writes = RunWrites()
+        self.writes = RunWrites(invocation.session.state)
         self.calls: dict[CallKey, CallInFlight] = {}
         # For the next event.
         self.descriptions: dict[CallKey, dict[str, Any]] = {}
@@ -223,8 +223,14 @@ class Run:
         self._paid.append(session)
 
     def hand_over(self, event: Event, state: Mapping[str, Any]) -> None:
-        self.writes.hand_over(state, event.actions.state_delta)
         key = event.author, branch_scope(event)
+        if delta := self.writes.take(key[1], state) | event.actions.state_delta:
+            # ADK's web UI labels an event by the first key.
+            keys = sorted(delta, key=lambda name: not name.startswith(COMPACTED_KEY))
+            update: dict[str, Any] = {"state_delta": {key: delta[key] for key in keys}}
+            update["artifact_delta"] = {**event.actions.artifact_delta}
+            # The partial events of the call have the same actions.
+            event.actions = event.actions.model_copy(update=update)
         if self.writes.owners and event.is_final_response():
             self.writes.owners.discard("@".join(key))
         told = {METADATA_KEY: self.descriptions, SEAL_KEY: self.seals}
@@ -253,8 +259,9 @@ class Memory:
         self.tasks = SummaryTasks()
         # Name and version of what no event has named yet.
         self.artifacts: BoundedDict[SessionKey, tuple[str, int]] = BoundedDict()
-        # By the identity of a session object, and by invocation.
-        self._runs: dict[int, dict[str, Run]] = {}
+        # By the identity of a session's state: the sessions that have it, and by
+        # invocation. ADK 2.0 gives each node of a workflow a copy of the session.
+        self._runs: dict[int, tuple[set[int], dict[str, Run]]] = {}
 
     def session(self, key: SessionKey) -> SessionMemory:
         """What is remembered of an agent in a session."""
@@ -278,9 +285,11 @@ class Memory:
         which services make anew for each run.
         """
         session, run_id = invocation.session, invocation.invocation_id
-        if (runs := self._runs.get(id(session))) is None:
-            self._runs[id(session)] = runs = {}
-            weakref.finalize(session, self._leave, id(session)).atexit = False
+        place = id(session.state), id(session)
+        sessions, runs = self._runs.setdefault(place[0], (set(), {}))
+        if place[1] not in sessions:
+            sessions.add(place[1])
+            weakref.finalize(session, self._leave, *place).atexit = False
         if (run := runs.get(run_id)) is None:
             runs[run_id] = run = Run(invocation)
         return run
@@ -302,12 +311,16 @@ class Memory:
     def pop_run(self, invocation: InvocationContext) -> Run:
         """What is remembered of a run that has ended; it is forgotten."""
         run = self.run(invocation)
-        self._runs[id(invocation.session)].pop(run.invocation_id, None)
+        self._runs[id(invocation.session.state)][1].pop(run.invocation_id, None)
         return run
 
-    def _leave(self, session_id: int) -> None:
-        for run in self._runs.pop(session_id, {}).values():
-            run.settle()
+    def _leave(self, state_id: int, session_id: int) -> None:
+        sessions, runs = self._runs[state_id]
+        sessions.discard(session_id)
+        if not sessions:
+            del self._runs[state_id]
+            for run in runs.values():
+                run.settle()
 
 
 def name_session(invocation: InvocationContext) -> str:

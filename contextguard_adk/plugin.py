@@ -296,11 +296,10 @@ class ContextGuardPlugin(BasePlugin):
     async def on_event_callback(
         self, *, invocation_context: InvocationContext, event: Event
     ) -> None:
-        """Has the event carry what ADK dropped with an earlier one of the run, and tell
-        of a compaction or a recovery."""
+        """Has the event carry what was written for it, and tell of a compaction or a
+        recovery."""
         try:
-            if not self._settings.observe:
-                self._guard.memory.hand_over(event, invocation_context)
+            self._guard.memory.hand_over(event, invocation_context)
         except Exception as error:  # noqa: BLE001 - a turn must not end here.
             _log_failure("The guard could not have an event carry its state", error)
 

@@ -66,26 +66,32 @@ def request_compaction(
 
 @dataclass
 class RunWrites:
-    """What the guard has written to session state in one run.
+    """What the guard has written to session state in one run, and no event has brought.
 
-    ADK drops some events with their `state_delta`: code executors replace that of the
-    model. What no event has carried, the next one does.
+    ADK puts what a callback writes on every partial event of a streamed answer, and
+    drops some events with it: code executors replace that of the model. So it is
+    written to the run's own copy of the state, and waits here by scope.
     """
 
-    pending: dict[str, Any] = field(default_factory=dict)
+    state: dict[str, Any] = field(default_factory=dict)
+    pending: dict[str, dict[str, Any]] = field(default_factory=dict)
     owners: set[str] = field(default_factory=set)  # Agents at work, with their scopes.
 
-    def hand_over(self, state: Mapping[str, Any], delta: dict[str, Any]) -> None:
-        """Adds what is pending to the delta of an event, unless it is out of date."""
-        while self.pending:
-            key, value = self.pending.popitem()
-            if state.get(key) == value:  # Else somebody has written to it since.
-                delta.setdefault(key, value)
-        # ADK's web UI labels an event by the first key.
-        if first := {k: v for k, v in delta.items() if k.startswith(COMPACTED_KEY)}:
-            others = dict(delta)
-            delta.clear()
-            delta.update(first | others)
+    def write(self, scope: str, key: str, value: object) -> None:
+        """Shows a value to all that read it in this run; an event is to bring it."""
+        self.state[key] = self.pending.setdefault(scope, {})[key] = value
+
+    def take(self, scope: str, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Takes what the next event of a scope brings, unless it is out of date.
+
+        In one scope agents work one after another. Where there is no branch any more,
+        all are done: what is left has had no event.
+        """
+        scopes = [scope] if scope else [*self.pending]
+        taken = [self.pending.pop(each, {}) for each in scopes]
+        items = [item for written in taken for item in written.items()]
+        # Else somebody has written to it since.
+        return {key: value for key, value in items if state.get(key) == value}
 
 
 class AgentState:
@@ -206,7 +212,9 @@ class AgentState:
                 self._note_scope()
 
     def _set(self, key: str, value: object) -> None:
-        self._state[key] = self._run.pending[key] = value
+        self._run.write(self._scope, key, value)
+        if self._state.get(key) != value:  # Another's is on the same event.
+            self._state[key] = value
 
     def _note_scope(self) -> None:
         """Makes this scope the newest, and clears the oldest beyond `MAX_SCOPES`."""
