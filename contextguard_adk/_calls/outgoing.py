@@ -6,6 +6,7 @@ helped is kept in session state, so that later requests begin with the same byte
 
 from __future__ import annotations
 
+import itertools
 import logging
 import re
 from collections import Counter
@@ -21,6 +22,7 @@ from contextguard_adk._history.pairs import (
     is_message,
     media_parts,
     parts_of,
+    result_media,
 )
 from contextguard_adk._history.rendering import join_messages, mend_contents
 from contextguard_adk._history.thoughts import (
@@ -103,6 +105,8 @@ class Outgoing:
             contents = _flatten(contents, end)
         if helped.get("shape"):
             contents = _take_turns(contents)
+        elif thinker.client == "LiteLlm" and is_changed:
+            contents = _take_turns(contents, limits.request.contents)
         end = _find_end(contents, helped.get("signed", ""))
         if end or (thinker.client == "Gemini" and _SIGNING.search(limits.model)):
             contents = _sign_calls(contents, end)
@@ -186,23 +190,38 @@ def _flatten(contents: Sequence[types.Content], end: int) -> list[types.Content]
     told = [entry.text for entry in render_entries(contents, range(end))]
     parts = [types.Part(text="\n\n".join([_FLAT_HEAD, *told, _FLAT_END]))]
     for content in contents[:end]:
-        parts += media_parts(content)
+        results = (part.function_response for part in parts_of(content))
+        media = [result_media(response) for response in results if response]
+        parts += itertools.chain(media_parts(content), *media)
     message = types.Content(role="user", parts=parts)
-    return join_messages((), [message], contents[end:])
+    return join_messages([message], contents[end:])
 
 
-def _take_turns(contents: list[types.Content]) -> list[types.Content]:
-    """Makes neighbors one: messages of the user, and results of parallel calls."""
+def _take_turns(
+    contents: list[types.Content], others: Sequence[types.Content] = ()
+) -> list[types.Content]:
+    """Makes neighbors one: messages of the user, and results of parallel calls.
+
+    Chat templates may want user and model in turn. `others` stay apart from each other.
+    """
+    apart = set(map(id, others))
     turns: list[types.Content] = []
     for content in mend_contents(contents):
         parts = [p for p in parts_of(content) if p.text != "" or p.thought_signature]
-        before = turns[-1] if turns and parts else content
-        are_users = before.role == content.role == "user"
-        is_alike = is_message(before) == is_message(content)
-        if before is not content and are_users and is_alike:
+        if not parts:
+            continue
+        before = turns[-1] if turns else None
+        if (
+            before is not None
+            and before.role == content.role == "user"
+            and is_message(before) == is_message(content)
+            and not {id(before), id(content)} <= apart
+        ):
             parts = [*parts_of(turns.pop()), *parts]
-        if parts:
-            turns.append(content.model_copy(update={"parts": parts}))
+        is_same = len(parts) == len(content.parts or ())
+        turns.append(
+            content if is_same else content.model_copy(update={"parts": parts})
+        )
     return turns
 
 

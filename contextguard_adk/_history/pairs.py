@@ -70,6 +70,12 @@ def media_parts(content: types.Content | None) -> list[types.Part]:
     return [p for p in parts_of(content) if p.inline_data or p.file_data]
 
 
+def result_media(response: types.FunctionResponse) -> list[types.Part]:
+    """Returns the images and files of a result, each as a part of its own."""
+    files = response.parts or ()
+    return [types.Part.model_validate(f.model_dump(exclude_none=True)) for f in files]
+
+
 def is_relay(content: types.Content) -> bool:
     """Returns whether a content looks like ADK's rendering of another agent's event."""
     parts = parts_of(content)

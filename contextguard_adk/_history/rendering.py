@@ -14,6 +14,7 @@ from contextguard_adk._history.pairs import (
     is_message,
     media_parts,
     parts_of,
+    result_media,
     take_call,
 )
 from contextguard_adk._history.truncation import (
@@ -64,25 +65,20 @@ def render_request(
     first = min(covered, default=min(view.history, default=0))
     before = [contents[i] for i in range(first) if i not in covered]
     behind = [contents[i] for i in range(first, len(contents)) if i not in covered]
-    return mend_contents(join_messages(before, head, behind))
+    return mend_contents([*before, *join_messages(head, behind)])
 
 
 def join_messages(
-    before: Sequence[types.Content],
-    own: Sequence[types.Content],
-    behind: Sequence[types.Content],
+    own: Sequence[types.Content], behind: Sequence[types.Content]
 ) -> list[types.Content]:
-    """Makes what the guard says and the user's messages beside it one message.
+    """Makes what the guard says, and a user's message behind it, one message.
 
     Chat templates may want user and model in turn.
     """
-    first, last = before[-1:], behind[:1]
-    joined = [*filter(is_message, first), *own, *filter(is_message, last)]
+    count = len(behind[:1]) if behind and is_message(behind[0]) else 0
+    joined = [*own, *behind[:count]]
     parts = [part for content in joined for part in parts_of(content)]
-    rest = [content for content in first if not is_message(content)]
-    rest += [types.Content(role="user", parts=parts)]
-    rest += [content for content in last if not is_message(content)]
-    return [*before[:-1], *rest, *behind[1:]]
+    return [types.Content(role="user", parts=parts), *behind[count:]]
 
 
 def shorten_results(
@@ -136,8 +132,7 @@ def _tell_results(
         text = json_text(response.response or {}).decode("utf-8", "replace")
         head = _LONE_RESULT.format(name=response.name)
         told.append(types.Part(text=f"{head}\n{text}"))
-        for file in response.parts or ():
-            told.append(types.Part.model_validate(file.model_dump(exclude_none=True)))
+        told += result_media(response)
     kept = [part for part in parts_of(content) if not any(part is p for p in lone)]
     rest = [content.model_copy(update={"parts": kept})] if kept else []
     return [*rest, types.Content(role="user", parts=told)]

@@ -42,7 +42,7 @@ def reduce_contents(
     scale = _Scale(factor, memo or Memo())
     first = list(head) or [_user_content(NOTICE)]
     if scale.cost([*first, *contents]) <= room_tokens:
-        return mend_contents(join_messages((), first, contents))
+        return mend_contents(join_messages(first, contents))
     if live_index is None and not head:
         texts = (i for i, item in enumerate(contents) if is_user_text(item))
         live_index = max(texts, default=None)
@@ -77,7 +77,7 @@ def reduce_contents(
     if done := write_done_list(contents, left_out, done_tokens, count):
         first = [*head, _user_content(done if head else f"{NOTICE}\n\n{done}")]
     rest = [kept[index] for index in sorted(kept)]
-    return mend_contents(join_messages((), first, rest))
+    return mend_contents(join_messages(first, rest))
 
 
 def _user_content(text: str) -> types.Content:
