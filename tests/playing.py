@@ -1,0 +1,211 @@
+"""Plays turns of an agent with tools through a real Runner, against a fake provider."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from google.adk.agents import LlmAgent
+from google.adk.events.event import Event
+from google.adk.models.base_llm import BaseLlm
+from google.adk.plugins.base_plugin import BasePlugin
+from google.adk.sessions import DatabaseSessionService
+from google.genai import types
+
+from contextguard_adk import CompactionRecord, ContextGuardPlugin, Strategy
+from tests.builders import Chat
+from tests.fake_claude import FakeClaude
+from tests.fake_provider import FakeProvider, Step
+
+INSTRUCTION = "You count the shelves of a warehouse and answer in one sentence."
+LOOK_UP_WORDS, LOG_WORDS = 240, 3_000
+
+
+def look_up(shelf: int) -> str:
+    """Tells what stands on a shelf."""
+    return f"Shelf {shelf}: " + f"crate {shelf} for Lisbon, " * (LOOK_UP_WORDS // 4)
+
+
+def read_log(shelf: int) -> str:
+    """Reads the whole log of a shelf, which is long."""
+    return "\n".join(f"{n}: shelf {shelf} was seen" for n in range(LOG_WORDS // 5))
+
+
+def weigh(shelf: int) -> dict[str, Any]:
+    """Weighs a shelf."""
+    return {"shelf": shelf, "kilograms": 40 + shelf}
+
+
+TOOLS = (look_up, read_log, weigh)
+
+
+def last_words(events: Sequence[Event]) -> str:
+    """The text of the last event that has one, without its thoughts."""
+    for event in reversed(events):
+        parts = event.content.parts if event.content else None
+        words = [part.text for part in parts or () if part.text and not part.thought]
+        if words and not event.partial:
+            return "".join(words)
+    return ""
+
+
+Plugins = Callable[[], Sequence[BasePlugin]]
+
+
+def none() -> Sequence[BasePlugin]:
+    """No plugins."""
+    return ()
+
+
+@dataclass
+class Turn:
+    """A turn that was played; lost is one that did not end in the expected words."""
+
+    expected: str
+    events: list[Event] = field(default_factory=list)
+    error: str = ""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the user did not get the answer."""
+        return last_words(self.events) != self.expected
+
+
+@dataclass
+class Player:
+    """A session with one agent, with or without a guard.
+
+    Attributes:
+        llm: Makes the agent's model.
+        strategy: What guards it; None plays without a guard.
+        before: Makes the plugins that run before the guard; `after` those behind it.
+        database: The file in which the session is; each turn then starts anew, with
+            another runner, guard and model. None keeps all in memory.
+        root: Makes the agent; None is one with `TOOLS`.
+        app: Settings of the app.
+    """
+
+    fake: FakeProvider
+    llm: Callable[[], BaseLlm]
+    strategy: Strategy | None = None
+    before: Plugins = none
+    after: Plugins = none
+    database: str | None = None
+    is_streaming: bool = False
+    root: Callable[[BaseLlm], Any] | None = None
+    agent: dict[str, Any] = field(default_factory=dict)
+    app: dict[str, Any] = field(default_factory=dict)
+    turns: list[Turn] = field(default_factory=list)
+    compactions: list[CompactionRecord] = field(default_factory=list)
+    compacted_at: list[int] = field(default_factory=list)
+    _chat: Chat | None = None
+    _shelves: itertools.count[int] = field(default_factory=itertools.count)
+
+    @property
+    def lost(self) -> list[str]:
+        """What ended the turns that were lost."""
+        return [turn.error or "no answer" for turn in self.turns if turn.is_lost]
+
+    def calls(self, *names: str) -> Step:
+        """A step that calls these tools at once, each for another shelf."""
+        return [(name, {"shelf": next(self._shelves)}) for name in names]
+
+    def steps(self, count: int, *, has_log: bool = False) -> list[Step]:
+        """Steps of one call each; the first one may read the long log."""
+        names = ["read_log" if has_log and not n else "look_up" for n in range(count)]
+        return [self.calls(name) for name in names]
+
+    async def play(self, turns: int = 6, calls: int = 4, log_turn: int = 1) -> None:
+        """Plays turns; one of them reads the long log."""
+        for number in range(turns):
+            await self.say(self.steps(calls, has_log=number == log_turn))
+
+    async def say(self, steps: Sequence[Step] = (), text: str = "") -> Turn:
+        """Plays one turn."""
+        number = len(self.turns)
+        turn = Turn(expected=f"Answer to request {number}.")
+        self.turns.append(turn)
+        self.fake.script.clear()
+        self.fake.script.extend([*steps, turn.expected])
+        chat = self._chat or self._open()
+        try:
+            turn.events = await chat.say(text or f"Request {number}: count on.")
+            turn.error = next(
+                (e.error_message for e in turn.events if e.error_message), ""
+            )
+        except Exception as error:  # noqa: BLE001 - a client may raise anything.
+            turn.error = f"{type(error).__name__}: {error}"
+        if self.database is None:
+            self._chat = chat
+        else:
+            await close(chat)
+        return turn
+
+    async def events(self) -> list[Event]:
+        """The session's events."""
+        chat = self._chat or self._open()
+        events = await chat.events()
+        if self.database is not None:
+            await close(chat)
+        return events
+
+    def _open(self) -> Chat:
+        plugins = [*self.before()]
+        if self.strategy is not None:
+            plugins.append(
+                ContextGuardPlugin(default=self.strategy, on_compaction=self._note)
+            )
+        plugins += self.after()
+        url = f"sqlite+aiosqlite:///{self.database}"
+        return Chat(
+            (self.root or self._make_agent)(self.llm()),
+            plugins,
+            is_streaming=self.is_streaming,
+            session_service=DatabaseSessionService(url) if self.database else None,
+            **self.app,
+        )
+
+    def _make_agent(self, llm: BaseLlm) -> LlmAgent:
+        settings = {"instruction": INSTRUCTION, "tools": [*TOOLS], **self.agent}
+        return LlmAgent(name="agent", model=llm, **settings)
+
+    def _note(self, record: CompactionRecord) -> None:
+        self.compactions.append(record)
+        self.compacted_at.append(len(self.fake.of_agent))
+
+
+async def close(chat: Chat) -> None:
+    """Closes a chat and its database."""
+    await chat.runner.close()
+    if isinstance(chat.sessions, DatabaseSessionService):
+        await chat.sessions.db_engine.dispose()
+
+
+def thinking(budget_tokens: int) -> types.GenerateContentConfig:
+    """A config that asks for thoughts."""
+    config = types.ThinkingConfig(thinking_budget=budget_tokens)
+    return types.GenerateContentConfig(thinking_config=config)
+
+
+CLAUDES: dict[str, tuple[str, int]] = {
+    "bound": ("claude-opus-5-5", -1),
+    "enabled": ("claude-sonnet-4-5", 2_000),
+    "adaptive": ("claude-opus-4-7", -1),
+}
+"""A model of each kind, and the budget that has it think and say what."""
+
+
+def claude(kind: str) -> BaseLlm:
+    """ADK's own client for a model of this kind."""
+    from google.adk.models.anthropic_llm import AnthropicLlm
+
+    return AnthropicLlm(model=CLAUDES[kind][0], max_tokens=1_000)
+
+
+def play_claude(fake: FakeClaude, **settings: Any) -> Player:
+    """A player of a model that thinks and says what."""
+    config = thinking(CLAUDES[fake.kind][1])
+    agent = {"generate_content_config": config, **settings.pop("agent", {})}
+    return Player(fake, lambda: claude(fake.kind), agent=agent, **settings)
