@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 from collections.abc import Iterator
@@ -201,10 +202,11 @@ class FakeClaude(FakeProvider):
         usual = "summarized" if self.kind == "enabled" else self.display
         display = (body.get("thinking") or {}).get("display", usual)
         thought = said.thought if display == "summarized" else ""
-        key = f"sig_{said.number}"
+        key = encode(f"thought {said.number}")
         blocks = [{"type": "thinking", "thinking": thought, "signature": key}]
         if self.redacts and said.number % 3 == 0:
-            blocks.append({"type": "redacted_thinking", "data": f"red_{said.number}"})
+            data = encode(f"redacted {said.number}")
+            blocks.append({"type": "redacted_thinking", "data": data})
         messages = read_messages(body)
         digest = digest_prefix(body, messages, len(messages), 0)
         chain = [signature_of(block) for _, _, block in list_thoughts(messages)]
@@ -219,6 +221,11 @@ class FakeClaude(FakeProvider):
         if not body.get("stream"):
             return answer
         return [event({"type": name, **data}, name) for name, data in stream(answer)]
+
+
+def encode(text: str) -> str:
+    """A text as signatures are spelled: LiteLLM decodes them."""
+    return base64.b64encode(text.encode()).decode()
 
 
 def thinking_of(body: dict[str, Any]) -> str | None:

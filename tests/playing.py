@@ -10,6 +10,7 @@ from typing import Any
 from google.adk.agents import LlmAgent
 from google.adk.events.event import Event
 from google.adk.models.base_llm import BaseLlm
+from google.adk.models.google_llm import Gemini
 from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.sessions import DatabaseSessionService
 from google.genai import types
@@ -17,6 +18,8 @@ from google.genai import types
 from contextguard_adk import CompactionRecord, ContextGuardPlugin, Strategy
 from tests.builders import Chat
 from tests.fake_claude import FakeClaude
+from tests.fake_gemini import FakeGemini
+from tests.fake_openai import FakeOpenAI
 from tests.fake_provider import FakeProvider, Step
 
 INSTRUCTION = "You count the shelves of a warehouse and answer in one sentence."
@@ -196,16 +199,59 @@ CLAUDES: dict[str, tuple[str, int]] = {
 }
 """A model of each kind, and the budget that has it think and say what."""
 
+CHATS: dict[str, str] = {
+    "openai": "openai/in-house",
+    "deepseek": "deepseek/deepseek-reasoner",
+    "kimi": "moonshot/kimi-k2-thinking",
+    "mistral": "mistral/mistral-large-latest",
+    "vllm-mistral": "hosted_vllm/mistral",
+    "vllm-gemma": "hosted_vllm/gemma",
+}
+"""A model of each kind, as LiteLLM names it."""
 
-def claude(kind: str) -> BaseLlm:
-    """ADK's own client for a model of this kind."""
+
+def claude(model: str) -> BaseLlm:
+    """ADK's own client for Claude."""
     from google.adk.models.anthropic_llm import AnthropicLlm
 
-    return AnthropicLlm(model=CLAUDES[kind][0], max_tokens=1_000)
+    return AnthropicLlm(model=model, max_tokens=1_000)
+
+
+def lite(model: str, address: str, **settings: Any) -> BaseLlm:
+    """ADK's client for LiteLLM."""
+    import litellm
+    from google.adk.models.lite_llm import LiteLlm
+
+    litellm.suppress_debug_info = True
+    place = {"api_base": address, "api_key": "key", "max_retries": 0}
+    if model.startswith("bedrock/"):
+        place = {
+            "aws_bedrock_runtime_endpoint": address,
+            "aws_access_key_id": "key",
+            "aws_secret_access_key": "key",
+            "aws_region_name": "us-east-1",
+        }
+    return LiteLlm(model=model, **{**place, "max_tokens": 1_000, **settings})
 
 
 def play_claude(fake: FakeClaude, **settings: Any) -> Player:
     """A player of a model that thinks and says what."""
-    config = thinking(CLAUDES[fake.kind][1])
-    agent = {"generate_content_config": config, **settings.pop("agent", {})}
-    return Player(fake, lambda: claude(fake.kind), agent=agent, **settings)
+    model, budget_tokens = CLAUDES[fake.kind]
+    agent = {"generate_content_config": thinking(budget_tokens)}
+    agent |= settings.pop("agent", {})
+    make = settings.pop("llm", lambda: claude(model))
+    return Player(fake, make, agent=agent, **settings)
+
+
+def play_gemini(fake: FakeGemini, address: str, **settings: Any) -> Player:
+    """A player of a model that signs its calls."""
+    make = settings.pop(
+        "llm", lambda: Gemini(model="gemini-3-pro-preview", base_url=address)
+    )
+    return Player(fake, make, **settings)
+
+
+def play_chat(fake: FakeOpenAI, address: str, **settings: Any) -> Player:
+    """A player of a model behind LiteLLM."""
+    make = settings.pop("llm", lambda: lite(CHATS[fake.kind], address))
+    return Player(fake, make, **settings)

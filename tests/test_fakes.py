@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from google.adk.agents.context_cache_config import ContextCacheConfig
 from google.adk.models.llm_request import LlmRequest
 
-from tests import fake_claude
+from tests import fake_claude, fake_gemini, fake_openai
 from tests.chats import Changing
 from tests.fake_claude import FakeClaude
-from tests.playing import CLAUDES, play_claude
+from tests.fake_gemini import FakeGemini
+from tests.fake_openai import CONVERSE_MODEL, FakeConverse, FakeOpenAI
+from tests.fake_provider import FakeProvider
+from tests.playing import (
+    CHATS,
+    CLAUDES,
+    Player,
+    lite,
+    play_chat,
+    play_claude,
+    play_gemini,
+)
 
 Serve = Callable[..., str]
 Body = dict[str, Any]
@@ -192,6 +205,29 @@ CHANGES: dict[str, tuple[str, Change, str]] = {
 }
 """To which model a change is sent, and what it says; "" where it answers."""
 
+_played: dict[str, FakeProvider] = {}
+
+
+async def played(key: str, player: Player) -> FakeProvider:
+    """A fake after two turns of two calls, of which the second may be parallel."""
+    if key not in _played:
+        first = player.calls("look_up")
+        await player.say([first, player.calls("look_up")])
+        pair = () if isinstance(player.fake, FakeClaude) else ("weigh",)
+        await player.say([player.calls("look_up", *pair), player.calls("look_up")])
+        assert not player.lost
+        _played[key] = player.fake
+    return copy.deepcopy(_played[key])
+
+
+def send(fake: FakeProvider, change: Change) -> tuple[int, str]:
+    """Sends the last request but one again, changed; a status, and what was said."""
+    exchange = fake.exchanges[-1]
+    body = copy.deepcopy(exchange.body)
+    change(body)
+    status, _ = fake.receive(exchange.path, body)
+    return status, fake.exchanges[-1].refused
+
 
 @pytest.mark.parametrize(("kind", "change", "words"), CHANGES.values(), ids=[*CHANGES])
 async def test_claude_refuses_a_history_that_was_changed(
@@ -200,17 +236,9 @@ async def test_claude_refuses_a_history_that_was_changed(
     """Where it may not be changed; it names the first block that is wrong."""
     fake = FakeClaude(kind=kind)
     serve(fake)
-    player = play_claude(fake)
-    await player.play(turns=1, calls=2)
-    await player.play(turns=1, calls=2)
-    body = copy.deepcopy(fake.exchanges[-1].body)
-    assert len(body["messages"]) == 11
-    change(body)
+    fake_then = await played(kind, play_claude(fake))
 
-    status, _ = fake.receive("/messages", body)
-
-    assert fake.exchanges[-1].refused == words
-    assert status == (400 if words else 200)
+    assert send(fake_then, change) == (400 if words else 200, words)
 
 
 async def test_claude_refuses_a_thought_that_is_put_back(serve: Serve) -> None:
@@ -295,3 +323,270 @@ async def test_a_fake_refuses_with_the_words_that_a_test_wants(serve: Serve) -> 
     fake.refusals.append("Else.")
     assert "Else." in (await player.say()).error
     assert not (await player.say()).is_lost
+
+
+async def test_claude_is_the_same_behind_litellm(serve: Serve) -> None:
+    """It gets the thoughts as it gave them."""
+    fake = FakeClaude()
+    address = serve(fake)
+    asked = {"type": "adaptive", "display": "summarized"}
+    model = lite("anthropic/claude-opus-5-5", address, thinking=asked)
+    agent = {"generate_content_config": None}
+    player = play_claude(fake, llm=lambda: model, agent=agent)
+    await player.play(turns=2, calls=2)
+    assert not player.lost
+    assert len([*fake_claude.list_thoughts(fake.exchanges[-1].body["messages"])]) == 5
+
+
+def part(n: int, m: int, **values: Any) -> Change:
+    """Changes fields of one part; None leaves a field out."""
+
+    def change(body: Body) -> None:
+        found = body["contents"][n]["parts"][m]
+        found.update(values)
+        for name in [name for name, value in values.items() if value is None]:
+            del found[name]
+
+    return change
+
+
+def without(key: str, *numbers: int) -> Change:
+    """Leaves contents or messages out."""
+
+    def change(body: Body) -> None:
+        body[key] = [each for n, each in enumerate(body[key]) if n not in numbers]
+
+    return change
+
+
+def swap_signatures(body: Body) -> None:
+    """Puts the signature of an older call on a newer one."""
+    older, newer = (body["contents"][n]["parts"][0] for n in (1, 7))
+    newer["thoughtSignature"] = older["thoughtSignature"]
+
+
+def split_answers(body: Body) -> None:
+    """Gives the answers to two calls in two contents."""
+    first, second = body["contents"][8]["parts"]
+    body["contents"][8]["parts"] = [first]
+    body["contents"].insert(9, {"role": "user", "parts": [second]})
+
+
+DUMMY = base64.b64encode(b"skip_thought_signature_validator").decode()
+
+GEMINI_CHANGES: dict[str, tuple[Change, str]] = {
+    "older signature gone": (part(1, 0, thoughtSignature=None), ""),
+    "older signature wrong": (part(1, 0, thoughtSignature="xxxx"), ""),
+    "signature gone": (
+        part(7, 0, thoughtSignature=None),
+        fake_gemini.NO_SIGNATURE.format("look_up", 8),
+    ),
+    "signature of a later step gone": (
+        part(9, 0, thoughtSignature=None),
+        fake_gemini.NO_SIGNATURE.format("look_up", 10),
+    ),
+    "dummy": (part(7, 0, thoughtSignature=DUMMY), ""),
+    "signature wrong": (
+        part(7, 0, thoughtSignature="xxxx"),
+        fake_gemini.WRONG_SIGNATURE,
+    ),
+    "signature of another call": (swap_signatures, fake_gemini.MOVED_SIGNATURE),
+    "turn gone": (without("contents", *range(6)), ""),
+    "result shortened": (part(8, 0, functionResponse={"name": "look_up"}), ""),
+    "call behind an answer": (without("contents", 6), fake_gemini.CALL_ORDER),
+    "answer gone": (without("contents", 10), fake_gemini.ANSWER_COUNT),
+    "call gone": (without("contents", 7), fake_gemini.ANSWER_ORDER),
+    "answers apart": (split_answers, fake_gemini.ANSWER_COUNT),
+    "begins with an answer": (without("contents", 0), fake_gemini.FIRST_ROLE),
+    "no parts": (
+        lambda body: body["contents"][0].update(parts=[]),
+        fake_gemini.NO_PARTS,
+    ),
+    "nothing": (lambda body: body.update(contents=[]), fake_gemini.NO_CONTENTS),
+    "cache with tools": (
+        lambda body: body.update(cachedContent="cachedContents/1"),
+        fake_gemini.NOT_WITH_CACHE,
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"), GEMINI_CHANGES.values(), ids=GEMINI_CHANGES
+)
+async def test_gemini_refuses_a_history_that_was_changed(
+    serve: Serve, change: Change, words: str
+) -> None:
+    """Calls of the running turn have their signatures, and pairs are whole."""
+    fake = FakeGemini()
+    fake_then = await played("gemini", play_gemini(fake, serve(fake)))
+
+    assert send(fake_then, change) == (400 if words else 200, words)
+
+
+async def test_an_older_gemini_wants_no_signatures(serve: Serve) -> None:
+    """From Gemini 3 on they are needed."""
+    fake = FakeGemini(is_signed=False)
+    player = play_gemini(fake, serve(fake))
+    await player.play(turns=2, calls=2)
+    assert not player.lost
+
+
+async def test_gemini_keeps_caches(serve: Serve) -> None:
+    """What is cached stands before what is sent; a change costs the cache."""
+    fake, said = FakeGemini(), ["shelves"]
+    player = play_gemini(
+        fake,
+        serve(fake),
+        app={"context_cache_config": ContextCacheConfig(min_tokens=0)},
+        agent={"instruction": lambda _: f"You count {said[-1]}. " * 1_000},
+    )
+    await player.play(turns=3, calls=3)
+    assert len(fake.caches) == 1
+    assert [e for e in fake.of_agent if e.body.get("cachedContent")]
+    assert not fake.deleted
+
+    said.append("crates")
+    await player.play(turns=1, calls=3)
+
+    assert not player.lost
+    assert [*fake.caches] == ["cachedContents/1", "cachedContents/2"]
+    assert fake.deleted == ["cachedContents/1"]
+
+
+def reasoning(n: int, text: str | None) -> Change:
+    """Changes what was thought before an answer."""
+    return lambda body: body["messages"][n].update(reasoning_content=text)
+
+
+def add(index: int, **message: Any) -> Change:
+    """Puts a message in."""
+    return lambda body: body["messages"].insert(index, message)
+
+
+CHAT_CHANGES: dict[str, tuple[str, Change, str]] = {
+    "openai: answer gone": (
+        "openai",
+        without("messages", 10),
+        fake_openai.UNANSWERED.format("c00000401"),
+    ),
+    "openai: call gone": ("openai", without("messages", 8), fake_openai.ORPHAN),
+    "openai: two users": ("openai", add(1, role="user", content="And?"), ""),
+    "deepseek: no reasoning": ("deepseek", reasoning(2, None), fake_openai.DEEPSEEK),
+    "deepseek: empty": ("deepseek", reasoning(8, ""), fake_openai.DEEPSEEK),
+    "deepseek: a space": ("deepseek", reasoning(8, " "), ""),
+    "deepseek: none in an answer": ("deepseek", reasoning(6, None), ""),
+    "deepseek, strict: none in an answer": (
+        "deepseek!",
+        reasoning(6, None),
+        fake_openai.DEEPSEEK,
+    ),
+    "kimi: no reasoning": ("kimi", reasoning(8, None), fake_openai.KIMI.format(8)),
+    "kimi: other reasoning": ("kimi", reasoning(8, "Else."), ""),
+    "kimi: none in an answer": ("kimi", reasoning(6, None), ""),
+    "kimi, strict: other reasoning": (
+        "kimi!",
+        reasoning(2, "Else."),
+        fake_openai.KIMI.format(2),
+    ),
+    "mistral: ends with an answer": (
+        "mistral",
+        add(99, role="assistant", content="Done."),
+        fake_openai.MISTRAL_LAST.format("assistant"),
+    ),
+    "mistral: user behind a tool": (
+        "mistral",
+        without("messages", 6),
+        fake_openai.MISTRAL_ORDER,
+    ),
+    "mistral: answer gone": (
+        "mistral",
+        without("messages", 10),
+        fake_openai.MISTRAL_COUNT,
+    ),
+    "mistral: other field": (
+        "mistral",
+        reasoning(6, "Hm."),
+        fake_openai.MISTRAL_EXTRA,
+    ),
+    "vllm-mistral: two users": (
+        "vllm-mistral",
+        add(1, role="user", content="And?"),
+        fake_openai.ALTERNATE,
+    ),
+    "vllm-mistral: no instruction": ("vllm-mistral", without("messages", 0), ""),
+    "vllm-mistral: answer gone": (
+        "vllm-mistral",
+        without("messages", 6),
+        fake_openai.ALTERNATE,
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "words"), CHAT_CHANGES.values(), ids=CHAT_CHANGES
+)
+async def test_chats_refuse_a_history_that_was_changed(
+    serve: Serve, kind: str, change: Change, words: str
+) -> None:
+    """Each what its provider refuses."""
+    name: Any = kind.rstrip("!")
+    fake = FakeOpenAI(kind=name, is_strict=kind != name)
+    fake_then = await played(kind, play_chat(fake, serve(fake)))
+
+    status = 422 if words == fake_openai.MISTRAL_EXTRA else 400 if words else 200
+    assert send(fake_then, change) == (status, words)
+
+
+@pytest.mark.parametrize("kind", CHATS)
+async def test_chats_accept_what_is_unchanged(serve: Serve, kind: Any) -> None:
+    """Gemma's template knows no tools."""
+    fake = FakeOpenAI(kind=kind, is_strict=True)
+    player = play_chat(fake, serve(fake))
+    if kind == "vllm-gemma":
+        player.agent = {"tools": []}
+    await player.play(turns=2, calls=0 if player.agent else 2)
+    assert not player.lost
+
+
+async def test_the_template_of_gemma_refuses_tools(serve: Serve) -> None:
+    """And two messages of the user one after the other."""
+    fake = FakeOpenAI(kind="vllm-gemma")
+    player = play_chat(fake, serve(fake))
+    await player.play(turns=1, calls=1)
+    assert fake.refused == [fake_openai.ALTERNATE]
+
+
+CONVERSE_CHANGES: dict[str, tuple[Change, str]] = {
+    "nothing": (lambda body: None, ""),
+    "no tools": (lambda body: body.pop("toolConfig"), fake_openai.CONVERSE_TOOLS),
+    "begins with an answer": (without("messages", 0), fake_openai.CONVERSE_FIRST),
+    "two users": (
+        add(0, role="user", content=[{"text": "And?"}]),
+        fake_openai.CONVERSE_ORDER,
+    ),
+    "answer gone": (
+        lambda body: body["messages"][8]["content"].pop(),
+        fake_openai.CONVERSE_RESULTS.format(8, "toolu_4_1"),
+    ),
+    "call gone": (
+        lambda body: body["messages"][7]["content"].pop(),
+        fake_openai.CONVERSE_ORPHAN.format(8),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"), CONVERSE_CHANGES.values(), ids=CONVERSE_CHANGES
+)
+async def test_bedrock_refuses_a_history_that_was_changed(
+    serve: Serve, change: Change, words: str
+) -> None:
+    """Roles alternate, pairs are whole, and tools are there."""
+    fake = FakeConverse()
+    address = serve(fake)
+    player = Player(fake, lambda: lite(CONVERSE_MODEL, address))
+
+    assert send(await played("converse", player), change) == (
+        400 if words else 200,
+        words,
+    )
