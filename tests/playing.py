@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,15 +13,27 @@ from google.adk.events.event import Event
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.google_llm import Gemini
 from google.adk.plugins.base_plugin import BasePlugin
-from google.adk.sessions import DatabaseSessionService
+from google.adk.sessions import (
+    BaseSessionService,
+    DatabaseSessionService,
+    InMemorySessionService,
+)
 from google.genai import types
 
-from contextguard_adk import CompactionRecord, ContextGuardPlugin, Strategy
+from contextguard_adk import (
+    CompactionRecord,
+    ContextGuardPlugin,
+    Pipeline,
+    SlidingWindow,
+    Strategy,
+    Threshold,
+    request_compaction,
+)
 from tests.builders import Chat
-from tests.fake_claude import FakeClaude
+from tests.fake_claude import FakeClaude, begin_of_turn, list_thoughts, signature_of
 from tests.fake_gemini import FakeGemini
 from tests.fake_openai import FakeOpenAI
-from tests.fake_provider import FakeProvider, Step
+from tests.fake_provider import Exchange, FakeProvider, Step
 
 INSTRUCTION = "You count the shelves of a warehouse and answer in one sentence."
 LOOK_UP_WORDS, LOG_WORDS = 240, 3_000
@@ -103,6 +116,7 @@ class Player:
     turns: list[Turn] = field(default_factory=list)
     compactions: list[CompactionRecord] = field(default_factory=list)
     compacted_at: list[int] = field(default_factory=list)
+    sessions: BaseSessionService = field(default_factory=InMemorySessionService)
     _chat: Chat | None = None
     _shelves: itertools.count[int] = field(default_factory=itertools.count)
 
@@ -125,6 +139,24 @@ class Player:
         for number in range(turns):
             await self.say(self.steps(calls, has_log=number == log_turn))
 
+    async def compact(self, turns: int = 1, calls: int = 4) -> None:
+        """Plays turns that begin with a compaction each."""
+        for _ in range(turns):
+            state: dict[str, Any] = {}
+            request_compaction(state)
+            chat = self._chat or self._open()
+            await chat.set_state(state)
+            await self._leave(chat)
+            await self.say(self.steps(calls))
+
+    async def change(self, **settings: Any) -> None:
+        """Goes on with the same session, but another fake, model, strategy or agent."""
+        if self._chat:
+            await self._chat.runner.close()
+            self._chat = None
+        for name, value in settings.items():
+            setattr(self, name, value)
+
     async def say(self, steps: Sequence[Step] = (), text: str = "") -> Turn:
         """Plays one turn."""
         number = len(self.turns)
@@ -140,19 +172,16 @@ class Player:
             )
         except Exception as error:  # noqa: BLE001 - a client may raise anything.
             turn.error = f"{type(error).__name__}: {error}"
-        if self.database is None:
-            self._chat = chat
-        else:
-            await close(chat)
+        await self._leave(chat)
         return turn
 
-    async def events(self) -> list[Event]:
-        """The session's events."""
-        chat = self._chat or self._open()
-        events = await chat.events()
-        if self.database is not None:
-            await close(chat)
-        return events
+    async def _leave(self, chat: Chat) -> None:
+        if self.database is None:
+            self._chat = chat
+            return
+        await chat.runner.close()
+        assert isinstance(chat.sessions, DatabaseSessionService)
+        await chat.sessions.db_engine.dispose()
 
     def _open(self) -> Chat:
         plugins = [*self.before()]
@@ -166,7 +195,9 @@ class Player:
             (self.root or self._make_agent)(self.llm()),
             plugins,
             is_streaming=self.is_streaming,
-            session_service=DatabaseSessionService(url) if self.database else None,
+            session_service=DatabaseSessionService(url)
+            if self.database
+            else self.sessions,
             **self.app,
         )
 
@@ -177,13 +208,6 @@ class Player:
     def _note(self, record: CompactionRecord) -> None:
         self.compactions.append(record)
         self.compacted_at.append(len(self.fake.of_agent))
-
-
-async def close(chat: Chat) -> None:
-    """Closes a chat and its database."""
-    await chat.runner.close()
-    if isinstance(chat.sessions, DatabaseSessionService):
-        await chat.sessions.db_engine.dispose()
 
 
 def thinking(budget_tokens: int) -> types.GenerateContentConfig:
@@ -255,3 +279,67 @@ def play_chat(fake: FakeOpenAI, address: str, **settings: Any) -> Player:
     """A player of a model behind LiteLLM."""
     make = settings.pop("llm", lambda: lite(CHATS[fake.kind], address))
     return Player(fake, make, **settings)
+
+
+def strategies(window_tokens: int) -> dict[str, Strategy]:
+    """Each strategy, with this window."""
+    return {
+        "threshold": Threshold(context_window=window_tokens),
+        "sliding window": SlidingWindow(context_window=window_tokens),
+        "pipeline": Pipeline(context_window=window_tokens),
+    }
+
+
+def check_played(player: Player, compactions: int = 2, refusals: int = 0) -> None:
+    """Sees to it that no turn was lost, and nothing refused but what was meant to."""
+    assert not player.lost
+    assert len(player.fake.refused) == refusals, player.fake.refused
+    assert len(player.compactions) >= compactions
+
+
+def sent_thoughts(body: Mapping[str, Any]) -> set[str]:
+    """The thoughts that a request to Claude has."""
+    messages = [
+        each for each in body["messages"] if not isinstance(each["content"], str)
+    ]
+    return {signature_of(block) for *_, block in list_thoughts(messages)}
+
+
+def thoughts_kept(player: Player) -> Iterator[tuple[int, int]]:
+    """How many thoughts the last request before each compaction has, and might have.
+
+    It might have those that were written since the compaction before; the last pair is
+    that of the last request.
+    """
+    exchanges = player.fake.of_agent
+    begins = [0, *player.compacted_at]
+    for begin, end in zip(begins, [*player.compacted_at, len(exchanges)], strict=True):
+        answered = [each for each in exchanges[begin:end] if not each.refused]
+        if len(answered) < 2:
+            continue
+        written = sent_thoughts({"messages": [each.answer for each in answered[:-1]]})
+        yield len(written & sent_thoughts(answered[-1].body)), len(written)
+
+
+def check_thoughts_since_compaction(player: Player) -> None:
+    """Sees to it that at least half of the thoughts are sent again."""
+    kept = [*thoughts_kept(player)]
+    assert kept
+    assert all(sent >= written / 2 for sent, written in kept), kept
+
+
+def check_running_turns(fake: FakeClaude) -> None:
+    """Sees to it that calls of running turns are sent with their thoughts."""
+    for exchange in fake.accepted:
+        messages = exchange.body["messages"]
+        sent = sent_thoughts(exchange.body)
+        for message in messages[begin_of_turn(messages) :]:
+            for block in message["content"]:
+                of_call = fake.of_call.get(block.get("id", ""), [])
+                assert sent.issuperset(map(signature_of, of_call))
+
+
+def tool_names(exchange: Exchange) -> str:
+    """The tools that a request to Claude declares, with all that is said of them."""
+    tools = exchange.body.get("tools") or ()
+    return json.dumps(sorted(tools, key=lambda each: str(each["name"])))
