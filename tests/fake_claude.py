@@ -89,6 +89,7 @@ class FakeClaude(FakeProvider):
         display: How thoughts come where the request does not say.
         redacts: Whether every third answer has a redacted thought too.
         is_enforced: Whether thoughts that are bound elsewhere are refused.
+        takes_thoughts_alone: Whether an answer may be nothing but a thought.
     """
 
     path: ClassVar[str] = "/messages"
@@ -97,6 +98,7 @@ class FakeClaude(FakeProvider):
     display: Literal["summarized", "omitted"] = "omitted"
     redacts: bool = False
     is_enforced: bool = True
+    takes_thoughts_alone: bool = False
     issued: dict[str, Issued] = field(default_factory=dict, repr=False)
     of_call: dict[str, list[Block]] = field(default_factory=dict, repr=False)
 
@@ -111,6 +113,8 @@ class FakeClaude(FakeProvider):
             raise RefusalError(NO_BUDGETS)
         messages = read_messages(body)
         check_shape(messages, has_tools=bool(body.get("tools")))
+        if not self.takes_thoughts_alone:
+            check_ends(messages)
         if self.kind == "bound":
             self._check_bound(body, messages)
             return
@@ -302,10 +306,15 @@ def check_shape(messages: list[Message], *, has_tools: bool) -> None:
             raise RefusalError(EMPTY_MESSAGE.format(n))
         if any(each["type"] == "text" and not each["text"] for each in content):
             raise RefusalError(EMPTY_TEXT)
-        if message["role"] == "assistant" and content[-1]["type"] in THOUGHTS:
-            raise RefusalError(FINAL_THOUGHT.format(n))
         check_pairs(n, content, asked)
         asked = [each["id"] for each in content if each["type"] == "tool_use"]
+
+
+def check_ends(messages: list[Message]) -> None:
+    """Refuses answers that end with a thought."""
+    for n, message in enumerate(messages):
+        if message["content"][-1]["type"] in THOUGHTS:
+            raise RefusalError(FINAL_THOUGHT.format(n))
 
 
 def check_pairs(n: int, content: list[Block], asked: list[str]) -> None:

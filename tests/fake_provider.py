@@ -89,7 +89,8 @@ class FakeProvider(ABC):
     Attributes:
         window_tokens: Longer requests are refused; None takes any.
         script: What the agent's model does next; then it says "Noted.".
-        refusals: Words that the next requests of the agent are refused with.
+        refusals: Words that requests of the agent are refused with, by their number
+            from 1 on.
         exchanges: What was received, in order.
     """
 
@@ -98,7 +99,7 @@ class FakeProvider(ABC):
 
     window_tokens: int | None = None
     script: deque[Step] = field(default_factory=deque)
-    refusals: deque[str] = field(default_factory=deque)
+    refusals: dict[int, str] = field(default_factory=dict)
     exchanges: list[Exchange] = field(default_factory=list, repr=False)
 
     @property
@@ -115,6 +116,11 @@ class FakeProvider(ABC):
     def refused(self) -> list[str]:
         """The words of all refusals."""
         return [each.refused for each in self.exchanges if each.refused]
+
+    def refuse_next(self, *words: str, after: int = 0) -> None:
+        """Has the agent's next requests be refused, but for some that come first."""
+        first = len(self.of_agent) + after + 1
+        self.refusals |= dict(enumerate(words, first))
 
     def receive(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
         """Answers a request: a status, and a body or the events of a stream."""
@@ -133,8 +139,9 @@ class FakeProvider(ABC):
         return 200, self.spell(path, body, exchange.answer)
 
     def _refuse_as_told(self, exchange: Exchange) -> None:
-        if self.refusals and not exchange.is_summary:
-            raise RefusalError(self.refusals.popleft())
+        words = self.refusals.get(len(self.of_agent))
+        if words and not exchange.is_summary:
+            raise RefusalError(words)
 
     def _count(self, body: dict[str, Any]) -> int:
         tokens = len(json.dumps(body)) // 4

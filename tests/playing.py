@@ -100,7 +100,7 @@ class Player:
         database: The file in which the session is; each turn then starts anew, with
             another runner, guard and model. None keeps all in memory.
         root: Makes the agent; None is one with `TOOLS`.
-        app: Settings of the app.
+        app: Settings of the app; `services` are the runner's further ones.
     """
 
     fake: FakeProvider
@@ -113,6 +113,7 @@ class Player:
     root: Callable[[BaseLlm], Any] | None = None
     agent: dict[str, Any] = field(default_factory=dict)
     app: dict[str, Any] = field(default_factory=dict)
+    services: dict[str, Any] = field(default_factory=dict)
     turns: list[Turn] = field(default_factory=list)
     compactions: list[CompactionRecord] = field(default_factory=list)
     compacted_at: list[int] = field(default_factory=list)
@@ -139,15 +140,18 @@ class Player:
         for number in range(turns):
             await self.say(self.steps(calls, has_log=number == log_turn))
 
-    async def compact(self, turns: int = 1, calls: int = 4) -> None:
-        """Plays turns that begin with a compaction each."""
-        for _ in range(turns):
-            state: dict[str, Any] = {}
-            request_compaction(state)
-            chat = self._chat or self._open()
-            await chat.set_state(state)
-            await self._leave(chat)
-            await self.say(self.steps(calls))
+    async def set_state(self, delta: dict[str, Any]) -> None:
+        """Changes the session's state between two turns."""
+        chat = self._chat or self._open()
+        await chat.set_state(delta)
+        await self._leave(chat)
+
+    async def compact(self, calls: int = 4) -> None:
+        """Plays a turn that begins with a compaction."""
+        state: dict[str, Any] = {}
+        request_compaction(state)
+        await self.set_state(state)
+        await self.say(self.steps(calls))
 
     async def change(self, **settings: Any) -> None:
         """Goes on with the same session, but another fake, model, strategy or agent."""
@@ -157,7 +161,9 @@ class Player:
         for name, value in settings.items():
             setattr(self, name, value)
 
-    async def say(self, steps: Sequence[Step] = (), text: str = "") -> Turn:
+    async def say(
+        self, steps: Sequence[Step] = (), text: str | types.Content = ""
+    ) -> Turn:
         """Plays one turn."""
         number = len(self.turns)
         turn = Turn(expected=f"Answer to request {number}.")
@@ -175,6 +181,13 @@ class Player:
         await self._leave(chat)
         return turn
 
+    async def events(self) -> list[Event]:
+        """The session's events."""
+        chat = self._chat or self._open()
+        events = await chat.events()
+        await self._leave(chat)
+        return events
+
     async def _leave(self, chat: Chat) -> None:
         if self.database is None:
             self._chat = chat
@@ -191,7 +204,7 @@ class Player:
             )
         plugins += self.after()
         url = f"sqlite+aiosqlite:///{self.database}"
-        return Chat(
+        chat = Chat(
             (self.root or self._make_agent)(self.llm()),
             plugins,
             is_streaming=self.is_streaming,
@@ -200,6 +213,9 @@ class Player:
             else self.sessions,
             **self.app,
         )
+        for name, service in self.services.items():
+            setattr(chat.runner, name, service)
+        return chat
 
     def _make_agent(self, llm: BaseLlm) -> LlmAgent:
         settings = {"instruction": INSTRUCTION, "tools": [*TOOLS], **self.agent}

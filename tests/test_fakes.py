@@ -320,7 +320,7 @@ async def test_a_fake_refuses_with_the_words_that_a_test_wants(serve: Serve) -> 
     fake = FakeClaude()
     serve(fake)
     player = play_claude(fake)
-    fake.refusals.append("Else.")
+    fake.refuse_next("Else.")
     assert "Else." in (await player.say()).error
     assert not (await player.say()).is_lost
 

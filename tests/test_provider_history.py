@@ -372,8 +372,8 @@ def add_picture(request: LlmRequest) -> None:
 async def test_a_picture_in_a_result_is_sent_as_without_a_guard(
     serve: Serve, database: str | None, strategy: Strategy, name: str
 ) -> None:
-    """What is refused is what is refused without one."""
-    refused = []
+    """No turn is lost that is not lost without one."""
+    lost = []
     for guard in (None, strategy):
         settings: dict[str, Any] = {
             "strategy": guard,
@@ -388,10 +388,10 @@ async def test_a_picture_in_a_result_is_sent_as_without_a_guard(
             player = make_player(name, serve, **settings)
         for _ in range(7):
             await player.say([player.calls("weigh"), *player.steps(3)])
-        refused.append(len(player.fake.refused))
+        lost.append(len(player.lost))
         if name != "mistral":
             check_played(player, compactions=2 if guard else 0)
-    assert refused[1] <= refused[0]
+    assert lost[1] <= lost[0]
 
 
 @each_strategy
