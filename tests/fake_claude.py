@@ -128,12 +128,12 @@ class FakeClaude(FakeProvider):
         behavior = (body.get("thinking") or {}).get("block_binding", {})
         drops = behavior.get("prefix_mismatch_behavior") == "drop_block"
         seen: list[str] = []
+        digests = digest_prefixes(body, messages)
         for n, m, block in list_thoughts(messages):
             issued = self._find(n, m, block)
-            digest = digest_prefix(body, messages, n, m)
             earlier = issued.earlier[len(issued.earlier) - len(seen) :]
             fits = len(seen) <= len(issued.earlier) and earlier == tuple(seen)
-            if fits and digest == issued.digest:
+            if fits and digests[n, m] == issued.digest:
                 seen.append(signature_of(block))
             elif self.is_enforced and not drops:
                 raise RefusalError(BOUND_ELSEWHERE.format(n, m))
@@ -212,7 +212,7 @@ class FakeClaude(FakeProvider):
             data = encode(f"redacted {said.number}")
             blocks.append({"type": "redacted_thinking", "data": data})
         messages = read_messages(body)
-        digest = digest_prefix(body, messages, len(messages), 0)
+        digest = digest_prefixes(body, messages)[len(messages), 0]
         chain = [signature_of(block) for _, _, block in list_thoughts(messages)]
         for block in blocks:
             signature = signature_of(block)
@@ -274,20 +274,34 @@ def list_thoughts(messages: list[Message]) -> Iterator[tuple[int, int, Block]]:
                 yield n, m, block
 
 
-def digest_prefix(body: dict[str, Any], messages: list[Message], n: int, m: int) -> str:
-    """A digest of all that stands before one block, thoughts left out."""
+def digest_prefixes(
+    body: dict[str, Any], messages: list[Message]
+) -> dict[tuple[int, int], str]:
+    """Digests of all that stands before each thought, and before the next message.
+
+    Thoughts are left out, and so is what only says what to cache. The keys are the
+    indexes of a message and of a block in it.
+    """
     system = body.get("system") or ""
     if isinstance(system, str):
         system = [{"type": "text", "text": system}]
     tools = sorted(body.get("tools") or (), key=lambda each: str(each["name"]))
-    begun = [{**each, "content": each["content"][:m]} for each in messages[n : n + 1]]
-    before = []
-    for message in [*messages[:n], *begun]:
-        rest = [each for each in message["content"] if each["type"] not in THOUGHTS]
-        if rest:
-            before.append({"role": message["role"], "content": rest})
-    whole = without_marks([system, tools, before])
-    return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
+    running = hashlib.sha256(spell([system, tools]))
+    found = {}
+    for n, message in enumerate(messages):
+        role = message["role"]
+        for m, block in enumerate(message["content"]):
+            if block["type"] in THOUGHTS:
+                found[n, m] = running.hexdigest()
+                continue
+            running.update(spell([role, block]))
+            role = ""  # What follows is of the same message.
+    return {**found, (len(messages), 0): running.hexdigest()}
+
+
+def spell(value: Any) -> bytes:
+    """The bytes of a value, without marks."""
+    return json.dumps(without_marks(value), sort_keys=True).encode()
 
 
 def check_shape(messages: list[Message], *, has_tools: bool) -> None:

@@ -218,8 +218,8 @@ class Player:
         return chat
 
     def _make_agent(self, llm: BaseLlm) -> LlmAgent:
-        settings = {"instruction": INSTRUCTION, "tools": [*TOOLS], **self.agent}
-        return LlmAgent(name="agent", model=llm, **settings)
+        settings = {"name": "agent", "instruction": INSTRUCTION, "tools": [*TOOLS]}
+        return LlmAgent(model=llm, **{**settings, **self.agent})
 
     def _note(self, record: CompactionRecord) -> None:
         self.compactions.append(record)

@@ -32,7 +32,7 @@ from google.genai import types
 from contextguard_adk import Strategy, request_compaction
 from tests import fake_claude, fake_gemini, fake_openai
 from tests.builders import event, model, user
-from tests.chats import Changing
+from tests.chats import Changing, slow
 from tests.fake_claude import FakeClaude
 from tests.fake_gemini import FakeGemini
 from tests.fake_openai import FakeOpenAI
@@ -64,12 +64,15 @@ Serve = Callable[..., str]
 Change = Callable[[LlmRequest], None]
 
 WINDOW = 6_000
+STRATEGIES = strategies(WINDOW)
+
 each_strategy = pytest.mark.parametrize(
     "strategy",
     [
-        pytest.param(value, id=name, marks=[pytest.mark.slow] * (name != "pipeline"))
-        for name, value in strategies(WINDOW).items()
+        *slow(STRATEGIES["threshold"], STRATEGIES["sliding window"]),
+        STRATEGIES["pipeline"],
     ],
+    ids=STRATEGIES,
 )
 
 
@@ -126,7 +129,7 @@ class DropsOnce:
             drop_thought(request, signatures[-1])
 
 
-@pytest.mark.parametrize("kind", [DropsSecond, DropsOnce])
+@pytest.mark.parametrize("kind", [DropsSecond, *slow(DropsOnce)])
 @each_strategy
 async def test_a_thought_that_another_plugin_takes_costs_one_more_request(
     serve: Serve,
@@ -148,12 +151,18 @@ async def test_a_thought_that_another_plugin_takes_costs_one_more_request(
         )
         await player.play(turns=7, calls=4)
         check_played(player, refusals=refusals)
-        unguarded = FakeClaude()
-        serve(unguarded)
-        again = kind()
-        control = play_claude(unguarded, before=lambda again=again: [Changing(again)])
-        await control.play(turns=2, calls=4)
-        assert control.lost
+
+
+@pytest.mark.parametrize("kind", [DropsSecond, DropsOnce])
+async def test_a_thought_that_a_plugin_takes_is_refused_without_a_guard(
+    serve: Serve, kind: type[DropsSecond] | type[DropsOnce]
+) -> None:
+    """The control."""
+    fake, change = FakeClaude(), kind()
+    serve(fake)
+    player = play_claude(fake, before=lambda: [Changing(change)])
+    await player.play(turns=2, calls=4)
+    assert player.lost
 
 
 class Shortens:
@@ -302,7 +311,14 @@ async def test_features_of_adk_break_the_thoughts_of_a_bound_model(
     assert words <= {fake_claude.BOUND_ELSEWHERE.partition(":")[2], first}
 
 
-@pytest.mark.parametrize("feature", FEATURES)
+@pytest.mark.parametrize(
+    "feature",
+    [
+        "static",
+        "long running",
+        *slow("instruction", "state", "memory", "artifacts", "compaction"),
+    ],
+)
 @each_strategy
 async def test_features_of_adk_cost_no_turn_with_a_guard(
     serve: Serve,
@@ -315,6 +331,8 @@ async def test_features_of_adk_cost_no_turn_with_a_guard(
     fake = FakeClaude()
     serve(fake)
     player = feature_player(fake, feature, strategy=strategy, database=database)
+    # What was warned of once is not said again of an agent of the same name.
+    player.agent["name"] = f"{feature}_{type(strategy).__name__}".replace(" ", "_")
     await play_feature(player, feature, turns=7)
 
     check_played(player, compactions=0 if feature == "compaction" else 2)
@@ -330,8 +348,20 @@ async def test_features_of_adk_cost_no_turn_with_a_guard(
         assert warned or feature not in CHANGING
 
 
-@pytest.mark.parametrize("redacts", [False, True], ids=["", "redacted"])
-@pytest.mark.parametrize("kind", ["bound", "adaptive"])
+@pytest.mark.parametrize(
+    ("kind", "redacts"),
+    [
+        ("bound", True),
+        *[
+            pytest.param(kind, redacts, marks=pytest.mark.slow)
+            for kind, redacts in (
+                ("bound", False),
+                ("adaptive", False),
+                ("adaptive", True),
+            )
+        ],
+    ],
+)
 @each_strategy
 async def test_thoughts_without_a_text_are_sent_as_thoughts(
     serve: Serve, database: str | None, strategy: Strategy, kind: Any, redacts: bool
@@ -390,19 +420,26 @@ MODELS: dict[str, Callable[[str], BaseLlm]] = {
     "gemini": lambda address: Gemini(model="gemini-3-pro-preview", base_url=address),
     "deepseek": lambda address: lite("deepseek/deepseek-reasoner", address),
 }
-SWITCHES = [
-    ("claude", "other claude"),
-    ("claude", "claude, litellm"),
-    ("claude, litellm", "claude"),
-    ("gemini", "claude"),
-    ("claude", "gemini"),
-    ("claude", "deepseek"),
-    ("deepseek", "claude"),
-    ("gemini", "claude, litellm"),
-]
+SWITCHES = {
+    "claude": ("gemini", "other claude", "claude, litellm", "deepseek"),
+    "claude, litellm": ("claude", "gemini"),
+    "gemini": ("claude", "claude, litellm"),
+    "deepseek": ("claude",),
+}
 
 
-@pytest.mark.parametrize(("first", "second"), SWITCHES)
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        pytest.param(
+            first,
+            second,
+            marks=[] if (first, second) == ("claude", "gemini") else pytest.mark.slow,
+        )
+        for first, others in SWITCHES.items()
+        for second in others
+    ],
+)
 @each_strategy
 async def test_another_model_goes_on_in_the_same_session(
     serve: Serve, database: str | None, strategy: Strategy, first: str, second: str
@@ -429,7 +466,7 @@ async def test_another_model_goes_on_in_the_same_session(
     assert len(player.compactions) >= 2
 
 
-@pytest.mark.parametrize("kind", ["bound", "enabled", "adaptive"])
+@pytest.mark.parametrize("kind", ["bound", *slow("enabled", "adaptive")])
 @each_strategy
 async def test_a_model_of_an_unknown_name_is_known_after_one_refusal(
     serve: Serve, database: str | None, strategy: Strategy, kind: Any
@@ -474,7 +511,7 @@ SETUPS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("setup", SETUPS)
+@pytest.mark.parametrize("setup", ["transfer", *slow("no contents", "planner")])
 @each_strategy
 async def test_other_ways_to_build_an_agent_are_refused_nothing(
     serve: Serve, database: str | None, strategy: Strategy, setup: str
@@ -500,7 +537,7 @@ async def test_other_ways_to_build_an_agent_are_refused_nothing(
             assert player.compactions
 
 
-@pytest.mark.parametrize("kind", ["bound", "enabled", "adaptive"])
+@pytest.mark.parametrize("kind", ["bound", *slow("enabled", "adaptive")])
 @each_strategy
 async def test_a_request_that_was_too_long_stays_as_it_was_accepted(
     serve: Serve, database: str | None, strategy: Strategy, kind: Any
@@ -560,7 +597,7 @@ WORDS: dict[str, tuple[str, str]] = {
     "alternate": ("vllm-mistral", fake_openai.ALTERNATE),
     "openai": ("openai", fake_openai.UNANSWERED.format("c00000100")),
 }
-FAST_WORDS = ("bound", "modified", "expected", "no signature", "deepseek", "alternate")
+FAST_WORDS = ("bound", "expected", "no signature")
 
 each_refusal = pytest.mark.parametrize(
     ("name", "words"),
@@ -610,12 +647,11 @@ async def test_what_is_refused_is_sent_once_more(
 
 
 @each_refusal
-@each_strategy
 async def test_what_is_refused_again_ends_the_turn_with_the_same_words(
-    serve: Serve, database: str | None, strategy: Strategy, name: str, words: str
+    serve: Serve, name: str, words: str
 ) -> None:
     """It is sent once more for each kind, at most; the next turn is answered."""
-    player = make_player(name, serve, strategy=strategy, database=database)
+    player = make_player(name, serve, strategy=STRATEGIES["pipeline"])
     fake = player.fake
     await player.play(turns=1, calls=3, log_turn=9)
     fake.refuse_next(*[words] * 9, after=2)
@@ -751,22 +787,16 @@ async def play_edits(
     return player
 
 
-FAST_SEEDS, ALL_SEEDS = 3, 60
-each_seed = pytest.mark.parametrize(
-    "seed",
-    [
-        pytest.param(seed, marks=[pytest.mark.slow] * (seed >= FAST_SEEDS))
-        for seed in range(ALL_SEEDS)
-    ],
-)
+each_seed = pytest.mark.parametrize("seed", [0, 1, *slow(*range(2, 60))])
 
 
 @each_seed
 async def test_random_edits_are_refused_nothing_with_a_guard(
-    serve: Serve, database: str | None, seed: int
+    serve: Serve, tmp_path: Path, seed: int
 ) -> None:
     """Whatever is changed, taken or put in, and whenever; thoughts are still sent."""
-    guard = [*strategies(WINDOW).values()][seed % 3]
+    guard = [*STRATEGIES.values()][seed % 3]
+    database = str(tmp_path / "sessions.db") if seed % 5 == 4 else None
 
     player = await play_edits(serve, seed, guard, database)
 

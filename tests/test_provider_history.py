@@ -16,12 +16,11 @@ from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
 from contextguard_adk import SlidingWindow, Strategy
-from tests.chats import Changing
+from tests.chats import Changing, slow
 from tests.fake_claude import FakeClaude
 from tests.fake_gemini import FakeGemini
 from tests.fake_openai import CONVERSE_MODEL, FakeConverse, FakeOpenAI
 from tests.playing import (
-    CHATS,
     CLAUDES,
     Player,
     check_played,
@@ -46,19 +45,16 @@ pytestmark = [
 Serve = Callable[..., str]
 
 WINDOW = 6_000
-FAST_STRATEGY = "threshold"
+
+STRATEGIES = strategies(WINDOW)
 
 each_strategy = pytest.mark.parametrize(
     "strategy",
     [
-        pytest.param(
-            value, id=name, marks=[] if name == FAST_STRATEGY else pytest.mark.slow
-        )
-        for name, value in strategies(WINDOW).items()
+        STRATEGIES["threshold"],
+        *slow(STRATEGIES["sliding window"], STRATEGIES["pipeline"]),
     ],
-)
-all_strategies = pytest.mark.parametrize(
-    "strategy", strategies(WINDOW).values(), ids=strategies(WINDOW)
+    ids=STRATEGIES,
 )
 
 
@@ -71,20 +67,29 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> str | None:
     return str(tmp_path / "sessions.db") if request.param else None
 
 
-def slow_unless(condition: bool) -> Any:
-    """The mark of what is for the slow tier."""
-    return () if condition else pytest.mark.slow
+WAYS = {
+    ("threshold", "bound", True, False),
+    ("sliding window", "bound", False, True),
+    ("pipeline", "bound", False, False),
+    ("threshold", "adaptive", False, False),
+}
+"""Of the combinations that follow, those that every run takes."""
 
 
 @pytest.mark.parametrize(
-    ("kind", "redacts", "is_streaming"),
+    ("strategy", "kind", "redacts", "is_streaming"),
     [
-        pytest.param(*each, id=str(each), marks=slow_unless(each in FAST))
-        for FAST in [{("bound", True, False), ("bound", False, True)}]
-        for each in itertools.product(CLAUDES, (False, True), (False, True))
+        pytest.param(
+            STRATEGIES[name],
+            *rest,
+            id=f"{name}, {rest}",
+            marks=[] if (name, *rest) in WAYS else pytest.mark.slow,
+        )
+        for name, *rest in itertools.product(
+            STRATEGIES, CLAUDES, (False, True), (False, True)
+        )
     ],
 )
-@all_strategies
 async def test_claude_accepts_a_compacted_history(
     serve: Serve,
     database: str | None,
@@ -116,7 +121,7 @@ def check_claude(player: Player, compactions: int = 2) -> None:
     assert len({*map(tool_names, player.fake.of_agent)}) == 1
 
 
-@pytest.mark.parametrize("kind", CLAUDES)
+@pytest.mark.parametrize("kind", ["enabled", *slow("bound", "adaptive")])
 @each_strategy
 async def test_claude_accepts_a_compaction_within_a_turn(
     serve: Serve, database: str | None, strategy: Strategy, kind: Any
@@ -147,22 +152,12 @@ def make_player(name: str, serve: Serve, **settings: Any) -> Player:
     return play_chat(chat, serve(chat), **settings)
 
 
-OTHERS = [
-    "gemini",
-    "converse",
-    *sorted({*CHATS} - {"vllm-gemma"}),
-    "deepseek!",
-    "kimi!",
-]
-FAST_OTHERS = ("gemini", "deepseek!", "vllm-mistral")
+MORE = ("converse", "openai", "kimi", "kimi!", "mistral")
 
-each_other = pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=slow_unless(name in FAST_OTHERS)) for name in OTHERS],
+
+@pytest.mark.parametrize(
+    "name", ["gemini", "deepseek!", "vllm-mistral", *slow("deepseek", *MORE)]
 )
-
-
-@each_other
 @each_strategy
 async def test_others_accept_a_compacted_history(
     serve: Serve, database: str | None, strategy: Strategy, name: str
@@ -178,7 +173,9 @@ async def test_others_accept_a_compacted_history(
     check_played(player)
 
 
-@each_other
+@pytest.mark.parametrize(
+    "name", ["gemini", *slow("deepseek", "deepseek!", "vllm-mistral", *MORE)]
+)
 @each_strategy
 async def test_others_accept_a_compaction_within_a_turn(
     serve: Serve, database: str | None, strategy: Strategy, name: str
@@ -209,7 +206,7 @@ async def test_the_template_of_gemma_accepts_a_compacted_history(
     check_played(player)
 
 
-@pytest.mark.parametrize("kind", CLAUDES)
+@pytest.mark.parametrize("kind", ["bound", *slow("enabled", "adaptive")])
 @each_strategy
 async def test_below_the_threshold_no_thought_is_left_out(
     serve: Serve, database: str | None, strategy: Strategy, kind: Any
@@ -254,7 +251,7 @@ async def test_a_preview_costs_no_thought(
         assert after.body["messages"][: len(said)] == said
 
 
-@all_strategies
+@each_strategy
 async def test_a_summary_at_the_beginning_of_a_turn_takes_the_thoughts_before_it(
     serve: Serve, database: str | None, strategy: Strategy
 ) -> None:
@@ -340,7 +337,7 @@ async def test_a_tool_described_anew_costs_the_thoughts_once(
     assert last == {*fake.issued} - before - {[*fake.issued][-1]}
 
 
-@pytest.mark.parametrize("kind", CLAUDES)
+@pytest.mark.parametrize("kind", ["bound", *slow("enabled", "adaptive")])
 @each_strategy
 async def test_parallel_calls_with_a_large_result_stay_together(
     serve: Serve, database: str | None, strategy: Strategy, kind: Any
@@ -367,6 +364,7 @@ def add_picture(request: LlmRequest) -> None:
             part.function_response.parts = [picture]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["claude", "openai", "mistral"])
 @each_strategy
 async def test_a_picture_in_a_result_is_sent_as_without_a_guard(
