@@ -95,7 +95,7 @@ class FakeClaude(FakeProvider):
     path: ClassVar[str] = "/messages"
 
     kind: Literal["bound", "enabled", "adaptive"] = "bound"
-    display: Literal["summarized", "omitted"] = "omitted"
+    display: Literal["summarized", "omitted"] = "summarized"
     redacts: bool = False
     is_enforced: bool = True
     takes_thoughts_alone: bool = False
@@ -202,9 +202,7 @@ class FakeClaude(FakeProvider):
         mode = thinking_of(body)
         if mode == "disabled" or (self.kind == "enabled" and mode != "enabled"):
             return []
-        # Older models say what they think unasked.
-        usual = "summarized" if self.kind == "enabled" else self.display
-        display = (body.get("thinking") or {}).get("display", usual)
+        display = (body.get("thinking") or {}).get("display", self.display)
         thought = said.thought if display == "summarized" else ""
         key = encode(f"thought {said.number}")
         blocks = [{"type": "thinking", "thinking": thought, "signature": key}]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -255,6 +256,13 @@ def claude(model: str) -> BaseLlm:
     from google.adk.models.anthropic_llm import AnthropicLlm
 
     return AnthropicLlm(model=model, max_tokens=1_000)
+
+
+def streams_signatures() -> bool:
+    """Whether this ADK keeps the signatures of thoughts that Claude streams."""
+    from google.adk.models import anthropic_llm
+
+    return "SignatureDelta" in inspect.getsource(anthropic_llm)
 
 
 def lite(model: str, address: str, **settings: Any) -> BaseLlm:

@@ -25,6 +25,7 @@ from tests.playing import (
     play_chat,
     play_claude,
     play_gemini,
+    streams_signatures,
 )
 
 Serve = Callable[..., str]
@@ -45,6 +46,8 @@ async def test_claude_accepts_what_is_unchanged(
     serve: Serve, kind: Any, redacts: bool, is_streaming: bool
 ) -> None:
     """All thoughts come back as they were, behind what they were written behind."""
+    if is_streaming and not streams_signatures():
+        pytest.skip("this ADK loses signatures of streamed thoughts")
     fake = FakeClaude(kind=kind, redacts=redacts)
     serve(fake)
     player = play_claude(fake, is_streaming=is_streaming)
@@ -308,7 +311,7 @@ async def test_an_unguarded_agent_that_shortens_results_loses_its_turns(
 
 async def test_adk_sends_thoughts_without_a_text_as_redacted_ones(serve: Serve) -> None:
     """Which is refused: without a config a model does not say what it thinks."""
-    fake = FakeClaude()
+    fake = FakeClaude(display="omitted")
     serve(fake)
     player = play_claude(fake, agent={"generate_content_config": None})
     await player.play(turns=1, calls=2)

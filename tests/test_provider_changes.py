@@ -367,7 +367,7 @@ async def test_thoughts_without_a_text_are_sent_as_thoughts(
     serve: Serve, database: str | None, strategy: Strategy, kind: Any, redacts: bool
 ) -> None:
     """Redacted ones stay as they were, and all keep their order."""
-    fake = FakeClaude(kind=kind, redacts=redacts)
+    fake = FakeClaude(kind=kind, redacts=redacts, display="omitted")
     serve(fake)
     player = play_claude(
         fake,

@@ -32,6 +32,7 @@ from tests.playing import (
     play_gemini,
     sent_thoughts,
     strategies,
+    streams_signatures,
     tool_names,
 )
 
@@ -99,6 +100,8 @@ async def test_claude_accepts_a_compacted_history(
     is_streaming: bool,
 ) -> None:
     """Turn after turn, with a large result; thoughts are not simply left out."""
+    if is_streaming and not streams_signatures():
+        pytest.skip("this ADK loses signatures of streamed thoughts")
     fake = FakeClaude(kind=kind, redacts=redacts)
     serve(fake)
     player = play_claude(
