@@ -1,10 +1,17 @@
 """Hypothesis profiles, and which tests and how many processes a run takes."""
 
+from __future__ import annotations
+
 import os
 import re
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from tests.fake_provider import FakeProvider
 
 # `--hypothesis-profile=…` takes another one. `search` looks for new examples; `ci` and
 # the default try the same ones in every run.
@@ -41,3 +48,24 @@ def pytest_collection_modifyitems(
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     """One process for tests that share a browser or a model; else xdist decides."""
     return 0 if find_requested(config) else None
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
+    """Serves fake providers until the test ends, where the clients find them."""
+    from tests.fake_provider import FakeServer
+
+    servers: list[FakeServer] = []
+
+    def start(*fakes: FakeProvider) -> str:
+        servers.append(FakeServer(*fakes).__enter__())
+        monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        monkeypatch.setenv("GOOGLE_API_KEY", "key")
+        monkeypatch.setenv("ANTHROPIC_API_KEY", "key")
+        monkeypatch.setenv("ANTHROPIC_BASE_URL", servers[-1].address)
+        return servers[-1].address
+
+    yield start
+    for server in servers:
+        server.__exit__()

@@ -215,9 +215,9 @@ class Loopback:
         """Answers one request and closes; a client that has gone is no failure."""
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-            length = head.lower().partition("content-length:")[2].split()[0]
+            length = head.lower().partition("content-length:")[2].split()[:1] or "0"
             path = head.split()[1]
-            await self._answer(path, await reader.readexactly(int(length)), writer)
+            await self._answer(path, await reader.readexactly(int(length[0])), writer)
             await writer.drain()
         writer.close()
 
