@@ -91,6 +91,14 @@ class PluginSettings(Settings):
         "artifact service and no agent with ADK's `LoadArtifactsTool`, which would "
         "list it for the model. Whoever sees the session's artifacts can read it.",
     )
+    listener_timeout_seconds: float = Field(
+        default=5.0,
+        gt=0,
+        le=3_600,
+        strict=True,
+        description="How long a model call waits for a listener, more than 0 and at "
+        "most 3,600. One that is late goes on, and is not called again before it ends.",
+    )
 
 
 def load_settings(path: str | os.PathLike[str]) -> PluginSettings:

@@ -7,7 +7,7 @@ import functools
 import logging
 import os
 from collections.abc import Mapping
-from typing import Self
+from typing import Any, Self
 
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.invocation_context import InvocationContext
@@ -90,6 +90,8 @@ class ContextGuardPlugin(BasePlugin):
             `ahead` of the strategies) at once, at least 1; others wait.
         summary_artifacts: Whether each compaction saves its summary as the artifact
             `compaction-{agent}.md` where the app has an artifact service.
+        listener_timeout_seconds: How long a model call waits for a listener, more than
+            0 and at most 3,600.
         on_pressure: A function, sync or async, told of such a request.
         on_compaction: A function, sync or async, told of every compaction.
         on_call: A function, sync or async, told of every answered model call.
@@ -120,6 +122,7 @@ class ContextGuardPlugin(BasePlugin):
         prices: Mapping[str, Costs] | None = None,
         max_background_summaries: int = 4,
         summary_artifacts: bool = True,
+        listener_timeout_seconds: float = 5.0,
         on_pressure: Listener[PressureRecord] | None = None,
         on_compaction: Listener[CompactionRecord] | None = None,
         on_call: Listener[CallRecord] | None = None,
@@ -137,20 +140,31 @@ class ContextGuardPlugin(BasePlugin):
             prices=prices or {},
             max_background_summaries=max_background_summaries,
             summary_artifacts=summary_artifacts,
+            listener_timeout_seconds=listener_timeout_seconds,
         )
         settings = choose_settings(settings, default, strict)
+        self._listeners = (on_pressure, on_compaction, on_call)
+        self._start(registry, settings)
+
+    def _start(self, registry: ModelRegistry | None, settings: PluginSettings) -> None:
+        """Begins with these settings and without memory."""
         self._guard = Guard(registry)
         self._seen_apps = set[str]()
         self._warned: BoundedDict[tuple[str, str], bool] = BoundedDict()
-        self._listeners = (on_pressure, on_compaction, on_call)
-        self._apply(settings)
-
-    def _apply(self, settings: PluginSettings) -> None:
         self._settings, self._guard.prices = settings, settings.prices
         self._guard.memory.tasks.most = settings.max_background_summaries
         self._guard.has_artifacts = settings.summary_artifacts
         self._guard.has_namespaced_keys = settings.state_keys == "namespaced"
-        self._guard.observers = Observers(settings.warning_threshold, *self._listeners)
+        ratio, seconds = settings.warning_threshold, settings.listener_timeout_seconds
+        self._guard.observers = Observers(ratio, seconds, *self._listeners)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy gets: the settings, and no memory."""
+        return {**vars(self), "_guard": self._guard.registry, "_warned": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._start(state["_guard"], state["_settings"])
 
     @property
     def has_namespaced_keys(self) -> bool:
@@ -186,7 +200,7 @@ class ContextGuardPlugin(BasePlugin):
             on_call=on_call,
             name=name,
         )
-        plugin._apply(settings)
+        plugin._start(registry, settings)
         return plugin
 
     async def before_run_callback(

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import inspect
 import logging
+import threading
 import time
 import traceback
+from asyncio import Task
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
+
+from contextguard_adk._pending import SummaryTasks
 
 logger = logging.getLogger("contextguard_adk.telemetry")
 
@@ -186,29 +193,77 @@ def log_failure(logger: logging.Logger, what: str, error: Exception) -> None:
 
 R = TypeVar("R")
 Listener = Callable[[R], Awaitable[None] | None]
-"""A function of one record; sync or async. One that fails is logged."""
+"""A function of one record; sync or async. One that fails or is late is logged."""
 
 
-async def notify(listener: Listener[R] | None, record: R) -> None:
-    """Calls a listener; whatever it raises is logged and goes no further."""
-    if listener is None:
-        return
+async def _call_listener(listener: Listener[R], record: R, result: Future[Any]) -> None:
+    """Calls it in a thread, since it may block; awaits what it returns, if it can."""
+    context = contextvars.copy_context()
+
+    def work() -> None:
+        try:
+            result.set_result(context.run(listener, record))
+        except BaseException as error:  # noqa: BLE001 - it is raised below.
+            result.set_exception(error)
+
     try:
-        outcome: Any = listener(record)
+        result.set_running_or_notify_cancel()  # Nothing cancels a thread.
+        threading.Thread(target=work, daemon=True).start()
+        outcome = await asyncio.wrap_future(result)
         if inspect.isawaitable(outcome):
             await outcome
     except Exception as error:  # noqa: BLE001 - a user's own code may raise anything.
         log_failure(logger, f"A listener for {type(record).__name__} failed", error)
 
 
-@dataclass(frozen=True)
+async def _call(listener: Listener[R], record: R, result: Future[Any]) -> None:
+    """Calls it in a thread, since it may block; awaits what it returns, if it can."""
+    context = contextvars.copy_context()
+
+    def work() -> None:
+        try:
+            result.set_result(context.run(listener, record))
+        except BaseException as error:  # noqa: BLE001 - it is raised below.
+            result.set_exception(error)
+
+    try:
+        result.set_running_or_notify_cancel()  # Nothing cancels a thread.
+        threading.Thread(target=work, daemon=True).start()
+        if inspect.isawaitable(outcome := await asyncio.wrap_future(result)):
+            await outcome
+    except Exception as error:  # noqa: BLE001 - a user's own code may raise anything.
+        log_failure(logger, f"A listener for {type(record).__name__} failed", error)
+
+
+@dataclass
 class Observers:
     """Who is told what happened; pressure is a share of the context window."""
 
     warning_threshold: float = 0.70
+    timeout_seconds: float = 5.0
     on_pressure: Listener[PressureRecord] | None = None
     on_compaction: Listener[CompactionRecord] | None = None
     on_call: Listener[CallRecord] | None = None
+    _tasks: SummaryTasks = field(default_factory=SummaryTasks)
+    _late: dict[type, tuple[Task[None], Future[Any]]] = field(default_factory=dict)
+
+    async def tell(self, listener: Listener[R] | None, record: R) -> None:
+        """Calls a listener and waits for a time, unless a late call is under way."""
+        task, result = self._late.get(kind := type(record), (None, None))
+        if result and task:  # A thread outlives the event loop that has called it.
+            is_over = task.done() or task.get_loop().is_closed()
+            listener = listener if is_over and result.done() else None
+        if listener is None:
+            return
+        result = Future[Any]()
+        task = self._tasks.start(_call(listener, record, result))
+        await asyncio.wait([task], timeout=self.timeout_seconds)
+        if not task.done():
+            if kind not in self._late:
+                message = "A listener for %s takes longer than %g seconds. It goes on, "
+                message += "and is not called again before it has returned."
+                logger.warning(message, kind.__name__, self.timeout_seconds)
+            self._late[kind] = task, result
 
 
 async def report_compaction(
@@ -233,7 +288,7 @@ async def report_compaction(
         *(threshold_tokens, usage.prompt_tokens),
         *(usage.cached_tokens, usage.output_tokens),
     )
-    await notify(observers.on_compaction, record)
+    await observers.tell(observers.on_compaction, record)
 
 
 def _span_attributes(record: CompactionRecord) -> dict[str, str | bool | int | float]:
@@ -286,7 +341,7 @@ async def report_pressure(record: PressureRecord, observers: Observers) -> None:
         "Agent %r is under pressure: %d of %d tokens (%.0f %%) are sent.",
         *(record.agent, record.tokens, record.window_tokens, 100 * record.pressure),
     )
-    await notify(observers.on_pressure, record)
+    await observers.tell(observers.on_pressure, record)
 
 
 async def report_call(record: CallRecord, observers: Observers) -> None:
@@ -296,7 +351,7 @@ async def report_call(record: CallRecord, observers: Observers) -> None:
         "counted, window %(window_tokens)d.",
         vars(record),
     )
-    await notify(observers.on_call, record)
+    await observers.tell(observers.on_call, record)
 
 
 def describe_call(record: CallRecord) -> dict[str, Any]:

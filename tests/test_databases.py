@@ -8,11 +8,13 @@ create a database of their own.
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import json
 import os
 import re
 import uuid
+import warnings
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,6 +70,16 @@ WINDOW = 4_000
 MAX_STATE_BYTES = 16 * 1024
 
 
+def open_file(path: str) -> SqliteSessionService:
+    """Opens a file of sessions; ADK's check of it leaves an open connection behind."""
+    with warnings.catch_warnings():
+        message = "unclosed database in <sqlite3.Connection"
+        warnings.filterwarnings("ignore", message, ResourceWarning)
+        service = SqliteSessionService(path)
+        gc.collect()
+    return service
+
+
 @dataclass
 class Store:
     """Where sessions are kept; every `open` gives a new service object."""
@@ -82,7 +94,7 @@ class Store:
         if self.kind == "memory":
             yield self._memory  # It hands out copies.
         elif self.kind == "file":
-            yield SqliteSessionService(self.url)
+            yield open_file(self.url)
         else:
             service = DatabaseSessionService(self.url)
             try:

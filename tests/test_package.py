@@ -15,9 +15,8 @@ import contextguard_adk
 PACKAGE = Path(contextguard_adk.__file__).parent
 
 ORDER = """
-errors _settings _providers _measuring telemetry
+errors _settings _pending _providers _measuring telemetry
 _history
-_pending
 _memory
 _summarizing
 strategies

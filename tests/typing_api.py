@@ -176,6 +176,7 @@ def make_app(model: BaseLlm) -> App:
         prices={"in-house": cg.Costs(input=0.2, output=0.8, cached_input=0.02)},
         max_background_summaries=2,
         summary_artifacts=True,
+        listener_timeout_seconds=2,
         on_pressure=on_pressure,
         on_compaction=on_compaction,
         on_call=on_call,

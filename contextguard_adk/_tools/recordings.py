@@ -243,6 +243,8 @@ async def _open_sqlite_file(path: Path) -> AsyncIterator[_Database]:
                 return connection.execute(text, values).fetchall()
 
         try:
+            # Before there is a file: ADK leaves a connection to one that it checks.
+            service = SqliteSessionService(str(copy))
             with (
                 closing(sqlite3.connect(address, uri=True)) as source,
                 closing(sqlite3.connect(copy)) as target,
@@ -256,7 +258,7 @@ async def _open_sqlite_file(path: Path) -> AsyncIterator[_Database]:
                 async with _open_url(f"sqlite+aiosqlite:///{copy}") as database:
                     yield database
             else:
-                yield _Database(SqliteSessionService(str(copy)), query)
+                yield _Database(service, query)
         except (sqlite3.Error, RuntimeError, ValueError, KeyError) as error:
             raise _explain(str(path), error) from error
 

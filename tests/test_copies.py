@@ -1,0 +1,235 @@
+"""Copies of a plugin and of an app: the same settings, no memory, and they work."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+from google.adk.agents import LlmAgent
+from google.adk.apps import App
+from google.adk.runners import Runner
+
+from contextguard_adk import (
+    CallRecord,
+    CompactionRecord,
+    ContextGuardPlugin,
+    Costs,
+    Pipeline,
+    SlidingWindow,
+    Threshold,
+    TodosTool,
+)
+from contextguard_adk.testing import SimulatedLlm
+from tests.builders import Chat, answer_text
+from tests.chats import words
+from tests.guarded import NOW, WINDOW, is_compacted
+
+heard: list[CallRecord | CompactionRecord] = []
+
+
+def listen(record: CallRecord | CompactionRecord) -> None:
+    """A listener that copies share, as all functions of a module are."""
+    heard.append(record)
+
+
+class OwnRegistry:
+    """A registry of the user's own."""
+
+    def context_window(self, model: str) -> int | None:
+        """All models are small."""
+        return WINDOW
+
+
+def through_pickle(value: Any) -> Any:
+    """Writes an object and reads it."""
+    return pickle.loads(pickle.dumps(value))
+
+
+def through_cloudpickle(value: Any) -> Any:
+    """Writes an object as Agent Engine does, and reads it."""
+    return pickle.loads(cloudpickle.dumps(value))
+
+
+COPIERS = (copy.deepcopy, copy.copy, through_pickle, through_cloudpickle)
+copying = pytest.mark.parametrize("duplicate", COPIERS, ids=lambda f: f.__name__)
+Copier = Callable[[Any], Any]
+
+
+def make_guard(**settings: Any) -> ContextGuardPlugin:
+    """A plugin of which no setting is the default."""
+    own: dict[str, Any] = {
+        "agents": {"other": Pipeline(), "exempt": None},
+        "default": Threshold(summarizer_context_window=100_000),
+        "registry": OwnRegistry(),
+        "prices": {"simulated": Costs(input=1, output=2)},
+        "on_call": listen,
+        "on_compaction": listen,
+        "name": "own_name",
+    }
+    return ContextGuardPlugin(**(own | settings))
+
+
+def make_chat(guard: ContextGuardPlugin) -> Chat:
+    """A chat with tools of the guard."""
+    llm = SimulatedLlm(context_window=100_000)
+    agent = LlmAgent(name="agent", model=llm, tools=[TodosTool()])
+    return Chat(agent, [guard])
+
+
+def go_on(chat: Chat, app: App) -> None:
+    """Has a copy of the app take over the sessions of a chat."""
+    chat.app = app
+    chat.runner = Runner(app=app, session_service=chat.sessions)
+
+
+def last_request(app: App) -> Any:
+    """What the model of a copy was sent last, but for a summary."""
+    agent: Any = app.root_agent
+    return [each for each in agent.model.requests if not each.is_summary][-1]
+
+
+@copying
+@pytest.mark.parametrize("is_used", [False, True], ids=["new", "used"])
+async def test_a_copy_of_an_app_guards_as_it_does(
+    duplicate: Copier, is_used: bool
+) -> None:
+    """Windows, prices, strategies and listeners are there, and it compacts."""
+    chat = make_chat(make_guard())
+    if is_used:
+        await chat.say(words(3_000, "first"))
+        await chat.say(words(1_000, "second"))
+    app = duplicate(chat.app)
+    (guard,) = app.plugins
+    assert guard.name == "own_name"
+    assert guard is not chat.app.plugins[0] or duplicate is copy.copy
+    fresh = make_chat(make_guard())
+    go_on(fresh, app)
+    heard.clear()
+    for name in ("first", "second", "third"):
+        assert answer_text(await fresh.say(words(1_500, name)))
+    assert is_compacted(last_request(app))
+    compactions = [r for r in heard if isinstance(r, CompactionRecord)]
+    assert compactions
+    calls = [r for r in heard if isinstance(r, CallRecord)]
+    assert {r.window_tokens for r in calls} == {WINDOW}
+    assert all(r.cost for r in calls)
+
+
+@copying
+async def test_a_copy_in_mid_session_goes_on_from_its_state(duplicate: Copier) -> None:
+    """The summary stays in place, and none is paid for again."""
+    chat = make_chat(make_guard())
+    for name in ("first", "second", "third"):
+        await chat.say(words(1_500, name))
+    heard.clear()
+    plugin = duplicate(chat.app.plugins[0])
+    assert plugin is not chat.app.plugins[0]
+    app = App(name="app", root_agent=chat.app.root_agent, plugins=[plugin])
+    go_on(chat, app)
+    await chat.say("And now?")
+    assert is_compacted(last_request(app))
+    assert not [r for r in heard if isinstance(r, CompactionRecord)]
+
+
+@copying
+async def test_a_copy_has_no_late_listener(duplicate: Copier) -> None:
+    """What the original waits for is no matter of the copy's."""
+    may_end = asyncio.Event()
+
+    guard = make_guard(on_call=wait_for_release, listener_timeout_seconds=0.05)
+    chat = make_chat(guard)
+    waiting.clear()
+    releases[:] = [may_end]
+    await chat.say("One.")
+    await chat.say("Two.")
+    assert len(waiting) == 1
+    app = App(name="app", root_agent=chat.app.root_agent, plugins=[duplicate(guard)])
+    go_on(chat, app)
+    await chat.say("Three.")
+    may_end.set()
+    assert len(waiting) == 2
+
+
+waiting: list[object] = []
+releases: list[asyncio.Event] = []
+
+
+async def wait_for_release(record: object) -> None:
+    """A listener that is late."""
+    waiting.append(record)
+    await releases[0].wait()
+
+
+@copying
+async def test_a_copy_made_while_a_summary_is_written(duplicate: Copier) -> None:
+    """The original's task stays with it; the copy writes its own."""
+    strategy = Threshold(summarizer_context_window=100_000, ahead=0.3)
+    chat = make_chat(make_guard(default=strategy))
+    agent: Any = chat.app.root_agent
+    agent.model.latency_seconds = 0.05
+    for name in ("first", "second"):
+        await chat.say(words(900, name))
+    go_on(chat, duplicate(chat.app))
+    for name in ("third", "fourth", "fifth"):
+        assert answer_text(await chat.say(words(900, name)))
+    assert is_compacted(last_request(chat.app))
+
+
+@copying
+async def test_a_copy_has_the_settings_of_a_file(
+    duplicate: Copier, tmp_path: Path
+) -> None:
+    """Whatever the environment names where the copy is read."""
+    path = tmp_path / "guard.toml"
+    path.write_text(f"[default]\ncontext_window = {WINDOW}\n")
+    chat = make_chat(ContextGuardPlugin.from_file(path))
+    path.unlink()
+    go_on(chat, duplicate(chat.app))
+    for name in ("first", "second", "third"):
+        await chat.say(words(1_500, name))
+    assert is_compacted(last_request(chat.app))
+
+
+class Named(ContextGuardPlugin):
+    """A plugin of the user's own, with an attribute."""
+
+    def __init__(self, owner: str, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.owner = owner
+
+
+@copying
+def test_a_subclass_keeps_what_it_has(duplicate: Copier) -> None:
+    """The class and its attributes are those of the original."""
+    made = duplicate(Named("team", default=SlidingWindow()))
+    assert type(made) is Named
+    assert made.owner == "team"
+
+
+@pytest.mark.vertex
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:google.*")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:vertexai.*")
+async def test_agent_engine_can_clone_an_app() -> None:
+    """The clone and its pickle answer, and compact; credentials are not needed."""
+    engines = pytest.importorskip("vertexai.agent_engines")
+    credentials = pytest.importorskip("google.auth.credentials")
+    vertexai = pytest.importorskip("vertexai")
+    vertexai.init(
+        project="project",
+        location="us-central1",
+        credentials=credentials.AnonymousCredentials(),
+    )
+    chat = make_chat(make_guard())
+    await chat.say(words(1_000, "first"))
+    clone = engines.AdkApp(app=chat.app).clone()
+    app = through_cloudpickle(clone)._tmpl_attrs["app"]
+    go_on(chat, app)
+    await chat.set_state(NOW)
+    assert answer_text(await chat.say(words(1_000, "second")))
+    assert is_compacted(last_request(app))
