@@ -76,13 +76,14 @@ def join_messages(
 
     Chat templates may want user and model in turn.
     """
-    first, last = before[-1:], behind[:1]
-    joined = [*filter(is_message, first), *own, *filter(is_message, last)]
-    parts = [part for content in joined for part in parts_of(content)]
-    rest = [content for content in first if not is_message(content)]
-    rest += [types.Content(role="user", parts=parts)]
-    rest += [content for content in last if not is_message(content)]
-    return [*before[:-1], *rest, *behind[1:]]
+    contents = [*before, *own, *behind]
+    start, end = len(before), len(before) + len(own)
+    while start and is_message(contents[start - 1]):
+        start -= 1
+    while end < len(contents) and is_message(contents[end]):
+        end += 1
+    parts = [part for content in contents[start:end] for part in parts_of(content)]
+    return [*contents[:start], types.Content(role="user", parts=parts), *contents[end:]]
 
 
 def shorten_results(
