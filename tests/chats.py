@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -93,10 +94,31 @@ def summary_requests(llm: SimulatedLlm) -> list[RecordedRequest]:
 CONTINUATION_BEGIN = "[System: The conversation was compacted"
 
 
-def head_length(contents: Sequence[types.Content]) -> int:
-    """How many of these contents are summary and continuation."""
-    starts = zip(contents, (SUMMARY_BEGIN, CONTINUATION_BEGIN), strict=False)
-    return sum(content_text(content).startswith(start) for content, start in starts)
+def take_apart(contents: Sequence[types.Content]) -> list[types.Content]:
+    """Contents, but what is one message with the summary as one content each: a user's
+    message before it, the summary, the continuation with its media, one behind it."""
+    return [each for content in contents for each in _take_apart(content)]
+
+
+def _take_apart(content: types.Content) -> list[types.Content]:
+    parts = content.parts or []
+    texts = [part.text or "" for part in parts]
+    summaries = [i for i, t in enumerate(texts) if t.startswith(SUMMARY_BEGIN)]
+    if not summaries:
+        return [content]
+    begin, behind = summaries[0], summaries[0] + 1
+    if "".join(texts[behind:][:1]).startswith(CONTINUATION_BEGIN):
+        media = itertools.takewhile(lambda text: not text, texts[behind + 1 :])
+        behind += 1 + len(list(media))
+    cuts = (0, begin, begin + 1, behind, len(parts))
+    pieces = [parts[start:end] for start, end in itertools.pairwise(cuts)]
+    return [types.Content(role=content.role, parts=each) for each in pieces if each]
+
+
+def without_head(contents: Sequence[types.Content]) -> list[types.Content]:
+    """What stands beside summary and continuation."""
+    begins = (SUMMARY_BEGIN, CONTINUATION_BEGIN)
+    return [c for c in take_apart(contents) if not content_text(c).startswith(begins)]
 
 
 def count_tokens(text: str) -> int:

@@ -38,7 +38,7 @@ from tests.builders import (
     guarded_agent,
     queued_tool,
 )
-from tests.chats import agent_requests
+from tests.chats import agent_requests, take_apart
 
 WINDOW_TOKENS = 6_000
 TURNS = 4
@@ -101,9 +101,9 @@ async def converse(strategy: Strategy, text: str) -> tuple[SimulatedLlm, Chat]:
 
 
 def outline(record: RecordedRequest) -> list[str]:
-    """What each content of a request is."""
+    """What each content of a request is; summary and continuation count for two."""
     kinds = []
-    for content in record.contents:
+    for content in take_apart(record.contents):
         part = (content.parts or [types.Part()])[0]
         text, kind = part.text or "", "text"
         if part.function_call or part.function_response:

@@ -33,7 +33,7 @@ from tests.builders import (
     responses,
     user,
 )
-from tests.chats import Changing, agent_requests, begin_as_user
+from tests.chats import Changing, agent_requests, begin_as_user, take_apart
 from tests.talks import (
     MARKER,
     WINDOW,
@@ -135,7 +135,8 @@ async def test_partly_loaded_sessions_go_on(strategy: Strategy, newest: int) -> 
     for number in range(10, 16):
         count = len(llm.requests)
         await talk.ask(message(number))
-        head = content_text(agent_requests_since(llm, count)[0].contents[0])
+        sent = agent_requests_since(llm, count)[0].contents
+        head = content_text(take_apart(sent)[0])
         assert head.startswith(SUMMARY_BEGIN)
         assert summarized <= set(MARKER.findall(head))
     talk.run_config = whole

@@ -40,6 +40,7 @@ from tests.chats import (
     guarded_chat,
     seed,
     summary_requests,
+    take_apart,
     text_of,
     words,
 )
@@ -111,8 +112,9 @@ async def test_tool_results_since_the_last_count_are_seen(
     llm, chat = await play(message, words(grown_tokens - first_tokens - call_tokens))
     assert (await chat.state()).get(SUMMARIZED_AT) == estimate
     assert llm.summaries == (estimate is not None)
-    # Once compacted: summary and continuation, then the call with its result.
-    assert len(agent_requests(llm)[-1].contents) == (3 if estimate is None else 4)
+    # Once compacted: the message of the summary, then the call with its result.
+    newest = take_apart(agent_requests(llm)[-1].contents)
+    assert len(newest) == (3 if estimate is None else 4)
 
 
 @pytest.mark.parametrize(
@@ -233,12 +235,12 @@ async def compact(
 
 
 async def test_after_compaction_the_request_is_summary_and_continuation() -> None:
-    """Two contents are left, in the documented words."""
+    """One message of two parts is left, in the documented words."""
     llm = SimulatedLlm(summary_replies=["All pods run."])
     chat = await compact(llm, "Restart `web-1`")
     sent = llm.requests[-1].contents
-    assert [content.role for content in sent] == ["user", "user"]
-    summary, continuation = map(text_of, sent)
+    assert [content.role for content in sent] == ["user"]
+    summary, continuation = map(text_of, take_apart(sent))
     assert summary.startswith("[Previous conversation summary]\nAll pods run.")
     assert summary.endswith("\n[End of summary — conversation continues below]")
     assert continuation.startswith(

@@ -28,33 +28,37 @@ HISTORY = [
 
 
 def texts(contents: Sequence[types.Content]) -> list[str]:
-    """The first text of each content, "" where it has none."""
-    return [(content.parts or [types.Part()])[0].text or "" for content in contents]
+    """The text of each part, "" where it has none."""
+    return [part.text or "" for content in contents for part in content.parts or ()]
 
 
 def test_newest_contents_are_kept_as_they_are() -> None:
-    """What fits stays the same object, in order, behind a notice."""
+    """What fits stays the same object, in order, behind a notice; the user's message
+    beside the notice is one message with it."""
     kept = reduce_contents(HISTORY, 400, 1.0)
-    assert texts(kept)[0] == NOTICE
-    assert [id(content) for content in kept[1:]] == [id(c) for c in HISTORY[4:]]
+    notice, *joined = kept[0].parts or []
+    assert notice.text == NOTICE
+    assert [id(part) for part in joined] == [id(p) for p in HISTORY[4].parts or ()]
+    assert [id(content) for content in kept[1:]] == [id(c) for c in HISTORY[5:]]
 
 
 def test_request_of_the_user_stays_without_its_neighbours() -> None:
     """The newest message of the user is kept although newer results take the room."""
     history = [*HISTORY, call("search"), response("search", PROSE)]
     kept = reduce_contents(history, 500, 1.0)
-    notice, request = texts(kept)[:2]
+    notice, request = texts(kept[:1])
     assert notice.startswith(f"{NOTICE}\n\n[Done so far for this request")
     assert request == "And the gate?"
-    assert kept[2:] == history[-2:]
+    assert kept[1:] == history[-2:]
 
 
 def test_newest_result_is_shortened_in_the_middle() -> None:
     """Head and tail of a result that alone is too large stay, with its call."""
     history = [user("Go."), call("search"), response("search", f"A{PROSE * 50}Z")]
     kept = reduce_contents(history, 700, 1.0)
-    assert kept[:3][1:] == history[:2]
-    (part,) = kept[3].parts or []
+    assert texts(kept[:1])[1:] == ["Go."]
+    assert kept[1] == history[1]
+    (part,) = kept[2].parts or []
     assert part.function_response
     result = (part.function_response.response or {})["result"]
     assert (result[0], result[-1]) == ("A", "Z")
@@ -65,11 +69,11 @@ def test_request_that_the_head_does_not_quote_is_kept() -> None:
     """Where the caller says where the request stands, it stays beside the head."""
     head = [user("[Previous conversation summary]")]
     kept = reduce_contents(HISTORY, 330, 1.0, head, live_index=0)
-    summary, done, request = texts(kept)[:3]
+    summary, done, request, newest = texts(kept[:1])
     assert summary == "[Previous conversation summary]"
     assert done.startswith("[Done so far for this request")
-    assert request == "Where is the press?"
-    assert kept[3:] == HISTORY[4:]
+    assert (request, newest) == ("Where is the press?", "And the gate?")
+    assert kept[1:] == HISTORY[5:]
 
 
 @pytest.mark.parametrize("room_tokens", range(1_000, 5_000, 250))

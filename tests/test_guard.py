@@ -39,6 +39,7 @@ from tests.chats import (
     agent_requests,
     seed,
     summary_requests,
+    take_apart,
     text_of,
     words,
 )
@@ -100,15 +101,16 @@ async def test_summary_stays_on_later_calls_turns_and_processes() -> None:
     successor = guarded_chat(llm, chat={"session_service": chat.sessions})
     await successor.say("Thanks.")
     first, *later = agent_requests(llm)
-    assert [text_of(content)[:32] for content in first.contents] == [
+    [head] = first.contents
+    assert [(part.text or "")[:32] for part in head.parts or ()] == [
         SUMMARY_BEGINS,
         "[System: The conversation was co",
     ]
     for request in later:
-        assert request.contents[:2] == first.contents
+        assert request.contents[0] == head
         assert "ORIGINAL" not in request.text
-    assert [len(request.contents) for request in later] == [4, 6, 8, 10]
-    assert text_of(later[-1].contents[5]) == "And now?"
+    assert [len(request.contents) for request in later] == [3, 5, 7, 9]
+    assert text_of(later[-1].contents[4]) == "And now?"
     assert llm.summaries == 1
 
 
@@ -207,7 +209,7 @@ async def test_images_of_the_live_message_ride_on_the_continuation(
     await chat.say(message)
     await chat.say("And now?")
     for request in agent_requests(llm):
-        continuation = request.contents[1]
+        continuation = take_apart(request.contents)[1]
         assert quoted in text_of(continuation)
         assert (continuation.parts or [])[1:] == [IMAGE]
     assert "[attached image/png, 36 bytes]" in summary_requests(llm)[0].text
@@ -224,13 +226,13 @@ async def test_giant_live_request_is_clipped_in_the_middle() -> None:
     await chat.say("And now?")
     assert llm.summaries == 1
     first, second = agent_requests(llm)[1:]
-    continuation = text_of(first.contents[1])
+    continuation = text_of(take_apart(first.contents)[1])
     assert "`BEGIN " in continuation
     assert " END`" in continuation
     assert "MIDDLE" not in first.text
     assert "middle left out" in continuation
     assert len(continuation) <= 0.3 * WINDOW * 4 + 600
-    assert second.contents[:2] == first.contents
+    assert second.contents[:1] == first.contents
     assert "MIDDLE" in summary_requests(llm)[0].text
 
 
@@ -246,7 +248,7 @@ async def test_repeated_messages_are_not_mistaken_for_covered_ones() -> None:
     for answer in ("Four.", "Five."):
         assert answer_text(await chat.say("yes")) == answer
         assert text_of(llm.requests[-1].contents[-1]) == "yes"
-    texts = [text_of(content) for content in llm.requests[-1].contents[2:]]
+    texts = [text_of(content) for content in llm.requests[-1].contents[1:]]
     assert texts == ["Three.", "yes", "Four.", "yes"]
 
 

@@ -35,8 +35,8 @@ STRATEGY = "[default]\n"
 PIPELINE = "[default]\nstrategy = 'pipeline'\n"
 REDUCER = f"{PIPELINE}[[default.reducers]]\n"
 OF_THRESHOLD = (
-    "Known here: ahead, context_window, keep, max_compaction_attempts, preview_tokens, "
-    "recall, recall_page_tokens, reuse_prompt_cache, summarizer, "
+    "Known here: ahead, binds_thoughts, context_window, keep, max_compaction_attempts, "
+    "preview_tokens, recall, recall_page_tokens, reuse_prompt_cache, summarizer, "
     "summarizer_context_window, summary_instruction, summary_timeout_seconds, trigger"
 )
 OF_PLUGIN = (

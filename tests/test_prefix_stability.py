@@ -11,7 +11,7 @@ from google.genai import types
 from contextguard_adk.strategies import SlidingWindow, Threshold
 from contextguard_adk.testing import SimulatedLlm
 from tests.builders import AgentCall, KeptSessions, play
-from tests.chats import head_length
+from tests.chats import without_head
 from tests.scenarios import write_conversation
 
 WINDOW_TOKENS = 8_000
@@ -83,7 +83,7 @@ async def test_nothing_leaves_but_what_is_covered(name: str) -> None:
     that place moves only when a compaction moves it."""
     covered_before = 0
     for agent_call in await play_long_run(name):
-        kept = agent_call.contents[head_length(agent_call.contents) :]
+        kept = without_head(agent_call.contents)
         covered = len(agent_call.original) - len(kept)
         label = f"{name}: call {agent_call.number}"
         # A result that the model has not seen may be too large to stay whole.

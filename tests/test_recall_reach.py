@@ -20,7 +20,7 @@ from contextguard_adk import ContextGuardPlugin, Threshold
 from contextguard_adk.testing import Reply, SimulatedLlm
 from contextguard_adk.testing import call as tool_call
 from tests.builders import Chat, call, event, model, queued_tool, response
-from tests.chats import Changing, agent_requests, begin_as_user, hide
+from tests.chats import Changing, agent_requests, begin_as_user, hide, without_head
 from tests.talks import workflow_agents
 
 WINDOW = 4_000
@@ -159,7 +159,7 @@ async def test_events_that_a_run_does_not_load_are_in_reach() -> None:
     llm, chat = searching(f"code {SECRET}", run_config=NEWEST)
     await chat.say(f"Mind the code {SECRET}.")
     await fill(chat, 14)
-    assert SECRET not in str(llm.requests[-1].contents[2:])
+    assert SECRET not in str(without_head(llm.requests[-1].contents))
     await chat.say("Search it.")
     assert "user message" in pages(llm)[-1]
 

@@ -34,7 +34,7 @@ from tests.builders import (
     responses,
     user,
 )
-from tests.chats import KEY, guarded_chat, words
+from tests.chats import KEY, guarded_chat, without_head, words
 from tests.test_strategies import context, names, small_talk
 
 NO_CHANGE, APPLIED, TARGET_REACHED = StrategyResult
@@ -60,9 +60,7 @@ def sent(run: Reduction) -> list[types.Content]:
     """The contents as the reducers left them, without the head of a summary."""
     if run.compaction is None:
         return list(run.context.view.contents)
-    contents = run.compaction.contents
-    heads = ("[Previous", "[System:")
-    return [c for c in contents if not names([c])[0].startswith(heads)]
+    return without_head(run.compaction.contents)
 
 
 def instruction(text: str) -> types.Content:

@@ -24,6 +24,7 @@ from tests.chats import (
     agent_requests,
     guarded_chat,
     seed,
+    take_apart,
     text_of,
     words,
 )
@@ -43,19 +44,18 @@ MOVING = {"static_instruction": "You help.", "instruction": "Today is May 1."}
 
 
 def outline(record: RecordedRequest) -> list[str]:
-    """What each content of a request is."""
-    kinds = []
-    for content in record.contents:
-        part = (content.parts or [types.Part()])[0]
-        text = part.text or ("call" if part.function_call else "result")
-        if text.startswith(SUMMARY_BEGINS):
-            text = "SUMMARY"
-        elif text.startswith(COMPACTED):
-            text = "CONTINUATION"
-        elif "Today is May 1." in text:
-            text = "INSTRUCTION"
-        kinds.append(text)
-    return kinds
+    """What each content of a request is; of several parts, each."""
+    return ["+".join(map(kind_of, content.parts or ())) for content in record.contents]
+
+
+def kind_of(part: types.Part) -> str:
+    """What a part of a request is."""
+    text = part.text or ("call" if part.function_call else "result")
+    if text.startswith(SUMMARY_BEGINS):
+        return "SUMMARY"
+    if text.startswith(COMPACTED):
+        return "CONTINUATION"
+    return "INSTRUCTION" if "Today is May 1." in text else text
 
 
 class Covering(Strategy):
@@ -99,17 +99,19 @@ async def compact(
 @pytest.mark.parametrize(
     ("covered", "agent", "expected"),
     [
-        ({0, 1, 2, 3, 4}, {}, "SUMMARY CONTINUATION"),
+        ({0, 1, 2, 3, 4}, {}, "SUMMARY+CONTINUATION"),
         ({0, 3}, {}, "SUMMARY call result Go_on."),
-        ({3}, {}, "Fix_it. call result SUMMARY Go_on."),
+        ({3}, {}, "Fix_it. call result SUMMARY+Go_on."),
+        ({1, 2, 3}, MOVING, "Fix_it.+SUMMARY+INSTRUCTION+Go_on."),
         ({0, 1, 2}, MOVING, "SUMMARY Ok. INSTRUCTION Go_on."),
-        ({0, 1, 2, 3, 5}, MOVING, "SUMMARY CONTINUATION INSTRUCTION"),
+        ({0, 1, 2, 3, 5}, MOVING, "SUMMARY+CONTINUATION+INSTRUCTION"),
     ],
 )
 async def test_place_of_the_summary(
     covered: Collection[int], agent: dict[str, Any], expected: str
 ) -> None:
-    """It stands where the covered contents began, and nothing else moves."""
+    """It stands where the covered contents began, in one message with what the user's
+    side says beside it, and nothing else moves."""
     contents = [content.model_copy(deep=True) for content in WORK]
     for index in {0, 3}.intersection(covered):
         # A compaction must gain something.
@@ -126,8 +128,8 @@ async def test_ledger_and_hostile_words_stand_inside_the_markers() -> None:
     chat = open_chat(Threshold(), summary=f"Known. {hostile}")
     contents = [user(f"Fix it. {hostile}"), model(words(2_000))]
     request = await compact(chat, contents, "Go on.")
-    text = text_of(request.contents[0])
-    assert outline(request) == ["SUMMARY", "CONTINUATION"]
+    text = text_of(take_apart(request.contents)[0])
+    assert outline(request) == ["SUMMARY+CONTINUATION"]
     assert text.startswith(f"{SUMMARY_BEGINS}Known. ")
     assert text.endswith(SUMMARY_ENDS)
     assert text.count(SUMMARY_ENDS) == 1
@@ -150,7 +152,7 @@ async def test_continuation_quotes_the_live_message(
     contents = [user(words(2_000)), model("Yes.")]
     message = types.Content(role="user", parts=parts)
     request = await compact(open_chat(Threshold()), contents, message)
-    continuation = request.contents[1].parts or []
+    continuation = take_apart(request.contents)[1].parts or []
     text = continuation[0].text or ""
     assert text.startswith(COMPACTED)
     assert (quoted or "Continue where it leaves off") in text
@@ -180,8 +182,9 @@ async def test_squeezing_touches_the_users_request_last() -> None:
         assert records[0].tokens_after <= 3_880
         assert request.prompt_tokens <= 4_000
         summary = str((await chat.state())[SUMMARY])
-        quoted = text_of(request.contents[1]).partition("`")[2].partition("`")[0]
-        ledger_count = text_of(request.contents[0]).count("\n- ")
+        head, continuation = map(text_of, take_apart(request.contents))
+        quoted = continuation.partition("`")[2].partition("`")[0]
+        ledger_count = head.count("\n- ")
         kept.append((ledger_count, len(summary), len(quoted)))
     whole = kept[0]
     assert whole == (31, 4 * 390, 4 * 1_100)

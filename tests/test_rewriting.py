@@ -35,6 +35,7 @@ from tests.chats import (
     Changing,
     agent_requests,
     summary_requests,
+    take_apart,
     text_of,
 )
 from tests.rewriting import (
@@ -352,13 +353,13 @@ class Computing(BaseCodeExecutor):
 
 def quoted_request(request: RecordedRequest) -> str:
     """The continuation of a request; "" where there is none."""
-    texts = map(text_of, request.contents)
+    texts = map(text_of, take_apart(request.contents))
     return next((t for t in texts if t.startswith(CONTINUATION_BEGIN)), "")
 
 
 def ledger_of(request: RecordedRequest) -> str:
     """The user's messages beside the summary."""
-    _, _, ledger = text_of(request.contents[0]).partition(LEDGER_HEADING)
+    _, _, ledger = text_of(take_apart(request.contents)[0]).partition(LEDGER_HEADING)
     return ledger
 
 

@@ -16,6 +16,7 @@ from contextguard_adk._history.pairs import has_tool
 from contextguard_adk.strategies import SlidingWindow, Strategy, Threshold
 from contextguard_adk.testing import SimulatedLlm
 from tests.builders import SUMMARY_BEGIN, AgentCall, KeptSessions, Played, play
+from tests.chats import take_apart, text_of
 from tests.scenarios import SCENARIOS, find_obstacle, total_tokens, write_conversation
 
 WINDOWS_TOKENS = (4_000, 8_000, 32_000, 200_000, 1_000_000)
@@ -129,7 +130,7 @@ def _attachments(content: types.Content) -> list[types.Blob]:
 
 
 def _newest_user_content(contents: list[types.Content]) -> types.Content:
-    for content in reversed(contents):
+    for content in reversed(take_apart(contents)):
         texts = [part.text for part in content.parts or [] if part.text]
         # A pipeline may leave out what came after the request: then this follows it.
         is_summary = bool(texts) and texts[0].startswith(SUMMARY_BEGIN)
@@ -158,8 +159,9 @@ def check_form(calls: list[AgentCall]) -> None:
     """A compacted request is the summary, the continuation and the newest steps."""
     for call in calls:
         if call.is_compacted:
-            texts = [str((c.parts or [types.Part()])[0].text) for c in call.contents]
-            assert texts[0].startswith(SUMMARY_BEGIN)
-            assert texts[1].startswith("[System: The conversation")
-            assert all(map(has_tool, call.contents[2:])), call.number
-            assert len(call.contents) % 2 == 0
+            summary, continuation, *newest = take_apart(call.contents)
+            assert text_of(summary).startswith(SUMMARY_BEGIN)
+            assert text_of(continuation).startswith("[System: The conversation")
+            assert all(map(has_tool, newest)), call.number
+            assert newest == call.contents[1:]
+            assert len(newest) % 2 == 0

@@ -50,9 +50,8 @@ def look_closely(place: str) -> str:
 
 def act(request: LlmRequest) -> Reply:
     """Looks where that is asked for, and says that it did."""
-    parts = request.contents[-1].parts or []
-    text = " ".join(part.text or "" for part in parts)
-    if "look" in text.lower():
+    *_, newest = request.contents[-1].parts or []
+    if "look" in (newest.text or "").lower():
         return call("look", place="hall")
     return "It is done."
 

@@ -28,7 +28,7 @@ from tests.builders import (
     response,
     user,
 )
-from tests.chats import head_length, slow
+from tests.chats import slow, take_apart, without_head
 from tests.scenarios import Kind, Writer
 
 # What a model writes of a storm of tool results.
@@ -89,7 +89,7 @@ async def test_a_tool_storm_is_removed(strategy: type[Strategy]) -> None:
     sent = [record for record in llm.requests if not record.is_summary][-1].contents
     if strategy is SlidingWindow:
         # A pair that is kept takes 5 % alone: what counts is what has left.
-        sent = sent[head_length(sent) :]
+        sent = without_head(sent)
     assert not llm.rejections
     assert 1 <= llm.summaries <= 3
     left = estimate_contents_tokens(sent) / estimate_contents_tokens(tap.contents[0])
@@ -168,10 +168,7 @@ async def test_compaction_in_a_tool_loop_keeps_moving_instructions(
 
 def _check_uncovered(agent_call: AgentCall, label: str) -> int:
     """Checks what stands beside the summary; returns how much the summary covers."""
-    sent = list(agent_call.contents)
-    start = next((i for i in range(len(sent)) if head_length(sent[i:])), None)
-    if start is not None:
-        del sent[start : start + head_length(sent[start:])]
+    sent = without_head(agent_call.contents)
     covered = len(agent_call.original) - len(sent)
     expected, skipped = [], 0
     for content in agent_call.original:
@@ -223,7 +220,7 @@ async def test_facts_reach_the_summarizer_and_the_next_request(
     for agent_call in played.calls:
         sent = agent_call.contents
         known = find_facts(agent_call.original).keys()
-        covered = known - find_facts(sent[head_length(sent) :]).keys()
+        covered = known - find_facts(without_head(sent)).keys()
         label = f"call {agent_call.number}"
         assert covered <= shown.keys(), label
         assert known <= find_facts(sent).keys(), label
@@ -234,7 +231,9 @@ LEDGER_HEADING = "[The user's messages up to here"
 
 def read_ledger(contents: Sequence[types.Content]) -> list[str]:
     """The excerpts beside a summary."""
-    listed = content_text(contents[0]).partition(LEDGER_HEADING)[2].split("\n")
+    listed = (
+        content_text(take_apart(contents)[0]).partition(LEDGER_HEADING)[2].split("\n")
+    )
     return [line[2:] for line in listed if line.startswith("- ")]
 
 
@@ -263,7 +262,7 @@ async def test_user_messages_keep_an_excerpt_beside_the_summary(
     for agent_call in compacted:
         label = f"call {agent_call.number}"
         excerpts = read_ledger(agent_call.contents)
-        beside = agent_call.contents[head_length(agent_call.contents) :]
+        beside = without_head(agent_call.contents)
         kept = {part.text for content in beside for part in content.parts or []}
         texts = [turn.text for turn in said[: agent_call.number]]
         covered = [" ".join(text.split()) for text in texts if text not in kept]

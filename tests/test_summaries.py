@@ -34,6 +34,7 @@ from tests.chats import (
     guarded_chat,
     seed,
     summary_requests,
+    take_apart,
     words,
 )
 
@@ -341,7 +342,9 @@ async def test_without_a_model_the_newest_part_stays(place: int) -> None:
     talk = Talk(failing())
     await talk.compact(*contents)
     kept = [
-        content for content in talk.llm.requests[-1].contents if content in contents
+        content
+        for content in take_apart(talk.llm.requests[-1].contents)
+        if content in contents
     ]
     assert kept == contents[len(contents) - len(kept) :]
     assert 3 <= len(kept) <= 11

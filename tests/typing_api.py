@@ -102,6 +102,7 @@ def make_strategies(model: BaseLlm) -> dict[str, cg.Strategy]:
         max_compaction_attempts=2,
         recall=False,
         recall_page_tokens=1_000,
+        binds_thoughts=True,
         summarizer=model,
         summarizer_context_window=200_000,
         summary_timeout_seconds=30,

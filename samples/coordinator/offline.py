@@ -18,6 +18,7 @@ WORDS = {
     "writer": ("write", "draft"),
     "researcher": ("find", "search"),
 }
+RETOLD = re.compile(r"For context:|\[\w+\] ")
 
 
 def offline_model(agent: str) -> SimulatedLlm:
@@ -56,10 +57,10 @@ def answer(agent: str) -> str:
 
 def find_user_words(contents: list[types.Content]) -> str:
     """Returns what the user said last; ADK retells what other agents said."""
-    for content in reversed(contents):
-        text = " ".join(part.text or "" for part in content.parts or []).strip()
-        if content.role == "user" and text and not text.startswith("For context:"):
-            return text.lower()
+    said = (content for content in reversed(contents) if content.role == "user")
+    for part in (part for content in said for part in reversed(content.parts or [])):
+        if part.text and not RETOLD.match(part.text):
+            return part.text.lower()
     return ""
 
 
