@@ -1,4 +1,4 @@
-"""Sessions of 600 model calls in large windows, and what they cost by trigger.
+"""Sessions of 600 model calls in a large window, and what `trigger="auto"` saves.
 
 ADK's own work for 600 calls takes longer than all that is measured here. So nothing but
 the callbacks of the plugin is called, on the events, contents and requests that a
@@ -12,7 +12,7 @@ import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 from google.adk.agents import LlmAgent
 from google.adk.agents.callback_context import CallbackContext
@@ -27,34 +27,24 @@ from google.genai import types
 
 from benchmarks import _common
 from benchmarks._play import CountingLlm, ScriptedTool
-from contextguard_adk import (
-    CallRecord,
-    CompactionRecord,
-    ContextGuardPlugin,
-    Strategy,
-    Threshold,
-)
-from contextguard_adk._measuring.budgets import threshold_tokens
+from contextguard_adk import CompactionRecord, ContextGuardPlugin, Strategy, Threshold
 from contextguard_adk._providers.costs import TYPICAL_COSTS
 
 CALLS = 600
-WINDOWS_TOKENS = (200_000, 1_000_000)
-NO_GUARD, DEFAULT = "no guard", "Threshold"
-AUTO, AUTO_PREVIEWS = 'trigger="auto"', 'trigger="auto", previews'
-FIXED_TRIGGERS = 10
-LEAST_TRIGGER_TOKENS = 32_000
+WINDOW_TOKENS = 1_000_000
+DEFAULT, AUTO = "Threshold", 'trigger="auto"'
+AUTO_PREVIEWS = f"{AUTO}, previews"
 INSTRUCTION_CHARS = 4_000
 NOTES = """\
 Sessions of {calls} model calls: a chat, in which each is a turn, and turns of 30 calls
-whose results have 2 or 40 KB. "-" is a session that ended in a refused request.
+whose results have 2 or 40 KB, in a window of {window:,} tokens; the number of
+compactions is in parentheses. "-" is a session that ended in a refused request.
 Threshold compacts 20,000 tokens below the window, the others at their trigger. All show
 results whole, but for the last, which has all else default.
 
 cost             in uncached prompt tokens: one that the cache served costs {cached:g},
                  one of an answer or a summary {output:g}; summaries are included.
 cached           the provider has a prompt cache.
-auto             compared with the cheapest of the fixed triggers and with the default;
-                 and the trigger that it had chosen in the end.
 """
 
 TOOL = "read_file"
@@ -91,26 +81,26 @@ class Cell:
 
     Attributes:
         kind: One of `KINDS`.
-        window_tokens: The model's context window.
         has_cache: Whether the provider has a prompt cache.
     """
 
     kind: str
-    window_tokens: int
     has_cache: bool
 
     @property
     def name(self) -> str:
-        """What a table of its window calls it."""
+        """What the table calls it."""
         return f"{self.kind}, cached" if self.has_cache else self.kind
 
 
-CELLS = tuple(
-    Cell(kind, window_tokens, has_cache)
-    for window_tokens in WINDOWS_TOKENS
-    for kind in KINDS
-    for has_cache in (True, False)
-)
+CELLS = tuple(Cell(kind, has_cache) for kind in KINDS for has_cache in (True, False))
+
+WAYS: dict[str, Strategy] = {
+    # Previews follow from the trigger: it alone is to differ, but for the last.
+    DEFAULT: Threshold(context_window=WINDOW_TOKENS, preview_tokens=None),
+    AUTO: Threshold(context_window=WINDOW_TOKENS, trigger="auto", preview_tokens=None),
+    AUTO_PREVIEWS: Threshold(context_window=WINDOW_TOKENS, trigger="auto"),
+}
 
 
 @dataclass(frozen=True)
@@ -120,12 +110,10 @@ class Spent:
     Attributes:
         cost_tokens: In uncached prompt tokens; None where a request was refused.
         compactions: How many there were.
-        trigger_tokens: From where on the last call would have been compacted.
     """
 
     cost_tokens: int | None
     compactions: int = 0
-    trigger_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -234,22 +222,19 @@ def _instruction() -> str:
     return _common.cut_text("prose", INSTRUCTION_CHARS, random.Random("instruction"))
 
 
-async def play(cell: Cell, strategy: Strategy | None, calls: int = CALLS) -> Spent:
+async def play(cell: Cell, strategy: Strategy, calls: int = CALLS) -> Spent:
     """Plays a session to its end, or to the first request that is refused.
 
     Args:
         cell: The session.
-        strategy: What guards it; None for no guard.
+        strategy: What guards it.
         calls: How many model calls it has.
     """
     llm = CountingLlm(
-        model="counting", window_tokens=cell.window_tokens, has_cache=cell.has_cache
+        model="counting", window_tokens=WINDOW_TOKENS, has_cache=cell.has_cache
     )
     compactions: list[CompactionRecord] = []
-    records: list[CallRecord] = []
-    guard = ContextGuardPlugin(
-        default=strategy, on_compaction=compactions.append, on_call=records.append
-    )
+    guard = ContextGuardPlugin(default=strategy, on_compaction=compactions.append)
     session, steps = _Play(llm, guard), write_steps(cell.kind, calls)
     length = KINDS[cell.kind].turn_calls
     try:
@@ -257,35 +242,7 @@ async def play(cell: Cell, strategy: Strategy | None, calls: int = CALLS) -> Spe
             await session.turn(start // length, steps[start : start + length])
     except OverflowError:
         return Spent(None, len(compactions))
-    trigger_tokens = records[-1].threshold_tokens if records else None
-    return Spent(llm.cost_tokens, len(compactions), trigger_tokens)
-
-
-def list_triggers(window_tokens: int) -> list[int]:
-    """The fixed triggers for a window: each so much above the one before."""
-    most_tokens = threshold_tokens(window_tokens)
-    growth = (most_tokens / LEAST_TRIGGER_TOKENS) ** (1 / (FIXED_TRIGGERS - 1))
-    steps = range(FIXED_TRIGGERS - 1)
-    fixed = [round(LEAST_TRIGGER_TOKENS * growth**step) for step in steps]
-    return [*fixed, most_tokens]
-
-
-def list_ways(window_tokens: int) -> dict[str, Strategy | None]:
-    """What guards a session in a window, by the name of its row."""
-    triggers = {
-        f"trigger={number:,}": number for number in list_triggers(window_tokens)
-    }
-    named: dict[str, int | Literal["auto"] | None] = {DEFAULT: None, **triggers}
-    named[AUTO] = "auto"
-    strategies = {
-        # Previews follow from the trigger: it alone is to differ.
-        name: Threshold(
-            context_window=window_tokens, trigger=trigger, preview_tokens=None
-        )
-        for name, trigger in named.items()
-    }
-    previews = Threshold(context_window=window_tokens, trigger="auto")
-    return {NO_GUARD: None, **strategies, AUTO_PREVIEWS: previews}
+    return Spent(llm.cost_tokens, len(compactions))
 
 
 Figures = dict[Cell, dict[str, Spent]]
@@ -293,12 +250,7 @@ Figures = dict[Cell, dict[str, Spent]]
 
 def measure(kinds: Collection[str]) -> Figures:
     """Plays the sessions of some of `KINDS` in all ways."""
-    tasks = [
-        (cell, name)
-        for cell in CELLS
-        for name in list_ways(cell.window_tokens)
-        if cell.kind in kinds
-    ]
+    tasks = [(cell, name) for cell in CELLS for name in WAYS if cell.kind in kinds]
     figures: Figures = {}
     spent = _common.map_in_processes(_play_task, tasks)
     for (cell, name), one in zip(tasks, spent, strict=True):
@@ -308,56 +260,40 @@ def measure(kinds: Collection[str]) -> Figures:
 
 def _play_task(task: tuple[Cell, str]) -> Spent:
     cell, name = task
-    return asyncio.run(play(cell, list_ways(cell.window_tokens)[name]))
-
-
-def _compare_auto(spent: Mapping[str, Spent]) -> dict[str, float | int | None]:
-    """Compares the automatic trigger with the others, for one session."""
-    fixed = [one.cost_tokens for name, one in spent.items() if name[-1].isdigit()]
-    auto, default = spent[AUTO], spent[DEFAULT].cost_tokens
-    return {
-        "of the cheapest": _divide(auto, min(filter(None, fixed), default=None)),
-        "of the default": _divide(auto, default),
-        "of the default, with previews": _divide(spent[AUTO_PREVIEWS], default),
-        "chosen at last": auto.trigger_tokens,
-    }
-
-
-def _divide(spent: Spent, cost_tokens: int | None) -> float | None:
-    if not (spent.cost_tokens and cost_tokens):
-        return None
-    return spent.cost_tokens / cost_tokens
+    return asyncio.run(play(cell, WAYS[name]))
 
 
 def build_figures(found: Figures) -> dict[str, Any]:
-    """What long sessions cost, by window, session and way."""
-    figures: dict[str, Any] = {}
-    for cell, spent in found.items():
-        ways = {name: asdict(one) for name, one in spent.items()}
-        figures.setdefault(f"{cell.window_tokens:,}", {})[cell.name] = {
-            "ways": ways,
-            "auto": _compare_auto(spent),
+    """What long sessions cost, by session and way."""
+    return {
+        cell.name: {
+            "ways": {name: asdict(one) for name, one in spent.items()},
+            "of the default": _divide(spent[AUTO], spent[DEFAULT]),
+            "of the default, with previews": _divide(
+                spent[AUTO_PREVIEWS], spent[DEFAULT]
+            ),
         }
-    return figures
+        for cell, spent in found.items()
+    }
+
+
+def _divide(spent: Spent, default: Spent) -> float | None:
+    if not (spent.cost_tokens and default.cost_tokens):
+        return None
+    return spent.cost_tokens / default.cost_tokens
 
 
 def print_figures(figures: Mapping[str, Any]) -> None:
-    """Prints a table for each window."""
-    for window, sessions in figures.items():
-        first = next(iter(sessions.values()))
-        rows = [
-            [way, *(_spell_cost(one["ways"][way]) for one in sessions.values())]
-            for way in first["ways"]
-        ]
-        rows += [
-            [f"auto: {what}", *(one["auto"][what] for one in sessions.values())]
-            for what in first["auto"]
-        ]
-        title = f"Window of {window} tokens: cost, k, and compactions"
-        _common.print_table(title, ("", *sessions), rows)
+    """Prints what `build_figures` returns."""
+    sessions = figures.values()
+    rows = [[way, *(_spell_cost(one["ways"][way]) for one in sessions)] for way in WAYS]
+    for what in ("of the default", "of the default, with previews"):
+        rows.append([f"auto: {what}", *(one[what] for one in sessions)])
+    _common.print_table("Cost, k, and compactions", ("", *figures), rows)
     print(
         NOTES.format(
             calls=CALLS,
+            window=WINDOW_TOKENS,
             cached=TYPICAL_COSTS.cached_input,
             output=TYPICAL_COSTS.output,
         )

@@ -8,8 +8,8 @@ No key and no network is needed: a simulated provider counts by BPE (o200k_base)
 refuses what exceeds its window or separates a call from its result. It writes all
 summaries, by extraction, at the same length for everybody.
 
-With `--long` other sessions are played instead: of 600 model calls, in windows of
-200,000 and 1,000,000 tokens, by trigger. That takes a quarter of an hour or more.
+With `--long` other sessions are played instead: of 600 model calls, in a window of
+1,000,000 tokens, with and without `trigger="auto"`.
 """
 
 from __future__ import annotations

@@ -319,7 +319,7 @@ async def test_an_output_schema_leaves_results_whole() -> None:
 
 
 @pytest.mark.parametrize(("given", "most"), [(None, 4_000), (0.2, 8_000)])
-async def test_a_trigger_by_cost_cuts_more_by_default(
+async def test_the_automatic_trigger_cuts_more_by_default(
     given: float | None, most: int
 ) -> None:
     """From 4,000 tokens on, whatever the window; what the user says stands."""

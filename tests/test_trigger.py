@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from contextguard_adk import (
     Strategy,
     Threshold,
 )
-from contextguard_adk._history.stored import AgentRecord
 from contextguard_adk._measuring.budgets import plan_budgets
 from contextguard_adk.testing import Reply, SimulatedLlm, call
 from tests.builders import Chat, answer_text, model, queued_tool, user
@@ -67,14 +65,6 @@ async def talk(chat: Chat, count: int, tokens: int = 4_000) -> None:
     """Has turns of so many tokens."""
     for number in range(count):
         assert answer_text(await chat.say(words(tokens, f"turn-{number}")))
-
-
-async def stored(chat: Chat) -> dict[str, Any]:
-    """What is stored with the summary."""
-    text = (await chat.state())[KEY.format("record")]
-    summary = AgentRecord.model_validate_json(text).summary
-    assert summary
-    return summary.model_dump()
 
 
 # --- Settings ---------------------------------------------------------------------
@@ -231,7 +221,7 @@ async def test_stored_sizes_out_of_bounds_are_ignored(size: int) -> None:
     key = KEY.format("record")
     text = (await chat.state())[key]
     assert '"left_tokens":' in text
-    forged = re.sub(r'"(left|trigger)_tokens":\d+', rf'"\1_tokens":{size}', text)
+    forged = re.sub(r'"left_tokens":\d+', f'"left_tokens":{size}', text)
     await seed(chat, user("More."), state={key: forged})
     await talk(chat, 1)
     assert len(compactions) == 2
@@ -247,83 +237,75 @@ async def test_recovery_works_with_a_trigger() -> None:
     assert all(each.reason == "tokens" for each in compactions[1:])
 
 
-# --- By cost ----------------------------------------------------------------------
+# --- "auto" -----------------------------------------------------------------------
 
 
-async def find_auto(
-    llm: SimulatedLlm,
-    turns: int = 12,
-    tokens: int = 4_000,
-    **settings: Any,
-) -> tuple[int, list[CallRecord]]:
-    """The trigger that is stored after some turns, and the calls."""
-    chat, calls, compactions = open_chat(llm, "auto", **settings)
-    await talk(chat, turns, tokens)
-    assert compactions
-    return (await stored(chat))["trigger_tokens"], calls
-
-
-async def test_auto_begins_at_its_least_and_stays_within_the_window() -> None:
-    """It changes at a compaction alone."""
-    chat, calls, compactions = open_chat(make_llm(prompt_cache=True), "auto")
-    await talk(chat, 20)
-    chosen = (await stored(chat))["trigger_tokens"]
-    assert compactions[0].tokens_before >= LEAST
-    assert compactions[0].tokens_before < LEAST + 6_000
-    assert LEAST <= chosen <= FULL
-    thresholds = [record.threshold_tokens for record in calls]
-    changes = sum(a != b for a, b in itertools.pairwise(thresholds))
-    assert changes <= len(compactions)
-
-
-async def test_auto_follows_prices_and_the_prompt_cache() -> None:
-    """Output that is dear asks for fewer summaries; without a cache each call pays for
-    all that stands in the request."""
-    cheap = {"simulated": Costs(input=1, output=1, cached_input=0.1)}
+async def test_auto_acts_at_its_least() -> None:
+    """Whatever the model costs, and whether or not a prompt cache serves it."""
     dear = {"simulated": Costs(input=1, output=400, cached_input=0.1)}
-    found = {}
-    for name, prices, has_cache in (
-        ("cheap", cheap, True),
-        ("dear", dear, True),
-        ("no cache", dear, False),
-        ("usual", {}, True),
-    ):
-        llm = make_llm(prompt_cache=has_cache)
-        found[name], _ = await find_auto(llm, guard={"prices": prices})
-    assert found["cheap"] < found["dear"]
-    assert found["no cache"] < found["dear"]
-    assert found["cheap"] <= found["usual"] <= found["dear"]
+    for prices, has_cache in (({}, False), (dear, True)):
+        chat, calls, compactions = open_chat(
+            make_llm(prompt_cache=has_cache), "auto", guard={"prices": prices}
+        )
+        await talk(chat, 20)
+        assert len(compactions) >= 2
+        assert all(LEAST <= c.tokens_before < LEAST + 6_000 for c in compactions)
+        assert {record.threshold_tokens for record in calls} == {LEAST}
 
 
-async def test_auto_reads_the_prices_of_the_table() -> None:
-    """Where the setting names none for the model."""
-    found = []
-    for name, prices in (
-        ("gpt-4o", {}),
-        ("other", {"other": Costs(input=2.5, output=10, cached_input=1.25)}),
-        ("other", {"other": Costs(input=2.5, output=10, cached_input=0.01)}),
-    ):
-        llm = make_llm(model=name, prompt_cache=True)
-        trigger, _ = await find_auto(llm, guard={"prices": prices})
-        found.append(trigger)
-    assert found[0] == found[1] != found[2]
+@pytest.mark.parametrize(
+    ("window", "full"), [(1_000_000, 980_000), (80_000, 64_000)], ids=["wide", "narrow"]
+)
+async def test_auto_is_twice_what_was_left_and_never_above_the_threshold(
+    window: int, full: int
+) -> None:
+    """The current request is quoted whole, so a long one is left by each compaction."""
+    llm = make_llm(context_window=window)
+    llm.script = [*(call("look", step=n) for n in range(20)), "Done."]
+    chat, calls, compactions = open_chat(
+        llm,
+        "auto",
+        strategy={"context_window": window},
+        agent={"tools": [queued_tool("look", [words(2_000)])]},
+    )
+    await seed(chat, user("Earlier."), model(words(12_000)))
+    assert answer_text(await chat.say(words(36_000, "LIVE"))) == "Done."
+    left = compactions[0].tokens_after
+    due = [record.threshold_tokens for record in calls][1]
+    assert due == pytest.approx(min(full, 2 * left), rel=0.1)
+    assert all(record.threshold_tokens <= full for record in calls)
+    assert llm.rejections == 0
 
 
 async def test_auto_survives_a_restart(tmp_path: Path) -> None:
-    """What was chosen is stored with the summary."""
+    """What was left is stored with the summary."""
     url = f"sqlite+aiosqlite:///{tmp_path / 'sessions.db'}"
-    dear = {"simulated": Costs(input=1, output=400, cached_input=0.1)}
-    chosen = []
-    for turns in (12, 1):
+    due: list[int] = []
+    for text in (words(24_000), "Go on."):
         service = DatabaseSessionService(url)
-        llm = make_llm(prompt_cache=True)
-        settings: dict[str, Any] = {"guard": {"prices": dear}}
-        chat, calls, _ = open_chat(llm, "auto", session_service=service, **settings)
-        await talk(chat, turns, 4_000 if turns > 1 else 10)
-        chosen.append((calls[-1].threshold_tokens, await stored(chat)))
+        chat, calls, _ = open_chat(make_llm(), "auto", session_service=service)
+        if not due:
+            await seed(chat, user("Earlier."), model(words(12_000)))
+            await chat.say(text)
+            text = "Go on."
+        await chat.say(text)
+        due.append(calls[-1].threshold_tokens)
         await service.close()
-    assert chosen[0] == chosen[1]
-    assert chosen[0][0] == chosen[0][1]["trigger_tokens"] > LEAST
+    assert due[0] == due[1] > LEAST
+
+
+async def test_a_trigger_that_an_earlier_version_stored_is_ignored() -> None:
+    """It raises nothing, and moves nothing; the summary beside it stays."""
+    chat, calls, compactions = open_chat(make_llm(), "auto")
+    await talk(chat, 9)
+    key = KEY.format("record")
+    text = (await chat.state())[key]
+    old = text.replace('"left_tokens":', '"trigger_tokens":90000,"left_tokens":')
+    assert old != text
+    await seed(chat, user("More."), state={key: old})
+    await talk(chat, 1)
+    assert calls[-1].threshold_tokens == LEAST
+    assert len(compactions) == 1
 
 
 def test_a_trigger_has_no_part_in_small_windows() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from contextguard_adk._calls.due import choose_trigger, should_skip_compaction
+from contextguard_adk._calls.due import should_skip_compaction
 from contextguard_adk._history.state import AgentState
 from contextguard_adk._history.stored import AheadSummary
 from contextguard_adk._history.view import HistoryView
@@ -156,8 +156,8 @@ def render_ahead(
     since = [view.shown[i] for i in view.uncovered if i not in kept]
     left_tokens = compaction.tokens - context.measure(since) + context.measure([])
     left_tokens = max(context.fixed_tokens, left_tokens)  # Some may stand shortened.
-    usual = replace(compaction, tokens=left_tokens)
-    return compaction.plan(choose_trigger(context, usual), left_tokens)
+    stored = compaction.stored.model_copy(update={"left_tokens": left_tokens})
+    return replace(compaction, stored=stored)
 
 
 def _digest_settings(context: CompactionContext) -> str:

@@ -13,11 +13,7 @@ from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
 from contextguard_adk._calls.ahead import AheadOfTime, render_ahead
-from contextguard_adk._calls.due import (
-    choose_trigger,
-    find_refusal,
-    should_skip_compaction,
-)
+from contextguard_adk._calls.due import find_refusal, should_skip_compaction
 from contextguard_adk._calls.guard import Guard
 from contextguard_adk._calls.limits import Limits
 from contextguard_adk._calls.outgoing import Outgoing
@@ -334,8 +330,6 @@ class ModelCall:
             context.summarizer.end()
         if compaction is None:
             return None
-        trigger_tokens = choose_trigger(context, compaction)
-        compaction = compaction.plan(trigger_tokens, compaction.tokens)
         if context.is_due and context.fits_yet and context.summarizer.may_recover:
             # It goes out as it is; once it has grown, there may be a summary.
             self._session.dropped_tokens = context.tokens

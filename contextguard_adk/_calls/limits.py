@@ -116,8 +116,6 @@ class Limits:
         """The sizes that a call has to respect."""
         window, stored = self.window_tokens(), self.state.record.summary
         trigger = self.strategy.trigger_tokens(window)
-        if stored and trigger and self.strategy.trigger == "auto":
-            trigger = max(trigger, stored.trigger_tokens)
         budgets = plan_budgets(window, self.reserved_tokens(), trigger)
         # A trigger that leaves less room than the last compaction has left is too low.
         least = min(budgets.full_tokens, 2 * stored.left_tokens if stored else 0)

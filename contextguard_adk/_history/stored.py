@@ -55,7 +55,6 @@ class StoredSummary(_Stored):
     repeats_upto: str = ""
     has_recall: bool = False
     left_tokens: int = Field(default=0, ge=0, le=2**53)
-    trigger_tokens: int = Field(default=0, ge=0, le=2**53)
 
     @property
     def is_mechanical(self) -> bool:

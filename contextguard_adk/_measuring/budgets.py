@@ -58,13 +58,12 @@ def plan_budgets(
 ) -> Budgets:
     """Derives all sizes from a window, and from where a compaction is wanted."""
     full = threshold_tokens(window_tokens, reserved_output_tokens)
+    due, working = full, window_tokens
     summary = summary_budget_tokens(window_tokens)
-    if trigger_tokens is None or trigger_tokens >= full:
-        sizes = window_tokens, full, summary, full, window_tokens
-        return Budgets(*sizes, reserved_output_tokens)
-    working = min(window_tokens, scale_trigger(trigger_tokens))
-    summary = min(summary, trigger_tokens // 8)
-    sizes = window_tokens, trigger_tokens, summary, full, working
+    if trigger_tokens is not None and trigger_tokens < full:
+        due, working = trigger_tokens, min(working, scale_trigger(trigger_tokens))
+        summary = min(summary, trigger_tokens // 8)
+    sizes = window_tokens, due, summary, full, working
     return Budgets(*sizes, reserved_output_tokens)
 
 

@@ -39,11 +39,6 @@ class Compaction:
         """Why the history was compacted."""
         return self.stored.reason
 
-    def plan(self, trigger_tokens: int, left_tokens: int) -> Compaction:
-        """Stores what the next trigger follows from; 0 where it is not by cost."""
-        update = {"left_tokens": left_tokens, "trigger_tokens": trigger_tokens}
-        return replace(self, stored=self.stored.model_copy(update=update))
-
     def after(self, attempts: int) -> Compaction:
         """The same compaction, with the number of summaries that it took."""
         return replace(self, attempts=attempts)

@@ -350,7 +350,9 @@ class CompactionContext:
         contents = render_request(self.view, stored, covered)
         if self.has_recall:
             contents = attach_files(contents, self.view.contents, self.view.history)
-        return Compaction(stored, covered, contents, self.measure(contents))
+        tokens = self.measure(contents)
+        stored = stored.model_copy(update={"left_tokens": tokens})
+        return Compaction(stored, covered, contents, tokens)
 
     @cached_property
     def composer(self) -> Composer:

@@ -114,16 +114,12 @@ def _list_lines(report: dict[str, Any]) -> Iterator[str]:
             if not agent["budgets"]:
                 yield "  window of the agent's model: name models with --model"
         for row in agent["budgets"]:
-            full_tokens = row["window_tokens"] - row["buffer_tokens"]
-            moves = agent["settings"].get("trigger") == "auto"
-            is_first = moves and row["threshold_tokens"] < full_tokens
             sources = {"configured": "config", "default": "unknown model: assumed"}
             source = sources.get(row["source"], f"registry: {row['registry_entry']}")
             yield (
                 f"  {row['model'] or 'any model'}: window {row['window_tokens']:,} "
                 f"({source}), buffer {row['buffer_tokens']:,}, threshold "
-                f"{row['threshold_tokens']:,}{' at first' * is_first}, "
-                f"summary {row['summary_tokens']:,}"
+                f"{row['threshold_tokens']:,}, summary {row['summary_tokens']:,}"
             )
             if row["model"]:
                 yield f"    dollars per million tokens: {_list_prices(row['costs'])}"

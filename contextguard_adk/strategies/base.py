@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Trigger = int | float | Literal["auto"] | None
-"""Tokens, a part of the context window, by cost, or the window less its buffer."""
+"""Tokens, a part of the window, what suits long sessions, or all but the buffer."""
 
 LEAST_AUTO_TOKENS = 32_000
-"""The lowest trigger that `"auto"` chooses, and the first one of a session."""
+"""What `trigger="auto"` comes to; as any, it is at least twice what was left."""
 
 AUTO_PREVIEW_TOKENS = 4_000
 """From which size on results are shortened under `"auto"`, unless something is set.
@@ -91,8 +91,8 @@ class Strategy(SummarySettings, ABC):
         "tokens as an int, at least 1,000, or a part of the context window as a float, "
         "more than 0 and at most 1. None: the threshold, which is the window minus its "
         "buffer (20,000 tokens for windows of 200,000 and more, else 20 % of the "
-        'window). "auto": what is cheapest for the session so far, at least 32,000 '
-        "tokens. A trigger is never above the threshold, and never below 1,000 tokens, "
+        'window). "auto": 32,000 tokens, which makes long sessions in large windows '
+        "cheap. A trigger is never above the threshold, and never below 1,000 tokens, "
         "twice what the last compaction left, or twice what cannot be compacted. With "
         "a trigger below the threshold a summary takes at most an eighth of the "
         "trigger, and other settings that are a part of the window are a part of 5/4 "
@@ -225,17 +225,13 @@ class Strategy(SummarySettings, ABC):
         return _take(self.keep, window_tokens)
 
     def trigger_tokens(self, window_tokens: int) -> int | None:
-        """What `trigger` comes to in a context window, at least where it is by cost."""
-        if self.trigger is None:
-            return None
-        if isinstance(self.trigger, str):
-            return LEAST_AUTO_TOKENS
-        return max(1_000, _take(self.trigger, window_tokens))
+        """What `trigger` comes to in a context window."""
+        trigger = LEAST_AUTO_TOKENS if self.trigger == "auto" else self.trigger
+        return None if trigger is None else max(1_000, _take(trigger, window_tokens))
 
     def preview(self, window_tokens: int, has_recall: bool) -> Preview | None:
         """How large tool results are shown in a context window; None for whole."""
         if trigger_tokens := self.trigger_tokens(window_tokens):
-            # One by cost moves, but what was shown must not.
             window_tokens = min(window_tokens, scale_trigger(trigger_tokens))
         is_set = "preview_tokens" in self.model_fields_set
         if self.preview_tokens is None or not (has_recall or is_set):
