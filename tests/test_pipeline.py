@@ -336,9 +336,7 @@ async def test_long_strings_are_short_from_the_first_request_on(
     assert played.calls[2].contents[:3] == played.calls[1].contents
 
 
-async def test_a_compaction_that_is_asked_for_does_more_than_leave_out_repeats() -> (
-    None
-):
+async def test_a_compaction_that_is_asked_for_frees_half() -> None:
     """Below the target as well, and however often it is asked for."""
     found: list[CompactionRecord] = []
     llm = SimulatedLlm(context_window=100_000)

@@ -26,12 +26,9 @@ from contextguard_adk.testing import SimulatedLlm
 from tests.builders import (
     call,
     call_part,
-    calls,
     model,
     queued_tool,
     response,
-    response_part,
-    responses,
     user,
 )
 from tests.chats import KEY, guarded_chat, without_head, words
@@ -194,23 +191,6 @@ async def test_a_shortened_result_does_not_grow_again() -> None:
     run.relaxed = Relaxed()
     assert await truncation.reduce(run) is NO_CHANGE
     assert result_lengths(run) == [1_000, 1_000]
-
-
-async def test_of_repeated_results_the_newest_stays() -> None:
-    """Same tool, arguments and result; nothing that the model has not seen yet."""
-    book = "notebooks " * 100
-    read = [call("read", path="a"), response("read", book)]
-    other = [call("read", path="b"), response("read", book)]
-    twice = [call_part("read", "1", path="b"), call_part("read", "2", path="b")]
-    both = [response_part("read", book, "1"), response_part("read", book, "2")]
-    unseen = [calls(*twice), responses(*both)]
-    run = await reduction([user("Task."), *read, *other, *read, *unseen])
-    assert run.leave_out_repeats() is APPLIED
-    assert run.leave_out_repeats() is NO_CHANGE
-    wholes = [length == len(book) for length in result_lengths(run)]
-    assert wholes == [False, False, True, True, True]
-    assert run.compaction
-    assert run.compaction.contents[3::2] == run.context.view.contents[3::2]
 
 
 async def test_an_unknown_content_in_state_counts_as_none() -> None:

@@ -165,6 +165,19 @@ async def test_a_record_of_an_unknown_version_is_ignored(
     assert json.loads((await chat.state())[record])["version"] != 999
 
 
+async def test_unknown_fields_of_a_record_are_ignored() -> None:
+    """What another release has stored beside the known is no reason to start anew."""
+    llm = make_llm()
+    chat = await compacted(llm)
+    state = await chat.state()
+    key = KEY.format("record")
+    record = json.loads(state[key])
+    record |= {"future": 1, "summary": {**record["summary"], "repeats_upto": "ab.1"}}
+    await chat.set_state({key: json.dumps(record)})
+    await chat.say("Go on.")
+    assert state[SUMMARY] in llm.requests[-1].text
+
+
 async def test_state_that_was_copied_from_another_session_is_not_used() -> None:
     """A foreign summary does not get into a conversation."""
     llm = make_llm()

@@ -17,11 +17,7 @@ from contextguard_adk._history.pairs import (
     result_media,
     take_call,
 )
-from contextguard_adk._history.truncation import (
-    find_repeats,
-    note_repeat,
-    truncate_content,
-)
+from contextguard_adk._history.truncation import truncate_content
 from contextguard_adk._measuring.budgets import shorten
 from contextguard_adk._measuring.tokens import json_text
 
@@ -57,7 +53,7 @@ def render_request(
 ) -> list[types.Content]:
     """Returns the contents to send; the same arguments always give the same bytes."""
     contents = list(view.shown)
-    for i, content in shorten_results(view, stored, covered).items():
+    for i, content in shorten_results(view, stored).items():
         contents[i] = content
     if not covered and not stored.text:
         return mend_contents(contents)
@@ -82,20 +78,19 @@ def join_messages(
 
 
 def shorten_results(
-    view: HistoryView, stored: StoredSummary, covered: Collection[int]
+    view: HistoryView, stored: StoredSummary
 ) -> dict[int, types.Content]:
     """The contents whose results a compaction has shortened, as the agent sees them."""
-    shown, wholes = dict(enumerate(view.shown)), view.contents
-    whole = wholes.__getitem__ if stored.has_recall else lambda _: None
-    upto = find_fingerprint(view, stored.repeats_upto)
-    standing = [i for i in view.history if i <= upto and i not in covered]
-    for i, place in find_repeats(wholes, standing):
-        shown[i] = note_repeat(shown[i], place, whole(i))
-    if truncation := stored.truncation:
-        upto = find_fingerprint(view, stored.truncated_upto)
-        for i in (i for i in view.history if i <= upto):
-            shown[i] = truncate_content(shown[i], truncation, whole(i))
-    return {i: c for i, c in shown.items() if c is not view.shown[i]}
+    if not stored.truncation:
+        return {}
+    upto = find_fingerprint(view, stored.truncated_upto)
+    short = {}
+    for i in (i for i in view.history if i <= upto):
+        whole = view.contents[i] if stored.has_recall else None
+        content = truncate_content(view.shown[i], stored.truncation, whole)
+        if content is not view.shown[i]:
+            short[i] = content
+    return short
 
 
 def mend_contents(contents: list[types.Content]) -> list[types.Content]:

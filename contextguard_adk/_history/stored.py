@@ -32,8 +32,7 @@ class StoredSummary(_Stored):
     stand for `model_covered_count` contents. `done` lists calls of the turn that it was
     made in. `scope` is where it may be used. The continuation says the `reason`, and
     quotes `request_chars` (-1 for all) of `request`, a fingerprint in hex. Tool results
-    are shortened up to `truncated_upto`, and repeated ones are left out up to
-    `repeats_upto`; `HistoryView.name_place` has named both.
+    are shortened up to `truncated_upto`, which `HistoryView.name_place` has named.
     """
 
     text: str = Field(default="", exclude=True)
@@ -52,7 +51,6 @@ class StoredSummary(_Stored):
     model_covered_count: int = 0
     truncation: Truncation | None = None
     truncated_upto: str = ""
-    repeats_upto: str = ""
     has_recall: bool = False
     left_tokens: int = Field(default=0, ge=0, le=2**53)
 

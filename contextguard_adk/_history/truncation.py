@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from google.genai import types
 
-from contextguard_adk._history.coverage import fingerprint, handle_of
-from contextguard_adk._history.pairs import take_call
+from contextguard_adk._history.coverage import handle_of
 from contextguard_adk._history.shown import RECALL_TOOL
 from contextguard_adk._measuring.calibration import token_counter
 from contextguard_adk._measuring.tokens import json_text, part_text
@@ -18,10 +16,6 @@ from contextguard_adk._providers.clients import COMPACT, JsonForm
 
 HANDLE_KEY = "recall_item"
 """In a shortened result: the handle under which the whole can be read back."""
-
-REPEATED = "[same as a newer result of this call, below]"
-MIN_REPEAT_BYTES = 200
-"""Below this the notice would save nothing."""
 
 MAX_DEPTH = 100
 """Strings nested deeper than this stay as they are."""
@@ -72,16 +66,9 @@ def _truncate_part(
         shortened = {"result": excerpt}
     if shortened is response.response:
         return part
-    return _replace_result(part, shortened, whole)
-
-
-def _replace_result(
-    part: types.Part, result: dict[str, Any], whole: types.Part | None
-) -> types.Part:
     if whole:
-        result = {**result, HANDLE_KEY: handle_of(whole)}
-    response = part.function_response
-    copied = response and response.model_copy(update={"response": result})
+        shortened = {**shortened, HANDLE_KEY: handle_of(whole)}
+    copied = response.model_copy(update={"response": shortened})
     return part.model_copy(update={"function_response": copied})
 
 
@@ -111,43 +98,6 @@ def truncate_text(text: str, truncation: Truncation) -> str:
         notice = f"\n[… truncated: {kept} of {len(text)} characters kept …]\n"
     shortened = head + notice + tail
     return shortened if len(shortened) < len(text) else text
-
-
-def find_repeats(
-    contents: Sequence[types.Content], indexes: Iterable[int]
-) -> list[tuple[int, int]]:
-    """Finds large results, by content and part, that a newer call gave once more.
-
-    The model had seen them when it made that call.
-    """
-    waiting: list[tuple[int, types.FunctionCall]] = []
-    newest: dict[bytes, tuple[int, int]] = {}
-    repeats = []
-    for index in indexes:
-        for place, part in enumerate(contents[index].parts or ()):
-            if part and part.function_call:
-                waiting.append((index, part.function_call))
-            if (response := part.function_response if part else None) is None:
-                continue
-            found = take_call(waiting, response)
-            if found is None or len(json_text(response.response)) < MIN_REPEAT_BYTES:
-                continue
-            call = types.Part(function_call=found[1])
-            key = fingerprint(types.Content(parts=[call, part]))
-            if newest.get(key, found)[0] < found[0]:
-                repeats.append(newest[key])
-            newest[key] = (index, place)
-    return repeats
-
-
-def note_repeat(
-    content: types.Content, place: int, whole: types.Content | None
-) -> types.Content:
-    """Puts a notice in place of a result, with the handle of what is `whole`."""
-    parts = list(content.parts or ())
-    whole_part = whole.parts[place] if whole and whole.parts else None
-    parts[place] = _replace_result(parts[place], {"result": REPEATED}, whole_part)
-    return content.model_copy(update={"parts": parts})
 
 
 @dataclass(frozen=True)

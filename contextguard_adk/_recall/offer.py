@@ -114,7 +114,7 @@ class RecallSource:
         if view.live_index is not None and stored and stored.request_chars < 0:
             hidden.discard(view.live_index)  # The continuation quotes it.
         if stored:
-            hidden.update(shorten_results(view, stored, self.covered))
+            hidden.update(shorten_results(view, stored))
         known = {item.handle for item in items}
         # Those that ADK did not put into the request.
         missing = (item for item in reversed(older) if item.handle not in known)

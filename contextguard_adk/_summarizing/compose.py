@@ -45,7 +45,6 @@ class Draft:
     model_chars: int
     truncation: Truncation | None = None
     truncated_upto: int = -1
-    repeats_upto: int = -1
 
     @classmethod
     def continue_from(cls, view: HistoryView) -> Draft:
@@ -54,7 +53,7 @@ class Draft:
         if stored is None:
             return cls("", view.covered, view.model_covered, 0)
         known = stored.text, view.covered, view.model_covered, stored.model_chars
-        draft = cls(*known, repeats_upto=find_fingerprint(view, stored.repeats_upto))
+        draft = cls(*known)
         upto = find_fingerprint(view, stored.truncated_upto)
         if stored.truncation and upto >= 0 and upto not in view.covered:
             return replace(draft, truncation=stored.truncation, truncated_upto=upto)
@@ -96,7 +95,6 @@ class Composer:
             model_covered_count=len(list(summarized)),
             truncation=draft.truncation,
             truncated_upto=self._view.name_place(draft.truncated_upto),
-            repeats_upto=self._view.name_place(draft.repeats_upto),
             has_recall=self._has_recall,
         )
         budget = min(2_500, self._summary_tokens // 2, _room_tokens(stored) // 2)

@@ -21,7 +21,7 @@ from contextguard_adk._history.pairs import (
     keep_pairs_whole,
 )
 from contextguard_adk._history.rendering import shorten_results
-from contextguard_adk._history.truncation import Preview, Truncation, find_repeats
+from contextguard_adk._history.truncation import Preview, Truncation
 from contextguard_adk._summarizing.compose import Draft
 from contextguard_adk.strategies.base import Strategy, import_subclass
 from contextguard_adk.strategies.reducers import (
@@ -89,8 +89,7 @@ class Pipeline(Strategy):
             tail_length=4_000,
             preserve_last_tool_result=False,
         ),
-        description="Shortens tool results, and leaves out those that a newer call "
-        "with the same arguments repeats. The default shortens strings over 16,000 "
+        description="Shortens tool results. The default shortens strings over 16,000 "
         "characters, from their first request on. None (false in a file): results stay "
         "whole.",
     )
@@ -196,10 +195,6 @@ class Pipeline(Strategy):
         return compaction.after(attempts) if compaction else None
 
     async def _run(self, reduction: Reduction) -> None:
-        # Who asks for a compaction wants more than that.
-        may_leave_out = self.tool_output and reduction.context.reason != "requested"
-        if may_leave_out and reduction.leave_out_repeats() is _ENOUGH:
-            return
         for reducer in (self.window, self.tool_output, self.summary, *self.reducers):
             result = await reducer.reduce(reduction) if reducer else None
             if result is _ENOUGH:
@@ -246,7 +241,7 @@ class Reduction:
         stored = self.compaction.stored if self.compaction else view.stored
         shown = dict(enumerate(view.shown))
         if stored:
-            shown |= shorten_results(view, stored, self._draft.covered)
+            shown |= shorten_results(view, stored)
         return {i: view.memo.estimate_tokens([shown[i]]) for i in self.kept}
 
     def expect_beside_summary(self, keep_count: int) -> int:
@@ -269,18 +264,6 @@ class Reduction:
         """Shortens every tool result up to and including content `upto`."""
         draft = replace(self._draft, truncation=truncation, truncated_upto=upto)
         return self._apply(draft)
-
-    def leave_out_repeats(self) -> StrategyResult:
-        """Has a notice stand for each result that a newer one of the call repeats."""
-        newest = self.last_tool_result()
-        if newest is None or newest == self._draft.repeats_upto:
-            return StrategyResult.NO_CHANGE
-        contents, known = self.context.view.contents, self._draft.repeats_upto
-        noted = [index for index in self.kept if index <= known]
-        # A notice gives room for no other.
-        if len(find_repeats(contents, self.kept)) == len(find_repeats(contents, noted)):
-            return StrategyResult.NO_CHANGE
-        return self._apply(replace(self._draft, repeats_upto=newest))
 
     async def summarize(self, keep_count: int) -> StrategyResult:
         """Has all but the newest `keep_count` contents summarized."""
