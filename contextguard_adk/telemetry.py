@@ -196,26 +196,6 @@ Listener = Callable[[R], Awaitable[None] | None]
 """A function of one record; sync or async. One that fails or is late is logged."""
 
 
-async def _call_listener(listener: Listener[R], record: R, result: Future[Any]) -> None:
-    """Calls it in a thread, since it may block; awaits what it returns, if it can."""
-    context = contextvars.copy_context()
-
-    def work() -> None:
-        try:
-            result.set_result(context.run(listener, record))
-        except BaseException as error:  # noqa: BLE001 - it is raised below.
-            result.set_exception(error)
-
-    try:
-        result.set_running_or_notify_cancel()  # Nothing cancels a thread.
-        threading.Thread(target=work, daemon=True).start()
-        outcome = await asyncio.wrap_future(result)
-        if inspect.isawaitable(outcome):
-            await outcome
-    except Exception as error:  # noqa: BLE001 - a user's own code may raise anything.
-        log_failure(logger, f"A listener for {type(record).__name__} failed", error)
-
-
 async def _call(listener: Listener[R], record: R, result: Future[Any]) -> None:
     """Calls it in a thread, since it may block; awaits what it returns, if it can."""
     context = contextvars.copy_context()
