@@ -340,7 +340,7 @@ async def test_a_tool_described_anew_costs_the_thoughts_once(
     assert last == {*fake.issued} - before - {[*fake.issued][-1]}
 
 
-@pytest.mark.parametrize("kind", ["bound", *slow("enabled", "adaptive")])
+@pytest.mark.parametrize("kind", slow("bound", "enabled", "adaptive"))
 @each_strategy
 async def test_parallel_calls_with_a_large_result_stay_together(
     serve: Serve, database: str | None, strategy: Strategy, kind: Any
