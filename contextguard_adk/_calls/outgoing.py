@@ -28,9 +28,9 @@ from contextguard_adk._history.rendering import join_messages, mend_contents
 from contextguard_adk._history.thoughts import (
     SealedRequest,
     Thinker,
+    fit_claude,
     leave_out_thoughts,
     newest_thoughts,
-    show_omitted,
 )
 from contextguard_adk._providers.retry import read_status
 from contextguard_adk._summarizing.items import leave_out_media
@@ -114,7 +114,7 @@ class Outgoing:
         sealed = SealedRequest(thinker, contents, self._memo)
         sealed = leave_out_thoughts(sealed, config, self._events, gone, is_changed)
         self.sealed = sealed
-        return show_omitted(sealed.contents, thinker.client)
+        return fit_claude(sealed.contents, thinker.client)
 
     def watch(self) -> None:
         """Warns once of what others change again and again: it costs all thoughts."""

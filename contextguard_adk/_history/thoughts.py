@@ -337,25 +337,32 @@ def _plain(value: Any) -> Any:
     return value.model_dump(exclude_none=True, warnings=False) if is_model else value
 
 
-def show_omitted(contents: list[types.Content], client: str) -> list[types.Content]:
-    """Gives thoughts without text one, so that ADK sends them back as thoughts.
+def fit_claude(contents: list[types.Content], client: str) -> list[types.Content]:
+    """Gives thoughts the form in which ADK's Claude class can send them back.
 
-    ADK's Claude class would send them as redacted ones, which the provider refuses. It
-    ignores the text of a thought whose text it has left out itself.
+    It would send those without text as redacted ones, and those of other models
+    without a signature: both are refused. Claude ignores the text of a thought whose
+    text it has left out itself.
     """
     if client != "AnthropicLlm" or not _omitted_become_redacted():
         return contents
-    shown = list(contents)
-    for index, content in enumerate(contents):
-        if any(part.text == "" for part in _find_signed(content)):
-            parts = [
-                part.model_copy(update={"text": "."})
-                if _is_signed(part) and part.text == ""
-                else part
-                for part in parts_of(content)
-            ]
-            shown[index] = content.model_copy(update={"parts": parts})
-    return shown
+    fitting = []
+    for content in contents:
+        old = parts_of(content)
+        thoughts = [part for part in old if part.thought and part.text is not None]
+        if all(_is_signed(part) and part.text for part in thoughts):
+            fitting.append(content)
+            continue
+        parts = [
+            part.model_copy(update={"text": "."})
+            if part.thought and part.text == ""
+            else part
+            for part in old
+            if _is_signed(part) or not part.thought
+        ]
+        if parts:
+            fitting.append(content.model_copy(update={"parts": parts}))
+    return fitting
 
 
 @functools.cache
