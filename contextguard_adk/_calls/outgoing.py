@@ -202,9 +202,10 @@ def _take_turns(
 ) -> list[types.Content]:
     """Makes neighbors one: messages of the user, and results of parallel calls.
 
-    Chat templates may want user and model in turn. `others` stay apart from each other.
+    Chat templates may want user and model in turn. `others` stay apart where they were
+    neighbors before.
     """
-    apart = set(map(id, others))
+    places = {id(content): place for place, content in enumerate(others)}
     turns: list[types.Content] = []
     for content in mend_contents(contents):
         parts = [p for p in parts_of(content) if p.text != "" or p.thought_signature]
@@ -215,7 +216,7 @@ def _take_turns(
             before is not None
             and before.role == content.role == "user"
             and is_message(before) == is_message(content)
-            and not {id(before), id(content)} <= apart
+            and places.get(id(before), -2) + 1 != places.get(id(content))
         ):
             parts = [*parts_of(turns.pop()), *parts]
         is_same = len(parts) == len(content.parts or ())

@@ -79,6 +79,11 @@ class Thinker:
         return self.binds is True or (self.binds is None and self.family == "claude")
 
     @property
+    def wants_reasoning(self) -> bool:
+        """Whether it refuses calls without the reasoning before them."""
+        return self.family in ("deepseek", "kimi")
+
+    @property
     def is_checked(self) -> bool:
         """Whether its thoughts may need what they were written after."""
         return self.client != "Gemini" and self.family in ("claude", "")
@@ -200,7 +205,8 @@ def leave_out_thoughts(
     kept = [e for e in kept if not e.is_foreign]
     lost = {e.index for e in found} - {e.index for e in kept}
     if lost:
-        left = (without_thoughts(c) if i in lost else c for i, c in enumerate(contents))
+        leave = _without_signatures if thinker.wants_reasoning else without_thoughts
+        left = (leave(c) if i in lost else c for i, c in enumerate(contents))
         contents = [content for content in left if content is not None]
     return replace(
         request,
@@ -273,6 +279,17 @@ def without_thoughts(content: types.Content) -> types.Content | None:
         return content
     parts = [part for part in parts_of(content) if not _is_signed(part)]
     return content.model_copy(update={"parts": parts}) if parts else None
+
+
+def _without_signatures(content: types.Content) -> types.Content:
+    """A content whose signed thoughts are the plain reasoning of another model."""
+    parts = [
+        p.model_copy(update={"thought_signature": None, "text": p.text or " "})
+        if _is_signed(p)
+        else p
+        for p in parts_of(content)
+    ]
+    return content.model_copy(update={"parts": parts})
 
 
 def newest_thoughts(contents: Sequence[types.Content]) -> str:
