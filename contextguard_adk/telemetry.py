@@ -11,7 +11,7 @@ import time
 import traceback
 from asyncio import Task
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -196,23 +196,33 @@ Listener = Callable[[R], Awaitable[None] | None]
 """A function of one record; sync or async. One that fails or is late is logged."""
 
 
-async def _call(listener: Listener[R], record: R, result: Future[Any]) -> None:
-    """Calls it in a thread, since it may block; awaits what it returns, if it can."""
-    context = contextvars.copy_context()
+def _start_call(listener: Listener[R], record: R) -> Future[Any]:
+    """Calls it in a thread, since it may block; most have returned when this does."""
+    result, context = Future[Any](), contextvars.copy_context()
+    result.set_running_or_notify_cancel()  # Nothing cancels a thread.
 
     def work() -> None:
         try:
             result.set_result(context.run(listener, record))
-        except BaseException as error:  # noqa: BLE001 - it is raised below.
+        except BaseException as error:  # noqa: BLE001 - it is raised in `_end_call`.
             result.set_exception(error)
 
     try:
-        result.set_running_or_notify_cancel()  # Nothing cancels a thread.
         threading.Thread(target=work, daemon=True).start()
-        if inspect.isawaitable(outcome := await asyncio.wrap_future(result)):
+        wait([result], timeout=0.1)  # It takes no task, and no time of the event loop.
+    except RuntimeError as error:  # There are too many threads.
+        result.set_exception(error)
+    return result
+
+
+async def _end_call(result: Future[Any], kind: str) -> None:
+    try:
+        if not result.done():
+            await asyncio.wrap_future(result)
+        if inspect.isawaitable(outcome := result.result()):
             await outcome
     except Exception as error:  # noqa: BLE001 - a user's own code may raise anything.
-        log_failure(logger, f"A listener for {type(record).__name__} failed", error)
+        log_failure(logger, f"A listener for {kind} failed", error)
 
 
 @dataclass
@@ -235,8 +245,12 @@ class Observers:
             listener = listener if is_over and result.done() else None
         if listener is None:
             return
-        result = Future[Any]()
-        task = self._tasks.start(_call(listener, record, result))
+        result = _start_call(listener, record)
+        ending = _end_call(result, kind.__name__)
+        if result.done() and (result.exception() or result.result() is None):
+            await ending
+            return
+        task = self._tasks.start(ending)
         await asyncio.wait([task], timeout=self.timeout_seconds)
         if not task.done():
             if kind not in self._late:

@@ -40,8 +40,8 @@ OF_THRESHOLD = (
     "summarizer_context_window, summary_instruction, summary_timeout_seconds, trigger"
 )
 OF_PLUGIN = (
-    "Known here: agents, default, max_background_summaries, observe, prices, "
-    "state_keys, summary_artifacts, warning_threshold"
+    "Known here: agents, default, listener_timeout_seconds, max_background_summaries, "
+    "observe, prices, state_keys, summary_artifacts, warning_threshold"
 )
 OF_MESSAGES = (
     "Known here: min_messages_before_windowing, preserve_initial_task, "

@@ -102,7 +102,7 @@ async def compact(
         ({0, 1, 2, 3, 4}, {}, "SUMMARY+CONTINUATION"),
         ({0, 3}, {}, "SUMMARY call result Go_on."),
         ({3}, {}, "Fix_it. call result SUMMARY+Go_on."),
-        ({1, 2, 3}, MOVING, "Fix_it.+SUMMARY+INSTRUCTION+Go_on."),
+        ({1, 2, 3}, MOVING, "Fix_it. SUMMARY+INSTRUCTION+Go_on."),
         ({0, 1, 2}, MOVING, "SUMMARY Ok. INSTRUCTION Go_on."),
         ({0, 1, 2, 3, 5}, MOVING, "SUMMARY+CONTINUATION+INSTRUCTION"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
@@ -67,14 +68,13 @@ def render_request(
 def join_messages(
     own: Sequence[types.Content], behind: Sequence[types.Content]
 ) -> list[types.Content]:
-    """Makes what the guard says, and a user's message behind it, one message.
+    """Makes what the guard says, and messages of the user behind it, one message.
 
     Chat templates may want user and model in turn.
     """
-    count = len(behind[:1]) if behind and is_message(behind[0]) else 0
-    joined = [*own, *behind[:count]]
-    parts = [part for content in joined for part in parts_of(content)]
-    return [types.Content(role="user", parts=parts), *behind[count:]]
+    messages = [*itertools.takewhile(is_message, behind)]
+    parts = [part for content in (*own, *messages) for part in parts_of(content)]
+    return [types.Content(role="user", parts=parts), *behind[len(messages) :]]
 
 
 def shorten_results(
