@@ -22,7 +22,6 @@ from contextguard_adk import (
     TokenWindow,
     ToolOutputTruncation,
 )
-from contextguard_adk.strategies.reducers import Relaxed
 from contextguard_adk.testing import SimulatedLlm
 from tests.builders import (
     Conversation,
@@ -65,7 +64,7 @@ class Spy(Reducer):
 
     async def reduce(self, reduction: Reduction) -> StrategyResult:
         """Notes the run."""
-        self.log.append(reduction.relaxed)
+        self.log.append(reduction.is_relaxed)
         return self.result
 
 
@@ -138,14 +137,13 @@ async def test_the_window_comes_before_truncation() -> None:
     assert compaction.attempts == 0
 
 
-async def test_settings_are_relaxed_in_order() -> None:
-    """First lengths, then all preferences; then everything is summarized."""
+async def test_settings_are_relaxed_before_all_is_summarized() -> None:
+    """What does not fit is tried again without preferences."""
     log: list[Any] = []
     llm = large_llm()
     talk = await context(small_talk(100, 900), llm, window_tokens=100_000)
     compaction = await compact(spying(Spy(log=log)), talk)
-    tight = Relaxed(lengths=True)
-    assert log == [Relaxed(), tight, Relaxed(lengths=True, preferences=True)]
+    assert log == [False, True]
     assert compaction.covered == frozenset(range(100))
     assert llm.summaries == compaction.attempts == 1
 
@@ -228,23 +226,21 @@ async def test_an_early_run_must_be_worth_a_new_prefix() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "size_chars", "longest"),
-    [(37, 9_000, 4_000), (75, 4_400, 1_000)],
-    ids=["enough-gained", "little-gained"],
+    ("count", "size_chars", "lengths"),
+    [(37, 9_000, [*[4_000] * 36, 9_000]), (90, 4_400, [1_000] * 90)],
+    ids=["fits as set", "would not fit"],
 )
-async def test_a_run_that_gains_little_shortens_further(
-    count: int, size_chars: int, longest: int
+async def test_results_become_shorter_than_set_where_they_would_not_fit(
+    count: int, size_chars: int, lengths: list[int]
 ) -> None:
-    """Results become shorter than set where the next run would follow soon."""
+    """To a quarter, the newest as well; no summary is paid for."""
     talk = await context(tool_talk(count, size_chars), window_tokens=100_000)
     assert talk.is_due
     tool_output = ToolOutputTruncation(show_truncation_notice=False)
     pipeline = Pipeline(window=None, summary=None, tool_output=tool_output)
     compaction = await compact(pipeline, talk)
     assert compaction.attempts == 0
-    assert compaction.tokens <= 65_000  # Half-way between target and threshold.
-    lengths = result_lengths(compaction.contents)
-    assert lengths == [*[longest] * (count - 1), size_chars]
+    assert result_lengths(compaction.contents) == lengths
 
 
 # --- Behind a Runner ----------------------------------------------------------------

@@ -105,13 +105,7 @@ def _shorten_results(
     """How results have to be shortened so that contents take no more than that."""
     length, tokens = 4 * estimate_contents_tokens(contents), 0
     while True:
-        truncation = Truncation(
-            max_length=length,
-            smart_truncate=True,
-            head_length=int(length * 0.6),
-            tail_length=length - int(length * 0.6),
-            result_length=length,
-        )
+        truncation = Truncation.in_the_middle(length, result_length=length)
         short = [
             truncate_content(c, truncation, c if context.has_recall else None)
             for c in contents
@@ -155,14 +149,14 @@ def write_done_list(
 
 def _write_ever_shorter(calls: Sequence[_Call]) -> Iterator[list[str]]:
     telling = _find_telling(calls)
-    yield _write_lines(_shorten_args(calls, telling, 80), 80)
+    yield _write_lines(_shorten_args(calls, telling, 80))
     brief = [replace(c, args=_choose_args(c, telling[c.name])) for c in calls]
-    yield _write_groups(_shorten_args(brief, telling, 80), 32)
+    yield _write_groups(_shorten_args(brief, telling, 80))
     short = _shorten_args(brief, {}, 24)
-    yield _write_groups(short, 0)
+    yield _write_groups(short)
     while short := short[len(short) // 8 + 1 :]:
         note = f"- … and {len(calls) - len(short)} calls before these"
-        yield [*_write_groups(short, 0), note]
+        yield [*_write_groups(short), note]
 
 
 def _choose_args(call: _Call, telling: Collection[str]) -> dict[str, str]:
@@ -211,17 +205,10 @@ def _one_line(value: object) -> str:
     return " ".join(text[:1_000].split()) if value not in (None, "") else ""
 
 
-def _write_outcome(call: _Call, outcome_bytes: int) -> str:
-    """Its first words; without room for them at least whether the call has failed."""
-    if call.is_failed and not outcome_bytes:
-        return "error"
-    return excerpt(call.outcome, outcome_bytes)
-
-
-def _write_lines(calls: Iterable[_Call], outcome_bytes: int) -> list[str]:
+def _write_lines(calls: Iterable[_Call]) -> list[str]:
     lines = []
     for call in calls:
-        outcome = _write_outcome(call, outcome_bytes)
+        outcome = excerpt(call.outcome, 80)
         if call.handle and len(outcome) < len(call.outcome):
             outcome += f" [item {call.handle}]"
         made = f"- {call.name}({', '.join(_name_args(call.args))})"
@@ -229,8 +216,8 @@ def _write_lines(calls: Iterable[_Call], outcome_bytes: int) -> list[str]:
     return lines
 
 
-def _write_groups(calls: Iterable[_Call], outcome_bytes: int) -> list[str]:
-    """A line for each tool; what its calls have in common is said once."""
+def _write_groups(calls: Iterable[_Call]) -> list[str]:
+    """A line for each tool: what tells its calls apart, and which of them failed."""
     lines = []
     for group in _by_tool(calls):
         names = list(dict.fromkeys(name for call in group for name in call.args))
@@ -238,18 +225,13 @@ def _write_groups(calls: Iterable[_Call], outcome_bytes: int) -> list[str]:
         shared = {n: group[0].args[n] for n in names if n not in own}
         if len(own) == 1:
             shared[own[0]] = "…"
-        outcomes = [_write_outcome(call, outcome_bytes) for call in group]
-        common = outcomes[0] if len(set(outcomes)) == 1 else ""
         items = []
-        for call, outcome in zip(group, outcomes, strict=True):
+        for call in group:
             args = {n: call.args[n] for n in own if n in call.args}
             text = ", ".join(_name_args(args) if len(own) > 1 else args.values())
-            items.append(f"{text} → {outcome}" if outcome != common else text)
+            items.append(f"{text} → error".strip() if call.is_failed else text)
         said = "; ".join(items) if any(items) else f"{len(group)} times"
-        each = f" → each {common}" if common else ""
-        lines.append(
-            f"- {group[0].name}({', '.join(_name_args(shared))}): {said}{each}"
-        )
+        lines.append(f"- {group[0].name}({', '.join(_name_args(shared))}): {said}")
     return lines
 
 
