@@ -115,7 +115,7 @@ def test_the_page_tells_what_the_guard_did(
         assert "result of search, " in card
         assert "What the summary says" in card
     stored = session.state["__context_guard_summary_agent"]
-    assert html.escape(stored) in cards[-1]
+    assert stored in html.unescape(cards[-1])
 
 
 async def test_what_is_said_again_is_taken_out_again(tmp_path: Path) -> None:

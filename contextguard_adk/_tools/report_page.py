@@ -8,29 +8,16 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
-from collections.abc import Iterator
-from html import escape
 from importlib.resources import files
 from itertools import accumulate
-from string import Template
 from typing import Any
+
+from jinja2 import Environment, StrictUndefined
 
 from contextguard_adk._providers.costs import add_costs
 from contextguard_adk._tools.recordings import describe_session, read_time
 from contextguard_adk._tools.report import Call, Compaction, Report, read_number
 from contextguard_adk.telemetry import REASONS, Usage, format_cost
-
-NOTES = {
-    True: "The dashed line is a simulation: what the requests would have taken without "
-    "the guard.",
-    False: "No guard was at work in this session. The dashed line and the compactions "
-    "are a simulation: what the guard would have done, with summaries as long as they "
-    "may be.",
-}
-
-MAX_REMOVED = 200
-"""Lines about what one compaction has replaced; a page must open on a phone."""
 
 
 def build_page(report: Report) -> str:
@@ -41,20 +28,28 @@ def build_page(report: Report) -> str:
         (folder / "page" / f"report.{suffix}").read_text("utf-8")
         for suffix in ("html", "css", "js")
     )
-    scripts = f"{_digest(library)} {_digest(script)}"
-    policy = f"default-src 'none'; script-src {scripts}; style-src {_digest(style)}"
-    return Template(template).substitute(
-        policy=f"{policy}; base-uri 'none'; form-action 'none'",
+    environment = Environment(autoescape=True, undefined=StrictUndefined)
+    environment.policies["json.dumps_kwargs"] = {}  # The facts keep their order.
+    environment.filters["digest"] = _digest
+    calls, facts = report.calls, [_list_facts(call) for call in report.calls]
+    return environment.from_string(template).render(
         style=style,
         library=library,
         script=script,
-        data=_write_json(_describe_charts(report)),
-        session=escape(str(describe_session(report.session))),
-        verdict=escape(_judge(report)),
-        tiles="".join(_list_tiles(report)),
-        note=NOTES[report.is_guarded],
-        cards="".join(_list_cards(report)) or "<p>There was none.</p>",
-        table=_write_table(report),
+        session=describe_session(report.session),
+        is_guarded=report.is_guarded,
+        without=report.replayed.without_guard,
+        guarded=report.replayed.with_guard,
+        fullest_ratio=max(
+            c.usage.prompt_tokens / c.replayed.window_tokens for c in calls
+        ),
+        tiles=_list_tiles(report),
+        charts={**_describe_charts(report), "facts": facts},
+        cards=[
+            (call.replayed.number, known, done, _list_rows(done, report.is_guarded))
+            for call, known in zip(calls, facts, strict=True)
+            if (done := call.compaction)
+        ],
     )
 
 
@@ -64,38 +59,15 @@ def _digest(text: str) -> str:
     return f"'sha256-{base64.b64encode(digest).decode()}'"
 
 
-def _write_json(value: object) -> str:
-    """Writes JSON that ends no script, whatever a text in it says."""
-    return json.dumps(value).replace("<", "\\u003c")
-
-
-def _judge(report: Report) -> str:
-    """Says in one sentence how the session went."""
-    without, guarded = report.replayed.without_guard, report.replayed.with_guard
-    over, count = f"{without.over_window:,}", f"{len(report.calls):,}"
-    if report.is_guarded:
-        sizes = [c.usage.prompt_tokens / c.replayed.window_tokens for c in report.calls]
-        return (
-            f"With the guard, the largest of {count} requests filled {max(sizes):.0%} "
-            f"of the window. Without it, {over} would have been larger than the window."
-        )
-    text = f"{over} of {count} requests are larger than the context window."
-    if done := guarded.compactions:
-        over = f"{guarded.over_window:,}"
-        text += f" With the guard it would be {over}, after {done:,} compactions."
-    return text
-
-
-def _list_tiles(report: Report) -> Iterator[str]:
-    """Yields the figures of the headline."""
+def _list_tiles(report: Report) -> dict[str, str]:
+    """Lists the figures of the headline."""
     calls = report.calls
     count = sum(call.compaction is not None for call in calls)
     tokens = max(call.usage.prompt_tokens for call in calls)
     usage = sum((call.usage + call.summary_usage for call in calls), Usage())
-    agents = ", ".join(dict.fromkeys(call.event.author for call in calls))
     is_simulated = " (simulated)" * (not report.is_guarded)
-    for name, value in {
-        "agents": agents,
+    return {
+        "agents": ", ".join(dict.fromkeys(call.event.author for call in calls)),
         "model calls": f"{len(calls):,}",
         "largest request": f"{tokens:,} tokens",
         f"compactions{is_simulated}": f"{count:,}",
@@ -103,8 +75,7 @@ def _list_tiles(report: Report) -> Iterator[str]:
         "cached input": f"{usage.cached_tokens:,} tokens",
         "output": f"{usage.output_tokens:,} tokens",
         "cost": format_cost(add_costs(call.cost for call in calls)),
-    }.items():
-        yield _write_fact((name, value))
+    }
 
 
 def _list_facts(call: Call) -> dict[str, str]:
@@ -152,7 +123,6 @@ def _describe_charts(report: Report) -> dict[str, Any]:
         "summaries": [u.prompt_tokens + u.output_tokens for u in summaries],
         "money": _add_up([call.cost for call in calls]),
         "otherMoney": _add_up(bills),
-        "facts": [_list_facts(call) for call in calls],
     }
 
 
@@ -162,38 +132,10 @@ def _add_up(costs: list[float | None]) -> list[float] | None:
     return list(accumulate(known)) if len(known) == len(costs) and any(known) else None
 
 
-def _list_cards(report: Report) -> Iterator[str]:
-    """Yields a card for each compaction."""
-    pairs = [(call, call.compaction) for call in report.calls if call.compaction]
-    for number, (call, done) in enumerate(pairs, 1):
-        name = f"Compaction {number}" + " (simulated)" * (not report.is_guarded)
-        facts, rows = _list_facts(call), _list_rows(done)
-        if not report.is_guarded:  # A replay asks no model and waits for none.
-            rows = {key: rows[key] for key in rows if key not in ("model", "waited")}
-        where = f"{facts['agent']}, call {facts['call']}, {facts['time']}"
-        listed = "".join(map(_write_fact, rows.items()))
-        yield (
-            f'<article id="compaction-{call.replayed.number}" tabindex="-1">'
-            f"<h3>{name}</h3><p>{escape(where)}</p><dl>{listed}</dl>"
-            f"{_write_removed(done)}"
-        )
-        if done.summary and report.is_guarded:
-            size = f"{len(done.summary):,} characters"
-            yield (
-                f"<details><summary>What the summary says, {size}</summary>"
-                f'<pre tabindex="0">{escape(done.summary)}</pre></details>'
-            )
-        yield "</article>"
-
-
-def _write_fact(fact: tuple[str, str]) -> str:
-    return f"<div><dt>{escape(fact[0])}</dt><dd>{escape(fact[1])}</dd></div>"
-
-
-def _list_rows(done: Compaction) -> dict[str, str]:
+def _list_rows(done: Compaction, is_guarded: bool) -> dict[str, str]:
     """Describes a compaction."""
     facts = done.facts
-    reason, model = str(facts.get("reason")), str(facts.get("model") or "none asked")
+    reason = str(facts.get("reason"))
     rows = {
         "tokens": _from_to(facts, "tokens"),
         "messages": _from_to(facts, "contents"),
@@ -201,10 +143,11 @@ def _list_rows(done: Compaction) -> dict[str, str]:
         "why": REASONS.get(reason, reason),
         "summaries": str(facts.get("summaries", facts.get("attempts", 0))),
         "cost": format_cost(done.cost),
-        "model": model,
     }
-    if (waited := read_number(facts.get("waited_seconds"))) >= 0.05:
-        rows["waited"] = f"{waited:,.1f} s"
+    if is_guarded:  # A replay asks no model and waits for none.
+        rows["model"] = str(facts.get("model") or "none asked")
+        if (waited := read_number(facts.get("waited_seconds"))) >= 0.05:
+            rows["waited"] = f"{waited:,.1f} s"
     if facts.get("was_ahead"):
         rows["written"] = "ahead of time, while the agent went on"
     if rows["summaries"] != "0" and facts.get("mechanical"):
@@ -212,31 +155,6 @@ def _list_rows(done: Compaction) -> dict[str, str]:
     return rows
 
 
-def _write_removed(done: Compaction) -> str:
-    """Lists what a compaction has replaced."""
-    if not done.removed_count:
-        return "<p>It replaced no message; tool results were shortened.</p>"
-    lines = [*done.removed[:MAX_REMOVED]]
-    if more := len(done.removed) - len(lines):
-        lines.append(f"and {more:,} more")
-    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
-    title = f"What it took out: {done.removed_count:,} messages"
-    return f"<details><summary>{title}</summary><ul>{items}</ul></details>"
-
-
 def _from_to(facts: dict[str, Any], name: str) -> str:
-    before, after = (
-        read_number(facts.get(f"{name}_{end}")) for end in ("before", "after")
-    )
-    return f"{before:,.0f} → {after:,.0f}"
-
-
-def _write_table(report: Report) -> str:
-    """Writes the facts of all calls as a table, for readers without the charts."""
-    rows = [_list_facts(call) for call in report.calls]
-    head = "".join(f'<th scope="col">{name}</th>' for name in rows[0])
-    body = "".join(
-        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row.values())}</tr>"
-        for row in rows
-    )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    ends = [read_number(facts.get(f"{name}_{end}")) for end in ("before", "after")]
+    return "{:,.0f} → {:,.0f}".format(*ends)
