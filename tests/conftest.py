@@ -34,10 +34,14 @@ def find_requested(config: pytest.Config) -> list[str]:
     return [mark for mark in ON_REQUEST if re.search(rf"(?<!not )\b{mark}\b", wanted)]
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    """Leaves out what runs only on request."""
+    """Leaves out what runs only on request; marks what is slow in several respects."""
+    for item in items:
+        if len(list(item.iter_markers("slow"))) > 1:
+            item.add_marker("exhaustive")
     unwanted = {*ON_REQUEST}.difference(find_requested(config))
     left_out = [i for i in items if any(map(i.get_closest_marker, unwanted))]
     config.hook.pytest_deselected(items=left_out)
