@@ -310,8 +310,7 @@ class ContextGuardPlugin(BasePlugin):
     async def on_event_callback(
         self, *, invocation_context: InvocationContext, event: Event
     ) -> None:
-        """Has the event carry what was written for it, and tell of a compaction or a
-        recovery."""
+        """Lets the event carry the state that was written, and tell what was done."""
         try:
             self._guard.memory.hand_over(event, invocation_context)
         except Exception as error:  # noqa: BLE001 - a turn must not end here.

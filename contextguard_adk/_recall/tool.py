@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("contextguard_adk.recall")
 
-# Short: it stands in every request from the first compaction on.
+# Short: it stands in every request from the first compaction on, or from the start.
 DECLARATION = types.FunctionDeclaration(
     name=RECALL_TOOL,
     description="Reads what was compacted away. query: words to search for. item: a "
