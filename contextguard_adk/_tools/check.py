@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,13 +21,13 @@ from contextguard_adk._tools.terminal import CommandError, print_line, quiet_log
 from contextguard_adk.strategies import Pipeline, Strategy
 
 
-def run_check(arguments: argparse.Namespace) -> int:
-    """Reads a settings file and prints what it means; returns 0."""
+def run_check(arguments: argparse.Namespace) -> None:
+    """Reads a settings file and prints what it means."""
     for model in arguments.model:
         if model.lower().endswith(config.SETTINGS_SUFFIXES):
             text = f"{model!r} stands among the models; name the file before --model"
             raise CommandError(text)
-    path = arguments.config or os.environ.get(config.CONFIG_VARIABLE) or None
+    path = arguments.config or None
     with quiet_logs(Console(quiet=True)):
         settings = config.load_settings(path) if path else config.PluginSettings()
         agents = {"(default)": settings.default, **settings.agents}
@@ -46,7 +45,6 @@ def run_check(arguments: argparse.Namespace) -> int:
         for line in _list_lines(report):
             style = "" if line.startswith(" ") else "bold"
             print_line(Console(highlight=False), line, style)
-    return 0
 
 
 def _describe(

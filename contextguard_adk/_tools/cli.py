@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 _COMMANDS = {
     "demo": (
@@ -74,13 +74,6 @@ _HELP = {
 }
 
 
-N = TypeVar("N", int, float)
-
-
-class _UsageError(Exception):
-    """A wrong command line; its text is one line for the user."""
-
-
 class _Parser(argparse.ArgumentParser):
     """Reports a wrong command line in one line, without the usage before it."""
 
@@ -92,7 +85,7 @@ class _Parser(argparse.ArgumentParser):
         given = (wrong[1] or wrong[2]) if wrong else ""
         near = get_close_matches(given, known, 1, cutoff=0.7)
         hint = f". Did you mean {near[0]!r}?" if near else ""
-        raise _UsageError(f"{self.prog}: error: {message}{hint}")
+        self.exit(2, f"{self.prog}: error: {message}{hint}\n")
 
     def add(self, *names: str, **settings: Any) -> None:
         command = self.prog.split()[-1]
@@ -112,11 +105,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         exit_code = _run(arguments)
         sys.stdout.flush()
         return exit_code
-    except SystemExit as end:  # How argparse ends after --help and --version.
+    except SystemExit as end:  # How argparse ends, also after --help and --version.
         return int(end.code or 0)
-    except _UsageError as error:
-        print(error, file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
         print("contextguard: interrupted", file=sys.stderr)
         return 130
@@ -141,13 +131,13 @@ def _run(arguments: argparse.Namespace) -> int:
         sys.path.append(os.getcwd())
     name = arguments.command
     module = importlib.import_module(f"contextguard_adk._tools.{name}")
+    run: Callable[[argparse.Namespace], int | None] = getattr(module, f"run_{name}")
     try:
-        exit_code: int = getattr(module, f"run_{name}")(arguments)
-        return exit_code
+        return run(arguments) or 0
     except (CommandError, ConfigError, UnicodeEncodeError) as error:
         # YAML reports take several lines; a database's names may hold any character.
-        text = show_text(" ".join(str(error).split()))
-        raise _UsageError(f"contextguard {name}: error: {text}") from error
+        parser: _Parser = arguments.parser
+        parser.error(show_text(" ".join(str(error).split())))
 
 
 def _build_parser() -> _Parser:
@@ -165,11 +155,15 @@ def _build_parser() -> _Parser:
     )
     for each in (parser, demo, check, replay, report):
         each.set_defaults(parser=each)
-    parse_window = partial(_parse_count, minimum=1_000)
-    window: Any = {"metavar": "TOKENS", "type": parse_window, "dest": "window"}
+    variable = os.environ.get("CONTEXTGUARD_CONFIG")
+    count = partial(_parse, int, "at least 1", lambda number: number >= 1)
+    tokens = partial(_parse, int, "at least 1,000", lambda number: number >= 1_000)
+    rule = "more than 0, at most 3,500"
+    seconds = partial(_parse, float, rule, lambda number: 0 < number <= 3_500)
+    window: Any = {"metavar": "TOKENS", "type": tokens, "dest": "window"}
     demo.add("path", metavar="PATH", type=_parse_folder, nargs="?")
     demo.add("--context-window", "--window", **window)
-    demo.add("--steps", metavar="N", type=_parse_count, default=150)
+    demo.add("--steps", metavar="N", type=count, default=150)
     demo.add(
         "--strategy",
         type=lambda name: name.replace("-", "_"),
@@ -177,8 +171,8 @@ def _build_parser() -> _Parser:
         default="threshold",
     )
     demo.add("--model", metavar="NAME")
-    demo.add("--latency", metavar="SECONDS", type=_parse_seconds, default=0)
-    check.add("config", metavar="CONFIG", nargs="?")
+    demo.add("--latency", metavar="SECONDS", type=seconds, default=0)
+    check.add("config", metavar="CONFIG", nargs="?", default=variable)
     check.add("--model", metavar="NAME", nargs="+", action="extend", default=[])
     check.add("--json", action="store_true")
     for command in (replay, report):
@@ -186,7 +180,7 @@ def _build_parser() -> _Parser:
         for name in ("--app", "--user", "--session", "--agent", "--model"):
             command.add(name, metavar="NAME")
         command.add("--list", action="store_true")
-        command.add("--config", metavar="FILE")
+        command.add("--config", metavar="FILE", default=variable)
         command.add("--context-window", "--window", **window)
         command.add("--json", action="store_true")
     replay.add("--plot", metavar="FILE", type=Path)
@@ -203,22 +197,13 @@ def _parse_folder(text: str) -> Path:
     return Path(text)
 
 
-def _parse_count(text: str, minimum: int = 1) -> int:
-    count = _parse_number(int, text)
-    if count < minimum:
-        raise argparse.ArgumentTypeError(f"at least {minimum:,}, not {count:,}")
-    return count
-
-
-def _parse_seconds(text: str) -> float:
-    seconds = _parse_number(float, text)
-    if not 0 < seconds <= 3_500:
-        raise argparse.ArgumentTypeError(f"more than 0, at most 3,500, not {text}")
-    return seconds
-
-
-def _parse_number(kind: Callable[[str], N], text: str) -> N:
+def _parse(
+    kind: type[float], rule: str, is_good: Callable[[float], bool], text: str
+) -> float:
     try:
-        return kind(text.replace(",", ""))
+        number = kind(text.replace(",", ""))
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+    if not is_good(number):
+        raise argparse.ArgumentTypeError(f"{rule}, not {text}")
+    return number

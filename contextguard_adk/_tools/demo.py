@@ -24,17 +24,15 @@ from google.adk.sessions import InMemorySessionService
 from google.genai import types
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
-from contextguard_adk import telemetry
 from contextguard_adk._providers.clients import read_usage
 from contextguard_adk._providers.costs import TYPICAL_COSTS, Costs, price_calls
 from contextguard_adk._providers.overflow import parse_overflow
 from contextguard_adk._providers.windows import LitellmRegistry, resolve_costs
 from contextguard_adk._tools.terminal import (
     CommandError,
-    draw_sparkline,
     print_line,
+    print_sparkline,
     quiet_logs,
 )
 from contextguard_adk.config import STRATEGIES
@@ -69,7 +67,7 @@ def run_demo(arguments: argparse.Namespace) -> int:
         raise CommandError(f"there is no source file in {root}")
     console = Console(highlight=False)
     # What is logged of a request's size is an estimate; the demo shows real counts.
-    with quiet_logs(console, [telemetry.logger]):
+    with quiet_logs(console):
         usual_tokens = LitellmRegistry().context_window(model) if model else 32_000
         window_tokens = arguments.window or usual_tokens
         if window_tokens is None:
@@ -102,9 +100,7 @@ def run_demo(arguments: argparse.Namespace) -> int:
     print_line(console, "")
     print_line(console, f"Prompt tokens of each call; ✕ is over {window_tokens:,}:")
     for run in runs:
-        columns = console.width - 18
-        bars = draw_sparkline(console, run.sizes, window_tokens, columns)
-        console.print(Text(f"{run.name:16}  ") + bars)
+        print_sparkline(console, f"{run.name:18}", run.sizes, window_tokens)
     return _report(console, runs, arguments)
 
 
@@ -292,6 +288,7 @@ class DemoRun:
         await runner.close()
         if self.failure and not self.steps:
             raise CommandError(f"the model cannot be used: {self.failure}")
+        self.largest_request_tokens = max(self.sizes, default=0)
         if isinstance(llm, SimulatedLlm):  # It knows those for summaries, too.
             self.largest_request_tokens = llm.largest_request_tokens
 
@@ -332,8 +329,6 @@ class DemoRun:
         usage = read_usage(event.usage_metadata)
         self.usage += usage
         self.sizes.append(usage.prompt_tokens)
-        largest_tokens = max(self.largest_request_tokens, usage.prompt_tokens)
-        self.largest_request_tokens = largest_tokens
 
     def note_call(self, record: CallRecord) -> None:
         """Shows what the guard did before a model call."""
@@ -361,7 +356,6 @@ class DemoRun:
 
     def _note_rejection(self, prompt_tokens: int) -> None:
         self.rejections += 1
-        self.largest_request_tokens = max(self.largest_request_tokens, prompt_tokens)
         self.sizes += [prompt_tokens] * bool(prompt_tokens)
         size = f"{prompt_tokens:,} tokens" if prompt_tokens else "too many tokens"
         print_line(self.console, f"    rejected by the provider: {size}", "bold red")

@@ -270,6 +270,12 @@ def _explain(source: str, error: Exception) -> CommandError:
     return CommandError(f"{source} cannot be read: {reason}")
 
 
+def read_facts(event: Event) -> dict[str, Any]:
+    """Reads what a guard has noted on an event."""
+    said = (event.custom_metadata or {}).get(METADATA_KEY)
+    return said if isinstance(said, dict) else {}
+
+
 def list_calls(session: Session, agent: str | None = None) -> Iterator[RecordedCall]:
     """Lists the model calls with a recorded prompt count, of one agent or of all."""
     state: dict[str, Any] = {}
@@ -291,8 +297,7 @@ def list_calls(session: Session, agent: str | None = None) -> Iterator[RecordedC
             if isinstance(count, int) and not 0 <= count <= 20_000_000:
                 found = f"event {index}: {name} is {count:,}"
                 raise CommandError(f"{found}; 0 to 20,000,000 tokens are accepted")
-        said = (event.custom_metadata or {}).get(METADATA_KEY)
-        is_guarded = isinstance(said, dict) and bool(said.get("recovered"))
+        is_guarded = bool(read_facts(event).get("recovered"))
         keys = ("__context_guard_summary_", "context_guard:summary:")
         owner = f"{event.author}@{branch_scope(event)}".removesuffix("@")
         is_guarded |= any(state.get(key + owner) is not None for key in keys)

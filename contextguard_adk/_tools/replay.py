@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +19,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from contextguard_adk import telemetry
 from contextguard_adk._calls import due
 from contextguard_adk._history.shown import RECALL_TOOL
 from contextguard_adk._measuring.tokens import estimate_config_tokens
@@ -42,7 +40,7 @@ from contextguard_adk._tools.terminal import (
     print_line,
     quiet_logs,
 )
-from contextguard_adk.config import CONFIG_VARIABLE, PluginSettings, load_settings
+from contextguard_adk.config import PluginSettings, load_settings
 from contextguard_adk.plugin import ContextGuardPlugin
 from contextguard_adk.strategies import Strategy
 from contextguard_adk.telemetry import Usage
@@ -76,42 +74,35 @@ class ReplaySettings:
         return strategy.model_copy(update=changes)
 
 
-def read_settings(arguments: argparse.Namespace) -> ReplaySettings:
-    """Reads the settings file, and what the command line says instead of it."""
-    config = arguments.config or os.environ.get(CONFIG_VARIABLE)
-    return ReplaySettings(
-        guard=load_settings(config) if config else PluginSettings(),
+def read_recording(arguments: argparse.Namespace) -> tuple[Session, ReplaySettings]:
+    """Reads the session and the settings that the command line names."""
+    settings = ReplaySettings(
+        guard=load_settings(arguments.config) if arguments.config else PluginSettings(),
         agent=arguments.agent,
         model=arguments.model,
         window_tokens=arguments.window,
     )
+    key = SessionKey(arguments.app, arguments.user, arguments.session)
+    return asyncio.run(recordings.load_session(arguments.source, key)), settings
 
 
-def name_key(arguments: argparse.Namespace) -> SessionKey:
-    """The names that the command line gives of a session."""
-    return SessionKey(arguments.app, arguments.user, arguments.session)
-
-
-def run_replay(arguments: argparse.Namespace) -> int:
+def run_replay(arguments: argparse.Namespace) -> None:
     """Replays the session that the command line names, and prints the result."""
     if arguments.list:
-        return print_sessions(arguments)
+        print_sessions(arguments)
+        return
     if arguments.plot and arguments.compare:
         raise CommandError("--plot draws one replay: give it without --compare")
     if arguments.plot:
         replay_report.require_plotting(arguments.plot)
-    # The table shows what is logged of calls and compactions; of settings that are only
-    # compared, what they cannot do is no warning.
-    silent = [telemetry.logger, *([due.logger] if arguments.compare else [])]
-    with quiet_logs(Console(stderr=True), silent):
-        settings = read_settings(arguments)
-        key = name_key(arguments)
-        session = asyncio.run(recordings.load_session(arguments.source, key))
+    # Of settings that are only compared, what they cannot do is no warning.
+    silent = [due.logger] if arguments.compare else []
+    with quiet_logs(Console(stderr=True), *silent):
+        session, settings = read_recording(arguments)
         found: Replayed | Comparison
         if arguments.compare:
             rows = list_rows(settings.guard, settings.window_tokens)
-            has_file = arguments.config or os.environ.get(CONFIG_VARIABLE)
-            rows += [Row("your settings", settings.guard)] if has_file else []
+            rows += [Row("your settings", settings.guard)] * bool(arguments.config)
             guards = [row.guard for row in rows]
             replays = asyncio.run(replay_guards(session, settings, guards))
             found = Comparison(rows, replays)
@@ -121,24 +112,23 @@ def run_replay(arguments: argparse.Namespace) -> int:
                 replay_report.save_plot(found, arguments.plot)
     if arguments.json:
         print(json.dumps(found.to_json(), indent=2))
-        return 0
+        return
     print_line(Console(highlight=False), str(describe_session(session)), "dim")
     if isinstance(found, Comparison):
         found.print_table()
     else:
         replay_report.print_replayed(found, is_complete=arguments.all)
-    return 0
 
 
-def print_sessions(arguments: argparse.Namespace) -> int:
+def print_sessions(arguments: argparse.Namespace) -> None:
     """Lists the sessions that the command line names, the newest first."""
     with quiet_logs(Console(stderr=True)):
-        key = name_key(arguments)
+        key = SessionKey(arguments.app, arguments.user, arguments.session)
         listed = asyncio.run(recordings.list_sessions(arguments.source, key))
     rows = [{**vars(each), "updated": f"{each.updated:%F %T}"} for each in listed]
     if arguments.json:
         print(json.dumps(rows, indent=2))
-        return 0
+        return
     console = Console(highlight=False)
     print_line(console, f"Sessions: {len(rows):,}; times in UTC", "bold")
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
@@ -150,7 +140,6 @@ def print_sessions(arguments: argparse.Namespace) -> int:
     if len(rows) > MAX_LISTED:
         table.add_row(f"... {len(rows) - MAX_LISTED:,} older ones: see --app, --json")
     replay_report.print_table(console, table)
-    return 0
 
 
 async def replay_session(session: Session, settings: ReplaySettings) -> Replayed:
@@ -185,35 +174,6 @@ class _RecordedTool(BaseTool):
         return types.FunctionDeclaration(name=self.name)
 
 
-class _Guarded:
-    """One guard beside the others: its side of the session, and what it reports."""
-
-    def __init__(
-        self,
-        recorded: Session,
-        settings: ReplaySettings,
-        guard: PluginSettings,
-        has_cache: bool,
-        observe: bool = False,
-    ) -> None:
-        self._records: list[telemetry.CallRecord] = []
-        adapt = settings.adapt
-        plugin = ContextGuardPlugin(
-            agents={name: adapt(strategy) for name, strategy in guard.agents.items()},
-            default=adapt(guard.default),
-            observe=observe,
-            state_keys="plain",
-            warning_threshold=guard.warning_threshold,
-            prices=guard.prices,
-            on_call=self._records.append,
-        )
-        self.side = Side(recorded, settings.model, has_cache, [plugin])
-
-    def take_record(self) -> telemetry.CallRecord | None:
-        """Returns the record of the last call; an exempt agent has none."""
-        return self._records.pop() if self._records else None
-
-
 class _Replay:
     def __init__(
         self,
@@ -222,17 +182,31 @@ class _Replay:
         guards: Sequence[PluginSettings],
         has_cache: bool,
     ) -> None:
-        self._recorded = recorded
-        self._settings = settings
-        known = recorded, settings
-        self._watching = _Guarded(*known, settings.guard, has_cache, observe=True)
-        self._acting = [_Guarded(*known, guard, has_cache) for guard in guards]
+        self._recorded, self._settings = recorded, settings
+        self._has_cache = has_cache
+        self._watching = self._guard(settings.guard, observe=True)
+        self._acting = list(map(self._guard, guards))
         self._agents: dict[str, LlmAgent] = {}
         # Real tokens / (bytes / 4) of an agent's last request with a real count.
         self._ratios: dict[str, float] = {}
-        notes = (event.custom_metadata or {} for event in recorded.events)
-        self._is_guarded = any(telemetry.METADATA_KEY in note for note in notes)
+        self._is_guarded = any(map(recordings.read_facts, recorded.events))
         self.fixed_tokens: dict[str, int] = {}
+
+    def _guard(self, guard: PluginSettings, observe: bool = False) -> Side:
+        """Makes a side of the session that a guard watches or changes."""
+        adapt = self._settings.adapt
+        side = Side(self._recorded, self._settings.model, self._has_cache)
+        plugin = ContextGuardPlugin(
+            agents={name: adapt(strategy) for name, strategy in guard.agents.items()},
+            default=adapt(guard.default),
+            observe=observe,
+            state_keys="plain",
+            warning_threshold=guard.warning_threshold,
+            prices=guard.prices,
+            on_call=side.records.append,
+        )
+        side.plugins.register_plugin(plugin)
+        return side
 
     async def infer(self, name: str, calls: list[RecordedCall]) -> None:
         """Makes an agent whose instruction is as long as the counts suggest."""
@@ -266,19 +240,19 @@ class _Replay:
     async def step(self, number: int, call: RecordedCall) -> list[ReplayedCall]:
         """Replays one call, with each guard."""
         name = call.event.author
-        agent, watching = self._agents[name], self._watching.side
+        agent, watching = self._agents[name], self._watching
         real = None if call.is_guarded else call.prompt_tokens
         watching.llm.real_tokens, watching.llm.ratio = real, self._ratios[name]
         whole, usage = await watching.play(call, agent)
         self._ratios[name] = watching.llm.ratio
-        watched = self._watching.take_record()
+        watched = watching.take_record()
         estimate = watched.estimated_tokens if watched else None
         # Whatever each guard takes for the window, what fits is the same for all.
         window_tokens = watched.window_tokens if watched else self._find_window(whole)
         replayed = []
         for acting in self._acting:
-            acting.side.llm.ratio = self._ratios[name]
-            sent, sent_usage = await acting.side.send(call, agent, whole)
+            acting.llm.ratio = self._ratios[name]
+            sent, sent_usage = await acting.send(call, agent, whole)
             acted = acting.take_record()
             if self._is_guarded and real:  # Of what was cut already then.
                 ratio = real / max(1, count_bytes(sent))
@@ -303,9 +277,7 @@ class _Replay:
                     compaction=acted.compaction if acted else None,
                     error_ratio=estimate / real - 1 if estimate and real else None,
                     pressure=estimate / window_tokens if estimate else None,
-                    state=acting.side.copy_state()
-                    if acted and acted.compaction
-                    else {},
+                    state=dict(acting.state) if acted and acted.compaction else {},
                 )
             )
         return replayed

@@ -19,8 +19,9 @@ from contextguard_adk._providers.costs import TYPICAL_COSTS, add_costs
 from contextguard_adk._tools.terminal import (
     CommandError,
     clean_text,
-    draw_sparkline,
+    explain_writing,
     print_line,
+    print_sparkline,
 )
 from contextguard_adk.telemetry import CompactionRecord, Usage, format_cost
 
@@ -87,9 +88,8 @@ class Totals:
 
     def to_json(self) -> dict[str, Any]:
         """Describes all of it, safe as JSON."""
-        uncached = {"uncached_tokens": self.uncached_tokens}
-        weighted = {"weighted_tokens": self.weighted_tokens}
-        return {**asdict(self), **uncached, **weighted}
+        names = ("uncached_tokens", "weighted_tokens")
+        return asdict(self) | {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)
@@ -192,11 +192,9 @@ def print_replayed(replayed: Replayed, is_complete: bool) -> None:
     headline = f"Requests over the window: {over}; {guarded.compactions:,} compactions"
     print_line(console, headline, "bold")
     window_tokens = max(call.window_tokens for call in calls)
-    for name in ("whole_tokens", "sent_tokens"):
-        sizes = [getattr(call, name) for call in calls]
-        bars = draw_sparkline(console, sizes, window_tokens, console.width - 20)
-        label = "with the guard" if name == "sent_tokens" else "without the guard"
-        console.print(Text(f"{label:17}  ") + bars)
+    for label in ("without the guard", "with the guard"):
+        sizes = [getattr(call, LINES[label][0]) for call in calls]
+        print_sparkline(console, f"{label:19}", sizes, window_tokens)
     print_line(console, "")
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in COLUMNS:
@@ -321,8 +319,5 @@ def save_plot(replayed: Replayed, path: Path) -> None:
         axes.set_axisbelow(True)
     handles, labels = panels[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
-    try:
+    with explain_writing(path):
         figure.savefig(path, dpi=150)
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise CommandError(f"{path}: cannot be written: {reason}") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from google.adk.agents import LlmAgent
@@ -22,8 +22,7 @@ from pydantic import PrivateAttr
 from contextguard_adk._providers.clients import read_usage
 from contextguard_adk._tools.recordings import RecordedCall
 from contextguard_adk._tools.terminal import CommandError
-from contextguard_adk.plugin import ContextGuardPlugin
-from contextguard_adk.telemetry import Usage
+from contextguard_adk.telemetry import CallRecord, Usage
 from contextguard_adk.testing import SimulatedLlm
 from contextguard_adk.testing.provider import (
     count_request_tokens,
@@ -101,14 +100,10 @@ class _RecordedModel(BaseLlm):
 
 
 class Side:
-    """A session that grows as the recording does, and the plugin that sees it."""
+    """A session that grows as the recording does, and a guard's records, if any."""
 
     def __init__(
-        self,
-        recorded: Session,
-        model: str | None,
-        has_cache: bool = False,
-        plugins: Sequence[ContextGuardPlugin] = (),
+        self, recorded: Session, model: str | None, has_cache: bool = False
     ) -> None:
         self._model = model
         later = {key for event in recorded.events for key in event.actions.state_delta}
@@ -116,7 +111,9 @@ class Side:
         update = {"state": _own_state(state), "events": []}
         self._session = recorded.model_copy(update=update)
         self._recorded = recorded
-        self._plugins = PluginManager([*plugins])
+        self.state = self._session.state
+        self.plugins = PluginManager()
+        self.records: list[CallRecord] = []
         self.llm = _RecordedModel(has_cache=has_cache)
 
     def _begin(self, call: RecordedCall, agent: LlmAgent) -> InvocationContext:
@@ -124,7 +121,7 @@ class Side:
         event = call.event
         for new in self._recorded.events[len(self._session.events) : call.index]:
             self._session.events.append(new)
-            self._session.state.update(_own_state(new.actions.state_delta))
+            self.state.update(_own_state(new.actions.state_delta))
         self.llm.model = self._model or event.model_version or ""
         self.llm.output_tokens = read_usage(event.usage_metadata).output_tokens
         agent.model = self.llm
@@ -137,12 +134,12 @@ class Side:
             isolation_scope=event.isolation_scope,
             node_path=event.node_info.path or None,
             run_config=RunConfig(),
-            plugin_manager=self._plugins,
+            plugin_manager=self.plugins,
         )
 
-    def copy_state(self) -> dict[str, Any]:
-        """Returns what session state has now."""
-        return dict(self._session.state)
+    def take_record(self) -> CallRecord | None:
+        """Returns the record of the last call; an exempt agent has none."""
+        return self.records.pop() if self.records else None
 
     async def play(
         self, call: RecordedCall, agent: LlmAgent
@@ -169,11 +166,11 @@ class Side:
         context = CallbackContext(
             self._begin(call, agent), event_actions=EventActions()
         )
-        await self._plugins.run_before_model_callback(
+        await self.plugins.run_before_model_callback(
             callback_context=context, llm_request=request
         )
         async for response in self.llm.generate_content_async(request):
-            await self._plugins.run_after_model_callback(
+            await self.plugins.run_after_model_callback(
                 callback_context=context, llm_response=response
             )
         return self.llm.take()

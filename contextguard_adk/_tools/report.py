@@ -13,7 +13,6 @@ from google.adk.events.event import Event
 from google.adk.sessions import Session
 from rich.console import Console
 
-from contextguard_adk import telemetry
 from contextguard_adk._history.coverage import fingerprint
 from contextguard_adk._history.state import AgentState
 from contextguard_adk._memory import branch_scope
@@ -24,18 +23,17 @@ from contextguard_adk._tools.recordings import (
     RecordedCall,
     describe_session,
     list_calls,
-    load_session,
+    read_facts,
 )
 from contextguard_adk._tools.replay import (
     ReplaySettings,
-    name_key,
     print_sessions,
-    read_settings,
+    read_recording,
     replay_session,
 )
 from contextguard_adk._tools.replay_report import Replayed, ReplayedCall
-from contextguard_adk._tools.terminal import CommandError, print_line, quiet_logs
-from contextguard_adk.telemetry import METADATA_KEY, Usage
+from contextguard_adk._tools.terminal import explain_writing, print_line, quiet_logs
+from contextguard_adk.telemetry import Usage
 
 
 @dataclass(frozen=True)
@@ -73,39 +71,31 @@ class Report:
     is_guarded: bool
 
 
-def run_report(arguments: argparse.Namespace) -> int:
-    """Writes the page about the session that the command line names; returns 0."""
+def run_report(arguments: argparse.Namespace) -> None:
+    """Writes the page about the session that the command line names."""
     from contextguard_adk._tools.report_page import build_page
 
     if arguments.list:
-        return print_sessions(arguments)
-    with quiet_logs(Console(stderr=True), [telemetry.logger]):
-        settings = read_settings(arguments)
-        found = load_session(arguments.source, name_key(arguments))
-        session = asyncio.run(found)
+        print_sessions(arguments)
+        return
+    with quiet_logs(Console(stderr=True)):
+        session, settings = read_recording(arguments)
         report = asyncio.run(make_report(session, settings))
         page = build_page(report)
-    try:
+    with explain_writing(arguments.output):
         arguments.output.write_text(page, "utf-8", "replace")
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise CommandError(
-            f"{arguments.output}: cannot be written: {reason}"
-        ) from error
     console = Console(highlight=False)
     print_line(console, str(describe_session(session)), "dim")
     done = sum(call.compaction is not None for call in report.calls)
     kind = "compactions" if report.is_guarded else "simulated compactions"
     count = f"model calls: {len(report.calls):,}, {kind}: {done:,}"
-    text = f"{arguments.output} is written ({count})"
-    print_line(console, text, "bold")
-    return 0
+    print_line(console, f"{arguments.output} is written ({count})", "bold")
 
 
 async def make_report(session: Session, settings: ReplaySettings) -> Report:
     """Collects what was recorded, and replays the session for the other half."""
     recorded = list(list_calls(session, settings.agent))
-    told = [_read_facts(call.event) for call in recorded]
+    told = [read_facts(call.event) for call in recorded]
     windows = {int(read_number(facts.get("window"))) for facts in told} - {0}
     if settings.window_tokens is None and len(windows) == 1:
         settings = replace(settings, window_tokens=max(1_000, *windows))
@@ -114,11 +104,6 @@ async def make_report(session: Session, settings: ReplaySettings) -> Report:
     reader = _Reader(session, settings, is_guarded)
     calls = list(map(reader.read, recorded, replayed.calls))
     return Report(session, calls, replayed, is_guarded)
-
-
-def _read_facts(event: Event) -> dict[str, Any]:
-    said = (event.custom_metadata or {}).get(METADATA_KEY)
-    return said if isinstance(said, dict) else {}
 
 
 def read_number(value: object) -> float:
@@ -149,7 +134,7 @@ class _Reader:
             self._state.update(event.actions.state_delta)
             if self._is_guarded and event.actions.rewind_before_invocation_id:
                 self._rewound, self._covered = dict(self._state), {}
-        facts, state = _read_facts(call.event).get("compaction"), self._state
+        facts, state = read_facts(call.event).get("compaction"), self._state
         if not self._is_guarded:
             done, state = played.compaction, played.state
             facts = asdict(done) if done else None

@@ -7,14 +7,27 @@ import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
+from contextguard_adk import telemetry
+
 
 class CommandError(Exception):
     """Why a command cannot do its work; its text is one line for the user."""
+
+
+@contextmanager
+def explain_writing(path: Path) -> Iterator[None]:
+    """Says in one line why a file cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise CommandError(f"{path}: cannot be written: {reason}") from error
 
 
 def print_line(console: Console, text: str, style: str = "") -> None:
@@ -27,21 +40,21 @@ def print_line(console: Console, text: str, style: str = "") -> None:
         console.print(Text(" " * indent) + shown, soft_wrap=True)
 
 
-def draw_sparkline(
-    console: Console, sizes: Sequence[int], most: int, columns: int
-) -> Text:
+def print_sparkline(
+    console: Console, label: str, sizes: Sequence[int], most: int
+) -> None:
     """Draws sizes as bars, the highest of which is `most`; what is over it is crossed.
 
     Where there are more than columns, a bar is the largest of several.
     """
     bars, cross = ("_.:-=+*#", "x") if console.options.ascii_only else ("▁▂▃▄▅▆▇█", "✕")
-    step = max(1, -(-len(sizes) // max(1, columns)))
-    line = Text()
+    line = Text(label)
+    step = max(1, -(-len(sizes) // max(1, console.width - len(line))))
     for start in range(0, len(sizes), step):
         size = max(sizes[start : start + step])
         bar = bars[min(size * len(bars) // (most + 1), len(bars) - 1)]
         line.append(*((cross, "red") if size > most else (bar, "cyan")))
-    return line
+    console.print(line)
 
 
 def clean_text(console: Console, text: str) -> str:
@@ -71,8 +84,8 @@ class _WarningHandler(logging.Handler):
 
 
 @contextmanager
-def quiet_logs(console: Console, more: Sequence[logging.Logger] = ()) -> Iterator[None]:
-    """Silences libraries and `more`; the guard's warnings join a command's lines."""
+def quiet_logs(console: Console, *more: logging.Logger) -> Iterator[None]:
+    """Silences libraries and what a command shows itself; other warnings join it."""
     # Otherwise importing litellm asks the network for its price table.
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     guard_logger = logging.getLogger("contextguard_adk")
@@ -80,7 +93,7 @@ def quiet_logs(console: Console, more: Sequence[logging.Logger] = ()) -> Iterato
     noisy = ("google_adk", "google_genai", "LiteLLM", "opentelemetry")
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings(action="ignore"))
-        for logger in (*map(logging.getLogger, noisy), *more):
+        for logger in (*map(logging.getLogger, noisy), telemetry.logger, *more):
             stack.callback(logger.setLevel, logger.level)
             logger.setLevel(logging.CRITICAL + 1)
         guard_logger.addHandler(handler)
