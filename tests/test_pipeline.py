@@ -22,6 +22,7 @@ from contextguard_adk import (
     TokenWindow,
     ToolOutputTruncation,
 )
+from contextguard_adk.strategies.reducers import Relaxed
 from contextguard_adk.testing import SimulatedLlm
 from tests.builders import (
     Conversation,
@@ -64,7 +65,7 @@ class Spy(Reducer):
 
     async def reduce(self, reduction: Reduction) -> StrategyResult:
         """Notes the run."""
-        self.log.append(reduction.is_relaxed)
+        self.log.append(reduction.relaxed)
         return self.result
 
 
@@ -137,13 +138,14 @@ async def test_the_window_comes_before_truncation() -> None:
     assert compaction.attempts == 0
 
 
-async def test_settings_are_relaxed_before_all_is_summarized() -> None:
-    """What does not fit is tried again without preferences."""
+async def test_settings_are_relaxed_in_order() -> None:
+    """First lengths, then all preferences; then everything is summarized."""
     log: list[Any] = []
     llm = large_llm()
     talk = await context(small_talk(100, 900), llm, window_tokens=100_000)
     compaction = await compact(spying(Spy(log=log)), talk)
-    assert log == [False, True]
+    tight = Relaxed(lengths=True)
+    assert log == [Relaxed(), tight, Relaxed(lengths=True, preferences=True)]
     assert compaction.covered == frozenset(range(100))
     assert llm.summaries == compaction.attempts == 1
 
@@ -226,21 +228,23 @@ async def test_an_early_run_must_be_worth_a_new_prefix() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "size_chars", "lengths"),
-    [(37, 9_000, [*[4_000] * 36, 9_000]), (90, 4_400, [1_000] * 90)],
-    ids=["fits as set", "would not fit"],
+    ("count", "size_chars", "longest"),
+    [(37, 9_000, 4_000), (75, 4_400, 1_000)],
+    ids=["enough-gained", "little-gained"],
 )
-async def test_results_become_shorter_than_set_where_they_would_not_fit(
-    count: int, size_chars: int, lengths: list[int]
+async def test_a_run_that_gains_little_shortens_further(
+    count: int, size_chars: int, longest: int
 ) -> None:
-    """To a quarter, the newest as well; no summary is paid for."""
+    """Results become shorter than set where the next run would follow soon."""
     talk = await context(tool_talk(count, size_chars), window_tokens=100_000)
     assert talk.is_due
     tool_output = ToolOutputTruncation(show_truncation_notice=False)
     pipeline = Pipeline(window=None, summary=None, tool_output=tool_output)
     compaction = await compact(pipeline, talk)
     assert compaction.attempts == 0
-    assert result_lengths(compaction.contents) == lengths
+    assert compaction.tokens <= 65_000  # Half-way between target and threshold.
+    lengths = result_lengths(compaction.contents)
+    assert lengths == [*[longest] * (count - 1), size_chars]
 
 
 # --- Behind a Runner ----------------------------------------------------------------

@@ -21,6 +21,7 @@ from contextguard_adk import (
     TokenWindow,
     ToolOutputTruncation,
 )
+from contextguard_adk.strategies.reducers import Relaxed
 from contextguard_adk.testing import SimulatedLlm
 from tests.builders import (
     call,
@@ -34,6 +35,7 @@ from tests.chats import KEY, guarded_chat, without_head, words
 from tests.test_strategies import context, names, small_talk
 
 NO_CHANGE, APPLIED, TARGET_REACHED = StrategyResult
+RELAXED = Relaxed(lengths=True, preferences=True)
 
 
 async def reduction(
@@ -41,13 +43,13 @@ async def reduction(
     llm: SimulatedLlm | None = None,
     *,
     target_tokens: int = 1,
-    is_relaxed: bool = False,
+    relaxed: Relaxed = Relaxed(),  # noqa: B008 - frozen.
     window_tokens: int = 100_000,
 ) -> Reduction:
     """The start of a pipeline run over these contents, which are all history."""
     made = await context(contents, llm, window_tokens=window_tokens)
     run = Reduction(made, target_tokens)
-    run.is_relaxed = is_relaxed
+    run.relaxed = relaxed
     return run
 
 
@@ -105,20 +107,20 @@ async def test_a_part_of_the_window_is_in_tokens_of_the_model(
 
 
 @pytest.mark.parametrize(
-    ("window", "is_relaxed", "has_system", "has_task"),
+    ("window", "relaxed", "has_system", "has_task"),
     [
-        (MessageWindow(window_size=5), False, True, True),
-        (MessageWindow(window_size=5, preserve_system=False), False, False, True),
-        (TokenWindow(budget_tokens=100), True, False, False),
+        (MessageWindow(window_size=5), Relaxed(), True, True),
+        (MessageWindow(window_size=5, preserve_system=False), Relaxed(), False, True),
+        (TokenWindow(budget_tokens=100), RELAXED, False, False),
     ],
     ids=["defaults", "system", "relaxed"],
 )
 async def test_what_a_window_preserves(
-    window: Reducer, is_relaxed: bool, has_system: bool, has_task: bool
+    window: Reducer, relaxed: Relaxed, has_system: bool, has_task: bool
 ) -> None:
     """Instructions in the history and the first task stay, if asked and if possible."""
     talk = [user("Task."), instruction("Rule."), *small_talk(60, 20)]
-    run = await reduction(talk, is_relaxed=is_relaxed)
+    run = await reduction(talk, relaxed=relaxed)
     await window.reduce(run)
     texts = names(sent(run))
     assert ("Rule." in texts) is has_system
@@ -160,21 +162,22 @@ def result_lengths(run: Reduction) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("settings", "is_relaxed", "lengths"),
+    ("settings", "relaxed", "lengths"),
     [
-        ({}, False, [4_000, 9_000]),
-        ({"preserve_last_tool_result": False}, False, [4_000, 4_000]),
-        ({"max_length": 400}, True, [400, 400]),
-        ({"max_length": 8_000}, True, [2_000, 2_000]),
-        ({}, True, [1_000, 1_000]),
+        ({}, Relaxed(), [4_000, 9_000]),
+        ({"preserve_last_tool_result": False}, Relaxed(), [4_000, 4_000]),
+        ({}, Relaxed(lengths=True), [1_000, 9_000]),
+        ({"max_length": 400}, Relaxed(lengths=True), [400, 9_000]),
+        ({"max_length": 8_000}, Relaxed(lengths=True), [2_000, 9_000]),
+        ({}, RELAXED, [1_000, 1_000]),
     ],
-    ids=["kept", "asked", "short-as-set", "a-quarter", "relaxed"],
+    ids=["kept", "asked", "tight", "short-as-set", "a-quarter", "relaxed"],
 )
 async def test_how_far_results_are_shortened(
-    settings: dict[str, Any], is_relaxed: bool, lengths: list[int]
+    settings: dict[str, Any], relaxed: Relaxed, lengths: list[int]
 ) -> None:
     """As set; to a quarter but at least 1,000, the last one too, where need be."""
-    run = await reduction(read_twice(), is_relaxed=is_relaxed)
+    run = await reduction(read_twice(), relaxed=relaxed)
     truncation = ToolOutputTruncation(show_truncation_notice=False, **settings)
     assert await truncation.reduce(run) is APPLIED
     assert result_lengths(run) == lengths
@@ -182,10 +185,10 @@ async def test_how_far_results_are_shortened(
 
 async def test_a_shortened_result_does_not_grow_again() -> None:
     """Settings that are looser than what was decided do not undo it."""
-    run = await reduction(read_twice(), is_relaxed=True)
+    run = await reduction(read_twice(), relaxed=RELAXED)
     truncation = ToolOutputTruncation(show_truncation_notice=False)
     await truncation.reduce(run)
-    run.is_relaxed = False
+    run.relaxed = Relaxed()
     assert await truncation.reduce(run) is NO_CHANGE
     assert result_lengths(run) == [1_000, 1_000]
 
@@ -217,28 +220,26 @@ async def test_an_unknown_content_in_state_counts_as_none() -> None:
 
 
 SUMMARIES = {
-    "below the trigger": (100, 800, False, 0),
-    "above the trigger": (100, 950, False, 1),
-    "trigger relaxed": (100, 800, True, 1),
-    "too few messages": (19, 5_000, False, 0),
-    "minimum relaxed": (19, 5_000, True, 1),
-    "what is kept leaves no room": (20, 9_000, False, 0),
-    "number kept relaxed": (20, 9_000, True, 1),
+    "below the trigger": (100, 800, Relaxed(), 0),
+    "above the trigger": (100, 950, Relaxed(), 1),
+    "trigger relaxed": (100, 800, RELAXED, 1),
+    "too few messages": (19, 5_000, Relaxed(), 0),
+    "minimum relaxed": (19, 5_000, RELAXED, 1),
+    "what is kept leaves no room": (20, 9_000, Relaxed(), 0),
+    "number kept relaxed": (20, 9_000, RELAXED, 1),
 }
 
 
 @pytest.mark.parametrize(
-    ("count", "size_tokens", "is_relaxed", "summaries"),
-    SUMMARIES.values(),
-    ids=SUMMARIES,
+    ("count", "size_tokens", "relaxed", "summaries"), SUMMARIES.values(), ids=SUMMARIES
 )
 async def test_when_a_summary_is_paid_for(
-    count: int, size_tokens: int, is_relaxed: bool, summaries: int
+    count: int, size_tokens: int, relaxed: Relaxed, summaries: int
 ) -> None:
     """Only where the settings, or the need, ask for one, and where it helps."""
     llm = SimulatedLlm(context_window=1_000_000, summary_replies=["Short enough."])
     contents = small_talk(count, size_tokens)
-    run = await reduction(contents, llm, target_tokens=50_000, is_relaxed=is_relaxed)
+    run = await reduction(contents, llm, target_tokens=50_000, relaxed=relaxed)
     await SummaryCompaction().reduce(run)
     assert llm.summaries == run.attempts == summaries
 

@@ -27,6 +27,7 @@ from contextguard_adk.strategies.base import Strategy, import_subclass
 from contextguard_adk.strategies.reducers import (
     MessageWindow,
     Reducer,
+    Relaxed,
     StrategyResult,
     SummaryCompaction,
     TokenWindow,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 
 _ENOUGH = StrategyResult.TARGET_REACHED
+PASSES = (Relaxed(), Relaxed(lengths=True), Relaxed(lengths=True, preferences=True))
 
 
 def _suggest_instance(value: object) -> str:
@@ -66,9 +68,11 @@ class Pipeline(Strategy):
     that is less. The reducers run in order: window, tool output, summary, then
     `reducers`. Each is measured before the next one runs, and the pipeline stops at the
     target, `target_token_ratio` of the window. What was decided stays in place on later
-    calls. Where the request would not fit, they run again with relaxed settings:
-    shorter lengths, no triggers, no minima, nothing preserved; at last all is
-    summarized but the newest steps of the running turn (see `keep`).
+    calls. While the request would not fit, settings are relaxed: first lengths, then
+    triggers, minima and what is preserved; at last all is summarized but the newest
+    steps of the running turn (see `keep`). Lengths are also relaxed when the request
+    would stay above the middle between target and threshold, because a run that gains
+    little has to be repeated soon.
     """
 
     window: MessageWindow | TokenWindow | None = Field(
@@ -164,10 +168,13 @@ class Pipeline(Strategy):
         due_tokens = min(limit, context.budgets.threshold_tokens)
         target = min(int(self.target_token_ratio * window_tokens), due_tokens - 1)
         reduction = Reduction(context, target)
-        await self._run(reduction)
-        if reduction.tokens > limit:
-            reduction.is_relaxed = True
+        enough = (target + due_tokens) // 2 if context.is_due else limit
+        for relaxed in PASSES:
+            reduction.relaxed = relaxed
             await self._run(reduction)
+            if reduction.tokens <= enough:
+                break
+            enough = limit
         compaction, attempts = reduction.compaction, reduction.attempts
         hardly_less = 0.9 * context.measure(context.contents)
         is_requested = context.reason == "requested" and not attempts
@@ -200,7 +207,7 @@ class Reduction:
     def __init__(self, context: CompactionContext, target_tokens: int) -> None:
         self.context = context
         self.target_tokens = target_tokens
-        self.is_relaxed = False
+        self.relaxed = Relaxed()
         self.compaction: Compaction | None = None
         self.attempts = 0
         self._draft = Draft.continue_from(context.view)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,14 @@ class StrategyResult(Enum):
     TARGET_REACHED = "target_reached"
 
 
+@dataclass(frozen=True)
+class Relaxed:
+    """Which settings are relaxed: lengths, or preferences of when and what to drop."""
+
+    lengths: bool = False
+    preferences: bool = False
+
+
 class Reducer(Settings, ABC):
     """One step of a `Pipeline`. Subclass it for a step of your own.
 
@@ -38,7 +47,7 @@ class Reducer(Settings, ABC):
     async def reduce(self, reduction: Reduction) -> StrategyResult:
         """Makes the request, as earlier reducers left it, smaller.
 
-        With `reduction.is_relaxed` it does not insist on its settings.
+        `reduction.relaxed` says which settings not to insist on.
         """
 
 
@@ -53,7 +62,7 @@ class _Window(Reducer, ABC):
 
     def _preserve(self, reduction: Reduction) -> list[int]:
         """What stays whatever its age, oldest first."""
-        if reduction.is_relaxed:
+        if reduction.relaxed.preferences:
             return []
         first = reduction.context.view.first_task_index
         return [
@@ -93,7 +102,7 @@ class MessageWindow(_Window):
     async def reduce(self, reduction: Reduction) -> StrategyResult:
         """Drops what is older than the window."""
         kept, least = reduction.kept, self.min_messages_before_windowing
-        if reduction.is_relaxed:
+        if reduction.relaxed.preferences:
             least = 0
         if len(kept) < max(least, self.window_size + 1):
             return StrategyResult.NO_CHANGE
@@ -158,8 +167,8 @@ class ToolOutputTruncation(Reducer):
         ge=1,
         strict=True,
         description="Strings longer than this are shortened to it: characters, at "
-        "least 1. Where the request would otherwise not fit, to a quarter of it, but "
-        "at least 1,000.",
+        "least 1. Where the request would otherwise stay near the threshold, to a "
+        "quarter of it, but at least 1,000.",
     )
     show_truncation_notice: bool = Field(
         default=True,
@@ -203,11 +212,11 @@ class ToolOutputTruncation(Reducer):
     async def reduce(self, reduction: Reduction) -> StrategyResult:
         """Shortens the tool results that stand in the request."""
         last = reduction.last_tool_result()
-        if self.preserve_last_tool_result and not reduction.is_relaxed:
+        if self.preserve_last_tool_result and not reduction.relaxed.preferences:
             last = reduction.last_tool_result(before=last)
         if last is None:
             return StrategyResult.NO_CHANGE
-        truncation = self.truncation(reduction.is_relaxed)
+        truncation = self.truncation(reduction.relaxed.lengths)
         if reduction.truncation:
             # What is short already does not grow again.
             known, known_last = reduction.truncation
@@ -284,7 +293,7 @@ class SummaryCompaction(Reducer):
         """Summarizes when the request is still above the trigger."""
         window = reduction.context.budgets.working_tokens
         keep, target = self.preserve_recent_count, reduction.target_tokens
-        is_relaxed = reduction.is_relaxed
+        is_relaxed = reduction.relaxed.preferences
         is_triggered = reduction.tokens >= self.trigger_threshold * window
         has_enough = len(reduction.kept) >= self.min_messages_for_summary
         if not (is_relaxed or (is_triggered and has_enough)):
