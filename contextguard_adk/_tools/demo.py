@@ -90,8 +90,8 @@ def run_demo(arguments: argparse.Namespace) -> int:
             guard = ContextGuardPlugin(
                 default=strategy,
                 on_call=run.note_call,
-                on_compaction=run.note_compaction,
-                on_pressure=run.note_pressure,
+                on_compaction=run.held_up_by.append,
+                on_pressure=run.pressures.append,
             )
             plugins: list[BasePlugin] = [] if run.name == BARE else [guard]
             loop_factory = VirtualTimeLoop if latency else None
@@ -114,10 +114,10 @@ def _report(
     for rows in zip(*(run.figures.items() for run in runs), strict=True):
         table.add_row(rows[0][0], *(value for _, value in rows))
     if arguments.latency:
-        ends = (_format_seconds(run.answer_seconds) for run in runs)
-        table.add_row("time to the last answer", *ends)
-        waits = (_format_seconds(run.waited_seconds) for run in runs)
-        table.add_row("waited for summaries", *waits)
+        ends = (run.answer_seconds for run in runs)
+        table.add_row("time to the last answer", *map(_format_seconds, ends))
+        waits = (sum(done.waited_seconds for done in run.held_up_by) for run in runs)
+        table.add_row("waited for summaries", *map(_format_seconds, waits))
     console.print("", table, "", sep="\n")
     if not arguments.model:
         prices = "$1 for a million input tokens, $0.10 for cached ones, $8 for output"
@@ -247,10 +247,11 @@ class DemoRun:
     compactions: int = 0
     usage: Usage = field(default_factory=Usage)
     sizes: list[int] = field(default_factory=list)  # Of requests, in tokens.
-    is_pressed: bool = False
+    # A warning waits for the answer's count: how full the window is, not the estimate.
+    pressures: list[PressureRecord] = field(default_factory=list)
+    held_up_by: list[CompactionRecord] = field(default_factory=list)
     largest_request_tokens: int = 0
     answer_seconds: float = 0.0
-    waited_seconds: float = 0.0
     failure: str = ""
 
     @property
@@ -340,19 +341,11 @@ class DemoRun:
             before, after = record.compaction.tokens_before, record.real_tokens or 0
             text = f"    compaction {self.compactions}: {before:,} → {after:,} tokens"
             print_line(self.console, text, "cyan")
-        if self.is_pressed and record.real_tokens:
+        if self.pressures and record.real_tokens:
             share = record.real_tokens / self.window_tokens
             text = f"    warning: a request fills {share:.0%} of the context window"
             print_line(self.console, text, "yellow")
-        self.is_pressed = False
-
-    def note_pressure(self, _: PressureRecord) -> None:
-        """Has the answer's count say how full the window is, not the estimate."""
-        self.is_pressed = True
-
-    def note_compaction(self, record: CompactionRecord) -> None:
-        """Adds how long a call was held up."""
-        self.waited_seconds += record.waited_seconds
+        self.pressures.clear()
 
     def _note_rejection(self, prompt_tokens: int) -> None:
         self.rejections += 1
