@@ -229,7 +229,7 @@ def _write_groups(calls: Iterable[_Call]) -> list[str]:
         for call in group:
             args = {n: call.args[n] for n in own if n in call.args}
             text = ", ".join(_name_args(args) if len(own) > 1 else args.values())
-            items.append(f"{text} → error".strip() if call.is_failed else text)
+            items.append(f"{text} → error" if call.is_failed else text)
         said = "; ".join(items) if any(items) else f"{len(group)} times"
         lines.append(f"- {group[0].name}({', '.join(_name_args(shared))}): {said}")
     return lines
