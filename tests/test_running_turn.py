@@ -88,7 +88,7 @@ def test_less_room_gives_a_shorter_list(budget_tokens: int, shown: str) -> None:
 
 def test_calls_without_arguments_are_counted() -> None:
     """What a counter did shows as a number."""
-    assert write(made_calls([{}] * 40), 60) == "- ship(): 40 times"
+    assert write(made_calls([{}] * 40), 60) == "- ship(): 40 times → each ok"
 
 
 @pytest.mark.parametrize("budget_tokens", [6_000, 2_500])

@@ -35,12 +35,6 @@ class Truncation:
     tail_length: int = 1_000
     result_length: int = 0
 
-    @classmethod
-    def in_the_middle(cls, max_length: int, result_length: int = 0) -> Truncation:
-        """Keeps six tenths of the length from the beginning, the rest from the end."""
-        head = int(max_length * 0.6)
-        return cls(max_length, True, True, head, max_length - head, result_length)
-
 
 def truncate_content(
     content: types.Content, truncation: Truncation, whole: types.Content | None = None
@@ -158,8 +152,13 @@ class Preview:
             while tokens > most and length > 100:
                 # The notice, the handle and what else is in the result take some.
                 length = max(100, int(length * 0.95 * most / tokens))
-                most_of_json = length // 2 if is_excerpt else 0
-                truncation = Truncation.in_the_middle(length, most_of_json)
+                truncation = Truncation(
+                    max_length=length,
+                    smart_truncate=True,
+                    head_length=int(length * 0.6),
+                    tail_length=length - int(length * 0.6),
+                    result_length=length // 2 if is_excerpt else 0,
+                )
                 shown = _truncate_part(part, truncation, whole)
                 if shown is part:
                     break

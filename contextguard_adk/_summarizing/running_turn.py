@@ -105,7 +105,13 @@ def _shorten_results(
     """How results have to be shortened so that contents take no more than that."""
     length, tokens = 4 * estimate_contents_tokens(contents), 0
     while True:
-        truncation = Truncation.in_the_middle(length, result_length=length)
+        truncation = Truncation(
+            max_length=length,
+            smart_truncate=True,
+            head_length=int(length * 0.6),
+            tail_length=length - int(length * 0.6),
+            result_length=length,
+        )
         short = [
             truncate_content(c, truncation, c if context.has_recall else None)
             for c in contents
@@ -149,14 +155,14 @@ def write_done_list(
 
 def _write_ever_shorter(calls: Sequence[_Call]) -> Iterator[list[str]]:
     telling = _find_telling(calls)
-    yield _write_lines(_shorten_args(calls, telling, 80))
+    yield _write_lines(_shorten_args(calls, telling, 80), 80)
     brief = [replace(c, args=_choose_args(c, telling[c.name])) for c in calls]
-    yield _write_groups(_shorten_args(brief, telling, 80))
+    yield _write_groups(_shorten_args(brief, telling, 80), 32)
     short = _shorten_args(brief, {}, 24)
-    yield _write_groups(short)
+    yield _write_groups(short, 0)
     while short := short[len(short) // 8 + 1 :]:
         note = f"- … and {len(calls) - len(short)} calls before these"
-        yield [*_write_groups(short), note]
+        yield [*_write_groups(short, 0), note]
 
 
 def _choose_args(call: _Call, telling: Collection[str]) -> dict[str, str]:
@@ -205,10 +211,17 @@ def _one_line(value: object) -> str:
     return " ".join(text[:1_000].split()) if value not in (None, "") else ""
 
 
-def _write_lines(calls: Iterable[_Call]) -> list[str]:
+def _write_outcome(call: _Call, outcome_bytes: int) -> str:
+    """Its first words; without room for them at least whether the call has failed."""
+    if call.is_failed and not outcome_bytes:
+        return "error"
+    return excerpt(call.outcome, outcome_bytes)
+
+
+def _write_lines(calls: Iterable[_Call], outcome_bytes: int) -> list[str]:
     lines = []
     for call in calls:
-        outcome = excerpt(call.outcome, 80)
+        outcome = _write_outcome(call, outcome_bytes)
         if call.handle and len(outcome) < len(call.outcome):
             outcome += f" [item {call.handle}]"
         made = f"- {call.name}({', '.join(_name_args(call.args))})"
@@ -216,8 +229,8 @@ def _write_lines(calls: Iterable[_Call]) -> list[str]:
     return lines
 
 
-def _write_groups(calls: Iterable[_Call]) -> list[str]:
-    """A line for each tool: what tells its calls apart, and which of them failed."""
+def _write_groups(calls: Iterable[_Call], outcome_bytes: int) -> list[str]:
+    """A line for each tool; what its calls have in common is said once."""
     lines = []
     for group in _by_tool(calls):
         names = list(dict.fromkeys(name for call in group for name in call.args))
@@ -225,13 +238,18 @@ def _write_groups(calls: Iterable[_Call]) -> list[str]:
         shared = {n: group[0].args[n] for n in names if n not in own}
         if len(own) == 1:
             shared[own[0]] = "…"
+        outcomes = [_write_outcome(call, outcome_bytes) for call in group]
+        common = outcomes[0] if len(set(outcomes)) == 1 else ""
         items = []
-        for call in group:
+        for call, outcome in zip(group, outcomes, strict=True):
             args = {n: call.args[n] for n in own if n in call.args}
             text = ", ".join(_name_args(args) if len(own) > 1 else args.values())
-            items.append(f"{text} → error" if call.is_failed else text)
+            items.append(f"{text} → {outcome}" if outcome != common else text)
         said = "; ".join(items) if any(items) else f"{len(group)} times"
-        lines.append(f"- {group[0].name}({', '.join(_name_args(shared))}): {said}")
+        each = f" → each {common}" if common else ""
+        lines.append(
+            f"- {group[0].name}({', '.join(_name_args(shared))}): {said}{each}"
+        )
     return lines
 
 
