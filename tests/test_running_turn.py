@@ -69,14 +69,14 @@ def test_with_room_each_call_has_a_line() -> None:
     ("budget_tokens", "shown"),
     [
         (1_200, "- ship(order=ORD-0001, to=Berlin, note="),
-        (900, "- ship(order=…): ORD-0001; ORD-0002; "),
+        (900, "- ship(to=Berlin): order=ORD-0001, note="),
         (300, "- ship(order=…): ORD-0001; ORD-0002; "),
         (130, " calls before these"),
     ],
 )
 def test_less_room_gives_a_shorter_list(budget_tokens: int, shown: str) -> None:
-    """First it is a line for each call, then what tells the calls of a tool apart; at
-    last the oldest are counted. The newest is always named."""
+    """First it is shorter lines, then one for each tool, then what tells its calls
+    apart alone; at last the oldest are counted. The newest is always named."""
     arguments = [
         {"order": order, "to": "Berlin", "note": f"{words(30)} for {order}"}
         for order in ORDERS
@@ -313,14 +313,14 @@ async def test_list_stays_within_a_tenth_of_the_window() -> None:
 
     steps = range(60)
     notes = [f"{step} {words(40, ORDERS[step % 30])}" for step in steps]
-    replies: list[Reply] = [call("read", note=notes[n]) for n in steps]
+    replies: list[Reply] = [call("read", step=n, note=notes[n]) for n in steps]
     llm = SimulatedLlm(context_window=100_000, token_ratio=1.0, script=replies)
-    strategy = Doing(context_window=8_000, act=act, keep=0)
+    strategy = Doing(context_window=8_000, act=act, keep=0.2)
     tools = [builders.queued_tool("read", ["ok"])]
     await guarded_chat(llm, strategy, agent={"tools": tools}).say("Read.")
     [[done]] = listed
     assert ORDERS[-1] in done
-    assert 300 < token_counter(1.0)(done) <= 800
+    assert 400 < token_counter(1.0)(done) <= 800
 
 
 async def test_large_result_right_behind_a_compaction_is_shortened() -> None:

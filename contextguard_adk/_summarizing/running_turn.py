@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -142,8 +142,8 @@ def write_done_list(
 ) -> str:
     """Lists the completed calls in some contents, ever shorter until it fits.
 
-    First a line for each call, then one for each tool with what tells its calls apart;
-    at last the oldest calls are only counted. What failed always shows.
+    First a line for each call, then one for each tool; at last the oldest calls are
+    only counted. What tells calls apart is cut last, what failed always shows.
     """
     calls = list(_completed_calls(contents, indexes, with_handles))
     for lines in _write_ever_shorter(calls) if calls else ():
@@ -156,18 +156,23 @@ def write_done_list(
 def _write_ever_shorter(calls: Sequence[_Call]) -> Iterator[list[str]]:
     telling = _find_telling(calls)
     yield _write_lines(_shorten_args(calls, telling, 80), 80)
-    brief = [replace(c, args=_choose_args(c, telling[c.name])) for c in calls]
-    yield _write_groups(_shorten_args(brief, telling, 80), 32)
-    short = _shorten_args(brief, {}, 24)
+    short = _shorten_args(calls, telling, 48)
+    yield _write_lines(short, 32)
+    yield _write_groups(short, 32)
     yield _write_groups(short, 0)
+    brief = [
+        replace(c, args={k: v for k, v in c.args.items() if k in telling[c.name]})
+        for c in calls
+    ]
+    yield _write_groups(_shorten_args(brief, telling, 0), 0)
+    short = _shorten_args(brief, {}, 48)
+    yield _write_groups(short, 0)
+    shortest = _shorten_args(brief, {}, 16)
+    if _count_different(shortest) == _count_different(brief):
+        yield _write_groups(short := shortest, 0)
     while short := short[len(short) // 8 + 1 :]:
         note = f"- … and {len(calls) - len(short)} calls before these"
         yield [*_write_groups(short, 0), note]
-
-
-def _choose_args(call: _Call, telling: Collection[str]) -> dict[str, str]:
-    """What tells a call apart; all of its arguments where nothing does."""
-    return {k: v for k, v in call.args.items() if k in telling or not telling}
 
 
 def _completed_calls(
@@ -315,3 +320,7 @@ def _shorten_alike(texts: Iterable[str], most_bytes: int) -> dict[str, str]:
 def _count_shared_chars(texts: Iterable[str]) -> int:
     """How many characters all texts begin with."""
     return len(os.path.commonprefix(list(texts)))  # noqa: RUF071 - not of paths.
+
+
+def _count_different(calls: Iterable[_Call]) -> int:
+    return len({(call.name, *sorted(call.args.items())) for call in calls})
