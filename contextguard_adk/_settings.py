@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import json
 import reprlib
 import textwrap
 from collections.abc import Iterable, Iterator
@@ -13,6 +14,7 @@ from pydantic import (
     AliasChoices,
     AliasPath,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     ValidationError,
     model_validator,
@@ -33,6 +35,36 @@ def suggest(name: object, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(text, names, 1)
     near = near or [each for each in names if len(text) > 3 and text in each]
     return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def size(least_tokens: int, *also: object, may_be_all: bool = False) -> BeforeValidator:
+    """Reads tokens as an int, a part of the window as a float, or one of `also`.
+
+    False is None, which TOML cannot write. `resolve_size` tells what a size comes to.
+    """
+    least = "more than 0" if least_tokens else "at least 0"
+    most = "at most 1" if may_be_all else "less than 1"
+    part = f"a part of the window as a float, {least} and {most},"
+    rest = f"{part} or {json.dumps(also[-1])}" if also else f"or {part}"
+
+    ends = [0] * (not least_tokens) + [1] * may_be_all
+
+    def read(value: object) -> object:
+        if isinstance(value, float):
+            is_size = 0 < value < 1 or value in ends
+        else:
+            is_size = type(value) is int and value >= least_tokens
+        if not is_size and (type(value), value) not in [(type(a), a) for a in also]:
+            start = f"tokens as an int, at least {least_tokens:,},"
+            raise ValueError(f"{start} {rest} are expected")
+        return None if value is False else value
+
+    return BeforeValidator(read)
+
+
+def resolve_size(size: int | float, window_tokens: float) -> int:
+    """Tokens as they are, or as a part of the window."""
+    return int(size * window_tokens) if isinstance(size, float) else size
 
 
 class Settings(BaseModel):
