@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import itertools
 import json
 import reprlib
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from pydantic import (
@@ -81,9 +82,13 @@ class Settings(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _refuse_unknown_names(cls, values: object) -> object:
-        """Says which name may have been meant, with the place that pydantic knows."""
+        """Refuses one setting under two names; says which name may have been meant."""
         if isinstance(values, dict) and cls.model_config.get("extra") == "forbid":
-            accepted = {*cls.model_fields, *_list_aliases(cls)}
+            aliases = [*map(_list_aliases, cls.model_fields.values())]
+            for names in aliases:
+                if len(values.keys() & names) > 1:
+                    raise ValueError(f"{' and '.join(names)} mean the same: give one")
+            accepted = {*cls.model_fields, *itertools.chain(*aliases)}
             known = ", ".join(sorted(cls.model_fields))
             if unknown := [
                 InitErrorDetails(
@@ -102,13 +107,11 @@ class Settings(BaseModel):
         return values
 
 
-def _list_aliases(model: type[BaseModel]) -> Iterator[str]:
-    for field in model.model_fields.values():
-        alias = field.validation_alias
-        choices = alias.choices if isinstance(alias, AliasChoices) else [alias]
-        for choice in choices:
-            first = choice.path[0] if isinstance(choice, AliasPath) else choice
-            yield from [first] if isinstance(first, str) else []
+def _list_aliases(field: FieldInfo) -> list[str]:
+    alias = field.validation_alias
+    choices = alias.choices if isinstance(alias, AliasChoices) else [alias]
+    firsts = [each.path[0] if isinstance(each, AliasPath) else each for each in choices]
+    return [first for first in firsts if isinstance(first, str)]
 
 
 def _list_settings(model: type[BaseModel]) -> list[str]:

@@ -9,7 +9,7 @@ import sys
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import AliasChoices, Field, field_validator, model_validator
+from pydantic import AliasChoices, Field, field_validator
 
 from contextguard_adk._history.truncation import Preview
 from contextguard_adk._measuring.budgets import scale_trigger
@@ -164,13 +164,6 @@ class Strategy(SummarySettings, ABC):
         def max_tokens(self) -> int | None:
             """Another name of `context_window`."""
             return self.context_window
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_both_names(cls, values: object) -> object:
-        if isinstance(values, dict) and {"context_window", "max_tokens"} <= set(values):
-            raise ValueError("context_window and max_tokens mean the same: give one")
-        return values
 
     @field_validator("ahead", mode="before")
     @classmethod
