@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import itertools
+import json
 import reprlib
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from pydantic import (
     AliasChoices,
     AliasPath,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     ValidationError,
     model_validator,
@@ -35,6 +38,36 @@ def suggest(name: object, known: Iterable[str]) -> str:
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
+def size(least_tokens: int, *also: object, may_be_all: bool = False) -> BeforeValidator:
+    """Reads tokens as an int, a part of the window as a float, or one of `also`.
+
+    False is None, which TOML cannot write. `resolve_size` tells what a size comes to.
+    """
+    least = "more than 0" if least_tokens else "at least 0"
+    most = "at most 1" if may_be_all else "less than 1"
+    part = f"a part of the window as a float, {least} and {most},"
+    rest = f"{part} or {json.dumps(also[-1])}" if also else f"or {part}"
+
+    ends = [0] * (not least_tokens) + [1] * may_be_all
+
+    def read(value: object) -> object:
+        if isinstance(value, float):
+            is_size = 0 < value < 1 or value in ends
+        else:
+            is_size = type(value) is int and value >= least_tokens
+        if not is_size and (type(value), value) not in [(type(a), a) for a in also]:
+            start = f"tokens as an int, at least {least_tokens:,},"
+            raise ValueError(f"{start} {rest} are expected")
+        return None if value is False else value
+
+    return BeforeValidator(read)
+
+
+def resolve_size(size: int | float, window_tokens: float) -> int:
+    """Tokens as they are, or as a part of the window."""
+    return int(size * window_tokens) if isinstance(size, float) else size
+
+
 class Settings(BaseModel):
     """Settings that do not change; the docstring lists them with their defaults."""
 
@@ -49,9 +82,13 @@ class Settings(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _refuse_unknown_names(cls, values: object) -> object:
-        """Says which name may have been meant, with the place that pydantic knows."""
+        """Refuses one setting under two names; says which name may have been meant."""
         if isinstance(values, dict) and cls.model_config.get("extra") == "forbid":
-            accepted = {*cls.model_fields, *_list_aliases(cls)}
+            aliases = [*map(_list_aliases, cls.model_fields.values())]
+            for names in aliases:
+                if len(values.keys() & names) > 1:
+                    raise ValueError(f"{' and '.join(names)} mean the same: give one")
+            accepted = {*cls.model_fields, *itertools.chain(*aliases)}
             known = ", ".join(sorted(cls.model_fields))
             if unknown := [
                 InitErrorDetails(
@@ -70,13 +107,11 @@ class Settings(BaseModel):
         return values
 
 
-def _list_aliases(model: type[BaseModel]) -> Iterator[str]:
-    for field in model.model_fields.values():
-        alias = field.validation_alias
-        choices = alias.choices if isinstance(alias, AliasChoices) else [alias]
-        for choice in choices:
-            first = choice.path[0] if isinstance(choice, AliasPath) else choice
-            yield from [first] if isinstance(first, str) else []
+def _list_aliases(field: FieldInfo) -> list[str]:
+    alias = field.validation_alias
+    choices = alias.choices if isinstance(alias, AliasChoices) else [alias]
+    firsts = [each.path[0] if isinstance(each, AliasPath) else each for each in choices]
+    return [first for first in firsts if isinstance(first, str)]
 
 
 def _list_settings(model: type[BaseModel]) -> list[str]:

@@ -13,11 +13,7 @@ from contextguard_adk._measuring.density import (
     script_discount_tokens,
     weighted_tokens,
 )
-from contextguard_adk._measuring.tokens import (
-    Memo,
-    json_text,
-    text_bytes,
-)
+from contextguard_adk._measuring.tokens import Memo, json_text, text_bytes
 
 DEFAULT_CORRECTION = 1.5
 """Real tokens per heuristic token while the provider has counted nothing."""

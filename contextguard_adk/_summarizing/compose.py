@@ -100,10 +100,9 @@ class Composer:
         budget = min(2_500, self._summary_tokens // 2, _room_tokens(stored) // 2)
         todos = _storable(self._todo_list.render(budget, self._count))
         stored = stored.model_copy(update={"todos": todos})
-        done = self._done(draft.covered, _room_tokens(stored))
-        stored = stored.model_copy(update={"done": done})
-        index = self._index(draft.covered, _room_tokens(stored))
-        stored = stored.model_copy(update={"index": index})
+        for field, write in (("done", self._done), ("index", self._index)):
+            text = write(draft.covered, _room_tokens(stored))
+            stored = stored.model_copy(update={field: text})
         # Escapes may take several times what was counted.
         for field in ("index", "todos", "ledger", "done"):
             if len(stored.model_dump_json().encode()) > MAX_RECORD_BYTES - 200:

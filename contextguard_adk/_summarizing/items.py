@@ -12,10 +12,7 @@ from contextguard_adk._history.coverage import HANDLE_CHARS, handle_of
 from contextguard_adk._history.pairs import is_relay, parts_of, take_call
 from contextguard_adk._history.shown import INTERNAL_CALLS, RECALL_TOOL
 from contextguard_adk._measuring.budgets import TokenCounter
-from contextguard_adk._summarizing.transcript import (
-    describe_media,
-    payload_text,
-)
+from contextguard_adk._summarizing.transcript import describe_media, payload_text
 
 UNLISTED_CALLS = INTERNAL_CALLS | {RECALL_TOOL}
 MIN_LISTED_CHARS = 300  # A shorter message or result is not worth a line of the index.

@@ -7,13 +7,13 @@ import inspect
 import math
 import sys
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import AliasChoices, Field, field_validator, model_validator
+from pydantic import AliasChoices, Field, field_validator
 
 from contextguard_adk._history.truncation import Preview
 from contextguard_adk._measuring.budgets import scale_trigger
-from contextguard_adk._settings import suggest
+from contextguard_adk._settings import resolve_size, size, suggest
 from contextguard_adk._summarizing.summarizer import SummarySettings
 
 if TYPE_CHECKING:
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-
-Trigger = int | float | Literal["auto"] | None
-"""Tokens, a part of the window, what suits long sessions, or all but the buffer."""
 
 LEAST_AUTO_TOKENS = 32_000
 """What `trigger="auto"` comes to; as any, it is at least twice what was left."""
@@ -85,7 +82,9 @@ class Strategy(SummarySettings, ABC):
         "accepted as `max_tokens`. None: what the model registry says for the model's "
         "name.",
     )
-    trigger: Trigger = Field(
+    trigger: Annotated[
+        int | float | Literal["auto"] | None, size(1_000, None, "auto", may_be_all=True)
+    ] = Field(
         default=None,
         description="The size of a request from which on the history is compacted: "
         "tokens as an int, at least 1,000, or a part of the context window as a float, "
@@ -98,7 +97,7 @@ class Strategy(SummarySettings, ABC):
         "trigger, and other settings that are a part of the window are a part of 5/4 "
         "of the trigger.",
     )
-    preview_tokens: int | float | None = Field(
+    preview_tokens: Annotated[int | float | None, size(100, None, False)] = Field(
         default=0.2,
         description="A tool result that takes more than this is shown with head and "
         "tail only, and with a handle, from its first request on: tokens as an int, at "
@@ -117,7 +116,7 @@ class Strategy(SummarySettings, ABC):
         "buffer stays free; after that a call waits. None (false in a file): the call "
         "that reaches the trigger waits for its summary.",
     )
-    keep: int | float = Field(
+    keep: Annotated[int | float, size(0)] = Field(
         default=0.1,
         description="How much of the running turn every compaction leaves word for "
         "word: the newest steps (tool calls with their results) that fit in so many "
@@ -166,68 +165,30 @@ class Strategy(SummarySettings, ABC):
             """Another name of `context_window`."""
             return self.context_window
 
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_both_names(cls, values: object) -> object:
-        if isinstance(values, dict) and {"context_window", "max_tokens"} <= set(values):
-            raise ValueError("context_window and max_tokens mean the same: give one")
-        return values
-
-    @field_validator("keep", mode="before")
-    @classmethod
-    def _check_keep(cls, value: object) -> object:
-        is_tokens = type(value) is int and value >= 0
-        if not (is_tokens or (isinstance(value, float) and 0 <= value < 1)):
-            raise ValueError(
-                "tokens as an int, at least 0, or a part of the window as a float, at "
-                "least 0 and less than 1, are expected"
-            )
-        return value
-
-    @field_validator("trigger", mode="before")
-    @classmethod
-    def _check_trigger(cls, value: object) -> object:
-        is_tokens = type(value) is int and value >= 1_000
-        is_part = isinstance(value, float) and 0 < value <= 1
-        if not (value in (None, "auto") or is_tokens or is_part):
-            raise ValueError(
-                "tokens as an int, at least 1,000, a part of the window as a float, "
-                'more than 0 and at most 1, or "auto" are expected'
-            )
-        return value
-
     @field_validator("ahead", mode="before")
     @classmethod
-    def _check_ahead(cls, value: object) -> object:
-        is_part = isinstance(value, float) and 0 < value < 1
-        if not (is_part or value is None or isinstance(value, bool)):
+    def _read_ahead(cls, value: object) -> object:
+        if isinstance(value, bool):
+            return 0.75 if value else None
+        if not (value is None or (isinstance(value, float) and 0 < value < 1)):
             raise ValueError(
                 "a part of the trigger as a float, more than 0 and less than 1, or a "
                 "boolean is expected"
             )
-        return (0.75 if value else None) if isinstance(value, bool) else value
-
-    @field_validator("preview_tokens", mode="before")
-    @classmethod
-    def _check_preview(cls, value: object) -> object:
-        is_tokens = type(value) is int and value >= 100
-        is_part = isinstance(value, float) and 0 < value < 1
-        is_off = value is None or value is False
-        if not (is_off or is_tokens or is_part):
-            raise ValueError(
-                "tokens as an int, at least 100, a part of the window as a float, more "
-                "than 0 and less than 1, or false are expected"
-            )
-        return value or None
+        return value
 
     def keep_tokens(self, window_tokens: int) -> int:
         """What `keep` comes to in a context window."""
-        return _take(self.keep, window_tokens)
+        return resolve_size(self.keep, window_tokens)
 
     def trigger_tokens(self, window_tokens: int) -> int | None:
         """What `trigger` comes to in a context window."""
         trigger = LEAST_AUTO_TOKENS if self.trigger == "auto" else self.trigger
-        return None if trigger is None else max(1_000, _take(trigger, window_tokens))
+        return (
+            None
+            if trigger is None
+            else max(1_000, resolve_size(trigger, window_tokens))
+        )
 
     def preview(self, window_tokens: int, has_recall: bool) -> Preview | None:
         """How large tool results are shown in a context window; None for whole."""
@@ -236,7 +197,7 @@ class Strategy(SummarySettings, ABC):
         is_set = "preview_tokens" in self.model_fields_set
         if self.preview_tokens is None or not (has_recall or is_set):
             return None
-        most = _take(self.preview_tokens, window_tokens)
+        most = resolve_size(self.preview_tokens, window_tokens)
         if self.trigger == "auto" and not is_set:
             most = min(most, AUTO_PREVIEW_TOKENS)
         return Preview(most, with_handles=has_recall)
@@ -277,11 +238,6 @@ class Strategy(SummarySettings, ABC):
         Returns:
             The compaction to apply, or None to leave the request as it is.
         """
-
-
-def _take(size: int | float, window_tokens: int) -> int:
-    """Tokens as they are, or as a part of the window."""
-    return int(size * window_tokens) if isinstance(size, float) else size
 
 
 class Threshold(Strategy):

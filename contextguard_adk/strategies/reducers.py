@@ -6,13 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from contextguard_adk._history.truncation import Truncation
 from contextguard_adk._measuring.calibration import DEFAULT_CORRECTION
-from contextguard_adk._settings import Settings
+from contextguard_adk._settings import Settings, resolve_size, size
 
 if TYPE_CHECKING:
     from contextguard_adk.strategies.pipeline import Reduction
@@ -118,30 +118,18 @@ class MessageWindow(_Window):
 class TokenWindow(_Window):
     """Keeps as many of the newest messages as fit a budget of tokens."""
 
-    budget_tokens: int | float = Field(
+    budget_tokens: Annotated[int | float, size(100)] = Field(
         description="What the messages that stay may take: tokens as an int, at least "
         "100, at 4 bytes a token, or a part of the context window as a float, more "
         "than 0 and less than 1, as the model counts.",
     )
 
-    @field_validator("budget_tokens", mode="before")
-    @classmethod
-    def _check_budget(cls, value: object) -> object:
-        is_tokens = type(value) is int and value >= 100
-        if not (is_tokens or (isinstance(value, float) and 0 < value < 1)):
-            raise ValueError(
-                "tokens as an int, at least 100, or a part of the window as a float, "
-                "more than 0 and less than 1, are expected"
-            )
-        return value
-
     async def reduce(self, reduction: Reduction) -> StrategyResult:
         """Drops what is older than the budget reaches."""
-        costs, room = reduction.measure_kept(), self.budget_tokens
-        if isinstance(room, float):
-            context = reduction.context
-            factor = context.correction or DEFAULT_CORRECTION
-            room = int(room * context.budgets.working_tokens / factor)
+        costs, context = reduction.measure_kept(), reduction.context
+        factor = context.correction or DEFAULT_CORRECTION
+        window = context.budgets.working_tokens / factor  # In heuristic tokens.
+        room = resolve_size(self.budget_tokens, window)
         if sum(costs.values()) <= room:
             return StrategyResult.NO_CHANGE
         return _keep_newest(reduction, self._preserve(reduction), costs, room)

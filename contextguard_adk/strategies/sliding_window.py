@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pydantic import AliasChoices, Field, model_validator
+from pydantic import AliasChoices, Field
 
 from contextguard_adk.strategies.base import Strategy
 
@@ -37,13 +37,6 @@ class SlidingWindow(Strategy):
     )
 
     early_reason = "turns"
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_both_counts(cls, values: object) -> object:
-        if isinstance(values, dict) and {"max_messages", "max_turns"} <= set(values):
-            raise ValueError("max_messages and max_turns mean the same: give one")
-        return values
 
     if TYPE_CHECKING:
         max_turns: int = 20
