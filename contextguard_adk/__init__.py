@@ -5,7 +5,7 @@ from contextguard_adk._measuring.budgets import Budgets
 from contextguard_adk._providers.costs import Costs
 from contextguard_adk._providers.windows import ModelRegistry
 from contextguard_adk._summarizing.compact_tool import CompactTool
-from contextguard_adk._summarizing.compaction import Compaction
+from contextguard_adk._summarizing.compose import Compaction
 from contextguard_adk._summarizing.context import CompactionContext
 from contextguard_adk._summarizing.todos import TodosTool
 from contextguard_adk.errors import ConfigError, ContextGuardError, SummaryError

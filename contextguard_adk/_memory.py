@@ -20,15 +20,18 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from google.genai import types
 
 from contextguard_adk._history.shown import name_run
-from contextguard_adk._history.state import COMPACTED_KEY, RunWrites
+from contextguard_adk._history.state import COMPACTED_KEY, AgentState, RunWrites
 from contextguard_adk._history.stored import StoredSummary
 from contextguard_adk._history.thoughts import SEAL_KEY, SealedRequest
 from contextguard_adk._measuring.tokens import Memo
 from contextguard_adk._pending import PendingSummary, SummaryTasks
 from contextguard_adk._providers.clients import find_llm, json_form
+from contextguard_adk._providers.costs import Costs
+from contextguard_adk._providers.windows import ModelRegistry
 from contextguard_adk.telemetry import (
     METADATA_KEY,
     CompactionRecord,
+    Observers,
     Usage,
 )
 
@@ -321,6 +324,28 @@ class Memory:
             del self._runs[state_id]
             for run in runs.values():
                 run.settle()
+
+
+@dataclass
+class Guard:
+    """What lives as long as the plugin; `registry=None` is the default registry."""
+
+    registry: ModelRegistry | None = None
+    prices: Mapping[str, Costs] = field(default_factory=dict)
+    observers: Observers = field(default_factory=Observers)
+    has_namespaced_keys: bool = False
+    has_artifacts: bool = True
+    memory: Memory = field(default_factory=Memory)
+
+    def state(self, context: CallbackContext) -> AgentState:
+        """The values of a callback's agent in session state."""
+        return AgentState(
+            context.state,
+            context.agent_name,
+            self.has_namespaced_keys,
+            branch_scope(context.get_invocation_context()),
+            self.memory.run(context.get_invocation_context()).writes,
+        )
 
 
 def name_session(invocation: InvocationContext) -> str:

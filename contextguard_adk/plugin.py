@@ -19,12 +19,11 @@ from google.adk.plugins.plugin_manager import PluginManager
 
 from contextguard_adk._calls.answers import end_run, take_answer
 from contextguard_adk._calls.call import ModelCall
-from contextguard_adk._calls.guard import Guard
 from contextguard_adk._calls.outgoing import parse_refusal
 from contextguard_adk._history.state import declares_state_schema
 from contextguard_adk._measuring.budgets import threshold_tokens
 from contextguard_adk._measuring.tokens import Memo
-from contextguard_adk._memory import BoundedDict, call_key
+from contextguard_adk._memory import BoundedDict, Guard, call_key
 from contextguard_adk._providers.clients import find_llm, json_form
 from contextguard_adk._providers.costs import Costs
 from contextguard_adk._providers.overflow import parse_overflow

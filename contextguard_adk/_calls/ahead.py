@@ -14,8 +14,7 @@ from contextguard_adk._history.state import AgentState
 from contextguard_adk._history.stored import AheadSummary
 from contextguard_adk._history.view import HistoryView
 from contextguard_adk._memory import SessionMemory
-from contextguard_adk._summarizing.compaction import Compaction
-from contextguard_adk._summarizing.compose import Draft
+from contextguard_adk._summarizing.compose import Compaction, Draft
 from contextguard_adk._summarizing.context import CompactionContext
 from contextguard_adk.strategies.base import Strategy
 

@@ -19,7 +19,7 @@ from contextguard_adk.telemetry import CallRecord, describe_call, report_call
 if TYPE_CHECKING:
     from google.adk.agents.callback_context import CallbackContext
 
-    from contextguard_adk._calls.guard import Guard
+    from contextguard_adk._memory import Guard
 
 logger = logging.getLogger("contextguard_adk.answers")
 

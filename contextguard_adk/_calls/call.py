@@ -14,7 +14,6 @@ from google.genai import types
 
 from contextguard_adk._calls.ahead import AheadOfTime, render_ahead
 from contextguard_adk._calls.due import find_refusal, should_skip_compaction
-from contextguard_adk._calls.guard import Guard
 from contextguard_adk._calls.limits import Limits
 from contextguard_adk._calls.outgoing import Outgoing
 from contextguard_adk._calls.shown_compaction import show_compaction
@@ -29,6 +28,7 @@ from contextguard_adk._measuring.calibration import (
 from contextguard_adk._measuring.tokens import estimate_config_tokens
 from contextguard_adk._memory import (
     CallInFlight,
+    Guard,
     Unsaved,
     call_key,
     name_session,
@@ -36,7 +36,7 @@ from contextguard_adk._memory import (
 )
 from contextguard_adk._providers.clients import find_llm
 from contextguard_adk._recall.offer import RecallOffer
-from contextguard_adk._summarizing.compaction import Compaction
+from contextguard_adk._summarizing.compose import Compaction
 from contextguard_adk._summarizing.context import CompactionContext
 from contextguard_adk._summarizing.items import attach_files
 from contextguard_adk._summarizing.summarizer import Summarizer

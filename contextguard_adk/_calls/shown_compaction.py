@@ -12,9 +12,8 @@ from google.adk.agents.invocation_context import InvocationContext
 from google.adk.tools.load_artifacts_tool import LoadArtifactsTool
 from google.genai import types
 
-from contextguard_adk._calls.guard import Guard
 from contextguard_adk._history.state import AgentState, walk_tree
-from contextguard_adk._memory import call_key, name_session
+from contextguard_adk._memory import Guard, call_key, name_session
 from contextguard_adk.telemetry import (
     REASONS,
     CompactionRecord,

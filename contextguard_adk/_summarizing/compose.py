@@ -5,16 +5,20 @@ from __future__ import annotations
 import itertools
 import json
 import sys
+import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
+
+from google.genai import types
 
 from contextguard_adk._history.pairs import content_text
 from contextguard_adk._history.rendering import find_fingerprint
 from contextguard_adk._history.stored import MAX_RECORD_BYTES, StoredSummary
 from contextguard_adk._measuring.budgets import shorten_to_tokens
 from contextguard_adk._measuring.calibration import DEFAULT_CORRECTION, token_counter
+from contextguard_adk._measuring.tokens import text_bytes
 from contextguard_adk._summarizing.items import (
     INDEX_GAP,
     INDEX_HEADING,
@@ -23,6 +27,7 @@ from contextguard_adk._summarizing.items import (
 )
 from contextguard_adk._summarizing.ledger import extend_ledger
 from contextguard_adk._summarizing.running_turn import DONE_RATIO, write_done_list
+from contextguard_adk.telemetry import CompactionRecord
 
 if TYPE_CHECKING:
     from contextguard_adk._history.truncation import Truncation
@@ -58,6 +63,57 @@ class Draft:
         if stored.truncation and upto >= 0 and upto not in view.covered:
             return replace(draft, truncation=stored.truncation, truncated_upto=upto)
         return draft
+
+
+@dataclass(frozen=True)
+class Compaction:
+    """A summary that could stand in the place of history.
+
+    Attributes:
+        stored: The summary, as it would be kept in session state.
+        covered: Indexes of the contents that it stands for.
+        contents: The request's contents with it.
+        tokens: The estimate of that request.
+        attempts: How many summaries it took, mechanical ones included.
+    """
+
+    stored: StoredSummary
+    covered: frozenset[int]
+    contents: list[types.Content]
+    tokens: int
+    attempts: int = 1
+
+    @property
+    def reason(self) -> str:
+        """Why the history was compacted."""
+        return self.stored.reason
+
+    def after(self, attempts: int) -> Compaction:
+        """The same compaction, with the number of summaries that it took."""
+        return replace(self, attempts=attempts)
+
+    def describe(
+        self, context: CompactionContext, session_id: str, started_seconds: float
+    ) -> CompactionRecord:
+        """Describes what began at `started_seconds` and has just ended."""
+        scale = context.tokens / max(1, context.measure(context.contents))
+        return CompactionRecord(
+            agent=context.agent,
+            session_id=session_id,
+            strategy=type(context.summarizer.settings).__name__,
+            reason=self.stored.reason,
+            tokens_before=context.tokens,
+            tokens_after=int(self.tokens * scale),
+            contents_before=len(context.contents),
+            contents_after=len(self.contents),
+            summary_tokens=text_bytes(self.stored.text) // 4,
+            duration_seconds=time.monotonic() - started_seconds,
+            attempts=self.attempts,
+            is_mechanical=self.stored.is_mechanical,
+            model=context.summarizer.model_name,
+            usage=context.summarizer.usage,
+            cost=context.summarizer.cost,
+        )
 
 
 class Composer:

@@ -27,8 +27,7 @@ from contextguard_adk._measuring.calibration import (
     estimate_prompt_tokens,
     token_counter,
 )
-from contextguard_adk._summarizing.compaction import Compaction
-from contextguard_adk._summarizing.compose import Composer, Draft
+from contextguard_adk._summarizing.compose import Compaction, Composer, Draft
 from contextguard_adk._summarizing.items import attach_files
 from contextguard_adk._summarizing.model import find_conversation
 from contextguard_adk._summarizing.running_turn import (

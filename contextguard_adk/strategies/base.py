@@ -17,7 +17,7 @@ from contextguard_adk._settings import resolve_size, size, suggest
 from contextguard_adk._summarizing.summarizer import SummarySettings
 
 if TYPE_CHECKING:
-    from contextguard_adk._summarizing.compaction import Compaction
+    from contextguard_adk._summarizing.compose import Compaction
     from contextguard_adk._summarizing.context import CompactionContext, Reason
 
 

@@ -35,7 +35,7 @@ from contextguard_adk.strategies.reducers import (
 )
 
 if TYPE_CHECKING:
-    from contextguard_adk._summarizing.compaction import Compaction
+    from contextguard_adk._summarizing.compose import Compaction
     from contextguard_adk._summarizing.context import CompactionContext
 
 

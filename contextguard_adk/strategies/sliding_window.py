@@ -10,7 +10,7 @@ from pydantic import AliasChoices, Field
 from contextguard_adk.strategies.base import Strategy
 
 if TYPE_CHECKING:
-    from contextguard_adk._summarizing.compaction import Compaction
+    from contextguard_adk._summarizing.compose import Compaction
     from contextguard_adk._summarizing.context import CompactionContext
 
 MIN_KEPT = 3  # Contents.
