@@ -788,7 +788,17 @@ async def play_edits(
     return player
 
 
-@pytest.mark.parametrize("seed", [0, *slow(*range(1, 60))])
+ALL_SEEDS = [pytest.mark.slow, pytest.mark.exhaustive]
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        0,
+        *slow(*range(1, 16)),
+        *(pytest.param(seed, marks=ALL_SEEDS) for seed in range(16, 60)),
+    ],
+)
 async def test_random_edits_are_refused_nothing_with_a_guard(
     serve: Serve, tmp_path: Path, seed: int
 ) -> None:

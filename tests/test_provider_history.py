@@ -333,7 +333,7 @@ async def test_a_tool_described_anew_costs_the_thoughts_once(
     await player.play(turns=1, calls=3, log_turn=9)
     before = {*fake.issued}
     said.append("Weighs a shelf in kilograms.")
-    await player.play(turns=2, calls=3, log_turn=9)
+    await player.play(turns=1, calls=3, log_turn=9)
 
     check_played(player, compactions=0)
     last = sent_thoughts(fake.of_agent[-1].body)
