@@ -276,7 +276,8 @@ class ContextGuardPlugin(BasePlugin):
             if (sent := calls.get(key)) is not None:
                 sent.is_answered = True
             overflow = parse_overflow(error, llm_request.contents)
-            refusal = "" if overflow else parse_refusal(error)
+            sent_contents = llm_request.contents
+            refusal = "" if overflow else parse_refusal(error, sent_contents)
             is_ours = (overflow or refusal) and not self._settings.observe
             if not is_ours or is_recorded_test():
                 if sent is not None:
@@ -288,7 +289,10 @@ class ContextGuardPlugin(BasePlugin):
                 return None
             sent = calls.pop(key, None)
             sent = sent or measure_sent(llm_request, run.memo(invocation))
-            whole, rejected = restore_requests(sent, llm_request)
+            restored = restore_requests(sent, llm_request, invocation.agent)
+            if restored is None:
+                return None
+            whole, rejected = restored
             call = ModelCall(self._guard, callback_context, whole, strategy)
             recovery = Recovery(call, sent, rejected, llm)
             work = recovery.run(overflow) if overflow else recovery.answer(refusal)
@@ -298,6 +302,7 @@ class ContextGuardPlugin(BasePlugin):
             if sent.is_recovered:
                 calls[key] = sent
                 return answer
+            recovery.forget_help()
             # The agent's own callbacks may have an answer that is no error.
             names = "canonical_on_model_error_callbacks"
             return None if getattr(invocation.agent, names, None) else answer

@@ -128,7 +128,8 @@ class ModelCall:
             self.request.contents = list(contents)
         if not is_observing:
             self.limits.fit_output(tokens)
-            self.outgoing.watch()
+            if self.compaction is None:
+                self.outgoing.watch()
         elif context.is_due:
             logger.info(
                 "Observing agent %r: a compaction would be due at %d tokens, the "

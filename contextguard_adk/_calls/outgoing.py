@@ -32,6 +32,7 @@ from contextguard_adk._history.thoughts import (
     leave_out_thoughts,
     newest_thoughts,
 )
+from contextguard_adk._measuring.tokens import part_text
 from contextguard_adk._providers.retry import read_status
 from contextguard_adk._summarizing.items import leave_out_media
 from contextguard_adk._summarizing.transcript import render_entries
@@ -46,15 +47,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger("contextguard_adk.outgoing")
 
 _WORDS = {
-    "thoughts": r"bound to a different conversation|Invalid `?(signature|data)`? in "
-    r"`?(redacted_)?thinking`?|cannot be thinking|cannot contain thinking|must contain "
-    r"thinking",
+    "binding": r"bound to a different conversation",
+    "thoughts": r"Invalid `?(signature|data)`? in `?(redacted_)?thinking`?|cannot be "
+    r"thinking|cannot contain thinking|must contain thinking",
     "turn": r"in the latest assistant message cannot be modified|Expected `?thinking`?"
     r"|must start with a thinking block",
     "signatures": r"missing a `?thought_signature|Corrupted thought signature|"
     r"Thought signature is not valid",
-    "reasoning": r"`?reasoning_content`? (in the thinking mode must be passed back|is "
-    r"missing)|Missing `?reasoning_content",
+    "reasoning": r"in the thinking mode must be passed back|reasoning_content`? is "
+    r"missing|Missing `?reasoning_content",
     "shape": r"first message must use the|must start with a user message|roles must "
     r"alternate|unexpected `?tool_use_id`? found|ids were found without|function call "
     r"turn comes immediately after|function response parts is equal|must include at "
@@ -114,7 +115,8 @@ class Outgoing:
         sealed = SealedRequest(thinker, contents, self._memo)
         sealed = leave_out_thoughts(sealed, config, self._events, gone, is_changed)
         self.sealed = sealed
-        return fit_claude(sealed.contents, thinker.client)
+        contents, is_claude = sealed.contents, thinker.client == "AnthropicLlm"
+        return fit_claude(contents, limits.model) if is_claude else contents
 
     def watch(self) -> None:
         """Warns once of what others change again and again: it costs all thoughts."""
@@ -130,21 +132,19 @@ class Outgoing:
             )
             warn_once(logger, message, self._limits.agent, sealed.changed)
 
-    def find_help(
-        self, kind: str, contents: Sequence[types.Content], has_lost_thoughts: bool
-    ) -> dict[str, str]:
+    def find_help(self, kind: str, contents: Sequence[types.Content]) -> dict[str, str]:
         """What to keep so that requests like a refused one are accepted.
 
         Args:
             kind: As `parse_refusal` tells it; any other is answered with plain text.
             contents: What was refused, before its form was changed.
-            has_lost_thoughts: Whether thoughts of the running turn were left out.
         """
         helped, model = self.helped, self._limits.model
-        if kind == "thoughts":
+        if kind in ("binding", "thoughts"):
             gone = newest_thoughts(contents) or helped.get("gone", "")
-            return {**helped, "gone": gone, "binds": model, "free": ""}
-        if kind == "turn" and has_lost_thoughts:
+            binds = {"binds": model, "free": ""} if kind == "binding" else {}
+            return {**helped, "gone": gone, **binds}
+        if kind == "turn" and self.thinker.binds:
             return {**helped, "free": model, "binds": ""}
         if kind == "signatures":
             return {**helped, "signed": _name_end(contents)}
@@ -153,22 +153,28 @@ class Outgoing:
         return {**helped, "flat": _name_end(contents)}
 
 
-def parse_refusal(error: BaseException) -> str:
-    """The kind of a provider's refusal of a history; "" where it is none."""
+def parse_refusal(error: BaseException, contents: Sequence[types.Content]) -> str:
+    """The kind of a provider's refusal of a history; "" where it is none.
+
+    Words that the conversation itself holds may be a quotation, and say nothing.
+    """
     if isinstance(error, UnicodeDecodeError):
         return "thoughts"  # ADK's Claude class reads a signature of another client.
     if read_status(error) not in (None, 400, 422):
         return ""
-    text = str(error)
-    return next((kind for kind, words in _KINDS.items() if words.search(text)), "")
+    text, parts = str(error), [p for content in contents for p in parts_of(content)]
+    for kind, words in _KINDS.items():
+        said = words.search(text)
+        if said and not any(said[0].encode() in part_text(part) for part in parts):
+            return kind
+    return ""
 
 
 def _name_end(contents: Sequence[types.Content]) -> str:
     """Names the newest result, or message, by fingerprint and number among equals."""
     results = (i for i, each in enumerate(contents) if has_function_response(each))
     end = max(results, default=len(contents) - 1)
-    *_, name = _name_places(contents[: end + 1])
-    return name
+    return [*_name_places(contents[: end + 1]), ""][end]
 
 
 def _name_places(contents: Sequence[types.Content]) -> Iterator[str]:

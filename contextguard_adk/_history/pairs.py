@@ -53,11 +53,13 @@ def find_running_turn(contents: Sequence[types.Content]) -> int:
 
     What ADK puts behind a tool's result, as a changing instruction, ends no turn.
     """
-    for index in reversed(range(len(contents))):
-        before = contents[max(0, index - 1)]
-        if is_message(contents[index]) and not has_function_response(before):
-            return index + 1
-    return 0
+    start, is_answered = 0, False
+    for index, content in enumerate(contents):
+        if not is_message(content):
+            is_answered = content.role == "user"
+        elif not is_answered:
+            start = index + 1
+    return start
 
 
 def parts_of(content: types.Content | None) -> list[types.Part]:

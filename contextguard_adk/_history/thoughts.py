@@ -38,7 +38,6 @@ _OTHERS = re.compile(
 _VERSION = re.compile(
     r"(fable|mythos|opus|sonnet|haiku)-(\d{1,2})(?:[-.](\d{1,2}))?(?!\d)"
 )
-_FIRST_TO_BIND = {"fable": (5, 1), "mythos": (5, 1)}
 _OLD_CLAUDE = re.compile(r"claude-(instant|\d)")
 _Short = Annotated[str, Field(max_length=64)]
 
@@ -62,7 +61,7 @@ class Thinker:
     def of(cls, llm: object, model: str, binds: bool | None = None) -> Thinker:
         """Describes a model by its client and its name, unless `binds` is known."""
         client, family = name_client(llm), _name_family(model)
-        if client == "AnthropicLlm":
+        if client == "AnthropicLlm" and not family:
             family = "claude"
         if binds is None and family:
             binds = _binds(model.lower()) if family == "claude" else False
@@ -98,8 +97,8 @@ def _name_family(model: str) -> str:
 
 def _binds(name: str) -> bool | None:
     if found := _VERSION.search(name):
-        version = int(found[2]), int(found[3] or 0)
-        return version >= _FIRST_TO_BIND.get(found[1], (5, 5))
+        first = (5, 1) if found[1] in ("fable", "mythos") else (5, 5)
+        return (int(found[2]), int(found[3] or 0)) >= first
     return False if _OLD_CLAUDE.search(name) else None
 
 
@@ -125,8 +124,7 @@ class Seal(BaseModel):
 class SealedRequest:
     """A request to seal the answer of; `names` are of the thoughts in it.
 
-    `changed` says what is not as it was for the newest thoughts, `has_lost_some`
-    whether thoughts of the running turn were left out.
+    `changed` says what cost the newest thoughts.
     """
 
     thinker: Thinker
@@ -136,7 +134,6 @@ class SealedRequest:
     tools: str = ""
     names: Sequence[str] = ()
     changed: str = ""
-    has_lost_some: bool = False
 
     def seal(self, answer: types.Content | None) -> dict[str, Any] | None:
         """Returns the seal of an answer as JSON; None where there is none to make."""
@@ -192,37 +189,37 @@ def leave_out_thoughts(
     if not has_any:
         return request
     found = list(_find_thoughts(request, events))
-    kept, changed, turn_start = found, "", 0
-    if thinker.is_checked:
-        changed = "" if found[-1].is_foreign else _find_change(request, found[-1], "")
-        unsealed = "the request" if is_changed else ""
-        kept = _find_standing(found, gone)
-        kept = [e for e in kept if not _find_change(request, e, unsealed)]
-        turn_start = find_running_turn(contents)
-        if not thinker.binds:
-            kept = [e for e in kept if e.index < turn_start]
-            kept += [e for e in found if e.index >= turn_start]
-    kept = [e for e in kept if not e.is_foreign]
+    names = [each.name for each in found]
+    left = found[names.index(gone) + 1 if gone in names else 0 :]
+    kept = [e for e in left if not e.is_foreign]
+    if thinker.is_checked and thinker.binds is not False:
+        turn_start = len(contents) if thinker.binds else find_running_turn(contents)
+        standing = {e.index for e in _find_standing(left)}
+        standing -= {e.index for e in left if _find_change(request, e, is_changed)}
+        kept = [e for e in kept if e.index in standing or e.index >= turn_start]
+    newest = found[-1]
+    is_lost = newest not in kept and not newest.is_foreign
+    changed = _find_change(request, newest, False) if is_lost else ""
     lost = {e.index for e in found} - {e.index for e in kept}
     if lost:
         leave = _without_signatures if thinker.wants_reasoning else without_thoughts
-        left = (leave(c) if i in lost else c for i, c in enumerate(contents))
-        contents = [content for content in left if content is not None]
+        fewer = (leave(c) if i in lost else c for i, c in enumerate(contents))
+        contents = [content for content in fewer if content is not None]
     return replace(
         request,
         contents=contents,
         names=[e.name for e in kept],
         changed=changed,
-        has_lost_some=max(lost, default=-1) >= turn_start,
     )
 
 
-def _find_standing(found: Sequence[_Thoughts], gone: str) -> list[_Thoughts]:
+def _find_standing(found: Sequence[_Thoughts]) -> list[_Thoughts]:
     """Those that were sent again with all later ones, as the seals of these tell."""
-    names = [each.name for each in found]
     standing: list[_Thoughts] = []
-    for each in found[names.index(gone) + 1 if gone in names else 0 :]:
-        if seal := each.seal:
+    for each in found:
+        newest = standing[-1].name if standing else ""
+        seal = each.seal
+        if seal and (seal.before, seal.count) != (newest, len(standing)):
             sent = [e.name for e in standing]
             end = sent.index(seal.before) + 1 if seal.before in sent else 0
             standing = standing[max(0, end - seal.count) : end]
@@ -230,10 +227,10 @@ def _find_standing(found: Sequence[_Thoughts], gone: str) -> list[_Thoughts]:
     return standing
 
 
-def _find_change(request: SealedRequest, thoughts: _Thoughts, unsealed: str) -> str:
+def _find_change(request: SealedRequest, thoughts: _Thoughts, is_changed: bool) -> str:
     """What is not as it was when thoughts were written; "" where all is."""
     if (seal := thoughts.seal) is None:
-        return unsealed
+        return "the request" if is_changed else ""
     if seal.system != request.system:
         return "the system instruction"
     if seal.tools != request.tools:
@@ -252,7 +249,9 @@ def _find_thoughts(
         if signed := _find_signed(event.content):
             seal = _read_seal((event.custom_metadata or {}).get(SEAL_KEY))
             family = _name_family(getattr(event, "model_version", None) or "")
-            written |= {part.thought_signature: (seal, family) for part in signed}
+            # A plugin may hand out an answer again, which was not written there.
+            for part in signed:
+                written.setdefault(part.thought_signature, (seal, family))
     digests = _digest_before(request.contents, request.memo)
     for index, (content, messages) in enumerate(
         zip(request.contents, digests, strict=True)
@@ -354,15 +353,15 @@ def _plain(value: Any) -> Any:
     return value.model_dump(exclude_none=True, warnings=False) if is_model else value
 
 
-def fit_claude(contents: list[types.Content], client: str) -> list[types.Content]:
-    """Gives thoughts the form in which ADK's Claude class can send them back.
+def fit_claude(contents: list[types.Content], model: str) -> list[types.Content]:
+    """Gives thoughts the form in which ADK's Claude class sends them back to Claude.
 
     It would send those without text as redacted ones, and those of other models
     without a signature: both are refused. Claude ignores the text of a thought whose
     text it has left out itself.
     """
-    if client != "AnthropicLlm" or not _omitted_become_redacted():
-        return contents
+    if _name_family(model) != "claude" or not _omitted_become_redacted():
+        return contents  # Others want them back as they are.
     fitting = []
     for content in contents:
         old = parts_of(content)

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("contextguard_adk.recovery")
 
+_BEFORE_MODEL = "canonical_before_model_callbacks"
+
 
 class Recovery:
     """Sends a rejected request again, smaller."""
@@ -45,6 +47,7 @@ class Recovery:
         self._llm = llm
         self._tried_tokens = [sent.heuristic_tokens]
         self._answered = set[str]()  # Kinds of refusals.
+        self._helped = call.outgoing.helped
         self._factor = sent.estimated_tokens / max(1, sent.heuristic_tokens)
 
     async def run(self, overflow: Overflow) -> LlmResponse | None:
@@ -76,24 +79,23 @@ class Recovery:
     async def answer(self, refusal: str) -> LlmResponse | None:
         """Asks again in the form that helps against a refusal; None if nothing did."""
         outcome = None
-        helped = self._call.outgoing.helped
         contents = self._call.render()
         if self._prepare(refusal, contents):
             outcome = await self._send(contents)
         if isinstance(outcome, Overflow):
             return await self.run(outcome)
-        if not self._sent.is_recovered:
-            self._call.state.note(helped=helped or None)
-            return None  # The caller gets the provider's own words.
-        return outcome
+        # Else the caller gets the provider's own words.
+        return outcome if self._sent.is_recovered else None
+
+    def forget_help(self) -> None:
+        """Forgets what was kept against refusals, and did not help."""
+        self._call.state.note(helped=self._helped or None)
 
     def _prepare(self, refusal: str, contents: Sequence[types.Content]) -> bool:
         """Keeps what helps against a refusal, once for each kind and request."""
         call, outgoing = self._call, self._call.outgoing
-        sealed = outgoing.sealed or self._sent.sealed
-        has_lost_some = sealed is not None and sealed.has_lost_some
         for kind in (refusal, "flat") if refusal else ():  # At last as plain text.
-            helps = outgoing.find_help(kind, contents, has_lost_some)
+            helps = outgoing.find_help(kind, contents)
             if kind in self._answered or helps == outgoing.helped:
                 continue
             self._answered.add(kind)
@@ -102,7 +104,7 @@ class Recovery:
                 refusals.add(refusal)
                 logger.warning(
                     "The provider refused a request of agent %r for its form (%s); it "
-                    "is sent again in another one, which later requests keep.",
+                    "is sent again in another one.",
                     *(call.agent, refusal),
                 )
             return True
@@ -235,7 +237,7 @@ class Recovery:
         except Exception as error:  # noqa: BLE001 - a client may raise anything.
             if overflow := parse_overflow(error, request.contents):
                 return overflow
-            if self._prepare(parse_refusal(error), contents):
+            if self._prepare(parse_refusal(error, request.contents), contents):
                 return await self._send(contents)
             name, agent = type(error).__name__, self._call.agent
             logger.warning("The resend for agent %r failed with %s.", agent, name)
@@ -279,17 +281,21 @@ def _is_request_quoted(view: HistoryView) -> bool:
 
 
 def restore_requests(
-    sent: CallInFlight, rejected: LlmRequest
-) -> tuple[LlmRequest, LlmRequest]:
+    sent: CallInFlight, rejected: LlmRequest, agent: object
+) -> tuple[LlmRequest, LlmRequest] | None:
     """Returns the request before the guard changed it, and as it was rejected.
 
     What others added stands in both. ADK's Gemini class takes out of a request what
-    the provider has cached: that is in both again.
+    the provider has cached: that is in both again. None where the agent's callbacks may
+    have masked what was taken out.
     """
     present = {id(content) for content in rejected.contents}
     config, stripped = rejected.config, dict[str, object]()
     was_cached = sent.sent_config and sent.sent_config.cached_content
     if config.cached_content and sent.sent_config and not was_cached:
+        tail = sent.sent_contents[-len(rejected.contents) :]
+        if present != set(map(id, tail)) or getattr(agent, _BEFORE_MODEL, None):
+            return None
         names = ("cached_content", "system_instruction", "tools", "tool_config")
         stripped = {name: getattr(sent.sent_config, name) for name in names}
     elif any(id(content) not in present for content in sent.sent_contents):
