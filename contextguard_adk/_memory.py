@@ -1,9 +1,9 @@
 """What the guard remembers in process between two callbacks; all of it bounded.
 
 What is of a run goes with it, however it ends. A session leaves flags, numbers, names
-of artifacts, and for ten minutes a summary that was paid for in a run that failed or
-was cancelled. A process that starts anew loses at most one summary, and pays for it
-again.
+of artifacts, a summary that was written ahead of time, and for ten minutes one that was
+paid for in a run that failed or was cancelled. A process that starts anew loses at most
+these, and pays for them again.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from google.adk.agents.callback_context import CallbackContext
     from google.adk.agents.invocation_context import InvocationContext
     from google.adk.events.event import Event
+
+    from contextguard_adk._calls.ahead import AheadSummary
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -107,7 +109,7 @@ class SessionMemory:
 
     unsaved: Unsaved | None = None
     pending: PendingSummary = field(default_factory=PendingSummary)
-    ahead: str = ""  # An `AheadSummary` as JSON, until it is put in.
+    ahead: AheadSummary | None = None  # Until it is put in.
     is_ahead_tried: bool = False  # Since the last compaction.
     compacted_run: str = ""  # The run whose last call was compacted, if it was.
     was_full: bool = False  # Whether that was because of its tokens.

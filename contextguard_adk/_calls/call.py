@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
-from contextguard_adk._calls.ahead import AheadOfTime, render_ahead
+from contextguard_adk._calls.ahead import AheadOfTime, AheadSummary, render_ahead
 from contextguard_adk._calls.due import find_refusal, should_skip_compaction
 from contextguard_adk._calls.limits import Limits
 from contextguard_adk._calls.outgoing import Outgoing
 from contextguard_adk._calls.shown_compaction import show_compaction
 from contextguard_adk._history.rendering import mend_contents, render_request
-from contextguard_adk._history.stored import AheadSummary, StoredSummary
+from contextguard_adk._history.stored import StoredSummary
 from contextguard_adk._history.view import HistoryView
 from contextguard_adk._measuring.calibration import (
     DEFAULT_CORRECTION,
@@ -78,7 +78,7 @@ class ModelCall:
         self._scope = summary_scope(invocation)
         session_key = name_session(invocation), self.agent, self._scope
         self._session = guard.memory.session(session_key)
-        self._ahead = AheadOfTime(strategy, self.state, self._session)
+        self._ahead = AheadOfTime(strategy, self._session)
         self._run = guard.memory.run(invocation)
         self.memo = self._run.memo(invocation)
         self.limits = Limits(
@@ -184,7 +184,7 @@ class ModelCall:
         replaced, run_id = self.state.record.summary, self._run.invocation_id
         unsaved = Unsaved(summary, tokens, replaced, run_id)
         self._run.keep_written(self._session, unsaved, self.state.key("record"))
-        self._session.ahead, self._session.is_ahead_tried = "", False
+        self._session.ahead, self._session.is_ahead_tried = None, False
         self.state.save_summary(summary, tokens)
 
     def _apply_summary(self, view: HistoryView) -> list[types.Content]:
@@ -315,8 +315,7 @@ class ModelCall:
         """Accepts the summary that was written ahead of time, where one is due."""
         if (ahead := self._ahead.take(context)) is None:
             return None
-        view = self._view(ahead.stored)
-        compaction = render_ahead(context, view, ahead, self.strategy)
+        compaction = render_ahead(context, self._view(ahead.stored), self.strategy)
         if compaction is not None:
             await self.accept(context, compaction, time.monotonic(), ahead)
         return compaction
@@ -364,7 +363,7 @@ class ModelCall:
         self.request.cache_metadata = None  # It describes a prefix that is gone.
         session_id = self._invocation.session.id
         record = compaction.describe(context, session_id, started_seconds)
-        self.compaction = ahead.describe(record) if ahead else record
+        self.compaction = replace(record, **ahead.facts) if ahead else record
         await self._report(context)
 
     async def _report(self, context: CompactionContext) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -11,7 +10,6 @@ from pydantic import PlainValidator as Read
 
 from contextguard_adk._history.coverage import Covered, decode_covered, encode_covered
 from contextguard_adk._history.truncation import Truncation
-from contextguard_adk.telemetry import CompactionRecord, Usage
 
 MAX_RECORD_BYTES = 16 * 1024
 """What a record takes at most, as JSON, whatever the length of the session."""
@@ -63,47 +61,6 @@ class StoredSummary(_Stored):
     def model_text(self) -> str:
         """The part of it that a model wrote."""
         return self.text[: self.model_chars]
-
-
-class AheadSummary(_Stored):
-    """A summary that was written before it was needed, and what that took.
-
-    It stands for contents of a scope that were sent in an invocation; `made_for` is a
-    digest of the models and settings that it was written with.
-    """
-
-    text: str
-    covered: Annotated[Covered, Read(_read_covered), Write(encode_covered)]
-    scope: str
-    invocation: str
-    made_for: str
-    model: str
-    usage: Usage
-    cost: float | None = Field(ge=0, allow_inf_nan=False)
-    attempts: int = Field(ge=1, le=2**53)
-    duration_seconds: float = Field(ge=0, allow_inf_nan=False)
-
-    @property
-    def stored(self) -> StoredSummary:
-        """It as what stands in place of history, to find out what that is now."""
-        return StoredSummary(
-            text=self.text,
-            covered=self.covered,
-            invocation=self.invocation,
-            model_covered_count=self.covered.content_count,
-        )
-
-    def describe(self, put_in: CompactionRecord) -> CompactionRecord:
-        """Describes a compaction that has put it in."""
-        return replace(
-            put_in,
-            model=self.model,
-            usage=self.usage,
-            cost=self.cost,
-            attempts=self.attempts,
-            duration_seconds=self.duration_seconds,
-            was_ahead=True,
-        )
 
 
 class AgentRecord(_Stored):
