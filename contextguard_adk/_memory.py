@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from google.adk.agents.invocation_context import InvocationContext
     from google.adk.events.event import Event
 
-    from contextguard_adk._calls.ahead import AheadSummary
-
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
@@ -91,6 +89,17 @@ class Unsaved:
     key: str = ""
     event_count: int = 0
     paid_seconds: float = field(default_factory=time.monotonic)
+
+
+@dataclass(frozen=True)
+class AheadSummary:
+    """A summary that was written before it was needed.
+
+    `facts` are fields of its `CompactionRecord`: what it took.
+    """
+
+    stored: StoredSummary
+    facts: Mapping[str, Any]
 
 
 @dataclass(frozen=True)

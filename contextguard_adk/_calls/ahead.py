@@ -4,31 +4,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from contextguard_adk._calls.due import should_skip_compaction
 from contextguard_adk._history.stored import StoredSummary
 from contextguard_adk._history.view import HistoryView
-from contextguard_adk._memory import SessionMemory
+from contextguard_adk._memory import AheadSummary, SessionMemory
 from contextguard_adk._summarizing.compose import Compaction, Draft
 from contextguard_adk._summarizing.context import CompactionContext
 from contextguard_adk.strategies.base import Strategy
-
-
-@dataclass(frozen=True)
-class AheadSummary:
-    """A summary that was written before it was needed.
-
-    Attributes:
-        stored: It as what stands in place of history, to find out what that is now.
-        facts: Fields of a `CompactionRecord`: what it took.
-    """
-
-    stored: StoredSummary
-    facts: Mapping[str, Any]
 
 
 @dataclass(frozen=True)

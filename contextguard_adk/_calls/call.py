@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
-from contextguard_adk._calls.ahead import AheadOfTime, AheadSummary, render_ahead
+from contextguard_adk._calls.ahead import AheadOfTime, render_ahead
 from contextguard_adk._calls.due import find_refusal, should_skip_compaction
 from contextguard_adk._calls.limits import Limits
 from contextguard_adk._calls.outgoing import Outgoing
@@ -27,6 +27,7 @@ from contextguard_adk._measuring.calibration import (
 )
 from contextguard_adk._measuring.tokens import estimate_config_tokens
 from contextguard_adk._memory import (
+    AheadSummary,
     CallInFlight,
     Guard,
     Unsaved,
