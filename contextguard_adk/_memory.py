@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from google.genai import types
 
+from contextguard_adk._history.coverage import Covered
 from contextguard_adk._history.shown import name_run
 from contextguard_adk._history.state import COMPACTED_KEY, AgentState, RunWrites
 from contextguard_adk._history.stored import StoredSummary
@@ -91,15 +92,27 @@ class Unsaved:
     paid_seconds: float = field(default_factory=time.monotonic)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class AheadSummary:
-    """A summary that was written before it was needed.
+    """A summary that was written before it was needed; small, for it may wait long.
 
     `facts` are fields of its `CompactionRecord`: what it took.
     """
 
-    stored: StoredSummary
+    text: str
+    covered: Covered
+    invocation_id: str
     facts: Mapping[str, Any]
+
+    @property
+    def stored(self) -> StoredSummary:
+        """It as what stands in place of history, to find out what that is now."""
+        return StoredSummary(
+            text=self.text,
+            covered=self.covered,
+            invocation=self.invocation_id,
+            model_covered_count=self.covered.content_count,
+        )
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from contextguard_adk._calls.due import should_skip_compaction
-from contextguard_adk._history.stored import StoredSummary
 from contextguard_adk._history.view import HistoryView
 from contextguard_adk._memory import AheadSummary, SessionMemory
 from contextguard_adk._summarizing.compose import Compaction, Draft
@@ -83,12 +82,6 @@ class AheadOfTime:
         # A pipeline may do without a summary.
         if not (compaction and compaction.attempts) or compaction.stored.is_mechanical:
             return
-        stored = StoredSummary(
-            text=compaction.stored.model_text,
-            covered=compaction.stored.covered,
-            invocation=context.view.invocation_id,
-            model_covered_count=compaction.stored.covered.content_count,
-        )
         facts = {
             "model": summarizer.model_name,
             "usage": summarizer.usage,
@@ -97,7 +90,9 @@ class AheadOfTime:
             "duration_seconds": time.monotonic() - started,
             "was_ahead": True,
         }
-        self.session.ahead = AheadSummary(stored, facts)
+        stored, run_id = compaction.stored, context.view.invocation_id
+        ahead = AheadSummary(stored.model_text, stored.covered, run_id, facts)
+        self.session.ahead = ahead
 
     def take(self, context: CompactionContext) -> AheadSummary | None:
         """Takes the summary that was written, where a compaction is due."""
