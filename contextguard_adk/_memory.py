@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from google.genai import types
 
-from contextguard_adk._history.coverage import Covered
 from contextguard_adk._history.shown import name_run
 from contextguard_adk._history.state import COMPACTED_KEY, AgentState, RunWrites
-from contextguard_adk._history.stored import StoredSummary
+from contextguard_adk._history.stored import AheadSummary, StoredSummary
 from contextguard_adk._history.thoughts import SEAL_KEY, SealedRequest
 from contextguard_adk._measuring.tokens import Memo
 from contextguard_adk._pending import PendingSummary, SummaryTasks
@@ -92,29 +91,6 @@ class Unsaved:
     paid_seconds: float = field(default_factory=time.monotonic)
 
 
-@dataclass(frozen=True, slots=True)
-class AheadSummary:
-    """A summary that was written before it was needed; small, for it may wait long.
-
-    `facts` are fields of its `CompactionRecord`: what it took.
-    """
-
-    text: str
-    covered: Covered
-    invocation_id: str
-    facts: Mapping[str, Any]
-
-    @property
-    def stored(self) -> StoredSummary:
-        """It as what stands in place of history, to find out what that is now."""
-        return StoredSummary(
-            text=self.text,
-            covered=self.covered,
-            invocation=self.invocation_id,
-            model_covered_count=self.covered.content_count,
-        )
-
-
 @dataclass(frozen=True)
 class Counted:
     """What a model counted last, and bytes / 4 of the text that it was of."""
@@ -125,7 +101,7 @@ class Counted:
     is_behind: bool = False  # Of what was sent.
 
 
-@dataclass
+@dataclass(slots=True)
 class SessionMemory:
     """What is remembered of one agent in one scope of a session."""
 

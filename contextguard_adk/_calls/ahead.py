@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from contextguard_adk._calls.due import should_skip_compaction
+from contextguard_adk._history.stored import AheadSummary
 from contextguard_adk._history.view import HistoryView
-from contextguard_adk._memory import AheadSummary, SessionMemory
+from contextguard_adk._memory import SessionMemory
 from contextguard_adk._summarizing.compose import Compaction, Draft
 from contextguard_adk._summarizing.context import CompactionContext
 from contextguard_adk.strategies.base import Strategy

@@ -18,7 +18,7 @@ from contextguard_adk._calls.limits import Limits
 from contextguard_adk._calls.outgoing import Outgoing
 from contextguard_adk._calls.shown_compaction import show_compaction
 from contextguard_adk._history.rendering import mend_contents, render_request
-from contextguard_adk._history.stored import StoredSummary
+from contextguard_adk._history.stored import AheadSummary, StoredSummary
 from contextguard_adk._history.view import HistoryView
 from contextguard_adk._measuring.calibration import (
     DEFAULT_CORRECTION,
@@ -27,7 +27,6 @@ from contextguard_adk._measuring.calibration import (
 )
 from contextguard_adk._measuring.tokens import estimate_config_tokens
 from contextguard_adk._memory import (
-    AheadSummary,
     CallInFlight,
     Guard,
     Unsaved,

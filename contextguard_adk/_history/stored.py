@@ -1,8 +1,10 @@
-"""The summaries of an agent in the form in which they are kept in session state."""
+"""The summaries of an agent in the form in which they are kept."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic import PlainSerializer as Write
@@ -61,6 +63,29 @@ class StoredSummary(_Stored):
     def model_text(self) -> str:
         """The part of it that a model wrote."""
         return self.text[: self.model_chars]
+
+
+@dataclass(frozen=True, slots=True)
+class AheadSummary:
+    """A summary that was written before it was needed; small, for it may wait long.
+
+    `facts` are fields of its `CompactionRecord`: what it took.
+    """
+
+    text: str
+    covered: Covered
+    invocation_id: str
+    facts: Mapping[str, Any]
+
+    @property
+    def stored(self) -> StoredSummary:
+        """It as what stands in place of history, to find out what that is now."""
+        return StoredSummary(
+            text=self.text,
+            covered=self.covered,
+            invocation=self.invocation_id,
+            model_covered_count=self.covered.content_count,
+        )
 
 
 class AgentRecord(_Stored):
