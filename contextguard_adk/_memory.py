@@ -1,9 +1,9 @@
 """What the guard remembers in process between two callbacks; all of it bounded.
 
 What is of a run goes with it, however it ends. A session leaves flags, numbers, names
-of artifacts, and for ten minutes a summary that was paid for in a run that failed or
-was cancelled. A process that starts anew loses at most one summary, and pays for it
-again.
+of artifacts, a summary that was written ahead of time, and for ten minutes one that was
+paid for in a run that failed or was cancelled. A process that starts anew loses at most
+these, and pays for them again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from google.genai import types
 
 from contextguard_adk._history.shown import name_run
 from contextguard_adk._history.state import COMPACTED_KEY, AgentState, RunWrites
-from contextguard_adk._history.stored import StoredSummary
+from contextguard_adk._history.stored import AheadSummary, StoredSummary
 from contextguard_adk._history.thoughts import SEAL_KEY, SealedRequest
 from contextguard_adk._measuring.tokens import Memo
 from contextguard_adk._pending import PendingSummary, SummaryTasks
@@ -101,13 +101,13 @@ class Counted:
     is_behind: bool = False  # Of what was sent.
 
 
-@dataclass
+@dataclass(slots=True)
 class SessionMemory:
     """What is remembered of one agent in one scope of a session."""
 
     unsaved: Unsaved | None = None
     pending: PendingSummary = field(default_factory=PendingSummary)
-    ahead: str = ""  # An `AheadSummary` as JSON, until it is put in.
+    ahead: AheadSummary | None = None  # Until it is put in.
     is_ahead_tried: bool = False  # Since the last compaction.
     compacted_run: str = ""  # The run whose last call was compacted, if it was.
     was_full: bool = False  # Whether that was because of its tokens.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
 from collections.abc import Callable
@@ -10,7 +9,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from contextguard_adk._calls.due import should_skip_compaction
-from contextguard_adk._history.state import AgentState
 from contextguard_adk._history.stored import AheadSummary
 from contextguard_adk._history.view import HistoryView
 from contextguard_adk._memory import SessionMemory
@@ -24,7 +22,6 @@ class AheadOfTime:
     """Has the next summary of an agent written while the agent goes on."""
 
     strategy: Strategy
-    state: AgentState
     session: SessionMemory
 
     def plan(self, context: CompactionContext) -> Callable[[int], None] | None:
@@ -33,9 +30,6 @@ class AheadOfTime:
         None where nothing is to be written: the request is too small, there is a
         summary, or one was tried since the last compaction.
         """
-        if self.strategy.ahead is None:
-            return None
-        self._save()
         if not self.may_begin(context):
             return None
         # Whoever comes behind the guard may change what is sent.
@@ -50,19 +44,12 @@ class AheadOfTime:
     def may_begin(self, context: CompactionContext) -> bool:
         """Whether one may be begun once this request is answered."""
         ahead, session = self.strategy.ahead, self.session
-        if ahead is None or session.is_ahead_tried or session.pending.is_under_way:
+        if ahead is None or session.ahead or session.is_ahead_tried:
+            return False
+        if session.pending.is_under_way:
             return False
         # A strategy that does not say how near it is has an infinite one.
-        if not ahead <= self.strategy.fullness(context) < math.inf:
-            return False
-        return self.state.read_ahead("", context.scope) is None
-
-    def _save(self) -> None:
-        """Has the event of this call bring to the session what was written."""
-        if ahead := self.session.ahead:
-            is_saved = self.state.read("ahead") == ahead  # By the event of another.
-            self.session.ahead = "" if is_saved else ahead
-            self.state.write("ahead", ahead)
+        return ahead <= self.strategy.fullness(context) < math.inf
 
     def _start(self, context: CompactionContext, tokens: int) -> None:
         context, budgets = replace(context, tokens=tokens), context.budgets
@@ -96,56 +83,46 @@ class AheadOfTime:
         # A pipeline may do without a summary.
         if not (compaction and compaction.attempts) or compaction.stored.is_mechanical:
             return
-        stored = compaction.stored
-        ahead = AheadSummary(
-            text=stored.model_text,
-            covered=stored.covered,
-            scope=context.scope,
-            invocation=context.view.invocation_id,
-            made_for=_digest_settings(context),
-            model=summarizer.model_name,
-            usage=summarizer.usage,
-            cost=summarizer.cost,
-            attempts=compaction.attempts,
-            duration_seconds=time.monotonic() - started,
-        )
-        self.session.ahead = ahead.model_dump_json()
+        facts = {
+            "model": summarizer.model_name,
+            "usage": summarizer.usage,
+            "cost": summarizer.cost,
+            "attempts": compaction.attempts,
+            "duration_seconds": time.monotonic() - started,
+            "was_ahead": True,
+        }
+        stored, run_id = compaction.stored, context.view.invocation_id
+        ahead = AheadSummary(stored.model_text, stored.covered, run_id, facts)
+        self.session.ahead = ahead
 
     def take(self, context: CompactionContext) -> AheadSummary | None:
         """Takes the summary that was written, where a compaction is due."""
-        if self.strategy.ahead is None or context.focus:
+        ahead = self.session.ahead
+        if ahead is None or context.focus or not self.strategy.is_due(context):
             return None
-        if not self.strategy.is_due(context):
-            return None
-        ahead = self.state.read_ahead(self.session.ahead, context.scope)
-        self.session.ahead = ""
-        self.state.write("ahead", None)  # It is put in now, or is out of date.
+        self.session.ahead = None  # It is put in now, or is out of date.
         return ahead
 
 
 def render_ahead(
-    context: CompactionContext,
-    view: HistoryView,
-    ahead: AheadSummary,
-    strategy: Strategy,
+    context: CompactionContext, view: HistoryView, strategy: Strategy
 ) -> Compaction | None:
     """The request with a summary that was written ahead; None where it does not hold.
 
     The view is of the same contents, with that summary in place.
     """
-    if ahead.made_for != _digest_settings(context):
-        return None
     if not (view.is_summary_valid and context.view.covered < view.covered):
         return None
+    text = view.stored.text if view.stored else ""
     if not context.is_due:
         context = replace(context, reason=strategy.early_reason)
     covered = context.whole(view.covered - context.kept.indexes)
     draft = replace(
         Draft.continue_from(context.view),
-        text=ahead.text,
+        text=text,
         covered=covered,
         model_covered=covered,
-        model_chars=len(ahead.text),
+        model_chars=len(text),
     )
     compaction = context.render(draft)
     if compaction.tokens >= context.measure(context.contents):
@@ -157,15 +134,3 @@ def render_ahead(
     left_tokens = max(context.fixed_tokens, left_tokens)  # Some may stand shortened.
     stored = compaction.stored.model_copy(update={"left_tokens": left_tokens})
     return replace(compaction, stored=stored)
-
-
-def _digest_settings(context: CompactionContext) -> str:
-    """A digest of the models and settings that decide what a summary says."""
-    settings = context.summarizer.settings
-    said = (
-        type(settings).__name__,
-        context.summarizer.request.model,
-        getattr(settings.summarizer, "model", settings.summarizer),
-        settings.summary_instruction,
-    )
-    return hashlib.blake2b(repr(said).encode(), digest_size=8).hexdigest()

@@ -78,7 +78,7 @@ class ModelCall:
         self._scope = summary_scope(invocation)
         session_key = name_session(invocation), self.agent, self._scope
         self._session = guard.memory.session(session_key)
-        self._ahead = AheadOfTime(strategy, self.state, self._session)
+        self._ahead = AheadOfTime(strategy, self._session)
         self._run = guard.memory.run(invocation)
         self.memo = self._run.memo(invocation)
         self.limits = Limits(
@@ -185,7 +185,7 @@ class ModelCall:
         replaced, run_id = self.state.record.summary, self._run.invocation_id
         unsaved = Unsaved(summary, tokens, replaced, run_id)
         self._run.keep_written(self._session, unsaved, self.state.key("record"))
-        self._session.ahead, self._session.is_ahead_tried = "", False
+        self._session.ahead, self._session.is_ahead_tried = None, False
         self.state.save_summary(summary, tokens)
 
     def _apply_summary(self, view: HistoryView) -> list[types.Content]:
@@ -316,8 +316,7 @@ class ModelCall:
         """Accepts the summary that was written ahead of time, where one is due."""
         if (ahead := self._ahead.take(context)) is None:
             return None
-        view = self._view(ahead.stored)
-        compaction = render_ahead(context, view, ahead, self.strategy)
+        compaction = render_ahead(context, self._view(ahead.stored), self.strategy)
         if compaction is not None:
             await self.accept(context, compaction, time.monotonic(), ahead)
         return compaction
@@ -365,7 +364,7 @@ class ModelCall:
         self.request.cache_metadata = None  # It describes a prefix that is gone.
         session_id = self._invocation.session.id
         record = compaction.describe(context, session_id, started_seconds)
-        self.compaction = ahead.describe(record) if ahead else record
+        self.compaction = replace(record, **ahead.facts) if ahead else record
         await self._report(context)
 
     async def _report(self, context: CompactionContext) -> None:

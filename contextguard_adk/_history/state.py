@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from pydantic import BaseModel, ValidationError
 
-from contextguard_adk._history.stored import AgentRecord, AheadSummary, StoredSummary
+from contextguard_adk._history.stored import AgentRecord, StoredSummary
 from contextguard_adk.telemetry import warn_once
 
 logger = logging.getLogger("contextguard_adk.state")
@@ -125,14 +125,6 @@ class AgentState:
         value = self._state.get(self.key(name))
         return self._read_other(name) if value is None else value
 
-    def _read_text(self, name: str) -> str:
-        value = self.read(name)
-        if isinstance(value, str):
-            return value
-        if value:
-            _warn(self.key(name), type(value).__name__, "a text")
-        return ""
-
     def read_count(self, name: str) -> int | None:
         """Returns a stored count, at least 1; None when absent or no number."""
         value = self.read(name)
@@ -147,10 +139,11 @@ class AgentState:
     @functools.cached_property
     def record(self) -> AgentRecord:
         """What is stored beside the documented keys; empty where it is unusable."""
+        stored = self.read("record") or "{}"
         try:
-            return AgentRecord.model_validate_json(self._read_text("record") or "{}")
+            return AgentRecord.model_validate_json(stored)
         except (ValidationError, RecursionError):
-            _warn(self.key("record"), "str", "a record of this version")
+            _warn(self.key("record"), type(stored).__name__, "a record of this version")
             return AgentRecord()
 
     def learn(self, model: str, **learned: float | None) -> None:
@@ -178,7 +171,6 @@ class AgentState:
         """Stores a summary, made at so many tokens; calibration starts anew."""
         self.write("summary", summary.text)
         self._write_record(self.record.model_copy(update={"summary": summary}))
-        self.write("ahead", None)
         self.write("summarized_at", tokens)
         self.write("real_tokens", None)
         self.write("last_heuristic", None)
@@ -186,16 +178,6 @@ class AgentState:
     def show(self, line: str) -> None:
         """Tells people of a compaction; nothing of the guard's reads it."""
         self._set(COMPACTED_KEY + self.agent, line)
-
-    def read_ahead(self, in_process: str, scope: str) -> AheadSummary | None:
-        """Reads a summary of this very scope that was written ahead of time."""
-        text = in_process or self._read_text("ahead")
-        try:
-            ahead = AheadSummary.model_validate_json(text) if text else None
-        except (ValidationError, RecursionError):
-            _warn(self.key("ahead"), "str", "a summary of this version")
-            return None
-        return ahead if ahead and ahead.scope == scope else None
 
     def _write_record(self, record: AgentRecord) -> None:
         self.record = record
@@ -232,10 +214,7 @@ class AgentState:
         found = [n.removeprefix(first) for n in live if n.startswith(first)]
         scopes = [scope for scope in found if scope not in noted] + noted
         scopes = [scope for scope in scopes if scope != self._scope] + [self._scope]
-        names = (
-            *("summary", "summarized_at", "real_tokens", "last_heuristic"),
-            *("record", "ahead"),
-        )
+        names = "summary", "summarized_at", "real_tokens", "last_heuristic", "record"
         for scope in scopes[:-MAX_SCOPES]:
             owner = f"{self.agent}@{scope}"
             if owner in self._run.owners:

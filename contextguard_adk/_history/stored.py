@@ -1,9 +1,10 @@
-"""The summaries of an agent in the form in which they are kept in session state."""
+"""The summaries of an agent in the form in which they are kept."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic import PlainSerializer as Write
@@ -11,7 +12,6 @@ from pydantic import PlainValidator as Read
 
 from contextguard_adk._history.coverage import Covered, decode_covered, encode_covered
 from contextguard_adk._history.truncation import Truncation
-from contextguard_adk.telemetry import CompactionRecord, Usage
 
 MAX_RECORD_BYTES = 16 * 1024
 """What a record takes at most, as JSON, whatever the length of the session."""
@@ -65,23 +65,17 @@ class StoredSummary(_Stored):
         return self.text[: self.model_chars]
 
 
-class AheadSummary(_Stored):
-    """A summary that was written before it was needed, and what that took.
+@dataclass(frozen=True, slots=True)
+class AheadSummary:
+    """A summary that was written before it was needed; small, for it may wait long.
 
-    It stands for contents of a scope that were sent in an invocation; `made_for` is a
-    digest of the models and settings that it was written with.
+    `facts` are fields of its `CompactionRecord`: what it took.
     """
 
     text: str
-    covered: Annotated[Covered, Read(_read_covered), Write(encode_covered)]
-    scope: str
-    invocation: str
-    made_for: str
-    model: str
-    usage: Usage
-    cost: float | None = Field(ge=0, allow_inf_nan=False)
-    attempts: int = Field(ge=1, le=2**53)
-    duration_seconds: float = Field(ge=0, allow_inf_nan=False)
+    covered: Covered
+    invocation_id: str
+    facts: Mapping[str, Any]
 
     @property
     def stored(self) -> StoredSummary:
@@ -89,20 +83,8 @@ class AheadSummary(_Stored):
         return StoredSummary(
             text=self.text,
             covered=self.covered,
-            invocation=self.invocation,
+            invocation=self.invocation_id,
             model_covered_count=self.covered.content_count,
-        )
-
-    def describe(self, put_in: CompactionRecord) -> CompactionRecord:
-        """Describes a compaction that has put it in."""
-        return replace(
-            put_in,
-            model=self.model,
-            usage=self.usage,
-            cost=self.cost,
-            attempts=self.attempts,
-            duration_seconds=self.duration_seconds,
-            was_ahead=True,
         )
 
 
