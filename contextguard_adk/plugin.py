@@ -257,7 +257,7 @@ class ContextGuardPlugin(BasePlugin):
     ) -> None:
         """Stores the prompt tokens that the provider counted, and reports the call."""
         try:
-            await take_answer(self._guard, callback_context, llm_response)
+            await take_answer(self._guard, callback_context, llm_response, self)
         except Exception as error:  # noqa: BLE001 - a turn must not end here.
             _log_failure("The guard could not store the provider's token count", error)
 
@@ -276,8 +276,7 @@ class ContextGuardPlugin(BasePlugin):
             if (sent := calls.get(key)) is not None:
                 sent.is_answered = True
             overflow = parse_overflow(error, llm_request.contents)
-            sent_contents = llm_request.contents
-            refusal = "" if overflow else parse_refusal(error, sent_contents)
+            refusal = parse_refusal(error, llm_request.contents)
             is_ours = (overflow or refusal) and not self._settings.observe
             if not is_ours or is_recorded_test():
                 if sent is not None:
@@ -289,20 +288,18 @@ class ContextGuardPlugin(BasePlugin):
                 return None
             sent = calls.pop(key, None)
             sent = sent or measure_sent(llm_request, run.memo(invocation))
-            restored = restore_requests(sent, llm_request, invocation.agent)
-            if restored is None:
+            requests = restore_requests(sent, llm_request, invocation.agent)
+            if requests is None:
                 return None
-            whole, rejected = restored
-            call = ModelCall(self._guard, callback_context, whole, strategy)
-            recovery = Recovery(call, sent, rejected, llm)
-            work = recovery.run(overflow) if overflow else recovery.answer(refusal)
+            call = ModelCall(self._guard, callback_context, requests[0], strategy)
+            recovery = Recovery(call, sent, requests[1], llm)
+            work = recovery.recover(overflow, refusal)
             # In a task of its own: an error in there would else have the rejection
             # as its context, and be taken for another one.
             answer = await asyncio.create_task(work)
             if sent.is_recovered:
                 calls[key] = sent
                 return answer
-            recovery.forget_help()
             # The agent's own callbacks may have an answer that is no error.
             names = "canonical_on_model_error_callbacks"
             return None if getattr(invocation.agent, names, None) else answer

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from typing import TYPE_CHECKING
 
+from google.adk.agents.invocation_context import InvocationContext
 from google.adk.models.llm_response import LlmResponse
+from google.adk.plugins.base_plugin import BasePlugin
 
 from contextguard_adk._calls.limits import note_count
+from contextguard_adk._history.thoughts import SEAL_KEY
 from contextguard_adk._measuring.calibration import request_script_discount
 from contextguard_adk._measuring.tokens import Memo, media_bytes
 from contextguard_adk._memory import CallInFlight, Run, call_key
@@ -29,7 +33,7 @@ _TRUNCATION_RATIO = 0.5
 
 
 async def take_answer(
-    guard: Guard, context: CallbackContext, response: LlmResponse
+    guard: Guard, context: CallbackContext, response: LlmResponse, plugin: BasePlugin
 ) -> None:
     """Stores what the provider counted, if it did, and reports the call once."""
     invocation = context.get_invocation_context()
@@ -59,6 +63,12 @@ async def take_answer(
         call.session.cached_ratio = cached / real
         state.write("real_tokens", real)
         state.write("last_heuristic", call.heuristic_tokens)
+    if _may_miss_event(invocation, plugin):
+        # By ADK's own ways; the partial events have left by now.
+        context.state.update(run.writes.take(key[1], invocation.session.state))
+        if seal := run.seals.pop(key, None):
+            told = {**(response.custom_metadata or {}), SEAL_KEY: seal}
+            response.custom_metadata = told
     if call.is_reported:
         return
     call.is_reported = True
@@ -87,6 +97,15 @@ async def take_answer(
     if description := describe_call(record):
         run.descriptions[key] = description
     await report_call(record, guard.observers)
+
+
+def _may_miss_event(invocation: InvocationContext, plugin: BasePlugin) -> bool:
+    """Whether a plugin before this one may keep it from seeing an event."""
+    plugins = invocation.plugin_manager.plugins
+    return any(
+        type(each).on_event_callback is not BasePlugin.on_event_callback
+        for each in itertools.takewhile(lambda each: each is not plugin, plugins)
+    )
 
 
 def _is_truncated(call: CallInFlight, real_tokens: int, memo: Memo) -> bool:

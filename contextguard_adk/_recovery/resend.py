@@ -47,10 +47,22 @@ class Recovery:
         self._llm = llm
         self._tried_tokens = [sent.heuristic_tokens]
         self._answered = set[str]()  # Kinds of refusals.
-        self._helped = call.outgoing.helped
         self._factor = sent.estimated_tokens / max(1, sent.heuristic_tokens)
 
-    async def run(self, overflow: Overflow) -> LlmResponse | None:
+    async def recover(
+        self, overflow: Overflow | None, refusal: str
+    ) -> LlmResponse | None:
+        """Asks again, smaller or in another form; None if nothing was accepted.
+
+        What did not help against refusals is not kept.
+        """
+        helped = self._call.outgoing.helped
+        answer = await (self._run(overflow) if overflow else self._answer(refusal))
+        if not self._sent.is_recovered:
+            self._call.state.note(helped=helped or None)
+        return answer
+
+    async def _run(self, overflow: Overflow) -> LlmResponse | None:
         """Asks the model again, with ever smaller requests; None if all were rejected.
 
         Where another error ends it, the answer is that error.
@@ -76,20 +88,16 @@ class Recovery:
         )
         return None
 
-    async def answer(self, refusal: str) -> LlmResponse | None:
+    async def _answer(self, refusal: str) -> LlmResponse | None:
         """Asks again in the form that helps against a refusal; None if nothing did."""
         outcome = None
         contents = self._call.render()
         if self._prepare(refusal, contents):
             outcome = await self._send(contents)
         if isinstance(outcome, Overflow):
-            return await self.run(outcome)
+            return await self._run(outcome)
         # Else the caller gets the provider's own words.
         return outcome if self._sent.is_recovered else None
-
-    def forget_help(self) -> None:
-        """Forgets what was kept against refusals, and did not help."""
-        self._call.state.note(helped=self._helped or None)
 
     def _prepare(self, refusal: str, contents: Sequence[types.Content]) -> bool:
         """Keeps what helps against a refusal, once for each kind and request."""
