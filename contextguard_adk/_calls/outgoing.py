@@ -115,8 +115,7 @@ class Outgoing:
         sealed = SealedRequest(thinker, contents, self._memo)
         sealed = leave_out_thoughts(sealed, config, self._events, gone, is_changed)
         self.sealed = sealed
-        contents, is_claude = sealed.contents, thinker.client == "AnthropicLlm"
-        return fit_claude(contents, limits.model) if is_claude else contents
+        return fit_claude(sealed.contents, thinker)
 
     def watch(self) -> None:
         """Warns once of what others change again and again: it costs all thoughts."""

@@ -9,10 +9,10 @@ written never comes back: the seal of the later one does not count it.
 
 from __future__ import annotations
 
-import functools
 import hashlib
+import operator
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -51,36 +51,27 @@ class Thinker:
         family: The models that read its thoughts; "" where the name is an alias.
         binds: Whether it checks a thought against what stood before it; None where
             that is unknown.
+        is_alias: Whether its name does not tell the family.
     """
 
     client: str
     family: str
     binds: bool | None
+    is_alias: bool
 
     @classmethod
     def of(cls, llm: object, model: str, binds: bool | None = None) -> Thinker:
         """Describes a model by its client and its name, unless `binds` is known."""
-        client, family = name_client(llm), _name_family(model)
-        if client == "AnthropicLlm" and not family:
-            family = "claude"
+        client, named = name_client(llm), _name_family(model)
+        family = "claude" if client == "AnthropicLlm" and not named else named
         if binds is None and family:
             binds = _binds(model.lower()) if family == "claude" else False
-        return cls(client, family, binds)
-
-    @property
-    def writer(self) -> str:
-        """Whose thoughts it can send back."""
-        return f"{self.client}/{self.family}"
+        return cls(client, family, binds, not named)
 
     @property
     def may_bind(self) -> bool:
         """Whether it binds thoughts, or is a Claude model of unknown version."""
         return self.binds is True or (self.binds is None and self.family == "claude")
-
-    @property
-    def wants_reasoning(self) -> bool:
-        """Whether it refuses calls without the reasoning before them."""
-        return self.family in ("deepseek", "kimi")
 
     @property
     def is_checked(self) -> bool:
@@ -141,7 +132,7 @@ class SealedRequest:
             return None
         *_, messages = _digest_before([*self.contents, answer], self.memo)
         seal = Seal(
-            writer=self.thinker.writer,
+            writer=self.thinker.client + self.thinker.family,
             system=self.system,
             tools=self.tools,
             messages=messages,
@@ -181,6 +172,15 @@ def leave_out_thoughts(
     are older than the guard; they go once it has changed the request (`is_changed`).
     """
     thinker, contents = request.thinker, request.contents
+
+    def leave_out(part: types.Part) -> types.Part | None:
+        if not _is_signed(part):
+            return part
+        if thinker.family not in ("deepseek", "kimi"):
+            return None  # These refuse calls without the reasoning before them.
+        plain = {"thought_signature": None, "text": part.text or " "}
+        return part.model_copy(update=plain)
+
     has_any = any(map(_name_thoughts, contents))
     if thinker.is_checked and (has_any or thinker.family):
         system = canonical_json(_plain(config.system_instruction))
@@ -202,8 +202,10 @@ def leave_out_thoughts(
     changed = _find_change(request, newest, False) if is_lost else ""
     lost = {e.index for e in found} - {e.index for e in kept}
     if lost:
-        leave = _without_signatures if thinker.wants_reasoning else without_thoughts
-        fewer = (leave(c) if i in lost else c for i, c in enumerate(contents))
+        fewer = (
+            _change_thoughts(content, leave_out) if index in lost else content
+            for index, content in enumerate(contents)
+        )
         contents = [content for content in fewer if content is not None]
     return replace(
         request,
@@ -261,7 +263,7 @@ def _find_thoughts(
             is_known = bool(family and thinker.family)
             is_foreign = is_known and family != thinker.family
             if seal:
-                is_foreign = seal.writer != thinker.writer
+                is_foreign = seal.writer != thinker.client + thinker.family
             yield _Thoughts(index, _name_thoughts(content), messages, seal, is_foreign)
 
 
@@ -272,23 +274,16 @@ def _read_seal(value: object) -> Seal | None:
         return None
 
 
-def without_thoughts(content: types.Content) -> types.Content | None:
-    """A content without its signed thoughts; None where nothing else is in it."""
-    if not _find_signed(content):
+def _change_thoughts(
+    content: types.Content, change: Callable[[types.Part], types.Part | None]
+) -> types.Content | None:
+    """Changes each thought of a content, or drops it; None if nothing is left."""
+    old = parts_of(content)
+    changed = [change(part) if part.thought else part for part in old]
+    if all(map(operator.is_, changed, old)):
         return content
-    parts = [part for part in parts_of(content) if not _is_signed(part)]
+    parts = [part for part in changed if part is not None]
     return content.model_copy(update={"parts": parts}) if parts else None
-
-
-def _without_signatures(content: types.Content) -> types.Content:
-    """A content whose signed thoughts are the plain reasoning of another model."""
-    parts = [
-        p.model_copy(update={"thought_signature": None, "text": p.text or " "})
-        if _is_signed(p)
-        else p
-        for p in parts_of(content)
-    ]
-    return content.model_copy(update={"parts": parts})
 
 
 def newest_thoughts(contents: Sequence[types.Content]) -> str:
@@ -353,41 +348,22 @@ def _plain(value: Any) -> Any:
     return value.model_dump(exclude_none=True, warnings=False) if is_model else value
 
 
-def fit_claude(contents: list[types.Content], model: str) -> list[types.Content]:
+def fit_claude(contents: list[types.Content], thinker: Thinker) -> list[types.Content]:
     """Gives thoughts the form in which ADK's Claude class sends them back to Claude.
 
     It would send those without text as redacted ones, and those of other models
     without a signature: both are refused. Claude ignores the text of a thought whose
     text it has left out itself.
     """
-    if _name_family(model) != "claude" or not _omitted_become_redacted():
-        return contents  # Others want them back as they are.
-    fitting = []
-    for content in contents:
-        old = parts_of(content)
-        thoughts = [part for part in old if part.thought and part.text is not None]
-        if all(_is_signed(part) and part.text for part in thoughts):
-            fitting.append(content)
-            continue
-        parts = [
-            part.model_copy(update={"text": "."})
-            if part.thought and part.text == ""
-            else part
-            for part in old
-            if _is_signed(part) or not part.thought
-        ]
-        if parts:
-            fitting.append(content.model_copy(update={"parts": parts}))
-    return fitting
 
+    def fit(part: types.Part) -> types.Part | None:
+        if not _is_signed(part):
+            return part if thinker.is_alias else None
+        return part.model_copy(update={"text": "."}) if part.text == "" else part
 
-@functools.cache
-def _omitted_become_redacted() -> bool:
-    from google.adk.models import anthropic_llm  # ADK has it by now.
-
-    part = types.Part(text="", thought=True, thought_signature=b"x")
-    content = types.Content(role="model", parts=[part])
-    try:
-        return "redacted" in str(anthropic_llm.content_to_message_param(content))
-    except Exception:  # noqa: BLE001 - ADK 2.0 sends no thoughts at all.
-        return False
+    if (thinker.client, thinker.family) != ("AnthropicLlm", "claude"):
+        return contents
+    fitting = [_change_thoughts(content, fit) for content in contents]
+    if all(map(operator.is_, fitting, contents)):
+        return contents
+    return [content for content in fitting if content is not None]

@@ -58,7 +58,7 @@ class Recovery:
         """
         helped = self._call.outgoing.helped
         answer = await (self._run(overflow) if overflow else self._answer(refusal))
-        if not self._sent.is_recovered:
+        if not self._sent.is_recovered and self._call.outgoing.helped != helped:
             self._call.state.note(helped=helped or None)
         return answer
 
@@ -311,17 +311,10 @@ def restore_requests(
         return rejected, rejected
     known = {id(content) for content in (*sent.sent_contents, *sent.original_contents)}
     added = [content for content in rejected.contents if id(content) not in known]
-    restored = (
-        rejected.model_copy(
-            update={
-                "contents": [*contents, *added],
-                "config": config.model_copy(update=stripped),
-            }
-        )
-        for contents in (sent.original_contents, sent.sent_contents)
-    )
-    before, after = restored
-    return before, after
+    update: dict[str, object] = {"config": config.model_copy(update=stripped)}
+    before = update | {"contents": [*sent.original_contents, *added]}
+    after = update | {"contents": [*sent.sent_contents, *added]}
+    return rejected.model_copy(update=before), rejected.model_copy(update=after)
 
 
 def measure_sent(request: LlmRequest, memo: Memo) -> CallInFlight:
