@@ -28,12 +28,7 @@ from contextguard_adk._pending import PendingSummary, SummaryTasks
 from contextguard_adk._providers.clients import find_llm, json_form
 from contextguard_adk._providers.costs import Costs
 from contextguard_adk._providers.windows import ModelRegistry
-from contextguard_adk.telemetry import (
-    METADATA_KEY,
-    CompactionRecord,
-    Observers,
-    Usage,
-)
+from contextguard_adk.telemetry import METADATA_KEY, CompactionRecord, Observers, Usage
 
 if TYPE_CHECKING:
     from google.adk.agents.callback_context import CallbackContext

@@ -119,25 +119,16 @@ class Outgoing:
 
     def watch(self) -> None:
         """Warns once of what others change again and again: it costs all thoughts."""
-        session, sealed = self._limits.session, self.sealed
-        if sealed is None or not sealed.changed:
-            return
-        session.changed_count += 1
-        if session.changed_count == 2:
-            message = (
-                "Agent %r: %s changed between calls, so that the thoughts of its model "
-                "cannot be sent again. Keep what changes often out of the instruction, "
-                "the tools and older messages."
-            )
-            warn_once(logger, message, self._limits.agent, sealed.changed)
+        session, changed = self._limits.session, self.sealed and self.sealed.changed
+        session.changed_count += bool(changed)
+        if changed and session.changed_count == 2:
+            message = "Agent %r: %s changed between calls, so that the thoughts of its "
+            message += "model cannot be sent again. Keep what changes often out of the "
+            message += "instruction, the tools and older messages."
+            warn_once(logger, message, self._limits.agent, changed)
 
     def find_help(self, kind: str, contents: Sequence[types.Content]) -> dict[str, str]:
-        """What to keep so that requests like a refused one are accepted.
-
-        Args:
-            kind: As `parse_refusal` tells it; any other is answered with plain text.
-            contents: What was refused, before its form was changed.
-        """
+        """What to keep so that contents refused like these are accepted."""
         helped, model = self.helped, self._limits.model
         if kind in ("binding", "thoughts"):
             gone = newest_thoughts(contents) or helped.get("gone", "")

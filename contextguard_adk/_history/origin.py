@@ -20,12 +20,7 @@ from typing import TYPE_CHECKING
 from google.genai import types
 
 from contextguard_adk._history.coverage import align_in_order
-from contextguard_adk._history.pairs import (
-    content_text,
-    has_tool,
-    is_relay,
-    parts_of,
-)
+from contextguard_adk._history.pairs import content_text, has_tool, is_relay, parts_of
 from contextguard_adk._history.shown import (
     WORDS_CHARS,
     code_of,

@@ -38,10 +38,7 @@ _CONTINUATION = (
     "that message is the current request{instead}.]"
 )
 
-_WHY = {
-    "requested": "somebody asked for it",
-    "turns": "it had grown long",
-}
+_WHY = {"requested": "somebody asked for it", "turns": "it had grown long"}
 
 _BEGINNING = "[System: Earlier messages, if there are any, are not shown.]"
 _LONE_RESULT = "[System: Result of the tool {name!r}, whose call is not shown]"

@@ -46,12 +46,8 @@ _Short = Annotated[str, Field(max_length=64)]
 class Thinker:
     """A model as far as its thoughts are concerned.
 
-    Attributes:
-        client: The class of its client, which decides how signatures are coded.
-        family: The models that read its thoughts; "" where the name is an alias.
-        binds: Whether it checks a thought against what stood before it; None where
-            that is unknown.
-        is_alias: Whether its name does not tell the family.
+    The class of its client decides how signatures are coded; other families cannot read
+    its thoughts. `binds` says whether it checks them, None where that is unknown.
     """
 
     client: str
@@ -113,10 +109,7 @@ class Seal(BaseModel):
 
 @dataclass(frozen=True)
 class SealedRequest:
-    """A request to seal the answer of; `names` are of the thoughts in it.
-
-    `changed` says what cost the newest thoughts.
-    """
+    """A request to seal the answer of, the thoughts in it, what cost the newest."""
 
     thinker: Thinker
     contents: list[types.Content]
@@ -145,17 +138,13 @@ class SealedRequest:
 
 @dataclass(frozen=True)
 class _Thoughts:
-    """The signed thoughts of one content of a request.
-
-    `messages` digests what stands before them; another client or family of models
-    wrote `is_foreign` ones.
-    """
+    """The signed thoughts of one content of a request."""
 
     index: int
     name: str
-    messages: str
+    messages: str  # A digest of those before them.
     seal: Seal | None
-    is_foreign: bool
+    is_foreign: bool  # Another client or family of models wrote them.
 
 
 def leave_out_thoughts(
@@ -176,10 +165,10 @@ def leave_out_thoughts(
     def leave_out(part: types.Part) -> types.Part | None:
         if not _is_signed(part):
             return part
-        if thinker.family not in ("deepseek", "kimi"):
-            return None  # These refuse calls without the reasoning before them.
-        plain = {"thought_signature": None, "text": part.text or " "}
-        return part.model_copy(update=plain)
+        # These refuse calls without the reasoning before them.
+        update = {"thought_signature": None, "text": part.text or " "}
+        is_wanted = thinker.family in ("deepseek", "kimi")
+        return part.model_copy(update=update) if is_wanted else None
 
     has_any = any(map(_name_thoughts, contents))
     if thinker.is_checked and (has_any or thinker.family):
@@ -208,10 +197,7 @@ def leave_out_thoughts(
         )
         contents = [content for content in fewer if content is not None]
     return replace(
-        request,
-        contents=contents,
-        names=[e.name for e in kept],
-        changed=changed,
+        request, contents=contents, names=[e.name for e in kept], changed=changed
     )
 
 

@@ -92,9 +92,7 @@ def thinking_tokens(llm: object, config: types.GenerateContentConfig) -> int:
     return max(0, asked) if isinstance(asked, int) else 0
 
 
-def read_usage(
-    reported: types.GenerateContentResponseUsageMetadata | None,
-) -> Usage:
+def read_usage(reported: types.GenerateContentResponseUsageMetadata | None) -> Usage:
     """Reads what a call took; zeros where its client reports nothing."""
     if reported is None:
         return Usage()

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("contextguard_adk.recovery")
 
-_BEFORE_MODEL = "canonical_before_model_callbacks"
-
 
 class Recovery:
     """Sends a rejected request again, smaller."""
@@ -302,7 +300,8 @@ def restore_requests(
     was_cached = sent.sent_config and sent.sent_config.cached_content
     if config.cached_content and sent.sent_config and not was_cached:
         tail = sent.sent_contents[-len(rejected.contents) :]
-        if present != set(map(id, tail)) or getattr(agent, _BEFORE_MODEL, None):
+        has_callbacks = getattr(agent, "canonical_before_model_callbacks", None)
+        if has_callbacks or present != set(map(id, tail)):
             return None
         names = ("cached_content", "system_instruction", "tools", "tool_config")
         stripped = {name: getattr(sent.sent_config, name) for name in names}

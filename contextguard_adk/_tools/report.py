@@ -197,9 +197,7 @@ def _read_covered(stored: AgentState) -> Counter[bytes]:
 
 
 def _find_new(
-    named: Iterable[tuple[Event, bytes]],
-    known: Counter[bytes],
-    covered: Counter[bytes],
+    named: Iterable[tuple[Event, bytes]], known: Counter[bytes], covered: Counter[bytes]
 ) -> Iterator[Event]:
     """Yields the events that are covered now; of equal ones the first were before."""
     old, new = known.copy(), covered - known

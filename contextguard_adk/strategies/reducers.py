@@ -121,7 +121,7 @@ class TokenWindow(_Window):
     budget_tokens: Annotated[int | float, size(100)] = Field(
         description="What the messages that stay may take: tokens as an int, at least "
         "100, at 4 bytes a token, or a part of the context window as a float, more "
-        "than 0 and less than 1, as the model counts.",
+        "than 0 and less than 1, as the model counts."
     )
 
     async def reduce(self, reduction: Reduction) -> StrategyResult:
@@ -163,8 +163,7 @@ class ToolOutputTruncation(Reducer):
         description="Whether a shortened string says how much of it is missing.",
     )
     smart_truncate: bool = Field(
-        default=False,
-        description="Whether head and tail stay; False: the head alone.",
+        default=False, description="Whether head and tail stay; False: the head alone."
     )
     head_length: int = Field(
         default=3_000,
