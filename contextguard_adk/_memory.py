@@ -198,9 +198,8 @@ class Run:
         self.invocation_id = invocation.invocation_id
         self.writes = RunWrites(invocation.session.state)
         self.calls: dict[CallKey, CallInFlight] = {}
-        # For the next event.
-        self.descriptions: dict[CallKey, dict[str, Any]] = {}
-        self.seals: dict[CallKey, dict[str, Any]] = {}
+        self.descriptions: dict[CallKey, dict[str, Any]] = {}  # For the next event.
+        self.seals: dict[CallKey, dict[str, Any]] = {}  # Likewise.
         self._memos: dict[str, Memo] = {}
         self._paid: list[SessionMemory] = []  # Whose summaries it has written.
         self._events = invocation.session.events

@@ -292,8 +292,7 @@ class ContextGuardPlugin(BasePlugin):
             if requests is None:
                 return None
             call = ModelCall(self._guard, callback_context, requests[0], strategy)
-            recovery = Recovery(call, sent, requests[1], llm)
-            work = recovery.recover(overflow, refusal)
+            work = Recovery(call, sent, requests[1], llm).recover(overflow, refusal)
             # In a task of its own: an error in there would else have the rejection
             # as its context, and be taken for another one.
             answer = await asyncio.create_task(work)

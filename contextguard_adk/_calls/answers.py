@@ -102,10 +102,9 @@ async def take_answer(
 def _may_miss_event(invocation: InvocationContext, plugin: BasePlugin) -> bool:
     """Whether a plugin before this one may keep it from seeing an event."""
     plugins = invocation.plugin_manager.plugins
-    return any(
-        type(each).on_event_callback is not BasePlugin.on_event_callback
-        for each in itertools.takewhile(lambda each: each is not plugin, plugins)
-    )
+    before = itertools.takewhile(lambda each: each is not plugin, plugins)
+    usual = BasePlugin.on_event_callback
+    return any(type(each).on_event_callback is not usual for each in before)
 
 
 def _is_truncated(call: CallInFlight, real_tokens: int, memo: Memo) -> bool:

@@ -69,9 +69,6 @@ _SIGNING = re.compile(r"gemini-([3-9]|\d\d)")  # Wants its calls signed.
 _DUMMY_SIGNATURE = b"skip_thought_signature_validator"
 """Gemini's documented signature for calls that another model has made."""
 
-_FLAT_HEAD = "[System: The conversation so far, as text.]"
-_FLAT_END = "[System: Continue with the newest request of the user above.]"
-
 
 class Outgoing:
     """Gives the contents of one call the form that its provider accepts."""
@@ -112,8 +109,8 @@ class Outgoing:
         if end or (thinker.client == "Gemini" and _SIGNING.search(limits.model)):
             contents = _sign_calls(contents, end)
         config, gone = limits.request.config, helped.get("gone", "")
-        sealed = SealedRequest(thinker, contents, self._memo)
-        sealed = leave_out_thoughts(sealed, config, self._events, gone, is_changed)
+        request = SealedRequest(thinker, contents, self._memo)
+        sealed = leave_out_thoughts(request, config, self._events, gone, is_changed)
         self.sealed = sealed
         return fit_claude(sealed.contents, thinker)
 
@@ -183,8 +180,10 @@ def _find_end(contents: Sequence[types.Content], name: str) -> int:
 
 def _flatten(contents: Sequence[types.Content], end: int) -> list[types.Content]:
     """Tells the first contents in one message, with their images and files."""
-    told = [entry.text for entry in render_entries(contents, range(end))]
-    parts = [types.Part(text="\n\n".join([_FLAT_HEAD, *told, _FLAT_END]))]
+    told = ["[System: The conversation so far, as text.]"]
+    told += [entry.text for entry in render_entries(contents, range(end))]
+    told.append("[System: Continue with the newest request of the user above.]")
+    parts = [types.Part(text="\n\n".join(told))]
     for content in contents[:end]:
         results = (part.function_response for part in parts_of(content))
         media = [result_media(response) for response in results if response]
@@ -207,13 +206,10 @@ def _take_turns(
         parts = [p for p in parts_of(content) if p.text != "" or p.thought_signature]
         if not parts:
             continue
-        before = turns[-1] if turns else None
-        if (
-            before is not None
-            and before.role == content.role == "user"
-            and is_message(before) == is_message(content)
-            and places.get(id(before), -2) + 1 != places.get(id(content))
-        ):
+        before = turns[-1] if turns else types.Content()
+        were_neighbors = places.get(id(before), -2) + 1 == places.get(id(content))
+        are_alike = is_message(before) == is_message(content)
+        if before.role == content.role == "user" and are_alike and not were_neighbors:
             parts = [*parts_of(turns.pop()), *parts]
         is_same = len(parts) == len(content.parts or ())
         turns.append(

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 SEAL_KEY = "context_guard_seal"
 """Where an event's `custom_metadata` holds the seal of its thoughts."""
 
-_CLAUDE = re.compile(r"claude|anthropic|fable|mythos|opus|sonnet|haiku")
-_OTHERS = re.compile(
-    r"gemini|gemma|gpt|deepseek|kimi|glm|minimax|qwen|mistral|grok|llama"
+_FAMILY = re.compile(
+    r"(claude|anthropic|fable|mythos|opus|sonnet|haiku)|gemini|gemma|gpt|deepseek|kimi"
+    r"|glm|minimax|qwen|mistral|grok|llama"
 )
 # A date after the name is no minor version.
 _VERSION = re.compile(
@@ -76,10 +76,8 @@ class Thinker:
 
 
 def _name_family(model: str) -> str:
-    if _CLAUDE.search(name := model.lower()):
-        return "claude"
-    found = _OTHERS.search(name)
-    return found[0] if found else ""
+    found = _FAMILY.search(model.lower())
+    return ("claude" if found[1] else found[0]) if found else ""
 
 
 def _binds(name: str) -> bool | None:
@@ -124,7 +122,7 @@ class SealedRequest:
         if answer is None or not (own := _name_thoughts(answer)) or not self.system:
             return None
         *_, messages = _digest_before([*self.contents, answer], self.memo)
-        seal = Seal(
+        return Seal(
             writer=self.thinker.client + self.thinker.family,
             system=self.system,
             tools=self.tools,
@@ -132,8 +130,7 @@ class SealedRequest:
             own=own,
             before=self.names[-1] if self.names else "",
             count=len(self.names),
-        )
-        return seal.model_dump()
+        ).model_dump()
 
 
 @dataclass(frozen=True)

@@ -88,13 +88,11 @@ class Recovery:
 
     async def _answer(self, refusal: str) -> LlmResponse | None:
         """Asks again in the form that helps against a refusal; None if nothing did."""
-        outcome = None
         contents = self._call.render()
-        if self._prepare(refusal, contents):
-            outcome = await self._send(contents)
+        is_prepared = self._prepare(refusal, contents)
+        outcome = await self._send(contents) if is_prepared else None
         if isinstance(outcome, Overflow):
             return await self._run(outcome)
-        # Else the caller gets the provider's own words.
         return outcome if self._sent.is_recovered else None
 
     def _prepare(self, refusal: str, contents: Sequence[types.Content]) -> bool:
