@@ -24,7 +24,7 @@ METADATA_KEY = "context_guard"
 """Where an event's `custom_metadata` tells of a compaction or a recovery."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Usage:
     """The tokens of some model calls, as their provider reports them; 0 if it does not.
 
