@@ -16,7 +16,7 @@ from google.genai import types
 from contextguard_adk import Threshold
 from tests import fake_gemini
 from tests.builders import SUMMARY_BEGIN
-from tests.chats import hide
+from tests.chats import Changing, hide
 from tests.fake_gemini import FakeGemini
 from tests.playing import TOOLS, Player, check_played, play_gemini
 
@@ -108,11 +108,28 @@ async def test_what_a_callback_masks_is_masked_in_what_is_sent_again(
 
     await play_refusal(play_cached(fake, serve, before_model_callback=mask), words)
 
+    check_masked(fake)
+    sent = json.dumps([*fake.caches.values(), *[e.body for e in fake.exchanges]])
+    assert HALL not in sent
+
+
+async def test_what_a_plugin_has_masked_is_not_sent_again(serve: Serve) -> None:
+    """One behind the guard that puts copies of all contents into the request."""
+    fake = FakeGemini()
+    player = play_cached(fake, serve)
+    player.after = lambda: [Changing(lambda request: hide(SECRET, request))]
+
+    await play_refusal(player, fake_gemini.MOVED_SIGNATURE)
+
+    check_masked(fake)
+
+
+def check_masked(fake: FakeGemini) -> None:
+    """Sees to it that a request with a cache was refused, and nothing was told."""
     refused = [each for each in fake.of_agent if each.refused]
     assert "cachedContent" in refused[0].body
     sent = json.dumps([*fake.caches.values(), *[e.body for e in fake.exchanges]])
     assert SECRET not in sent
-    assert HALL not in sent
 
 
 async def test_a_cache_that_the_app_has_made_leaves_no_room_for_tools(
