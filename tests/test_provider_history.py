@@ -278,6 +278,10 @@ async def test_other_models_behind_adks_claude_class_get_their_thoughts_back(
     assert "Thought 1:" in json.dumps(bodies[0][-1])
     assert bodies[0] == bodies[1]
 
+    await player.change(strategy=STRATEGIES["threshold"])
+    await player.play(turns=3, calls=3)
+    check_played(player, compactions=1)
+
 
 @each_strategy
 async def test_a_preview_costs_no_thought(
