@@ -14,11 +14,13 @@ import pytest
 from pydantic import ValidationError
 
 from contextguard_adk import ContextGuardPlugin
-from contextguard_adk.testing import SimulatedLlm
-from tests.builders import Chat, answer_text
+from contextguard_adk.testing import SimulatedLlm, call
+from tests.builders import Chat, answer_text, queued_tool
 from tests.guarded import NOW, SMALL, guarded_chat
 
 LIMIT_SECONDS = 0.2
+MARGIN_SECONDS = 10
+"""For a machine that may be slow; a turn that waits for the listener has no end."""
 KINDS = ("on_call", "on_compaction", "on_pressure")
 SECRET = "xyzzy-4711"
 
@@ -34,7 +36,7 @@ class Late:
     def block(self, record: Any) -> None:
         """Blocks the thread in which it is called."""
         self.told.append(record)
-        self.may_end.wait()
+        self.may_end.wait(2 * MARGIN_SECONDS)
         self.ended += 1
 
     async def wait(self, record: Any) -> None:
@@ -100,6 +102,23 @@ async def test_a_listener_that_never_returns_ends_no_turn(
     (said,) = warnings_of(caplog)
     assert type(made.told[0]).__name__ in said
     assert "Question" not in said
+
+
+@pytest.mark.parametrize("calls", [1, 4])
+async def test_a_turn_waits_for_a_late_listener_no_longer_than_the_limit(
+    late: tuple[Late, Any], calls: int
+) -> None:
+    """Once, however many model calls the turn has."""
+    made, listener = late
+    steps = [call("look", step=step) for step in range(calls - 1)]
+    llm = SimulatedLlm(script=[*steps, "Done."], context_window=100_000)
+    guard = {"on_call": listener, "listener_timeout_seconds": LIMIT_SECONDS}
+    tools = [queued_tool("look", ["Nothing."])]
+    chat = guarded_chat(llm, SMALL, guard=guard, tools=tools)
+    async with asyncio.timeout(LIMIT_SECONDS + MARGIN_SECONDS):
+        assert answer_text(await chat.say("Look.")) == "Done."
+    assert len(llm.requests) == calls
+    assert len(made.told) == 1
 
 
 async def test_all_listeners_may_be_late_at_once(late: tuple[Late, Any]) -> None:

@@ -349,6 +349,21 @@ async def test_features_of_adk_cost_no_turn_with_a_guard(
         assert warned or feature not in CHANGING
 
 
+async def test_compactions_are_not_called_changes_of_others(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A session in which nothing else changes is warned of nothing."""
+    fake = FakeClaude()
+    serve(fake)
+    agent = {"name": "compacting"}  # What was warned of once is not said again.
+    player = play_claude(fake, strategy=STRATEGIES["threshold"], agent=agent)
+
+    await player.play(turns=6, calls=4)
+
+    check_played(player)
+    assert "cannot be sent again" not in caplog.text
+
+
 @pytest.mark.parametrize(
     ("kind", "redacts"),
     [

@@ -6,6 +6,7 @@ Real clients, with fake providers behind them that refuse as the real ones do.
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,16 +17,19 @@ from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
 from contextguard_adk import SlidingWindow, Strategy
+from tests import fake_claude, fake_openai
 from tests.chats import Changing, slow
 from tests.fake_claude import FakeClaude
 from tests.fake_gemini import FakeGemini
 from tests.fake_openai import CONVERSE_MODEL, FakeConverse, FakeOpenAI
+from tests.fake_provider import RefusalError, Said
 from tests.playing import (
     CLAUDES,
     Player,
     check_played,
     check_running_turns,
     check_thoughts_since_compaction,
+    claude,
     lite,
     play_chat,
     play_claude,
@@ -228,6 +232,55 @@ async def test_below_the_threshold_no_thought_is_left_out(
         bodies.append([{**e.body, "tools": None} for e in fake.of_agent])
         assert len({*map(tool_names, fake.of_agent)}) == 1
     assert bodies[0] == bodies[1]
+
+
+class OtherModel(FakeClaude):
+    """One behind Anthropic's API that wants its thoughts back, signed or not."""
+
+    signature = ""
+
+    def check(self, body: dict[str, Any]) -> None:
+        """Refuses calls without the thought before them."""
+        messages = fake_claude.read_messages(body)
+        fake_claude.check_shape(messages, has_tools=bool(body.get("tools")))
+        for message in messages:
+            kinds = [each["type"] for each in message["content"]]
+            if "tool_use" in kinds and kinds[0] != "thinking":
+                raise RefusalError(fake_openai.DEEPSEEK)
+
+    def answer(self, body: dict[str, Any], said: Said) -> Any:
+        """The body of an answer with a thought."""
+        answer = super().answer(body, said)
+        thought = {"type": "thinking", "thinking": said.thought}
+        thought["signature"] = self.signature and f"{self.signature}{said.number}"
+        kept = [e for e in answer["content"] if e["type"] != "thinking"]
+        return answer | {"content": [thought, *kept]}
+
+
+@pytest.mark.parametrize("signature", ["", "signature-"])
+async def test_other_models_behind_adks_claude_class_get_their_thoughts_back(
+    serve: Serve, signature: str
+) -> None:
+    """Requests leave as without a guard, but for a tool that it may offer."""
+    bodies = []
+    for guard in (None, STRATEGIES["threshold"]):
+        if guard:
+            guard = guard.model_copy(update={"context_window": 100_000})
+        fake = OtherModel(kind="adaptive")
+        fake.signature = signature
+        serve(fake)
+        player = play_claude(
+            fake, strategy=guard, llm=lambda: claude("kimi-k2-thinking")
+        )
+        await player.play(turns=3, calls=3, log_turn=9)
+        check_played(player, compactions=0)
+        bodies.append([{**e.body, "tools": None} for e in fake.of_agent])
+    assert "Thought 1:" in json.dumps(bodies[0][-1])
+    assert bodies[0] == bodies[1]
+
+    await player.change(strategy=STRATEGIES["threshold"])
+    await player.play(turns=3, calls=3)
+    check_played(player, compactions=1)
 
 
 @each_strategy
