@@ -425,6 +425,27 @@ async def test_a_message_that_was_nothing_but_a_thought_goes_with_it(
     check_played(player)
 
 
+async def test_no_content_is_left_without_parts(serve: Serve) -> None:
+    """An answer of nothing but a thought is left out as a whole after a change."""
+    fake, counter = FakeClaude(takes_thoughts_alone=True), itertools.count()
+    serve(fake)
+    seen: list[types.Content] = []
+    player = play_claude(
+        fake,
+        strategy=STRATEGIES["threshold"],
+        agent={"instruction": lambda _: f"{INSTRUCTION} Call {next(counter)}."},
+        after=lambda: [Changing(lambda request: seen.extend(request.contents))],
+    )
+    await player.say([""])
+
+    await player.play(turns=2, calls=2, log_turn=9)
+
+    (alone,) = fake.of_agent[0].answer["content"]
+    assert alone["type"] == "thinking"
+    assert alone["signature"] not in sent_thoughts(fake.of_agent[-1].body)
+    assert all(content.parts for content in seen)
+
+
 MODELS: dict[str, Callable[[str], BaseLlm]] = {
     "claude": lambda _: claude("claude-opus-5-5"),
     "other claude": lambda _: claude("claude-fable-5-2"),

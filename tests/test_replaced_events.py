@@ -55,7 +55,8 @@ async def test_state_survives_a_plugin_that_replaces_events(
             await player.change()  # Nothing is left but the session.
         check_played(player, compactions=1)
         events = await player.events()
-        assert not before or {e.custom_metadata["tenant"] for e in events[1:2]} == {"a"}
+        tenants = [(e.custom_metadata or {}).get("tenant") for e in events]
+        assert ("a" in tenants) is bool(before)
         found.append(
             {
                 "keys": {k for e in events for k in e.actions.state_delta},
