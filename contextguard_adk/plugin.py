@@ -288,7 +288,7 @@ class ContextGuardPlugin(BasePlugin):
                 return None
             sent = calls.pop(key, None)
             sent = sent or measure_sent(llm_request, run.memo(invocation))
-            requests = restore_requests(sent, llm_request, invocation.agent)
+            requests = restore_requests(sent, llm_request, invocation, self)
             if requests is None:
                 return None
             call = ModelCall(self._guard, callback_context, requests[0], strategy)

@@ -141,10 +141,7 @@ class Outgoing:
 
 
 def parse_refusal(error: BaseException, contents: Sequence[types.Content]) -> str:
-    """The kind of a provider's refusal of a history; "" where it is none.
-
-    Words that the conversation itself holds may be a quotation, and say nothing.
-    """
+    """The kind of a provider's refusal; "" for none, or if its words are quoted."""
     if isinstance(error, UnicodeDecodeError):
         return "thoughts"  # ADK's Claude class reads a signature of another client.
     if read_status(error) not in (None, 400, 422):

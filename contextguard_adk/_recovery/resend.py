@@ -285,21 +285,22 @@ def _is_request_quoted(view: HistoryView) -> bool:
 
 
 def restore_requests(
-    sent: CallInFlight, rejected: LlmRequest, agent: object
+    sent: CallInFlight, rejected: LlmRequest, run: InvocationContext, plugin: object
 ) -> tuple[LlmRequest, LlmRequest] | None:
     """Returns the request before the guard changed it, and as it was rejected.
 
     What others added stands in both. ADK's Gemini class takes out of a request what
-    the provider has cached: that is in both again. None where the agent's callbacks may
-    have masked what was taken out.
+    the provider has cached: that is in both again. None where callbacks that follow the
+    plugin may have masked it.
     """
     present = {id(content) for content in rejected.contents}
     config, stripped = rejected.config, dict[str, object]()
     was_cached = sent.sent_config and sent.sent_config.cached_content
     if config.cached_content and sent.sent_config and not was_cached:
         tail = sent.sent_contents[-len(rejected.contents) :]
-        has_callbacks = getattr(agent, "canonical_before_model_callbacks", None)
-        if has_callbacks or present != set(map(id, tail)):
+        masks = getattr(run.agent, "canonical_before_model_callbacks", None)
+        is_last = run.plugin_manager.plugins[-1] is plugin
+        if masks or not is_last or present != set(map(id, tail)):
             return None
         names = ("cached_content", "system_instruction", "tools", "tool_config")
         stripped = {name: getattr(sent.sent_config, name) for name in names}
