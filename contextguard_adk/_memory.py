@@ -112,7 +112,7 @@ class SessionMemory:
     cached_ratio: float = 0.0  # Of the last prompt, served from a cache.
     is_in_place_useless: bool = False
     changed_count: int = 0  # Of calls before which others changed what thoughts need.
-    refusals: set[str] = field(default_factory=set)  # Kinds that were logged.
+    refusals: frozenset[str] = frozenset()  # Kinds that were logged.
     accepted: tuple[str, int] | None = None  # A model; the largest prompt it has taken.
     counted: Counted = Counted()
     max_media_bytes: int | None = None  # More were refused.

@@ -104,8 +104,8 @@ class Recovery:
                 continue
             self._answered.add(kind)
             call.state.note(helped=helps)
-            if refusal not in (refusals := call.limits.session.refusals):
-                refusals.add(refusal)
+            if refusal not in (session := call.limits.session).refusals:
+                session.refusals |= {refusal}
                 logger.warning(
                     "The provider refused a request of agent %r for its form (%s); it "
                     "is sent again in another one.",
