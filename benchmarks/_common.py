@@ -122,7 +122,10 @@ def price(prompt_tokens: int, cached_tokens: int, output_tokens: int) -> int:
 
 @lru_cache(maxsize=16)
 def read_pool(kind: str) -> str:
-    """A hundred kilobytes or more of one kind of real text, always the same."""
+    """A hundred kilobytes or more of one kind of real text.
+
+    Always the same with the same versions of Python and of the packages read here.
+    """
     if kind == "code":
         return _read_sources()
     if kind == "prose":

@@ -99,7 +99,7 @@ def test_the_comparison_says_what_it_compares(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Every way has a row; tokens are compared where both finish."""
-    played = compare.measure(["large results"], 4_000, length=0.4)
+    played = compare.measure(["tables of numbers"], 4_000, length=0.4)
     figures = compare.build_figures(played)
     _common.write_json(tmp_path / "figures.json", figures)
     assert json.loads((tmp_path / "figures.json").read_text("utf-8")) == figures
