@@ -17,6 +17,7 @@ from google.adk.sessions import BaseSessionService, InMemorySessionService
 from google.genai import types
 
 from contextguard_adk import ContextGuardPlugin
+from contextguard_adk._memory import BoundedDict
 from contextguard_adk.testing import Reply, SimulatedLlm, VirtualTimeLoop
 from tests.builders import Chat, answer_text, guarded_agent, model, user
 from tests.chats import EXACT, SUMMARY, agent_requests, guarded_chat, seed, words
@@ -318,19 +319,21 @@ def test_a_model_that_cannot_be_stopped_does_not_stop_the_shutdown() -> None:
 
 
 @pytest.mark.slow
-async def test_the_second_thousand_sessions_take_no_memory(
-    caplog: pytest.LogCaptureFixture,
+async def test_forgotten_sessions_leave_no_memory(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is remembered of a session is small, and of a bounded number of them."""
+    """Of sessions beyond the newest, here 64, nothing is left."""
+    monkeypatch.setattr(BoundedDict.__init__, "__defaults__", (64,))
     caplog.set_level(logging.CRITICAL + 1, "google_adk")  # pytest keeps what is logged.
     sessions = Sessions(1)
     sessions.writer.may_end.set()
     sessions.llm.keep_requests = 0
     (chat,) = sessions.chats
-    for number in range(2_100):
-        if number == 1_100:  # From here on each takes the place of another.
+    tracemalloc.start()
+    for number in range(200):
+        if number == 100:
             gc.collect()
-            tracemalloc.start()
+            before = tracemalloc.take_snapshot()
         chat.session_id = str(number)
         told = user("The task."), model(words(6_100, f"ORIGINAL {number}"))
         await seed(chat, *told, state=EXACT)
@@ -339,11 +342,7 @@ async def test_the_second_thousand_sessions_take_no_memory(
         place = {"user_id": chat.user_id, "session_id": chat.session_id}
         await chat.sessions.delete_session(app_name="app", **place)
     gc.collect()
-    snapshot = tracemalloc.take_snapshot()
+    grown = tracemalloc.take_snapshot().compare_to(before, "filename")
     tracemalloc.stop()
-    imported = tracemalloc.Filter(False, "<frozen importlib*")  # By others, late.
-    left = snapshot.filter_traces([imported]).statistics("filename")
-    grown_bytes = sum(each.size for each in left)
-    assert sessions.llm.summaries == 2_100
-    print("GROWN", grown_bytes)
-    assert grown_bytes < 1_000 * 2_000  # One of their requests has 24 KB.
+    assert sessions.llm.summaries == 200
+    assert sum(each.size_diff for each in grown) < 100 * 250  # Of 24 KB a request.
