@@ -293,9 +293,14 @@ class Memory:
 
     def hand_over(self, event: Event, invocation: InvocationContext) -> None:
         """Has an event carry what no event before it has, and tell what was done."""
-        if event.partial:
+        run = self.run(invocation)
+        if event.partial:  # It may share its actions with the last one.
+            waiting = set[str]().union(*run.writes.pending.values())
+            if waiting & (delta := event.actions.state_delta).keys():
+                rest = {key: delta[key] for key in delta.keys() - waiting}
+                event.actions = event.actions.model_copy(update={"state_delta": rest})
             return
-        self.run(invocation).hand_over(event, invocation.session.state)
+        run.hand_over(event, invocation.session.state)
         parts = event.content and event.content.parts
         # ADK's web server sends an artifact apart, as the same event without content:
         # its page then shows no text, and fails at a long-running call.

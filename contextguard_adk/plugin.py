@@ -23,18 +23,13 @@ from contextguard_adk._calls.outgoing import parse_refusal
 from contextguard_adk._history.state import declares_state_schema
 from contextguard_adk._measuring.budgets import threshold_tokens
 from contextguard_adk._measuring.tokens import Memo
-from contextguard_adk._memory import BoundedDict, Guard, call_key
+from contextguard_adk._memory import Guard, call_key
 from contextguard_adk._providers.clients import find_llm, json_form
 from contextguard_adk._providers.costs import Costs
 from contextguard_adk._providers.overflow import parse_overflow
 from contextguard_adk._providers.windows import ModelRegistry, resolve_context_window
 from contextguard_adk._recovery.fit import cut_request
-from contextguard_adk._recovery.resend import (
-    Recovery,
-    measure_sent,
-    resolve_model,
-    restore_requests,
-)
+from contextguard_adk._recovery.resend import Recovery, measure_sent, restore_requests
 from contextguard_adk._setup import (
     FROM_FILE,
     GUARD_ALL,
@@ -56,6 +51,7 @@ from contextguard_adk.telemetry import (
     Observers,
     PressureRecord,
     log_failure,
+    warn_once,
 )
 
 logger = logging.getLogger("contextguard_adk.plugin")
@@ -149,7 +145,6 @@ class ContextGuardPlugin(BasePlugin):
         """Begins with these settings and without memory."""
         self._guard = Guard(registry)
         self._seen_apps = set[str]()
-        self._warned: BoundedDict[tuple[str, str], bool] = BoundedDict()
         self._settings, self._guard.prices = settings, settings.prices
         self._guard.memory.tasks.most = settings.max_background_summaries
         self._guard.has_artifacts = settings.summary_artifacts
@@ -159,7 +154,7 @@ class ContextGuardPlugin(BasePlugin):
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy gets: the settings, and no memory."""
-        return {**vars(self), "_guard": self._guard.registry, "_warned": None}
+        return {**vars(self), "_guard": self._guard.registry}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -283,16 +278,20 @@ class ContextGuardPlugin(BasePlugin):
                     sent.release()
                 return None
             strategy = self._strategy_for(callback_context, llm_request)
-            llm = await resolve_model(invocation)
+            llm = find_llm(invocation.agent)
             if strategy is None or llm is None:
                 return None
             sent = calls.pop(key, None)
             sent = sent or measure_sent(llm_request, run.memo(invocation))
             requests = restore_requests(sent, llm_request, invocation, self)
+            before, rejected = requests or (llm_request, llm_request)
+            call = ModelCall(self._guard, callback_context, before, strategy)
+            recovery = Recovery(call, sent, rejected, llm)
             if requests is None:
+                if overflow:  # The next request has to fit.
+                    recovery.learn(overflow)
                 return None
-            call = ModelCall(self._guard, callback_context, requests[0], strategy)
-            work = Recovery(call, sent, requests[1], llm).recover(overflow, refusal)
+            work = recovery.recover(overflow, refusal)
             # In a task of its own: an error in there would else have the rejection
             # as its context, and be taken for another one.
             answer = await asyncio.create_task(work)
@@ -374,27 +373,21 @@ class ContextGuardPlugin(BasePlugin):
             and plugin._strategy_of(context.agent_name) is not None
         ]
         if guards and guards[0] is not self:
-            self._warn_once(
+            warn_once(
+                logger,
                 "App %r has two guards for the same agents, perhaps one in the App and "
                 "one on --extra_plugins: %r does the work, %r is idle.",
-                app,
-                guards[0].name,
-                self.name,
+                *(app, guards[0].name, self.name),
             )
             return False
         if not self._settings.observe and getattr(
             invocation, "events_compaction_config", None
         ):
-            self._warn_once(
+            warn_once(
+                logger,
                 "App %r also has an events_compaction_config: ADK's compaction and the "
                 "guard both pay for summaries of the same history. Remove it from the "
                 "App to leave the history to the guard.",
                 app,
             )
         return True
-
-    def _warn_once(self, message: str, app: str, *args: object) -> None:
-        """Warns once for an app."""
-        if (message, app) not in self._warned:
-            self._warned[message, app] = True
-            logger.warning(message, app, *args)

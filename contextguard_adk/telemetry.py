@@ -209,7 +209,7 @@ def _start_call(listener: Listener[R], record: R) -> Future[Any]:
 
     try:
         threading.Thread(target=work, daemon=True).start()
-        wait([result], timeout=0.1)  # It takes no task, and no time of the event loop.
+        wait([result], timeout=0.1)  # Most need no task; the event loop waits.
     except RuntimeError as error:  # There are too many threads.
         result.set_exception(error)
     return result

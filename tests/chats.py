@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 from google.adk.agents.callback_context import CallbackContext
+from google.adk.agents.invocation_context import InvocationContext
+from google.adk.events.event import Event
 from google.adk.models.llm_request import LlmRequest
 from google.adk.plugins.base_plugin import BasePlugin
 from google.genai import types
@@ -156,6 +158,15 @@ class Changing(BasePlugin):
     ) -> None:
         """Changes it."""
         self._change(llm_request)
+
+
+class Watching(BasePlugin):
+    """Looks at every event, as the LoggingPlugin of ADK does."""
+
+    async def on_event_callback(
+        self, *, invocation_context: InvocationContext, event: Event
+    ) -> None:
+        """Leaves it as it is."""
 
 
 def begin_as_user(request: LlmRequest) -> None:

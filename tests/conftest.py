@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
+from contextguard_adk import telemetry
+
 if TYPE_CHECKING:
     from tests.fake_provider import FakeProvider
 
@@ -32,6 +34,12 @@ def find_requested(config: pytest.Config) -> list[str]:
     """The marks of `ON_REQUEST` that `-m` asks for."""
     wanted = config.getoption("markexpr")
     return [mark for mark in ON_REQUEST if re.search(rf"(?<!not )\b{mark}\b", wanted)]
+
+
+@pytest.fixture(autouse=True)
+def warn_anew() -> None:
+    """Each test sees what is said once in a process."""
+    telemetry._warned.clear()
 
 
 @pytest.hookimpl(tryfirst=True)

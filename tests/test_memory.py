@@ -15,7 +15,7 @@ from contextlib import suppress
 import pytest
 from google.adk.models.llm_request import LlmRequest
 
-from contextguard_adk import ContextGuardPlugin
+from contextguard_adk import ContextGuardPlugin, Strategy, Threshold
 from contextguard_adk._history.stored import StoredSummary
 from contextguard_adk._memory import UNSAVED_SECONDS, BoundedDict, Memory, Unsaved
 from contextguard_adk.testing import Reply, SimulatedLlm
@@ -46,7 +46,7 @@ def holds(plugin: ContextGuardPlugin, text: str) -> bool:
 class Talk:
     """A conversation that is compacted with its first message."""
 
-    def __init__(self) -> None:
+    def __init__(self, strategy: Strategy = SMALL) -> None:
         self.reply: Reply | None = "Done."
         self.was_asked = asyncio.Event()
         self.llm = SimulatedLlm(
@@ -54,7 +54,7 @@ class Talk:
             script=self._answer,
             summary_replies=lambda _: f"A summary: {SUMMED_UP}.",
         )
-        self.plugin = ContextGuardPlugin(default=SMALL)
+        self.plugin = ContextGuardPlugin(default=strategy)
         self.chat = Chat(guarded_agent(self.llm), [self.plugin])
 
     async def _answer(self, request: LlmRequest) -> Reply:
@@ -91,6 +91,15 @@ async def test_nothing_stays_of_a_run_that_has_ended() -> None:
     assert SUMMED_UP in (await talk.chat.state())[SUMMARY]
     assert not holds(talk.plugin, SAID)
     assert not holds(talk.plugin, SUMMED_UP)
+
+
+async def test_nothing_stays_of_a_run_that_planned_a_summary() -> None:
+    """It is cancelled before the summary that would be written ahead of time."""
+    talk = Talk(Threshold(context_window=10_000, ahead=0.5))
+    await seed(talk.chat, user("Do it."), model(words(4_500, SAID)))
+    await talk.break_off(is_cancelled=True)
+    assert not talk.llm.summaries
+    assert not holds(talk.plugin, SAID)
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True], ids=["failed", "cancelled"])

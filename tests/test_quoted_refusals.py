@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import pytest
+from google.adk.models.llm_request import LlmRequest
 
 from contextguard_adk import ContextGuardPlugin, Threshold
 from contextguard_adk.testing import Reply, SimulatedLlm, call
 from contextguard_adk.testing import SimulatedProviderError as ProviderError
-from tests.builders import Chat, guarded_agent, queued_tool
-from tests.chats import KEY, agent_requests, words
+from tests.builders import SUMMARY_BEGIN, Chat, guarded_agent, queued_tool
+from tests.chats import KEY, Changing, agent_requests, guarded_chat, hide, words
+from tests.guarded import is_compacted
+
+STRATEGY = Threshold(context_window=60_000)
 
 REFUSALS = {
     "shape": "Conversation roles must alternate user/assistant.",
@@ -46,7 +51,7 @@ def open_chat(
 ) -> tuple[Chat, SimulatedLlm]:
     """A chat, and its model, which does what the script says."""
     llm = SimulatedLlm(script=[*script], summary_replies=lambda _: "A summary.")
-    guard = ContextGuardPlugin(default=Threshold(context_window=60_000))
+    guard = ContextGuardPlugin(default=STRATEGY)
     tools = [queued_tool("look", [*REFUSALS.values()])]
     return Chat(guarded_agent(llm, tools), [guard] if is_guarded else []), llm
 
@@ -88,3 +93,35 @@ async def test_what_did_not_help_within_a_recovery_is_not_kept(said: str) -> Non
 
     record = json.loads((await chat.state())[KEY.format("record")])
     assert not record.get("helped")
+
+
+MASKED = "xyzzy-4711"
+
+
+def hide_in_place(request: LlmRequest) -> None:
+    """Masks the contents that the guard has put in."""
+    for part in [part for each in request.contents for part in each.parts or ()]:
+        part.text = part.text and part.text.replace(MASKED, "****")
+
+
+@each_refusal
+@pytest.mark.parametrize("change", [hide_in_place, partial(hide, MASKED)])
+async def test_what_others_have_masked_stays_masked_beside_a_summary(
+    said: str, change: Callable[[LlmRequest], None]
+) -> None:
+    """And the summary stands once in what is sent again."""
+    errors = [WrongRequestError(said)]
+
+    def answer(request: LlmRequest) -> Reply:
+        text = request.model_dump_json()
+        return errors.pop() if errors and "A summary." in text else "Go on."
+
+    llm = SimulatedLlm(script=answer, summary_replies=lambda _: "A summary.")
+    chat = guarded_chat(llm, STRATEGY, plugins=[Changing(change)])
+    for number in range(6):
+        await say(chat, f"{number} {MASKED} " + words(14_000))
+
+    refused, again = [each for each in agent_requests(llm) if is_compacted(each)][:2]
+    assert not errors
+    assert [MASKED in each.text for each in (refused, again)] == [False, False]
+    assert again.text.count(SUMMARY_BEGIN) == refused.text.count(SUMMARY_BEGIN) == 1

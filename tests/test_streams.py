@@ -25,7 +25,16 @@ from contextguard_adk import ContextGuardPlugin, Threshold, request_compaction
 from contextguard_adk.testing import Reply, SimulatedLlm
 from tests import test_parallel_workers
 from tests.builders import Chat, guarded_agent, model, user
-from tests.chats import DEMAND, REAL, SUMMARY, agent_requests, guarded_chat, seed, words
+from tests.chats import (
+    DEMAND,
+    REAL,
+    SUMMARY,
+    Watching,
+    agent_requests,
+    guarded_chat,
+    seed,
+    words,
+)
 from tests.guarded import SMALL, is_compacted
 from tests.test_databases import own_database
 from tests.test_parallel_workers import ITEM, work
@@ -64,8 +73,11 @@ def measure_state(state: dict[str, Any]) -> int:
     return len(json.dumps(guard_keys(state)).encode())
 
 
+@pytest.mark.parametrize("before", [[], [Watching("watching")]], ids=["", "watched"])
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
-async def test_a_streamed_turn_sends_the_state_once(kind: str, tmp_path: Path) -> None:
+async def test_a_streamed_turn_sends_the_state_once(
+    kind: str, before: list[BasePlugin], tmp_path: Path
+) -> None:
     """No partial event has it; the session has it after the turn, and a new process
     goes on with it."""
     sizes = {}
@@ -74,7 +86,7 @@ async def test_a_streamed_turn_sends_the_state_once(kind: str, tmp_path: Path) -
         async with own_database(kind, folder) as store, store.open() as service:
             llm, wide = streaming_llm(), Threshold(context_window=100_000)
             strategy = SMALL if guards else wide
-            place: dict[str, Any] = {"session_service": service}
+            place: dict[str, Any] = {"session_service": service, "before": before}
             chat = guarded_chat(llm, strategy, is_streaming=True, **place)
             await seed(chat, *OLD)
             events = await chat.say("Go on.")

@@ -32,8 +32,7 @@ class AheadOfTime:
         """
         if not self.may_begin(context):
             return None
-        # Whoever comes behind the guard may change what is sent.
-        _ = context.view.fingerprints
+        context.view.let_go()
         summarizer = context.summarizer
         config = summarizer.request.config.model_copy()
         request = summarizer.request.model_copy(update={"config": config})

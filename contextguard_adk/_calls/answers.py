@@ -11,6 +11,7 @@ from google.adk.models.llm_response import LlmResponse
 from google.adk.plugins.base_plugin import BasePlugin
 
 from contextguard_adk._calls.limits import note_count
+from contextguard_adk._history.pairs import parts_of
 from contextguard_adk._history.thoughts import SEAL_KEY
 from contextguard_adk._measuring.calibration import request_script_discount
 from contextguard_adk._measuring.tokens import Memo, media_bytes
@@ -64,8 +65,7 @@ async def take_answer(
         state.write("real_tokens", real)
         state.write("last_heuristic", call.heuristic_tokens)
     if _may_miss_event(invocation, plugin):
-        # By ADK's own ways; the partial events have left by now.
-        context.state.update(run.writes.take(key[1], invocation.session.state))
+        context.state.update(run.writes.give(key[1], invocation.session.state))
         if seal := run.seals.pop(key, None):
             told = {**(response.custom_metadata or {}), SEAL_KEY: seal}
             response.custom_metadata = told
@@ -120,9 +120,8 @@ def _is_truncated(call: CallInFlight, real_tokens: int, memo: Memo) -> bool:
 
 def _media_tokens(call: CallInFlight) -> int:
     """What the images and files of a request were taken for: counts of them vary."""
-    parts = [part for content in call.sent_contents for part in content.parts or ()]
-    others = [part for part in parts if part is not None and not part.text]
-    return sum(map(media_bytes, others)) // 4
+    parts = itertools.chain.from_iterable(map(parts_of, call.sent_contents))
+    return sum(map(media_bytes, parts)) // 4
 
 
 def end_run(run: Run) -> None:

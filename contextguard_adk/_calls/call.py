@@ -71,6 +71,7 @@ class ModelCall:
         self.strategy = strategy
         self.state = guard.state(context)
         self.compaction: CompactionRecord | None = None
+        self.is_rendered = False  # The request's contents hold the stored summary.
         self._reported: CompactionRecord | None = None
         self._started_seconds = asyncio.get_running_loop().time()
         self._guard = guard
@@ -171,6 +172,8 @@ class ModelCall:
 
     def _load_summary(self) -> StoredSummary | None:
         """Reads the stored summary; writes a paid one again whose state was lost."""
+        if self.is_rendered:
+            return None
         stored, run_id = self.state.record.summary, self._run.invocation_id
         if unsaved := self._session.take_lost(stored, run_id):
             view = self._view(unsaved.summary)

@@ -75,6 +75,7 @@ class RunWrites:
 
     state: dict[str, Any] = field(default_factory=dict)
     pending: dict[str, dict[str, Any]] = field(default_factory=dict)
+    given: dict[str, Any] = field(default_factory=dict)  # To ADK, and pending still.
     owners: set[str] = field(default_factory=set)  # Agents at work, with their scopes.
 
     def write(self, scope: str, key: str, value: object) -> None:
@@ -92,6 +93,13 @@ class RunWrites:
         items = [item for written in taken for item in written.items()]
         # Else somebody has written to it since.
         return {key: value for key, value in items if state.get(key) == value}
+
+    def give(self, scope: str, state: Mapping[str, Any]) -> dict[str, Any]:
+        """What ADK itself is to put on an event, once; it drops some with all of it."""
+        items, given = self.pending.get(scope, {}).items(), self.given
+        new = {k: v for k, v in items if state.get(k) == v and given.get(k) is not v}
+        given.update(new)
+        return new
 
 
 class AgentState:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 from google.genai import types
 
@@ -34,6 +34,12 @@ class Truncation:
     head_length: int = 3_000
     tail_length: int = 1_000
     result_length: int = 0
+
+    @classmethod
+    def in_the_middle(cls, length: int, result_length: int) -> Self:
+        """Leaves 60 % of the length from the beginning, and the rest from the end."""
+        head = int(length * 0.6)
+        return cls(length, True, True, head, length - head, result_length)
 
 
 def truncate_content(
@@ -152,13 +158,8 @@ class Preview:
             while tokens > most and length > 100:
                 # The notice, the handle and what else is in the result take some.
                 length = max(100, int(length * 0.95 * most / tokens))
-                truncation = Truncation(
-                    max_length=length,
-                    smart_truncate=True,
-                    head_length=int(length * 0.6),
-                    tail_length=length - int(length * 0.6),
-                    result_length=length // 2 if is_excerpt else 0,
-                )
+                result_length = length // 2 if is_excerpt else 0
+                truncation = Truncation.in_the_middle(length, result_length)
                 shown = _truncate_part(part, truncation, whole)
                 if shown is part:
                     break

@@ -149,6 +149,11 @@ class HistoryView:
     def _spell(self, content: types.Content) -> bytes:
         return self.memo.get(fingerprint, content, content.parts or (), content.role)
 
+    def let_go(self) -> None:
+        """Lets go of the run, once what it knows and others may change is computed."""
+        _ = self.fingerprints, self.live_index
+        self._invocation = None
+
     @cached_property
     def live_index(self) -> int | None:
         """Where this agent's current request stands: what ADK shows it of that."""

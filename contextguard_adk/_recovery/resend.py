@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from google.adk.agents.invocation_context import InvocationContext
-from google.adk.agents.readonly_context import ReadonlyContext
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
@@ -40,6 +39,7 @@ class Recovery:
         self, call: ModelCall, sent: CallInFlight, rejected: LlmRequest, llm: BaseLlm
     ) -> None:
         self._call = call
+        call.is_rendered = call.request is rejected
         self._sent = sent
         self._rejected = rejected
         self._llm = llm
@@ -65,7 +65,7 @@ class Recovery:
 
         Where another error ends it, the answer is that error.
         """
-        self._learn(overflow)
+        self.learn(overflow)
         first = self._lower_output, self._leave_out_media, self._put_in, self._compact
         for attempt in (*first, self._minimize, self._minimize):
             contents = await attempt(overflow)
@@ -74,7 +74,7 @@ class Recovery:
             outcome = await self._send(contents)
             if not isinstance(outcome, Overflow):
                 return outcome
-            self._learn(overflow := outcome)
+            self.learn(overflow := outcome)
         logger.error(
             "The provider rejected every request for agent %r: window %d tokens, "
             "system instruction and tools %d, sizes tried %s (bytes / 4). Check "
@@ -88,7 +88,9 @@ class Recovery:
 
     async def _answer(self, refusal: str) -> LlmResponse | None:
         """Asks again in the form that helps against a refusal; None if nothing did."""
-        contents = self._call.render()
+        contents = [*self._rejected.contents]
+        if refusal == "turn":  # It may want what was left out.
+            contents = self._call.render()
         is_prepared = self._prepare(refusal, contents)
         outcome = await self._send(contents) if is_prepared else None
         if isinstance(outcome, Overflow):
@@ -114,7 +116,7 @@ class Recovery:
             return True
         return False
 
-    def _learn(self, overflow: Overflow) -> None:
+    def learn(self, overflow: Overflow) -> None:
         """Remembers the limit that a rejection shows, once for each."""
         # Of the newest request that was rejected, not of the first.
         factor = self._sent.estimated_tokens / max(1, self._sent.heuristic_tokens)
@@ -289,9 +291,10 @@ def restore_requests(
 ) -> tuple[LlmRequest, LlmRequest] | None:
     """Returns the request before the guard changed it, and as it was rejected.
 
-    What others added stands in both. ADK's Gemini class takes out of a request what
-    the provider has cached: that is in both again. None where callbacks that follow the
-    plugin may have masked it.
+    Both are the rejected one where another callback has put other contents into it:
+    they may be masked. What others added stands in both. ADK's Gemini class takes out
+    of a request what the provider has cached: that is in both again; None where
+    callbacks that follow the plugin may have masked it.
     """
     present = {id(content) for content in rejected.contents}
     config, stripped = rejected.config, dict[str, object]()
@@ -322,14 +325,3 @@ def measure_sent(request: LlmRequest, memo: Memo) -> CallInFlight:
     estimated = int(heuristic * DEFAULT_CORRECTION)
     contents, model = tuple(request.contents), request.model or ""
     return CallInFlight(heuristic, estimated, estimated, 0, model, contents, contents)
-
-
-async def resolve_model(invocation: InvocationContext) -> BaseLlm | None:
-    """Returns the model that ADK calls for this agent."""
-    agent = invocation.agent
-    resolve = getattr(agent, "canonical_model_async", None)  # Not in ADK 2.0.
-    if resolve is None:
-        model = getattr(agent, "canonical_model", None)
-    else:
-        model = await resolve(ReadonlyContext(invocation))
-    return model if isinstance(model, BaseLlm) else None

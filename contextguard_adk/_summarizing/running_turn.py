@@ -105,13 +105,7 @@ def _shorten_results(
     """How results have to be shortened so that contents take no more than that."""
     length, tokens = 4 * estimate_contents_tokens(contents), 0
     while True:
-        truncation = Truncation(
-            max_length=length,
-            smart_truncate=True,
-            head_length=int(length * 0.6),
-            tail_length=length - int(length * 0.6),
-            result_length=length,
-        )
+        truncation = Truncation.in_the_middle(length, result_length=length)
         short = [
             truncate_content(c, truncation, c if context.has_recall else None)
             for c in contents
