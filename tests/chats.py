@@ -98,7 +98,7 @@ CONTINUATION_BEGIN = "[System: The conversation was compacted"
 
 def take_apart(contents: Sequence[types.Content]) -> list[types.Content]:
     """Contents, but what is one message with the summary as one content each: a user's
-    message before it, the summary, the continuation with its media, parts behind it."""
+    message before it, the summary, the continuation with its media, one behind it."""
     return [each for content in contents for each in _take_apart(content)]
 
 
@@ -112,7 +112,7 @@ def _take_apart(content: types.Content) -> list[types.Content]:
     if "".join(texts[behind:][:1]).startswith(CONTINUATION_BEGIN):
         media = itertools.takewhile(lambda text: not text, texts[behind + 1 :])
         behind += 1 + len(list(media))
-    cuts = (0, begin, begin + 1, *range(behind, len(parts) + 1))
+    cuts = (0, begin, begin + 1, behind, len(parts))
     pieces = [parts[start:end] for start, end in itertools.pairwise(cuts)]
     return [types.Content(role=content.role, parts=each) for each in pieces if each]
 

@@ -191,8 +191,15 @@ class Play:
 
 
 def spoken(contents: Sequence[types.Content]) -> list[str]:
-    """The messages; results may be shortened, and pairs are the provider's to check."""
-    return [c.model_dump_json() for c in contents if c.parts and c.parts[0].text]
+    """The messages; results may be shortened, and pairs are the provider's to check.
+
+    Each has one part, but for those that the guard has joined.
+    """
+    parts = [(each.role, part) for each in contents for part in each.parts or ()]
+    alone = [
+        types.Content(role=role, parts=[part]) for role, part in parts if part.text
+    ]
+    return [each.model_dump_json() for each in alone]
 
 
 @given(strategies(), moods, st.data())
