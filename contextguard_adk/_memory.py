@@ -113,11 +113,16 @@ class SessionMemory:
     is_in_place_useless: bool = False
     changed_count: int = 0  # Of calls before which others changed what thoughts need.
     refusals: frozenset[str] = frozenset()  # Kinds that were logged.
-    accepted: tuple[str, int] | None = None  # A model; the largest prompt it has taken.
+    accepted: tuple[str, int] = "", 0  # A model; the largest prompt it has taken.
     counted: Counted = Counted()
     max_media_bytes: int | None = None  # More were refused.
     summary_usage: Usage = field(default_factory=Usage)  # Not in a record yet.
     summary_cost: float | None = 0.0
+
+    def accepted_tokens(self, model: str) -> int:
+        """The largest prompt that this process has seen the model accept."""
+        name, tokens = self.accepted  # Counts in session state may be another model's.
+        return tokens if name == model else 0
 
     def take_lost(self, stored: StoredSummary | None, run_id: str) -> Unsaved | None:
         """Takes the paid summary that the session has not got; None for no such one.

@@ -24,7 +24,7 @@ from contextguard_adk._history.state import declares_state_schema
 from contextguard_adk._measuring.budgets import threshold_tokens
 from contextguard_adk._measuring.tokens import Memo
 from contextguard_adk._memory import Guard, call_key
-from contextguard_adk._providers.clients import find_llm, json_form
+from contextguard_adk._providers.clients import find_llm, json_form, resolve_llm
 from contextguard_adk._providers.costs import Costs
 from contextguard_adk._providers.overflow import parse_overflow
 from contextguard_adk._providers.windows import ModelRegistry, resolve_context_window
@@ -278,7 +278,7 @@ class ContextGuardPlugin(BasePlugin):
                     sent.release()
                 return None
             strategy = self._strategy_for(callback_context, llm_request)
-            llm = find_llm(invocation.agent)
+            llm = await resolve_llm(invocation)
             if strategy is None or llm is None:
                 return None
             sent = calls.pop(key, None)

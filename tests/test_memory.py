@@ -16,10 +16,18 @@ import pytest
 from google.adk.models.llm_request import LlmRequest
 
 from contextguard_adk import ContextGuardPlugin, Strategy, Threshold
+from contextguard_adk._history.shown import RECALL_TOOL
 from contextguard_adk._history.stored import StoredSummary
 from contextguard_adk._memory import UNSAVED_SECONDS, BoundedDict, Memory, Unsaved
 from contextguard_adk.testing import Reply, SimulatedLlm
-from tests.builders import Chat, answer_text, guarded_agent, model, user
+from tests.builders import (
+    Chat,
+    answer_text,
+    guarded_agent,
+    model,
+    queued_tool,
+    user,
+)
 from tests.chats import DEMAND, SUMMARY, seed, words
 from tests.guarded import SMALL
 
@@ -93,12 +101,21 @@ async def test_nothing_stays_of_a_run_that_has_ended() -> None:
     assert not holds(talk.plugin, SUMMED_UP)
 
 
-async def test_nothing_stays_of_a_run_that_planned_a_summary() -> None:
+@pytest.mark.parametrize("has_recall", [False, True])
+async def test_nothing_stays_of_a_run_that_planned_a_summary(has_recall: bool) -> None:
     """It is cancelled before the summary that would be written ahead of time."""
     talk = Talk(Threshold(context_window=10_000, ahead=0.5))
+    if has_recall:
+        tools = [queued_tool("look", [])]
+        talk.chat = Chat(guarded_agent(talk.llm, tools), [talk.plugin])
+        old = user("Do it."), model(words(4_500))
+        await seed(talk.chat, *old, state=DEMAND)
+        await talk.chat.say("Go on.")
     await seed(talk.chat, user("Do it."), model(words(4_500, SAID)))
     await talk.break_off(is_cancelled=True)
-    assert not talk.llm.summaries
+    assert talk.llm.summaries == has_recall
+    declared = talk.llm.requests[-1].config.model_dump_json()
+    assert (RECALL_TOOL in declared) is has_recall
     assert not holds(talk.plugin, SAID)
 
 

@@ -14,7 +14,15 @@ from contextguard_adk import ContextGuardPlugin, Threshold
 from contextguard_adk.testing import Reply, SimulatedLlm, call
 from contextguard_adk.testing import SimulatedProviderError as ProviderError
 from tests.builders import SUMMARY_BEGIN, Chat, guarded_agent, queued_tool
-from tests.chats import KEY, Changing, agent_requests, guarded_chat, hide, words
+from tests.chats import (
+    KEY,
+    SUMMARY,
+    Changing,
+    agent_requests,
+    guarded_chat,
+    hide,
+    words,
+)
 from tests.guarded import is_compacted
 
 STRATEGY = Threshold(context_window=60_000)
@@ -125,3 +133,28 @@ async def test_what_others_have_masked_stays_masked_beside_a_summary(
     assert not errors
     assert [MASKED in each.text for each in (refused, again)] == [False, False]
     assert again.text.count(SUMMARY_BEGIN) == refused.text.count(SUMMARY_BEGIN) == 1
+
+
+async def test_a_summary_outlives_a_masked_request_that_is_too_long() -> None:
+    """What is sent again is made from the masked request, and stored nowhere."""
+    errors = [WrongRequestError("prompt is too long: 61000 tokens > 30000 maximum")]
+
+    def answer(request: LlmRequest) -> Reply:
+        text = request.model_dump_json()
+        return errors.pop() if errors and "request 6" in text else "Go on."
+
+    def summarize(request: LlmRequest) -> str:
+        is_known = "the first task" in request.model_dump_json()
+        return f"A summary of {'the first task' if is_known else 'something'}."
+
+    llm = SimulatedLlm(script=answer, summary_replies=summarize)
+    chat = guarded_chat(llm, STRATEGY, plugins=[Changing(partial(hide, MASKED))])
+    for number in range(9):
+        task = f"request {number}: {'more' if number else 'the first task'}, {MASKED} "
+        await say(chat, task + words(9_000 if number else 14_000))
+        if number > 5:
+            assert (await chat.state())[SUMMARY] == "A summary of the first task."
+
+    assert not errors
+    assert not any(MASKED in each.text for each in agent_requests(llm))
+    assert is_compacted(llm.requests[-1])

@@ -13,6 +13,9 @@ from functools import partial
 from typing import Any
 
 import pytest
+from google.adk.agents import LlmAgent
+from google.adk.agents.readonly_context import ReadonlyContext
+from google.adk.models.base_llm import BaseLlm
 from google.adk.models.cache_metadata import CacheMetadata
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
@@ -20,7 +23,13 @@ from google.adk.sessions import InMemorySessionService
 from google.genai import types
 from pydantic import Field
 
-from contextguard_adk import CallRecord, SlidingWindow, Strategy, Threshold
+from contextguard_adk import (
+    CallRecord,
+    ContextGuardPlugin,
+    SlidingWindow,
+    Strategy,
+    Threshold,
+)
 from contextguard_adk.testing import (
     ContextOverflowError,
     ErrorStyle,
@@ -32,6 +41,7 @@ from tests.builders import (
     Chat,
     answer_text,
     call_part,
+    model,
     queued_tool,
     user,
 )
@@ -41,7 +51,9 @@ from tests.chats import (
     agent_requests,
     guarded_chat,
     hide,
+    seed,
     take_apart,
+    words,
 )
 
 CONFIGURED_TOKENS = 200_000
@@ -383,3 +395,29 @@ async def test_resend_respects_what_later_callbacks_did(
     asked = [content for content in shown if content == user("Question 0?")]
     quoted = "The user's current request is: `Question 0?`"
     assert len(asked) + resent.text.count(quoted) == 1
+
+
+class Renting(LlmAgent):
+    """Has a model for each invocation; ADK 2.0 does not ask."""
+
+    rented: BaseLlm
+
+    async def canonical_model_async(self, ctx: ReadonlyContext) -> BaseLlm:
+        """As ADK would resolve it."""
+        return self.rented
+
+
+@pytest.mark.skipif(
+    not hasattr(LlmAgent, "canonical_model_async"), reason="this ADK does not ask"
+)
+async def test_the_model_that_refused_is_asked_again() -> None:
+    """And not another one that the agent names too."""
+    rejection, summaries = overflow(4_000, 7_000), ["A summary."] * 3
+    rented = make_llm([rejection, "From the rented one."], summary_replies=summaries)
+    named = make_llm(["From another one."], summary_replies=summaries)
+    agent = Renting(name="agent", model=named, instruction="Help.", rented=rented)
+    guard = ContextGuardPlugin(default=Threshold(context_window=20_000))
+    chat = Chat(agent, [guard])
+    await seed(chat, user("Do it."), model(words(6_000)))
+
+    assert answer_text(await chat.say("Go on.")) == "From the rented one."

@@ -35,7 +35,8 @@ class AheadOfTime:
         context.view.let_go()
         summarizer = context.summarizer
         config = summarizer.request.config.model_copy()
-        request = summarizer.request.model_copy(update={"config": config})
+        update = {"config": config, "tools_dict": {}}  # A tool may hold the run.
+        request = summarizer.request.model_copy(update=update)
         summarizer, contents = replace(summarizer, request=request), context.contents
         context = replace(context, summarizer=summarizer, contents=[*contents])
         return partial(self._start, context)

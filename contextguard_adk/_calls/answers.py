@@ -99,10 +99,9 @@ async def take_answer(
     await report_call(record, guard.observers)
 
 
-def _may_miss_event(invocation: InvocationContext, plugin: BasePlugin) -> bool:
+def _may_miss_event(run: InvocationContext, plugin: BasePlugin) -> bool:
     """Whether a plugin before this one may keep it from seeing an event."""
-    plugins = invocation.plugin_manager.plugins
-    before = itertools.takewhile(lambda each: each is not plugin, plugins)
+    before = itertools.takewhile(lambda p: p is not plugin, run.plugin_manager.plugins)
     usual = BasePlugin.on_event_callback
     return any(type(each).on_event_callback is not usual for each in before)
 

@@ -151,7 +151,8 @@ class Limits:
         if overflow.in_bytes or overflow.is_quotation:
             self.passing_window_tokens = max(shown_tokens, MIN_LIMIT_TOKENS)
             return
-        learned, accepted = overflow.limit_tokens, self._accepted_tokens()
+        learned = overflow.limit_tokens
+        accepted = self.session.accepted_tokens(self.model)
         if learned is None or learned < accepted:
             if learned is not None:
                 self.session.accepted = self.model, 0
@@ -170,8 +171,9 @@ class Limits:
         if learned_tokens == overflow.limit_tokens:
             message = "%s: the context window is %s tokens, as the provider says, not "
             message += "%s. Set context_window=%d on the agent's strategy."
-            learned = f"{learned_tokens:,}"
-            warn_once(logger, message, about, learned, said, learned_tokens)
+            warn_once(
+                logger, message, about, f"{learned_tokens:,}", said, learned_tokens
+            )
             return
         message = (
             "%s: the provider rejected a request of about %s tokens as too long, "
@@ -179,14 +181,6 @@ class Limits:
             "context_window on the agent's strategy to what the model really takes."
         )
         warn_once(logger, message, about, f"{rejected_tokens:,.0f}", said)
-
-    def _accepted_tokens(self) -> int:
-        """The largest prompt that this process has seen this model accept.
-
-        Counts in session state may be those of another model.
-        """
-        model, tokens = self.session.accepted or ("", 0)
-        return tokens if model == self.model else 0
 
 
 def note_count(
@@ -203,9 +197,7 @@ def note_count(
     more than for the call before, which sent less.
     """
     session, model = call.session, call.model
-    accepted = session.accepted or ("", 0)
-    largest = accepted[1] if accepted[0] == model else 0
-    session.accepted = model, max(real_tokens, largest)
+    session.accepted = model, max(real_tokens, session.accepted_tokens(model))
     before = session.counted if session.counted.model == model else Counted()
     grown_tokens = text_tokens - before.text_tokens
     added_tokens = real_tokens - before.real_tokens

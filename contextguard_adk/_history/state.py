@@ -75,12 +75,13 @@ class RunWrites:
 
     state: dict[str, Any] = field(default_factory=dict)
     pending: dict[str, dict[str, Any]] = field(default_factory=dict)
-    given: dict[str, Any] = field(default_factory=dict)  # To ADK, and pending still.
+    given: set[str] = field(default_factory=set)  # Keys that ADK has; still pending.
     owners: set[str] = field(default_factory=set)  # Agents at work, with their scopes.
 
     def write(self, scope: str, key: str, value: object) -> None:
         """Shows a value to all that read it in this run; an event is to bring it."""
         self.state[key] = self.pending.setdefault(scope, {})[key] = value
+        self.given.discard(key)
 
     def take(self, scope: str, state: Mapping[str, Any]) -> dict[str, Any]:
         """Takes what the next event of a scope brings, unless it is out of date.
@@ -96,9 +97,9 @@ class RunWrites:
 
     def give(self, scope: str, state: Mapping[str, Any]) -> dict[str, Any]:
         """What ADK itself is to put on an event, once; it drops some with all of it."""
-        items, given = self.pending.get(scope, {}).items(), self.given
-        new = {k: v for k, v in items if state.get(k) == v and given.get(k) is not v}
-        given.update(new)
+        items = self.pending.get(scope, {}).items()
+        new = {k: v for k, v in items if state.get(k) == v and k not in self.given}
+        self.given.update(new)
         return new
 
 

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from google.adk.agents.invocation_context import InvocationContext
+from google.adk.agents.readonly_context import ReadonlyContext
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.registry import LLMRegistry
 from google.genai import types
@@ -37,6 +39,13 @@ def find_llm(agent: object) -> BaseLlm | None:
     """The model of an agent, where ADK can name it without a call."""
     model = getattr(agent, "canonical_model", None)
     return model if isinstance(model, BaseLlm) else None
+
+
+async def resolve_llm(run: InvocationContext) -> BaseLlm | None:
+    """Returns the model that ADK calls for this agent."""
+    resolve = getattr(run.agent, "canonical_model_async", None)  # Not in ADK 2.0.
+    llm = await resolve(ReadonlyContext(run)) if resolve else find_llm(run.agent)
+    return llm if isinstance(llm, BaseLlm) else None
 
 
 def name_client(llm: object) -> str:

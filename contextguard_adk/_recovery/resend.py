@@ -39,7 +39,7 @@ class Recovery:
         self, call: ModelCall, sent: CallInFlight, rejected: LlmRequest, llm: BaseLlm
     ) -> None:
         self._call = call
-        call.is_rendered = call.request is rejected
+        call.is_rendered = call.request is rejected and bool(call.state.record.summary)
         self._sent = sent
         self._rejected = rejected
         self._llm = llm
@@ -88,9 +88,8 @@ class Recovery:
 
     async def _answer(self, refusal: str) -> LlmResponse | None:
         """Asks again in the form that helps against a refusal; None if nothing did."""
-        contents = [*self._rejected.contents]
-        if refusal == "turn":  # It may want what was left out.
-            contents = self._call.render()
+        # What a running turn lacks may have been left out.
+        contents = self._call.render() if refusal == "turn" else self._rejected.contents
         is_prepared = self._prepare(refusal, contents)
         outcome = await self._send(contents) if is_prepared else None
         if isinstance(outcome, Overflow):
@@ -164,8 +163,9 @@ class Recovery:
     async def _compact(self, overflow: Overflow) -> list[types.Content] | None:
         """Compacts harder than last time."""
         context = self._context(overflow)
-        if context.fixed_tokens >= context.budgets.window_tokens:
-            return None  # A summary would be paid for without effect.
+        has_room = context.fixed_tokens < context.budgets.window_tokens
+        if self._call.is_rendered or not has_room:
+            return None  # Its summary would hold the stored one, or have no effect.
         started = time.monotonic()
         compaction = await self._call.summarize(context)
         if compaction is None or not self._is_smaller(compaction.contents):
@@ -292,9 +292,8 @@ def restore_requests(
     """Returns the request before the guard changed it, and as it was rejected.
 
     Both are the rejected one where another callback has put other contents into it:
-    they may be masked. What others added stands in both. ADK's Gemini class takes out
-    of a request what the provider has cached: that is in both again; None where
-    callbacks that follow the plugin may have masked it.
+    they may be masked. What others added stands in both, and what ADK's Gemini class
+    takes out as cached; None where callbacks behind the plugin may have masked that.
     """
     present = {id(content) for content in rejected.contents}
     config, stripped = rejected.config, dict[str, object]()

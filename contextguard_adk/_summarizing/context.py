@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import sys
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -44,8 +43,6 @@ from contextguard_adk._summarizing.todos import TodoList
 from contextguard_adk._summarizing.transcript import Entry, render_entries
 from contextguard_adk.errors import SummaryError
 from contextguard_adk.telemetry import PressureRecord
-
-logger = logging.getLogger("contextguard_adk.context")
 
 Reason = Literal["tokens", "requested", "overflow", "turns"]
 """Why a history is compacted; `turns` where there are too many contents."""
