@@ -6,7 +6,6 @@ import itertools
 import logging
 from typing import TYPE_CHECKING
 
-from google.adk.agents.invocation_context import InvocationContext
 from google.adk.models.llm_response import LlmResponse
 from google.adk.plugins.base_plugin import BasePlugin
 
@@ -15,7 +14,7 @@ from contextguard_adk._history.pairs import parts_of
 from contextguard_adk._history.thoughts import SEAL_KEY
 from contextguard_adk._measuring.calibration import request_script_discount
 from contextguard_adk._measuring.tokens import Memo, media_bytes
-from contextguard_adk._memory import CallInFlight, Run, call_key
+from contextguard_adk._memory import CallInFlight, Guard, Run, call_key
 from contextguard_adk._providers.clients import read_usage
 from contextguard_adk._providers.costs import price_calls
 from contextguard_adk._providers.windows import resolve_costs
@@ -23,8 +22,6 @@ from contextguard_adk.telemetry import CallRecord, describe_call, report_call
 
 if TYPE_CHECKING:
     from google.adk.agents.callback_context import CallbackContext
-
-    from contextguard_adk._memory import Guard
 
 logger = logging.getLogger("contextguard_adk.answers")
 
@@ -64,11 +61,7 @@ async def take_answer(
         call.session.cached_ratio = cached / real
         state.write("real_tokens", real)
         state.write("last_heuristic", call.heuristic_tokens)
-    if _may_miss_event(invocation, plugin):
-        context.state.update(run.writes.give(key[1], invocation.session.state))
-        if seal := run.seals.pop(key, None):
-            told = {**(response.custom_metadata or {}), SEAL_KEY: seal}
-            response.custom_metadata = told
+    _give_to_adk(run, context, response, plugin)
     if call.is_reported:
         return
     call.is_reported = True
@@ -99,11 +92,18 @@ async def take_answer(
     await report_call(record, guard.observers)
 
 
-def _may_miss_event(run: InvocationContext, plugin: BasePlugin) -> bool:
-    """Whether a plugin before this one may keep it from seeing an event."""
-    before = itertools.takewhile(lambda p: p is not plugin, run.plugin_manager.plugins)
-    usual = BasePlugin.on_event_callback
-    return any(type(each).on_event_callback is not usual for each in before)
+def _give_to_adk(
+    run: Run, context: CallbackContext, response: LlmResponse, plugin: BasePlugin
+) -> None:
+    """Has ADK store what was written if a plugin may keep events from this one."""
+    invocation, key = context.get_invocation_context(), call_key(context)
+    plugins, usual = invocation.plugin_manager.plugins, BasePlugin.on_event_callback
+    before = itertools.takewhile(lambda each: each is not plugin, plugins)
+    if all(type(each).on_event_callback is usual for each in before):
+        return
+    context.state.update(run.writes.give(key[1], invocation.session.state))
+    if seal := run.seals.pop(key, None):
+        response.custom_metadata = {**(response.custom_metadata or {}), SEAL_KEY: seal}
 
 
 def _is_truncated(call: CallInFlight, real_tokens: int, memo: Memo) -> bool:
@@ -134,7 +134,5 @@ def end_run(run: Run) -> None:
                 "The model of agent %r answered nothing, not even usage, to a request "
                 "of about %d tokens; its window is %d. Some servers do so instead of "
                 "rejecting what is too long.",
-                agent,
-                call.estimated_tokens,
-                call.window_tokens,
+                *(agent, call.estimated_tokens, call.window_tokens),
             )

@@ -171,9 +171,8 @@ class Limits:
         if learned_tokens == overflow.limit_tokens:
             message = "%s: the context window is %s tokens, as the provider says, not "
             message += "%s. Set context_window=%d on the agent's strategy."
-            warn_once(
-                logger, message, about, f"{learned_tokens:,}", said, learned_tokens
-            )
+            learned = f"{learned_tokens:,}"
+            warn_once(logger, message, about, learned, said, learned_tokens)
             return
         message = (
             "%s: the provider rejected a request of about %s tokens as too long, "

@@ -96,7 +96,7 @@ class RunWrites:
         return {key: value for key, value in items if state.get(key) == value}
 
     def give(self, scope: str, state: Mapping[str, Any]) -> dict[str, Any]:
-        """What ADK itself is to put on an event, once; it drops some with all of it."""
+        """Gives ADK what is pending, once; it stays so, as ADK drops some events."""
         items = self.pending.get(scope, {}).items()
         new = {k: v for k, v in items if state.get(k) == v and k not in self.given}
         self.given.update(new)
