@@ -17,6 +17,7 @@ from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
 from contextguard_adk import SlidingWindow, Strategy
+from contextguard_adk._calls import outgoing
 from tests import fake_claude, fake_openai
 from tests.chats import Changing, slow
 from tests.fake_claude import FakeClaude
@@ -195,6 +196,22 @@ async def test_others_accept_a_compaction_within_a_turn(
     await player.play(turns=1, calls=3)
 
     check_played(player)
+
+
+@each_strategy
+async def test_without_sealing_all_else_works(
+    serve: Serve, strategy: Strategy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a Claude that binds its thoughts then refuses requests."""
+    monkeypatch.setattr(outgoing, "leave_out_thoughts", lambda request, *_: request)
+    player = make_player("gemini", serve, strategy=strategy)
+    await player.play(turns=6, calls=4)
+    check_played(player)
+    serve(fake := FakeClaude())
+    bound = play_claude(fake, strategy=strategy)
+    await bound.play(turns=6, calls=4)
+    assert bound.compactions
+    assert fake.refused
 
 
 @each_strategy
