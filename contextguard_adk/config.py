@@ -12,7 +12,7 @@ from google.adk.models.registry import LLMRegistry
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from contextguard_adk._providers.costs import Costs
-from contextguard_adk._settings import Settings, short_repr, suggest
+from contextguard_adk._support.settings import Settings, short_repr, suggest
 from contextguard_adk.errors import ConfigError
 from contextguard_adk.strategies.base import Strategy, Threshold, import_subclass
 from contextguard_adk.strategies.pipeline import Pipeline

@@ -17,42 +17,38 @@ from google.adk.models.llm_response import LlmResponse
 from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.plugins.plugin_manager import PluginManager
 
-from contextguard_adk._calls.answers import end_run, take_answer
-from contextguard_adk._calls.call import ModelCall
-from contextguard_adk._calls.outgoing import parse_refusal
-from contextguard_adk._history.state import declares_state_schema
-from contextguard_adk._measuring.budgets import threshold_tokens
-from contextguard_adk._measuring.tokens import Memo
-from contextguard_adk._memory import Guard, call_key
-from contextguard_adk._providers.clients import find_llm, json_form, resolve_llm
-from contextguard_adk._providers.costs import Costs
-from contextguard_adk._providers.overflow import parse_overflow
-from contextguard_adk._providers.windows import ModelRegistry, resolve_context_window
-from contextguard_adk._recovery.fit import cut_request
-from contextguard_adk._recovery.resend import Recovery, measure_sent, restore_requests
-from contextguard_adk._setup import (
+from contextguard_adk._announce import (
     FROM_FILE,
     GUARD_ALL,
     check_arguments,
     choose_settings,
     look_at_app,
 )
+from contextguard_adk._core.after_call import end_run, take_answer
+from contextguard_adk._core.call import Call
+from contextguard_adk._core.fit import cut_request
+from contextguard_adk._core.loop import guard_call
+from contextguard_adk._core.recover import Recovery, measure_sent, restore_requests
+from contextguard_adk._measuring.budgets import threshold_tokens
+from contextguard_adk._measuring.tokens import Memo
+from contextguard_adk._providers.clients import find_llm, json_form, resolve_llm
+from contextguard_adk._providers.costs import Costs
+from contextguard_adk._providers.overflow import parse_overflow
+from contextguard_adk._providers.refusals import parse_refusal
+from contextguard_adk._providers.registry import ModelRegistry, resolve_context_window
+from contextguard_adk._runtime.adk_tree import declares_state_schema
+from contextguard_adk._runtime.runs import Guard
+from contextguard_adk._runtime.scopes import call_key
+from contextguard_adk._support.log import log_failure, warn_once
+from contextguard_adk._support.observers import Listener, Observers
 from contextguard_adk.config import (
     PluginSettings,
     StateKeys,
     is_recorded_test,
     load_settings,
 )
+from contextguard_adk.records import CallRecord, CompactionRecord, PressureRecord
 from contextguard_adk.strategies.base import Strategy
-from contextguard_adk.telemetry import (
-    CallRecord,
-    CompactionRecord,
-    Listener,
-    Observers,
-    PressureRecord,
-    log_failure,
-    warn_once,
-)
 
 logger = logging.getLogger("contextguard_adk.plugin")
 _log_failure = functools.partial(log_failure, logger)
@@ -146,7 +142,7 @@ class ContextGuardPlugin(BasePlugin):
         self._guard = Guard(registry)
         self._seen_apps = set[str]()
         self._settings, self._guard.prices = settings, settings.prices
-        self._guard.memory.tasks.most = settings.max_background_summaries
+        self._guard.tasks.most = settings.max_background_summaries
         self._guard.has_artifacts = settings.summary_artifacts
         self._guard.has_namespaced_keys = settings.state_keys == "namespaced"
         ratio, seconds = settings.warning_threshold, settings.listener_timeout_seconds
@@ -238,8 +234,10 @@ class ContextGuardPlugin(BasePlugin):
                 self._cut_to_fit(callback_context, llm_request, strategy)
             return
         try:
-            call = ModelCall(self._guard, callback_context, llm_request, strategy)
-            await call.run(self._settings.observe)
+            observe = self._settings.observe
+            await guard_call(
+                Call(self._guard, callback_context, llm_request, strategy, observe)
+            )
         except Exception as error:  # noqa: BLE001 - a turn must not end here.
             agent, observes = callback_context.agent_name, self._settings.observe
             then = "" if observes else ", whose history is cut to fit"
@@ -266,7 +264,7 @@ class ContextGuardPlugin(BasePlugin):
         """Sends a request that the provider found too long again, smaller."""
         try:
             invocation = callback_context.get_invocation_context()
-            run, key = self._guard.memory.run(invocation), call_key(callback_context)
+            run, key = self._guard.run(invocation), call_key(callback_context)
             calls = run.calls
             if (sent := calls.get(key)) is not None:
                 sent.is_answered = True
@@ -285,7 +283,7 @@ class ContextGuardPlugin(BasePlugin):
             sent = sent or measure_sent(llm_request, run.memo(invocation))
             requests = restore_requests(sent, llm_request, invocation, self)
             before, rejected = requests or (llm_request, llm_request)
-            call = ModelCall(self._guard, callback_context, before, strategy)
+            call = Call(self._guard, callback_context, before, strategy)
             recovery = Recovery(call, sent, rejected, llm)
             if requests is None:
                 if overflow:  # The next request has to fit.
@@ -311,7 +309,7 @@ class ContextGuardPlugin(BasePlugin):
     ) -> None:
         """Lets the event carry the state that was written, and tell what was done."""
         try:
-            self._guard.memory.hand_over(event, invocation_context)
+            self._guard.hand_over(event, invocation_context)
         except Exception as error:  # noqa: BLE001 - a turn must not end here.
             _log_failure("The guard could not have an event carry its state", error)
 
@@ -320,7 +318,7 @@ class ContextGuardPlugin(BasePlugin):
     ) -> None:
         """Forgets the model calls of a finished run."""
         try:
-            end_run(self._guard.memory.pop_run(invocation_context))
+            end_run(self._guard.pop_run(invocation_context))
         except Exception as error:  # noqa: BLE001 - a turn must not end here.
             _log_failure("The guard could not end a run", error)
 
@@ -328,7 +326,7 @@ class ContextGuardPlugin(BasePlugin):
         """Waits up to one second for summaries under way, then cancels them."""
         # ADK 2.0 closes all plugins when the run of an AgentTool ends.
         if hasattr(PluginManager, "set_skip_closing_plugins"):
-            await self._guard.memory.tasks.close()
+            await self._guard.tasks.close()
 
     def _strategy_for(
         self, context: CallbackContext, request: LlmRequest
@@ -347,7 +345,7 @@ class ContextGuardPlugin(BasePlugin):
         try:
             # What is remembered of an earlier call does not describe this one.
             invocation = context.get_invocation_context()
-            self._guard.memory.run(invocation).calls.pop(call_key(context), None)
+            self._guard.run(invocation).calls.pop(call_key(context), None)
             window = resolve_context_window(
                 request.model or "",
                 configured=strategy.context_window,

@@ -19,15 +19,20 @@ from typing import TYPE_CHECKING
 
 from google.genai import types
 
-from contextguard_adk._history.coverage import align_in_order
-from contextguard_adk._history.pairs import content_text, has_tool, is_relay, parts_of
-from contextguard_adk._history.shown import (
+from contextguard_adk._history.adk_events import (
     WORDS_CHARS,
     code_of,
     find_shown_events,
     role_of,
     words_of,
 )
+from contextguard_adk._history.contents import (
+    content_text,
+    has_tool,
+    is_relay,
+    parts_of,
+)
+from contextguard_adk._history.fingerprints import align_in_order
 
 if TYPE_CHECKING:
     from google.adk.agents.invocation_context import InvocationContext

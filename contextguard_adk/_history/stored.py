@@ -1,20 +1,22 @@
-"""The summaries of an agent in the form in which they are kept."""
+"""What the guard keeps of an agent in session state, as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from pydantic import PlainSerializer as Write
 from pydantic import PlainValidator as Read
 
-from contextguard_adk._history.coverage import Covered, decode_covered, encode_covered
+from contextguard_adk._history.fingerprints import (
+    Covered,
+    decode_covered,
+    encode_covered,
+)
 from contextguard_adk._history.truncation import Truncation
 
 MAX_RECORD_BYTES = 16 * 1024
-"""What a record takes at most, as JSON, whatever the length of the session."""
+"""The most that a record takes as JSON, whatever the length of the session."""
 
 
 def _read_covered(value: object) -> Covered:
@@ -26,21 +28,20 @@ class _Stored(BaseModel):
 
 
 class StoredSummary(_Stored):
-    """A summary, what it stands for, and what the guard keeps beside it.
+    """A summary, and what it stands for.
 
-    Its text has a key of its own. The first `model_chars` of it are by a model and
-    stand for `model_covered_count` contents. `done` lists calls of the turn that it was
-    made in. `scope` is where it may be used. The continuation says the `reason`, and
-    quotes `request_chars` (-1 for all) of `request`, a fingerprint in hex. Tool results
-    are shortened up to `truncated_upto`, which `HistoryView.name_place` has named.
+    Its text has a key of its own in session state. A model wrote the first
+    `model_chars` of it, which stand for the first `model_covered_count` contents.
+    `beside` holds what each section keeps, by its name. `scope` is where the summary
+    may be used. The continuation gives the `reason` and quotes `request_chars` (-1 for
+    all) of `request`, a fingerprint in hex. Tool results are shortened up to
+    `truncated_upto`, which `History.name_place` has named. A compacted request took
+    `left_tokens`.
     """
 
     text: str = Field(default="", exclude=True)
     covered: Annotated[Covered, Read(_read_covered), Write(encode_covered)] = Covered()
-    ledger: tuple[str, ...] = Field(default=(), strict=False)
-    todos: str = ""
-    done: str = ""
-    index: str = ""
+    beside: dict[str, JsonValue] = Field(default={})
     scope: str = ""
     invocation: str = ""
     reason: str = ""
@@ -64,39 +65,21 @@ class StoredSummary(_Stored):
         """The part of it that a model wrote."""
         return self.text[: self.model_chars]
 
-
-@dataclass(frozen=True, slots=True)
-class AheadSummary:
-    """A summary that was written before it was needed; small, for it may wait long.
-
-    `facts` are fields of its `CompactionRecord`: what it took.
-    """
-
-    text: str
-    covered: Covered
-    invocation_id: str
-    facts: Mapping[str, Any]
-
     @property
-    def stored(self) -> StoredSummary:
-        """It as what stands in place of history, to find out what that is now."""
-        return StoredSummary(
-            text=self.text,
-            covered=self.covered,
-            invocation=self.invocation_id,
-            model_covered_count=self.covered.content_count,
-        )
+    def room_bytes(self) -> int:
+        """How many bytes the record can still take."""
+        return max(0, MAX_RECORD_BYTES - 200 - len(self.model_dump_json().encode()))
 
 
 class AgentRecord(_Stored):
-    """What the guard keeps of an agent in a scope, and what one model has shown it.
+    """What the guard keeps of an agent in a scope, and what one model has shown.
 
     A provider that names `learned_output_tokens` has refused a sum of input and output.
-    `has_recall` says that the agent's requests declare the recall tool; `helped`
-    is what helped where the provider refused a history.
+    `has_recall` tells that the agent's requests declare the recall tool; `helped`
+    is what helped where the provider refused the form of a history.
     """
 
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     learned_model: str | None = None
     learned_window_tokens: int | None = Field(default=None, ge=1, le=2**53)
     learned_output_tokens: int | None = Field(default=None, ge=1, le=2**53)
@@ -108,5 +91,5 @@ class AgentRecord(_Stored):
     )
 
     def of(self, model: str) -> AgentRecord:
-        """The record itself, or an empty one where another model was learned of."""
+        """Returns the record, or an empty one where another model was learned of."""
         return self if self.learned_model == model else AgentRecord()

@@ -8,11 +8,10 @@ from typing import Any, Self
 
 from google.genai import types
 
-from contextguard_adk._history.coverage import handle_of
-from contextguard_adk._history.shown import RECALL_TOOL
+from contextguard_adk._history.adk_events import RECALL_TOOL
+from contextguard_adk._history.fingerprints import handle_of
 from contextguard_adk._measuring.calibration import token_counter
-from contextguard_adk._measuring.tokens import json_text, part_text
-from contextguard_adk._providers.clients import COMPACT, JsonForm
+from contextguard_adk._measuring.tokens import COMPACT, JsonForm, json_text, part_text
 
 HANDLE_KEY = "recall_item"
 """In a shortened result: the handle under which the whole can be read back."""

@@ -121,3 +121,15 @@ def divide_budget(
         room -= shares[item]
         total_weight -= weights[item]
     return shares
+
+
+def excerpt(text: str, max_bytes: int, gap: str = "…") -> str:
+    """Keeps head and tail of a text within a number of UTF-8 bytes."""
+    raw = text.encode("utf-8", "replace")
+    if len(raw) <= max_bytes:
+        return raw.decode()
+    room = max_bytes - len(gap.encode())
+    if room < 2:
+        return ""
+    head, tail = raw[: room - room // 3], raw[len(raw) - room // 3 :]
+    return head.decode("utf-8", "ignore") + gap + tail.decode("utf-8", "ignore")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
 
@@ -17,12 +18,22 @@ from pydantic import BaseModel, PydanticUserError
 from pydantic_core import SchemaSerializer, core_schema
 
 from contextguard_adk._measuring.density import script_discount_tokens
-from contextguard_adk._providers.clients import COMPACT, JsonForm
 
 if TYPE_CHECKING:
     from google.adk.events.event import Event
 
 V = TypeVar("V")
+
+
+@dataclass(frozen=True)
+class JsonForm:
+    """How a client spells arguments and results; None where it sends the values."""
+
+    args: Callable[[Any], str] | None = None
+    result: Callable[[Any], str] | None = None
+
+
+COMPACT = JsonForm()
 
 _RAW_AUDIO = re.compile(r"audio/(x-|vnd\.)?(wav|l16|l24|pcm|aiff)")
 _TEXT_FILE = re.compile(

@@ -7,32 +7,25 @@ imported.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from google.adk.agents.invocation_context import InvocationContext
 from google.adk.agents.readonly_context import ReadonlyContext
 from google.adk.models.base_llm import BaseLlm
+from google.adk.models.llm_request import LlmRequest
 from google.adk.models.registry import LLMRegistry
 from google.genai import types
 
-from contextguard_adk._providers.windows import ModelRegistry, resolve_output_limit
-from contextguard_adk.telemetry import Usage
+from contextguard_adk._measuring.tokens import COMPACT, JsonForm
+from contextguard_adk._providers.registry import ModelRegistry, resolve_output_limit
+from contextguard_adk.records import Usage
 
 # What litellm makes of `reasoning_effort` for models that take a number.
 _EFFORT_TOKENS = {
     "minimal": 128, "low": 1_024, "medium": 2_048, "high": 4_096, "xhigh": 8_192,
     "max": 16_384,
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class JsonForm:
-    """How a client spells arguments and results; None where it sends the values."""
-
-    args: Callable[[Any], str] | None = None
-    result: Callable[[Any], str] | None = None
 
 
 def find_llm(agent: object) -> BaseLlm | None:
@@ -101,6 +94,22 @@ def thinking_tokens(llm: object, config: types.GenerateContentConfig) -> int:
     return max(0, asked) if isinstance(asked, int) else 0
 
 
+def answers_freely(request: LlmRequest, agent: object) -> bool:
+    """Returns whether no built-in tool, schema or forced choice decides the answer."""
+    config = request.config
+    for tool in config.tools or ():
+        settings = tool if isinstance(tool, types.Tool) else ()
+        kinds = [name for name, value in settings if value is not None]
+        if kinds != ["function_declarations"]:
+            return False
+    has_schema = config.response_schema or config.response_json_schema
+    if has_schema or getattr(agent, "output_schema", None) is not None:
+        return False
+    calling = config.tool_config and config.tool_config.function_calling_config
+    mode = calling.mode if calling else None
+    return mode in (None, "AUTO", "VALIDATED", "MODE_UNSPECIFIED")
+
+
 def read_usage(reported: types.GenerateContentResponseUsageMetadata | None) -> Usage:
     """Reads what a call took; zeros where its client reports nothing."""
     if reported is None:
@@ -162,7 +171,6 @@ def _spell_block(block: object) -> str:
     return str(block)
 
 
-COMPACT = JsonForm()
 _FORMS = {
     # Before LiteLlm: one class is both.
     "GemmaFunctionCallingMixin": JsonForm(result=json.dumps),

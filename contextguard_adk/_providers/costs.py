@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from pydantic import Field
 
-from contextguard_adk._settings import Settings
-from contextguard_adk.telemetry import Usage
+from contextguard_adk._support.settings import Settings
+from contextguard_adk.records import Usage
 
 
 class Costs(Settings):

@@ -1,1 +1,8 @@
-"""The tool by which an agent reads back what was compacted."""
+"""The tools by which an agent reads back, or asks for, what a compaction does."""
+
+from __future__ import annotations
+
+from contextguard_adk._recall.offer import Recall
+
+TOOLS = (Recall(),)
+"""The tools that the guard itself adds to requests."""

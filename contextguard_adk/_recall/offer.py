@@ -5,116 +5,103 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any
 
 from google.adk.agents.invocation_context import InvocationContext
 from google.adk.events.event import Event
 from google.adk.models.llm_request import LlmRequest
-from google.genai import types
+from google.adk.tools.base_tool import BaseTool
 
-from contextguard_adk._history.rendering import shorten_results
-from contextguard_adk._history.shown import (
+from contextguard_adk._history.adk_events import (
     RECALL_TOOL,
     compacted_spans,
     is_visible,
     is_within,
     without_rewound,
 )
-from contextguard_adk._history.state import AgentState
+from contextguard_adk._history.history import History
 from contextguard_adk._history.stored import StoredSummary
-from contextguard_adk._history.view import HistoryView
-from contextguard_adk._measuring.budgets import TokenCounter
-from contextguard_adk._measuring.tokens import estimate_config_tokens
+from contextguard_adk._history.text import Item, list_items
+from contextguard_adk._providers.clients import answers_freely
 from contextguard_adk._recall.tool import DECLARATION, RecallHistoryTool
-from contextguard_adk._summarizing.items import Item, list_items
-from contextguard_adk._summarizing.model import answers_freely
-from contextguard_adk.telemetry import warn_once
+from contextguard_adk._shapes.sealed_thoughts import thinker_of
+from contextguard_adk._support.log import warn_once
+from contextguard_adk._turn.settings import StrategySettings
+from contextguard_adk._turn.turn import Turn
 
 logger = logging.getLogger("contextguard_adk.recall")
 
 
-class RecallOffer:
-    """Offers the recall tool in one request, once something was compacted."""
+class Recall:
+    """Offers `recall_history`, once something was compacted or shortened."""
 
-    def __init__(
-        self,
-        invocation: InvocationContext,
-        request: LlmRequest,
-        recall: Literal["auto"] | bool,
-        page_tokens: int,
-        count: TokenCounter,
-    ) -> None:
-        self._invocation = invocation
-        self._request = request
-        self._page_tokens = page_tokens
-        self._count = count
-        self.is_possible = may_offer(request, invocation.agent, recall)
+    declaration = DECLARATION
 
-    def adapt(self, stored: StoredSummary | None) -> StoredSummary | None:
-        """Takes the tool out of a summary: a call without it would end the turn."""
-        if stored is None or self.is_possible or not stored.has_recall:
-            return stored
-        return stored.model_copy(update={"index": "", "has_recall": False})
+    def is_possible(
+        self, request: LlmRequest, agent: Any, settings: StrategySettings
+    ) -> bool:
+        """Returns whether a request may be given the tool."""
+        present = request.tools_dict.get(RECALL_TOOL)
+        if not settings.recall or request.config.cached_content:
+            return False  # A cache that the app has made holds all tools there are.
+        if not (present is None or isinstance(present, RecallHistoryTool)):
+            message = (
+                "Agent %r has a tool %r of its own, so it is not offered the guard's."
+            )
+            warn_once(logger, message, str(getattr(agent, "name", "")), RECALL_TOOL)
+            return False
+        has_functions = bool(request.tools_dict and request.config.tools)
+        is_harmless = has_functions and answers_freely(request, agent)
+        return settings.recall is True or is_harmless
 
-    def is_wanted(self, view: HistoryView, state: AgentState, may_bind: bool) -> bool:
-        """Whether to declare the tool: once there is something to read.
+    def is_wanted(self, turn: Turn) -> bool:
+        """Returns whether to declare the tool: once there is something to read."""
+        if not turn.has_recall or turn.record.has_recall:
+            return turn.has_recall
+        return self._has_more(turn) or self.is_lasting(turn)
+
+    def is_lasting(self, turn: Turn) -> bool:
+        """Returns whether every later request has to declare it as well.
 
         Where a tool that comes later would change what thoughts or a cache stand on, it
         is declared from the first request on, and in older sessions from then on.
         """
-        if not self.is_possible or state.record.has_recall:
-            return self.is_possible
-        has_more = view.stored is not None or bool(view.previewed)
-        is_first = all(content.role != "model" for content in view.contents)
-        if (may_bind or self._request.cache_config) and (has_more or is_first):
-            state.note(has_recall=True)
-            return True
-        return has_more
+        if not (thinker_of(turn).may_bind or turn.request.cache_config):
+            return False
+        is_first = all(content.role != "model" for content in turn.messages)
+        return is_first or self._has_more(turn)
 
-    def make(
-        self,
-        view: HistoryView,
-        stored: StoredSummary | None,
-        covered: Collection[int],
-        window_tokens: int,
-    ) -> None:
-        """Gives the agent the tool, to read what a summary covers."""
-        if not self.is_possible:
-            return
-        source = RecallSource(view, stored, covered, self._invocation)
-        tool = RecallHistoryTool(source, window_tokens, self._page_tokens, self._count)
-        if RECALL_TOOL not in self._request.tools_dict:
-            self._request.append_tools([tool])
-        self._request.tools_dict[RECALL_TOOL] = tool
+    def _has_more(self, turn: Turn) -> bool:
+        return turn.history.stored is not None or bool(turn.history.previewed)
 
-    @property
-    def missing_tokens(self) -> int:
-        """What the tool will take once it is offered, by bytes / 4."""
-        if not self.is_possible or RECALL_TOOL in self._request.tools_dict:
-            return 0
-        tool = types.Tool(function_declarations=[DECLARATION])
-        return estimate_config_tokens(types.GenerateContentConfig(tools=[tool]))
+    def make(self, turn: Turn, invocation: InvocationContext) -> BaseTool:
+        """Returns the tool that reads what this request leaves out."""
+        history = turn.history
+        source = RecallSource(history, history.stored, history.covered, invocation)
+        page_tokens = turn.settings.recall_page_tokens
+        window_tokens = turn.budgets.window_tokens
+        return RecallHistoryTool(source, window_tokens, page_tokens, turn.correction)
 
 
 @dataclass(frozen=True)
 class RecallSource:
     """Where the tool reads, until the next request; it must not hold this one."""
 
-    view: HistoryView
+    history: History
     stored: StoredSummary | None
     covered: Collection[int]
     invocation: InvocationContext
 
     async def load(self) -> tuple[list[Item], list[Item]]:
         """Lists all items, and those that the request does not show; newest first."""
-        view, stored = self.view, self.stored
+        history, stored = self.history, self.stored
         older = await _load_older_items(self.invocation)
-        items = list_items(view.contents, view.history, view.outputs)[::-1]
-        hidden = {-1, *self.covered, *view.previewed}
-        if view.live_index is not None and stored and stored.request_chars < 0:
-            hidden.discard(view.live_index)  # The continuation quotes it.
+        items = list_items(history.contents, history.history, history.outputs)[::-1]
+        hidden = {-1, *self.covered, *history.previewed}
+        if history.request_index is not None and stored and stored.request_chars < 0:
+            hidden.discard(history.request_index)  # The continuation quotes it.
         if stored:
-            hidden.update(shorten_results(view, stored))
+            hidden.update(history.shortened_results(stored))
         known = {item.handle for item in items}
         # Those that ADK did not put into the request.
         missing = (item for item in reversed(older) if item.handle not in known)
@@ -122,21 +109,6 @@ class RecallSource:
         unseen = [item for item in items if item.content_index in hidden]
         first = {item.handle: item for item in reversed(unseen)}
         return items, [item for item in unseen if first[item.handle] is item]
-
-
-def may_offer(
-    request: LlmRequest, agent: object, recall: Literal["auto"] | bool
-) -> bool:
-    """Whether a request may be given the recall tool, which some settings refuse."""
-    present = request.tools_dict.get(RECALL_TOOL)
-    if not recall or request.config.cached_content:
-        return False  # A cache that the app has made holds all tools there are.
-    if not (present is None or isinstance(present, RecallHistoryTool)):
-        message = "Agent %r has a tool %r of its own, so it is not offered the guard's."
-        warn_once(logger, message, str(getattr(agent, "name", "")), RECALL_TOOL)
-        return False
-    has_functions = bool(request.tools_dict and request.config.tools)
-    return recall is True or (has_functions and answers_freely(request, agent))
 
 
 async def _load_older_items(invocation: InvocationContext) -> list[Item]:

@@ -8,20 +8,17 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from google.adk.tools.base_tool import BaseTool
+from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
-from contextguard_adk._history.shown import RECALL_TOOL
-from contextguard_adk._measuring.budgets import TokenCounter
+from contextguard_adk._history.adk_events import RECALL_TOOL
+from contextguard_adk._history.text import Item
+from contextguard_adk._measuring.calibration import token_counter
 from contextguard_adk._measuring.tokens import estimate_part_tokens
-from contextguard_adk._summarizing.items import ATTACHED_KEY, Item
-
-if TYPE_CHECKING:
-    from google.adk.tools.tool_context import ToolContext
-
-    from contextguard_adk._recall.offer import RecallSource
+from contextguard_adk._shapes.recalled_files import ATTACHED_KEY
 
 logger = logging.getLogger("contextguard_adk.recall")
 
@@ -41,21 +38,28 @@ DECLARATION = types.FunctionDeclaration(
 )
 
 
+class Source(Protocol):
+    """Where the tool reads, until the next request."""
+
+    async def load(self) -> tuple[list[Item], list[Item]]:
+        """Returns all items, and those that the request does not show; newest first."""
+
+
 class RecallHistoryTool(BaseTool):
     """Searches and pages through the compacted part of a history."""
 
     def __init__(
         self,
-        source: RecallSource,
+        source: Source,
         window_tokens: int,
         page_tokens: int,
-        count: TokenCounter,
+        correction: float,
     ) -> None:
         super().__init__(name=RECALL_TOOL, description=DECLARATION.description or "")
         self._source = source
         self._window_tokens = window_tokens
         self._page_tokens = min(page_tokens, window_tokens // 10)
-        self._count = count
+        self._count = token_counter(correction)
 
     def _get_declaration(self) -> types.FunctionDeclaration:
         return DECLARATION.model_copy()

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from contextguard_adk import config
 from contextguard_adk._measuring.budgets import plan_budgets
-from contextguard_adk._providers.windows import (
+from contextguard_adk._providers.registry import (
     LitellmRegistry,
     resolve_context_window,
     resolve_costs,

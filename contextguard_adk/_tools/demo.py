@@ -28,7 +28,7 @@ from rich.table import Table
 from contextguard_adk._providers.clients import read_usage
 from contextguard_adk._providers.costs import TYPICAL_COSTS, Costs, price_calls
 from contextguard_adk._providers.overflow import parse_overflow
-from contextguard_adk._providers.windows import LitellmRegistry, resolve_costs
+from contextguard_adk._providers.registry import LitellmRegistry, resolve_costs
 from contextguard_adk._tools.terminal import (
     CommandError,
     print_line,
@@ -37,7 +37,7 @@ from contextguard_adk._tools.terminal import (
 )
 from contextguard_adk.config import STRATEGIES
 from contextguard_adk.plugin import ContextGuardPlugin
-from contextguard_adk.telemetry import (
+from contextguard_adk.records import (
     CallRecord,
     CompactionRecord,
     PressureRecord,

@@ -18,9 +18,9 @@ from google.adk.events.event import Event
 from google.adk.sessions import BaseSessionService, Session
 from pydantic import ValidationError
 
-from contextguard_adk._memory import branch_scope
+from contextguard_adk._runtime.scopes import branch_scope
 from contextguard_adk._tools.terminal import CommandError
-from contextguard_adk.telemetry import METADATA_KEY
+from contextguard_adk.records import METADATA_KEY
 
 
 @dataclass(frozen=True)

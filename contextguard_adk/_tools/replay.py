@@ -19,12 +19,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from contextguard_adk._calls import due
-from contextguard_adk._history.shown import RECALL_TOOL
+from contextguard_adk._core import loop
+from contextguard_adk._history.adk_events import RECALL_TOOL
 from contextguard_adk._measuring.tokens import estimate_config_tokens
 from contextguard_adk._providers.clients import read_usage
 from contextguard_adk._providers.costs import price_calls
-from contextguard_adk._providers.windows import resolve_context_window, resolve_costs
+from contextguard_adk._providers.registry import resolve_context_window, resolve_costs
 from contextguard_adk._tools import recordings, replay_report
 from contextguard_adk._tools.recordings import (
     RecordedCall,
@@ -42,8 +42,8 @@ from contextguard_adk._tools.terminal import (
 )
 from contextguard_adk.config import PluginSettings, load_settings
 from contextguard_adk.plugin import ContextGuardPlugin
+from contextguard_adk.records import Usage
 from contextguard_adk.strategies import Strategy
-from contextguard_adk.telemetry import Usage
 
 MAX_LISTED = 100
 """Sessions of a list for people; JSON has them all."""
@@ -96,7 +96,7 @@ def run_replay(arguments: argparse.Namespace) -> None:
     if arguments.plot:
         replay_report.require_plotting(arguments.plot)
     # Of settings that are only compared, what they cannot do is no warning.
-    silent = [due.logger] if arguments.compare else []
+    silent = [loop.logger] if arguments.compare else []
     with quiet_logs(Console(stderr=True), *silent):
         session, settings = read_recording(arguments)
         found: Replayed | Comparison

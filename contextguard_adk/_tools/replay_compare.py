@@ -17,9 +17,9 @@ from contextguard_adk._tools.replay_report import (
     print_table,
 )
 from contextguard_adk._tools.terminal import print_line
+from contextguard_adk._turn.settings import LEAST_AUTO_TOKENS
 from contextguard_adk.config import STRATEGIES, PluginSettings
-from contextguard_adk.strategies.base import LEAST_AUTO_TOKENS
-from contextguard_adk.telemetry import format_cost
+from contextguard_adk.records import format_cost
 
 COMPARED: list[tuple[str, dict[str, Any]]] = [
     ("threshold", {}),

@@ -23,7 +23,7 @@ from contextguard_adk._tools.terminal import (
     print_line,
     print_sparkline,
 )
-from contextguard_adk.telemetry import CompactionRecord, Usage, format_cost
+from contextguard_adk.records import CompactionRecord, Usage, format_cost
 
 COLUMNS = {
     "call": ("number", ","),

@@ -22,7 +22,7 @@ from pydantic import PrivateAttr
 from contextguard_adk._providers.clients import read_usage
 from contextguard_adk._tools.recordings import RecordedCall
 from contextguard_adk._tools.terminal import CommandError
-from contextguard_adk.telemetry import CallRecord, Usage
+from contextguard_adk.records import CallRecord, Usage
 from contextguard_adk.testing import SimulatedLlm
 from contextguard_adk.testing.provider import (
     count_request_tokens,

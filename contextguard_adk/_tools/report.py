@@ -13,12 +13,12 @@ from google.adk.events.event import Event
 from google.adk.sessions import Session
 from rich.console import Console
 
-from contextguard_adk._history.coverage import fingerprint
-from contextguard_adk._history.state import AgentState
-from contextguard_adk._memory import branch_scope
+from contextguard_adk._history.fingerprints import fingerprint
 from contextguard_adk._providers.clients import read_usage
 from contextguard_adk._providers.costs import add_costs, price_calls
-from contextguard_adk._providers.windows import resolve_costs
+from contextguard_adk._providers.registry import resolve_costs
+from contextguard_adk._runtime.scopes import branch_scope
+from contextguard_adk._runtime.state import AgentState
 from contextguard_adk._tools.recordings import (
     RecordedCall,
     describe_session,
@@ -33,7 +33,7 @@ from contextguard_adk._tools.replay import (
 )
 from contextguard_adk._tools.replay_report import Replayed, ReplayedCall
 from contextguard_adk._tools.terminal import explain_writing, print_line, quiet_logs
-from contextguard_adk.telemetry import Usage
+from contextguard_adk.records import Usage
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from jinja2 import Environment, StrictUndefined
 from contextguard_adk._providers.costs import add_costs
 from contextguard_adk._tools.recordings import describe_session, read_time
 from contextguard_adk._tools.report import Call, Compaction, Report, read_number
-from contextguard_adk.telemetry import REASONS, Usage, format_cost
+from contextguard_adk.records import REASONS, Usage, format_cost
 
 
 def build_page(report: Report) -> str:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from contextguard_adk import telemetry
+from contextguard_adk._listeners import announcements
 
 
 class CommandError(Exception):
@@ -93,7 +93,7 @@ def quiet_logs(console: Console, *more: logging.Logger) -> Iterator[None]:
     noisy = ("google_adk", "google_genai", "LiteLLM", "opentelemetry")
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings(action="ignore"))
-        for logger in (*map(logging.getLogger, noisy), telemetry.logger, *more):
+        for logger in (*map(logging.getLogger, noisy), announcements.logger, *more):
             stack.callback(logger.setLevel, logger.level)
             logger.setLevel(logging.CRITICAL + 1)
         guard_logger.addHandler(handler)

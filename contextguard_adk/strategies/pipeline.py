@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import (
     BeforeValidator,
@@ -15,31 +14,21 @@ from pydantic import (
     model_validator,
 )
 
-from contextguard_adk._history.pairs import (
-    has_function_response,
-    has_tool,
-    keep_pairs_whole,
-)
-from contextguard_adk._history.rendering import shorten_results
-from contextguard_adk._history.truncation import Preview, Truncation
-from contextguard_adk._summarizing.compose import Draft
+from contextguard_adk._history.draft import Draft
+from contextguard_adk._history.truncation import Preview
+from contextguard_adk._summaries.ask import Ask
+from contextguard_adk._summaries.compose import fits, squeeze
+from contextguard_adk._turn.turn import Turn
 from contextguard_adk.strategies.base import Strategy, import_subclass
 from contextguard_adk.strategies.reducers import (
     MessageWindow,
     Reducer,
-    Relaxed,
-    StrategyResult,
     SummaryCompaction,
     TokenWindow,
     ToolOutputTruncation,
 )
+from contextguard_adk.strategies.reduction import Reduction, Relaxed, StrategyResult
 
-if TYPE_CHECKING:
-    from contextguard_adk._summarizing.compose import Compaction
-    from contextguard_adk._summarizing.context import CompactionContext
-
-
-_ENOUGH = StrategyResult.TARGET_REACHED
 PASSES = (Relaxed(), Relaxed(lengths=True), Relaxed(lengths=True, preferences=True))
 
 
@@ -153,152 +142,43 @@ class Pipeline(Strategy):
         preview = preview or Preview(with_handles=has_recall)
         return replace(preview, strings=output.truncation())
 
-    def fullness(self, context: CompactionContext) -> float:
-        """Tokens as a part of the threshold, or of where the reducers run before it."""
+    def fullness(self, turn: Turn) -> float:
+        """Returns tokens as a part of where the reducers run."""
         early = self.compression_threshold or math.inf
-        early_tokens = early * context.budgets.working_tokens
-        return max(context.fullness, context.tokens / early_tokens)
+        return max(turn.fullness, turn.tokens / (early * turn.budgets.working_tokens))
 
-    async def compact(self, context: CompactionContext) -> Compaction | None:
+    async def compact(self, turn: Turn, ask: Ask) -> Draft | None:
         """Runs the reducers when the threshold is reached."""
-        if self.fullness(context) < 1:
+        if self.fullness(turn) < 1:
             return None
-        window_tokens = context.budgets.working_tokens
-        limit = context.limit_tokens
-        due_tokens = min(limit, context.budgets.threshold_tokens)
+        window_tokens, limit = turn.budgets.working_tokens, turn.limit_tokens
+        due_tokens = min(limit, turn.budgets.threshold_tokens)
         target = min(int(self.target_token_ratio * window_tokens), due_tokens - 1)
-        reduction = Reduction(context, target)
-        enough = (target + due_tokens) // 2 if context.is_due else limit
+        reduction = Reduction(turn, ask, target)
+        enough = (target + due_tokens) // 2 if turn.is_due else limit
         for relaxed in PASSES:
             reduction.relaxed = relaxed
             await self._run(reduction)
             if reduction.tokens <= enough:
                 break
             enough = limit
-        compaction, attempts = reduction.compaction, reduction.attempts
-        hardly_less = 0.9 * context.measure(context.contents)
-        is_requested = context.reason == "requested" and not attempts
+        draft = reduction.decided
+        hardly_less = 0.9 * turn.measure(turn.contents)
+        is_requested = turn.reason == "requested" and not ask.attempts
         is_unanswered = is_requested and reduction.tokens > hardly_less
         if reduction.tokens > limit or is_unanswered:
-            if compaction and attempts:
-                compaction = context.squeeze(compaction)
-                if context.fits(compaction):
-                    return compaction.after(attempts)
-            most = self.max_compaction_attempts
-            if everything := await context.summarize_all(most, attempts):
-                return everything
-            return compaction.after(attempts) if compaction else None
+            if draft and ask.attempts:
+                squeezed = squeeze(turn, draft)
+                if fits(turn, squeezed):
+                    return squeezed.draft
+            return await ask.summarize_all(turn) or draft
         # Before the threshold, less than this is not worth a new prefix.
-        gain = context.tokens - reduction.tokens
-        if not (context.is_due or attempts) and gain < int(0.05 * window_tokens):
-            return None
-        return compaction.after(attempts) if compaction else None
+        gain = turn.tokens - reduction.tokens
+        is_early = not (turn.is_due or ask.attempts)
+        return None if is_early and gain < int(0.05 * window_tokens) else draft
 
     async def _run(self, reduction: Reduction) -> None:
         for reducer in (self.window, self.tool_output, self.summary, *self.reducers):
             result = await reducer.reduce(reduction) if reducer else None
-            if result is _ENOUGH:
+            if result is StrategyResult.TARGET_REACHED:
                 return
-
-
-class Reduction:
-    """The state of one pipeline run; `attempts` counts the summaries paid for."""
-
-    def __init__(self, context: CompactionContext, target_tokens: int) -> None:
-        self.context = context
-        self.target_tokens = target_tokens
-        self.relaxed = Relaxed()
-        self.compaction: Compaction | None = None
-        self.attempts = 0
-        self._draft = Draft.continue_from(context.view)
-
-    @property
-    def tokens(self) -> int:
-        """The estimate of the request as it stands now."""
-        return self.compaction.tokens if self.compaction else self.context.tokens
-
-    @property
-    def kept(self) -> list[int]:
-        """Indexes of the history that stands in the request, oldest first."""
-        return [i for i in self.context.view.history if i not in self._draft.covered]
-
-    @property
-    def protected(self) -> frozenset[int]:
-        """What no reducer removes: the live request, open calls, unseen results."""
-        view = self.context.view
-        live = () if view.live_index is None else (view.live_index,)
-        return view.pinned_calls | self.context.kept.unseen | frozenset(live)
-
-    @property
-    def truncation(self) -> tuple[Truncation, int] | None:
-        """How tool results in the request are shortened, and up to which content."""
-        draft = self._draft
-        return (draft.truncation, draft.truncated_upto) if draft.truncation else None
-
-    def measure_kept(self) -> dict[int, int]:
-        """Heuristic tokens of what stands in the request, each content as it stands."""
-        view = self.context.view
-        stored = self.compaction.stored if self.compaction else view.stored
-        shown = dict(enumerate(view.shown))
-        if stored:
-            shown |= shorten_results(view, stored)
-        return {i: view.memo.estimate_tokens([shown[i]]) for i in self.kept}
-
-    def expect_beside_summary(self, keep_count: int) -> int:
-        """Estimates what would stand beside a summary and the newest contents."""
-        covered = self.context.older_than(keep_count)
-        beside = replace(self._draft, text="", covered=covered, model_covered=covered)
-        return self.context.render(replace(beside, model_chars=0)).tokens
-
-    def drop(self, indexes: Collection[int]) -> StrategyResult:
-        """Takes contents, calls with results, out; a later summary still sees them."""
-        draft = self._draft
-        wanted = draft.covered | (frozenset(indexes) - self.protected)
-        covered = keep_pairs_whole(wanted, self.context.view.pairs)
-        if covered <= draft.covered:
-            return StrategyResult.NO_CHANGE
-        text = draft.text[: draft.model_chars]
-        return self._apply(replace(draft, covered=covered, text=text))
-
-    def truncate(self, truncation: Truncation, upto: int) -> StrategyResult:
-        """Shortens every tool result up to and including content `upto`."""
-        draft = replace(self._draft, truncation=truncation, truncated_upto=upto)
-        return self._apply(draft)
-
-    async def summarize(self, keep_count: int) -> StrategyResult:
-        """Has all but the newest `keep_count` contents summarized."""
-        covered = self.context.older_than(keep_count)
-        if self.context.failures or not covered - self._draft.model_covered:
-            return StrategyResult.NO_CHANGE
-        compaction = await self.context.summarize(covered)
-        self.attempts += 1
-        stored, known = compaction.stored, self._draft.model_covered
-        draft = replace(
-            self._draft,
-            text=stored.text,
-            covered=compaction.covered,
-            model_covered=known if stored.is_mechanical else compaction.covered,
-            model_chars=stored.model_chars,
-        )
-        return self._apply(draft)
-
-    def _apply(self, draft: Draft) -> StrategyResult:
-        """Renders what was decided, and tells what it achieved."""
-        before = self.tokens
-        self._draft = draft
-        self.compaction = self.context.render(draft)
-        if self.tokens <= self.target_tokens:
-            return StrategyResult.TARGET_REACHED
-        is_less = self.tokens < before
-        return StrategyResult.APPLIED if is_less else StrategyResult.NO_CHANGE
-
-    def last_tool_result(self, before: int | None = None) -> int | None:
-        """The index of the newest tool result in the request, older than `before`."""
-        contents = self.context.view.contents
-        indexes = (i for i in reversed(self.kept) if before is None or i < before)
-        return next((i for i in indexes if has_function_response(contents[i])), None)
-
-    def is_instruction(self, index: int) -> bool:
-        """Tells whether a history content is an instruction, not a message."""
-        content = self.context.view.contents[index]
-        return content.role not in ("user", "model") and not has_tool(content)

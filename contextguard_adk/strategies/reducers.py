@@ -4,37 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from enum import Enum
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import Field, model_validator
 
 from contextguard_adk._history.truncation import Truncation
-from contextguard_adk._measuring.calibration import DEFAULT_CORRECTION
-from contextguard_adk._settings import Settings, resolve_size, size
-
-if TYPE_CHECKING:
-    from contextguard_adk.strategies.pipeline import Reduction
-
-
-class StrategyResult(Enum):
-    """What one reducer of a pipeline has achieved.
-
-    With `TARGET_REACHED` the request is small enough; later reducers do not run.
-    """
-
-    NO_CHANGE = "no_change"
-    APPLIED = "applied"
-    TARGET_REACHED = "target_reached"
-
-
-@dataclass(frozen=True)
-class Relaxed:
-    """Which settings are relaxed: lengths, or preferences of when and what to drop."""
-
-    lengths: bool = False
-    preferences: bool = False
+from contextguard_adk._support.settings import Settings, resolve_size, size
+from contextguard_adk.strategies.reduction import Reduction, StrategyResult
 
 
 class Reducer(Settings, ABC):
@@ -64,7 +40,7 @@ class _Window(Reducer, ABC):
         """What stays whatever its age, oldest first."""
         if reduction.relaxed.preferences:
             return []
-        first = reduction.context.view.first_task_index
+        first = reduction.turn.history.first_task_index
         return [
             index
             for index in reduction.kept
@@ -126,9 +102,8 @@ class TokenWindow(_Window):
 
     async def reduce(self, reduction: Reduction) -> StrategyResult:
         """Drops what is older than the budget reaches."""
-        costs, context = reduction.measure_kept(), reduction.context
-        factor = context.correction or DEFAULT_CORRECTION
-        window = context.budgets.working_tokens / factor  # In heuristic tokens.
+        costs, turn = reduction.measure_kept(), reduction.turn
+        window = turn.budgets.working_tokens / turn.correction  # In heuristic tokens.
         room = resolve_size(self.budget_tokens, window)
         if sum(costs.values()) <= room:
             return StrategyResult.NO_CHANGE
@@ -210,7 +185,7 @@ class ToolOutputTruncation(Reducer):
             last = max(last, known_last)
             if known.result_length and not truncation.result_length:
                 truncation = known
-        preview = reduction.context.view.preview
+        preview = reduction.turn.history.preview
         is_known = preview is not None and preview.strings == truncation
         if is_known or (truncation, last) == reduction.truncation:
             return StrategyResult.NO_CHANGE
@@ -278,7 +253,7 @@ class SummaryCompaction(Reducer):
 
     async def reduce(self, reduction: Reduction) -> StrategyResult:
         """Summarizes when the request is still above the trigger."""
-        window = reduction.context.budgets.working_tokens
+        window = reduction.turn.budgets.working_tokens
         keep, target = self.preserve_recent_count, reduction.target_tokens
         is_relaxed = reduction.relaxed.preferences
         is_triggered = reduction.tokens >= self.trigger_threshold * window

@@ -1,4 +1,4 @@
-"""Summarizes the older history and keeps the newest contents word for word."""
+"""Summarizes the older history and keeps the newest messages word for word."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 
 from pydantic import AliasChoices, Field
 
+from contextguard_adk._history.draft import Draft
+from contextguard_adk._summaries.ask import Ask
+from contextguard_adk._summaries.compose import expect_tokens, fits, squeeze
+from contextguard_adk._turn.turn import Turn
 from contextguard_adk.strategies.base import Strategy
 
-if TYPE_CHECKING:
-    from contextguard_adk._summarizing.compose import Compaction
-    from contextguard_adk._summarizing.context import CompactionContext
-
-MIN_KEPT = 3  # Contents.
+MIN_KEPT = 3  # Messages.
 
 
 class SlidingWindow(Strategy):
-    """Summarizes older history when it grows beyond a number of contents.
+    """Summarizes older history when it grows beyond a number of messages.
 
     Fires when more than `max_messages` are not covered by a summary, or when tokens
     reach the threshold. It keeps the newest 30 % of them, at least 3, at a
@@ -47,55 +47,48 @@ class SlidingWindow(Strategy):
             """Another name of `max_messages`."""
             return self.max_messages
 
-    def fullness(self, context: CompactionContext) -> float:
-        """Tokens or messages as a part of what is allowed, whichever is more."""
-        view, first_due = context.view, self.max_messages + 1
-        most = len(view.contents) / first_due
+    def fullness(self, turn: Turn) -> float:
+        """Returns tokens or messages as a part of what is allowed, the larger one."""
+        first_due = self.max_messages + 1
+        most = len(turn.messages) / first_due
         # Counting all contents is cheaper than finding out what is history.
         if most >= (self.ahead or 1.0):
-            most = len(view.uncovered) / first_due
-        return max(context.fullness, most)
+            most = len(turn.history.uncovered) / first_due
+        return max(turn.fullness, most)
 
-    async def compact(self, context: CompactionContext) -> Compaction | None:
-        """Compacts the older contents, when there are too many or too large ones."""
-        if self.fullness(context) < 1:
+    async def compact(self, turn: Turn, ask: Ask) -> Draft | None:
+        """Summarizes the older messages, when there are too many or too large ones."""
+        if self.fullness(turn) < 1:
             return None
-        if not context.is_due:
-            context = replace(context, reason=self.early_reason)
-        return await self._compact(context)
-
-    async def _compact(self, context: CompactionContext) -> Compaction | None:
-        compaction: Compaction | None = None
-        attempts = 0
-        keep = max(MIN_KEPT, int(len(context.view.uncovered) * 0.30))
-        keep = min(keep, context.keep_count)
-        context = replace(context, keep_count=keep)
-        while attempts < self.max_compaction_attempts:
-            while keep > MIN_KEPT and _is_too_much(context, context.older_than(keep)):
+        keep = max(MIN_KEPT, int(len(turn.history.uncovered) * 0.30))
+        keep = min(keep, turn.keep_count)
+        reason = turn.reason if turn.is_due else self.early_reason
+        turn = replace(turn, reason=reason, keep_count=keep)
+        draft: Draft | None = None
+        while ask.attempts < self.max_compaction_attempts:
+            while keep > MIN_KEPT and _is_too_much(turn, turn.older_than(keep)):
                 keep = max(MIN_KEPT, keep // 2)
-            covered = context.older_than(keep)
-            if not covered - context.view.model_covered:
+            covered = turn.older_than(keep)
+            if not covered - turn.summarized:
                 break
-            if context.is_due and context.expect(covered) > context.limit_tokens:
+            if turn.is_due and expect_tokens(turn, covered) > turn.limit_tokens:
                 break
-            compaction = await context.summarize(covered)
-            attempts += 1
-            if context.fits(compaction):
-                return compaction.after(attempts)
+            draft = await ask.summarize(turn, covered)
+            if fits(turn, ask.outcome(turn, draft)):
+                return draft
             if keep <= MIN_KEPT:
                 break
             keep = max(MIN_KEPT, keep // 2)
-        if not context.is_due:
-            return context.squeeze(compaction).after(attempts) if compaction else None
-        return await context.summarize_all(self.max_compaction_attempts, attempts)
+        if turn.is_due:
+            return await ask.summarize_all(turn)
+        return squeeze(turn, draft).draft if draft else None
 
 
-def _is_too_much(context: CompactionContext, covered: frozenset[int]) -> bool:
+def _is_too_much(turn: Turn, covered: frozenset[int]) -> bool:
     """Whether what would stay is too large, or large enough to fire again."""
-    view, stays = context.view, covered | context.kept.indexes
-    if context.is_due:
-        kept = [view.shown[index] for index in view.history if index not in stays]
-        kept_tokens = context.measure(kept) - context.measure([])
-        if kept_tokens > 0.10 * context.budgets.working_tokens:
+    history, stays = turn.history, covered | turn.kept.indexes
+    if turn.is_due:
+        kept = [history.shown[index] for index in history.history if index not in stays]
+        if turn.measure_alone(kept) > 0.10 * turn.budgets.working_tokens:
             return True
-    return context.expect(covered) > context.limit_tokens
+    return expect_tokens(turn, covered) > turn.limit_tokens

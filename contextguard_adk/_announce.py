@@ -1,0 +1,181 @@
+"""What the plugin does once: it checks its arguments and looks at the app."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+
+from google.adk.agents.base_agent import BaseAgent
+
+from contextguard_adk._providers.registry import ModelRegistry, resolve_context_window
+from contextguard_adk._runtime.adk_tree import walk_tree
+from contextguard_adk._support.log import log_failure, warn_once
+from contextguard_adk._support.settings import short_repr, suggest
+from contextguard_adk.config import (
+    CONFIG_VARIABLE,
+    STRATEGIES,
+    STRICT_VARIABLE,
+    PluginSettings,
+    settings_from_environment,
+)
+from contextguard_adk.errors import ConfigError
+from contextguard_adk.strategies.base import Strategy, Threshold
+
+logger = logging.getLogger("contextguard_adk.plugin")
+
+GUARD_ALL = Threshold()
+"""The strategy of every agent where nothing else is said."""
+
+FROM_FILE = Threshold()
+"""Stands for settings that `from_file` reads."""
+
+_MAX_AGENTS = 12
+_OFF = ("", "0", "false", "no", "off")
+_SOURCES = {"configured": "configured", "registry": "model registry"}
+
+
+def check_arguments(agents: object, default: object, registry: object) -> None:
+    """Raises a TypeError that says what is expected in place of a wrong object."""
+    if not isinstance(agents, Mapping | None):
+        raise TypeError(
+            "agents must be a mapping of agent names to strategies, such as "
+            f"{{'writer': Threshold()}}, not {type(agents).__name__}: "
+            f"{short_repr(agents)}"
+        )
+    named = [(f"agents[{name!r}]", each) for name, each in (agents or {}).items()]
+    for place, strategy in (*named, ("default", default)):
+        if strategy is not None and not isinstance(strategy, Strategy):
+            given = _describe_wrong(strategy)
+            raise TypeError(f"{place} must be a Strategy or None, not {given}")
+    if registry is not None and not hasattr(registry, "context_window"):
+        raise TypeError(
+            "registry must have a method context_window(model) that returns tokens or "
+            f"None, not {type(registry).__name__}: {short_repr(registry)}"
+        )
+
+
+def _describe_wrong(value: object) -> str:
+    if isinstance(value, type):
+        call = f"{value.__name__}()"
+        hint = f". Did you mean {call}?" if issubclass(value, Strategy) else ""
+        return f"the class {value.__name__}{hint}"
+    given = f"{type(value).__name__}: {short_repr(value)}"
+    if isinstance(value, str):
+        kind = STRATEGIES.get(value, Threshold).__name__
+        return f"{given}. Did you mean {kind}()? Names of strategies are for files"
+    if isinstance(value, dict):
+        return f"{given}. Did you mean Threshold(…) with these settings?"
+    return given
+
+
+def choose_settings(
+    given: PluginSettings, default: Strategy | None, is_strict: bool
+) -> PluginSettings:
+    """Takes the settings given as arguments, or those of the file in the environment.
+
+    Raises:
+        ConfigError: The file is wrong, and the plugin is to be strict.
+    """
+    path = os.environ.get(CONFIG_VARIABLE)
+    if default is FROM_FILE or not path:
+        return given
+    usual = PluginSettings()
+    names = [name for name, value in given if value != getattr(usual, name)]
+    if default is not GUARD_ALL and "default" not in names:
+        names.append("default")
+    if names:
+        message = (
+            f"{CONFIG_VARIABLE} names %s, which is not read because ContextGuardPlugin "
+            "was given %s in code. To read the file, give none of these, or use "
+            "ContextGuardPlugin.from_file(%r)."
+        )
+        warn_once(logger, message, path, ", ".join(names), path)
+        return given
+    try:
+        return settings_from_environment() or given
+    except ConfigError as error:
+        if is_strict or os.environ.get(STRICT_VARIABLE, "").lower() not in _OFF:
+            message = "Nothing is guarded: ADK only logs this under --extra_plugins."
+            raise ConfigError(f"{error} {message}") from error
+        message = "%s Every agent is guarded with the defaults until this is mended."
+        warn_once(logger, message, str(error), level=logging.ERROR)
+        return given
+
+
+def look_at_app(
+    app: str, root: object, settings: PluginSettings, registry: ModelRegistry | None
+) -> None:
+    """Tells what is guarded, and warns of settings for agents that the app lacks."""
+    try:
+        if root is not None:
+            _check_names(app, root, settings)
+        if logger.isEnabledFor(logging.INFO):
+            verb = "Observing" if settings.observe else "Guarding"
+            said = _list_agents(root, settings, registry)
+            logger.info("%s app %r: %s.", verb, app, "; ".join(said))
+    except Exception as error:  # noqa: BLE001 - a turn must not end here.
+        log_failure(logger, "The guard could not look at the app", error)
+
+
+def _check_names(app: str, root: object, settings: PluginSettings) -> None:
+    if not settings.agents:
+        return
+    tree = [node for node in walk_tree(root) if isinstance(node, BaseAgent)]
+    known = {agent.name for agent in tree}
+    default = settings.default
+    others = f"guarded by {type(default).__name__}" if default else "not guarded"
+    for name in sorted(settings.agents.keys() - known):
+        message = "`agents` names %r, but app %r has no agent of that name.%s "
+        message += "Agents that `agents` does not name are %s."
+        warn_once(logger, message, name, app, suggest(name, known), others)
+
+
+def _list_agents(
+    root: object, settings: PluginSettings, registry: ModelRegistry | None
+) -> list[str]:
+    """Says of each agent how it is guarded, of a large app's first dozen."""
+    from google.adk.agents.llm_agent import LlmAgent  # ADK has it by now.
+
+    if root is None:
+        agents: dict[str, object] = dict.fromkeys(settings.agents)
+    else:
+        tree = [node for node in walk_tree(root) if isinstance(node, LlmAgent)]
+        agents = {agent.name: agent for agent in tree}
+    named_first = sorted(agents, key=lambda name: (name not in settings.agents, name))
+    said = [
+        f"{name}: {_describe_agent(agents[name], strategy, registry)}"
+        for name in named_first[:_MAX_AGENTS]
+        for strategy in [settings.agents.get(name, settings.default)]
+    ]
+    if (more := len(agents) - _MAX_AGENTS) > 0:
+        said.append(f"and {more} more")
+    if root is None:  # ADK shows no plugin a workflow at the root.
+        others = _describe_agent(None, settings.default, registry)
+        said.append(f"every {'other ' * bool(agents)}agent of the workflow: {others}")
+    return said or ["it has no LLM agent"]
+
+
+def _describe_agent(
+    agent: object, strategy: Strategy | None, registry: ModelRegistry | None
+) -> str:
+    if strategy is None:
+        return "not guarded"
+    kind, fixed = type(strategy).__name__, strategy.context_window
+    model = _find_model_name(agent)
+    if not model and fixed is None:
+        return kind
+    window = resolve_context_window(
+        model, configured=fixed, registry=registry, is_quiet=True
+    )
+    source = _SOURCES.get(window.source, f"assumed: nobody knows model {model!r}")
+    return f"{kind}, window {window.tokens:,} tokens ({source})"
+
+
+def _find_model_name(agent: object) -> str:
+    """The name of an agent's model, or its parent's; making one may take seconds."""
+    while agent is not None:
+        if model := getattr(agent, "model", None):
+            return model if isinstance(model, str) else getattr(model, "model", "")
+        agent = getattr(agent, "parent_agent", None)
+    return ""

@@ -1,1 +1,0 @@
-"""What the guard does around one model call, and what it knows of the call."""

@@ -1,0 +1,124 @@
+"""What is done with a model's answer: its token count is stored, the call reported."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+
+from google.adk.agents.callback_context import CallbackContext
+from google.adk.models.llm_response import LlmResponse
+from google.adk.plugins.base_plugin import BasePlugin
+
+from contextguard_adk._listeners import LISTENERS
+from contextguard_adk._providers.clients import read_usage
+from contextguard_adk._providers.costs import price_calls
+from contextguard_adk._providers.registry import resolve_costs
+from contextguard_adk._runtime.runs import Guard, Run, SentCall
+from contextguard_adk._runtime.scopes import call_key
+from contextguard_adk._support.log import log_failure
+from contextguard_adk._turn.units import Answered
+from contextguard_adk.records import METADATA_KEY, CallRecord, describe_call
+
+logger = logging.getLogger("contextguard_adk.answers")
+
+
+async def take_answer(
+    guard: Guard, context: CallbackContext, response: LlmResponse, plugin: BasePlugin
+) -> None:
+    """Stores what the provider counted, if it did, and reports the call once."""
+    run, key = guard.run(context.get_invocation_context()), call_key(context)
+    if (call := run.calls.get(key)) is None:
+        return
+    usage = response.usage_metadata
+    real = (usage.prompt_token_count if usage else None) or None
+    if real or (response.content and response.content.parts):
+        call.is_answered = True
+    if response.partial:
+        return
+    begin_background, state = call.begin_background, guard.state(context)
+    may_lose = _may_lose_events(context, plugin)
+    event = Answered(guard, context, run, call, response, real, state, may_lose)
+    for listener in LISTENERS:
+        try:
+            listener.answered(event)
+        except Exception as error:  # noqa: BLE001 - a turn must not end here.
+            log_failure(logger, f"{type(listener).__name__} failed", error)
+    if real:
+        _note_count(event, real)
+    if may_lose:
+        invocation = context.get_invocation_context()
+        context.state.update(run.writes.give(key[1], invocation.session.state))
+    if call.is_reported:
+        return
+    call.is_reported = True
+    if begin_background and call.is_answered:
+        begin_background(real or call.estimated_tokens)
+    record = _describe(event)
+    # Not onto the response: a plugin may hand the same one out again.
+    run.describe(key, METADATA_KEY, describe_call(record))
+    logger.debug(
+        "Agent %r: about %d tokens were sent, %s counted, window %d.",
+        *(record.agent, record.estimated_tokens, real, record.window_tokens),
+    )
+    await guard.observers.tell(guard.observers.on_call, record)
+
+
+def _may_lose_events(context: CallbackContext, plugin: BasePlugin) -> bool:
+    """Whether a plugin before this one may keep events from it."""
+    plugins = context.get_invocation_context().plugin_manager.plugins
+    usual = BasePlugin.on_event_callback
+    before = itertools.takewhile(lambda each: each is not plugin, plugins)
+    return any(type(each).on_event_callback is not usual for each in before)
+
+
+def _note_count(event: Answered, real_tokens: int) -> None:
+    """Keeps what the provider counted; a recovery needs the contents no more."""
+    call, session = event.call, event.call.session
+    usage = event.response.usage_metadata
+    cached = (usage.cached_content_token_count if usage else None) or 0
+    most_tokens = max(real_tokens, session.facts.accepted_tokens(call.model))
+    session.note(cached_ratio=cached / real_tokens, accepted=(call.model, most_tokens))
+    call.release()
+    event.state.write("real_tokens", real_tokens)
+    event.state.write("last_heuristic", call.heuristic_tokens)
+
+
+def _describe(event: Answered) -> CallRecord:
+    call, guard = event.call, event.guard
+    usage = read_usage(event.response.usage_metadata)
+    costs = resolve_costs(call.model, guard.prices, guard.registry)
+    summary_usage, summary_cost = call.session.take_costs()
+    return CallRecord(
+        agent=event.context.agent_name,
+        session_id=event.context.get_invocation_context().session.id,
+        estimated_tokens=call.estimated_tokens,
+        real_tokens=event.real_tokens,
+        window_tokens=call.window_tokens,
+        threshold_tokens=call.threshold_tokens,
+        pressure=call.estimated_tokens / call.window_tokens,
+        is_recovered=call.is_recovered,
+        compaction=call.compaction,
+        model=call.model,
+        usage=usage,
+        cost=price_calls([usage], costs),
+        summary_usage=summary_usage,
+        summary_cost=summary_cost,
+    )
+
+
+def end_run(run: Run) -> None:
+    """Warns of model calls of a run that came to nothing."""
+    run.settle()
+    for (agent, _), call in run.calls.items():
+        if _is_suspect(call):
+            logger.warning(
+                "The model of agent %r answered nothing, not even usage, to a request "
+                "of about %d tokens; its window is %d. Some servers do so instead of "
+                "rejecting what is too long.",
+                *(agent, call.estimated_tokens, call.window_tokens),
+            )
+
+
+def _is_suspect(call: SentCall) -> bool:
+    # Where a server streams no usage, LiteLLM was seen to find 40 % of the tokens.
+    return not call.is_answered and call.estimated_tokens >= 0.4 * call.window_tokens

@@ -1,0 +1,90 @@
+"""One model call of one guarded agent: who makes it, and what it may change."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from google.adk.agents.callback_context import CallbackContext
+from google.adk.agents.invocation_context import InvocationContext
+from google.adk.models.base_llm import BaseLlm
+from google.adk.models.llm_request import LlmRequest
+
+from contextguard_adk._history.history import History
+from contextguard_adk._measuring.tokens import Memo
+from contextguard_adk._providers.clients import find_llm
+from contextguard_adk._runtime.runs import Guard, Run
+from contextguard_adk._runtime.scopes import summary_scope
+from contextguard_adk._runtime.sessions import Session
+from contextguard_adk._runtime.state import AgentState
+from contextguard_adk._turn.values import Counts
+from contextguard_adk.records import CompactionRecord
+from contextguard_adk.strategies.base import Strategy
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What a request has to respect beside its model's limits.
+
+    Attributes:
+        is_rejected: Whether the provider found the request too long.
+        is_rendered: Whether its contents hold the stored summary already.
+        threshold_ratio: Which part of the usual threshold counts.
+        window_tokens: A window for this request alone; None for that of the model.
+        correction: Real tokens per heuristic token; None for what is known.
+    """
+
+    is_rejected: bool = False
+    is_rendered: bool = False
+    threshold_ratio: float = 1.0
+    window_tokens: int | None = None
+    correction: float | None = None
+
+
+@dataclass
+class Call:
+    """A model call, from its request to what is sent."""
+
+    guard: Guard
+    context: CallbackContext
+    request: LlmRequest
+    strategy: Strategy
+    is_observed: bool = False
+    compaction: CompactionRecord | None = None
+    is_compacted: bool = False  # By a summary that was paid for in this call.
+    is_recovery_paid: bool = False  # The recovery has compacted once.
+    tokens_before: int = 0  # The estimate before any compaction.
+    invocation: InvocationContext = field(init=False)
+    llm: BaseLlm | None = field(init=False)
+    agent: str = field(init=False)
+    scope: str = field(init=False)
+    state: AgentState = field(init=False)
+    session: Session = field(init=False)
+    run: Run = field(init=False)
+    memo: Memo = field(init=False)
+    counts: Counts = field(init=False)
+    started_seconds: float = field(init=False)
+    history: History | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        guard, context = self.guard, self.context
+        self.invocation = invocation = context.get_invocation_context()
+        self.llm = find_llm(invocation.agent)
+        self.agent = context.agent_name
+        self.scope = summary_scope(invocation)
+        self.state = guard.state(context)
+        self.session = guard.session(invocation, self.agent, self.scope)
+        self.run = guard.run(invocation)
+        self.memo = self.run.memo(invocation)
+        self.started_seconds = asyncio.get_running_loop().time()
+
+    @property
+    def model(self) -> str:
+        """The name of the model that the request goes to."""
+        return self.request.model or (self.llm.model if self.llm else "")
+
+    async def wait(self) -> None:
+        """Waits for the summary that is under way, if there is one."""
+        # A summary takes three calls at most.
+        timeout_seconds = 3 * self.strategy.summary_timeout_seconds
+        await self.session.pending.wait(timeout_seconds)

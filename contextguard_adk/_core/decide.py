@@ -1,0 +1,189 @@
+"""What becomes of a request: one table, read from the top; pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from enum import Enum
+from typing import NamedTuple
+
+from contextguard_adk._history.draft import Draft
+from contextguard_adk._measuring.calibration import request_script_discount
+from contextguard_adk._summaries.compose import compose
+from contextguard_adk._turn.turn import Turn
+
+
+class Step(Enum):
+    """What the guard does next."""
+
+    WAIT = "wait for the summary under way"
+    REFUSE = "refuse the compaction that was asked for"
+    COMPACT = "let the strategy compact"
+    PUT_IN = "put a summary in place"
+    SEND = "send the request as it stands"
+
+
+class Row(NamedTuple):
+    """A row of the table; `why` goes to the log, and to whoever asked."""
+
+    holds: Callable[[Turn], bool]
+    step: Step
+    why: str
+
+
+def decide(turn: Turn) -> Row:
+    """Returns the first row that holds for a model call."""
+    return next(row for row in TABLE if row.holds(turn))
+
+
+def is_worth_it(turn: Turn) -> bool:
+    """Returns whether a compaction that is wanted is worth its price."""
+    return next(row for row in _WORTH if row.holds(turn)).step is Step.COMPACT
+
+
+def _is_ready(turn: Turn) -> bool:
+    """Whether a summary is on the shelf that has its turn now."""
+    ready = turn.facts.ready
+    if turn.facts.find_lost(turn.record.summary):
+        return True
+    if ready is None or not ready.is_background:
+        return ready is not None
+    return _is_wanted(turn) and not turn.focus
+
+
+def _is_wanted(turn: Turn) -> bool:
+    return turn.is_demanded or turn.nearness >= 1
+
+
+def _was_just_compacted(turn: Turn) -> bool:
+    return bool(turn.facts.compacted_run)
+
+
+def _is_repeated(turn: Turn) -> bool:
+    """Whether it is asked for again in a run whose last call was compacted."""
+    is_same_run = turn.facts.compacted_run == turn.history.invocation_id
+    return turn.reason == "requested" and _was_just_compacted(turn) and is_same_run
+
+
+def _gains_nothing(turn: Turn) -> bool:
+    """Whether a summary of all that may be summarized would save nothing."""
+    if turn.reason != "requested":
+        return False
+    covered, stored = turn.older_than(0), turn.history.stored
+    known = stored.model_text if stored else ""
+    draft = Draft(known, covered, turn.summarized, len(known), turn.reason)
+    gains = compose(turn, draft).tokens < turn.measure(turn.contents)
+    return not (covered and gains)
+
+
+def may_begin_in_background(turn: Turn) -> bool:
+    """Returns whether a summary may be begun once this request is answered."""
+    ahead, facts = turn.settings.ahead, turn.facts
+    if ahead is None or facts.ready or facts.is_background_tried or turn.is_writing:
+        return False
+    # A strategy that does not say how near it is has an infinite one.
+    return ahead <= turn.nearness < math.inf
+
+
+def _has_no_room_to_compact(turn: Turn) -> bool:
+    is_full = turn.fixed_tokens >= turn.budgets.window_tokens
+    return turn.reason == "overflow" and is_full
+
+
+def _has_hardly_grown(turn: Turn) -> bool:
+    """Whether the last try gained nothing, and little has come since."""
+    tried_tokens = turn.facts.fruitless_tokens
+    if tried_tokens is None or turn.is_overfull:
+        return False
+    # Far below the window nothing presses, and each try is paid for.
+    is_early = tried_tokens < turn.budgets.full_tokens
+    step_tokens = turn.budgets.summary_tokens // 2
+    step_tokens = max(step_tokens, tried_tokens // 8 if is_early else 0)
+    return turn.tokens - tried_tokens < step_tokens
+
+
+def _is_trigger_too_low(turn: Turn) -> bool:
+    """Whether what no compaction removes is half of the request already."""
+    return turn.tokens < min(turn.budgets.full_tokens, 2 * fixed_part_tokens(turn))
+
+
+def _is_fixed_part_too_large(turn: Turn) -> bool:
+    fixed_tokens, budgets = fixed_part_tokens(turn), turn.budgets
+    if fixed_tokens < budgets.full_tokens:
+        return False
+    return fixed_tokens >= budgets.overfull_tokens or not turn.is_overfull
+
+
+def _is_little_new(turn: Turn) -> bool:
+    """Whether what could be summarized takes less than half a summary."""
+    if turn.is_overfull:
+        return False
+    # The current request would be quoted again, the newest steps would stay.
+    history, stays = turn.history, set(turn.kept.indexes)
+    if turn.quoted_chars < 0 and history.request_index is not None:
+        stays.add(history.request_index)
+    new = [history.shown[i] for i in history.uncovered if i not in stays]
+    return turn.measure_alone(new) < turn.budgets.summary_tokens // 2
+
+
+def fixed_part_tokens(turn: Turn) -> int:
+    """Returns what no compaction removes, on the scale of the estimate."""
+    fixed_tokens, size = turn.fixed_tokens, turn.size
+    memo = turn.history.memo
+    heuristic_tokens = memo.estimate_tokens(turn.contents) + size.config_tokens
+    if turn.tokens >= heuristic_tokens:
+        return fixed_tokens
+    # Below bytes / 4, this part is lowered as far as its scripts explain it.
+    contents, config = turn.fixed_contents, turn.config
+    discount_tokens = request_script_discount(contents, config, memo)
+    lowered_tokens = fixed_tokens * turn.tokens // heuristic_tokens
+    return max(lowered_tokens, fixed_tokens - discount_tokens)
+
+
+FIXED_PART_TOO_LARGE = Row(
+    _is_fixed_part_too_large, Step.SEND, "instruction and tools alone are too large"
+)
+
+_WORTH = (
+    Row(
+        lambda turn: (
+            _was_just_compacted(turn) and turn.facts.was_full and not turn.is_overfull
+        ),
+        Step.SEND,
+        "the call before was compacted",
+    ),
+    Row(_has_hardly_grown, Step.SEND, "it has hardly grown since a fruitless try"),
+    Row(lambda turn: not turn.is_due, Step.COMPACT, "the strategy wants it"),
+    Row(_is_trigger_too_low, Step.SEND, "half of it cannot be compacted"),
+    FIXED_PART_TOO_LARGE,
+    Row(_is_little_new, Step.SEND, "there is little to summarize"),
+    Row(lambda turn: True, Step.COMPACT, "the threshold is reached"),
+)
+
+TABLE = (
+    Row(lambda turn: turn.is_observed, Step.SEND, "the guard only observes"),
+    Row(
+        lambda turn: turn.is_writing and not turn.has_room,
+        Step.WAIT,
+        "a summary is under way, and the request cannot go out without it",
+    ),
+    Row(_is_ready, Step.PUT_IN, "a summary is ready"),
+    Row(
+        lambda turn: turn.is_settled and turn.reason == "requested",
+        Step.REFUSE,
+        "nothing could be compacted",
+    ),
+    Row(lambda turn: turn.is_settled, Step.SEND, "a compaction has had its chance"),
+    Row(lambda turn: turn.is_writing, Step.SEND, "a summary is under way"),
+    Row(_is_repeated, Step.REFUSE, "the call before was compacted as well"),
+    Row(_gains_nothing, Step.REFUSE, "nothing would be gained"),
+    Row(lambda turn: not _is_wanted(turn), Step.SEND, "no compaction is wanted"),
+    Row(
+        lambda turn: turn.has_room and may_begin_in_background(turn),
+        Step.SEND,
+        "a summary is begun in the background once this call is answered",
+    ),
+    Row(_has_no_room_to_compact, Step.SEND, "the fixed part alone fills the window"),
+    Row(lambda turn: turn.is_demanded, Step.COMPACT, "it is demanded"),
+    *_WORTH,
+)

@@ -1,0 +1,143 @@
+"""Makes any list of contents fit, with nothing but the contents themselves."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from google.adk.models.llm_request import LlmRequest
+from google.genai import types
+
+from contextguard_adk._history.contents import (
+    is_user_text,
+    join_messages,
+    pair_boundaries,
+    pair_contents,
+    parts_of,
+)
+from contextguard_adk._history.text import payload_text
+from contextguard_adk._measuring.budgets import shorten_to_tokens
+from contextguard_adk._measuring.calibration import DEFAULT_CORRECTION, token_counter
+from contextguard_adk._measuring.density import estimate_text_density
+from contextguard_adk._measuring.tokens import Memo, estimate_config_tokens
+from contextguard_adk._sections.done import DONE_RATIO, write_done_list
+from contextguard_adk._shapes.repair import repair_contents
+
+NOTICE = "[System: Earlier messages were left out, they exceed the context window.]"
+
+
+def reduce_contents(
+    contents: Sequence[types.Content],
+    room_tokens: int,
+    correction: float | None = None,
+    head: Sequence[types.Content] = (),
+    request_index: int | None = None,
+    turn: Collection[int] | None = None,
+    memo: Memo | None = None,
+) -> list[types.Content]:
+    """Keeps the head or a notice, the user's request, and the newest contents that fit.
+
+    `request_index` is None where the head quotes the request, or where it is not known.
+    Calls of the running `turn`, by default what follows the request, that are left out
+    are listed.
+    """
+    factor = correction or DEFAULT_CORRECTION
+    scale = _Scale(factor, memo or Memo())
+    first = list(head) or [_user_content(NOTICE)]
+    if scale.cost([*first, *contents]) <= room_tokens:
+        return repair_contents(join_messages(first, contents))
+    if request_index is None and not head:
+        texts = (i for i, item in enumerate(contents) if is_user_text(item))
+        request_index = max(texts, default=None)
+    if turn is None:
+        turn = range(-1 if request_index is None else request_index, len(contents))[1:]
+    count = token_counter(factor)
+    # The list of what is left out may take no more than the list of all.
+    most_tokens = int(room_tokens * DONE_RATIO)
+    done_tokens = count(write_done_list(contents, turn, most_tokens, count))
+    room_tokens -= done_tokens
+    kept: dict[int, types.Content] = {}
+    if request_index is not None:
+        most = room_tokens * 0.30
+        kept[request_index] = scale.shorten(contents[request_index], most)
+    room = room_tokens - scale.cost([*first, *kept.values()])
+    boundaries = pair_boundaries(pair_contents(contents), len(contents))
+    cuts = [index for index, splits_no_pair in enumerate(boundaries) if splits_no_pair]
+    for start, end in reversed(list(itertools.pairwise(cuts))):
+        group = {i: contents[i] for i in range(start, end) if i not in kept}
+        cost = scale.cost(group.values())
+        if group and cost > room:
+            if end == len(contents):
+                ratio = max(0.0, room) / cost
+                for i, item in group.items():
+                    most = scale.cost([item]) * ratio
+                    group[i] = scale.shorten(item, most)
+                kept |= group if scale.cost(group.values()) <= room else {}
+            break
+        kept |= group
+        room -= cost
+    left_out = [index for index in turn if index not in kept]
+    if done := write_done_list(contents, left_out, done_tokens, count):
+        first = [*head, _user_content(done if head else f"{NOTICE}\n\n{done}")]
+    rest = [kept[index] for index in sorted(kept)]
+    return repair_contents(join_messages(first, rest))
+
+
+def _user_content(text: str) -> types.Content:
+    return types.Content(role="user", parts=[types.Part(text=text)])
+
+
+def cut_request(request: LlmRequest, max_tokens: int, memo: Memo | None = None) -> bool:
+    """Cuts a request after a compaction that failed; whether it was too large."""
+    config_tokens = int(estimate_config_tokens(request.config) * DEFAULT_CORRECTION)
+    room = max_tokens - config_tokens
+    if _Scale(DEFAULT_CORRECTION, memo or Memo()).cost(request.contents) <= room:
+        return False
+    request.contents = reduce_contents(request.contents, room, memo=memo)
+    request.cache_metadata = None  # It describes a prefix that is gone.
+    return True
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """Tokens of contents, by the larger of correction and density."""
+
+    factor: float
+    memo: Memo
+
+    def cost(self, contents: Iterable[types.Content]) -> int:
+        """What contents take."""
+        tokens = 0
+        for part in itertools.chain.from_iterable(map(parts_of, contents)):
+            density = estimate_text_density(self.memo.part_text(part))
+            size_bytes = self.memo.part_bytes(part)
+            tokens += math.ceil(size_bytes / 4 * max(self.factor, density))
+        return tokens
+
+    def shorten(self, content: types.Content, max_tokens: float) -> types.Content:
+        """Shortens texts and results of a copy; calls and media stay as they are."""
+        cost = self.cost([content])
+        if cost <= max_tokens:
+            return content
+        ratio, count = max_tokens / cost * 0.95, token_counter(self.factor)
+        parts = []
+        for part in parts_of(content):
+            text = _text_of(part)
+            shortened = shorten_to_tokens(text, count(text) * ratio, count)
+            update: dict[str, object] = {}
+            if text and part.text:
+                update["text"] = shortened or "…"
+            elif text and part.function_response:
+                result = {"response": {"result": shortened}}
+                response = part.function_response.model_copy(update=result)
+                update["function_response"] = response
+            parts.append(part.model_copy(update=update) if update else part)
+        return content.model_copy(update={"parts": parts})
+
+
+def _text_of(part: types.Part) -> str:
+    """The text or the result in a part; "" where it holds neither."""
+    result = part.function_response and part.function_response.response
+    return part.text or (payload_text(result) if result else "")

@@ -1,0 +1,146 @@
+"""What the model of a call takes: its window, its output, and what it has shown."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+from contextguard_adk._core.call import Bounds, Call
+from contextguard_adk._measuring.budgets import Budgets, plan_budgets
+from contextguard_adk._measuring.calibration import MAX_RATIO, correction_factor
+from contextguard_adk._providers.clients import reserved_output_tokens, thinking_tokens
+from contextguard_adk._providers.overflow import MIN_LIMIT_TOKENS, Overflow
+from contextguard_adk._providers.registry import resolve_context_window
+from contextguard_adk._runtime.state import AgentState
+from contextguard_adk._support.log import warn_once
+from contextguard_adk._turn.values import Counts, ModelFacts
+
+logger = logging.getLogger("contextguard_adk.limits")
+
+MIN_OUTPUT_TOKENS = 256
+"""Less is too little for an answer."""
+
+_WHO_SAID = {
+    "configured": "configured",
+    "registry": "the model registry says",
+    "default": "assumed for an unknown model",
+}
+
+
+def resolve_model(call: Call, bounds: Bounds) -> ModelFacts:
+    """Returns what is known of the model; a provider's word narrows its window."""
+    name, registry, strategy = call.model, call.guard.registry, call.strategy
+    resolved = resolve_context_window(
+        name, configured=strategy.context_window, registry=registry, agent=call.agent
+    )
+    known, shown = resolved.tokens, call.state.record.of(name)
+    learned_tokens = shown.learned_window_tokens or 0
+    if learned_tokens >= MIN_LIMIT_TOKENS:
+        known = min(known, learned_tokens)
+    reserved = reserved_output_tokens(call.llm, name, call.request.config, registry)
+    return ModelFacts(
+        name=name,
+        llm=call.llm,
+        known_window_tokens=known,
+        window_tokens=min(known, bounds.window_tokens or known),
+        reserved_output_tokens=reserved or shown.learned_output_tokens or 0,
+        source=resolved.source,
+    )
+
+
+def read_counts(state: AgentState, model: str) -> Counts:
+    """Returns what the provider counted last, and what follows from it."""
+    real = state.read_count("real_tokens")
+    last = state.read_count("last_heuristic")
+    if not (real and last):
+        learned = state.record.of(model).learned_correction
+        return Counts(real, last, learned, learned)
+    correction = correction_factor(real, last)
+    measured = max(correction, min(real / last, MAX_RATIO))
+    return Counts(real, last, correction, measured)
+
+
+def plan_call(call: Call, model: ModelFacts, bounds: Bounds) -> Budgets:
+    """Returns the sizes that a call has to respect."""
+    window, stored = model.window_tokens, call.state.record.summary
+    trigger = call.strategy.trigger_tokens(window)
+    budgets = plan_budgets(window, model.reserved_output_tokens, trigger)
+    # A trigger below twice what the last compaction left would fire again at once.
+    least = min(budgets.full_tokens, 2 * stored.left_tokens if stored else 0)
+    due_tokens = max(budgets.threshold_tokens, least)
+    ratio = bounds.threshold_ratio
+    return replace(
+        budgets,
+        threshold_tokens=int(due_tokens * ratio),
+        full_tokens=int(budgets.full_tokens * ratio),
+    )
+
+
+def fit_output(call: Call, model: ModelFacts, prompt_tokens: int) -> None:
+    """Lowers the reserved output to what is left, where the sum was refused once.
+
+    A tenth stays free: what is known of the prompt is an estimate.
+    """
+    window_tokens = model.window_tokens
+    is_sum = call.state.record.of(model.name).learned_output_tokens is not None
+    if is_sum and prompt_tokens + model.reserved_output_tokens > window_tokens:
+        reserve_output(call, int((window_tokens - prompt_tokens) * 0.9))
+
+
+def reserve_output(call: Call, output_tokens: int) -> bool:
+    """Lets the request reserve so much output; False where that is too little."""
+    config = call.request.config
+    if output_tokens < MIN_OUTPUT_TOKENS + thinking_tokens(call.llm, config):
+        return False
+    call.request.config = config.model_copy(update={"max_output_tokens": output_tokens})
+    return True
+
+
+def learn_window(
+    call: Call, bounds: Bounds, overflow: Overflow, estimated_tokens: float
+) -> Bounds:
+    """Remembers the limit that a rejection shows; it never widens the window.
+
+    A limit below what the model has accepted in the session is believed when it is
+    named again; until then the rejection counts as one without numbers. Returns the
+    bounds for the next try.
+    """
+    shown_tokens = int(estimated_tokens * 0.85)
+    if overflow.in_bytes or overflow.is_quotation:
+        return replace(bounds, window_tokens=max(shown_tokens, MIN_LIMIT_TOKENS))
+    model, learned = resolve_model(call, bounds), overflow.limit_tokens
+    accepted = call.session.facts.accepted_tokens(model.name)
+    if learned is None or learned < accepted:
+        if learned is not None:
+            call.session.note(accepted=(model.name, 0))
+        learned = max(accepted, shown_tokens)
+    if learned < model.window_tokens:
+        call.state.learn(model.name, window_tokens=learned)
+        _warn_window(call, overflow, learned, estimated_tokens)
+    return bounds
+
+
+def _warn_window(
+    call: Call, overflow: Overflow, learned_tokens: int, rejected_tokens: float
+) -> None:
+    """Says once for an agent and its model that the window is not as wide."""
+    wrong = resolve_context_window(
+        call.model,
+        configured=call.strategy.context_window,
+        registry=call.guard.registry,
+        agent=call.agent,
+    )
+    said = f"{wrong.tokens:,}, as {_WHO_SAID[wrong.source]}"
+    about = f"Agent {call.agent!r}, model {call.model!r}"
+    if learned_tokens == overflow.limit_tokens:
+        message = "%s: the context window is %s tokens, as the provider says, not "
+        message += "%s. Set context_window=%d on the agent's strategy."
+        learned = f"{learned_tokens:,}"
+        warn_once(logger, message, about, learned, said, learned_tokens)
+        return
+    message = (
+        "%s: the provider rejected a request of about %s tokens as too long, "
+        "although the context window is %s. Smaller ones are sent from now on; set "
+        "context_window on the agent's strategy to what the model really takes."
+    )
+    warn_once(logger, message, about, f"{rejected_tokens:,.0f}", said)

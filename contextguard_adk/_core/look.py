@@ -1,0 +1,141 @@
+"""Gathers all that decides what becomes of a request; changes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from google.genai import types
+
+from contextguard_adk._core.call import Bounds, Call
+from contextguard_adk._core.limits import plan_call, resolve_model
+from contextguard_adk._history.draft import Reason
+from contextguard_adk._history.history import History
+from contextguard_adk._history.stored import StoredSummary
+from contextguard_adk._measuring.calibration import (
+    DEFAULT_CORRECTION,
+    estimate_prompt_tokens,
+)
+from contextguard_adk._measuring.tokens import estimate_config_tokens
+from contextguard_adk._recall import TOOLS
+from contextguard_adk._summaries.compose import render, shape
+from contextguard_adk._turn.turn import Turn
+from contextguard_adk._turn.values import Size
+
+
+def look(call: Call, bounds: Bounds, is_settled: bool = False) -> Turn:
+    """Returns the call as a value, with the request as it would be sent."""
+    state, request = call.state, call.request
+    model = resolve_model(call, bounds)
+    has_recall = any(
+        tool.is_possible(request, call.invocation.agent, call.strategy)
+        for tool in TOOLS
+    )
+    is_plain = call.is_observed or bounds.is_rendered
+    stored = None if is_plain else state.load_summary(call.scope)
+    if stored and stored.has_recall and not has_recall:
+        # A call of a tool that is not declared would end the turn.
+        beside = {name: v for name, v in stored.beside.items() if name != "recall"}
+        stored = stored.model_copy(update={"beside": beside, "has_recall": False})
+    is_requested = state.is_compaction_requested
+    reason: Reason = "requested" if is_requested else "tokens"
+    turn = Turn(
+        agent=call.agent,
+        session_id=call.invocation.session.id,
+        scope=call.scope,
+        request=request,
+        history=_read_history(call, stored, model.known_window_tokens, has_recall),
+        settings=call.strategy,
+        model=model,
+        record=state.record,
+        state=state,
+        facts=call.session.facts,
+        budgets=plan_call(call, model, bounds),
+        counts=call.counts,
+        reason="overflow" if bounds.is_rejected else reason,
+        focus=state.requested_focus if is_requested else "",
+        has_recall=has_recall,
+        is_observed=call.is_observed,
+        is_settled=is_settled,
+        is_writing=call.session.pending.is_under_way,
+        config=request.config,
+    )
+    turn = _measure(_render(turn), bounds)
+    return replace(turn, nearness=call.strategy.fullness(turn))
+
+
+def _read_history(
+    call: Call, stored: StoredSummary | None, window_tokens: int, has_recall: bool
+) -> History:
+    """Returns the request's history; what is known of it is kept for the call."""
+    if call.history is None:
+        preview = call.strategy.preview(window_tokens, has_recall)
+        call.history = History(
+            [*call.request.contents],
+            call.invocation,
+            call.context.user_content,
+            stored,
+            call.memo,
+            preview and replace(preview, form=call.memo.form),
+        )
+    return call.history.with_summary(stored)
+
+
+def _render(turn: Turn) -> Turn:
+    """Returns the turn with the contents and tools that would be sent."""
+    if turn.is_observed:
+        return replace(turn, contents=turn.request.contents)
+    if missing := [tool for tool in TOOLS if tool.is_wanted(turn)]:
+        turn = replace(turn, config=_declare(turn, [t.declaration for t in missing]))
+    return replace(turn, contents=shape(turn, render_unshaped(turn)))
+
+
+def render_unshaped(turn: Turn) -> list[types.Content]:
+    """Returns the contents with the stored summary in place, before any shape."""
+    history = turn.history
+    if history.stored is not None:
+        return render(history, history.stored, history.covered)
+    return list(history.shown if history.previewed else history.contents)
+
+
+def _declare(
+    turn: Turn, declarations: list[types.FunctionDeclaration]
+) -> types.GenerateContentConfig:
+    """Returns the request's config with tools that the guard adds when it is sent."""
+    config = turn.request.config
+    new = [d for d in declarations if d.name not in turn.request.tools_dict]
+    if not new:
+        return config
+    tools = [*(config.tools or ()), types.Tool(function_declarations=new)]
+    return config.model_copy(update={"tools": tools})
+
+
+def _measure(turn: Turn, bounds: Bounds) -> Turn:
+    """Returns the turn with the size of what would be sent."""
+    counts, memo = turn.counts, turn.history.memo
+    config_tokens = estimate_config_tokens(turn.config)
+    heuristic_tokens = config_tokens + memo.estimate_tokens(turn.contents)
+    tokens = estimate_prompt_tokens(
+        heuristic_tokens,
+        counts.real_tokens,
+        counts.heuristic_tokens,
+        turn.contents,
+        default=counts.correction or DEFAULT_CORRECTION,
+        config=turn.config,
+        memo=memo,
+    )
+    missing_tokens = 0
+    if turn.has_recall and turn.config is turn.request.config:
+        # What a compaction adds: the tools are declared from then on.
+        config = _declare(turn, [tool.declaration for tool in TOOLS])
+        if config is not turn.config:
+            missing_tokens = estimate_config_tokens(config) - config_tokens
+    return replace(
+        turn,
+        size=Size(
+            tokens=tokens,
+            heuristic_tokens=heuristic_tokens,
+            config_tokens=config_tokens + missing_tokens,
+            correction=bounds.correction or counts.measured_correction,
+            uncounted_tokens=max(0, tokens - (counts.real_tokens or 0)),
+        ),
+    )

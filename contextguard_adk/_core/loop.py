@@ -1,0 +1,268 @@
+"""The loop of one model call: look, decide, and do what was decided until it is sent."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+
+from contextguard_adk._core.background import plan_background
+from contextguard_adk._core.call import Bounds, Call
+from contextguard_adk._core.decide import (
+    FIXED_PART_TOO_LARGE,
+    Step,
+    decide,
+    fixed_part_tokens,
+)
+from contextguard_adk._core.limits import fit_output, read_counts
+from contextguard_adk._core.look import look
+from contextguard_adk._core.pay import Payer
+from contextguard_adk._listeners import LISTENERS
+from contextguard_adk._recall import TOOLS
+from contextguard_adk._runtime.runs import SentCall
+from contextguard_adk._runtime.scopes import call_key
+from contextguard_adk._runtime.sessions import Paid
+from contextguard_adk._shapes.sealed_thoughts import find_lost_cause
+from contextguard_adk._summaries.compose import compose
+from contextguard_adk._support.log import log_failure, warn_once
+from contextguard_adk._turn.turn import Turn
+from contextguard_adk._turn.units import Compacted
+from contextguard_adk._turn.values import Outcome
+from contextguard_adk.records import CompactionRecord, PressureRecord
+
+logger = logging.getLogger("contextguard_adk.call")
+
+
+async def guard_call(call: Call) -> None:
+    """Changes a request so that it fits, and remembers what is sent."""
+    await send(call, await run(call, Bounds()))
+
+
+async def run(call: Call, bounds: Bounds) -> Turn:
+    """Returns the call as it is to be sent; compacts before, where that is due."""
+    call.counts, is_settled = read_counts(call.state, call.model), False
+    while True:
+        turn = look(call, bounds, is_settled)
+        call.tokens_before = call.tokens_before or turn.tokens
+        row = decide(turn)
+        match row.step:
+            case Step.WAIT:
+                await call.wait()
+            case Step.REFUSE:
+                call.state.answer_request(row.why)
+            case Step.COMPACT:
+                is_settled = True
+                call.is_recovery_paid = bounds.is_rejected
+                await call.wait()  # A resend may find that of another turn.
+                # It goes on when this call is cancelled; a later one finds it.
+                await call.session.pending.write(Payer.of(call).pay(turn))
+            case Step.PUT_IN:
+                is_settled = is_settled or bounds.is_rejected
+                await _put_in(call, turn)
+            case Step.SEND:
+                if row is FIXED_PART_TOO_LARGE:
+                    _warn_fixed_part(turn)
+                return turn
+
+
+async def _put_in(call: Call, turn: Turn) -> None:
+    """Takes a summary from the shelf, and puts it in place where it still holds."""
+    lost, session = turn.facts.find_lost(turn.record.summary), call.session
+    paid = lost or turn.facts.ready
+    session.note(**{"put_in" if lost else "ready": None})
+    outcome = _fit_paid(call, turn, paid) if paid else None
+    if paid and outcome:
+        await _commit(call, turn, paid, outcome)
+
+
+def _fit_paid(call: Call, turn: Turn, paid: Paid) -> Outcome | None:
+    """Returns the request with a paid summary in place; None where it does not hold."""
+    history = turn.history.with_summary(paid.stored)
+    if not history.is_summary_valid:
+        return None
+    draft = replace(
+        paid.draft,
+        covered=history.covered,
+        model_covered=history.model_covered,
+        truncated_upto=history.find_place(paid.stored.truncated_upto),
+    )
+    if paid.is_background:
+        if not turn.history.covered < history.covered:
+            return None
+        covered = turn.whole(history.covered - turn.kept.indexes)
+        known, reason = turn.draft, call.strategy.early_reason
+        draft = replace(
+            draft,
+            covered=covered,
+            model_covered=covered,
+            reason=turn.reason if turn.is_due else reason,
+            truncation=known.truncation,
+            truncated_upto=known.truncated_upto,
+        )
+    outcome = compose(turn, draft)
+    if outcome.tokens >= turn.measure(turn.contents):
+        return None
+    if paid.is_background:
+        # What came since is left by this compaction, but not by one like it.
+        kept, shown = turn.kept.indexes, history.shown
+        since = [shown[i] for i in history.uncovered if i not in kept]
+        left_tokens = outcome.tokens - turn.measure_alone(since)
+        left_tokens = max(turn.fixed_tokens, left_tokens)  # Some may stand shortened.
+        stored = outcome.stored.model_copy(update={"left_tokens": left_tokens})
+        outcome = replace(outcome, stored=stored)
+    return outcome
+
+
+async def _commit(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> None:
+    """Brings a compaction to the session: the only place that does; tells of it."""
+    is_new, state, session = not paid.is_reported, call.state, call.session
+    paid = replace(
+        paid,
+        draft=outcome.draft,
+        stored=outcome.stored,
+        replaced=turn.record.summary,
+        is_background=False,
+        is_reported=True,
+    )
+    call.run.put_in(session, paid, state.key("record"))
+    state.save_summary(outcome.stored, turn.tokens)
+    session.note(fruitless_tokens=None)
+    if turn.is_settled and turn.reason != "overflow":
+        call.is_compacted = True
+        session.note(was_full=turn.reason != "requested")
+    if turn.reason == "requested":
+        state.answer_request()
+    call.request.cache_metadata = None  # It describes a prefix that is gone.
+    if not is_new:
+        return
+    call.compaction = record = _describe(call, turn, paid, outcome)
+    event = Compacted(call.guard, call.context, state, turn, outcome, record)
+    for listener in LISTENERS:
+        try:
+            await listener.compacted(event)
+        except Exception as error:  # noqa: BLE001 - a turn must not end here.
+            log_failure(logger, f"{type(listener).__name__} failed", error)
+
+
+def _describe(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> CompactionRecord:
+    now_seconds = asyncio.get_running_loop().time()
+    waited_seconds, call.started_seconds = (
+        now_seconds - call.started_seconds,
+        now_seconds,
+    )
+    scale = turn.tokens / max(1, turn.measure(turn.contents))
+    return CompactionRecord(
+        agent=turn.agent,
+        session_id=turn.session_id,
+        strategy=type(call.strategy).__name__,
+        reason=outcome.stored.reason,
+        tokens_before=turn.tokens,
+        tokens_after=int(outcome.tokens * scale),
+        contents_before=len(turn.contents),
+        contents_after=len(outcome.contents),
+        summary_tokens=len(outcome.stored.text.encode()) // 4,
+        is_mechanical=outcome.stored.is_mechanical,
+        waited_seconds=round(waited_seconds, 3),
+        **paid.facts,
+    )
+
+
+async def send(call: Call, turn: Turn) -> None:
+    """Changes the request to what was decided, and remembers it for the answer."""
+    session, request, model = call.session, call.request, turn.model
+    original = request.contents
+    if not call.is_observed:
+        if turn.is_changed(turn.contents):
+            request.contents = list(turn.contents)
+        _declare_tools(call, turn)
+        fit_output(call, model, turn.tokens)
+        _warn_lost_thoughts(call, turn)
+        run_id = call.run.invocation_id
+        session.note(compacted_run=run_id if call.is_compacted else "")
+        session.forget_arrived(run_id)
+    elif turn.is_due:
+        logger.info(
+            "Observing agent %r: a compaction would be due at %d tokens, the "
+            "threshold is %d.",
+            *(turn.agent, turn.tokens, turn.budgets.threshold_tokens),
+        )
+    begin_background = plan_background(call, turn)
+    await _watch_pressure(call, turn, begin_background is not None)
+    call.run.calls[call_key(call.context)] = SentCall(
+        heuristic_tokens=turn.size.heuristic_tokens,
+        estimated_tokens=turn.tokens,
+        window_tokens=turn.budgets.window_tokens,
+        threshold_tokens=turn.budgets.threshold_tokens,
+        model=model.name,
+        original_contents=tuple(original),
+        sent_contents=tuple(turn.contents),
+        sent_config=request.config.model_copy(),
+        session=session,
+        compaction=call.compaction,
+        begin_background=begin_background,
+    )
+
+
+def _declare_tools(call: Call, turn: Turn) -> None:
+    for tool in TOOLS:
+        if not tool.is_wanted(turn):
+            continue
+        if tool.is_lasting(turn) and not turn.record.has_recall:
+            call.state.note(has_recall=True)
+        made = tool.make(turn, call.invocation)
+        if made.name not in call.request.tools_dict:
+            call.request.append_tools([made])
+        call.request.tools_dict[made.name] = made
+
+
+def _warn_lost_thoughts(call: Call, turn: Turn) -> None:
+    """Warns once of what others change again and again: it costs all thoughts."""
+    if call.compaction or not (changed := find_lost_cause(turn)):
+        return
+    count = call.session.facts.changed_count + 1
+    call.session.note(changed_count=count)
+    if count == 2:
+        message = "Agent %r: %s changed between calls, so that the thoughts of its "
+        message += "model cannot be sent again. Keep what changes often out of the "
+        message += "instruction, the tools and older messages."
+        warn_once(logger, message, turn.agent, changed)
+
+
+def _warn_fixed_part(turn: Turn) -> None:
+    message = (
+        "System instruction, tools and other context of agent %r take %d of %d "
+        "tokens alone, the threshold is %d: compaction cannot help. Use a "
+        "larger window or less instruction."
+    )
+    tokens, budgets = fixed_part_tokens(turn), turn.budgets
+    sizes = tokens, budgets.window_tokens, budgets.full_tokens
+    warn_once(logger, message, turn.agent, *sizes)
+
+
+async def _watch_pressure(call: Call, turn: Turn, is_coming: bool) -> None:
+    """Reports once that what is sent still fills much of the window.
+
+    Not on the way up to the threshold, where compaction has its turn later.
+    """
+    observers, session = call.guard.observers, call.session
+    window_tokens = turn.budgets.window_tokens
+    is_final = turn.is_observed or turn.is_settled
+    is_final |= turn.is_due and not (is_coming or turn.is_writing)
+    if turn.tokens / window_tokens < observers.warning_threshold:
+        session.note(is_under_pressure=False)
+    elif is_final and not session.facts.is_under_pressure:
+        session.note(is_under_pressure=True)
+        record = PressureRecord(
+            agent=turn.agent,
+            session_id=turn.session_id,
+            tokens=turn.tokens,
+            window_tokens=window_tokens,
+            pressure_before=call.tokens_before / window_tokens,
+            pressure=turn.tokens / window_tokens,
+            warning_threshold=observers.warning_threshold,
+        )
+        logger.warning(
+            "Agent %r is under pressure: %d of %d tokens (%.0f %%) are sent.",
+            *(record.agent, record.tokens, window_tokens, 100 * record.pressure),
+        )
+        await observers.tell(observers.on_pressure, record)

@@ -1,0 +1,76 @@
+"""The stage that pays: the strategy compacts, and a summary goes on the shelf."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from contextguard_adk._core.call import Call
+from contextguard_adk._history.draft import Draft
+from contextguard_adk._runtime.runs import Guard
+from contextguard_adk._runtime.sessions import Paid, Session
+from contextguard_adk._summaries.ask import Ask
+from contextguard_adk._summaries.compose import compose
+from contextguard_adk._turn.turn import Turn
+from contextguard_adk.strategies.base import Strategy
+
+logger = logging.getLogger("contextguard_adk.call")
+
+
+@dataclass(frozen=True)
+class Payer:
+    """Lets a strategy compact; holds nothing of the run, which may have ended."""
+
+    guard: Guard
+    session: Session
+    strategy: Strategy
+    agent: object
+
+    @classmethod
+    def of(cls, call: Call) -> Payer:
+        """Returns the payer of a call."""
+        return cls(call.guard, call.session, call.strategy, call.invocation.agent)
+
+    async def pay(self, turn: Turn) -> None:
+        """Lets the strategy compact; a summary goes on the shelf where it gains."""
+        draft, facts, ask = await self._compact(turn)
+        if draft is None:
+            return
+        if turn.is_due and turn.fits_yet and ask.may_recover:
+            # It goes out as it is; once it has grown, there may be a summary.
+            self.session.note(fruitless_tokens=turn.tokens)
+            return
+        outcome, tokens = compose(turn, draft), turn.measure(turn.contents)
+        if outcome.tokens >= tokens:
+            self.session.note(fruitless_tokens=turn.tokens)
+            message = "Compaction for agent %r dropped: %d tokens would become %d."
+            logger.info(message, turn.agent, tokens, outcome.tokens)
+            return
+        run_id = turn.history.invocation_id
+        self.session.note(ready=Paid(draft, outcome.stored, facts, run_id))
+
+    async def pay_in_background(self, turn: Turn) -> None:
+        """Writes a summary that waits on the shelf until a compaction is due."""
+        if not await self.guard.tasks.take_place():
+            return
+        draft, facts, ask = await self._compact(turn)
+        # A pipeline may do without a summary.
+        if draft is None or not ask.attempts or draft.is_mechanical:
+            return
+        stored = compose(turn, draft).stored
+        draft = Draft(stored.model_text, frozenset(), model_chars=stored.model_chars)
+        stored = stored.model_copy(update={"beside": {}, "truncation": None})
+        facts["was_ahead"] = True
+        run_id = turn.history.invocation_id
+        self.session.note(ready=Paid(draft, stored, facts, run_id, is_background=True))
+
+    async def _compact(self, turn: Turn) -> tuple[Draft | None, dict[str, Any], Ask]:
+        started = time.monotonic()
+        ask = Ask(turn, self.agent, self.session, self.guard)
+        try:
+            draft = await self.strategy.compact(turn, ask)
+        finally:
+            facts = ask.end()
+        return draft, {**facts, "duration_seconds": time.monotonic() - started}, ask

@@ -1,0 +1,328 @@
+"""What follows when a provider says that a request is too long, or refuses its form."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+from google.adk.agents.invocation_context import InvocationContext
+from google.adk.models.base_llm import BaseLlm
+from google.adk.models.llm_request import LlmRequest
+from google.adk.models.llm_response import LlmResponse
+from google.genai import types
+
+from contextguard_adk._core.call import Bounds, Call
+from contextguard_adk._core.fit import reduce_contents
+from contextguard_adk._core.limits import (
+    learn_window,
+    plan_call,
+    read_counts,
+    reserve_output,
+    resolve_model,
+)
+from contextguard_adk._core.look import look, render_unshaped
+from contextguard_adk._core.loop import run
+from contextguard_adk._history.history import History
+from contextguard_adk._history.stored import StoredSummary
+from contextguard_adk._measuring.calibration import DEFAULT_CORRECTION, MAX_RATIO
+from contextguard_adk._measuring.tokens import Memo, estimate_config_tokens
+from contextguard_adk._providers.overflow import Overflow, parse_overflow
+from contextguard_adk._providers.refusals import parse_refusal
+from contextguard_adk._providers.retry import call_with_retries
+from contextguard_adk._runtime.runs import SentCall
+from contextguard_adk._shapes.media_limit import count_media_bytes, leave_out_media
+from contextguard_adk._shapes.refused_forms import find_help
+from contextguard_adk._summaries.compose import render_head, shape, shorten_stored
+
+logger = logging.getLogger("contextguard_adk.recovery")
+
+
+class Recovery:
+    """Sends a rejected request again, smaller or in another form."""
+
+    def __init__(
+        self, call: Call, sent: SentCall, rejected: LlmRequest, llm: BaseLlm
+    ) -> None:
+        is_rendered = call.request is rejected and bool(call.state.record.summary)
+        self._bounds = Bounds(True, is_rendered, threshold_ratio=0.8)
+        self._call = call
+        self._sent = sent
+        self._rejected = rejected
+        self._llm = llm
+        self._tried_tokens = [sent.heuristic_tokens]
+        self._answered = set[str]()  # Kinds of refusals.
+        self._factor = sent.estimated_tokens / max(1, sent.heuristic_tokens)
+        call.counts = read_counts(call.state, call.model)
+
+    async def recover(
+        self, overflow: Overflow | None, refusal: str
+    ) -> LlmResponse | None:
+        """Asks again, smaller or in another form; None if nothing was accepted.
+
+        What did not help against refusals is not kept.
+        """
+        helped = self._call.state.record.helped
+        answer = await (self._run(overflow) if overflow else self._answer(refusal))
+        if not self._sent.is_recovered and self._call.state.record.helped != helped:
+            self._call.state.note(helped=helped or None)
+        return answer
+
+    async def _run(self, overflow: Overflow) -> LlmResponse | None:
+        """Asks the model again, with ever smaller requests; None if all were rejected.
+
+        Where another error ends it, the answer is that error.
+        """
+        self.learn(overflow)
+        first = self._lower_output, self._leave_out_media, self._compact, self._compact
+        for attempt in (*first, self._minimize, self._minimize):
+            contents = await attempt(overflow)
+            if contents is None:
+                continue
+            outcome = await self._send(contents)
+            if not isinstance(outcome, Overflow):
+                return outcome
+            self.learn(overflow := outcome)
+        logger.error(
+            "The provider rejected every request for agent %r: window %d tokens, "
+            "system instruction and tools %d, sizes tried %s (bytes / 4). Check "
+            "`context_window` and what the agent is given apart from its history.",
+            self._call.agent,
+            resolve_model(self._call, self._bounds).window_tokens,
+            estimate_config_tokens(self._rejected.config),
+            self._tried_tokens,
+        )
+        return None
+
+    async def _answer(self, refusal: str) -> LlmResponse | None:
+        """Asks again in the form that helps against a refusal; None if nothing did."""
+        contents: Sequence[types.Content] = self._rejected.contents
+        if refusal == "turn":  # What it lacks may have been left out.
+            contents = render_unshaped(look(self._call, self._bounds))
+        is_prepared = self._prepare(refusal, contents)
+        outcome = await self._send(contents) if is_prepared else None
+        if isinstance(outcome, Overflow):
+            return await self._run(outcome)
+        return outcome if self._sent.is_recovered else None
+
+    def _prepare(self, refusal: str, contents: Sequence[types.Content]) -> bool:
+        """Keeps what helps against a refusal, once for each kind and request."""
+        call, session = self._call, self._call.session
+        for kind in (refusal, "flat") if refusal else ():  # At last as plain text.
+            helps = find_help(look(call, self._bounds), kind, contents)
+            if kind in self._answered or helps == (call.state.record.helped or {}):
+                continue
+            self._answered.add(kind)
+            call.state.note(helped=helps)
+            if refusal not in session.facts.refusals:
+                session.note(refusals=session.facts.refusals | {refusal})
+                logger.warning(
+                    "The provider refused a request of agent %r for its form (%s); it "
+                    "is sent again in another one.",
+                    *(call.agent, refusal),
+                )
+            return True
+        return False
+
+    def learn(self, overflow: Overflow) -> None:
+        """Remembers the limit that a rejection shows, once for each."""
+        # Of the newest request that was rejected, not of the first.
+        factor = self._sent.estimated_tokens / max(1, self._sent.heuristic_tokens)
+        estimated_tokens = self._tried_tokens[-1] * factor
+        self._bounds = learn_window(
+            self._call, self._bounds, overflow, estimated_tokens
+        )
+
+    async def _lower_output(self, overflow: Overflow) -> list[types.Content] | None:
+        """Reserves less output where the sum of input and output was too much."""
+        limit, prompt = overflow.limit_tokens, overflow.prompt_tokens
+        if not overflow.is_input_plus_output or limit is None or prompt is None:
+            return None
+        call, output = self._call, overflow.output_tokens
+        if not reserve_output(call, int((limit - prompt) * 0.98)):
+            return None
+        call.state.learn(call.model, output_tokens=output or limit - prompt)
+        update = {"config": call.request.config}
+        self._rejected = self._rejected.model_copy(update=update)
+        return list(self._rejected.contents)
+
+    async def _leave_out_media(self, overflow: Overflow) -> list[types.Content] | None:
+        """Leaves out the oldest images and files where their bytes are too many."""
+        if not overflow.in_bytes:
+            return None
+        sent = list(self._rejected.contents)
+        media_bytes = count_media_bytes(sent)
+        most_bytes = int(media_bytes * 0.9)
+        parts = (part for content in sent for part in content.parts or ())
+        measures = map(self._call.memo.measure_part, parts)
+        # Where texts take more, they are what was too much.
+        is_text = media_bytes <= sum(measure.text_bytes for measure in measures)
+        if is_text or leave_out_media(sent, most_bytes) is sent:
+            return None
+        self._call.session.note(max_media_bytes=most_bytes)
+        return sent
+
+    async def _compact(self, overflow: Overflow) -> list[types.Content] | None:
+        """Compacts harder than last time, or puts in a summary that is ready."""
+        if self._call.is_recovery_paid or self._bounds.is_rendered:
+            return None  # Its summary would hold the stored one.
+        self._measure_by(overflow)
+        before = self._call.state.record.summary
+        turn = await run(self._call, self._bounds)
+        made = self._call.state.record.summary
+        if made is before or not self._is_smaller(turn.contents):
+            return None
+        return list(turn.contents)
+
+    async def _minimize(self, overflow: Overflow) -> list[types.Content] | None:
+        """Summary, current request and the newest contents, in 40 % of the room."""
+        self._measure_by(overflow)
+        turn = look(self._call, self._bounds)
+        history, stored = turn.history, turn.history.stored
+        factor, window = self._factor, turn.budgets.window_tokens
+        most = min(window, self._tried_tokens[-1] * factor)
+        # Instruction and tools stay. They may take fewer tokens than `factor` says.
+        room = (most - turn.size.config_tokens * factor) * 0.4
+        room = int(max(room, window * 0.1))
+        head: list[types.Content] = []
+        for short in shorten_stored(turn, stored) if stored else ():
+            head = [render_head(history, short, history.covered)]
+            if history.memo.estimate_tokens(head) * factor <= room * 0.5:
+                break
+        else:
+            head = []  # A notice takes its place.
+        is_quoted = head and stored and _is_request_quoted(history, stored)
+        request = None if is_quoted else history.request_index
+        contents = reduce_contents(
+            history.shown, room, factor, head, request, history.turn, history.memo
+        )
+        return contents if self._is_smaller(contents) else None
+
+    def _measure_by(self, overflow: Overflow) -> None:
+        """Takes real tokens per heuristic token from what a rejection names."""
+        call, sent_tokens = self._call, max(1, self._tried_tokens[-1])
+        known = call.counts.measured_correction or DEFAULT_CORRECTION
+        at_least = (overflow.limit_tokens or 0) - (overflow.output_tokens or 0)
+        correction = known
+        if overflow.prompt_tokens is not None:
+            correction = overflow.prompt_tokens / sent_tokens
+        elif known * sent_tokens <= at_least:
+            correction = at_least * 1.1 / sent_tokens  # It is more than the limit.
+        correction = min(max(correction, 1.0), MAX_RATIO)
+        if correction > DEFAULT_CORRECTION:
+            # Only a provider that reports no usage will need it again.
+            call.state.learn(call.model, correction=round(correction, 2))
+        self._factor = correction
+        self._bounds = replace(self._bounds, correction=correction)
+
+    def _is_smaller(self, contents: Sequence[types.Content]) -> bool:
+        return self._measure(contents) < self._tried_tokens[-1]
+
+    def _measure(self, contents: Sequence[types.Content]) -> int:
+        contents_tokens = self._call.memo.estimate_tokens(self._shape(contents))
+        return estimate_config_tokens(self._rejected.config) + contents_tokens
+
+    def _shape(self, contents: Sequence[types.Content]) -> list[types.Content]:
+        return shape(look(self._call, self._bounds), list(contents))
+
+    def _copy_request(self, contents: Sequence[types.Content]) -> LlmRequest:
+        """A request with other contents; a client may change it, and caches nothing."""
+        update: dict[str, object] = {"contents": self._shape(contents)}
+        update["config"] = self._rejected.config.model_copy()
+        update |= {"cache_metadata": None, "cacheable_contents_token_count": None}
+        return self._rejected.model_copy(update=update)
+
+    async def _send(
+        self, contents: Sequence[types.Content]
+    ) -> LlmResponse | Overflow | None:
+        """Asks the model; returns its answer, a new rejection, or another error."""
+        heuristic = self._measure(contents)
+        self._tried_tokens.append(heuristic)
+        request = self._copy_request(contents)
+        try:
+            answer = await call_with_retries(lambda: self._ask(request), 30)
+        except Exception as error:  # noqa: BLE001 - a client may raise anything.
+            if overflow := parse_overflow(error, request.contents):
+                return overflow
+            if self._prepare(parse_refusal(error, request.contents), contents):
+                return await self._send(contents)
+            name, agent = type(error).__name__, self._call.agent
+            logger.warning("The resend for agent %r failed with %s.", agent, name)
+            # As ADK describes an error. Raised, it would take along what was learned.
+            status = getattr(error, "status", None)
+            code = status if isinstance(status, str) else name
+            return LlmResponse(error_code=code, error_message=str(error))
+        if answer is not None:
+            self._describe_sent(heuristic, request)
+            text = "Agent %r recovered: a request of %d tokens in place of %d."
+            logger.info(text, self._call.agent, heuristic, self._tried_tokens[0])
+        return answer
+
+    async def _ask(self, request: LlmRequest) -> LlmResponse | None:
+        """Makes one model call; returns its last response that is whole."""
+        answer: LlmResponse | None = None
+        async for response in self._llm.generate_content_async(request, stream=False):
+            answer = answer if response.partial else response
+        return answer
+
+    def _describe_sent(self, heuristic_tokens: int, request: LlmRequest) -> None:
+        """Makes the call in flight that of the request that was answered."""
+        call, sent = self._call, self._sent
+        bounds = Bounds()
+        model = resolve_model(call, bounds)
+        budgets = plan_call(call, model, bounds)
+        sent.heuristic_tokens = heuristic_tokens
+        sent.sent_contents, sent.sent_config = request.contents, request.config
+        sent.estimated_tokens = int(heuristic_tokens * self._factor)
+        sent.window_tokens = budgets.window_tokens
+        sent.threshold_tokens = budgets.threshold_tokens
+        sent.is_recovered = True
+        sent.compaction = call.compaction or sent.compaction
+
+
+def _is_request_quoted(history: History, stored: StoredSummary) -> bool:
+    """Whether the continuation after the summary quotes the current request."""
+    index = history.request_index
+    if index is None or not stored.has_continuation:
+        return False
+    return stored.request == history.fingerprint(index).hex()
+
+
+def restore_requests(
+    sent: SentCall, rejected: LlmRequest, run: InvocationContext, plugin: object
+) -> tuple[LlmRequest, LlmRequest] | None:
+    """Returns the request before the guard changed it, and as it was rejected.
+
+    Both are the rejected one where another callback has put other contents into it:
+    they may be masked. What others added stands in both, and what ADK's Gemini class
+    takes out as cached; None where callbacks behind the plugin may have masked that.
+    """
+    present = {id(content) for content in rejected.contents}
+    config, stripped = rejected.config, dict[str, object]()
+    was_cached = sent.sent_config and sent.sent_config.cached_content
+    if config.cached_content and sent.sent_config and not was_cached:
+        tail = sent.sent_contents[-len(rejected.contents) :]
+        masks = getattr(run.agent, "canonical_before_model_callbacks", None)
+        is_last = run.plugin_manager.plugins[-1] is plugin
+        if masks or not is_last or present != set(map(id, tail)):
+            return None
+        names = ("cached_content", "system_instruction", "tools", "tool_config")
+        stripped = {name: getattr(sent.sent_config, name) for name in names}
+    elif any(id(content) not in present for content in sent.sent_contents):
+        # Another callback has replaced or removed contents.
+        return rejected, rejected
+    known = {id(content) for content in (*sent.sent_contents, *sent.original_contents)}
+    added = [content for content in rejected.contents if id(content) not in known]
+    update: dict[str, object] = {"config": config.model_copy(update=stripped)}
+    before = update | {"contents": [*sent.original_contents, *added]}
+    after = update | {"contents": [*sent.sent_contents, *added]}
+    return rejected.model_copy(update=before), rejected.model_copy(update=after)
+
+
+def measure_sent(request: LlmRequest, memo: Memo) -> SentCall:
+    """Describes a request that the guard did not get to measure."""
+    heuristic = estimate_config_tokens(request.config)
+    heuristic += memo.estimate_tokens(request.contents)
+    estimated = int(heuristic * DEFAULT_CORRECTION)
+    contents, model = tuple(request.contents), request.model or ""
+    return SentCall(heuristic, estimated, estimated, 0, model, contents, contents)

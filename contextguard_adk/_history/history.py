@@ -1,0 +1,352 @@
+"""What is known of one request's contents; each fact is computed when it is read."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from google.genai import types
+
+from contextguard_adk._history.contents import (
+    Pairs,
+    content_text,
+    find_current_request,
+    has_function_response,
+    has_tool,
+    is_user_text,
+    keep_pairs_whole,
+    media_parts,
+    pair_contents,
+    parts_of,
+)
+from contextguard_adk._history.fingerprints import (
+    Covered,
+    align_covered,
+    cover,
+    fingerprint,
+)
+from contextguard_adk._history.origin import EventIndex, find_history, find_rewritten
+from contextguard_adk._history.stored import StoredSummary
+from contextguard_adk._history.truncation import Preview, truncate_content
+from contextguard_adk._measuring.tokens import Memo
+
+if TYPE_CHECKING:
+    from google.adk.agents.invocation_context import InvocationContext
+    from google.adk.events.event import Event
+
+
+_BY_SUMMARY = (
+    *("shown", "previewed", "_previews", "_matches", "covered", "model_covered"),
+    *("uncovered", "compactable"),
+)
+"""What depends on the stored summary."""
+
+
+class History:
+    """The contents of one request and the facts about them, all by index."""
+
+    def __init__(
+        self,
+        contents: Sequence[types.Content],
+        invocation: InvocationContext | None = None,
+        user_content: types.Content | None = None,
+        stored: StoredSummary | None = None,
+        memo: Memo | None = None,
+        preview: Preview | None = None,
+    ) -> None:
+        self.contents = contents
+        self.invocation_id = invocation.invocation_id if invocation else ""
+        self.user_content = user_content
+        self.stored = stored
+        self._invocation = invocation
+        self.events = invocation.session.events if invocation else []
+        self.memo = memo or Memo()
+        self.preview = preview
+        self._fingerprints: dict[int, bytes] = {}
+
+    def with_summary(self, stored: StoredSummary | None) -> History:
+        """Returns the same history with another summary in place."""
+        other = copy.copy(self)
+        for name in _BY_SUMMARY:
+            vars(other).pop(name, None)
+        other.stored = stored
+        return other
+
+    @cached_property
+    def shown(self) -> list[types.Content]:
+        """The contents with large tool results as the agent is shown them."""
+        shown = list(self.contents)
+        for index in self.previewed:
+            shown[index] = self._previews[index]
+        return shown
+
+    @cached_property
+    def previewed(self) -> frozenset[int]:
+        """Contents of the history that the agent is not shown whole."""
+        return frozenset(self._previews).intersection(self._previews and self.history)
+
+    @cached_property
+    def _previews(self) -> dict[int, types.Content]:
+        if self.preview is None:
+            return {}
+        previews, summarized = {}, self.model_covered  # That is not sent again.
+        for index, content in enumerate(self.contents):
+            # Most are text, and calling for each would double the time.
+            parts = content.parts if content.role == "user" else None
+            is_text = not parts or (len(parts) == 1 and parts[0] and parts[0].text)
+            if is_text or index in summarized:
+                continue
+            results = [p for p in parts or () if p is not None and p.function_response]
+            # What is measured here is measured for the estimate as well.
+            if self.preview.fits(sum(map(self.memo.part_bytes, results))):
+                continue
+            shown = self.memo.get(self.preview, content, content.parts or ())
+            if shown is not None:
+                previews[index] = shown
+        return previews
+
+    @cached_property
+    def history(self) -> list[int]:
+        """The contents that derive from session events."""
+        found = find_history(self.contents, self._index, self._transient)
+        return sorted({*found, *self._rewritten})
+
+    @cached_property
+    def _index(self) -> EventIndex:
+        return EventIndex(self.events)
+
+    @cached_property
+    def _transient(self) -> Sequence[types.Content]:
+        """What the caller adds to this run alone."""
+        run_config = self._invocation.run_config if self._invocation else None
+        return getattr(run_config, "model_input_context", None) or ()
+
+    @cached_property
+    def _rewritten(self) -> dict[int, Event]:
+        """The events behind the texts that another plugin has rewritten."""
+        told = [
+            index
+            for index, content in enumerate(self.contents)
+            if not has_tool(content) and content not in self._transient
+        ]
+        index = self._index
+        new = {i for i in told if not index.is_unchanged(self.contents[i])}
+        if not new or self._invocation is None:
+            return {}
+        return find_rewritten(self.contents, told, new, self._invocation, self._spell)
+
+    @cached_property
+    def pairs(self) -> Pairs:
+        """Which contents belong together."""
+        return pair_contents(self.contents)
+
+    @cached_property
+    def open_groups(self) -> frozenset[int]:
+        """Contents with a call still open, and all that was answered beside it."""
+        return frozenset[int]().union(*map(self.pairs.group_of, self.pairs.open_calls))
+
+    @cached_property
+    def fingerprints(self) -> dict[int, bytes]:
+        """The fingerprint of each history content."""
+        return {index: self.fingerprint(index) for index in self.history}
+
+    def fingerprint(self, index: int) -> bytes:
+        """The fingerprint of one content; of a rewritten one, that of its event."""
+        if index not in self._fingerprints:
+            # What another plugin adds may be new on each call, as the time is.
+            event = self._rewritten.get(index)
+            content = event.content if event else None
+            self._fingerprints[index] = self._spell(content or self.contents[index])
+        return self._fingerprints[index]
+
+    def _spell(self, content: types.Content) -> bytes:
+        return self.memo.get(fingerprint, content, content.parts or (), content.role)
+
+    def release(self) -> None:
+        """Forgets the run, after computing what depends on it."""
+        _ = self.fingerprints, self.request_index
+        self._invocation = None
+
+    @cached_property
+    def request_index(self) -> int | None:
+        """Where this agent's current request stands: what ADK shows it of that."""
+        contents, user_content = [*self.contents], self._node_input or self.user_content
+        for index, event in self._rewritten.items():
+            if event.author == "user":
+                parts = [*parts_of(contents[index]), *parts_of(event.content)]
+                contents[index] = types.Content(role="user", parts=parts)
+        told = [i for i in self.history if i not in self.outputs]
+        live = find_current_request(contents, told, user_content)
+        has_message = content_text(user_content) or media_parts(user_content)
+        if live is not None or (parts_of(user_content) and not has_message):
+            return live
+        # ADK keeps the user's words from this agent: it has an input of its own.
+        texts = (i for i in told if content_text(self.contents[i]))
+        users = (i for i in texts if self.contents[i].role == "user")
+        relays = (i for i in users if not has_function_response(self.contents[i]))
+        return self._newest_message if self.user_messages else max(relays, default=None)
+
+    @property
+    def _node_input(self) -> types.Content | None:
+        """What a node of a workflow was given, beside or in place of the message."""
+        path = getattr(self._invocation, "node_path", None)
+        for event in reversed(self.events if path else ()):
+            place = getattr(getattr(event, "node_info", None), "path", None)
+            is_own = event.author == "user" and place == path
+            if is_own and event.invocation_id == self.invocation_id:
+                return None if event.get_function_responses() else event.content
+        return None
+
+    @property
+    def _newest_message(self) -> int | None:
+        """The newest message of this invocation."""
+        now = [e for e in self.events if e.invocation_id == self.invocation_id]
+        index, ids = EventIndex(now), {event.id for event in now}
+        for place in reversed(self.user_messages):
+            event = self._rewritten.get(place)
+            parts = parts_of(self.contents[place])
+            if event.id in ids if event else any(map(index.holds, parts)):
+                return place
+        return None
+
+    @cached_property
+    def outputs(self) -> frozenset[int]:
+        """What executed code has printed, which ADK shows as the user's text."""
+        found = set()
+        has_any = self._rewritten or self._index.has_outputs
+        for index in self.history if has_any else ():
+            if event := self._rewritten.get(index):
+                parts = parts_of(event.content)
+                is_output = any(part.code_execution_result for part in parts)
+            else:
+                is_output = self._index.is_output(self.contents[index])
+            found.update([index] * is_output)
+        return frozenset(found)
+
+    @cached_property
+    def turn(self) -> list[int]:
+        """History of the running turn: what stands behind the user's request."""
+        start = self.request_index
+        if start is None:
+            start = max(self.user_messages, default=-1)
+        return [index for index in self.history if index > start]
+
+    @property
+    def first_task_index(self) -> int | None:
+        """Where the first message of the user stands."""
+        return next(iter(self.user_messages), None)
+
+    @cached_property
+    def user_messages(self) -> list[int]:
+        """What the user wrote: nothing of tools, executed code or other agents."""
+        others = {i for i, e in self._rewritten.items() if e.author != "user"}
+        return [
+            index
+            for index in self.history
+            if is_user_text(self.contents[index])
+            and index not in others
+            and index not in self.outputs
+        ]
+
+    @cached_property
+    def covered(self) -> frozenset[int]:
+        """The contents that the stored summary stands for."""
+        return frozenset(self._matches)
+
+    @cached_property
+    def model_covered(self) -> frozenset[int]:
+        """Those of them that a model summarized."""
+        count = self.stored.model_covered_count if self.stored else 0
+        return frozenset(i for i, place in self._matches.items() if place < count)
+
+    @cached_property
+    def uncovered(self) -> list[int]:
+        """History that stands in the request beside the summary."""
+        return [index for index in self.history if index not in self.covered]
+
+    @cached_property
+    def compactable(self) -> list[int]:
+        """History that a model has not summarized yet and that may be."""
+        kept = self.model_covered | self.open_groups
+        return [index for index in self.history if index not in kept]
+
+    @cached_property
+    def _matches(self) -> dict[int, int]:
+        """Covered contents, with their position in the covered set."""
+        if self.stored is None:
+            return {}
+        matches = self._align(self.stored.covered)
+        if self.open_groups & matches.keys():
+            # A call that waits for its result must not pass for an equal one.
+            matches = self._align(self.stored.covered, self.open_groups)
+        live = self.request_index
+        if self.stored.invocation != self.invocation_id and live is not None:
+            # A repeated message ("yes", "yes") must not pass for the covered one.
+            matches = {i: place for i, place in matches.items() if i < live}
+        whole = keep_pairs_whole(matches, self.pairs)
+        return {i: place for i, place in matches.items() if i in whole}
+
+    def _align(
+        self, covered: Covered, hidden: frozenset[int] = frozenset()
+    ) -> dict[int, int]:
+        """Finds what is covered, with its position there; not what is hidden."""
+        count, indexes = covered.content_count, self.history
+        prints = [self.fingerprint(index) for index in indexes[:count]]
+        if not hidden and len(prints) == count and cover(prints) == covered:
+            return dict(zip(indexes, range(count), strict=False))
+        prints = [b"" if i in hidden else self.fingerprint(i) for i in indexes]
+        return {indexes[right]: left for left, right in align_covered(covered, prints)}
+
+    def was_rewound_since(self, invocation_id: str) -> bool:
+        """Whether the session was taken back after an invocation."""
+        for event in reversed(self.events):
+            if event.invocation_id == invocation_id:
+                return False
+            if event.actions and event.actions.rewind_before_invocation_id:
+                return True
+        return False
+
+    @property
+    def is_summary_valid(self) -> bool:
+        """Whether all that the stored summary stands for is there, and nothing of what
+        it was shown was taken back."""
+        stored = self.stored
+        if stored is None or len(self.covered) < stored.covered.content_count:
+            return False
+        return not self.was_rewound_since(stored.invocation)
+
+    def name_place(self, index: int) -> str:
+        """Names a content by fingerprint and number among equal ones; "" for -1."""
+        if index < 0:
+            return ""
+        wanted = self.fingerprint(index)
+        same = sum(self.fingerprints[i] == wanted for i in self.history if i <= index)
+        return f"{wanted.hex()}.{same}"
+
+    def find_place(self, name: str) -> int:
+        """Returns the index of what `name_place` named; -1 if it is not there."""
+        digest, _, number = name.partition(".")
+        history = self.history if name else ()
+        same = [i for i in history if self.fingerprints[i].hex() == digest]
+        if number.isdecimal() and len(number) < 10:  # Python refuses huge numbers.
+            same = same[: int(number)]
+        return same[-1] if same else -1
+
+    def shortened_results(self, stored: StoredSummary) -> dict[int, types.Content]:
+        """Returns the contents whose tool results a compaction has shortened."""
+        if not stored.truncation:
+            return {}
+        upto, short = self.find_place(stored.truncated_upto), dict[int, types.Content]()
+        for i in (i for i in self.history if i <= upto):
+            whole = self.contents[i] if stored.has_recall else None
+            content = truncate_content(self.shown[i], stored.truncation, whole)
+            if content is not self.shown[i]:
+                short[i] = content
+        return short
+
+    def cover(self, indexes: frozenset[int]) -> Covered:
+        """Builds what a summary of these contents is stored with."""
+        prints = [self.fingerprint(i) if i in indexes else b"" for i in self.history]
+        return cover(prints)

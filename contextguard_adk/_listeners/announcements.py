@@ -1,0 +1,80 @@
+"""Tells log, trace and web UI of a compaction, and then the user's own function."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from contextguard_adk._runtime.state import COMPACTED_KEY
+from contextguard_adk._turn.units import Compacted, Listener
+from contextguard_adk.records import CompactionRecord, Usage, describe_compaction
+
+logger = logging.getLogger("contextguard_adk.telemetry")
+
+
+class LogLine(Listener):
+    """Logs one line at INFO, without message text."""
+
+    async def compacted(self, event: Compacted) -> None:
+        """Logs the line."""
+        record, usage = event.record, event.record.usage
+        logger.info(
+            "Compacted agent %r (%s): %s; threshold %d, %d tokens read (%d cached), "
+            "%d written.",
+            *(record.agent, record.reason),
+            describe_compaction(record).replace("→", "to"),  # A log may be ASCII.
+            *(event.turn.budgets.threshold_tokens, usage.prompt_tokens),
+            *(usage.cached_tokens, usage.output_tokens),
+        )
+
+
+class Spans(Listener):
+    """Makes an OpenTelemetry span that lasts as long as the call was held up."""
+
+    async def compacted(self, event: Compacted) -> None:
+        """Makes the span; without an SDK it costs nothing."""
+        from opentelemetry import trace  # ADK loads it with the first run.
+
+        end_nanoseconds = time.time_ns()
+        span = trace.get_tracer("contextguard_adk").start_span(
+            "context_guard.compact",
+            start_time=end_nanoseconds - int(event.record.waited_seconds * 1e9),
+        )
+        span.set_attributes(_span_attributes(event.record))
+        span.end(end_nanoseconds)
+
+
+def _span_attributes(record: CompactionRecord) -> dict[str, str | bool | int | float]:
+    """Names facts of the guard by names of its own, others as OpenTelemetry does."""
+    apart = ("model", "usage", "cost")
+    own = {key: value for key, value in vars(record).items() if key not in apart}
+    attributes = {f"context_guard.{key}": value for key, value in own.items()}
+    if record.cost is not None:
+        attributes["context_guard.cost_usd"] = record.cost
+    if record.model:
+        # Not "generate_content": ADK's page of traces asks such a span for its event.
+        attributes["gen_ai.operation.name"] = "summarize"
+        attributes["gen_ai.request.model"] = record.model
+    if (usage := record.usage) != Usage():
+        attributes["gen_ai.usage.input_tokens"] = usage.prompt_tokens
+        attributes["gen_ai.usage.cache_read.input_tokens"] = usage.cached_tokens
+        attributes["gen_ai.usage.output_tokens"] = usage.output_tokens
+    return attributes
+
+
+class StateLine(Listener):
+    """Writes one line to session state, which the web UI shows as a label."""
+
+    async def compacted(self, event: Compacted) -> None:
+        """Writes the line; nothing of the guard's reads it."""
+        key = COMPACTED_KEY + event.record.agent
+        event.state.set(key, describe_compaction(event.record))
+
+
+class OnCompaction(Listener):
+    """Calls the function that the user has given as `on_compaction`."""
+
+    async def compacted(self, event: Compacted) -> None:
+        """Calls it, and waits for a time."""
+        observers = event.guard.observers
+        await observers.tell(observers.on_compaction, event.record)

@@ -1,0 +1,99 @@
+"""Saves the summary of each compaction as an artifact, for people."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Iterator
+
+from google.adk.agents.invocation_context import InvocationContext
+from google.adk.tools.load_artifacts_tool import LoadArtifactsTool
+from google.genai import types
+
+from contextguard_adk._runtime.adk_tree import walk_tree
+from contextguard_adk._runtime.scopes import call_key, name_session
+from contextguard_adk._support.log import warn_once
+from contextguard_adk._turn.units import Compacted, Listener
+from contextguard_adk.records import REASONS, CompactionRecord, describe_compaction
+
+logger = logging.getLogger("contextguard_adk.artifacts")
+
+SAVE_SECONDS = 2
+"""How long a model call waits for an artifact service; a summary takes far longer."""
+
+
+class Artifacts(Listener):
+    """Saves each summary as an artifact, where the app has an artifact service."""
+
+    async def compacted(self, event: Compacted) -> None:
+        """Saves the artifact; the next event of the agent without text names it."""
+        guard, record = event.guard, event.record
+        invocation = event.context.get_invocation_context()
+        service, session = invocation.artifact_service, invocation.session
+        if service is None or not guard.has_artifacts:
+            return
+        name = f"compaction-{record.agent}.md"
+        data = _write_markdown(record, event.outcome.stored.text)
+        if _shows_artifacts(invocation):
+            return  # The model would be told of one that is not for it.
+        try:
+            async with asyncio.timeout(SAVE_SECONDS):
+                version = await service.save_artifact(
+                    app_name=invocation.app_name,
+                    user_id=session.user_id,
+                    session_id=session.id,
+                    filename=name,
+                    artifact=types.Part.from_bytes(
+                        data=data.encode("utf-8", "replace"), mime_type="text/markdown"
+                    ),
+                )
+        except Exception as error:  # noqa: BLE001 - a service may raise anything.
+            message = "The artifact %r could not be saved: %s. Later failures are not "
+            message += "logged; `summary_artifacts = false` writes none."
+            warn_once(logger, message, name, type(error).__name__)
+        else:
+            key = name_session(invocation), *call_key(event.context)
+            guard.artifacts[key] = name, version
+
+
+def _shows_artifacts(invocation: InvocationContext) -> bool:
+    """Whether an agent of the app, or of one that calls it, lists all artifacts."""
+    return any(
+        isinstance(node, LoadArtifactsTool)
+        for root in _list_roots(invocation)
+        for node in walk_tree(root)
+    )
+
+
+def _list_roots(invocation: InvocationContext) -> Iterator[object]:
+    """The agent tree of a run, and those of the runs that an `AgentTool` was in."""
+    yield getattr(invocation.agent, "root_agent", invocation.agent)
+    caller = getattr(invocation.artifact_service, "tool_context", None)
+    if caller is not None:
+        yield from _list_roots(caller.get_invocation_context())
+
+
+def _write_markdown(record: CompactionRecord, text: str) -> str:
+    """Describes a compaction; its summary is fenced, so that nothing in it is markup.
+
+    The rest is ASCII, which is all that ADK's chat page decodes correctly.
+    """
+    used, line = record.usage, describe_compaction(record).replace("→", "to")
+    facts = {
+        "Reason": REASONS.get(record.reason, record.reason),
+        "Strategy": record.strategy,
+        "Read": f"{used.prompt_tokens:,} tokens, {used.cached_tokens:,} of them cached",
+        "Written": f"{used.output_tokens:,} tokens",
+        "Waited": f"{record.waited_seconds:.1f} s",
+    }
+    if record.was_ahead:
+        facts["Written in the background"] = f"in {record.duration_seconds:.1f} s"
+    listed = "\n".join(f"- {name}: {value}" for name, value in facts.items())
+    head = f"# Compaction of {record.agent}\n\n{line}\n\n{listed}\n\n"
+    if not text:
+        return f"{head}No summary was needed: older messages were left out.\n"
+    kind = "Summary, in part without a model" if record.is_mechanical else "Summary"
+    runs = re.findall("`{3,}", text)
+    fence = "`" * (max(map(len, runs), default=2) + 1)
+    return f"{head}## {kind}\n\n{fence}\n{text}\n{fence}\n"

@@ -1,0 +1,48 @@
+"""Recognizes a provider's refusal of a history for its form, apart from its length."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from google.genai import types
+
+from contextguard_adk._measuring.tokens import part_text
+from contextguard_adk._providers.retry import read_status
+
+_WORDS = {
+    "binding": r"bound to a different conversation",
+    "thoughts": r"Invalid `?(signature|data)`? in `?(redacted_)?thinking`?|cannot be "
+    r"thinking|cannot contain thinking|must contain thinking",
+    "turn": r"in the latest assistant message cannot be modified|Expected `?thinking`?"
+    r"|must start with a thinking block",
+    "signatures": r"missing a `?thought_signature|Corrupted thought signature|"
+    r"Thought signature is not valid",
+    "reasoning": r"in the thinking mode must be passed back|reasoning_content`? is "
+    r"missing|Missing `?reasoning_content",
+    "shape": r"first message must use the|must start with a user message|roles must "
+    r"alternate|unexpected `?tool_use_id`? found|ids were found without|function call "
+    r"turn comes immediately after|function response parts is equal|must include at "
+    r"least one parts field|contents is not specified|must be a response to a prec|"
+    r"must be followed by tool messages|Expected last role|Unexpected role|same number "
+    r"of function calls|toolConfig field must be|must define tools|text content blocks "
+    r"must be non-empty|assistant message prefill",
+}
+_KINDS = {kind: re.compile(words) for kind, words in _WORDS.items()}
+
+
+def parse_refusal(error: BaseException, contents: Iterable[types.Content]) -> str:
+    """Returns the kind of a refusal; "" for none, or if its words are quoted."""
+    if isinstance(error, UnicodeDecodeError):
+        return "thoughts"  # ADK's Claude class reads a signature of another client.
+    if read_status(error) not in (None, 400, 422):
+        return ""
+    text, parts = (
+        str(error),
+        [part for content in contents for part in content.parts or ()],
+    )
+    for kind, words in _KINDS.items():
+        said = words.search(text)
+        if said and not any(said[0].encode() in part_text(part) for part in parts):
+            return kind
+    return ""

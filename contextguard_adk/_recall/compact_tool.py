@@ -1,0 +1,66 @@
+"""The tool by which an agent has its own history summarized."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from google.adk.tools.base_tool import BaseTool
+from google.adk.tools.tool_context import ToolContext
+from google.genai import types
+
+from contextguard_adk._runtime.state import request_compaction
+from contextguard_adk.records import METADATA_KEY
+
+COMPACT_TOOL = "compact_history"
+
+
+class CompactTool(BaseTool):
+    """A tool named `compact_history`: has the history summarized before the next step.
+
+    Args:
+        focus: What every summary that the agent asks for should keep above all; what
+            the agent names itself is added.
+    """
+
+    def __init__(self, focus: str = "") -> None:
+        super().__init__(
+            name=COMPACT_TOOL,
+            description="Replaces the conversation so far by a summary, to make room "
+            "when a part of the work is finished. focus: what the summary must keep in "
+            "detail.",
+        )
+        self._focus = focus
+
+    def _get_declaration(self) -> types.FunctionDeclaration:
+        focus = {"focus": {"type": "string"}}
+        return types.FunctionDeclaration(
+            name=COMPACT_TOOL,
+            description=self.description,
+            parameters_json_schema={"type": "object", "properties": focus},
+        )
+
+    async def run_async(
+        self, *, args: dict[str, Any], tool_context: ToolContext
+    ) -> dict[str, str]:
+        """Asks for the compaction, or says why there will be none."""
+        if _was_just_compacted(tool_context):
+            return {
+                "refused": "The conversation was summarized just before this step; "
+                "there is nothing to gain. Carry on with the task."
+            }
+        focus = "\n".join(filter(None, (self._focus, str(args.get("focus") or ""))))
+        request_compaction(tool_context.state, tool_context.agent_name, focus)
+        return {
+            "result": "The conversation is summarized before your next step if that "
+            "makes room. Carry on with the task."
+        }
+
+
+def _was_just_compacted(tool_context: ToolContext) -> bool:
+    """Whether the request that led to this call was compacted."""
+    call_id = tool_context.function_call_id
+    for event in reversed(tool_context.session.events):
+        if any(call.id == call_id for call in event.get_function_calls()):
+            described = (event.custom_metadata or {}).get(METADATA_KEY)
+            return isinstance(described, dict) and "compaction" in described
+    return False

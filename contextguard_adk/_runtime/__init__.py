@@ -1,0 +1,1 @@
+"""What is remembered: in session state, and in the process between two callbacks."""

@@ -1,0 +1,211 @@
+"""What the process remembers between the callbacks of a run; all of it bounded.
+
+What belongs to a run goes with it, however it ends. A session leaves flags, numbers and
+the summaries on its shelf. A process that starts anew loses at most these, and pays for
+them again.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from google.adk.agents.callback_context import CallbackContext
+from google.adk.agents.invocation_context import InvocationContext
+from google.adk.events.event import Event
+from google.genai import types
+
+from contextguard_adk._measuring.tokens import Memo
+from contextguard_adk._providers.clients import find_llm, json_form
+from contextguard_adk._providers.costs import Costs
+from contextguard_adk._providers.registry import ModelRegistry
+from contextguard_adk._runtime.scopes import CallKey, branch_scope, name_session
+from contextguard_adk._runtime.sessions import (
+    BoundedDict,
+    CircuitBreaker,
+    Paid,
+    Session,
+)
+from contextguard_adk._runtime.state import COMPACTED_KEY, AgentState, RunWrites
+from contextguard_adk._support.observers import Observers
+from contextguard_adk._support.tasks import PendingSummary, SummaryTasks
+from contextguard_adk.records import CompactionRecord
+
+
+@dataclass
+class SentCall:
+    """A model call between `before_model` and its answer."""
+
+    heuristic_tokens: int
+    estimated_tokens: int
+    window_tokens: int
+    threshold_tokens: int = 0
+    model: str = ""
+    original_contents: Sequence[types.Content] = ()
+    sent_contents: Sequence[types.Content] = ()
+    sent_config: types.GenerateContentConfig | None = None
+    session: Session = field(default_factory=Session)
+    compaction: CompactionRecord | None = None
+    begin_background: Callable[[int], None] | None = None  # By the prompt's tokens.
+    is_answered: bool = False
+    is_reported: bool = False
+    is_recovered: bool = False
+
+    def release(self) -> None:
+        """Forgets the contents, and keeps the numbers."""
+        self.original_contents = self.sent_contents = ()
+        self.sent_config = self.begin_background = None
+
+
+class Run:
+    """What is remembered of a run for as long as ADK keeps its session object."""
+
+    def __init__(self, invocation: InvocationContext) -> None:
+        self.invocation_id = invocation.invocation_id
+        self.writes = RunWrites(invocation.session.state)
+        self.calls: dict[CallKey, SentCall] = {}
+        self.metadata: dict[CallKey, dict[str, Any]] = {}  # For the next event.
+        self._memos: dict[str, Memo] = {}
+        self._paid: list[Session] = []  # Whose summaries it has put in.
+        self._events = invocation.session.events
+
+    def memo(self, invocation: InvocationContext) -> Memo:
+        """Returns what measures an agent's contents, and knows earlier results."""
+        agent = getattr(invocation.agent, "name", "")
+        if (memo := self._memos.get(agent)) is None:
+            form = json_form(find_llm(invocation.agent))
+            memo = Memo(self._events, self.invocation_id, form)
+            self._memos[agent] = memo
+        return memo
+
+    def put_in(self, session: Session, paid: Paid, key: str) -> None:
+        """Remembers a summary until an event has brought it under a key."""
+        count = len(self._events)
+        run_id = self.invocation_id
+        session.put_in(replace(paid, key=key, event_count=count, run_id=run_id))
+        self._paid.append(session)
+
+    def describe(self, key: CallKey, name: str, said: object) -> None:
+        """Lets the next event of an agent carry something in `custom_metadata`."""
+        if said:
+            self.metadata.setdefault(key, {})[name] = said
+
+    def hand_over(self, event: Event, state: Mapping[str, Any]) -> None:
+        """Lets an event carry the state and the metadata that wait for it."""
+        key = event.author, branch_scope(event)
+        if delta := self.writes.take(key[1], state) | event.actions.state_delta:
+            # ADK's web UI labels an event by the first key.
+            keys = sorted(delta, key=lambda name: not name.startswith(COMPACTED_KEY))
+            update: dict[str, Any] = {"state_delta": {key: delta[key] for key in keys}}
+            update["artifact_delta"] = {**event.actions.artifact_delta}
+            # The partial events of the call have the same actions.
+            event.actions = event.actions.model_copy(update=update)
+        if self.writes.owners and event.is_final_response():
+            self.writes.owners.discard("@".join(key))
+        if said := self.metadata.pop(key, None):
+            # The dict may be that of the model's own response.
+            event.custom_metadata = {**(event.custom_metadata or {}), **said}
+
+    def settle(self) -> None:
+        """Forgets the summaries that an event has brought to the session."""
+        for session in self._paid:
+            paid = session.facts.put_in
+            if paid is None or paid.run_id != self.invocation_id:
+                continue
+            newer = self._events[paid.event_count :]
+            if any(paid.key in event.actions.state_delta for event in newer):
+                session.note(put_in=None)
+
+
+@dataclass
+class Guard:
+    """What lives as long as the plugin; `registry=None` is the default registry."""
+
+    registry: ModelRegistry | None = None
+    prices: Mapping[str, Costs] = field(default_factory=dict)
+    observers: Observers = field(default_factory=Observers)
+    has_namespaced_keys: bool = False
+    has_artifacts: bool = True
+    breaker: CircuitBreaker = field(default_factory=CircuitBreaker)
+    tasks: SummaryTasks = field(default_factory=SummaryTasks)
+    # Name and version of what no event has named yet.
+    artifacts: BoundedDict[tuple[str, str, str], tuple[str, int]] = field(
+        default_factory=BoundedDict
+    )
+    _sessions: BoundedDict[tuple[str, str, str], Session] = field(
+        default_factory=BoundedDict
+    )
+    # By the identity of a session's state: the sessions that have it, and by
+    # invocation. ADK 2.0 gives each node of a workflow a copy of the session.
+    _runs: dict[int, tuple[set[int], dict[str, Run]]] = field(default_factory=dict)
+
+    def session(self, invocation: InvocationContext, agent: str, scope: str) -> Session:
+        """Returns what is remembered of an agent in a scope of a session."""
+        for session in self._sessions.snapshot():
+            session.drop_late()
+        key = name_session(invocation), agent, scope
+        found = self._sessions.get(key) or Session(PendingSummary(self.tasks))
+        self._sessions[key] = found
+        return found
+
+    def run(self, invocation: InvocationContext) -> Run:
+        """Returns what is remembered of a run.
+
+        A run that was cancelled calls nothing of ours: it ends with its session object,
+        which services make anew for each run.
+        """
+        session, run_id = invocation.session, invocation.invocation_id
+        place = id(session.state), id(session)
+        sessions, runs = self._runs.setdefault(place[0], (set(), {}))
+        if place[1] not in sessions:
+            sessions.add(place[1])
+            weakref.finalize(session, self._leave, *place).atexit = False
+        if (run := runs.get(run_id)) is None:
+            runs[run_id] = run = Run(invocation)
+        return run
+
+    def pop_run(self, invocation: InvocationContext) -> Run:
+        """Returns what is remembered of a run that has ended, and forgets it."""
+        run = self.run(invocation)
+        self._runs[id(invocation.session.state)][1].pop(run.invocation_id, None)
+        return run
+
+    def _leave(self, state_id: int, session_id: int) -> None:
+        sessions, runs = self._runs[state_id]
+        sessions.discard(session_id)
+        if not sessions:
+            del self._runs[state_id]
+            for run in runs.values():
+                run.settle()
+
+    def state(self, context: CallbackContext) -> AgentState:
+        """Returns the values of a callback's agent in session state."""
+        invocation = context.get_invocation_context()
+        return AgentState(
+            context.state,
+            context.agent_name,
+            self.has_namespaced_keys,
+            branch_scope(invocation),
+            self.run(invocation).writes,
+        )
+
+    def hand_over(self, event: Event, invocation: InvocationContext) -> None:
+        """Lets an event carry what no event before it has."""
+        run = self.run(invocation)
+        if event.partial:  # It may share its actions with the last one.
+            waiting = set[str]().union(*run.writes.pending.values())
+            if waiting & (delta := event.actions.state_delta).keys():
+                rest = {key: delta[key] for key in delta.keys() - waiting}
+                event.actions = event.actions.model_copy(update={"state_delta": rest})
+            return
+        run.hand_over(event, invocation.session.state)
+        parts = event.content and event.content.parts
+        # ADK's web server sends an artifact apart, as the same event without content:
+        # its page then shows no text, and fails at a long-running call.
+        if event.long_running_tool_ids or any(p and p.text for p in parts or ()):
+            return
+        key = name_session(invocation), event.author, branch_scope(event)
+        if saved := self.artifacts.pop(key, None):
+            event.actions.artifact_delta.update([saved])

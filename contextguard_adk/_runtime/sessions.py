@@ -1,0 +1,204 @@
+"""What the process remembers of an agent in one scope of a session."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar
+
+from contextguard_adk._history.draft import Draft
+from contextguard_adk._history.stored import StoredSummary
+from contextguard_adk._providers.costs import add_costs
+from contextguard_adk._support.tasks import PendingSummary
+from contextguard_adk.records import Usage
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+PAID_SECONDS = 600
+"""How long the summary of a cancelled or failed call waits for the next call."""
+
+
+class BoundedDict(OrderedDict[K, V], Generic[K, V]):
+    """A dict for several threads that forgets its oldest entry when it is full."""
+
+    def __init__(self, max_count: int = 1_024) -> None:
+        super().__init__()
+        self._max_count = max_count
+        self._lock = threading.Lock()
+
+    def __setitem__(self, key: K, value: V) -> None:
+        with self._lock:
+            super().__setitem__(key, value)
+            self.move_to_end(key)
+            while len(self) > self._max_count:
+                self.popitem(last=False)
+
+    def snapshot(self) -> list[V]:
+        """Returns the values; to iterate over the dict itself is not thread-safe."""
+        with self._lock:
+            return list(self.values())
+
+
+@dataclass(frozen=True)
+class Paid:
+    """A summary that was paid for: on the shelf until the session has it.
+
+    Attributes:
+        draft: What the strategy decided; its indexes are those of the request then.
+        stored: What would be stored, which tells what it stands for.
+        facts: Fields of its `CompactionRecord`: what it took.
+        run_id: The run that made it, or put it in.
+        is_background: Whether it waits until a compaction is due.
+        is_reported: Whether listeners were told of it.
+        replaced: What stood in the session before the run that put it in.
+        key: The key that brings it to the session, once it was put in.
+        event_count: How many events the session had then.
+    """
+
+    draft: Draft
+    stored: StoredSummary
+    facts: dict[str, Any]
+    run_id: str
+    is_background: bool = False
+    is_reported: bool = False
+    replaced: StoredSummary | None = None
+    key: str = ""
+    event_count: int = 0
+    paid_seconds: float = field(default_factory=time.monotonic)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether no call has come for it in time."""
+        age_seconds = time.monotonic() - self.paid_seconds
+        return age_seconds > PAID_SECONDS and not self.is_background
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What a model counted last, and bytes / 4 of the text that it counted."""
+
+    model: str = ""
+    real_tokens: int = 0
+    text_tokens: int = 0
+    is_behind: bool = False  # It counted far less than was sent.
+
+
+_NO_USAGE = Usage()
+
+
+@dataclass(frozen=True)
+class SessionFacts:
+    """What is known of one agent in one scope; `Session.note` changes it.
+
+    Attributes:
+        ready: A summary that is not in the request yet.
+        put_in: The last one that was put in, until the session is seen to have it.
+        is_background_tried: Whether one was begun since the last compaction.
+        compacted_run: The run whose last call was compacted; "" if it was not.
+        was_full: Whether that call was compacted for its size.
+        fruitless_tokens: The estimate at which compacting gained nothing.
+        cached_ratio: Which part of the last prompt a cache served.
+        accepted: A model, and the largest prompt that it was seen to accept.
+        max_media_bytes: More bytes of images and files were refused.
+        summary_usage: What summary calls took since the last `CallRecord`.
+    """
+
+    ready: Paid | None = None
+    put_in: Paid | None = None
+    is_background_tried: bool = False
+    compacted_run: str = ""
+    was_full: bool = False
+    fruitless_tokens: int | None = None
+    is_under_pressure: bool = False
+    cached_ratio: float = 0.0
+    is_in_place_useless: bool = False
+    changed_count: int = 0
+    refusals: frozenset[str] = frozenset()
+    accepted: tuple[str, int] = ("", 0)
+    counted: Counted = Counted()
+    max_media_bytes: int | None = None
+    summary_usage: Usage = _NO_USAGE
+    summary_cost: float | None = 0.0
+
+    def find_lost(self, stored: StoredSummary | None) -> Paid | None:
+        """Returns the summary that was put in, where the session does not show it.
+
+        Another one in the session means that it arrived, or that another process saved
+        one.
+        """
+        paid = self.put_in
+        return paid if paid and paid.replaced == stored else None
+
+    def accepted_tokens(self, model: str) -> int:
+        """Returns the largest prompt that the model was seen to accept; else 0."""
+        name, tokens = self.accepted
+        return tokens if name == model else 0
+
+
+@dataclass
+class Session:
+    """One agent in one scope of a session: its facts, and the summary under way."""
+
+    pending: PendingSummary = field(default_factory=PendingSummary)
+    facts: SessionFacts = SessionFacts()
+
+    def note(self, **facts: Any) -> None:
+        """Changes facts."""
+        self.facts = replace(self.facts, **facts)
+
+    def put_in(self, paid: Paid) -> None:
+        """Takes a summary off the shelf, and remembers it until the session has it."""
+        known = self.facts.put_in
+        # What stood in the session before the run counts, not before this call.
+        paid = replace(paid, replaced=known.replaced) if known else paid
+        self.note(put_in=paid, ready=None, is_background_tried=False)
+
+    def forget_arrived(self, run_id: str) -> None:
+        """Forgets a summary of another run, which the session has by now."""
+        if (paid := self.facts.put_in) and paid.run_id != run_id:
+            self.note(put_in=None)
+
+    def drop_late(self) -> None:
+        """Forgets the summaries for which no call has come."""
+        for name in ("ready", "put_in"):
+            if (paid := getattr(self.facts, name)) and paid.is_late:
+                self.note(**{name: None})
+
+    def add_costs(self, usage: Usage, cost: float | None) -> None:
+        """Adds what summary calls took."""
+        known = self.facts
+        self.note(
+            summary_usage=known.summary_usage + usage,
+            summary_cost=add_costs((known.summary_cost, cost)),
+        )
+
+    def take_costs(self) -> tuple[Usage, float | None]:
+        """Returns once what summary calls took, and their price in US dollars."""
+        taken = self.facts.summary_usage, self.facts.summary_cost
+        self.note(summary_usage=Usage(), summary_cost=0.0)
+        return taken
+
+
+class CircuitBreaker:
+    """Skips a summarizer for one compaction after three failures in a row.
+
+    Then it is asked again; while it goes on failing, every second compaction skips it.
+    """
+
+    def __init__(self) -> None:
+        self._failures: BoundedDict[str, int] = BoundedDict()  # In a row, by model.
+
+    def allows(self, model: str) -> bool:
+        """Returns whether to ask a model; called once for each compaction."""
+        if self._failures.get(model, 0) < 3:
+            return True
+        self._failures[model] = 2
+        return False
+
+    def note(self, model: str, has_failed: bool) -> None:
+        """Counts a failure of a model that was asked; a success ends the count."""
+        self._failures[model] = self._failures.get(model, 0) + 1 if has_failed else 0

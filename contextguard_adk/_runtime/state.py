@@ -1,0 +1,273 @@
+"""The only reader and writer of the guard's keys in session state.
+
+Session state is untrusted: a tool, another plugin or another release may have put
+anything under these keys. A value of the wrong type counts as absent."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from pydantic import ValidationError
+
+from contextguard_adk._history.stored import AgentRecord, StoredSummary
+from contextguard_adk._support.log import warn_once
+
+logger = logging.getLogger("contextguard_adk.state")
+
+COMPACT_NOW_KEY = "context_guard:compact"
+"""Set to True in session state, it forces a compaction on the next model call."""
+
+FOCUS_KEY = "context_guard:compact_focus"
+REFUSED_KEY = "context_guard:compact_refused"
+
+COMPACTED_KEY = "context_guard:compacted:"
+"""Before an agent's name: one line on its last compaction, for people."""
+
+MAX_SCOPES = 16
+"""Branches and isolation scopes of one agent that are kept; the oldest go, but none
+in which the agent is at work."""
+
+
+class StateLike(Protocol):
+    """What the guard needs of `google.adk.sessions.State`."""
+
+    def get(self, key: str, default: Any = None) -> Any: ...
+
+    def __setitem__(self, key: str, value: Any) -> None: ...
+
+
+def request_compaction(
+    state: StateLike | MutableMapping[str, Any],
+    agent: str | None = None,
+    focus: str = "",
+) -> None:
+    """Asks for a compaction before the next model call, whatever the token count.
+
+    Works with the state of a tool context, of a callback context, or a plain dict
+    that is sent as a `state_delta`. The request is refused where the last call was
+    compacted as well or where nothing would be gained; then `state` says why under
+    `context_guard:compact_refused`, followed by `:` and the agent where one is named.
+
+    Args:
+        state: Where to set the flag.
+        agent: The agent whose history to compact; None takes whichever guarded
+            agent of the session calls its model next.
+        focus: What the summary should keep above all, told to the summarizer.
+    """
+    suffix = f":{agent}" if agent else ""
+    state[COMPACT_NOW_KEY + suffix] = True
+    if focus:
+        state[FOCUS_KEY + suffix] = focus
+
+
+@dataclass
+class RunWrites:
+    """What the guard has written to session state in one run, and no event has brought.
+
+    ADK puts what a callback writes on every partial event of a streamed answer, and
+    drops some events with it: code executors replace that of the model. So it is
+    written to the run's own copy of the state, and waits here by scope.
+    """
+
+    state: dict[str, Any] = field(default_factory=dict)
+    pending: dict[str, dict[str, Any]] = field(default_factory=dict)
+    given: set[str] = field(default_factory=set)  # Keys that ADK has; still pending.
+    owners: set[str] = field(default_factory=set)  # Agents at work, with their scopes.
+
+    def write(self, scope: str, key: str, value: object) -> None:
+        """Shows a value to all that read it in this run; an event is to bring it."""
+        self.state[key] = self.pending.setdefault(scope, {})[key] = value
+        self.given.discard(key)
+
+    def take(self, scope: str, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Takes what the next event of a scope brings, unless it is out of date.
+
+        In one scope agents work one after another. Where there is no branch any more,
+        all are done: what is left has had no event.
+        """
+        scopes = [scope] if scope else [*self.pending]
+        taken = [self.pending.pop(each, {}) for each in scopes]
+        items = [item for written in taken for item in written.items()]
+        # Else somebody has written to it since.
+        return {key: value for key, value in items if state.get(key) == value}
+
+    def give(self, scope: str, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Gives ADK what is pending, once; it stays so, as ADK drops some events."""
+        items = self.pending.get(scope, {}).items()
+        new = {k: v for k, v in items if state.get(k) == v and k not in self.given}
+        self.given.update(new)
+        return new
+
+
+class AgentState:
+    """Reads one agent's values under both forms of keys, and writes one of them."""
+
+    def __init__(
+        self,
+        state: StateLike,
+        agent: str,
+        is_namespaced: bool = False,
+        scope: str = "",
+        run: RunWrites | None = None,
+    ) -> None:
+        self._state = state
+        self.agent = agent
+        self._owner = f"{agent}@{scope}" if scope else agent
+        self._is_namespaced = is_namespaced
+        self._scope = scope
+        self._run = run or RunWrites()
+        self._request_suffixes = ("", f":{agent}")
+
+    def key(self, name: str) -> str:
+        """Returns the key under which `name` is written."""
+        return _key(name, self._owner, self._is_namespaced)
+
+    def _read_other(self, name: str) -> Any:
+        return self._state.get(_key(name, self._owner, not self._is_namespaced))
+
+    def get(self, key: str) -> Any:
+        """Returns what stands under a key as it is, or None."""
+        return self._state.get(key)
+
+    def read(self, name: str) -> Any:
+        """Returns a value of this agent, under either form of its key, or None."""
+        value = self._state.get(self.key(name))
+        return self._read_other(name) if value is None else value
+
+    def read_count(self, name: str) -> int | None:
+        """Returns a stored count, at least 1; None when absent or no number."""
+        value = self.read(name)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        # Not every database keeps a larger number exactly.
+        if is_number and 1 <= value <= 2**53:
+            return int(value)
+        if value is not None and value != 0:
+            _warn(self.key(name), type(value).__name__, "a positive number")
+        return None
+
+    @functools.cached_property
+    def record(self) -> AgentRecord:
+        """What is stored beside the documented keys; empty where it is unusable."""
+        stored = self.read("record") or "{}"
+        try:
+            return AgentRecord.model_validate_json(stored)
+        except (ValidationError, RecursionError):
+            _warn(self.key("record"), type(stored).__name__, "a record of this version")
+            return AgentRecord()
+
+    def learn(self, model: str, **learned: float | None) -> None:
+        """Remembers what a model has shown, None to forget it; of one model only."""
+        known = self.record
+        names = AgentRecord.model_fields.keys() if known.learned_model != model else ()
+        update: dict[str, object] = {n: None for n in names if n.startswith("learned_")}
+        update |= {f"learned_{name}": value for name, value in learned.items()}
+        update["learned_model"] = model
+        self._write_record(known.model_copy(update=update))
+
+    def note(self, **facts: object) -> None:
+        """Keeps facts of the record that are not those of one model."""
+        self._write_record(self.record.model_copy(update=facts))
+
+    def load_summary(self, scope: str) -> StoredSummary | None:
+        """Returns the stored summary, if it was made in this very scope."""
+        summary, text = self.record.summary, self.read("summary")
+        # "" says that messages were dropped; anything but a text is lost or broken.
+        if summary is None or summary.scope != scope or not isinstance(text, str):
+            return None
+        return summary.model_copy(update={"text": text})
+
+    def save_summary(self, summary: StoredSummary, tokens: int) -> None:
+        """Stores a summary, made at so many tokens; calibration starts anew."""
+        self.write("summary", summary.text)
+        self._write_record(self.record.model_copy(update={"summary": summary}))
+        self.write("summarized_at", tokens)
+        self.write("real_tokens", None)
+        self.write("last_heuristic", None)
+
+    def set(self, key: str, value: object) -> None:
+        """Writes a key as it is; the event of the call brings it to the session."""
+        self._run.write(self._scope, key, value)
+        if self._state.get(key) != value:  # Another's is on the same event.
+            self._state[key] = value
+
+    def _write_record(self, record: AgentRecord) -> None:
+        self.record = record
+        self.write("record", record.model_dump_json(exclude_none=True))
+
+    def write(self, name: str, value: str | int | None) -> None:
+        """Stores a value if it differs; state has no delete, so None is written."""
+        # A `state_schema` may forbid to touch the other form of the key; a 0 hides it.
+        if value is None and self._read_other(name) is not None:
+            value = 0
+        if self._state.get(self.key(name)) != value:
+            self.set(self.key(name), value)
+            if self._scope and value is not None:
+                self._note_scope()
+
+    def _note_scope(self) -> None:
+        """Makes this scope the newest, and clears the oldest beyond `MAX_SCOPES`."""
+        if self._owner in self._run.owners:
+            return
+        self._run.owners.add(self._owner)
+        key = _key("scopes", self.agent, self._is_namespaced)
+        value = self._state.get(key)
+        listed = value if isinstance(value, list) else []
+        noted = [each for each in listed if isinstance(each, str)]
+        # Of parallel branches that wrote at once only one is noted.
+        first = self.key("last_heuristic").removesuffix(self._scope)
+        stored: dict[str, Any] = getattr(self._state, "to_dict", dict)()
+        live = [name for name, value in stored.items() if value is not None]
+        found = [n.removeprefix(first) for n in live if n.startswith(first)]
+        scopes = [scope for scope in found if scope not in noted] + noted
+        scopes = [scope for scope in scopes if scope != self._scope] + [self._scope]
+        names = "summary", "summarized_at", "real_tokens", "last_heuristic", "record"
+        for scope in scopes[:-MAX_SCOPES]:
+            owner = f"{self.agent}@{scope}"
+            if owner in self._run.owners:
+                continue
+            scopes.remove(scope)
+            for name in names:
+                old = _key(name, owner, self._is_namespaced)
+                if self._state.get(old) is not None:
+                    self.set(old, None)
+        self.set(key, scopes)
+
+    @property
+    def is_compaction_requested(self) -> bool:
+        """Whether `request_compaction` was called for this agent."""
+        keys = (COMPACT_NOW_KEY + suffix for suffix in self._request_suffixes)
+        return any(self._state.get(key) is True for key in keys)
+
+    @property
+    def requested_focus(self) -> str:
+        """What that compaction should keep above all; "" where nothing is named."""
+        named = (
+            self._state.get(FOCUS_KEY + suffix) for suffix in self._request_suffixes
+        )
+        return "\n".join(text[:1_000] for text in named if isinstance(text, str))
+
+    def answer_request(self, refusal: str = "") -> None:
+        """Takes the request back, once it was served or is refused for a reason."""
+        if refusal:
+            message = "The compaction that was asked for is refused for agent %r: %s."
+            logger.info(message, self.agent, refusal)
+        for suffix in self._request_suffixes:
+            if self._state.get(COMPACT_NOW_KEY + suffix) is True:
+                self.set(COMPACT_NOW_KEY + suffix, False)
+                for key, value in ((FOCUS_KEY, ""), (REFUSED_KEY, refusal)):
+                    if (self._state.get(key + suffix) or "") != value:
+                        self.set(key + suffix, value)
+
+
+def _key(name: str, owner: str, is_namespaced: bool) -> str:
+    form = "context_guard:{}:{}" if is_namespaced else "__context_guard_{}_{}"
+    return form.format(name, owner)
+
+
+def _warn(key: str, found: str, wanted: str) -> None:
+    message = "Session state %r holds a value of type %s where %s is expected; ignored."
+    warn_once(logger, message, key, found, wanted)

@@ -1,0 +1,12 @@
+"""What stands beside every summary and no model writes; one file each."""
+
+from __future__ import annotations
+
+from contextguard_adk._sections.done import DoneCalls
+from contextguard_adk._sections.recall_note import RecallNote
+from contextguard_adk._sections.todos import Todos
+from contextguard_adk._sections.user_messages import UserMessages
+from contextguard_adk._turn.units import Section
+
+SECTIONS: tuple[Section, ...] = (UserMessages(), Todos(), DoneCalls(), RecallNote())
+"""In the order in which they stand after the summary."""

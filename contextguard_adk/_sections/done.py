@@ -1,0 +1,238 @@
+"""The list of the running turn's calls that the summary stands for."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from google.genai import types
+from pydantic import JsonValue
+
+from contextguard_adk._history.contents import take_call
+from contextguard_adk._history.fingerprints import handle_of
+from contextguard_adk._history.text import UNLISTED_CALLS, payload_text
+from contextguard_adk._measuring.budgets import TokenCounter, excerpt
+from contextguard_adk._turn.turn import Turn
+from contextguard_adk._turn.units import Section
+
+DONE_RATIO = 0.10  # Of the window, for the list of what is done.
+MAX_TELLING_BYTES = 200  # For an argument that tells calls apart: a path, a URL.
+DONE_HEADING = (
+    "[Done so far for this request: each call below was made and has its result]"
+)
+
+_FAILURE = re.compile(
+    r'^"?error\b|"(is_?)?error\w*": ?(?!null|false|0|""|\[\]|\{\})|'
+    r'"status": ?"(error|fail)|^\{"result": ?"error\b|'
+    r'"(ok|success\w*)": ?false|"(exit|return)_?code": ?-?[1-9]',
+    re.IGNORECASE,
+)
+_UNLISTED = UNLISTED_CALLS | {"todos"}  # The todo list stands beside the summary.
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A completed call, its texts in one line each."""
+
+    name: str
+    args: dict[str, str]
+    outcome: str
+    handle: str
+    is_failed: bool
+
+
+class DoneCalls(Section):
+    """Lists the completed calls of the running turn, so that none is made twice."""
+
+    name = "done"
+    goes_at = None
+
+    def write(
+        self, turn: Turn, covered: frozenset[int], known: JsonValue, room_tokens: int
+    ) -> JsonValue:
+        """Lists the calls anew, also those that an earlier summary stood for."""
+        steps = sorted(covered.intersection(turn.history.turn))
+        budget_tokens = int(turn.budgets.working_tokens * DONE_RATIO)
+
+        def count(text: str) -> int:
+            # Escapes take more room in session state than here.
+            stored_bytes = len(json.dumps(text, ensure_ascii=False).encode())
+            return turn.count(text) if stored_bytes <= 4 * room_tokens else sys.maxsize
+
+        has_recall = turn.has_recall
+        return write_done_list(turn.messages, steps, budget_tokens, count, has_recall)
+
+
+def write_done_list(
+    contents: Sequence[types.Content],
+    indexes: Iterable[int],
+    budget_tokens: int,
+    count: TokenCounter,
+    with_handles: bool = False,
+) -> str:
+    """Lists the completed calls in some contents, ever shorter until it fits.
+
+    First a line for each call, then one for each tool with what tells its calls apart;
+    at last the oldest calls are only counted. What failed always shows.
+    """
+    calls = list(_completed_calls(contents, indexes, with_handles))
+    for lines in _write_ever_shorter(calls) if calls else ():
+        text = "\n".join([DONE_HEADING, *lines]).encode("utf-8", "replace").decode()
+        if count(text) <= budget_tokens:
+            return text
+    return ""
+
+
+def _write_ever_shorter(calls: Sequence[_Call]) -> Iterator[list[str]]:
+    telling = _find_telling(calls)
+    yield _write_lines(_shorten_args(calls, telling, 80), 80)
+    short = [
+        replace(c, args={k: v for k, v in c.args.items() if k in telling[c.name]})
+        for c in calls
+    ]
+    for most_bytes in (MAX_TELLING_BYTES, 48):
+        short = _shorten_args(short, {}, most_bytes)
+        yield _write_groups(short)
+    while short := short[len(short) // 8 + 1 :]:
+        note = f"- … and {len(calls) - len(short)} calls before these"
+        yield [*_write_groups(short), note]
+
+
+def _completed_calls(
+    contents: Sequence[types.Content], indexes: Iterable[int], with_handles: bool
+) -> Iterator[_Call]:
+    waiting: list[tuple[int, types.FunctionCall]] = []
+    for index in indexes:
+        for part in filter(None, contents[index].parts or ()):
+            if part.function_call:
+                waiting.append((index, part.function_call))
+            response = part.function_response
+            found = take_call(waiting, response) if response else None
+            if response is None or found is None or response.name in _UNLISTED:
+                continue
+            args = _flatten(found[1].args or {})
+            outcome = _one_line(response.response)
+            yield _Call(
+                name=_one_line(response.name or "?"),
+                args={_one_line(key): _one_line(value) for key, value in args},
+                outcome=outcome,
+                handle=handle_of(part) if with_handles else "",
+                is_failed=_FAILURE.search(outcome) is not None,
+            )
+
+
+def _flatten(
+    args: Mapping[str, object], prefix: str = ""
+) -> Iterator[tuple[str, object]]:
+    """Arguments with those inside them: what tells calls apart may be one of these."""
+    for key, value in args.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict) and 0 < len(value) <= 20 and name.count(".") < 3:
+            yield from _flatten(value, f"{name}.")
+        else:
+            yield name, value
+
+
+def _one_line(value: object) -> str:
+    """The beginning of a value in one line."""
+    text = value if isinstance(value, str) else payload_text(value)
+    return " ".join(text[:1_000].split()) if value not in (None, "") else ""
+
+
+def _write_lines(calls: Iterable[_Call], outcome_bytes: int) -> list[str]:
+    lines = []
+    for call in calls:
+        outcome = excerpt(call.outcome, outcome_bytes)
+        if call.handle and len(outcome) < len(call.outcome):
+            outcome += f" [item {call.handle}]"
+        made = f"- {call.name}({', '.join(_name_args(call.args))})"
+        lines.append(f"{made} → {outcome}" if outcome else made)
+    return lines
+
+
+def _write_groups(calls: Iterable[_Call]) -> list[str]:
+    """Writes a line for each tool; what its calls have in common is said once."""
+    lines = []
+    for group in _by_tool(calls):
+        names = list(dict.fromkeys(name for call in group for name in call.args))
+        own = [n for n in names if len({call.args.get(n) for call in group}) > 1]
+        shared = {n: group[0].args[n] for n in names if n not in own}
+        if len(own) == 1:
+            shared[own[0]] = "…"
+        items = []
+        for call in group:
+            args = {n: call.args[n] for n in own if n in call.args}
+            text = ", ".join(_name_args(args) if len(own) > 1 else args.values())
+            items.append(f"{text} → error" if call.is_failed else text)
+        said = "; ".join(items) if any(items) else f"{len(group)} times"
+        made = f"- {group[0].name}({', '.join(_name_args(shared))})"
+        lines.append(f"{made}: {said}")
+    return lines
+
+
+def _name_args(args: Mapping[str, str]) -> list[str]:
+    return [f"{name}={text}" for name, text in args.items()]
+
+
+def _by_tool(calls: Iterable[_Call]) -> list[list[_Call]]:
+    groups: dict[str, list[_Call]] = {}
+    for call in calls:
+        groups.setdefault(call.name, []).append(call)
+    return list(groups.values())
+
+
+def _find_telling(calls: Iterable[_Call]) -> dict[str, frozenset[str]]:
+    """For each tool the arguments that tell its calls apart, short ones first."""
+    telling: dict[str, frozenset[str]] = {}
+    for group in _by_tool(calls):
+        names = {name for call in group for name in call.args}
+        lengths = {n: sum(len(c.args.get(n, "")) for c in group) for n in names}
+        chosen: list[str] = []
+        different = 1
+        for name in sorted(names, key=lambda name: (lengths[name], name)):
+            wider = [*chosen, name]
+            found = len({tuple(map(call.args.get, wider)) for call in group})
+            if found > different:
+                chosen, different = wider, found
+        telling[group[0].name] = frozenset(chosen)
+    return telling
+
+
+def _shorten_args(
+    calls: Sequence[_Call], telling: Mapping[str, frozenset[str]], most_bytes: int
+) -> list[_Call]:
+    """The calls with shorter arguments; `telling` ones stay whole where they can."""
+    values: dict[tuple[str, str], list[str]] = {}
+    for call in calls:
+        for name, text in call.args.items():
+            values.setdefault((call.name, name), []).append(text)
+    short = {
+        (tool, name): _shorten_alike(
+            texts, MAX_TELLING_BYTES if name in telling.get(tool, ()) else most_bytes
+        )
+        for (tool, name), texts in values.items()
+    }
+    return [
+        replace(c, args={n: short[c.name, n][text] for n, text in c.args.items()})
+        for c in calls
+    ]
+
+
+def _shorten_alike(texts: Iterable[str], most_bytes: int) -> dict[str, str]:
+    """Excerpts of texts; where those would be alike, without what all have in common
+    at the beginning and the end."""
+    short = {text: excerpt(text, most_bytes) for text in texts}
+    if len(set(short.values())) == len(short):
+        return short
+    start = _count_shared_chars(short)
+    end = _count_shared_chars(text[start:][::-1] for text in short)
+    return {t: excerpt(f"…{t[start : len(t) - end]}…", most_bytes) for t in short}
+
+
+def _count_shared_chars(texts: Iterable[str]) -> int:
+    """How many characters all texts begin with."""
+    return len(os.path.commonprefix(list(texts)))  # noqa: RUF071 - not of paths.

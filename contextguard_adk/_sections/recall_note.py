@@ -1,0 +1,26 @@
+"""One line that tells the agent how to read what the summary leaves out."""
+
+from __future__ import annotations
+
+from pydantic import JsonValue
+
+from contextguard_adk._turn.turn import Turn
+from contextguard_adk._turn.units import Section
+
+NOTE = (
+    "[Messages and tool results that this summary leaves out can be read: "
+    "recall_history(query=…) searches them, recall_history() lists them.]"
+)
+
+
+class RecallNote(Section):
+    """Points at the recall tool, where the agent has it."""
+
+    name = "recall"
+    goes_at = None
+
+    def write(
+        self, turn: Turn, covered: frozenset[int], known: JsonValue, room_tokens: int
+    ) -> JsonValue:
+        """Returns the note; the tool is named only where the request declares it."""
+        return NOTE if turn.has_recall else ""

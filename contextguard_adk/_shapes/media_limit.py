@@ -1,0 +1,77 @@
+"""Describes old images and files in words, where all of them take too many bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from google.genai import types
+
+from contextguard_adk._history.text import describe_media
+from contextguard_adk._turn.turn import Turn
+
+LEFT_OUT_KEY = "attachments_left_out"
+"""In a result that came with files: what they were."""
+
+
+def limit_media(turn: Turn, contents: list[types.Content]) -> list[types.Content]:
+    """Leaves out the oldest media where the provider has refused so many bytes."""
+    most = turn.facts.max_media_bytes
+    return contents if most is None else leave_out_media(contents, most)
+
+
+def leave_out_media(
+    contents: list[types.Content], max_bytes: int
+) -> list[types.Content]:
+    """Describes the oldest images and files in words, where all take too many bytes.
+
+    Down to half of `max_bytes` where that is exceeded, at each point of the history
+    anew: so the next requests begin with the same bytes. The newest one stays.
+    """
+    kept: list[tuple[int, int, int]] = []
+    left_out: dict[int, set[int]] = {}
+    for index, content in enumerate(contents):
+        for place, part in enumerate(content.parts or ()):
+            if size_bytes := _media_bytes(part):
+                kept.append((size_bytes, index, place))
+        if sum(size for size, *_ in kept) > max_bytes:
+            while len(kept) > 1 and sum(size for size, *_ in kept) > max_bytes // 2:
+                _, oldest, place = kept.pop(0)
+                left_out.setdefault(oldest, set()).add(place)
+    if not left_out:
+        return contents
+    return [
+        _describe_parts(content, left_out.get(index, ()))
+        for index, content in enumerate(contents)
+    ]
+
+
+def count_media_bytes(contents: Iterable[types.Content]) -> int:
+    """Counts the bytes of the images and files that contents carry themselves."""
+    return sum(_media_bytes(part) for each in contents for part in each.parts or ())
+
+
+def _media_bytes(part: types.Part | None) -> int:
+    if part is None:
+        return 0
+    response = part.function_response
+    holders = (part, *((response and response.parts) or ()))
+    blobs = (each.inline_data for each in holders)
+    return sum(len(blob.data or b"") for blob in blobs if blob)
+
+
+def _describe_parts(content: types.Content, places: Collection[int]) -> types.Content:
+    """Replaces the media of some parts by their descriptions."""
+    if not places:
+        return content
+    parts = list(content.parts or ())
+    for place in places:
+        part, update = parts[place], dict[str, object]()
+        if response := part.function_response:
+            said = {LEFT_OUT_KEY: [*map(describe_media, response.parts or ())]}
+            result = {"parts": None, "response": {**(response.response or {}), **said}}
+            update["function_response"] = response.model_copy(update=result)
+        else:
+            update = {"text": describe_media(part), "inline_data": None}
+            update["video_metadata"] = None
+        parts[place] = part.model_copy(update=update)
+    return content.model_copy(update={"parts": parts})

@@ -1,0 +1,60 @@
+"""Repairs what strict providers refuse in a history that was loaded in part."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+
+from google.genai import types
+
+from contextguard_adk._history.contents import parts_of, result_media, take_call
+from contextguard_adk._measuring.tokens import json_text
+from contextguard_adk._turn.turn import Turn
+
+_BEGINNING = "[System: Earlier messages, if there are any, are not shown.]"
+_LONE_RESULT = "[System: Result of the tool {name!r}, whose call is not shown]"
+
+
+def repair(turn: Turn, contents: list[types.Content]) -> list[types.Content]:
+    """Repairs the contents of a request."""
+    return repair_contents(contents)
+
+
+def repair_contents(contents: list[types.Content]) -> list[types.Content]:
+    """Has a user's message stand first, and tells results without their calls as texts.
+
+    Sessions that were loaded in part begin anywhere, which strict providers refuse.
+    What is in order is returned as it is.
+    """
+    waiting: list[tuple[int, types.FunctionCall]] = []
+    repaired: list[types.Content] = []
+    for index, content in enumerate(contents):
+        lone: list[types.Part] = []
+        for part in content.parts or ():
+            if not part or part.text:
+                continue
+            if part.function_call:
+                waiting.append((index, part.function_call))
+            response = part.function_response
+            if response and not take_call(waiting, response):
+                lone.append(part)
+        repaired += _tell_results(content, lone) if lone else [content]
+    if repaired and repaired[0].role == "model":
+        first = types.Part(text=_BEGINNING)
+        repaired.insert(0, types.Content(role="user", parts=[first]))
+    return contents if all(map(operator.is_, repaired, contents)) else repaired
+
+
+def _tell_results(
+    content: types.Content, lone: Sequence[types.Part]
+) -> list[types.Content]:
+    """Moves results from a content into texts behind it, with their files."""
+    told: list[types.Part] = []
+    for response in filter(None, (part.function_response for part in lone)):
+        text = json_text(response.response or {}).decode("utf-8", "replace")
+        head = _LONE_RESULT.format(name=response.name)
+        told.append(types.Part(text=f"{head}\n{text}"))
+        told += result_media(response)
+    kept = [part for part in parts_of(content) if not any(part is p for p in lone)]
+    rest = [content.model_copy(update={"parts": kept})] if kept else []
+    return [*rest, types.Content(role="user", parts=told)]

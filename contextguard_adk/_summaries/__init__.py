@@ -1,0 +1,1 @@
+"""How a summary is written, and what stands in the request in place of history."""

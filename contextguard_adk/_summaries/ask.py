@@ -1,0 +1,333 @@
+"""How a strategy has summaries written; counts what they take."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from google.adk.models.base_llm import BaseLlm
+from google.adk.models.registry import LLMRegistry
+from google.genai import types
+
+from contextguard_adk._history.contents import pair_boundaries, pair_contents
+from contextguard_adk._history.draft import Draft
+from contextguard_adk._history.transcript import Entry, render_entries
+from contextguard_adk._providers.clients import answers_freely, find_llm
+from contextguard_adk._providers.costs import price_calls
+from contextguard_adk._providers.registry import (
+    LitellmRegistry,
+    resolve_context_window,
+    resolve_costs,
+    resolve_output_limit,
+)
+from contextguard_adk._providers.retry import is_transient
+from contextguard_adk._runtime.runs import Guard
+from contextguard_adk._runtime.sessions import Session
+from contextguard_adk._sections import SECTIONS
+from contextguard_adk._sections.done import DONE_RATIO
+from contextguard_adk._shapes.sealed_thoughts import newest_thoughts
+from contextguard_adk._summaries import compose
+from contextguard_adk._summaries.model import SummaryModel
+from contextguard_adk._summaries.prompts import SUMMARY_INSTRUCTION
+from contextguard_adk._summaries.write import (
+    SummaryTask,
+    is_overflow,
+    write_from_transcript,
+    write_in_place,
+    write_mechanical_summary,
+)
+from contextguard_adk._support.log import warn_once
+from contextguard_adk._turn.settings import StrategySettings
+from contextguard_adk._turn.turn import Turn
+from contextguard_adk._turn.values import Outcome
+from contextguard_adk.errors import SummaryError, UnusableAnswerError
+from contextguard_adk.records import Usage
+
+logger = logging.getLogger("contextguard_adk.summarizer")
+
+_REGISTRY = LitellmRegistry()  # Its table is read once for each process.
+
+
+class Ask:
+    """Has the summaries of one compaction written, and measures what they come to.
+
+    Attributes:
+        attempts: How many summaries were written, those without a model included.
+        failures: What went wrong with the summarizer, newest last.
+    """
+
+    def __init__(self, turn: Turn, agent: object, session: Session, guard: Guard):
+        self.attempts = 0
+        self.failures: list[SummaryError] = []
+        self._settings: StrategySettings = turn.settings
+        self._request = turn.request
+        self._window_tokens = turn.budgets.window_tokens
+        self._agent = agent
+        self._session = session
+        self._guard = guard
+
+    async def summarize(
+        self, turn: Turn, covered: frozenset[int], budget_tokens: int | None = None
+    ) -> Draft:
+        """Has messages summarized; never fails.
+
+        Args:
+            turn: The model call.
+            covered: Indexes of the messages, as `Turn.older_than` returns them.
+            budget_tokens: What the summary may take; None is the usual budget.
+
+        Returns:
+            A draft, whose text is made of excerpts where no model gives a summary.
+        """
+        self.attempts += 1
+        covered = turn.whole(covered - turn.kept.pending)
+        budget_tokens = budget_tokens or turn.budgets.summary_tokens
+        text = await self._write(turn, covered, budget_tokens)
+        if not text:
+            return self._summarize_mechanically(turn, covered)
+        return _with_kept(turn, Draft(text, covered, covered, len(text), turn.reason))
+
+    async def summarize_all(self, turn: Turn) -> Draft | None:
+        """Summarizes all that may be, ever shorter while the request does not fit.
+
+        At most `max_compaction_attempts` summaries are written in a compaction, but one
+        in any case. None where there is nothing to summarize.
+        """
+        covered = turn.older_than(0)
+        if not covered - turn.summarized:
+            stored = turn.history.stored
+            if stored is None or turn.kept.truncation is None:
+                return None
+            known = Draft(
+                stored.text,
+                turn.history.covered,
+                turn.summarized,
+                stored.model_chars,
+                turn.reason,
+            )
+            return compose.squeeze(turn, _with_kept(turn, known)).draft
+        budget_tokens = turn.budgets.summary_tokens // 2
+        draft = await self.summarize(turn, covered)
+        most = turn.settings.max_compaction_attempts
+        while self.attempts < most and self._may_fit(turn, draft, budget_tokens):
+            draft = await self.summarize(turn, covered, budget_tokens)
+            budget_tokens //= 2
+        return compose.squeeze(turn, draft).draft
+
+    def _may_fit(self, turn: Turn, draft: Draft, budget_tokens: int) -> bool:
+        """Whether a summary of that length is needed, shorter, and could be enough."""
+        outcome = compose.compose(turn, draft)
+        if compose.fits(turn, outcome) or draft.is_mechanical:
+            return False
+        text_tokens = turn.count(draft.text)
+        without_text = outcome.tokens - text_tokens
+        return text_tokens > budget_tokens and without_text < turn.limit_tokens
+
+    def outcome(self, turn: Turn, draft: Draft) -> Outcome:
+        """Returns the request with a draft in place, and its estimate; asks nobody."""
+        return compose.compose(turn, draft)
+
+    def _summarize_mechanically(self, turn: Turn, covered: frozenset[int]) -> Draft:
+        """Covers as much as has to be, by excerpts after what a model wrote before."""
+        new = sorted(covered - turn.summarized)
+        budget_tokens = int(turn.budgets.threshold_tokens * 0.20)
+        if turn.reason != "turns":
+            new = new[: _find_mechanical_end(turn, new, budget_tokens)]
+        covered = turn.whole(new)
+        stored = turn.history.stored
+        previous = stored.model_text if stored else ""
+        entries = _render_entries(turn, [i for i in new if i in covered])
+        text = write_mechanical_summary(entries, previous, budget_tokens, turn.count)
+        draft = Draft(text, covered, turn.summarized, len(previous), turn.reason)
+        return _with_kept(turn, draft)
+
+    @functools.cached_property
+    def model(self) -> SummaryModel | None:
+        """The model to ask; None where there is none, or its circuit is open."""
+        settings, own = self._settings, find_llm(self._agent)
+        llm = _resolve(settings.summarizer) or own
+        if llm is None or not self._guard.breaker.allows(llm.model):
+            return None
+        registry, window = self._guard.registry, settings.summarizer_context_window
+        if window is None and llm is own:
+            window = self._window_tokens
+        if window is None:
+            window = resolve_context_window(llm.model, registry=registry).tokens
+        # A registry of the user's own need not know which models think.
+        ask = getattr(registry, "supports_reasoning", _REGISTRY.supports_reasoning)
+        return SummaryModel(
+            llm=llm,
+            window_tokens=window,
+            timeout_seconds=settings.summary_timeout_seconds,
+            config=self._request.config,
+            instruction=settings.summary_instruction or SUMMARY_INSTRUCTION,
+            is_agents_own=llm is own,
+            can_think=bool(ask(llm.model)),
+            max_output_tokens=resolve_output_limit(llm.model, registry),
+        )
+
+    @property
+    def may_recover(self) -> bool:
+        """Whether no model has written a summary now, but soon one may.
+
+        One that lets its time run out would cost it again on each call.
+        """
+        if self.failures:
+            return not isinstance(self.failures[-1].__cause__, TimeoutError)
+        return vars(self).get("model", self) is None
+
+    def end(self) -> dict[str, Any]:
+        """Counts what the compaction took, once; returns it as fields of a record."""
+        asked: SummaryModel | None = vars(self).get("model")  # Where it was wanted.
+        name, usages = (asked.llm.model, asked.answered) if asked else ("", [])
+        usage, cost = sum(usages, Usage()), 0.0 if asked is None else None
+        if asked is not None:
+            self._guard.breaker.note(name, bool(self.failures))
+            costs = resolve_costs(name, self._guard.prices, self._guard.registry)
+            cost = price_calls(usages, costs)
+        self._session.add_costs(usage, cost)
+        return {"model": name, "usage": usage, "cost": cost, "attempts": self.attempts}
+
+    async def _write(
+        self, turn: Turn, covered: frozenset[int], budget_tokens: int
+    ) -> str:
+        """Has a summary written, in place or from a transcript; "" where it fails."""
+        # A summarizer that has just failed would only cost its timeout once more.
+        if self.failures or self.model is None:
+            return ""
+        history = turn.history
+        pinned = [history.first_task_index, history.request_index]
+        new = sorted(covered - turn.summarized)
+        if turn.kept.truncation:
+            new += sorted(turn.kept.indexes)  # The agent is not shown all of it.
+        briefs = {section.name: section.brief(turn) for section in SECTIONS}
+        task = SummaryTask(
+            entries=_render_entries(turn, new, [i for i in pinned if i is not None]),
+            previous_summary=history.stored.model_text if history.stored else "",
+            live_request=turn.request_text,
+            briefs=briefs,
+            budget_tokens=budget_tokens,
+            correction=turn.size.correction,
+            focus=turn.focus,
+            conversation_tokens=turn.tokens,
+        )
+        try:
+            text = ""
+            if turn.reason != "overflow" and self._is_in_place_wanted(self.model):
+                summarized = covered | turn.kept.indexes
+                text = await self._write_in_place(turn, task, summarized, self.model)
+            return text or await write_from_transcript(task, self.model)
+        except SummaryError as error:
+            self.failures.append(error)
+            logger.warning(
+                "The summarizer of agent %r failed (%s); a mechanical summary takes "
+                "its place where the window is nearly full.",
+                *(turn.agent, error),
+            )
+            return ""
+
+    def _is_in_place_wanted(self, model: SummaryModel) -> bool:
+        """Whether a summary in place is worth a try, and would be plain text."""
+        if not model.is_agents_own:
+            return False
+        setting, facts = self._settings.reuse_prompt_cache, self._session.facts
+        has_cache = setting is True or facts.cached_ratio >= 0.5
+        config = self._request.config
+        is_text = config.response_mime_type in (None, "text/plain")
+        if facts.is_in_place_useless or not (setting and has_cache and is_text):
+            return False
+        return not config.stop_sequences and answers_freely(self._request, self._agent)
+
+    async def _write_in_place(
+        self,
+        turn: Turn,
+        task: SummaryTask,
+        summarized: Collection[int],
+        model: SummaryModel,
+    ) -> str:
+        contents = _find_conversation(turn, summarized)
+        if not contents:
+            return ""
+        update = {"contents": contents, "config": turn.config}
+        conversation = self._request.model_copy(update=update)
+        try:
+            return await write_in_place(task, model, conversation)
+        except SummaryError as error:
+            # A provider that is down now will not read a transcript either.
+            if error.__cause__ is not None and is_transient(error.__cause__):
+                raise
+            # Where the answer shows that it is no use, it is not asked so again.
+            if isinstance(error, UnusableAnswerError) or is_overflow(error):
+                self._session.note(is_in_place_useless=True)
+            logger.info("No summary in place (%s); a transcript is used.", error)
+            return ""
+
+
+def _with_kept(turn: Turn, draft: Draft) -> Draft:
+    """Shortens the results of the newest steps where they are too large to stay."""
+    kept = turn.kept
+    if kept.truncation is None or not kept.indexes.isdisjoint(draft.covered):
+        return draft
+    upto = max(kept.indexes)
+    return replace(draft, truncation=kept.truncation, truncated_upto=upto)
+
+
+def _render_entries(
+    turn: Turn, indexes: Iterable[int], pinned: Collection[int] = ()
+) -> list[Entry]:
+    history = turn.history  # The summarizer reads what the agent was shown.
+    wholes = history.contents if turn.has_recall else None
+    return render_entries(history.shown, indexes, pinned, wholes, history.outputs)
+
+
+def _find_mechanical_end(turn: Turn, new: Sequence[int], budget_tokens: int) -> int:
+    """How many contents a mechanical summary has to cover; the newest can stay."""
+    taken = turn.fixed_tokens + 2 * budget_tokens
+    taken += int(turn.budgets.working_tokens * DONE_RATIO)
+    room = min(int(turn.budgets.threshold_tokens * 0.45), turn.limit_tokens - taken)
+    room -= turn.kept.tokens
+    contents = [turn.history.shown[i] for i in new]
+    memo = turn.history.memo
+    heuristics = (memo.estimate_tokens([c]) for c in reversed(contents[1:]))
+    costs = (int(heuristic * turn.correction + 1) for heuristic in heuristics)
+    end = len(new) - sum(used <= room for used in itertools.accumulate(costs))
+    boundaries = pair_boundaries(pair_contents(contents), len(contents))
+    return next((i for i in range(end, len(new)) if boundaries[i]), len(new))
+
+
+def _find_conversation(turn: Turn, summarized: Collection[int]) -> list[types.Content]:
+    """Finds the conversation without what is no history; empty if it does not do."""
+    history, contents = turn.history, turn.contents
+    if history.open_groups or not set(summarized) >= set(history.compactable):
+        return []
+    if stored := history.stored:
+        is_shortened = stored.truncation or stored.request_chars >= 0
+        if is_shortened or history.covered != history.model_covered:
+            return []
+    if newest_thoughts(contents):
+        return list(contents)  # They may need all that stands before them.
+    known = set(history.history)
+    foreign = [i for i in range(len(history.contents)) if i not in known]
+    if foreign and foreign[0] < min(known, default=0):
+        return []
+    hidden = {id(history.contents[index]) for index in foreign}
+    return [content for content in contents if id(content) not in hidden]
+
+
+def _resolve(model: BaseLlm | str | None) -> BaseLlm | None:
+    if not isinstance(model, str):
+        return model
+    try:
+        # Each time anew: a client belongs to the event loop that it was made in.
+        return LLMRegistry.new_llm(model)
+    except (ValueError, ImportError):
+        message = (
+            "ADK knows no model %r for summaries; the agent's own model writes them. "
+            "Set `summarizer` to a model name that ADK's LLMRegistry resolves."
+        )
+        warn_once(logger, message, model)
+        return None

@@ -1,0 +1,219 @@
+"""What stands in the request in place of history: composed from a draft, and rendered.
+
+Everything here is pure: equal arguments give equal bytes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from typing import Any
+
+from google.genai import types
+
+from contextguard_adk._history.contents import (
+    content_text,
+    join_messages,
+    media_parts,
+    parts_of,
+)
+from contextguard_adk._history.draft import MAX_SHRINK, Draft
+from contextguard_adk._history.fingerprints import handle_of
+from contextguard_adk._history.history import History
+from contextguard_adk._history.stored import StoredSummary
+from contextguard_adk._measuring.budgets import shorten, shorten_to_tokens
+from contextguard_adk._sections import SECTIONS
+from contextguard_adk._shapes import SHAPES
+from contextguard_adk._turn.turn import Turn
+from contextguard_adk._turn.values import Outcome
+
+SUMMARY_BEGIN = "[Previous conversation summary]"
+SUMMARY_END = "[End of summary — conversation continues below]"
+NO_SUMMARY = "Older messages were left out; they are not summarized."
+
+_CONTINUATION = (
+    "[System: The conversation was compacted because {why}. "
+    "The summary above contains all prior context. {request}Continue {where} without "
+    "asking the user to repeat anything. If a newer message of the user follows below, "
+    "that message is the current request{instead}.]"
+)
+_WHY = {"requested": "somebody asked for it", "turns": "it had grown long"}
+_SHRINK = ((1.0, 1.0), (1.0, 1.0), (0.5, 1.0), (0.25, 0.3), (0.25, 0.02))
+"""For each step what stays of the summary and of the quoted request."""
+
+
+def compose(turn: Turn, draft: Draft) -> Outcome:
+    """Returns the request with a draft in place, and what would be stored."""
+    stored = _store(turn, draft)
+    contents = shape(turn, render(turn.history, stored, draft.covered))
+    tokens = turn.measure(contents)
+    stored = stored.model_copy(update={"left_tokens": tokens})
+    return Outcome(draft, stored, contents, tokens)
+
+
+def fits(turn: Turn, outcome: Outcome) -> bool:
+    """Returns whether a compacted request may go out."""
+    return outcome.tokens <= turn.limit_tokens
+
+
+def squeeze(turn: Turn, draft: Draft) -> Outcome:
+    """Composes a draft, ever shorter until it fits; the user's request goes last."""
+    outcome = compose(turn, draft)
+    while not fits(turn, outcome) and outcome.draft.shrink < MAX_SHRINK:
+        outcome = compose(turn, replace(draft, shrink=outcome.draft.shrink + 1))
+    return outcome
+
+
+def expect_tokens(turn: Turn, covered: frozenset[int]) -> int:
+    """Estimates the request with a full-length summary of these messages."""
+    beside = compose(turn, Draft("", covered, covered, 0, turn.reason))
+    return beside.tokens + turn.budgets.summary_tokens
+
+
+def shape(turn: Turn, contents: list[types.Content]) -> list[types.Content]:
+    """Gives contents the form in which they are sent."""
+    for each in SHAPES:
+        contents = each(turn, contents)
+    return contents
+
+
+def _store(turn: Turn, draft: Draft) -> StoredSummary:
+    """Returns a summary with all that stands beside it."""
+    history, request = turn.history, turn.history.request_index
+    covered = sorted(draft.covered)
+    summarized = itertools.takewhile(draft.model_covered.__contains__, covered)
+    text, request_chars = _shrink(turn, draft)
+    stored = StoredSummary(
+        text=_storable(text),
+        covered=history.cover(draft.covered),
+        scope=turn.scope,
+        invocation=history.invocation_id,
+        reason=draft.reason,
+        request="" if request is None else history.fingerprint(request).hex(),
+        request_chars=request_chars,
+        has_continuation=request is None or request in draft.covered,
+        model_chars=min(draft.model_chars, len(text)),
+        model_covered_count=len(list(summarized)),
+        truncation=draft.truncation,
+        truncated_upto=history.name_place(draft.truncated_upto),
+        has_recall=turn.has_recall,
+    )
+    known = history.stored.beside if history.stored else {}
+    for section in SECTIONS:
+        if section.goes_at is not None and draft.shrink >= section.goes_at:
+            continue
+        room_bytes = stored.room_bytes
+        name, seen = section.name, known.get(section.name)
+        value = section.write(turn, draft.covered, seen, room_bytes // 4)
+        if not value:
+            continue
+        beside = {**stored.beside, name: _storable(value)}
+        whole = stored.model_copy(update={"beside": beside})
+        if whole.room_bytes:  # Escapes may take several times what was counted.
+            stored = whole
+    return stored
+
+
+def _shrink(turn: Turn, draft: Draft) -> tuple[str, int]:
+    """Returns a summary and how much of the request to quote, for a step."""
+    summary_ratio, request_ratio = _SHRINK[draft.shrink]
+    most_tokens = summary_ratio * turn.count(draft.text)
+    text = shorten_to_tokens(draft.text, most_tokens, turn.count)
+    quoted = turn.quoted_chars
+    if request_ratio < 1:
+        whole_chars = quoted if quoted >= 0 else len(turn.request_text)
+        # Cutting further would save nothing but what the request says.
+        quoted = max(240, int(whole_chars * request_ratio))
+    return text, quoted
+
+
+def shorten_stored(turn: Turn, stored: StoredSummary) -> Iterator[StoredSummary]:
+    """Yields a stored summary ever shorter; what is done is listed elsewhere."""
+    goes_at = {section.name: section.goes_at for section in SECTIONS}
+    goes_at["done"] = 0
+    for shrink in range(MAX_SHRINK + 1):
+        draft = Draft(stored.text, frozenset(), shrink=shrink)
+        text, request_chars = _shrink(turn, draft)
+        beside = {
+            name: value
+            for name, value in stored.beside.items()
+            if (step := goes_at.get(name, 0)) is None or shrink < step
+        }
+        update = {"text": text, "request_chars": request_chars, "beside": beside}
+        yield stored.model_copy(update=update)
+
+
+def _storable(value: Any) -> Any:
+    """Replaces what databases refuse or cut at; the length of texts stays the same."""
+    if isinstance(value, list):
+        return [*map(_storable, value)]
+    if isinstance(value, dict):
+        return {_storable(name): _storable(item) for name, item in value.items()}
+    if not isinstance(value, str):
+        return value
+    return value.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+
+
+def render(
+    history: History, stored: StoredSummary, covered: Collection[int]
+) -> list[types.Content]:
+    """Returns a request's contents with a summary in place of what it covers."""
+    contents = list(history.shown)
+    for i, content in history.shortened_results(stored).items():
+        contents[i] = content
+    if not covered and not stored.text:
+        return contents
+    head = [render_head(history, stored, covered)]
+    first = min(covered, default=min(history.history, default=0))
+    before = [contents[i] for i in range(first) if i not in covered]
+    after = [contents[i] for i in range(first, len(contents)) if i not in covered]
+    return [*before, *join_messages(head, after)]
+
+
+def render_head(
+    history: History, stored: StoredSummary, covered: Collection[int]
+) -> types.Content:
+    """Returns the message with the summary and, if it has one, the continuation."""
+    beside = (section.render(stored.beside.get(section.name)) for section in SECTIONS)
+    text = "\n\n".join(filter(None, (stored.text or NO_SUMMARY, *beside)))
+    parts = [types.Part(text=summary_text(text))]
+    if stored.has_continuation:
+        parts += _continue(history, stored, covered)
+    return types.Content(role="user", parts=parts)
+
+
+def _continue(
+    history: History, stored: StoredSummary, covered: Collection[int]
+) -> Iterator[types.Part]:
+    """Yields the request to carry on, and the images and files of the message."""
+    same = (i for i in covered if history.fingerprint(i).hex() == stored.request)
+    index = max(same, default=None)
+    request = None if index is None else history.contents[index]
+    text = content_text(request)
+    if stored.request_chars >= 0:
+        # Under this handle stands the part that loses most.
+        texts = [part for part in parts_of(request) if part.text]
+        longest = max(texts, key=lambda part: len(part.text or ""), default=None)
+        handle = handle_of(longest) if longest and stored.has_recall else ""
+        text = shorten(text, stored.request_chars, handle)
+    yield types.Part(text=continuation_text(text, stored.reason))
+    yield from media_parts(request)
+
+
+def summary_text(summary: str) -> str:
+    """Wraps a summary in markers; those inside it lose their brackets."""
+    for marker in (SUMMARY_BEGIN, SUMMARY_END):
+        while marker in summary:  # "[[…]]" leaves one behind.
+            summary = summary.replace(marker, marker[1:-1])
+    return f"{SUMMARY_BEGIN}\n{summary}\n{SUMMARY_END}"
+
+
+def continuation_text(request: str, reason: str) -> str:
+    """Tells the agent to carry on with the user's request; "" names none."""
+    quoted, where, instead = "", "where it leaves off", ""
+    if request:
+        quoted = f"The user's current request is: `{request}`. "
+        where, instead = "working on this request", " instead"
+    why = _WHY.get(reason, "it exceeded the context window")
+    return _CONTINUATION.format(why=why, request=quoted, where=where, instead=instead)

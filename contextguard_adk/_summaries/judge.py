@@ -1,0 +1,78 @@
+"""Tells a summary from a refusal, a tool call, and other answers that are none."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field, replace
+
+from contextguard_adk._measuring.tokens import text_bytes
+from contextguard_adk.errors import UnusableAnswerError
+from contextguard_adk.records import Usage
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a model wrote, without thoughts; 0 tokens where nobody counted them."""
+
+    text: str
+    output_tokens: int = 0
+    has_calls: bool = False
+    finish: str = ""  # The reason, or an error that came in place of an answer.
+    usage: Usage = field(default_factory=Usage)
+
+
+_BLOCKED = re.compile(
+    "SAFETY|RECITATION|LANGUAGE|BLOCK|PROHIBITED|SPII|ARMOR|JAILBREAK|FILTER", re.I
+)
+_FENCE = re.compile(r"```\w*|</?tool_call>")
+# How models refuse, in the languages they do it in most.
+_REFUSAL = re.compile(
+    r"""\W*(I(.m|\ am)\ (very\ |so\ )?sorry | (I\ )?apologi[sz]e\b | sorry,
+    | I(.m|\ am)\ (unable|not\ able) | as\ an\ AI\b | unfortunately,?\ I\b
+    | I\ (can(.t|not|\ not)|won.t|will\ not)\ (assist|help|provide|fulfill|comply
+      |summarize|summarise|continue|complete|process|create|generate|engage|discuss|do)
+    | (es\ )?tut\ mir\ leid | leider\ kann\ ich\b | entschuldigung
+    | lo\ siento | lo\ lamento | no\ puedo | (je\ suis\ )?désolée?\b | je\ ne\ peux
+    | mi\ dispiace | non\ posso | (sinto|lamento)\ muito | desculpe | não\ posso
+    | het\ spijt\ me | przykro\ mi | przepraszam | üzgünüm
+    | извините | простите | к\ сожалению | я\ не\ могу
+    | (很|非常)?抱歉 | 对不起 | 對不起 | 我(无法|無法|不能) | (大変)?申し訳 | すみません
+    | (정말\ )?죄송 | क्षमा | माफ़ | آسف | عذر)""",
+    re.VERBOSE | re.IGNORECASE,
+)
+_WORD = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]|\w+")
+
+
+def judge(answer: Answer, budget_tokens: int, has_own_form: bool) -> Answer:
+    """Returns an answer that is a summary; raises `UnusableAnswerError` for others.
+
+    Of one that was cut, half of what it might have taken is worth more than excerpts:
+    it is used up to its last whole line.
+    """
+    text, finish = answer.text, answer.finish
+    if _BLOCKED.search(finish):
+        raise UnusableAnswerError(f"the answer was ended by {finish}", is_blocked=True)
+    if not text:
+        why = "" if finish in ("", "STOP") else f" ({finish})"
+        raise UnusableAnswerError(f"the answer holds no text{why}")
+    if finish == "MAX_TOKENS":
+        if text_bytes(text) / 4 < budget_tokens / 2:
+            raise UnusableAnswerError("the answer was cut at its limit")
+        text = text.rpartition("\n")[0].strip() or text
+    if answer.has_calls or (has_own_form and _is_json(text)):
+        raise UnusableAnswerError("the answer calls a tool")
+    if len(text) < 400 and _REFUSAL.match(text):
+        raise UnusableAnswerError("the answer is a refusal")
+    said = re.sub(r"(?m)^[ \t]*#.*$", "", text) if has_own_form else text
+    if len(_WORD.findall(said)) < (2 if has_own_form else 1):
+        raise UnusableAnswerError("the answer is no summary")
+    return replace(answer, text=text)
+
+
+def _is_json(text: str) -> bool:
+    """Whether a text is nothing but JSON, as a call written out is."""
+    try:
+        return isinstance(json.loads(_FENCE.sub("", text)), dict | list)
+    except (ValueError, RecursionError):
+        return False

@@ -1,0 +1,190 @@
+"""Asks the model that writes summaries."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from dataclasses import dataclass, field
+
+from google.adk.models.base_llm import BaseLlm
+from google.adk.models.llm_request import LlmRequest
+from google.genai import types
+
+from contextguard_adk._providers.clients import read_usage, thinking_tokens
+from contextguard_adk._providers.overflow import parse_overflow
+from contextguard_adk._providers.retry import (
+    call_with_retries,
+    is_transient,
+    read_status,
+)
+from contextguard_adk._summaries.judge import Answer, judge
+from contextguard_adk._summaries.prompts import SUMMARY_INSTRUCTION
+from contextguard_adk.errors import SummaryError, UnusableAnswerError
+from contextguard_adk.records import Usage
+
+
+@dataclass(frozen=True)
+class SummaryModel:
+    """A model that writes summaries, and how to call it."""
+
+    llm: BaseLlm
+    window_tokens: int
+    timeout_seconds: float = 60.0
+    config: types.GenerateContentConfig = field(  # That of the agent's request.
+        default_factory=types.GenerateContentConfig
+    )
+    instruction: str = SUMMARY_INSTRUCTION
+    is_agents_own: bool = False
+    can_think: bool = False
+    max_output_tokens: int | None = None
+    answered: list[Usage] = field(default_factory=list)  # Also what was no summary.
+
+    @property
+    def has_own_form(self) -> bool:
+        """Whether summaries have the sections that the guard asks for."""
+        return self.instruction == SUMMARY_INSTRUCTION
+
+    @property
+    def transcript_config(self) -> types.GenerateContentConfig:
+        """The config of a call with a transcript; no thoughts where they can be off."""
+        thinking = None
+        if re.search(r"gemini-2\.5-flash", self.llm.model):
+            thinking = types.ThinkingConfig(thinking_budget=0)
+        elif self.is_agents_own and "gemini" in self.llm.model:
+            thinking = self.config.thinking_config  # The others do not think unasked.
+        return types.GenerateContentConfig(
+            thinking_config=thinking,
+            http_options=self.config.http_options,
+            labels=self.config.labels,
+            safety_settings=self.config.safety_settings,
+        )
+
+    def divide_output(
+        self, budget_tokens: int, config: types.GenerateContentConfig
+    ) -> tuple[int, int]:
+        """Returns what a summary may take of that budget, and its thoughts beside it.
+
+        Both are output; together they are no more than the model can give.
+        """
+        asked = thinking_tokens(self.llm, config)
+        thinking = config.thinking_config
+        is_off = thinking is not None and thinking.thinking_budget == 0
+        can_think = self.can_think and not is_off
+        room = min(4_096, int(0.08 * self.window_tokens)) if can_think else 0
+        thoughts = max(asked, room)
+        limit = self.max_output_tokens or budget_tokens + thoughts
+        # Where the limit is low, room for thoughts yields; what is asked for does not.
+        text = max(limit - thoughts, (limit - asked) // 2, limit // 8)
+        text = min(budget_tokens, text)
+        return text, min(thoughts, limit - text)
+
+
+async def ask_with_transcript(
+    model: SummaryModel, instruction: str, prompt: str, budget_tokens: int
+) -> Answer:
+    """Has a model summarize what stands in a prompt; may raise a `SummaryError`."""
+    config = model.transcript_config.model_copy(
+        update={"system_instruction": instruction}
+    )
+    request = LlmRequest(model=model.llm.model, contents=[_user_content(prompt)])
+    output_tokens = sum(model.divide_output(budget_tokens, config))
+    request.config = config.model_copy(update={"max_output_tokens": output_tokens})
+    without_limits = config.model_copy(update={"thinking_config": None})
+    relaxed = request.model_copy(update={"config": without_limits})
+    return await _ask(_Question(model, budget_tokens, request, relaxed))
+
+
+async def ask_in_place(
+    model: SummaryModel,
+    conversation: LlmRequest,
+    prompt: str,
+    budget_tokens: int,
+    output_tokens: int,
+) -> Answer:
+    """Asks behind the conversation, unchanged so that a prompt cache can serve it."""
+    request = conversation.model_copy()
+    request.contents = [*conversation.contents, _user_content(prompt)]
+    update = {"max_output_tokens": output_tokens}
+    request.config = conversation.config.model_copy(update=update)
+    # No Gemini cache is to be created for this one call.
+    request.cacheable_contents_token_count = None
+    return await _ask(_Question(model, budget_tokens, request))
+
+
+@dataclass
+class _Question:
+    """What a model is asked, up to three times in all.
+
+    Where it is refused as such, or the answer is no summary, it is asked once more
+    with the relaxed request, if there is one.
+    """
+
+    model: SummaryModel
+    budget_tokens: int
+    request: LlmRequest
+    relaxed: LlmRequest | None = None
+
+    async def ask(self) -> Answer:
+        """Asks once."""
+        # A client may change it, as ADK's takes out what a Gemini cache holds.
+        update = {"config": self.request.config.model_copy()}
+        request = self.request.model_copy(update=update)
+        answer = await _read_answer(self.model.llm, request)
+        self.model.answered.append(answer.usage)
+        return judge(answer, self.budget_tokens, self.model.has_own_form)
+
+    def may_ask_again(self, error: BaseException) -> bool:
+        """Whether another try is worth it; decides what is asked then."""
+        if is_transient(error):
+            return True
+        if isinstance(error, UnusableAnswerError):
+            is_worth_it = not error.is_blocked
+        else:
+            is_refused = read_status(error) in (400, 422)
+            is_worth_it = is_refused and parse_overflow(error) is None
+        if not is_worth_it or self.relaxed is None:
+            return False
+        self.request, self.relaxed = self.relaxed, None
+        return True
+
+
+async def _ask(question: _Question) -> Answer:
+    """Asks a model; the one place where its failures are caught."""
+    timeout_seconds = question.model.timeout_seconds
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            return await call_with_retries(
+                question.ask, timeout_seconds, question.may_ask_again
+            )
+    except TimeoutError as error:
+        raise SummaryError(f"no answer in {timeout_seconds} s") from error
+    except SummaryError:
+        raise
+    except Exception as error:  # A provider's client may raise anything.
+        # What it says may quote the conversation.
+        status = read_status(error)
+        known = type(error).__name__ + (f", status {status}" if status else "")
+        raise SummaryError(f"the call failed: {known}") from error
+
+
+async def _read_answer(llm: BaseLlm, request: LlmRequest) -> Answer:
+    """Makes one model call."""
+    text, output_tokens, has_calls, finish, used = "", 0, False, "", Usage()
+    async for response in llm.generate_content_async(request, stream=False):
+        if response.partial:
+            continue
+        parts = response.content and response.content.parts
+        for part in parts or ():
+            if part and part.text and not part.thought:
+                text += part.text
+        has_calls = has_calls or bool(response.get_function_calls())
+        reason = response.finish_reason or response.error_code or finish
+        finish = str(getattr(reason, "name", reason))
+        if usage := response.usage_metadata:
+            output_tokens = usage.candidates_token_count or 0
+            used = read_usage(usage)
+    return Answer(text.strip(), output_tokens, has_calls, finish, used)
+
+
+def _user_content(text: str) -> types.Content:
+    return types.Content(role="user", parts=[types.Part(text=text)])

@@ -1,1 +1,0 @@
-"""What a compaction may do, and how a summary comes to be written."""

@@ -1,0 +1,42 @@
+"""Logging without message text: once for each thing, or a failure and its place."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from pathlib import Path
+
+_MAX_FRAMES = 12
+_warned: set[tuple[str, str]] = set()
+
+
+def warn_once(
+    logger: logging.Logger,
+    message: str,
+    about: str,
+    *args: object,
+    level: int = logging.WARNING,
+) -> None:
+    """Warns once in a process about something; it remembers 1,024 warnings."""
+    if (message, about) not in _warned:
+        if len(_warned) >= 1_024:
+            _warned.clear()
+        _warned.add((message, about))
+        logger.log(level, message, about, *args)
+
+
+def log_failure(logger: logging.Logger, what: str, error: Exception) -> None:
+    """Logs a failure and its place, without its text: that may quote messages."""
+    places = [
+        f"{'/'.join(Path(code.co_filename).parts[-2:])}:{line} in {code.co_name}"
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        for code in [frame.f_code]
+    ]
+    if len(places) > _MAX_FRAMES:
+        half = _MAX_FRAMES // 2
+        places[half:-half] = ["…"]
+    logger.error(
+        "%s: %s at %s. Its text may quote messages: it is logged at DEBUG.",
+        *(what, type(error).__name__, " > ".join(places) or "an unknown place"),
+    )
+    logger.debug("%s:", what, exc_info=error)

@@ -1,0 +1,88 @@
+"""The functions of users that are told what happened: called so that none does harm."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import logging
+import threading
+from asyncio import Task
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from contextguard_adk._support.log import log_failure
+from contextguard_adk._support.tasks import SummaryTasks
+from contextguard_adk.records import CallRecord, CompactionRecord, PressureRecord
+
+logger = logging.getLogger("contextguard_adk.telemetry")
+
+R = TypeVar("R")
+Listener = Callable[[R], Awaitable[None] | None]
+"""A function of one record; sync or async. One that fails or is late is logged."""
+
+
+def _start_call(listener: Listener[R], record: R) -> Future[Any]:
+    """Calls it in a thread, since it may block; most have returned when this does."""
+    result, context = Future[Any](), contextvars.copy_context()
+    result.set_running_or_notify_cancel()  # Nothing cancels a thread.
+
+    def work() -> None:
+        try:
+            result.set_result(context.run(listener, record))
+        except BaseException as error:  # noqa: BLE001 - it is raised in `_end_call`.
+            result.set_exception(error)
+
+    try:
+        threading.Thread(target=work, daemon=True).start()
+        wait([result], timeout=0.1)  # Most need no task; the event loop waits.
+    except RuntimeError as error:  # There are too many threads.
+        result.set_exception(error)
+    return result
+
+
+async def _end_call(result: Future[Any], kind: str) -> None:
+    try:
+        if not result.done():
+            await asyncio.wrap_future(result)
+        if inspect.isawaitable(outcome := result.result()):
+            await outcome
+    except Exception as error:  # noqa: BLE001 - a user's own code may raise anything.
+        log_failure(logger, f"A listener for {kind} failed", error)
+
+
+@dataclass
+class Observers:
+    """Who is told what happened; pressure is a share of the context window."""
+
+    warning_threshold: float = 0.70
+    timeout_seconds: float = 5.0
+    on_pressure: Listener[PressureRecord] | None = None
+    on_compaction: Listener[CompactionRecord] | None = None
+    on_call: Listener[CallRecord] | None = None
+    _tasks: SummaryTasks = field(default_factory=SummaryTasks)
+    _late: dict[type, tuple[Task[None], Future[Any]]] = field(default_factory=dict)
+
+    async def tell(self, listener: Listener[R] | None, record: R) -> None:
+        """Calls a listener and waits for a time, unless a late call is under way."""
+        task, result = self._late.get(kind := type(record), (None, None))
+        if result and task:  # A thread outlives the event loop that has called it.
+            is_over = task.done() or task.get_loop().is_closed()
+            listener = listener if is_over and result.done() else None
+        if listener is None:
+            return
+        result = _start_call(listener, record)
+        ending = _end_call(result, kind.__name__)
+        if result.done() and (result.exception() or result.result() is None):
+            await ending
+            return
+        task = self._tasks.start(ending)
+        await asyncio.wait([task], timeout=self.timeout_seconds)
+        if not task.done():
+            if kind not in self._late:
+                message = "A listener for %s takes longer than %g seconds. It goes on, "
+                message += "and is not called again before it has returned."
+                logger.warning(message, kind.__name__, self.timeout_seconds)
+            self._late[kind] = task, result

@@ -1,0 +1,211 @@
+"""The settings that every strategy has: limits, summaries, what stays word for word."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from google.adk.models.base_llm import BaseLlm
+from pydantic import AliasChoices, ConfigDict, Field, InstanceOf, field_validator
+
+from contextguard_adk._history.truncation import Preview
+from contextguard_adk._measuring.budgets import scale_trigger
+from contextguard_adk._support.settings import Settings, resolve_size, size
+
+LEAST_AUTO_TOKENS = 32_000
+"""What `trigger="auto"` comes to; as any, it is at least twice what was left."""
+
+AUTO_PREVIEW_TOKENS = 4_000
+"""From which size on results are shortened under `"auto"`, unless something is set.
+
+Of results of 40 KB each is most of what a session costs: shown whole, 600 calls in a
+window of a million tokens cost 0.63 of what they do with the usual trigger, else 0.19.
+"""
+
+Recall = Literal["auto"] | bool
+"""Whether to offer the tool; `"auto"` only where it cannot do harm."""
+
+
+class SummarySettings(Settings):
+    """The settings of an agent that say how its summaries are written."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, populate_by_name=True)
+
+    summarizer: InstanceOf[BaseLlm] | str | None = Field(
+        default=None,
+        description="The model that writes summaries: a `BaseLlm`, or a model name "
+        "that ADK's `LLMRegistry` knows. None: the agent's own model.",
+    )
+    summarizer_context_window: int | None = Field(
+        default=None,
+        ge=1_000,
+        strict=True,
+        description="The summarizer's context window in tokens, at least 1,000. None: "
+        "the agent's window where its own model summarizes, else the model registry's.",
+    )
+    summary_timeout_seconds: float = Field(
+        default=60.0,
+        gt=0,
+        le=3_600,
+        strict=True,
+        description="How long one summary call may take with all its tries, in "
+        "seconds, more than 0 and at most 3,600.",
+    )
+    summary_instruction: str | None = Field(
+        default=None,
+        pattern=r"\S",
+        description="The system instruction of a summary call; in it `{max_words}` is "
+        "replaced by how many words the summary may have. Where the summary is asked "
+        "for at the end of the conversation, it is part of that question. None: the "
+        "guard's own.",
+    )
+    reuse_prompt_cache: Literal["auto"] | bool = Field(
+        default="auto",
+        description="Whether the agent's own model is asked for a summary at the end "
+        "of the conversation itself, which a prompt cache serves, and not with a "
+        'transcript in a prompt of its own. "auto": where the provider reported that '
+        "at least half of the agent's last prompt came from a cache. It applies only "
+        "to summaries of all the history but the newest steps, as `Threshold` makes "
+        "them. Where the conversation and the question do not fit, the agent has to "
+        "answer with something other than plain text, or the answer is no summary, a "
+        "transcript is used.",
+    )
+
+    @field_validator("summarizer", mode="before")
+    @classmethod
+    def _check_summarizer(cls, value: object) -> object:
+        if not isinstance(value, BaseLlm | str | None):
+            raise ValueError("a BaseLlm, or the name of a model, is expected")
+        return value
+
+
+class StrategySettings(SummarySettings):
+    """The settings of an agent's strategy, without what it does."""
+
+    context_window: int | None = Field(
+        default=None,
+        ge=1_000,
+        strict=True,
+        validation_alias=AliasChoices("context_window", "max_tokens"),
+        description="The model's context window in tokens, at least 1,000; also "
+        "accepted as `max_tokens`. None: what the model registry says for the model's "
+        "name.",
+    )
+    trigger: Annotated[
+        int | float | Literal["auto"] | None, size(1_000, None, "auto", may_be_all=True)
+    ] = Field(
+        default=None,
+        description="The size of a request from which on the history is compacted: "
+        "tokens as an int, at least 1,000, or a part of the context window as a float, "
+        "more than 0 and at most 1. None: the threshold, which is the window minus its "
+        "buffer (20,000 tokens for windows of 200,000 and more, else 20 % of the "
+        'window). "auto": 32,000 tokens, which makes long sessions in large windows '
+        "cheap. A trigger is never above the threshold, and never below 1,000 tokens, "
+        "twice what the last compaction left, or twice what cannot be compacted. With "
+        "a trigger below the threshold a summary takes at most an eighth of the "
+        "trigger, and other settings that are a part of the window are a part of 5/4 "
+        "of the trigger.",
+    )
+    preview_tokens: Annotated[int | float | None, size(100, None, False)] = Field(
+        default=0.2,
+        description="A tool result that takes more than this is shown with head and "
+        "tail only, and with a handle, from its first request on: tokens as an int, at "
+        "least 100, or a part of the context window as a float, more than 0 and less "
+        "than 1. The agent reads the rest with `recall_history`, so the default "
+        'applies only to agents that are offered that tool; with trigger="auto" it is '
+        "at most 4,000 tokens. A value that you set applies to all agents. None (false "
+        "in a file): results are shown whole.",
+    )
+    ahead: float | None = Field(
+        default=None,
+        description="The part of the trigger from which on a summary is written in the "
+        "background, while the agent goes on: a float, more than 0 and less than 1; "
+        "True is 0.75. The summary is put in at the trigger. Until it is written, "
+        "requests beyond the trigger are sent as they are while half of the window's "
+        "buffer stays free; after that a call waits. None (false in a file): the call "
+        "that reaches the trigger waits for its summary.",
+    )
+    keep: Annotated[int | float, size(0)] = Field(
+        default=0.1,
+        description="How much of the running turn every compaction leaves word for "
+        "word: the newest steps (tool calls with their results) that fit in so many "
+        "tokens as an int, at least 0, or in that part of the context window as a "
+        "float, at least 0 and less than 1. Results that the model has not seen yet "
+        "always stay, shortened where they are too large. All other calls of the turn "
+        "are listed beside the summary.",
+    )
+    max_compaction_attempts: int = Field(
+        default=3,
+        ge=1,
+        le=10,
+        strict=True,
+        description="How many summaries one compaction may pay for, 1 to 10. More than "
+        "one is used only while the result is still too large.",
+    )
+    recall: Recall = Field(
+        default="auto",
+        description="Whether the agent is offered the tool `recall_history` once "
+        'something was compacted or shortened. "auto": agents that have function tools '
+        "and no built-in tool, output schema or forced tool choice.",
+    )
+    binds_thoughts: bool | None = Field(
+        default=None,
+        strict=True,
+        description="Whether the provider checks a thought that the agent's model has "
+        "written against everything before it, as that of newer Claude models does. "
+        "Then thoughts go out only while nothing before them has changed, and the tool "
+        "`recall_history` is declared from the agent's first request on. None: what "
+        "the model's name and the provider's refusals tell.",
+    )
+    recall_page_tokens: int = Field(
+        default=2_000,
+        ge=100,
+        strict=True,
+        description="What one page of `recall_history` may take in tokens, at least "
+        "100; it never takes more than a tenth of the context window.",
+    )
+
+    if TYPE_CHECKING:  # What pydantic takes as another name, checkers learn here.
+        max_tokens: int | None = None
+    else:
+
+        @property
+        def max_tokens(self) -> int | None:
+            """Another name of `context_window`."""
+            return self.context_window
+
+    @field_validator("ahead", mode="before")
+    @classmethod
+    def _read_ahead(cls, value: object) -> object:
+        if isinstance(value, bool):
+            return 0.75 if value else None
+        if not (value is None or (isinstance(value, float) and 0 < value < 1)):
+            raise ValueError(
+                "a part of the trigger as a float, more than 0 and less than 1, or a "
+                "boolean is expected"
+            )
+        return value
+
+    def keep_tokens(self, window_tokens: int) -> int:
+        """What `keep` comes to in a context window."""
+        return resolve_size(self.keep, window_tokens)
+
+    def trigger_tokens(self, window_tokens: int) -> int | None:
+        """What `trigger` comes to in a context window."""
+        trigger = LEAST_AUTO_TOKENS if self.trigger == "auto" else self.trigger
+        return (
+            None
+            if trigger is None
+            else max(1_000, resolve_size(trigger, window_tokens))
+        )
+
+    def preview(self, window_tokens: int, has_recall: bool) -> Preview | None:
+        """How large tool results are shown in a context window; None for whole."""
+        if trigger_tokens := self.trigger_tokens(window_tokens):
+            window_tokens = min(window_tokens, scale_trigger(trigger_tokens))
+        is_set = "preview_tokens" in self.model_fields_set
+        if self.preview_tokens is None or not (has_recall or is_set):
+            return None
+        most = resolve_size(self.preview_tokens, window_tokens)
+        if self.trigger == "auto" and not is_set:
+            most = min(most, AUTO_PREVIEW_TOKENS)
+        return Preview(most, with_handles=has_recall)

@@ -1,0 +1,327 @@
+"""The one value that all stages, strategies, sections and shapes read."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from operator import is_not
+
+from google.adk.models.llm_request import LlmRequest
+from google.genai import types
+
+from contextguard_adk._history.contents import (
+    content_text,
+    find_safe_split,
+    keep_pairs_whole,
+    pair_boundaries,
+    pair_contents,
+)
+from contextguard_adk._history.draft import Draft, Reason
+from contextguard_adk._history.history import History
+from contextguard_adk._history.stored import AgentRecord
+from contextguard_adk._history.truncation import Truncation, truncate_content
+from contextguard_adk._measuring.budgets import Budgets, shorten_to_tokens
+from contextguard_adk._measuring.calibration import (
+    DEFAULT_CORRECTION,
+    estimate_prompt_tokens,
+    token_counter,
+)
+from contextguard_adk._measuring.tokens import estimate_contents_tokens
+from contextguard_adk._runtime.sessions import SessionFacts
+from contextguard_adk._runtime.state import AgentState
+from contextguard_adk._turn.settings import StrategySettings
+from contextguard_adk._turn.values import Counts, KeptSteps, ModelFacts, Size
+
+MAX_PENDING_RATIO = 0.30  # Of the window, for results that the model has not seen.
+QUOTED_RATIO = 0.30  # Of the window, for the user's request after a summary.
+
+_NO_COUNTS, _NO_SIZE = Counts(), Size()
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One model call: what would be sent, and all that decides what becomes of it.
+
+    Attributes:
+        agent: The agent's name.
+        session_id: The id of its session.
+        scope: Where a summary is valid.
+        request: The request as ADK has built it.
+        history: Its contents, and the stored summary.
+        settings: Those of the agent's strategy.
+        model: The model that the request goes to.
+        record: What is stored of the agent in this scope.
+        state: The agent's values in session state.
+        facts: What the process remembers of the agent in this scope.
+        budgets: Window, threshold and what follows from them.
+        counts: What the provider counted last.
+        reason: Why a compaction is considered: `requested` and `overflow` demand one.
+        focus: What a compaction that was asked for should keep above all.
+        has_recall: Whether the agent can read back what is left out.
+        keep_count: How many messages may stay word for word as newest steps of the
+            running turn; 0 keeps none, not even pending results.
+        is_observed: Whether the guard only watches.
+        is_settled: Whether a compaction has had its chance in this call.
+        is_writing: Whether a summary of this agent is under way.
+        config: Its instruction and tools, those that the guard adds included.
+        contents: What would be sent.
+        size: The size of that.
+        nearness: How near a compaction is for the strategy; from 1 on it wants one.
+    """
+
+    agent: str
+    session_id: str
+    scope: str
+    request: LlmRequest
+    history: History
+    settings: StrategySettings
+    model: ModelFacts
+    record: AgentRecord
+    state: AgentState
+    facts: SessionFacts
+    budgets: Budgets
+    counts: Counts = _NO_COUNTS
+    reason: Reason = "tokens"
+    focus: str = ""
+    has_recall: bool = False
+    keep_count: int = sys.maxsize
+    is_observed: bool = False
+    is_settled: bool = False
+    is_writing: bool = False
+    config: types.GenerateContentConfig = field(
+        default_factory=types.GenerateContentConfig
+    )
+    contents: Sequence[types.Content] = ()
+    size: Size = _NO_SIZE
+    nearness: float = 0.0
+
+    @property
+    def tokens(self) -> int:
+        """The estimate of the request as it stands, in tokens of the model."""
+        return self.size.tokens
+
+    @property
+    def messages(self) -> Sequence[types.Content]:
+        """All contents of the request, the summarized ones included."""
+        return self.history.contents
+
+    @property
+    def summarized(self) -> frozenset[int]:
+        """Indexes of the messages that a model has summarized already."""
+        return self.history.model_covered
+
+    @property
+    def is_demanded(self) -> bool:
+        """Whether somebody asked for a compaction, or the provider refused."""
+        return self.reason in ("requested", "overflow")
+
+    @property
+    def fullness(self) -> float:
+        """Tokens as a part of the threshold; at least 1 where one is demanded."""
+        fullness = self.tokens / self.budgets.threshold_tokens
+        return max(1.0, fullness) if self.is_demanded else fullness
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the request has reached the threshold, or one is demanded."""
+        return self.fullness >= 1
+
+    @property
+    def is_overfull(self) -> bool:
+        """Whether the request is not expected to be accepted."""
+        return self.tokens >= self.budgets.overfull_tokens
+
+    @property
+    def most_tokens(self) -> float:
+        """The estimate, with room for an error.
+
+        Of digits and markup o200k_base counts up to a seventh more than is estimated.
+        """
+        return self.tokens + self.size.uncounted_tokens / 6
+
+    @property
+    def fits_yet(self) -> bool:
+        """Whether the request may go out as it is, whatever the threshold."""
+        is_small = self.most_tokens < self.budgets.overfull_tokens
+        return self.reason == "tokens" and is_small
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the request may go out as it is, with room for its answer."""
+        has_room = self.most_tokens < self.budgets.room_for_answer_tokens
+        return self.reason == "tokens" and (has_room or not self.is_due)
+
+    def is_changed(self, contents: Sequence[types.Content]) -> bool:
+        """Returns whether the guard has changed these contents."""
+        messages = self.messages
+        return len(contents) != len(messages) or any(map(is_not, contents, messages))
+
+    @property
+    def correction(self) -> float:
+        """Real tokens per heuristic token."""
+        return self.size.correction or DEFAULT_CORRECTION
+
+    def measure(self, contents: Sequence[types.Content]) -> int:
+        """Estimates a request with these contents, in tokens of the model."""
+        memo = self.history.memo
+        heuristic_tokens = memo.estimate_tokens(contents) + self.size.config_tokens
+        return estimate_prompt_tokens(
+            heuristic_tokens, None, None, contents, default=self.correction, memo=memo
+        )
+
+    def measure_alone(self, contents: Sequence[types.Content]) -> int:
+        """Estimates these contents alone."""
+        return self.measure(contents) - self.measure([])
+
+    def count(self, text: str) -> int:
+        """Estimates a text, in tokens of the model."""
+        return token_counter(self.correction)(text)
+
+    @cached_property
+    def fixed_contents(self) -> list[types.Content]:
+        """The contents that no compaction can remove."""
+        history = self.history
+        removable = set(history.history) - history.open_groups
+        return [c for i, c in enumerate(history.shown) if i not in removable]
+
+    @cached_property
+    def fixed_tokens(self) -> int:
+        """What instruction, tools, open calls and what is not history take."""
+        return self.measure(self.fixed_contents)
+
+    @property
+    def limit_tokens(self) -> int:
+        """What a compacted request must stay under: the threshold, where it can."""
+        budgets = self.budgets
+        if self.fixed_tokens + budgets.summary_tokens < budgets.full_tokens:
+            return budgets.full_tokens
+        return budgets.overfull_tokens
+
+    @property
+    def keep_tokens(self) -> int:
+        """What the newest steps may take; little where a compaction is to make room."""
+        window_tokens = self.budgets.working_tokens
+        is_requested = self.reason == "requested"
+        return 0 if is_requested else self.settings.keep_tokens(window_tokens)
+
+    @cached_property
+    def request_text(self) -> str:
+        """The current request of the user; "" where it is unknown."""
+        index = self.history.request_index
+        return "" if index is None else content_text(self.messages[index])
+
+    @cached_property
+    def quoted_chars(self) -> int:
+        """How many characters of the current request to quote; -1 for all."""
+        most_tokens = int(self.budgets.window_tokens * QUOTED_RATIO)
+        if self.count(self.request_text) <= most_tokens:
+            return -1
+        return len(shorten_to_tokens(self.request_text, most_tokens, self.count))
+
+    @property
+    def draft(self) -> Draft:
+        """What is decided already, as far as it still concerns the request."""
+        history, stored = self.history, self.history.stored
+        if stored is None:
+            return Draft("", history.covered, history.model_covered, 0, self.reason)
+        draft = Draft(
+            stored.text,
+            history.covered,
+            history.model_covered,
+            stored.model_chars,
+            self.reason,
+        )
+        upto = history.find_place(stored.truncated_upto)
+        if stored.truncation and upto >= 0 and upto not in history.covered:
+            return replace(draft, truncation=stored.truncation, truncated_upto=upto)
+        return draft
+
+    @cached_property
+    def kept(self) -> KeptSteps:
+        """The newest steps of the running turn, which stay word for word."""
+        budgets = self.budgets
+        quoted_tokens = int(budgets.window_tokens * QUOTED_RATIO)
+        quoted_tokens = min(self.count(self.request_text), quoted_tokens)
+        room_tokens = self.limit_tokens - self.fixed_tokens - quoted_tokens
+        room_tokens -= int(1.25 * budgets.summary_tokens + 0.1 * budgets.working_tokens)
+        # Where there is none, what stands beside them can be shortened.
+        return _find_kept_steps(self, max(budgets.working_tokens // 20, room_tokens))
+
+    def older_than(self, keep_count: int) -> frozenset[int]:
+        """Returns all but about the newest `keep_count` messages, and splits no pair.
+
+        The steps of the running turn that stay are not among them. Empty when nothing
+        is left to summarize.
+        """
+        kept, compactable = self.kept.indexes, self.history.compactable
+        candidates = [i for i in compactable if i not in kept]
+        wished = len(compactable) - keep_count
+        if candidates and wished >= len(candidates):
+            return frozenset(candidates) | self.summarized
+        if wished < 1:
+            return frozenset()
+        split = find_safe_split([self.messages[i] for i in candidates], wished)
+        return self.whole(candidates[:split])
+
+    def whole(self, indexes: Iterable[int]) -> frozenset[int]:
+        """Adds what is summarized already; takes out pairs that would be split."""
+        covered = frozenset(indexes) | self.summarized
+        return keep_pairs_whole(covered, self.history.pairs)
+
+
+def _find_kept_steps(turn: Turn, room_tokens: int) -> KeptSteps:
+    """Finds the newest pairs within `keep`, and those with pending results always.
+
+    Whatever is kept takes no more than the room.
+    """
+    history, running = turn.history, frozenset(turn.history.turn)
+    steps = [index for index in history.compactable if index in running]
+    contents = [history.shown[index] for index in steps]
+    boundaries = pair_boundaries(pair_contents(contents), len(contents))
+    starts = [
+        place
+        for place, content in enumerate(contents)
+        if boundaries[place] and content.role == "model"
+    ]
+    if not starts or not turn.keep_count:
+        return KeptSteps()
+    has_pending = contents[-1].role != "model"
+    pending = frozenset(steps[starts[-1] :] if has_pending else ())
+    most_tokens = min(turn.keep_tokens, room_tokens)
+    first, tokens = len(contents), 0
+    for start, end in zip(starts[::-1], [len(contents), *starts[::-1]], strict=False):
+        tokens += turn.measure_alone(contents[start:end])
+        if tokens > most_tokens or len(contents) - start > turn.keep_count:
+            break
+        first = start
+    if has_pending and first > starts[-1]:
+        first = starts[-1]
+    kept = contents[first:]
+    indexes, tokens = frozenset(steps[first:]), turn.measure_alone(kept)
+    most_tokens = int(turn.budgets.working_tokens * MAX_PENDING_RATIO)
+    most_tokens = max(0, min(max(most_tokens, turn.keep_tokens), room_tokens))
+    if tokens <= most_tokens:
+        return KeptSteps(indexes, pending, tokens)
+    truncation, tokens = _shorten_results(turn, kept, most_tokens)
+    if tokens > room_tokens:
+        return KeptSteps()  # What the model itself wrote in a call cannot be cut.
+    return KeptSteps(indexes, pending, tokens, truncation)
+
+
+def _shorten_results(
+    turn: Turn, contents: Sequence[types.Content], most_tokens: int
+) -> tuple[Truncation, int]:
+    """Returns how results have to be shortened so that contents take no more."""
+    length = 4 * estimate_contents_tokens(contents)
+    while True:
+        truncation = Truncation.in_the_middle(length, result_length=length)
+        short = [
+            truncate_content(c, truncation, c if turn.has_recall else None)
+            for c in contents
+        ]
+        tokens = turn.measure_alone(short)
+        if tokens <= most_tokens or length <= 100:
+            return truncation, tokens
+        length = max(100, int(length * min(0.8, most_tokens / tokens)))

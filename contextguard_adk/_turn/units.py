@@ -1,0 +1,93 @@
+"""The small kinds of capability that stand beside the stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from google.adk.agents.callback_context import CallbackContext
+from google.adk.models.llm_response import LlmResponse
+from google.genai import types
+from pydantic import JsonValue
+
+from contextguard_adk._runtime.runs import Guard, Run, SentCall
+from contextguard_adk._runtime.state import AgentState
+from contextguard_adk._turn.turn import Turn
+from contextguard_adk._turn.values import Outcome
+from contextguard_adk.records import CompactionRecord
+
+
+class Section:
+    """Text beside every summary, which no model writes.
+
+    Attributes:
+        name: Under which its value is stored.
+        goes_at: At which step of `Draft.shrink` it is left out; None for never.
+    """
+
+    name: str
+    goes_at: int | None = 2
+
+    def write(
+        self, turn: Turn, covered: frozenset[int], known: JsonValue, room_tokens: int
+    ) -> JsonValue:
+        """Returns what to store; something falsy for nothing.
+
+        Args:
+            turn: The model call.
+            covered: Indexes of the messages that the summary stands for.
+            known: What was stored with the summary before; session state is untrusted.
+            room_tokens: What the value may take, at four bytes of JSON a token.
+        """
+        raise NotImplementedError
+
+    def render(self, value: JsonValue) -> str:
+        """Returns the text of a stored value; "" for none."""
+        return value if isinstance(value, str) else ""
+
+    def brief(self, turn: Turn) -> str:
+        """Returns what the summarizer is told of it; "" for nothing."""
+        return ""
+
+
+Shape = Callable[[Turn, list[types.Content]], list[types.Content]]
+"""Gives contents a form that the provider accepts; returns others, or the same list.
+
+It is applied to every request, after the summary is in place and before measuring.
+"""
+
+
+@dataclass(frozen=True)
+class Compacted:
+    """A compaction that has just reached the session."""
+
+    guard: Guard
+    context: CallbackContext
+    state: AgentState
+    turn: Turn
+    outcome: Outcome
+    record: CompactionRecord
+
+
+@dataclass(frozen=True)
+class Answered:
+    """An answer that is whole, and what its provider counted; None for no count."""
+
+    guard: Guard
+    context: CallbackContext
+    run: Run
+    call: SentCall
+    response: LlmResponse
+    real_tokens: int | None
+    state: AgentState
+    may_lose_event: bool  # A plugin may keep the answer's event from the guard.
+
+
+class Listener:
+    """Is told what happened; what it raises is logged and ends nothing."""
+
+    async def compacted(self, event: Compacted) -> None:
+        """Called after each compaction."""
+
+    def answered(self, event: Answered) -> None:
+        """Called with each answer that is whole."""

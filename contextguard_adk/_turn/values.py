@@ -1,0 +1,81 @@
+"""What passes between the stages of one model call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from google.adk.models.base_llm import BaseLlm
+from google.genai import types
+
+from contextguard_adk._history.draft import Draft
+from contextguard_adk._history.stored import StoredSummary
+from contextguard_adk._history.truncation import Truncation
+
+
+class Counts(NamedTuple):
+    """What the provider counted last; None while it has counted nothing.
+
+    `correction` is capped as documented, `measured_correction` is not.
+    """
+
+    real_tokens: int | None = None
+    heuristic_tokens: int | None = None
+    correction: float | None = None
+    measured_correction: float | None = None
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """The model that a request goes to; who named its window is the `source`."""
+
+    name: str
+    llm: BaseLlm | None
+    known_window_tokens: int
+    window_tokens: int
+    reserved_output_tokens: int
+    source: Literal["configured", "registry", "default"]
+
+
+@dataclass(frozen=True)
+class Size:
+    """The size of a request.
+
+    Attributes:
+        tokens: The estimate, in tokens of the model.
+        heuristic_tokens: Its UTF-8 bytes / 4.
+        config_tokens: Those of system instruction and tools.
+        correction: Real tokens per heuristic token; None while unknown.
+        uncounted_tokens: By how much `tokens` exceeds what the provider counted last.
+    """
+
+    tokens: int = 0
+    heuristic_tokens: int = 0
+    config_tokens: int = 0
+    correction: float | None = None
+    uncounted_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class KeptSteps:
+    """The newest steps of the running turn, by index, that a compaction leaves.
+
+    They take `tokens`. The model has not seen the results of `pending` steps. Where the
+    results are too large, `truncation` shortens them.
+    """
+
+    indexes: frozenset[int] = frozenset()
+    pending: frozenset[int] = frozenset()
+    tokens: int = 0
+    truncation: Truncation | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A request with a draft in place: its contents, their estimate, what is stored."""
+
+    draft: Draft
+    stored: StoredSummary
+    contents: Sequence[types.Content]
+    tokens: int

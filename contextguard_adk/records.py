@@ -1,0 +1,190 @@
+"""What the guard did, for listeners, log, traces and events; never message text."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+METADATA_KEY = "context_guard"
+"""Where an event's `custom_metadata` tells of a compaction or a recovery."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """The tokens of some model calls, as their provider reports them; 0 if it does not.
+
+    Attributes:
+        prompt_tokens: All that was sent, what a prompt cache served included.
+        cached_tokens: What of it a prompt cache served.
+        output_tokens: All that was written, thoughts included.
+    """
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+
+    def __add__(self, other: Usage) -> Usage:
+        """The tokens of both."""
+        return Usage(
+            self.prompt_tokens + other.prompt_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.output_tokens + other.output_tokens,
+        )
+
+
+REASONS = {
+    "tokens": "the request reached the threshold",
+    "turns": "there were too many messages",
+    "requested": "a compaction was asked for",
+    "overflow": "the provider rejected the request as too long",
+}
+"""What `CompactionRecord.reason` means."""
+
+
+@dataclass(frozen=True)
+class CompactionRecord:
+    """One compaction.
+
+    Attributes:
+        reason: `tokens`, `turns` (too many messages), `requested` or `overflow`.
+        tokens_before: The estimate before, in real tokens; `tokens_after` likewise.
+        summary_tokens: What the summary takes, by bytes / 4.
+        attempts: How many summaries it took, mechanical ones included.
+        is_mechanical: Whether a part of the summary was written without a model.
+        model: The model that was asked for summaries; "" where none was.
+        usage: What all its answers took, those included that were of no use.
+        cost: The price of these in US dollars; None where it is unknown.
+        waited_seconds: How long the model call was held up by this compaction.
+        was_ahead: Whether the summary was written in the background, while the agent
+            went on; `duration_seconds` is what that took.
+    """
+
+    agent: str
+    session_id: str
+    strategy: str
+    reason: str
+    tokens_before: int
+    tokens_after: int
+    contents_before: int
+    contents_after: int
+    summary_tokens: int
+    duration_seconds: float
+    attempts: int
+    is_mechanical: bool
+    model: str
+    usage: Usage
+    cost: float | None
+    waited_seconds: float = 0.0
+    was_ahead: bool = False
+
+    @property
+    def is_recovery(self) -> bool:
+        """Whether the provider had rejected the request as too long."""
+        return self.reason == "overflow"
+
+
+@dataclass(frozen=True)
+class PressureRecord:
+    """A request that fills much of the window although compaction had its turn.
+
+    Attributes:
+        tokens: The estimate of the request that is sent, in real tokens.
+        pressure_before: Estimate / window before any compaction.
+        pressure: Estimate / window of what is sent.
+        warning_threshold: From where on it is reported.
+    """
+
+    agent: str
+    session_id: str
+    tokens: int
+    window_tokens: int
+    pressure_before: float
+    pressure: float
+    warning_threshold: float
+
+
+@dataclass(frozen=True)
+class CallRecord:
+    """One model call that was answered.
+
+    Attributes:
+        estimated_tokens: The estimate of the request that was sent, in real tokens.
+        real_tokens: What the provider counted; None where it did not say.
+        threshold_tokens: From here on a compaction is due.
+        pressure: Estimate / window of what was sent.
+        is_recovered: Whether the provider had rejected a larger request before.
+        compaction: The compaction that ran for this call; None where there was none.
+        model: The model that was called.
+        usage: What the call took; zeros where the provider did not say.
+        cost: Its price in US dollars; None where it is unknown.
+        summary_usage: What summary calls took since the last record of this agent, for
+            compactions that came to nothing as well.
+        summary_cost: The price of these in US dollars; None where it is unknown.
+    """
+
+    agent: str
+    session_id: str
+    estimated_tokens: int
+    real_tokens: int | None
+    window_tokens: int
+    threshold_tokens: int
+    pressure: float
+    is_recovered: bool
+    compaction: CompactionRecord | None
+    model: str
+    usage: Usage
+    cost: float | None
+    summary_usage: Usage
+    summary_cost: float | None
+
+
+def format_cost(dollars: float | None) -> str:
+    """Writes an amount of money for people; what is not free is never shown as 0."""
+    if dollars is None:
+        return "unknown"
+    return "<$0.0001" if 0 < dollars < 0.0001 else f"${dollars:,.4f}"
+
+
+def describe_compaction(record: CompactionRecord) -> str:
+    """Describes a compaction for people, in one line and without message text."""
+    summary = "1 summary" if record.attempts == 1 else f"{record.attempts} summaries"
+    if record.is_mechanical:
+        summary += ", in part without a model"
+    if record.model:
+        summary += f" by {record.model}"
+    if not (record.attempts and record.summary_tokens):
+        summary = "no new summary"
+    parts = [
+        f"{record.tokens_before:,} → {record.tokens_after:,} tokens",
+        f"{record.contents_before:,} → {record.contents_after:,} messages",
+        summary,
+    ]
+    if record.model:
+        parts.append(f"cost {format_cost(record.cost)}")
+    return ", ".join(parts)
+
+
+def describe_call(record: CallRecord) -> dict[str, Any]:
+    """Describes a call in short, for `custom_metadata`: small, and safe as JSON.
+
+    Of a call without a compaction or a recovery there is nothing to say.
+    """
+    if not record.is_recovered and record.compaction is None:
+        return {}
+    described: dict[str, Any] = {
+        "estimate": record.estimated_tokens,
+        "real": record.real_tokens,
+        "window": record.window_tokens,
+        "pressure": round(record.pressure, 3),
+    }
+    if record.is_recovered:
+        described["recovered"] = True
+    if (compaction := record.compaction) is not None:
+        left_out = ("agent", "session_id", "summary_tokens", "duration_seconds")
+        renamed = {"attempts": "summaries", "is_mechanical": "mechanical"}
+        described["compaction"] = {
+            renamed.get(name, name): value
+            for name, value in asdict(compaction).items()
+            if name not in left_out
+        }
+    return described
