@@ -1,8 +1,7 @@
 """An agent that acts on what it is shown, with tools that count what was done.
 
-It has a list of jobs with side effects. On each model call it does the first jobs of
-which the request does not show that they are done: neither by a call with its result
-nor by a text that names the job.
+On each model call it does the first of its jobs of which the request does not show that
+they are done: neither by a call with its result nor by a text that names the job.
 """
 
 from __future__ import annotations
@@ -29,11 +28,10 @@ INSTRUCTION = (
     "You work through numbered jobs in order, each exactly once: of every three you "
     "ship one order, mail one invoice and close one ticket. Say when all is done."
 )
-_WORDS = re.findall(
-    r"\w+",
-    "carrier depot pallet label signature invoice ledger refund courier customs "
-    "weight route delay warehouse receipt balance queue manifest driver counter "
-    "accepted printed scanned forwarded stamped settled notified archived",
+_LOG_WORDS = (
+    "carrier depot pallet label signature invoice ledger refund courier customs weight "
+    "route delay warehouse receipt balance queue manifest driver counter accepted "
+    "printed scanned forwarded stamped settled notified archived"
 )
 _NAME = re.compile(r"(?<![\w-])(?:[A-Za-z]+-)?\d+(?![\w-])")
 _RANGE = re.compile(r"([A-Za-z]*-?)(\d+) (?:to|through) \1(\d+)(?![\w-])")
@@ -66,13 +64,10 @@ def make_jobs(count: int, *, are_plain_numbers: bool = False) -> list[Job]:
 def find_named(contents: Sequence[types.Content], names: Sequence[str]) -> set[str]:
     """The names that calls or texts of a request show, whole or within "A to B"."""
     shown: set[str] = set()
-    texts = []
-    for part in (part for content in contents for part in content.parts or ()):
-        if part.function_call:
-            values = (part.function_call.args or {}).values()
-            shown.update(value for value in values if isinstance(value, str))
-        texts.append(part.text or "")
-    text = "\n".join(texts)
+    parts = [part for content in contents for part in content.parts or ()]
+    for made in (part.function_call for part in parts if part.function_call):
+        shown.update(v for v in (made.args or {}).values() if isinstance(v, str))
+    text = "\n".join(part.text or "" for part in parts)
     for prefix, first, last in _RANGE.findall(text):
         numbers = range(int(first), int(last) + 1)
         shown.update(f"{prefix}{n:0{len(first)}}" for n in numbers)
@@ -95,8 +90,7 @@ class ActingAgent:
         return f"Handle the {len(self.jobs)} jobs that follow number {before}."
 
     def reply(self, request: LlmRequest) -> Reply:
-        """Does the first jobs that do not look done; providers see to it that every
-        call in a request has its result."""
+        """Does the first jobs that do not look done."""
         done = find_named(request.contents, [job.name for job in self.jobs])
         waiting = [job for job in self.jobs if job.name not in done]
         wanted = waiting[: self.parallel_calls]
@@ -121,22 +115,18 @@ class ActingAgent:
         return [ship_order, send_mail, close_ticket]
 
     def execute(self, name: str, status: str) -> dict[str, Any]:
-        """Does a job, and returns what its tool says; the result does not name it."""
+        """Does a job; the result, of 300 to 800 tokens, does not name it."""
         self.executed[name] += 1
         chance = random.Random(name)
-        # About 300 to 800 tokens.
-        log = " ".join(chance.choices(_WORDS, k=chance.randint(160, 440)))
+        words = chance.choices(_LOG_WORDS.split(), k=chance.randint(160, 440))
+        log = " ".join(words)
         return {"status": status, "reference": f"{chance.random():.6f}", "log": log}
 
     @property
-    def twice(self) -> list[str]:
-        """The jobs that were done more than once."""
-        return [job.name for job in self.jobs if self.executed[job.name] > 1]
-
-    @property
-    def never(self) -> list[str]:
-        """The jobs that were not done."""
-        return [job.name for job in self.jobs if not self.executed[job.name]]
+    def wrong(self) -> dict[str, int]:
+        """The jobs that were not done once, and how often they were done."""
+        counts = {job.name: self.executed[job.name] for job in self.jobs}
+        return {name: count for name, count in counts.items() if count != 1}
 
 
 def name_all(request: LlmRequest) -> str:
@@ -154,15 +144,10 @@ def say_nothing(request: LlmRequest) -> str:
     )
 
 
-def fail(request: LlmRequest) -> Reply:
-    """A summarizer that is out of order."""
-    return ValueError("no summaries today")
-
-
 SUMMARIZERS: dict[str, Callable[[LlmRequest], Reply]] = {
     "good": name_all,
     "useless": say_nothing,
-    "failing": fail,
+    "failing": lambda _: ValueError("no summaries today"),
     "absent": lambda _: "",
 }
 

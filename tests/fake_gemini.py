@@ -7,40 +7,14 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from tests.fake_provider import FakeProvider, RefusalError, Said
+from tests.fake_provider import REFUSALS, FakeProvider, RefusalError
+from tests.protocols import Gemini, Reply
 
 Content = dict[str, Any]
 
 DUMMIES = ("skip_thought_signature_validator", "context_engineering_is_the_way_to_go")
-
-NO_SIGNATURE = (
-    "Function call `{}` in the {}. content block is missing a `thought_signature`."
-)
-WRONG_SIGNATURE = "Thought signature is not valid."
-MOVED_SIGNATURE = "Corrupted thought signature."
-CALL_ORDER = (
-    "Please ensure that function call turn comes immediately after a user turn or "
-    "after a function response turn."
-)
-ANSWER_ORDER = (
-    "Please ensure that function response turn comes immediately after a function call "
-    "turn."
-)
-ANSWER_COUNT = (
-    "Please ensure that the number of function response parts is equal to the number "
-    "of function call parts of the function call turn."
-)
-FIRST_ROLE = "Please ensure that multiturn requests begin with a user role."
-NO_PARTS = (
-    "Unable to submit request because it must include at least one parts field, which "
-    "describes the prompt input."
-)
-NO_CONTENTS = "* GenerateContentRequest.contents: contents is not specified"
-NOT_WITH_CACHE = (
-    "CachedContent can not be used with GenerateContent request setting "
-    "system_instruction, tools or tool_config. Proposed fix: move those values to "
-    "CachedContent from GenerateContent request."
-)
+NO_SIGNATURE = REFUSALS["gemini no signature"]
+MOVED_SIGNATURE = REFUSALS["gemini moved signature"]
 
 
 @dataclass
@@ -50,10 +24,12 @@ class FakeGemini(FakeProvider):
     Attributes:
         is_signed: Whether calls of the running turn need their signatures, as from
             Gemini 3 on.
+        issued: The calls that were signed, by signature.
         caches: What was cached, by name; `deleted` those that were given up.
     """
 
     path: ClassVar[str] = "/v1beta/"
+    wire = Gemini()
 
     is_signed: bool = True
     issued: dict[str, tuple[str, Any]] = field(default_factory=dict, repr=False)
@@ -69,16 +45,10 @@ class FakeGemini(FakeProvider):
             return 200, {}
         name = f"cachedContents/{len(self.caches) + 1}"
         self.caches[name] = body
-        tokens = len(json.dumps(body)) // 4
         times = {"createTime": "2030-01-01T00:00:00Z"}
         times["expireTime"] = "2130-01-01T00:00:00Z"
-        usage = {"usageMetadata": {"totalTokenCount": tokens}}
+        usage = {"usageMetadata": {"totalTokenCount": len(json.dumps(body)) // 4}}
         return 200, {"name": name, "model": body["model"], **times, **usage}
-
-    def last_text(self, body: dict[str, Any]) -> str:
-        """The text of the last content."""
-        parts = (body.get("contents") or [{}])[-1].get("parts", ())
-        return "\n".join(part["text"] for part in parts if "text" in part)
 
     def contents_of(self, body: dict[str, Any]) -> list[Content]:
         """The contents of a request, behind those that are cached."""
@@ -86,20 +56,16 @@ class FakeGemini(FakeProvider):
         return [*cached.get("contents", ()), *body.get("contents", ())]
 
     def check(self, body: dict[str, Any]) -> None:
-        """Refuses what Gemini refuses."""
         own = {"systemInstruction", "tools", "toolConfig"}
         if body.get("cachedContent") and own & {*body}:
-            raise RefusalError(NOT_WITH_CACHE)
+            raise RefusalError("gemini not with cache")
         if not body.get("contents"):
-            raise RefusalError(NO_CONTENTS)
+            raise RefusalError("gemini no contents")
         contents = self.contents_of(body)
         check_shape(contents)
-        if self.is_signed:
-            self._check_signatures(contents)
-
-    def _check_signatures(self, contents: list[Content]) -> None:
-        for number in range(begin_of_turn(contents), len(contents)):
-            calls = [p for p in contents[number]["parts"] if "functionCall" in p]
+        begin = begin_of_turn(contents) if self.is_signed else len(contents)
+        for number, content in enumerate(contents[begin:], begin + 1):
+            calls = [part for part in content["parts"] if "functionCall" in part]
             for position, part in enumerate(calls):
                 self._check_call(part, number, is_first=position == 0)
 
@@ -107,84 +73,57 @@ class FakeGemini(FakeProvider):
         call, signature = part["functionCall"], part.get("thoughtSignature")
         if not signature:
             if is_first:
-                raise RefusalError(NO_SIGNATURE.format(call["name"], number + 1))
+                raise RefusalError("gemini no signature", call["name"], number)
             return
-        if decode(signature) in DUMMIES or signature in DUMMIES:
+        decoded = base64.b64decode(signature).decode("utf-8", "replace")
+        if decoded in DUMMIES or signature in DUMMIES:
             return
         if signature not in self.issued:
-            raise RefusalError(WRONG_SIGNATURE)
+            raise RefusalError("gemini wrong signature")
         if self.issued[signature] != (call["name"], call.get("args")):
-            raise RefusalError(MOVED_SIGNATURE)
+            raise RefusalError("gemini moved signature")
 
-    def refusal(self, error: RefusalError) -> Any:
-        """The body of a refusal."""
-        said = {"code": error.status, "message": error.words}
-        return {"error": said | {"status": "INVALID_ARGUMENT"}}
-
-    def overflow_words(self, used: int, limit: int) -> str:
-        """What it says to a request that is too long."""
-        words = "The input token count ({}) exceeds the maximum number of tokens"
-        return f"{words.format(used)} allowed ({limit})."
-
-    def answer(self, body: dict[str, Any], said: Said) -> Any:
+    def answer(self, body: dict[str, Any], reply: Reply) -> Any:
         """The body of an answer; the first of its calls is signed."""
-        parts: list[Content] = []
+        answer = super().answer(body, reply) | {"modelVersion": "gemini"}
+        parts, usage = (
+            answer["candidates"][0]["content"]["parts"],
+            answer["usageMetadata"],
+        )
+        if reply.calls and self.is_signed:
+            signature = base64.b64encode(f"sig_{reply.number}".encode()).decode()
+            call = parts[0]["functionCall"]
+            parts[0]["thoughtSignature"] = signature
+            self.issued[signature] = (call["name"], call["args"])
         config = body.get("generationConfig", {}).get("thinkingConfig", {})
         if config.get("includeThoughts"):
-            parts.append({"text": said.thought, "thought": True})
-        if said.text:
-            parts.append({"text": said.text})
-        for index, (name, args) in enumerate(said.calls):
-            part: Content = {"functionCall": {"name": name, "args": dict(args)}}
-            if index == 0 and self.is_signed:
-                signature = base64.b64encode(f"sig_{said.number}".encode()).decode()
-                part["thoughtSignature"] = signature
-                self.issued[signature] = (name, dict(args))
-            parts.append(part)
-        content = {"role": "model", "parts": parts}
-        usage = {"promptTokenCount": said.prompt_tokens, "candidatesTokenCount": 60}
-        usage["totalTokenCount"] = said.prompt_tokens + 60
+            parts.insert(0, {"text": reply.thought, "thought": True})
         if cache := body.get("cachedContent"):
             cached = len(json.dumps(self.caches[cache])) // 4
             usage["promptTokenCount"] += cached
             usage["cachedContentTokenCount"] = cached
-        return {
-            "candidates": [{"content": content, "finishReason": "STOP"}],
-            "usageMetadata": usage,
-            "modelVersion": "gemini",
-        }
-
-
-def decode(signature: str) -> str:
-    """The bytes of a signature as a text."""
-    return base64.b64decode(signature).decode("utf-8", "replace")
-
-
-def kinds_of(content: Content) -> set[str]:
-    """What a content consists of."""
-    return {kind for part in content.get("parts", ()) for kind in part}
+        return answer
 
 
 def check_shape(contents: list[Content]) -> None:
     """Refuses wrong roles, empty contents and broken pairs."""
     if contents[0].get("role", "user") != "user":
-        raise RefusalError(FIRST_ROLE)
+        raise RefusalError("gemini first role")
     before: Content = {}
     for content in contents:
-        parts = content.get("parts")
-        if not parts:
-            raise RefusalError(NO_PARTS)
+        if not content.get("parts"):
+            raise RefusalError("gemini no parts")
         calls = count(before, "functionCall")
         answers = count(content, "functionResponse")
         if count(content, "functionCall") and before.get("role", "user") != "user":
-            raise RefusalError(CALL_ORDER)
+            raise RefusalError("gemini call order")
         if answers and not calls:
-            raise RefusalError(ANSWER_ORDER)
+            raise RefusalError("gemini answer order")
         if calls != answers:
-            raise RefusalError(ANSWER_COUNT)
+            raise RefusalError("gemini answer count")
         before = content
     if count(before, "functionCall"):
-        raise RefusalError(ANSWER_COUNT)
+        raise RefusalError("gemini answer count")
 
 
 def count(content: Content, kind: str) -> int:
@@ -194,8 +133,5 @@ def count(content: Content, kind: str) -> int:
 
 def begin_of_turn(contents: list[Content]) -> int:
     """The index after the last content in which the user says something."""
-    for number in range(len(contents) - 1, -1, -1):
-        content = contents[number]
-        if content.get("role") == "user" and "text" in kinds_of(content):
-            return number + 1
-    return 0
+    said = [each.get("role") == "user" and count(each, "text") for each in contents]
+    return max((n for n, is_said in enumerate(said, start=1) if is_said), default=0)

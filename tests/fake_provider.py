@@ -12,13 +12,16 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 from google.adk.models.llm_request import LlmRequest
+from google.genai import types
 
 from contextguard_adk.testing.provider import looks_like_summary_request
 from tests.builders import user
 from tests.loopback import Loopback, Provider, send, send_events
+from tests.protocols import OpenAI, Refusal, Reply, Wire, called
 
 Call = tuple[str, Mapping[str, Any]]
 """A tool's name and the arguments it is called with."""
@@ -26,48 +29,21 @@ Call = tuple[str, Mapping[str, Any]]
 Step = str | Sequence[Call]
 """What the agent's model does next: its last words of a turn, or parallel calls."""
 
-SUMMARY = """\
-## Current State
-The shelves of the warehouse are being counted, one after the other (summary {number}).
-
-## Key Information
-Shelf 17 holds 40 crates for Lisbon; order 4711 waits for its invoice.
-
-## Context & Decisions
-The user wants every shelf counted and no crate opened.
-
-## Exact Next Steps
-Count the next shelf with `look_up`, then answer.
-
-## Language and Tools
-English; `look_up` and `read_log`."""
+SUMMARY = "## Current State\nSummary {number}: every shelf is to be counted.\n" + (
+    "Shelf 17 holds 40 crates for Lisbon; order 4711 waits for its invoice.\n" * 6
+)
+_LINES = (Path(__file__).parent / "refusals.tsv").read_text("utf-8").splitlines()
+REFUSALS: dict[str, str] = dict(line.split("\t") for line in _LINES)
+"""The words of providers, by the rule that a request breaks."""
 
 
 class RefusalError(Exception):
-    """What a provider says to a request, and with which status."""
+    """What a provider says to a request, by the rule or in words, and its status."""
 
-    def __init__(self, words: str, status: int = 400) -> None:
+    def __init__(self, rule: str, *places: object, status: int = 400) -> None:
+        words = REFUSALS[rule].format(*places) if rule in REFUSALS else rule
         super().__init__(words)
         self.words, self.status = words, status
-
-
-@dataclass(frozen=True)
-class Said:
-    """What the model says to one request."""
-
-    number: int
-    text: str = ""
-    calls: Sequence[Call] = ()
-    prompt_tokens: int = 0
-
-    @property
-    def thought(self) -> str:
-        """What it thinks before; no two thoughts are the same."""
-        return f"Thought {self.number}: the next shelf has to be counted."
-
-    def call_id(self, index: int) -> str:
-        """The id of one of its calls."""
-        return f"toolu_{self.number}_{index}"
 
 
 @dataclass
@@ -79,7 +55,6 @@ class Exchange:
     is_summary: bool
     refused: str = ""
     answer: Any = None
-    position: int = 0
 
 
 @dataclass
@@ -87,6 +62,7 @@ class FakeProvider(ABC):
     """A provider that plays the model of an agent, and of its summaries.
 
     Attributes:
+        path: What every path that it serves contains.
         window_tokens: Longer requests are refused; None takes any.
         script: What the agent's model does next; then it says "Noted.".
         refusals: Words that requests of the agent are refused with, by their number
@@ -94,8 +70,8 @@ class FakeProvider(ABC):
         exchanges: What was received, in order.
     """
 
-    path: ClassVar[str] = ""
-    """What every path that it serves contains."""
+    path: ClassVar[str]
+    wire: ClassVar[Wire] = OpenAI()
 
     window_tokens: int | None = None
     script: deque[Step] = field(default_factory=deque)
@@ -119,73 +95,65 @@ class FakeProvider(ABC):
 
     def refuse_next(self, *words: str, after: int = 0) -> None:
         """Has the agent's next requests be refused, but for some that come first."""
-        first = len(self.of_agent) + after + 1
-        self.refusals |= dict(enumerate(words, first))
+        self.refusals |= dict(enumerate(words, len(self.of_agent) + after + 1))
 
     def receive(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
         """Answers a request: a status, and a body or the events of a stream."""
-        exchange = Exchange(path, body, self.wants_summary(body))
-        exchange.position = len(self.exchanges)
+        request = LlmRequest(contents=[user(last_text(body))])
+        exchange = Exchange(path, body, looks_like_summary_request(request))
         self.exchanges.append(exchange)
+        tokens, limit = len(json.dumps(body)) // 4, self.window_tokens
         try:
-            self._refuse_as_told(exchange)
+            words = self.refusals.get(len(self.of_agent))
+            if words and not exchange.is_summary:
+                raise RefusalError(words)
             self.check(body)
-            tokens = self._count(body)
+            if limit and tokens > limit:
+                raise RefusalError(self.overflow_words(tokens, limit))
         except RefusalError as error:
             exchange.refused = error.words
             return error.status, self.refusal(error)
-        said = self._say(exchange, tokens)
-        exchange.answer = self.answer(body, said)
-        return 200, self.spell(path, body, exchange.answer)
+        exchange.answer = self.answer(body, self._say(exchange, tokens))
+        return 200, self.spell(body, exchange.answer)
 
-    def _refuse_as_told(self, exchange: Exchange) -> None:
-        words = self.refusals.get(len(self.of_agent))
-        if words and not exchange.is_summary:
-            raise RefusalError(words)
-
-    def _count(self, body: dict[str, Any]) -> int:
-        tokens = len(json.dumps(body)) // 4
-        if self.window_tokens and tokens > self.window_tokens:
-            raise RefusalError(self.overflow_words(tokens, self.window_tokens))
-        return tokens
-
-    def _say(self, exchange: Exchange, tokens: int) -> Said:
+    def _say(self, exchange: Exchange, tokens: int) -> Reply:
         number = len(self.exchanges)
-        if exchange.is_summary:
-            return Said(number, SUMMARY.format(number=number), (), tokens)
-        step = self.script.popleft() if self.script else "Noted."
+        step: Step = SUMMARY.format(number=number)
+        if not exchange.is_summary:
+            step = self.script.popleft() if self.script else "Noted."
         if isinstance(step, str):
-            return Said(number, step, (), tokens)
-        return Said(number, "", step, tokens)
-
-    def wants_summary(self, body: dict[str, Any]) -> bool:
-        """Whether a request asks for a summary."""
-        text = self.last_text(body)
-        return looks_like_summary_request(LlmRequest(contents=[user(text)]))
+            return Reply([types.Part(text=step)] if step else [], tokens, 60, number)
+        parts = [called(name, None, dict(args)) for name, args in step]
+        return Reply(parts, tokens, 60, number)
 
     def overflow_words(self, used: int, limit: int) -> str:
         """What it says to a request that is too long."""
-        return f"prompt is too long: {used} tokens > {limit} maximum"
-
-    @abstractmethod
-    def last_text(self, body: dict[str, Any]) -> str:
-        """The text of the last message."""
+        return self.wire.overflow_words(used, limit, 0)
 
     @abstractmethod
     def check(self, body: dict[str, Any]) -> None:
         """Raises a `RefusalError` for what the provider refuses."""
 
-    @abstractmethod
     def refusal(self, error: RefusalError) -> Any:
         """The body of a refusal."""
+        return self.wire.refuse(Refusal(error.status, error.words))
 
-    @abstractmethod
-    def answer(self, body: dict[str, Any], said: Said) -> Any:
+    def answer(self, body: dict[str, Any], reply: Reply) -> Any:
         """The body of an answer."""
+        return self.wire.answer(reply)
 
-    def spell(self, path: str, body: dict[str, Any], answer: Any) -> Any:
+    def spell(self, body: dict[str, Any], answer: Any) -> Any:
         """The answer as it is sent: itself, or a list of server-sent events."""
         return answer
+
+
+def last_text(body: dict[str, Any]) -> str:
+    """The text of the last message, whatever the protocol."""
+    messages = body.get("messages") or body.get("contents") or [{}]
+    said = messages[-1].get("content") or messages[-1].get("parts") or ""
+    if isinstance(said, str):
+        return said
+    return "\n".join(each["text"] for each in said if "text" in each)
 
 
 class FakeServer(Loopback):
@@ -198,10 +166,10 @@ class FakeServer(Loopback):
     async def _answer(
         self, path: str, body: bytes, writer: asyncio.StreamWriter
     ) -> None:
-        fakes = [fake for fake in self.fakes if fake.path in path]
-        if not fakes:
+        fake = next((fake for fake in self.fakes if fake.path in path), None)
+        if fake is None:
             return send(writer, 404, "{}")
-        status, answer = fakes[0].receive(path, json.loads(body or b"{}"))
+        status, answer = fake.receive(path, json.loads(body or b"{}"))
         if isinstance(answer, list):
             return send_events(writer, answer, is_whole=True)
         return send(writer, status, json.dumps(answer))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import time
+import timeit
 from collections.abc import Callable
+from time import process_time
 from typing import Any
 
 FACTOR = 4
@@ -17,15 +18,8 @@ def time_growth(
     make: Callable[[int], Any], work: Callable[[Any], Any], n: int
 ) -> float:
     """Returns how many times longer the work takes on a `FACTOR` times larger input."""
-    small, large = (_cpu_seconds(work, make(size)) for size in (n, n * FACTOR))
-    return (large + 0.001) / (small + 0.001)
-
-
-def _cpu_seconds(work: Callable[[Any], Any], item: Any) -> float:
-    """The shortest of three runs."""
     taken = []
-    for _ in range(3):
-        started = time.process_time()
-        work(item)
-        taken.append(time.process_time() - started)
-    return min(taken)
+    for item in (make(n), make(n * FACTOR)):
+        timer = timeit.Timer(lambda item=item: work(item), timer=process_time)  # type: ignore[misc]
+        taken.append(min(timer.repeat(repeat=3, number=1)))
+    return (taken[1] + 0.001) / (taken[0] + 0.001)

@@ -52,37 +52,22 @@ class Provider:
         counts_output: Whether reserved output has to fit in the window; None is as the
             protocol has it.
         truncates: Whether a prompt that is too long is cut, without a word.
-        unknown_parameters: Parameters that are refused.
         moods: How requests of the agent fail, by their number from 1 on.
-        summary_moods: How requests for a summary fail, likewise.
-        delay_seconds: The time every answer takes; `summary_delay_seconds` that of a
-            summary.
         replies: What the agent's model says next; then "Noted.".
-        summary: What every summary says; None keeps what the lines begin with.
     """
 
     window_tokens: int = 20_000
     output_limit_tokens: int | None = None
     counts_output: bool | None = None
     truncates: bool = False
-    unknown_parameters: frozenset[str] = frozenset()
     moods: dict[int, Mood] = field(default_factory=dict)
-    summary_moods: dict[int, Mood] = field(default_factory=dict)
-    delay_seconds: float = 0.0
-    summary_delay_seconds: float = 0.0
     replies: deque[str | types.Part] = field(default_factory=deque)
-    summary: str | None = None
     requests: list[Received] = field(default_factory=list, repr=False)
 
     @property
     def of_agent(self) -> list[Received]:
         """The agent's requests."""
         return [each for each in self.requests if not each.is_summary]
-
-    @property
-    def summaries(self) -> list[Received]:
-        """The requests for a summary."""
-        return [each for each in self.requests if each.is_summary]
 
     def count(self, refused: str) -> int:
         """How many requests were refused in this way."""
@@ -91,61 +76,53 @@ class Provider:
     def receive(self, sent: Sent) -> Received:
         """Counts a request and keeps it."""
         tokens = simulated.count_tokens(sent.texts, None) + 3 * len(sent.contents)
-        received = Received(sent, wants_summary(sent), tokens)
-        self.requests.append(received)
-        return received
+        asked = LlmRequest(contents=sent.contents[-1:])
+        is_summary = simulated.looks_like_summary_request(asked)
+        self.requests.append(Received(sent, is_summary, tokens))
+        return self.requests[-1]
 
     def mood_of(self, received: Received) -> Mood | None:
         """How it fails, if it does."""
-        if received.is_summary:
-            return self.summary_moods.get(len(self.summaries))
-        return self.moods.get(len(self.of_agent))
+        return None if received.is_summary else self.moods.get(len(self.of_agent))
 
     def judge(self, wire: Wire, received: Received) -> Refusal | None:
         """What is wrong with a request, which is marked; None for nothing."""
         sent, used = received.sent, received.prompt_tokens
-        if refusal := self._judge_parameters(wire, sent):
+        wanted, limit = sent.max_tokens or 0, self.output_limit_tokens
+        if limit is not None and wanted > limit:
             received.refused = "parameter"
-            return refusal
+            words = wire.output_words.format(wanted=wanted, limit=limit)
+            return Refusal(400, words, "invalid_value", "max_tokens")
+        if sent.thinking_tokens and wanted <= sent.thinking_tokens:
+            received.refused = "parameter"
+            words = "`max_tokens` must be greater than `thinking.budget_tokens`."
+            return Refusal(400, words)
         if violation := find_violation(sent):
             received.refused = "invalid"
             return Refusal(400, violation)
         counts = self.counts_output
-        counts = wire.counts_output if counts is None else counts
-        reserved = (sent.max_tokens or 0) if counts else 0
+        reserved = wanted if (wire.counts_output if counts is None else counts) else 0
         if self.truncates or used + reserved <= self.window_tokens:
             return None
         received.refused = "overflow"
         words = wire.overflow_words(used, self.window_tokens, reserved)
         return Refusal(400, words, "context_length_exceeded", "messages")
 
-    def _judge_parameters(self, wire: Wire, sent: Sent) -> Refusal | None:
-        wanted, limit = sent.max_tokens or 0, self.output_limit_tokens
-        for name in sorted(self.unknown_parameters & sent.parameters):
-            words = f"Unsupported parameter: '{name}' is not supported with this model."
-            return Refusal(400, words, "unsupported_parameter", name)
-        if limit is not None and wanted > limit:
-            words = wire.output_words.format(wanted=wanted, limit=limit)
-            return Refusal(400, words, "invalid_value", "max_tokens")
-        if sent.thinking_tokens and wanted <= sent.thinking_tokens:
-            words = "`max_tokens` must be greater than `thinking.budget_tokens`."
-            return Refusal(400, words)
-        return None
-
     def reply(self, received: Received) -> Reply:
         """What the model says, within the output that was reserved."""
-        sent = received.sent
-        if not received.is_summary:
-            said = self.replies[0] if self.replies else "Noted."
-        else:
-            said = self.summary or summarize(sent)
+        sent, limit = received.sent, received.sent.max_tokens
+        said = self.replies[0] if self.replies else "Noted."
+        if received.is_summary:
+            config = types.GenerateContentConfig(max_output_tokens=limit)
+            request = LlmRequest(contents=sent.contents, config=config)
+            said = simulated.summarize(request, None)
         part = types.Part(text=said) if isinstance(said, str) else said
         texts = simulated.list_content_texts([types.Content(parts=[part])])
         tokens = simulated.count_tokens(texts, None)
-        is_cut = bool(part.text and sent.max_tokens and tokens > sent.max_tokens)
-        if is_cut and part.text and sent.max_tokens:
-            kept = part.text[: len(part.text) * sent.max_tokens // tokens]
-            part, tokens = types.Part(text=kept), sent.max_tokens
+        is_cut = bool(part.text and limit and tokens > limit)
+        if is_cut and part.text and limit:
+            kept = part.text[: len(part.text) * limit // tokens]
+            part, tokens = types.Part(text=kept), limit
         used = min(received.prompt_tokens, self.window_tokens)
         return Reply([part], used, tokens, len(self.requests), is_cut)
 
@@ -155,26 +132,11 @@ class Provider:
             self.replies.popleft()
 
 
-def wants_summary(sent: Sent) -> bool:
-    """Whether a request asks for a summary."""
-    request = LlmRequest(contents=sent.contents[-1:])
-    return simulated.looks_like_summary_request(request)
-
-
-def summarize(sent: Sent) -> str:
-    """Keeps what the lines begin and end with."""
-    config = types.GenerateContentConfig(max_output_tokens=sent.max_tokens)
-    return simulated.summarize(LlmRequest(contents=sent.contents, config=config), None)
-
-
 def find_violation(sent: Sent) -> str | None:
     """What breaks a rule of all providers, or of the strictest of them."""
-    ids = [
-        part.function_call.id
-        for content in sent.contents
-        for part in content.parts or ()
-        if part.function_call and part.function_call.id
-    ]
+    parts = [part for content in sent.contents for part in content.parts or ()]
+    calls = [part.function_call for part in parts if part.function_call]
+    ids = [call.id for call in calls if call.id]
     if len({*ids}) < len(ids):
         return "`tool_use` ids must be unique"
     return simulated.find_violation(sent.contents)
@@ -224,37 +186,30 @@ class Loopback:
     async def _answer(
         self, path: str, body: bytes, writer: asyncio.StreamWriter
     ) -> None:
-        wires = (wire for end, wire in PATHS.items() if end in path)
-        if (wire := next(wires, None)) is None:
+        wire = next((wire for end, wire in PATHS.items() if end in path), None)
+        if wire is None:
             return send(writer, 404, "")
-        provider = self.provider
-        sent = wire.read(path, json.loads(body))
+        provider, sent = self.provider, wire.read(path, json.loads(body))
         received = provider.receive(sent)
-        delay = provider.delay_seconds
-        if received.is_summary:
-            delay = delay or provider.summary_delay_seconds
-        await asyncio.sleep(delay)
         mood = provider.mood_of(received)
         if mood is not None:
             received.refused = "mood"
         if mood == "reset":
             return writer.transport.abort()
         if isinstance(mood, int):
-            refusal = Refusal(mood, wire.busy[mood], "rate_limit_exceeded")
+            refusal = Refusal(mood, wire.busy[mood][1], "rate_limit_exceeded")
             return send(writer, mood, json.dumps(wire.refuse(refusal)))
         if mood is None and (refused := provider.judge(wire, received)):
             return send(writer, refused.status, json.dumps(wire.refuse(refused)))
         reply = provider.reply(received)
         if mood is None:
             provider.settle(received)  # First: the client may at once say more.
-        if sent.is_streamed:
-            events = list(wire.stream(sent, reply))
-            pieces = events if mood is None else events[: len(events) // 2]
-            send_events(writer, pieces, is_whole=mood is None)
-        else:
+        if not sent.is_streamed:
             text = json.dumps(wire.answer(reply))
-            send(writer, 200, text, is_whole=mood is None)
-        return None
+            return send(writer, 200, text, is_whole=mood is None)
+        events = list(wire.stream(sent, reply))
+        pieces = events if mood is None else events[: len(events) // 2]
+        return send_events(writer, pieces, is_whole=mood is None)
 
 
 def send(

@@ -14,22 +14,11 @@ from google.adk.events.event import Event
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.google_llm import Gemini
 from google.adk.plugins.base_plugin import BasePlugin
-from google.adk.sessions import (
-    BaseSessionService,
-    DatabaseSessionService,
-    InMemorySessionService,
-)
+from google.adk.sessions import BaseSessionService, DatabaseSessionService
+from google.adk.sessions import InMemorySessionService as MemorySessions
 from google.genai import types
 
-from contextguard_adk import (
-    CompactionRecord,
-    ContextGuardPlugin,
-    Pipeline,
-    SlidingWindow,
-    Strategy,
-    Threshold,
-    request_compaction,
-)
+import contextguard_adk as cg
 from tests.builders import Chat
 from tests.fake_claude import FakeClaude, begin_of_turn, list_thoughts, signature_of
 from tests.fake_gemini import FakeGemini
@@ -106,7 +95,7 @@ class Player:
 
     fake: FakeProvider
     llm: Callable[[], BaseLlm]
-    strategy: Strategy | None = None
+    strategy: cg.Strategy | None = None
     before: Plugins = none
     after: Plugins = none
     database: str | None = None
@@ -116,9 +105,9 @@ class Player:
     app: dict[str, Any] = field(default_factory=dict)
     services: dict[str, Any] = field(default_factory=dict)
     turns: list[Turn] = field(default_factory=list)
-    compactions: list[CompactionRecord] = field(default_factory=list)
+    compactions: list[cg.CompactionRecord] = field(default_factory=list)
     compacted_at: list[int] = field(default_factory=list)
-    sessions: BaseSessionService = field(default_factory=InMemorySessionService)
+    sessions: BaseSessionService = field(default_factory=MemorySessions)
     _chat: Chat | None = None
     _shelves: itertools.count[int] = field(default_factory=itertools.count)
 
@@ -150,7 +139,7 @@ class Player:
     async def compact(self, calls: int = 4) -> None:
         """Plays a turn that begins with a compaction."""
         state: dict[str, Any] = {}
-        request_compaction(state)
+        cg.request_compaction(state)
         await self.set_state(state)
         await self.say(self.steps(calls))
 
@@ -174,9 +163,7 @@ class Player:
         chat = self._chat or self._open()
         try:
             turn.events = await chat.say(text or f"Request {number}: count on.")
-            turn.error = next(
-                (e.error_message for e in turn.events if e.error_message), ""
-            )
+            turn.error = next(filter(None, (e.error_message for e in turn.events)), "")
         except Exception as error:  # noqa: BLE001 - a client may raise anything.
             turn.error = f"{type(error).__name__}: {error}"
         await self._leave(chat)
@@ -200,20 +187,15 @@ class Player:
     def _open(self) -> Chat:
         plugins = [*self.before()]
         if self.strategy is not None:
-            plugins.append(
-                ContextGuardPlugin(default=self.strategy, on_compaction=self._note)
-            )
+            told: Any = {"on_compaction": self._note}
+            plugins.append(cg.ContextGuardPlugin(default=self.strategy, **told))
         plugins += self.after()
-        url = f"sqlite+aiosqlite:///{self.database}"
-        chat = Chat(
-            (self.root or self._make_agent)(self.llm()),
-            plugins,
-            is_streaming=self.is_streaming,
-            session_service=DatabaseSessionService(url)
-            if self.database
-            else self.sessions,
-            **self.app,
-        )
+        sessions = self.sessions
+        if self.database:
+            sessions = DatabaseSessionService(f"sqlite+aiosqlite:///{self.database}")
+        agent = (self.root or self._make_agent)(self.llm())
+        settings = {"session_service": sessions, **self.app}
+        chat = Chat(agent, plugins, is_streaming=self.is_streaming, **settings)
         for name, service in self.services.items():
             setattr(chat.runner, name, service)
         return chat
@@ -222,7 +204,7 @@ class Player:
         settings = {"name": "agent", "instruction": INSTRUCTION, "tools": [*TOOLS]}
         return LlmAgent(model=llm, **{**settings, **self.agent})
 
-    def _note(self, record: CompactionRecord) -> None:
+    def _note(self, record: cg.CompactionRecord) -> None:
         self.compactions.append(record)
         self.compacted_at.append(len(self.fake.of_agent))
 
@@ -233,14 +215,14 @@ def thinking(budget_tokens: int) -> types.GenerateContentConfig:
     return types.GenerateContentConfig(thinking_config=config)
 
 
-CLAUDES: dict[str, tuple[str, int]] = {
+CLAUDES = {
     "bound": ("claude-opus-5-5", -1),
     "enabled": ("claude-sonnet-4-5", 2_000),
     "adaptive": ("claude-opus-4-7", -1),
 }
 """A model of each kind, and the budget that has it think and say what."""
 
-CHATS: dict[str, str] = {
+CHATS = {
     "openai": "openai/in-house",
     "deepseek": "deepseek/deepseek-reasoner",
     "kimi": "moonshot/kimi-k2-thinking",
@@ -273,12 +255,9 @@ def lite(model: str, address: str, **settings: Any) -> BaseLlm:
     litellm.suppress_debug_info = True
     place = {"api_base": address, "api_key": "key", "max_retries": 0}
     if model.startswith("bedrock/"):
-        place = {
-            "aws_bedrock_runtime_endpoint": address,
-            "aws_access_key_id": "key",
-            "aws_secret_access_key": "key",
-            "aws_region_name": "us-east-1",
-        }
+        place = dict.fromkeys(("aws_access_key_id", "aws_secret_access_key"), "key")
+        place |= {"aws_bedrock_runtime_endpoint": address}
+        place |= {"aws_region_name": "us-east-1"}
     return LiteLlm(model=model, **{**place, "max_tokens": 1_000, **settings})
 
 
@@ -293,9 +272,8 @@ def play_claude(fake: FakeClaude, **settings: Any) -> Player:
 
 def play_gemini(fake: FakeGemini, address: str, **settings: Any) -> Player:
     """A player of a model that signs its calls."""
-    make = settings.pop(
-        "llm", lambda: Gemini(model="gemini-3-pro-preview", base_url=address)
-    )
+    gemini = "gemini-3-pro-preview"
+    make = settings.pop("llm", lambda: Gemini(model=gemini, base_url=address))
     return Player(fake, make, **settings)
 
 
@@ -305,12 +283,12 @@ def play_chat(fake: FakeOpenAI, address: str, **settings: Any) -> Player:
     return Player(fake, make, **settings)
 
 
-def strategies(window_tokens: int) -> dict[str, Strategy]:
+def strategies(window_tokens: int) -> dict[str, cg.Strategy]:
     """Each strategy, with this window."""
     return {
-        "threshold": Threshold(context_window=window_tokens),
-        "sliding window": SlidingWindow(context_window=window_tokens),
-        "pipeline": Pipeline(context_window=window_tokens),
+        "threshold": cg.Threshold(context_window=window_tokens),
+        "sliding window": cg.SlidingWindow(context_window=window_tokens),
+        "pipeline": cg.Pipeline(context_window=window_tokens),
     }
 
 
@@ -323,9 +301,7 @@ def check_played(player: Player, compactions: int = 2, refusals: int = 0) -> Non
 
 def sent_thoughts(body: Mapping[str, Any]) -> set[str]:
     """The thoughts that a request to Claude has."""
-    messages = [
-        each for each in body["messages"] if not isinstance(each["content"], str)
-    ]
+    messages = [m for m in body["messages"] if not isinstance(m["content"], str)]
     return {signature_of(block) for *_, block in list_thoughts(messages)}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,7 +12,7 @@ from pydantic_core import to_json
 
 from contextguard_adk.testing.provider import list_content_texts
 
-ROLES = {"user": "user", "assistant": "model"}
+ROLES = {"user": "user", "assistant": "model", "tool": "user"}
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,11 @@ class Reply:
         """The tools that are called."""
         return [part.function_call for part in self.parts if part.function_call]
 
+    @property
+    def thought(self) -> str:
+        """What a model that thinks has thought before; no two are the same."""
+        return f"Thought {self.number}: the next shelf has to be counted."
+
 
 @dataclass(frozen=True)
 class Refusal:
@@ -71,11 +76,17 @@ def halves(text: str) -> list[str]:
     return [piece for piece in (text[:middle], text[middle:]) if piece]
 
 
+def list_blocks(content: Any) -> list[dict[str, Any]]:
+    """The blocks of a message, which may be one text, or nothing."""
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    return [*(content or ())]
+
+
 def text_blocks(content: Any) -> list[str]:
     """The texts of a message, which may be one or a list of blocks."""
-    if isinstance(content, str):
-        return [content]
-    return [each["text"] for each in content or () if each.get("type") == "text"]
+    blocks = list_blocks(content)
+    return [each["text"] for each in blocks if each.get("type") == "text"]
 
 
 def called(name: str, call_id: str | None, args: Any) -> types.Part:
@@ -96,13 +107,17 @@ def event(data: Any, name: str = "") -> str:
     return f"event: {name}\ndata: {text}\n\n" if name else f"data: {text}\n\n"
 
 
+# Each protocol reads a request, says that a prompt is too long, and spells refusals,
+# answers and streams.
+
+
 class Gemini:
     """`models/{model}:generateContent`; tool results count by value."""
 
     counts_output = False  # Whether reserved output has to fit in the window too.
-    busy: ClassVar = {
-        429: "You exceeded your current quota, please check your plan and billing.",
-        503: "The model is overloaded. Please try again later.",
+    busy: ClassVar[Mapping[int, tuple[str, str]]] = {
+        429: ("RESOURCE_EXHAUSTED", "You exceeded your current quota."),
+        503: ("UNAVAILABLE", "The model is overloaded. Please try again later."),
     }
     output_words = (
         "Unable to submit request because it has a maxOutputTokens value of {wanted} "
@@ -110,7 +125,6 @@ class Gemini:
     )
 
     def read(self, path: str, body: dict[str, Any]) -> Sent:
-        """Reads a request."""
         contents = list(map(types.Content.model_validate, body.get("contents", ())))
         config = body.get("generationConfig", {})
         instruction = body.get("systemInstruction", {}).get("parts", ())
@@ -126,19 +140,15 @@ class Gemini:
         )
 
     def overflow_words(self, used: int, limit: int, reserved: int) -> str:
-        """What it says to a prompt that is too long."""
         words = "The input token count ({}) exceeds the maximum number of tokens"
         return f"{words.format(used)} allowed ({limit})."
 
     def refuse(self, refusal: Refusal) -> Any:
-        """The body of a refusal."""
-        names = {429: "RESOURCE_EXHAUSTED", 503: "UNAVAILABLE"}
-        name = names.get(refusal.status, "INVALID_ARGUMENT")
-        error = {"code": refusal.status, "message": refusal.message, "status": name}
-        return {"error": error}
+        name, _ = self.busy.get(refusal.status, ("INVALID_ARGUMENT", ""))
+        said = {"code": refusal.status, "message": refusal.message, "status": name}
+        return {"error": said}
 
     def answer(self, reply: Reply) -> Any:
-        """The body of an answer."""
         return self._chunk(reply, reply.parts, is_last=True)
 
     def stream(self, sent: Sent, reply: Reply) -> Iterator[str]:
@@ -146,8 +156,7 @@ class Gemini:
         pieces = [types.Part(text=piece) for piece in halves(reply.text)]
         pieces += [part for part in reply.parts if part.function_call]
         for number, piece in enumerate(pieces, start=1):
-            is_last = number == len(pieces)
-            yield event(self._chunk(reply, [piece], is_last=is_last))
+            yield event(self._chunk(reply, [piece], is_last=number == len(pieces)))
 
     def _chunk(
         self, reply: Reply, parts: Sequence[types.Part], *, is_last: bool
@@ -168,9 +177,9 @@ class OpenAI:
     """`/chat/completions`; arguments and results are the strings that were sent."""
 
     counts_output = True
-    busy: ClassVar = {
-        429: "Rate limit reached for this model. Please try again in 10ms.",
-        503: "The server is currently overloaded, please try again later.",
+    busy: ClassVar[Mapping[int, tuple[str, str]]] = {
+        429: ("tokens", "Rate limit reached for this model. Please try again in 10ms."),
+        503: ("server_error", "The server is currently overloaded, try again later."),
     }
     output_words = (
         "max_tokens is too large: {wanted}. This model supports at most {limit} "
@@ -178,7 +187,6 @@ class OpenAI:
     )
 
     def read(self, path: str, body: dict[str, Any]) -> Sent:
-        """Reads a request."""
         texts, system = [compact(tool) for tool in body.get("tools", ())], ""
         contents: list[types.Content] = []
         for message in body["messages"]:
@@ -187,34 +195,36 @@ class OpenAI:
             if role in ("system", "developer"):
                 system = "\n".join(filter(None, [system, *said]))
                 continue
-            if role == "tool":
-                part = answered(message["tool_call_id"], "".join(said))
-                before = contents[-1].parts if contents else []
-                if before and before[-1].function_response:
-                    before.append(part)
-                else:
-                    contents.append(types.Content(role="user", parts=[part]))
-                continue
             parts = [types.Part(text=text) for text in said]
             for call in message.get("tool_calls") or ():
-                function = call["function"]
-                texts += [function["name"], function["arguments"]]
-                arguments = json.loads(function["arguments"])
-                parts.append(called(function["name"], call["id"], arguments))
-            contents.append(types.Content(role=ROLES.get(role, role), parts=parts))
-        options = body.get("stream_options") or {}
+                name, arguments = (
+                    call["function"]["name"],
+                    call["function"]["arguments"],
+                )
+                texts += [name, arguments]
+                parts.append(called(name, call["id"], json.loads(arguments)))
+            if role == "tool":
+                parts = [answered(message["tool_call_id"], "".join(said))]
+                before = contents[-1].parts if contents else None
+                if before and before[-1].function_response:
+                    before += parts
+                    continue
+            contents.append(types.Content(role=ROLES[role], parts=parts))
+        is_streamed, options = (
+            bool(body.get("stream")),
+            body.get("stream_options") or {},
+        )
         return Sent(
             contents=contents,
             system=system,
             texts=texts,
             max_tokens=body.get("max_completion_tokens", body.get("max_tokens")),
-            is_streamed=bool(body.get("stream")),
+            is_streamed=is_streamed,
             parameters=set(body),
-            includes_usage=not body.get("stream") or bool(options.get("include_usage")),
+            includes_usage=not is_streamed or bool(options.get("include_usage")),
         )
 
     def overflow_words(self, used: int, limit: int, reserved: int) -> str:
-        """What it says to a prompt that is too long."""
         words = f"This model's maximum context length is {limit} tokens. However, "
         if not reserved:
             words += f"your messages resulted in {used} tokens. Please reduce the "
@@ -224,14 +234,11 @@ class OpenAI:
         return f"{words}messages or completion."
 
     def refuse(self, refusal: Refusal) -> Any:
-        """The body of a refusal."""
-        kinds = {429: "tokens", 503: "server_error"}
-        kind = kinds.get(refusal.status, "invalid_request_error")
+        kind, _ = self.busy.get(refusal.status, ("invalid_request_error", ""))
         error = {"message": refusal.message, "type": kind}
         return {"error": error | {"param": refusal.parameter, "code": refusal.code}}
 
     def answer(self, reply: Reply) -> Any:
-        """The body of an answer."""
         calls = self._calls(reply)
         message: dict[str, Any] = {"role": "assistant", "content": reply.text or None}
         message |= {"tool_calls": calls} if calls else {}
@@ -241,6 +248,7 @@ class OpenAI:
 
     def stream(self, sent: Sent, reply: Reply) -> Iterator[str]:
         """The events of a streamed answer; usage comes only where it is asked for."""
+        kind = "chat.completion.chunk"
         deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
         deltas += [{"content": piece} for piece in halves(reply.text)]
         for index, call in enumerate(self._calls(reply)):
@@ -248,11 +256,9 @@ class OpenAI:
         for delta in [*deltas, {}]:
             end = None if delta else self._end(reply)
             choice = {"index": 0, "delta": delta, "finish_reason": end}
-            yield event(self._frame("chat.completion.chunk", choices=[choice]))
+            yield event(self._frame(kind, choices=[choice]))
         if sent.includes_usage:
-            usage = self._usage(reply)
-            frame = self._frame("chat.completion.chunk", choices=[], usage=usage)
-            yield event(frame)
+            yield event(self._frame(kind, choices=[], usage=self._usage(reply)))
         yield event("[DONE]")
 
     def _frame(self, kind: str, **fields: Any) -> dict[str, Any]:
@@ -269,24 +275,23 @@ class OpenAI:
         }
 
     def _calls(self, reply: Reply) -> list[dict[str, Any]]:
-        functions = (
-            {"name": call.name, "arguments": json.dumps(call.args)}
-            for call in reply.calls
-        )
-        return [
-            {"id": f"call_{reply.number}_{n}", "type": "function", "function": function}
-            for n, function in enumerate(functions)
-        ]
+        calls: list[dict[str, Any]] = []
+        for index, call in enumerate(reply.calls):
+            function = {"name": call.name, "arguments": json.dumps(call.args)}
+            # Mistral's ids have nine letters and digits.
+            call_id = f"c{reply.number:06}{index:02}"
+            calls.append({"id": call_id, "type": "function", "function": function})
+        return calls
 
 
 class Anthropic:
     """`/messages`; results are the strings that were sent."""
 
     counts_output = False
-    busy: ClassVar = {
-        429: "This request would exceed your organization's rate limit.",
-        503: "Service temporarily unavailable.",
-        529: "Overloaded",
+    busy: ClassVar[Mapping[int, tuple[str, str]]] = {
+        429: ("rate_limit_error", "This would exceed your organization's rate limit."),
+        503: ("api_error", "Service temporarily unavailable."),
+        529: ("overloaded_error", "Overloaded"),
     }
     output_words = (
         "max_tokens: {wanted} > {limit}, which is the maximum allowed number of "
@@ -299,11 +304,8 @@ class Anthropic:
         texts = [system, *map(compact, body.get("tools") or ())]
         contents: list[types.Content] = []
         for message in body["messages"]:
-            role = ROLES.get(message["role"], message["role"])
-            said = message["content"]
-            blocks = [{"type": "text", "text": said}] if isinstance(said, str) else said
-            parts = []
-            for block in blocks:
+            role, parts = ROLES[message["role"]], list[types.Part]()
+            for block in list_blocks(message["content"]):
                 part, counted = self._read_block(block)
                 parts.append(part)
                 texts += counted
@@ -312,7 +314,6 @@ class Anthropic:
                 contents.append(types.Content(role=role, parts=apart))
             for part in (part for part in parts if part not in apart):
                 contents.append(types.Content(role=role, parts=[part]))
-        thinking = body.get("thinking") or {}
         return Sent(
             contents=contents,
             system=system,
@@ -320,7 +321,7 @@ class Anthropic:
             max_tokens=body["max_tokens"],
             is_streamed=bool(body.get("stream")),
             parameters=set(body),
-            thinking_tokens=thinking.get("budget_tokens", 0),
+            thinking_tokens=(body.get("thinking") or {}).get("budget_tokens", 0),
         )
 
     def _read_block(self, block: dict[str, Any]) -> tuple[types.Part, list[str]]:
@@ -333,7 +334,6 @@ class Anthropic:
         return types.Part(text=block["text"]), [block["text"]]
 
     def overflow_words(self, used: int, limit: int, reserved: int) -> str:
-        """What it says to a prompt that is too long."""
         if not reserved:
             return f"prompt is too long: {used} tokens > {limit} maximum"
         words = "input length and `max_tokens` exceed context limit: "
@@ -341,59 +341,75 @@ class Anthropic:
         return f"{words}`max_tokens` and try again"
 
     def refuse(self, refusal: Refusal) -> Any:
-        """The body of a refusal."""
-        kinds = {429: "rate_limit_error", 503: "api_error", 529: "overloaded_error"}
-        kind = kinds.get(refusal.status, "invalid_request_error")
+        kind, _ = self.busy.get(refusal.status, ("invalid_request_error", ""))
         error = {"type": kind, "message": refusal.message}
         return {"type": "error", "error": error, "request_id": "req_1"}
 
     def answer(self, reply: Reply) -> Any:
-        """The body of an answer."""
-        usage = {"input_tokens": reply.prompt_tokens}
-        usage["output_tokens"] = reply.output_tokens
-        frame = self._frame(reply) | {"content": self._blocks(reply), "usage": usage}
-        return frame | {"stop_reason": self._end(reply)}
-
-    def stream(self, sent: Sent, reply: Reply) -> Iterator[str]:
-        """The events of a streamed answer; the prompt's tokens come first."""
-        usage = {"input_tokens": reply.prompt_tokens, "output_tokens": 1}
-        begin = {"message": self._frame(reply) | {"usage": usage}}
-        events: list[tuple[str, dict[str, Any]]] = [("message_start", begin)]
-        for index, block in enumerate(self._blocks(reply)):
-            kind, key, said = "input_json_delta", "partial_json", block.get("input")
-            empty: dict[str, Any] = {"input": {}}
-            if block["type"] == "text":
-                kind, key, empty = "text_delta", "text", {"text": ""}
-            start = {"index": index, "content_block": block | empty}
-            events.append(("content_block_start", start))
-            for piece in halves(block.get("text") or json.dumps(said)):
-                change = {"index": index, "delta": {"type": kind, key: piece}}
-                events.append(("content_block_delta", change))
-            events.append(("content_block_stop", {"index": index}))
-        delta = {"stop_reason": self._end(reply), "stop_sequence": None}
-        bill = {"output_tokens": reply.output_tokens}
-        events.append(("message_delta", {"delta": delta, "usage": bill}))
-        for name, data in [*events, ("message_stop", {})]:
-            yield event({"type": name, **data}, name)
-
-    def _frame(self, reply: Reply) -> dict[str, Any]:
-        frame = {"id": f"msg_{reply.number}", "type": "message", "role": "assistant"}
-        ends = dict.fromkeys(("stop_reason", "stop_sequence"))
-        return {**frame, "model": "claude", "content": [], **ends}
-
-    def _end(self, reply: Reply) -> str:
-        end = "tool_use" if reply.calls else "end_turn"
-        return "max_tokens" if reply.is_cut else end
-
-    def _blocks(self, reply: Reply) -> list[dict[str, Any]]:
         blocks: list[dict[str, Any]] = []
         if reply.text:
             blocks.append({"type": "text", "text": reply.text})
         for n, call in enumerate(reply.calls):
-            name = f"toolu_{reply.number}_{n}"
-            use = {"type": "tool_use", "id": name, "name": call.name}
-            blocks.append(use | {"input": call.args})
-        return blocks
+            use = {"id": f"toolu_{reply.number}_{n}", "name": call.name}
+            blocks.append({"type": "tool_use", **use, "input": call.args})
+        end = "tool_use" if reply.calls else "end_turn"
+        usage = {"input_tokens": reply.prompt_tokens}
+        return {
+            "id": f"msg_{reply.number}",
+            "type": "message",
+            "role": "assistant",
+            "model": "claude",
+            "content": blocks,
+            "stop_reason": "max_tokens" if reply.is_cut else end,
+            "stop_sequence": None,
+            "usage": usage | {"output_tokens": reply.output_tokens},
+        }
+
+    def stream(self, sent: Sent, reply: Reply) -> Iterator[str]:
+        """The events of a streamed answer."""
+        return self.stream_answer(self.answer(reply))
+
+    def stream_answer(self, answer: dict[str, Any]) -> Iterator[str]:
+        """The prompt's tokens come first, a signature apart from its thought."""
+        usage = answer["usage"] | {"output_tokens": 1}
+        begin = {"content": [], "stop_reason": None, "usage": usage}
+        events: list[tuple[str, dict[str, Any]]]
+        events = [("message_start", {"message": answer | begin})]
+        for index, block in enumerate(answer["content"]):
+            empty, deltas = split_block(block)
+            start = {"index": index, "content_block": block | empty}
+            events.append(("content_block_start", start))
+            for delta in deltas:
+                change = {"index": index, "delta": delta}
+                events.append(("content_block_delta", change))
+            events.append(("content_block_stop", {"index": index}))
+        ends = {name: answer[name] for name in ("stop_reason", "stop_sequence")}
+        bill = {"output_tokens": answer["usage"]["output_tokens"]}
+        events.append(("message_delta", {"delta": ends, "usage": bill}))
+        for name, data in [*events, ("message_stop", {})]:
+            yield event({"type": name, **data}, name)
+
+
+STREAMED = {
+    "text": ("text", "text", "text_delta"),
+    "thinking": ("thinking", "thinking", "thinking_delta"),
+    "tool_use": ("input", "partial_json", "input_json_delta"),
+}
+"""The field of a block that comes in pieces, and the name and type of a piece."""
+
+
+def split_block(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What of a block is empty at first, and the pieces that come then."""
+    if block["type"] not in STREAMED:
+        return {}, []
+    name, key, kind = STREAMED[block["type"]]
+    value, empty = block[name], {name: "" if isinstance(block[name], str) else {}}
+    pieces = halves(value if isinstance(value, str) else json.dumps(value))
+    deltas = [{"type": kind, key: piece} for piece in pieces]
+    if signature := block.get("signature"):
+        deltas.append({"type": "signature_delta", "signature": signature})
+        empty["signature"] = ""
+    return empty, deltas
 
 
 Wire = Gemini | OpenAI | Anthropic

@@ -74,11 +74,6 @@ def masking() -> Rewrite:
     return partial(hide, SECRET)
 
 
-def translating() -> Rewrite:
-    """Leaves no word of the user's messages as it was."""
-    return partial(change_user_texts, str.swapcase)
-
-
 def encoding() -> Rewrite:
     """Replaces every word by another one."""
     return partial(

@@ -16,11 +16,11 @@ from google.adk.plugins.base_plugin import BasePlugin
 from google.genai import types
 
 from contextguard_adk import ContextGuardPlugin, SlidingWindow, Strategy, Threshold
-from contextguard_adk._history.pairs import content_text
 from contextguard_adk.strategies import Pipeline, SummaryCompaction
 from contextguard_adk.testing import RecordedRequest, Reply, SimulatedLlm
 from contextguard_adk.testing import call as scripted_call
 from tests.builders import Chat, answer_text
+from tests.chats import text_of
 
 WINDOW = 3_000
 """Threshold 2,400 tokens, summaries of 300."""
@@ -40,8 +40,6 @@ STRATEGIES: dict[str, Strategy] = {
 every_strategy = pytest.mark.parametrize(
     "strategy", [pytest.param(made, id=name) for name, made in STRATEGIES.items()]
 )
-
-
 # ADK wants workflows in their place, but supports them.
 workflow_agents = pytest.mark.filterwarnings(
     r"ignore:\w+Agent is deprecated .*Workflow:DeprecationWarning"
@@ -51,23 +49,14 @@ workflow_agents = pytest.mark.filterwarnings(
 def spread(
     name: str, values: Mapping[str, Any], slow: Collection[str] = ()
 ) -> pytest.MarkDecorator:
-    """Each value with one of the strategies, in turn: all differ little here.
-
-    Those named in `slow` are of the slow tier.
-    """
+    """Each value with one of the strategies, in turn; those in `slow` are slow."""
     cases = zip(values.items(), itertools.cycle(STRATEGIES.items()), strict=False)
-    return pytest.mark.parametrize(
-        ("strategy", name),
-        [
-            pytest.param(
-                strategy,
-                value,
-                id=f"{title}-{value_id}",
-                marks=pytest.mark.slow if value_id in slow else (),
-            )
-            for (value_id, value), (title, strategy) in cases
-        ],
-    )
+    cells = []
+    for (value_id, value), (title, strategy) in cases:
+        marks = pytest.mark.slow if value_id in slow else ()
+        made = pytest.param(strategy, value, id=f"{title}-{value_id}", marks=marks)
+        cells.append(made)
+    return pytest.mark.parametrize(("strategy", name), cells)
 
 
 MARKER = re.compile(r"mark-[a-z]+-\d{3}!")
@@ -87,9 +76,9 @@ class LiveRequests(BasePlugin):
         self, *, callback_context: CallbackContext, llm_request: LlmRequest
     ) -> None:
         """Looks for the text of the user's message, as far as ADK sends it."""
-        wanted = content_text(callback_context.user_content)
-        texts = (content_text(content) for content in llm_request.contents)
-        self.was_there = any(wanted in text for text in texts)
+        said = callback_context.user_content
+        wanted = text_of(said) if said else ""
+        self.was_there = any(wanted in text_of(each) for each in llm_request.contents)
         if self._first and self._first.was_there and not self.was_there:
             self.lost.append(f"{callback_context.agent_name}: {wanted}")
 
@@ -108,8 +97,7 @@ class Talk(Chat):
         **settings: Any,
     ) -> None:
         first = LiveRequests()
-        self.live = LiveRequests(first)
-        self.llms = llms
+        self.live, self.llms = LiveRequests(first), llms
         guard = ContextGuardPlugin(default=strategy)
         plugins = [*before, first, guard, self.live, *after]
         # A script that never ends must not run for ever.
@@ -131,27 +119,21 @@ class Talk(Chat):
 
     async def rewind(self, invocation_id: str) -> None:
         """Takes the session back to before an invocation."""
+        place: Any = {"user_id": "user", "session_id": self.session_id}
         await self.runner.rewind_async(
-            user_id="user",
-            session_id=self.session_id,
-            rewind_before_invocation_id=invocation_id,
+            **place, rewind_before_invocation_id=invocation_id
         )
 
 
 def summarizing_llm(script: Any = None, **settings: Any) -> SimulatedLlm:
     """A model whose summaries name every marker that they were shown."""
-    return SimulatedLlm(
-        context_window=settings.pop("context_window", WINDOW),
-        token_ratio=1.0,
-        script=script,
-        summary_replies=name_markers,
-        **settings,
-    )
+    settings = {"context_window": WINDOW, "token_ratio": 1.0, **settings}
+    return SimulatedLlm(script=script, summary_replies=name_markers, **settings)
 
 
 def name_markers(request: LlmRequest) -> str:
     """A summary that repeats the markers, and nothing else."""
-    text = "\n".join(content_text(content) for content in request.contents)
+    text = "\n".join(map(text_of, request.contents))
     return "Of " + " ".join(dict.fromkeys(MARKER.findall(text)))
 
 

@@ -59,38 +59,12 @@ class Provider(BaseHTTPRequestHandler):
 @pytest.fixture
 def provider_url() -> Iterator[str]:
     """A provider on loopback."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Provider)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-def adk_test(folder: Path, *options: str, **environment: str) -> str:
-    """Runs `adk test` in a process of its own; returns what it printed."""
-    done = subprocess.run(
-        [sys.executable, "-m", "google.adk.cli", "test", str(folder), *options],
-        env={**os.environ, "GOOGLE_API_KEY": "key", **environment},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def write_test(folder: Path, messages: list[str]) -> Path:
-    """Writes a test that says these messages, still without the answers."""
-    path = folder / "guarded" / "tests" / f"{len(messages)}.json"
-    events = [
-        {"author": "user", "content": {"role": "user", "parts": [{"text": text}]}}
-        for text in messages
-    ]
-    path.write_text(json.dumps({"events": events}))
-    return path
+    with ThreadingHTTPServer(("127.0.0.1", 0), Provider) as server:
+        thread = threading.Thread(target=server.serve_forever, args=[0.02])
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
 
 
 def test_what_adk_test_records_passes_its_replay(
@@ -98,15 +72,30 @@ def test_what_adk_test_records_passes_its_replay(
 ) -> None:
     """A short conversation and one above the threshold; nothing of the guard's is in
     the record."""
-    (tmp_path / "guarded" / "tests").mkdir(parents=True)
-    (tmp_path / "guarded" / "__init__.py").write_text("from . import agent\n")
-    (tmp_path / "guarded" / "agent.py").write_text(AGENT)
-    short = write_test(tmp_path, ["What is in the hall?", "And now?"])
-    long = write_test(tmp_path, [f"Look again: {n}. " * 60 for n in range(12)])
-
-    adk_test(tmp_path, "--rebuild", GOOGLE_GEMINI_BASE_URL=provider_url)
-
-    for path, turns in ((short, 2), (long, 12)):
-        assert path.read_text().count('"functionResponse"') == turns
-        assert "context_guard" not in path.read_text()
-    assert "2 passed" in adk_test(tmp_path)
+    folder = tmp_path / "guarded"
+    (folder / "tests").mkdir(parents=True)
+    (folder / "__init__.py").write_text("from . import agent\n")
+    (folder / "agent.py").write_text(AGENT)
+    talks = ["What is in the hall?"] * 2, [f"Look again: {n}. " * 60 for n in range(12)]
+    for messages in talks:  # Still without the answers.
+        said = [{"role": "user", "parts": [{"text": text}]} for text in messages]
+        events = [{"author": "user", "content": content} for content in said]
+        path = folder / "tests" / f"{len(messages)}.json"
+        path.write_text(json.dumps({"events": events}))
+    command = [sys.executable, "-m", "google.adk.cli", "test", str(tmp_path)]
+    environment = {**os.environ, "GOOGLE_API_KEY": "key"}
+    for option, url in (["--rebuild"], provider_url), ([], "http://127.0.0.1:9"):
+        environment["GOOGLE_GEMINI_BASE_URL"] = url
+        done = subprocess.run(
+            [*command, *option],
+            env=environment,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        for turns in (2, 12):
+            recorded = (folder / "tests" / f"{turns}.json").read_text()
+            assert recorded.count('"functionResponse"') == turns
+            assert "context_guard" not in recorded
+    assert "2 passed" in done.stdout

@@ -1,48 +1,80 @@
-"""A summary is written while the agent goes on, and put in when it is due."""
+"""Summaries that are written in the background: ahead of time, or of a turn that was
+cancelled, which the next turn has."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any
+import functools
+import gc
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import Any, ParamSpec
 
 import pytest
+from google.adk.agents import BaseAgent, LlmAgent, ParallelAgent
 from google.adk.models.llm_request import LlmRequest
+from google.adk.plugins.plugin_manager import PluginManager
+from google.adk.sessions import InMemorySessionService
+from google.adk.tools.agent_tool import AgentTool
 from google.genai import types
 from pydantic import ValidationError
 
-from contextguard_adk import (
-    CallRecord,
-    Compaction,
-    CompactionContext,
-    CompactionRecord,
-    Pipeline,
-    SlidingWindow,
-    Strategy,
-    SummaryCompaction,
-    Threshold,
+import contextguard_adk as cg
+from contextguard_adk.testing import (
+    RecordedRequest,
+    Reply,
+    SimulatedLlm,
+    VirtualTimeLoop,
+    call,
 )
-from contextguard_adk.testing import RecordedRequest, Reply, SimulatedLlm
-from tests.builders import Chat, answer_text, guarded_agent, model, user
+from tests import builders
+from tests.builders import (
+    SUMMARY_BEGIN,
+    Chat,
+    answer_text,
+    guarded_agent,
+    model,
+    queued_tool,
+    response,
+    user,
+)
 from tests.chats import (
     DEMAND,
     EXACT,
     SUMMARY,
+    Changing,
     agent_requests,
-    guarded_chat,
     seed,
     summary_requests,
     words,
 )
 from tests.guarded import is_compacted
+from tests.test_databases import own_database, store_marks
 
-WINDOW = 10_000
-"""Threshold 8,000 tokens; up to 9,000 a request leaves room for its answer."""
-
-STRATEGY = Threshold(
-    context_window=WINDOW, summarizer_context_window=100_000, ahead=0.75, recall=False
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:The `plugins` argument:DeprecationWarning"  # By ADK's own AgentTool.
 )
-"""From 6,000 tokens on summaries are written."""
+closes_at_last = pytest.mark.skipif(
+    not hasattr(PluginManager, "set_skip_closing_plugins"),
+    reason="its AgentTool closes all plugins",
+)
+
+SIZES: dict[str, Any] = {
+    "context_window": 10_000,
+    "summarizer_context_window": 100_000,
+    "ahead": 0.75,
+    "recall": False,
+}
+"""Threshold 8,000 tokens; up to 9,000 a request leaves room for its answer. From 6,000
+tokens on summaries are written."""
+
+STRATEGY = cg.Threshold(**SIZES)
+LARGE = words(3_000, "LARGE")
+"""Behind 6,100 tokens it leaves no room: a call waits for a summary."""
+
+ANOTHER = "A summary of another try."
+P = ParamSpec("P")
 
 
 class Writer:
@@ -50,7 +82,7 @@ class Writer:
 
     def __init__(self) -> None:
         self.now = self.most = self.begun = 0
-        self.may_end = asyncio.Event()
+        self.has_begun, self.may_end = asyncio.Event(), asyncio.Event()
         self.error: Exception | None = None
 
     async def write(self, request: LlmRequest) -> Reply:
@@ -58,6 +90,7 @@ class Writer:
         self.begun += 1
         self.now += 1
         self.most = max(self.most, self.now)
+        self.has_begun.set()
         try:
             await self.may_end.wait()
         finally:
@@ -82,32 +115,108 @@ async def settle() -> None:
         await asyncio.wait(others)
 
 
-class Talk:
-    """A guarded chat whose summaries are let go by hand."""
+def stop_all() -> None:
+    """Ends all other tasks, as a process does that is killed."""
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        task.cancel()
 
-    def __init__(self, strategy: Strategy = STRATEGY, **settings: Any) -> None:
+
+def in_virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Runs a test without waiting for real."""
+
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+            runner.run(test(*args, **kwargs))
+
+    return run
+
+
+def takes(seconds: float) -> Callable[[LlmRequest], Awaitable[Reply]]:
+    """A summarizer that is slow."""
+
+    async def write(request: LlmRequest) -> Reply:
+        await asyncio.sleep(seconds)
+        return "Of all before."
+
+    return write
+
+
+class Talk:
+    """Guarded chats of one app whose summaries are let go by hand."""
+
+    def __init__(
+        self,
+        strategy: cg.Strategy = STRATEGY,
+        *,
+        sessions: int = 1,
+        provider_window: int = 100_000,
+        guard: dict[str, Any] | None = None,
+        agent: dict[str, Any] | None = None,
+        **settings: Any,
+    ) -> None:
         self.writer = Writer()
-        self.told, self.calls = list[CompactionRecord](), list[CallRecord]()
+        self.told, self.calls = list[cg.CompactionRecord](), list[cg.CallRecord]()
         self.llm = SimulatedLlm(
-            context_window=settings.pop("provider_window", 100_000),
+            context_window=provider_window,
             summary_replies=self.writer.write,
             token_ratio=1.0,
         )
-        guard = settings.pop("guard", {})
-        guard |= {"on_compaction": self.told.append, "on_call": self.calls.append}
-        self.chat = guarded_chat(self.llm, strategy, guard=guard, **settings)
+        listeners = {"on_compaction": self.told.append, "on_call": self.calls.append}
+        plugin = cg.ContextGuardPlugin(
+            default=strategy, **{**listeners, **(guard or {})}
+        )
+        root = guarded_agent(self.llm, **(agent or {}))
+        plugins = [plugin, *settings.pop("plugins", ())]
+        settings.setdefault("session_service", InMemorySessionService())
+        self.chats = [
+            Chat(root, plugins, session_id=str(number), **settings)
+            for number in range(sessions)
+        ]
+        self.chat = self.chats[0]
 
-    async def begin(self, tokens: int = 6_100) -> None:
-        """Says so much that a summary is begun."""
-        told = user("The task."), model(words(tokens, "ORIGINAL"))
-        await seed(self.chat, *told, state=EXACT)
-        await self.say("First.")
-        await asyncio.sleep(0)
+    async def begin(self, tokens: int = 6_100, *, is_written: bool = False) -> None:
+        """Says so much that a summary is begun, in each session."""
+        if is_written:
+            self.writer.may_end.set()
+        for chat in self.chats:
+            told = user("The task."), model(words(tokens, "ORIGINAL"))
+            await seed(chat, *told, state=EXACT)
+            assert answer_text(await chat.say("First."))
+        await (settle() if is_written else asyncio.sleep(0))
 
     async def say(self, message: str) -> RecordedRequest:
         """Says something; returns what the agent's model was sent."""
         assert answer_text(await self.chat.say(message))
         return agent_requests(self.llm)[-1]
+
+    async def interrupt(self, message: str) -> None:
+        """Sends a message whose turn has no more time once a summary was begun."""
+        turn = asyncio.ensure_future(self.chat.say(message))
+        begun = asyncio.ensure_future(self.writer.has_begun.wait())
+        await asyncio.wait([begun, turn], return_when="FIRST_COMPLETED")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(turn, 0.03)
+
+    def hang_once(self, is_stubborn: bool = False) -> None:
+        """The next summary does not end, if stubborn not even when it is cancelled."""
+
+        async def write(request: LlmRequest) -> Reply:
+            self.llm.summary_replies = lambda _: ANOTHER
+            for _ in range(3):
+                try:
+                    await asyncio.sleep(3_600)
+                except asyncio.CancelledError:
+                    if not is_stubborn:
+                        raise
+            return "Too late."
+
+        self.llm.summary_replies = write
+
+    @property
+    def were_ahead(self) -> list[bool]:
+        """Of each compaction, whether its summary was written ahead."""
+        return [record.was_ahead for record in self.told]
 
 
 @pytest.fixture
@@ -133,15 +242,13 @@ async def test_it_is_put_in_at_the_trigger_and_nobody_waits(talk: Talk) -> None:
         assert said.count(message) == 1
     assert talk.llm.summaries == 1
     (record,) = talk.told
-    assert record.was_ahead
-    assert record.reason == "tokens"
+    assert (record.was_ahead, record.reason) == (True, "tokens")
     assert record.usage.prompt_tokens == summary_requests(talk.llm)[0].prompt_tokens
     assert record.model == "simulated"
     assert min(record.waited_seconds, record.duration_seconds) > 0
-    state = await talk.chat.state()
-    assert state[SUMMARY] == "Summary number 1, of all before."
-    assert [call.compaction for call in talk.calls] == [None, None, None, record]
-    paid = sum((call.summary_usage.prompt_tokens for call in talk.calls), 0)
+    assert (await talk.chat.state())[SUMMARY] == "Summary number 1, of all before."
+    assert [each.compaction for each in talk.calls] == [None, None, None, record]
+    paid = sum(each.summary_usage.prompt_tokens for each in talk.calls)
     assert paid == record.usage.prompt_tokens
     events = [event.custom_metadata or {} for event in await talk.chat.events()]
     (told,) = [each["context_guard"] for each in events if "context_guard" in each]
@@ -149,40 +256,63 @@ async def test_it_is_put_in_at_the_trigger_and_nobody_waits(talk: Talk) -> None:
     assert told["compaction"]["waited_seconds"] == round(record.waited_seconds, 3)
 
 
-async def test_while_there_is_room_a_call_does_not_wait(talk: Talk) -> None:
-    """Above the trigger requests go out as they are, with room for an answer."""
-    assert not is_compacted(await talk.say(words(2_000, "SECOND")))
-    assert talk.writer.now == 1
-    last = asyncio.create_task(talk.say(words(2_000, "THIRD")))
+@pytest.mark.parametrize(("reserved_tokens", "free"), [(None, 1), (2_000, 0)])
+async def test_while_there_is_room_a_call_does_not_wait(
+    reserved_tokens: int | None, free: int
+) -> None:
+    """Above the trigger requests go out as they are, with room for an answer; then two
+    runs of one session wait for the same summary."""
+    config = types.GenerateContentConfig(max_output_tokens=reserved_tokens)
+    talk = Talk(agent={"generate_content_config": config})
+    await talk.begin()
+    for _ in range(free):
+        assert not is_compacted(await talk.say(words(2_000, "SECOND")))
+    message = words(2_000 - free * 1_000, "SECOND")
+    last = [asyncio.create_task(talk.say(message)) for _ in range(2)]
     await go_as_far_as_possible()
-    before, seconds = len(talk.llm.requests), asyncio.get_running_loop().time()
     await asyncio.sleep(0.01)
-    assert len(talk.llm.requests) == before
-    waited_seconds = asyncio.get_running_loop().time() - seconds
+    assert len(agent_requests(talk.llm)) == 1 + free
     await talk.writer.end()
-    sent = await last
-    assert is_compacted(sent)
-    assert "SECOND" in sent.text
-    (record,) = talk.told
-    assert record.was_ahead
-    assert record.waited_seconds >= round(waited_seconds, 3)
+    for sent in await asyncio.gather(*last):
+        assert "Summary number 1" in sent.text
+        assert "SECOND" in sent.text
+    assert talk.told[0].was_ahead
+    assert talk.told[0].waited_seconds >= 0.009
     assert (talk.llm.summaries, talk.writer.most) == (1, 1)
 
 
-async def test_what_an_answer_may_take_is_left_free() -> None:
-    """A request that reserves much output waits at the trigger."""
-    config = types.GenerateContentConfig(max_output_tokens=2_000)
-    talk = Talk(agent={"generate_content_config": config})
-    await talk.begin()
-    last = asyncio.create_task(talk.say(words(2_000, "SECOND")))
+@in_virtual_time
+async def test_below_the_trigger_no_call_waits() -> None:
+    """However uncertain the estimate is: the provider reports no usage."""
+    talk = Talk()
+    talk.llm.usage = "never"
+    await seed(talk.chat, user("The task."), model(words(4_500, "ORIGINAL")))
+    await talk.say("First.")
+    await talk.say(words(700, "SECOND"))
+    assert asyncio.get_running_loop().time() == 0
+    assert 7_750 < talk.calls[-1].estimated_tokens < 8_000
+    assert talk.writer.now == 1
+    assert not talk.told
+    stop_all()
+
+
+async def test_a_request_that_jumps_over_the_trigger_does_not_wait_either() -> None:
+    """It goes out while it has room; the summary is begun behind it."""
+    talk = Talk(guard={"on_pressure": (pressed := list[Any]()).append})
+    await talk.begin(5_500)
+    assert not is_compacted(await talk.say(words(2_700, "SECOND")))
     await go_as_far_as_possible()
-    assert len(agent_requests(talk.llm)) == 1
+    assert (talk.writer.now, talk.told, pressed) == (1, [], [])
     await talk.writer.end()
-    assert is_compacted(await last)
+    sent = await talk.say("Third.")
+    assert "Summary number 1" in sent.text
+    assert words(2_700, "SECOND") not in sent.text
+    assert talk.were_ahead == [True]
+    assert talk.llm.summaries == 1
 
 
 async def test_the_next_one_covers_what_came_since(talk: Talk) -> None:
-    """And is written ahead as well."""
+    """It is made of the one before, and is written ahead as well."""
     await talk.writer.end()
     await talk.say(words(2_000, "SECOND"))
     await talk.say(words(5_000, "THIRD"))
@@ -194,34 +324,44 @@ async def test_the_next_one_covers_what_came_since(talk: Talk) -> None:
     sent = await talk.say(words(1_500, "FOURTH"))
     assert "Summary number 2" in sent.text
     assert words(5_000, "THIRD") not in sent.text
-    assert [record.was_ahead for record in talk.told] == [True, True]
+    assert talk.were_ahead == [True, True]
     assert talk.llm.summaries == 2
 
 
+@pytest.mark.parametrize(
+    ("reserved_tokens", "tokens", "were_ahead"),
+    [
+        (None, 8_300, [True]),
+        (2_000, 8_300, [True, False]),
+        (None, 9_000, [True, False]),
+    ],
+    ids=["room for the answer", "none with what is reserved", "none"],
+)
 async def test_a_second_summary_only_where_what_came_since_is_too_much(
-    talk: Talk,
+    reserved_tokens: int | None, tokens: int, were_ahead: list[bool]
 ) -> None:
     """It builds upon the first, which is not paid for again."""
-    await talk.writer.end()
-    await talk.say(words(1_000, "SECOND"))
-    await seed(talk.chat, model(words(9_000, "GIANT")))
+    config = types.GenerateContentConfig(max_output_tokens=reserved_tokens)
+    talk = Talk(agent={"generate_content_config": config})
+    await talk.begin(is_written=True)
+    await seed(talk.chat, model(words(tokens, "GIANT")))
     sent = await talk.say("Go on.")
-    assert "Summary number 2" in sent.text
-    assert "GIANT" not in sent.text
-    assert "Summary number 1" in summary_requests(talk.llm)[-1].text
-    assert "ORIGINAL" not in summary_requests(talk.llm)[-1].text
-    assert [record.was_ahead for record in talk.told] == [True, False]
+    assert talk.were_ahead == were_ahead
+    assert talk.calls[-1].summary_usage.prompt_tokens > 0
+    assert f"Summary number {len(were_ahead)}" in sent.text
+    assert ("GIANT" in sent.text) == (len(were_ahead) == 1)
+    assert talk.told[0].tokens_after > 8_000
     assert talk.calls[-1].compaction is talk.told[-1]
-    assert talk.llm.summaries == 2
+    for request in summary_requests(talk.llm)[1:]:
+        assert "Summary number 1" in request.text
+        assert "ORIGINAL" not in request.text
 
 
 async def test_one_that_fails_is_written_the_usual_way() -> None:
     """It is not tried again before the trigger, where the call waits for one."""
     talk = Talk()
     talk.writer.error = RuntimeError("no")
-    talk.writer.may_end.set()
-    await talk.begin()
-    await settle()
+    await talk.begin(is_written=True)
     tries = talk.llm.summaries
     await talk.say(words(500, "SECOND"))
     await settle()
@@ -229,44 +369,27 @@ async def test_one_that_fails_is_written_the_usual_way() -> None:
     talk.writer.error = None
     assert is_compacted(await talk.say(words(1_500, "THIRD")))
     assert talk.llm.summaries == tries + 1
-    assert [record.was_ahead for record in talk.told] == [False]
+    assert talk.were_ahead == [False]
     assert not talk.told[0].is_mechanical
 
 
-async def test_one_that_hangs_is_given_up_after_its_timeout() -> None:
-    """The call that reaches the trigger has a summary from another try."""
-    strategy = STRATEGY.model_copy(update={"summary_timeout_seconds": 0.2})
-    talk = Talk(strategy)
+@pytest.mark.parametrize("is_stubborn", [False, True])
+@in_virtual_time
+async def test_one_that_hangs_is_given_up_after_its_timeout(is_stubborn: bool) -> None:
+    """A call waits no longer for a model that cannot be stopped, and has its own."""
+    talk, loop = Talk(), asyncio.get_running_loop()
+    talk.hang_once(is_stubborn)
     await talk.begin()
+    if not is_stubborn:
+        await settle()
+    before = loop.time()
+    sent = await talk.say(words(4_000 if is_stubborn else 2_500, "SECOND"))
+    assert ANOTHER in sent.text
+    # A summary takes three calls at most.
+    assert loop.time() - before <= 3 * STRATEGY.summary_timeout_seconds
     await settle()
-    assert (talk.writer.begun, talk.writer.now) == (1, 0)
-    talk.writer.may_end.set()
-    assert is_compacted(await talk.say(words(2_500, "SECOND")))
-    assert [record.was_ahead for record in talk.told] == [False]
-
-
-async def test_a_model_that_cannot_be_stopped_holds_nobody_up() -> None:
-    """A call waits for it no longer than the timeout, and has its own then."""
-    strategy = STRATEGY.model_copy(update={"summary_timeout_seconds": 0.2})
-    talk, stubborn = Talk(strategy), asyncio.Event()
-
-    async def write(request: LlmRequest) -> Reply:
-        talk.llm.summary_replies = ["A summary of another try."]
-        while not stubborn.is_set():
-            try:
-                await stubborn.wait()
-            except asyncio.CancelledError:
-                continue
-        return "Too late, and of no use."
-
-    talk.llm.summary_replies = write
-    await talk.begin()
-    sent = await talk.say(words(4_000, "SECOND"))
-    assert "A summary of another try." in sent.text
-    stubborn.set()
-    await settle()
-    assert not is_compacted(talk.llm.requests[0])
     assert "Too late" not in (await talk.say("Go on.")).text
+    assert talk.were_ahead == [False]
 
 
 async def rewind(talk: Talk) -> None:
@@ -292,18 +415,67 @@ async def edit(talk: Talk) -> None:
 @pytest.mark.parametrize("is_done", [True, False], ids=["written", "under way"])
 @pytest.mark.parametrize("change", [rewind, edit])
 async def test_what_does_not_hold_any_more_is_dropped(
-    change: Callable[[Talk], Any], is_done: bool
+    talk: Talk, change: Callable[[Talk], Any], is_done: bool
 ) -> None:
     """After a rewind or an edit one is written the usual way."""
-    talk = Talk()
-    await talk.begin()
     if is_done:
         await talk.writer.end()
     await change(talk)
     await talk.writer.end()
     sent = await talk.say(words(4_000, "SECOND"))
     assert "Summary number 2" in sent.text
-    assert [record.was_ahead for record in talk.told] == [False]
+    assert talk.were_ahead == [False]
+
+
+STORES = [pytest.param(kind, marks=store_marks(kind)) for kind in ("file", "postgres")]
+
+
+@pytest.mark.parametrize("kind", STORES)
+@pytest.mark.parametrize(
+    ("killed", "paid"), [("under way", 1), ("written", 1), ("sent", 1), ("put in", 0)]
+)
+async def test_a_process_may_be_killed_at_any_step(
+    kind: str, killed: str, paid: int, tmp_path: Path
+) -> None:
+    """A summary is there once an event has put it in; until then it is in memory only,
+    and another process pays for it again."""
+    async with own_database(kind, tmp_path) as store:
+        async with store.open() as service:
+            talk = Talk(session_service=service)
+            await talk.begin()
+            if killed != "under way":
+                await talk.writer.end()
+            if killed in ("sent", "put in"):
+                talk.llm.script = takes(3_600) if killed == "sent" else None
+                turn = asyncio.create_task(talk.say(words(2_100, "THIRD")))
+                while not (talk.told and (killed == "sent" or turn.done())):
+                    await asyncio.wait([turn], timeout=0.01)
+                assert is_compacted(agent_requests(talk.llm)[-1])
+            is_stored = "Summary number 1" in str(await talk.chat.state())
+            assert is_stored is (killed == "put in")
+            stop_all()
+        async with store.open() as service:
+            other = Talk(session_service=service)
+            other.writer.may_end.set()
+            sent = await other.say(words(3_000, "LATER"))
+            assert is_compacted(sent)
+            assert "ORIGINAL" not in sent.text
+            assert "LATER" in sent.text
+            assert other.llm.summaries == paid
+            assert other.were_ahead == [False] * paid
+            state = await other.chat.state()
+            assert state[SUMMARY] == "Summary number 1, of all before."
+            stop_all()
+
+
+async def test_a_caller_that_runs_out_of_time_does_not_end_it(talk: Talk) -> None:
+    """The next turn has the summary."""
+    await talk.interrupt(LARGE)
+    assert talk.writer.now == 1
+    await talk.writer.end()
+    assert "Summary number 1" in (await talk.say("Go on.")).text
+    assert talk.were_ahead == [True]
+    assert talk.llm.summaries == 1
 
 
 async def test_an_agent_that_changes_its_model_has_it_too(talk: Talk) -> None:
@@ -318,22 +490,16 @@ async def test_an_agent_that_changes_its_model_has_it_too(talk: Talk) -> None:
     assert [(r.was_ahead, r.model) for r in talk.told] == [(True, "simulated")]
 
 
-async def test_a_compaction_that_is_asked_for_takes_it(talk: Talk) -> None:
-    """Unless it should keep something above all."""
+@pytest.mark.parametrize("focus", ["", "Names."])
+async def test_a_compaction_that_is_asked_for_takes_it(talk: Talk, focus: str) -> None:
+    """One with a focus is written anew: what is there does not know of it."""
     await talk.writer.end()
-    await talk.chat.set_state(DEMAND)
-    assert "Summary number 1" in (await talk.say("Second.")).text
-    assert talk.told[0].was_ahead
-    assert talk.told[0].reason == "requested"
+    await talk.chat.set_state({**DEMAND, "context_guard:compact_focus": focus})
+    number = 2 if focus else 1
+    assert f"Summary number {number}" in (await talk.say("Second.")).text
+    (record,) = talk.told
+    assert (record.was_ahead, record.reason) == (not focus, "requested")
     assert not (await talk.chat.state())["context_guard:compact"]
-
-
-async def test_one_with_a_focus_is_written_anew(talk: Talk) -> None:
-    """The summary that is there does not know of it."""
-    await talk.writer.end()
-    await talk.chat.set_state({**DEMAND, "context_guard:compact_focus": "Names."})
-    assert "Summary number 2" in (await talk.say("Second.")).text
-    assert not talk.told[0].was_ahead
 
 
 async def test_a_rejected_request_takes_it() -> None:
@@ -345,13 +511,158 @@ async def test_a_rejected_request_takes_it() -> None:
     sent = await talk.say(words(1_300, "SECOND"))
     assert "Summary number 1" in sent.text
     assert talk.llm.rejections == 1
-    assert [record.was_ahead for record in talk.told] == [True]
+    assert talk.were_ahead == [True]
+
+
+@pytest.mark.parametrize("case", ["ahead", "cancelled", "two runs"])
+@in_virtual_time
+async def test_a_summary_of_several_calls_is_waited_for(case: str) -> None:
+    """The timeout is that of one call; nothing is paid for twice."""
+    ahead, tokens = (0.75, 1_800) if case == "ahead" else (None, 2_500)
+    update = {"ahead": ahead, "summarizer_context_window": 3_000}
+    talk = Talk(STRATEGY.model_copy(update=update))
+    talk.llm.summary_replies = takes(25)
+    told = [user("Go on."), model(words(tokens, "ORIGINAL"))] * 4
+    await seed(talk.chat, *told, state=EXACT)
+    first = asyncio.create_task(talk.chat.say("First."))
+    await asyncio.sleep(1)
+    if case == "cancelled":
+        first.cancel()
+    second = talk.chat.say(words(2_000, "SECOND"))
+    await asyncio.gather(first, second, return_exceptions=True)
+    assert 60 < asyncio.get_running_loop().time() <= 76
+    assert talk.llm.summaries == 3
+    sent = agent_requests(talk.llm)[case == "ahead" :]
+    assert all(map(is_compacted, sent))
+
+
+@pytest.mark.parametrize("fixed_tokens", [3_200, 3_900])
+async def test_a_long_instruction_does_not_prevent_it(fixed_tokens: int) -> None:
+    """It takes nearly half of the trigger."""
+    talk = Talk(agent={"instruction": words(fixed_tokens, "You help.")})
+    talk.writer.may_end.set()
+    await seed(talk.chat, state=EXACT)
+    while len(talk.told) < 3:
+        await talk.say(words(600, f"Message {len(talk.calls)}."))
+        await settle()
+    assert talk.were_ahead == [True] * 3
+    assert talk.llm.largest_request_tokens < 8_000
+
+
+async def test_a_result_that_came_since_is_not_cut() -> None:
+    """Nobody would have seen what is left out, neither agent nor summarizer."""
+    large = f"{words(1_900, 'HEAD')} THE-FACT {words(2_400)}"
+    talk = Talk(agent={"tools": [queued_tool("lookup", [large])]})
+    talk.llm.script = ["First.", call("lookup"), "Done."]
+    await talk.begin(is_written=True)
+    await talk.say("Second.")
+    assert talk.were_ahead == [True]
+    assert any("THE-FACT" in request.text for request in talk.llm.requests)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda request: request.contents[-1].parts.append(types.Part(text="And now?")),
+        lambda request: request.contents.insert(0, user("The context of the day.")),
+    ],
+    ids=["adds a part", "inserts a content"],
+)
+async def test_who_changes_the_request_later_does_not_spoil_it(
+    change: Callable[[LlmRequest], None],
+) -> None:
+    """A plugin behind the guard, while a tool's result is the last content."""
+    tools = [queued_tool("lookup", [words(300)])]
+    talk = Talk(agent={"tools": tools}, plugins=[Changing(change)])
+    talk.llm.script = [call("lookup"), "Done.", "Done.", "Done."]
+    await talk.begin(5_800, is_written=True)
+    await talk.say("Second.")
+    assert talk.llm.summaries == 1
+    await talk.say(words(2_500, "THIRD"))
+    assert talk.were_ahead == [True]
+    assert talk.llm.summaries == 1
+
+
+def wrap(agent: BaseAgent) -> LlmAgent:
+    """An agent that has another do its work."""
+    script: list[Reply] = [call(agent.name, request="Go."), "Done."]
+    llm = SimulatedLlm(context_window=100_000, script=3 * script)
+    return LlmAgent(name="root", model=llm, tools=[AgentTool(agent)])
+
+
+@pytest.mark.parametrize(("ahead", "tokens"), [(0.75, 6_100), (None, 8_100)])
+async def test_an_agent_tool_of_another_session_does_not_end_it(
+    ahead: float | None, tokens: int
+) -> None:
+    """The runner of such a tool closes all plugins on some versions of ADK."""
+    talk = Talk(STRATEGY.model_copy(update={"ahead": ahead}))
+    turn = asyncio.create_task(talk.begin(tokens))
+    await go_as_far_as_possible()
+    assert talk.writer.now == 1
+    child = LlmAgent(name="child", model=SimulatedLlm(context_window=100_000))
+    await Chat(wrap(child), talk.chat.app.plugins, session_id="other").say("Go.")
+    assert talk.writer.now == 1
+    await talk.writer.end()
+    await turn
+    assert is_compacted(await talk.say(words(2_500, "SECOND")))
+    assert talk.llm.summaries == 1
+
+
+@pytest.mark.parametrize("is_tool", [False, True], ids=["agent", "agent tool"])
+async def test_each_run_of_an_agent_without_memory_has_its_own(is_tool: bool) -> None:
+    """One that an earlier run has left is of no use, and no hindrance."""
+    left, told = 0, list[cg.CompactionRecord]()
+
+    def script(request: LlmRequest) -> Reply:
+        nonlocal left
+        left -= 1
+        return call("lookup", step=left) if left >= 0 else "Done."
+
+    async def lookup(step: int) -> str:
+        """Looks up much."""
+        await go_as_far_as_possible()
+        return words(550, f"Step {step}.")
+
+    llm = SimulatedLlm(context_window=100_000, script=script, token_ratio=1.0)
+    agent = LlmAgent(name="agent", model=llm, tools=[lookup], include_contents="none")
+    guard = cg.ContextGuardPlugin(agents={"agent": STRATEGY}, on_compaction=told.append)
+    chat = Chat(wrap(agent) if is_tool else agent, [guard])
+    for run, steps in enumerate((12, 16, 16)):
+        left = steps
+        await chat.say("Go.")
+        await settle()
+        assert llm.summaries == run + 1
+        assert [record.was_ahead for record in told] == [True] * run
+        assert llm.largest_request_tokens < 8_000
+
+
+async def test_nothing_is_begun_without_it() -> None:
+    """The call that reaches the trigger waits for its summary."""
+    talk = Talk(STRATEGY.model_copy(update={"ahead": None}))
+    talk.writer.may_end.set()
+    await talk.begin(7_000)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert talk.llm.summaries == 0
+    await talk.say(words(1_500, "SECOND"))
+    (record,) = talk.told
+    assert not record.was_ahead
+    assert record.waited_seconds >= record.duration_seconds > 0
+
+
+def test_settings() -> None:
+    """True is three quarters; anything but a part is refused."""
+    assert cg.Threshold(ahead=True).ahead == 0.75
+    assert cg.Threshold(ahead=False).ahead is None
+    assert cg.SlidingWindow(ahead=0.9).ahead == 0.9
+    assert cg.Pipeline().ahead is None
+    for value in (0.0, 1.0, 1, -0.5, "0.75", float("nan")):
+        with pytest.raises(ValidationError, match="more than 0 and less than 1"):
+            cg.Threshold.model_validate({"ahead": value})
 
 
 async def test_messages_are_counted_as_well() -> None:
     """Beyond 11 of them is too many; from the ninth on a summary is written."""
-    strategy = SlidingWindow(max_messages=11, ahead=0.75)
-    talk = Talk(strategy)
+    talk = Talk(cg.SlidingWindow(max_messages=11, ahead=0.75))
     talk.writer.may_end.set()
     begun_at = 0
     for number in range(7):
@@ -368,154 +679,290 @@ async def test_messages_are_counted_as_well() -> None:
     assert talk.llm.summaries == 1
 
 
-EARLY = SummaryCompaction(trigger_threshold=0.55)
+EARLY = cg.SummaryCompaction(trigger_threshold=0.55)
 
 
 @pytest.mark.parametrize(
-    ("strategy", "count"),
+    ("settings", "count"),
     [
-        (Pipeline(window=None, tool_output=None, summary=EARLY), 1),
-        (Pipeline(window=None, tool_output=None), 1),
-        (Pipeline(summary=EARLY), 0),
+        ({"window": None, "tool_output": None, "summary": EARLY}, 1),
+        ({"window": None, "tool_output": None}, 1),
+        ({"summary": EARLY}, 0),
     ],
     ids=["summarizes", "summarizes at the trigger", "drops"],
 )
 async def test_a_pipeline_has_written_ahead_what_it_would_pay_for(
-    strategy: Pipeline, count: int
+    settings: dict[str, Any], count: int
 ) -> None:
     """One that gets along without a summary writes none."""
-    names = ("context_window", "summarizer_context_window", "ahead", "recall")
-    update = {name: getattr(STRATEGY, name) for name in names}
-    talk = Talk(strategy.model_copy(update=update))
+    talk = Talk(cg.Pipeline(**SIZES, **settings))
     talk.writer.may_end.set()
-    told = [user(words(200)), model(words(200))] * 15
+    told = [user(words(290, "ORIGINAL")), model(words(290))] * 11
     await seed(talk.chat, *told, state=EXACT)
     await talk.say("First.")
     await settle()
     assert talk.llm.summaries == count
     await talk.say(words(2_500))
-    assert [record.was_ahead for record in talk.told] == [bool(count)]
+    assert [(r.was_ahead, r.reason) for r in talk.told] == [(bool(count), "tokens")]
 
 
-class Own(Strategy):
-    """Compacts when it is due."""
-
-    async def compact(self, context: CompactionContext) -> Compaction | None:
-        """Compacts everything."""
-        if not context.is_due:
-            return None
-        return await context.summarize(context.older_than(0))
+def results(request: RecordedRequest) -> list[str]:
+    """The tool results in a request."""
+    parts = [part for each in request.contents for part in each.parts or ()]
+    return [str(p.function_response.response) for p in parts if p.function_response]
 
 
-class Telling(Own):
-    """Says as well how near that is."""
-
-    def fullness(self, context: CompactionContext) -> float:
-        """As the guard's own strategies do."""
-        return context.fullness
-
-
-@pytest.mark.parametrize(("kind", "is_ahead"), [(Own, False), (Telling, True)])
-async def test_a_strategy_of_ones_own_says_how_near_it_is(
-    kind: type[Strategy], is_ahead: bool
-) -> None:
-    """One that does not is asked on every call, and has nothing written ahead."""
-    names = ("context_window", "summarizer_context_window", "ahead", "recall")
-    talk = Talk(kind(**{name: getattr(STRATEGY, name) for name in names}))
+async def test_what_a_pipeline_has_shortened_stays_short() -> None:
+    """Also in the request with the summary, and in the next one."""
+    strategy = cg.Pipeline(
+        window=None,
+        tool_output=cg.ToolOutputTruncation(max_length=800),
+        summary=cg.SummaryCompaction(trigger_threshold=0.55, preserve_recent_count=14),
+        **SIZES,
+    )
+    talk = Talk(strategy)
     talk.writer.may_end.set()
+    told = [user("The task."), model(words(1_000)), user("More.")]
+    for step in range(10):
+        result = response("look", words(600, f"Result {step}."))
+        told += [builders.call("look", step=step), result]
+    await seed(talk.chat, *told, model("Done."), state=EXACT)
+    while len(talk.told) < 2:
+        sent = await talk.say(words(600, f"Message {len(talk.calls)}."))
+        await settle()
+    assert talk.were_ahead == [False, True]
+    *short, last = results(sent)
+    assert short
+    assert len(last) > 2_000 > max(map(len, short))
+    assert results(await talk.say("Go on.")) == [*short, last]
+    assert len(talk.told) == 2
+
+
+async def test_of_many_sessions_four_are_summarized_at_once() -> None:
+    """The others have their turn later."""
+    talk = Talk(sessions=12)
     await talk.begin()
-    await settle()
-    assert talk.llm.summaries == is_ahead
-    await talk.say(words(2_500, "SECOND"))
-    assert [record.was_ahead for record in talk.told] == [is_ahead]
-    assert talk.llm.summaries == 1
-
-
-async def count_tasks(work: Awaitable[object]) -> int:
-    """How many tasks are started in the course of some work."""
-    loop, started = asyncio.get_running_loop(), list[asyncio.Task[Any]]()
-
-    def start(_: Any, work: Any, **settings: Any) -> asyncio.Task[Any]:
-        started.append(asyncio.Task(work, loop=loop, **settings))
-        return started[-1]
-
-    loop.set_task_factory(start)
-    await work
-    loop.set_task_factory(None)
-    return len(started)
-
-
-async def test_nothing_is_started_without_it() -> None:
-    """A guarded turn has no more tasks than any, but for the summary that is due."""
-    told = user("The task."), model(words(7_000, "ORIGINAL"))
-    bare = Chat(guarded_agent(SimulatedLlm(context_window=100_000, token_ratio=1.0)))
-    talk = Talk(STRATEGY.model_copy(update={"ahead": None}))
-    talk.writer.may_end.set()
-    counts = []
-    for chat in (bare, talk.chat):
-        await seed(chat, *told, state=EXACT)
-        for message in ("First.", words(1_500, "SECOND")):
-            counts.append(await count_tasks(chat.say(message)))
-            assert asyncio.all_tasks() == {asyncio.current_task()}
-    assert counts[2:] == [counts[0], counts[1] + 1]
-    (record,) = talk.told
-    assert not record.was_ahead
-    assert record.waited_seconds >= record.duration_seconds > 0
-
-
-def test_settings() -> None:
-    """True is three quarters; anything but a part is refused."""
-    assert Threshold(ahead=True).ahead == 0.75
-    assert Threshold(ahead=False).ahead is None
-    assert SlidingWindow(ahead=0.9).ahead == 0.9
-    assert Pipeline().ahead is None
-    for value in (0.0, 1.0, 1, -0.5, "0.75", float("nan")):
-        with pytest.raises(ValidationError, match="more than 0 and less than 1"):
-            Threshold.model_validate({"ahead": value})
-
-
-async def test_two_runs_of_one_session_share_it() -> None:
-    """Both reach the trigger at once; one summary is paid for."""
-    talk = Talk()
-    await talk.begin(6_500)
-    turns = [
-        asyncio.create_task(talk.chat.say(words(2_600, name)))
-        for name in ("SECOND", "THIRD")
-    ]
-    await go_as_far_as_possible()
-    assert len(agent_requests(talk.llm)) == 1
+    assert talk.writer.now == 4
     await talk.writer.end()
-    await asyncio.gather(*turns)
+    assert (talk.writer.begun, talk.writer.most) == (12, 4)
+    message = words(2_000, "SECOND")
+    turns = await asyncio.gather(*(chat.say(message) for chat in talk.chats))
+    assert all(map(answer_text, turns))
+    assert talk.llm.summaries == 12
+    assert all(map(is_compacted, agent_requests(talk.llm)[12:]))
+
+
+async def test_a_call_does_not_wait_for_one_that_waits_itself() -> None:
+    """At the trigger it has its own written, and the other one is never begun."""
+    talk = Talk(sessions=2, guard={"max_background_summaries": 1})
+    await talk.begin()
+    assert talk.writer.begun == 1
+    turn = asyncio.create_task(talk.chats[1].say(LARGE))
+    await go_as_far_as_possible()
+    assert talk.writer.now == 2
+    await talk.writer.end()
+    assert answer_text(await turn)
+    assert is_compacted(agent_requests(talk.llm)[-1])
+    assert talk.llm.summaries == 2
+
+
+def run_and_close(work: Coroutine[Any, Any, None]) -> None:
+    """Runs something on an event loop that is closed, whatever is under way on it."""
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(work)
+    loop.close()
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True], ids=["ahead", "cancelled turn"])
+@pytest.mark.parametrize("run", [asyncio.run, run_and_close])
+def test_it_ends_with_its_event_loop(
+    run: Callable[[Coroutine[Any, Any, None]], None],
+    is_cancelled: bool,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Quietly; the next turn goes the usual way."""
+    caplog.set_level(logging.DEBUG)
+    talk = Talk(
+        STRATEGY.model_copy(update={"ahead": None}) if is_cancelled else STRATEGY
+    )
+    talk.hang_once()
+
+    async def begin() -> None:
+        work = asyncio.create_task(talk.begin(9_000 if is_cancelled else 6_100))
+        await go_as_far_as_possible()
+        work.cancel()
+        await asyncio.wait([work])
+
+    async def go_on() -> None:
+        assert ANOTHER in (await talk.say(LARGE)).text
+
+    run(begin())
+    gc.collect()
+    assert talk.llm.summaries == 1
+    run(go_on())
+    gc.collect()
+    assert talk.llm.summaries == 2
+    loud = [r for r in caplog.records if r.levelno > logging.DEBUG]
+    ours = [r for r in loud if r.name.startswith(("asyncio", "contextguard_adk"))]
+    told = [r.getMessage() for r in ours]
+    usual = ("Compacted agent", "Guarding app")
+    assert not [message for message in told if not message.startswith(usual)]
+
+
+def test_event_loops_that_were_left_hold_no_places() -> None:
+    """They were stopped, never closed, each with a summary under way."""
+    talk = Talk(sessions=6)
+    talk.llm.summary_replies = takes(3_600)
+    chats = talk.chats
+    loops = [asyncio.new_event_loop() for _ in chats]
+    for loop, chat in zip(loops, chats, strict=True):
+        talk.chats = [chat]
+        loop.run_until_complete(talk.begin())
+    for loop in loops:
+        loop.close()
+    assert talk.llm.summaries == 6
+
+
+@closes_at_last
+@pytest.mark.parametrize("summary", ["hangs", "cannot be stopped", "ends in time"])
+@in_virtual_time
+async def test_a_runner_that_closes_waits_a_second_at_most(summary: str) -> None:
+    """What ends within it is kept for later turns; what does not is cancelled."""
+    talk, loop = Talk(), asyncio.get_running_loop()
+    if summary == "ends in time":
+        talk.llm.summary_replies = takes(0.5)
+    else:
+        talk.hang_once(is_stubborn=summary != "hangs")
+    await talk.begin()
+    before = loop.time()
+    await talk.chat.runner.close()
+    assert 0 < loop.time() - before <= 1
+    if summary == "cannot be stopped":
+        await settle()
+    else:
+        kept = summary == "ends in time"
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        assert ("Of all before." if kept else ANOTHER) in (await talk.say(LARGE)).text
+        assert talk.llm.summaries == (1 if kept else 2)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+@closes_at_last
+@in_virtual_time
+async def test_who_closes_has_none_begun() -> None:
+    """What waits for its place never has one."""
+    talk = Talk(sessions=6, guard={"max_background_summaries": 2})
+    talk.llm.summary_replies = takes(0.3)
+    await talk.begin()
+    await talk.chat.runner.close()
+    assert talk.llm.summaries == 2
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+WAITS = cg.Threshold(**{**SIZES, "ahead": None})
+OLD = [user("The task."), model(words(9_000, "ORIGINAL"))]
+
+
+@pytest.mark.parametrize(
+    ("kind", "waits"), [("memory", 0), ("memory", 2), ("sqlite", 1)]
+)
+async def test_the_turn_after_a_cancelled_one_has_its_summary(
+    kind: str, waits: int, tmp_path: Path
+) -> None:
+    """One is paid for, never two at once; told of once, with the call that has it."""
+    async with own_database(kind, tmp_path) as store, store.open() as service:
+        talk = Talk(WAITS, session_service=service)
+        await seed(talk.chat, *OLD, state=EXACT | (DEMAND if waits == 1 else {}))
+        for number in range(1 + waits):
+            await talk.interrupt(f"Message {number}.")
+        assert not (await talk.chat.state()).get(SUMMARY)
+        assert (talk.writer.now, talk.told, talk.calls) == (1, [], [])
+        await talk.writer.end()
+        sent = await talk.say("Go on.")
+        assert is_compacted(sent)
+        assert "Go on." in sent.text
+        assert "ORIGINAL" not in sent.text
+        state = await talk.chat.state()
+        assert state[SUMMARY] == "Summary number 1, of all before."
+        assert not state.get("context_guard:compact_refused")
+        assert not any(map(state.get, DEMAND))
+        assert is_compacted(await talk.say("Well done."))
     assert (talk.llm.summaries, talk.writer.most) == (1, 1)
-    sent = agent_requests(talk.llm)[1:]
-    assert len(sent) == 2
-    assert all("Summary number 1" in request.text for request in sent)
+    (record,) = talk.told
+    assert record.usage.prompt_tokens > 0
+    assert [each.compaction for each in talk.calls] == [record, None]
+    assert [each.summary_usage for each in talk.calls] == [record.usage, cg.Usage()]
 
 
-async def test_another_process_writes_it_again(talk: Talk) -> None:
-    """What waits for its trigger is in memory only, and nowhere in the session."""
-    await talk.writer.end()
-    await talk.say("Second.")
-    assert "Summary number 1" not in str(await talk.chat.state())
-    other = Talk(session_service=talk.chat.sessions)
-    other.writer.may_end.set()
-    sent = await other.say(words(3_000, "THIRD"))
-    assert is_compacted(sent)
-    assert "ORIGINAL" not in sent.text
-    assert [record.was_ahead for record in other.told] == [False]
-    assert (talk.llm.summaries, other.llm.summaries) == (1, 1)
-
-
-async def test_a_request_that_jumps_over_the_trigger_does_not_wait_either() -> None:
-    """It goes out while it has room; the summary is begun behind it."""
-    talk = Talk(guard={"on_pressure": (pressed := list[Any]()).append})
-    await talk.begin(5_500)
-    assert not is_compacted(await talk.say(words(2_700, "SECOND")))
+@pytest.mark.parametrize("kind", [cg.Threshold, cg.SlidingWindow, cg.Pipeline])
+async def test_a_turn_that_comes_in_between_waits_for_it(
+    kind: type[cg.Strategy],
+) -> None:
+    """It has time enough, and pays for no summary of its own."""
+    window: Any = {"window": cg.MessageWindow()} if kind is cg.Pipeline else {}
+    talk = Talk(kind(**{**SIZES, "ahead": None}, **window))
+    small = [user("Hello."), model("Hello.")] * 12
+    await seed(talk.chat, *small, *OLD, *small, state=EXACT)
+    await talk.interrupt("First.")
+    turn = asyncio.create_task(talk.say("Go on."))
     await go_as_far_as_possible()
-    assert (talk.writer.now, talk.told, pressed) == (1, [], [])
     await talk.writer.end()
-    sent = await talk.say("Third.")
-    assert "Summary number 1" in sent.text
-    assert words(2_700, "SECOND") not in sent.text
-    assert [record.was_ahead for record in talk.told] == [True]
-    assert talk.llm.summaries == 1
+    assert SUMMARY_BEGIN in (await turn).text
+    assert (talk.llm.summaries, talk.writer.most) == (1, 1)
+
+
+async def test_a_turn_that_fits_does_not_wait() -> None:
+    """A deadline shorter than a summary costs one turn, however long that takes."""
+    talk = Talk(WAITS)
+    await talk.begin()
+    await seed(talk.chat, user("More."), model(words(2_000)))
+    await talk.interrupt("First.")
+    for message in ("Go on.", "And on."):
+        assert "ORIGINAL" in (await talk.say(message)).text
+    await talk.writer.end()
+    assert is_compacted(await talk.say("Well done."))
+    assert (talk.llm.summaries, talk.llm.rejections, len(talk.told)) == (1, 0, 1)
+
+
+async def test_a_resend_has_one_too() -> None:
+    """What is summarized after a rejection is not lost either."""
+    summarizer = SimulatedLlm(context_window=100_000)
+    sizes = {**SIZES, "ahead": None, "context_window": 20_000}
+    talk = Talk(cg.Threshold(**sizes, summarizer=summarizer), provider_window=8_500)
+    summarizer.summary_replies = talk.writer.write
+    await seed(talk.chat, *OLD, state=EXACT)
+    await talk.interrupt("First.")
+    assert talk.llm.rejections == 1
+    await talk.writer.end()
+    assert is_compacted(await talk.say("Go on."))
+    assert (talk.llm.rejections, summarizer.summaries, talk.writer.most) == (1, 1, 1)
+
+
+@pytest.mark.filterwarnings(r"ignore:\w+Agent is deprecated:DeprecationWarning")
+async def test_each_agent_has_its_own() -> None:
+    """Two agents at once are in nobody's way."""
+    talk = Talk(WAITS)
+    agents: list[Any] = [LlmAgent(name=name, model=talk.llm) for name in ("one", "two")]
+    root = ParallelAgent(name="both", sub_agents=agents)
+    talk.chat = Chat(root, talk.chat.app.plugins)
+    await seed(talk.chat, *OLD)
+    await talk.interrupt("First.")
+    await talk.interrupt("Again.")
+    assert (talk.writer.now, talk.llm.summaries) == (2, 2)
+    await talk.writer.end()
+    await talk.say("Go on.")
+    assert (talk.writer.most, talk.llm.summaries) == (2, 2)
+    assert [is_compacted(request) for request in talk.llm.requests[-2:]] == [True] * 2
+
+
+async def test_a_rewind_in_between() -> None:
+    """A summary that knows of a message that was taken back is not used."""
+    talk = Talk(WAITS)
+    await seed(talk.chat, *OLD, state=EXACT)
+    await talk.interrupt("A secret.")
+    await rewind(talk)
+    await talk.writer.end()
+    count = talk.llm.calls
+    await talk.say("Go on.")
+    assert talk.llm.summaries == 2
+    assert "A secret." not in "".join(r.text for r in talk.llm.requests[count:])

@@ -1,11 +1,12 @@
-"""The guard in ADK's web UI, in a real browser (`pytest -m browser`).
+"""ADK's web UI and the page of a report in a real browser (`pytest -m browser`).
 
 Needs the extra `browser` and Chromium, which playwright does not bring along. With
-CONTEXTGUARD_SCREENSHOTS=DIR the views of the first test are saved there.
+CONTEXTGUARD_SCREENSHOTS=DIR pictures are saved there.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import shutil
@@ -23,6 +24,10 @@ import pytest
 pytest.importorskip("playwright", reason="the extra `browser` is not installed")
 
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
+
+from contextguard_adk import ContextGuardPlugin, Threshold
+from contextguard_adk._tools.cli import main
+from tests.test_replay import CALLS, PRICES, WINDOW, record, save
 
 CHROMIUM = shutil.which("chromium")
 pytestmark = [
@@ -43,6 +48,13 @@ pre { font-family: monospace !important; }
 COMPACTION = "context_guard:compacted:operator"
 """How the UI labels the event of a compaction."""
 
+IS_DRAWN = """
+canvas => canvas.getContext("2d")
+  .getImageData(0, 0, canvas.width, canvas.height).data.some(byte => byte)
+"""
+EVIL = (
+    "<img src=x onerror=\"document.title='run'\"><script>document.title='run'</script>"
+)
 ARTIFACT = "compaction-operator.md"
 ANSWER = "production-api-9676, production-api-8191. All others are running."
 
@@ -87,8 +99,26 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """Headless Chromium."""
+def report(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The address of a page about a guarded session in which somebody wrote markup."""
+    folder = tmp_path_factory.mktemp("report")
+    guard = ContextGuardPlugin(default=Threshold(context_window=WINDOW))
+    session, _ = asyncio.run(record([guard], has_cache=True))
+    for event in session.events:
+        if event.usage_metadata:
+            event.model_version = "simulated"
+        summaries = event.actions.state_delta
+        if text := summaries.get("__context_guard_summary_agent"):
+            summaries["__context_guard_summary_agent"] = f"{EVIL}\n{text}"
+    source, page, config = save(session, folder), folder / "a.html", folder / "a.toml"
+    config.write_text(PRICES)
+    assert main(["report", str(source), "--config", str(config), "-o", str(page)]) == 0
+    return page.as_uri()
+
+
+@pytest.fixture(scope="module")
+def browser(report: str) -> Iterator[Browser]:
+    """Headless Chromium; it has an event loop, so the report is written before."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         yield browser
@@ -226,3 +256,91 @@ def test_the_extra_plugin_guards_an_app_without_code(
     talk_until_compacted(page, address, "plain")
 
     look_around(page, address, "plain")
+
+
+def test_a_report_shows_each_call_and_compaction(browser: Browser, report: str) -> None:
+    """With mouse and keyboard, light and dark, on a phone; it asks for nothing, and
+    what a summary says is text."""
+    context = browser.new_context(
+        viewport={"width": 1200, "height": 800}, locale="en-US", color_scheme="light"
+    )
+    page = context.new_page()
+    said: list[str] = []
+    asked: list[str] = []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(report)
+    charts, facts, tokens = (page.locator(n) for n in ("canvas", "#facts", "#tokens"))
+    assert all(chart.evaluate(IS_DRAWN) for chart in charts.all())
+    expect(facts).to_contain_text("agent")
+    tokens.hover(position={"x": 600, "y": 100})
+    middle = int(facts.locator("dd").first.inner_text())
+    assert 1 < middle < CALLS
+    expect(facts).to_contain_text("tools called")
+    if SCREENSHOTS:
+        page.screenshot(path=Path(SCREENSHOTS) / "report.png")
+    tokens.focus()
+    for key, number in ("ArrowRight", middle + 1), ("Home", 1), ("End", CALLS):
+        page.keyboard.press(key)
+        expect(facts.locator("dd").first).to_have_text(str(number))
+
+    # The system's choice of light or dark counts first; the button turns it around.
+    background = "getComputedStyle(document.body).backgroundColor"
+    light, before = page.evaluate(background), tokens.screenshot()
+    page.get_by_role("button", name="Dark").click()
+    assert page.evaluate(background) != light
+    assert tokens.screenshot() != before
+    page.get_by_role("button", name="Light").click()
+    assert page.evaluate(background) == light
+    page.emulate_media(color_scheme="dark")
+    assert page.evaluate(background) == light
+
+    # A click on a compaction leads to its card.
+    place = page.evaluate(
+        """() => {
+          const chart = Chart.getChart("tokens");
+          const sets = chart.data.datasets;
+          const number = sets.findIndex(each => each.label === "compaction");
+          const index = sets[number].data.findIndex(value => value !== null);
+          const { x, y } = chart.getDatasetMeta(number).data[index];
+          return { x, y };
+        }"""
+    )
+    tokens.click(position=place)
+    card = page.locator("article").first
+    expect(card).to_be_focused()
+    expect(card.locator("h3")).to_have_text("Compaction 1")
+    card.get_by_text("What the summary says").click()
+    expect(card.locator("pre")).to_contain_text(EVIL)
+    card.get_by_text("What it took out").click()
+    expect(card.locator("li").nth(1)).to_have_text("call of search, 0 characters")
+
+    # A phone needs no sideways scrolling, with everything opened.
+    page.set_viewport_size({"width": 390, "height": 844})
+    closed = page.locator("details:not([open]) > summary")
+    while closed.count():
+        closed.first.click()
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    for chart in charts.all():
+        assert chart.evaluate(IS_DRAWN)
+        box = chart.bounding_box()
+        assert box
+        assert 0 <= box["x"] <= 390 - box["width"]
+    assert page.title() == "Context of a session"
+    context.close()
+    assert (said, asked) == ([], [report])
+
+
+def test_without_javascript_the_figures_are_there(
+    browser: Browser, report: str
+) -> None:
+    """The table has a row for each call, and the cards stand."""
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(report)
+    page.get_by_text("Show the table").click()
+    assert page.locator("tbody tr").count() == CALLS
+    expect(page.locator("tbody")).to_be_visible()
+    assert page.locator("article").count() >= 2
+    context.close()

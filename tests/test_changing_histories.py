@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -20,20 +21,34 @@ from google.adk.tools.function_tool import FunctionTool
 from google.adk.tools.long_running_tool import LongRunningFunctionTool
 from google.genai import types
 
-from contextguard_adk import SlidingWindow, Strategy
-from contextguard_adk._history.pairs import content_text
-from contextguard_adk.testing import RecordedRequest, Reply
+from contextguard_adk import SlidingWindow, Strategy, Threshold
+from contextguard_adk.testing import RecordedRequest, Reply, SimulatedLlm
 from contextguard_adk.testing import call as scripted_call
 from tests.builders import (
     SUMMARY_BEGIN,
+    KeptSessions,
     answer_text,
+    call,
+    event,
     guarded_agent,
     model,
+    response,
     response_part,
     responses,
     user,
 )
-from tests.chats import Changing, agent_requests, begin_as_user, take_apart
+from tests.chats import (
+    DEMAND,
+    Changing,
+    agent_requests,
+    begin_as_user,
+    guarded_chat,
+    seed,
+    take_apart,
+    text_of,
+    without_head,
+    words,
+)
 from tests.talks import (
     MARKER,
     WINDOW,
@@ -136,7 +151,7 @@ async def test_partly_loaded_sessions_go_on(strategy: Strategy, newest: int) -> 
         count = len(llm.requests)
         await talk.ask(message(number))
         sent = agent_requests_since(llm, count)[0].contents
-        head = content_text(take_apart(sent)[0])
+        head = text_of(take_apart(sent)[0])
         assert head.startswith(SUMMARY_BEGIN)
         assert summarized <= set(MARKER.findall(head))
     talk.run_config = whole
@@ -321,3 +336,125 @@ async def test_resumable_apps_go_on_after_a_failure(
     assert llm.summaries > before
     assert "mark-ask-000!" in llm.requests[-1].text
     talk.check()
+
+
+# --- what is known again ---
+
+
+def saying(value: Any, call_id: str | None = None, **args: Any) -> list[types.Content]:
+    """A call of a tool with its result."""
+    return [call("x", call_id, **args), response("x", {"a": value}, call_id)]
+
+
+def shot(data: bytes) -> list[types.Content]:
+    """A tool result with an image of its own."""
+    pixels = types.FunctionResponsePart.from_bytes(data=data, mime_type="image/png")
+    answer = types.FunctionResponse(name="x", response={}, parts=[pixels])
+    return [call("x"), responses(types.Part(function_response=answer))]
+
+
+SIGNED = types.Content(
+    role="model", parts=[types.Part(text="a", thought_signature=b"1")]
+)
+Said = list[types.Content]
+SAME: dict[str, tuple[Said, Said]] = {
+    "call id": (saying(1, "1", q="a"), saying(1, q="a")),
+    "order of keys": (saying({"c": [1], "d": 2}), saying({"d": 2, "c": [1]})),
+    "signature": ([SIGNED], [model("a")]),
+    "integer for a float": (saying([1e22, -2.5e30]), saying([10**22, -25 * 10**29])),
+    "text for a number as key": (saying({2: "b", 10: 1}), saying({"10": 1, "2": "b"})),
+}
+DIFFERENT: dict[str, tuple[Said, Said]] = {
+    "role": ([user("a")], [model("a")]),
+    "joined parts": ([model("a", "b")], [model("ab")]),
+    "argument": (saying(1, q="a"), saying(1, q="b")),
+    "number or text": (saying(1, q=1), saying(1, q="1")),
+    "null or nothing": (saying(1, q=None), saying(1)),
+    "true or one": (saying(True), saying(1)),
+    "image of a result": (shot(b"a"), shot(b"b")),
+}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_same"),
+    [
+        *(pytest.param(*pair, True, id=name) for name, pair in SAME.items()),
+        *(pytest.param(*pair, False, id=name) for name, pair in DIFFERENT.items()),
+    ],
+)
+async def test_a_summary_covers_what_says_the_same(
+    before: Said, after: Said, is_same: bool
+) -> None:
+    """Ids, signatures, and what a JSONB column alters are no part of what was said;
+    what says anything else than what was summarized is sent."""
+    llm = SimulatedLlm(context_window=8_000, summary_replies=["A summary."])
+    sessions = KeptSessions()
+    strategy = Threshold(context_window=8_000)
+    chat = guarded_chat(llm, strategy, session_service=sessions)
+    await seed(chat, user(words(2_000)), *before, state=DEMAND)
+    await chat.say("Go on.")
+    events = sessions.kept["session"].events
+    assert not [each for each in before if each in llm.requests[-1].contents]
+    for stored, content in zip(events[1:], after, strict=False):
+        stored.content = content
+    await chat.say("And now?")
+    stays = without_head(llm.requests[-1].contents)
+    assert stays[: -2 or None] == ([] if is_same else after)
+    assert llm.summaries == 1
+
+
+COUNT = 2_000
+Change = Callable[[list[Event]], None]
+
+
+def edit(number: int) -> Change:
+    """Has a message say something else."""
+    return lambda events: setattr(events[number], "content", user(f"fact {number}."))
+
+
+CHANGES: dict[str, tuple[Change, Callable[[set[int]], bool]]] = {
+    "nothing": (lambda events: None, lambda shown: not shown),
+    "an old one": (edit(900), lambda shown: 900 in shown and max(shown) < COUNT - 500),
+    "a recent one": (edit(1_990), lambda shown: shown == {1_990}),
+    "the beginning is not loaded": (
+        lambda events: events.__delitem__(slice(500)),
+        lambda shown: max(shown) < COUNT - 500,
+    ),
+    "a recent one repeated": (
+        lambda events: events.insert(1, event(user(f"fact {COUNT - 1}"))),
+        lambda shown: shown >= {COUNT - 1},
+    ),
+    "back to the old ones": (
+        lambda events: events.__delitem__(slice(1_300, COUNT)),
+        lambda shown: shown == {*range(1_300)},
+    ),
+    "back to the recent ones": (
+        lambda events: events.__delitem__(slice(1_900, COUNT)),
+        lambda shown: not shown,
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "is_right"), CHANGES.values(), ids=CHANGES)
+async def test_a_change_of_a_long_history_uncovers_what_it_must(
+    change: Change, is_right: Callable[[set[int]], bool]
+) -> None:
+    """A change among the older messages uncovers these, one of the newest itself alone;
+    what is stored stays small however long the history is."""
+    window = 100_000
+    llm = SimulatedLlm(context_window=window, summary_replies=["A summary."] * 3)
+    sessions = KeptSessions()
+    strategy = Threshold(context_window=window)
+    chat = guarded_chat(llm, strategy, session_service=sessions)
+    await seed(chat, state=DEMAND)
+    events = sessions.kept["session"].events
+    facts = [user(f"fact {number}") for number in range(COUNT)]
+    events[:0] = map(event, facts)
+    await chat.say("Go on.")
+    state = json.dumps(await chat.state())
+    assert len(state) < 16 * 1024
+    change(events)
+    await chat.say("And now?")
+    stays = without_head(llm.requests[-1].contents)
+    found = re.findall(r"fact (\d+)", "\n".join(map(text_of, stays)))
+    assert is_right({*map(int, found)})

@@ -1,10 +1,11 @@
-"""The command line: `contextguard demo`, exit codes, and the demo's file tools."""
+"""The command line: `contextguard demo` and `check`, wrong arguments, exit codes."""
 
 from __future__ import annotations
 
 import gc
 import importlib.util
 import io
+import json
 import logging
 import os
 import re
@@ -25,10 +26,19 @@ from google.genai import types
 
 from contextguard_adk._tools.cli import main
 from contextguard_adk._tools.demo import FileTools
+from contextguard_adk.config import CONFIG_VARIABLE
 from contextguard_adk.testing import SimulatedLlm
 from tests.builders import call, model
+from tests.test_config import tells
 
+Output = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
 WINDOW_TOKENS = 4_000
+
+
+@pytest.fixture(autouse=True)
+def _no_variable(monkeypatch: Patch) -> None:
+    monkeypatch.delenv(CONFIG_VARIABLE, raising=False)
 
 
 @pytest.fixture
@@ -56,9 +66,14 @@ def read_table(output: str) -> dict[str, list[str]]:
     return {row[0].strip(): [v.strip() for v in row[1:]] for row in rows if row[2:]}
 
 
+def numbers(values: list[str]) -> list[int]:
+    """The number at the beginning of each value."""
+    return [int(value.split()[0].replace(",", "")) for value in values]
+
+
 @pytest.mark.parametrize("strategy", ["threshold", "sliding-window", "pipeline"])
 def test_demo_finishes_only_with_the_guard(
-    tree: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
+    tree: Path, monkeypatch: Patch, strategy: str
 ) -> None:
     """Without the guard every turn is refused, with it none; ASCII is enough."""
     raw = io.BytesIO()
@@ -69,18 +84,16 @@ def test_demo_finishes_only_with_the_guard(
     for event in ("the folder caf?", "rejected by the provider: ", "compaction 1: "):
         assert event in output
     table = read_table(output)
-    bare_steps, guarded_steps = table["steps done"]
-    assert int(bare_steps.split()[0]) < 10
-    assert guarded_steps == "30 of 30"
+    assert numbers(table["steps done"])[0] < 10
+    assert table["steps done"][1] == "30 of 30"
     assert table["requests rejected"] == ["10", "0"]
     assert "time to the last answer" not in table
     assert table["compactions"][0] == "0"
     assert int(table["compactions"][1]) >= 5
-    largest = [int(value.replace(",", "")) for value in table["largest request"]]
+    largest = numbers(table["largest request"])
     assert largest[0] > WINDOW_TOKENS >= largest[1]
     for name in ("uncached input", "cached input", "output"):
-        counts = [int(value.replace(",", "")) for value in table[f"{name} / step"]]
-        assert 0 < max(counts) <= WINDOW_TOKENS
+        assert 0 < max(numbers(table[f"{name} / step"])) <= WINDOW_TOKENS
     for name in ("cost / step", "cost of the steps done"):
         assert [value[:3] for value in table[name]] == ["$0."] * 2
     bars = [line.split()[-1] for line in output.splitlines() if "_" in line[:22]]
@@ -90,21 +103,16 @@ def test_demo_finishes_only_with_the_guard(
     assert "30 of 30 steps were done, no request refused; without it only " in output
 
 
-@pytest.mark.parametrize("strategy", ["threshold", "sliding-window"])
-def test_latency_shows_what_summaries_ahead_save(
-    tree: Path, capsys: pytest.CaptureFixture[str], strategy: str
-) -> None:
+def test_latency_shows_what_summaries_ahead_save(tree: Path, capsys: Output) -> None:
     """Without them a call waits for every summary, however slow; with them, for few."""
-    assert run_demo(tree, "--strategy", strategy, "--latency", "90") == 0
-
+    assert run_demo(tree, "--latency", "90") == 0
     output = capsys.readouterr().out
     assert "Times are simulated: 90 s for every answer and every summary." in output
     assert "30 of 30 steps were done, no request refused" in output
     assert "mechanical" not in output
     table = read_table(output)
-    compactions = [int(count) for count in table["compactions"]]
+    compactions, steps = numbers(table["compactions"]), numbers(table["steps done"])
     assert compactions[0] == 0 < min(compactions[1:])
-    steps = [int(value.split()[0]) for value in table["steps done"]]
     assert steps[1:] == [30, 30]
     waits = [read_seconds(value) for value in table["waited for summaries"]]
     assert waits[:2] == [0, 90 * compactions[1]]
@@ -113,30 +121,26 @@ def test_latency_shows_what_summaries_ahead_save(
     assert ends == [90 * done + wait for done, wait in zip(steps, waits, strict=True)]
 
 
-def test_warnings_measure_as_the_table_does(
-    tree: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """By the provider's count, where the log has an estimate."""
-    arguments = ["--window", "2000", "--steps", "20", "--strategy", "sliding-window"]
-    assert main(["demo", str(tree), *arguments]) == 0
-    output = capsys.readouterr().out
-    warned = re.findall(r"warning: a request fills (\d+)% of the context", output)
-    (_, share), (_, largest) = (
-        read_table(output)[name] for name in ("of the window", "largest request")
-    )
-    assert warned
-    assert share == f"{int(largest.replace(',', '')) / 2_000:.0%}"
-    assert max(map(int, warned)) <= int(share.rstrip("%"))
-
-
 def read_seconds(text: str) -> float:
     """Reads a time such as `7 min 42 s`."""
     minutes, _, seconds = text.rpartition(" min ")
     return 60 * float(minutes or 0) + float(seconds.removesuffix(" s"))
 
 
+def test_warnings_measure_as_the_table_does(tree: Path, capsys: Output) -> None:
+    """By the provider's count, where the log has an estimate."""
+    assert run_demo(tree, "--window=2000", "--strategy=sliding-window") == 0
+    output = capsys.readouterr().out
+    warned = re.findall(r"warning: a request fills (\d+)% of the context", output)
+    table = read_table(output)
+    share = table["of the window"][1]
+    assert warned
+    assert share == f"{numbers(table['largest request'])[1] / 2_000:.0%}"
+    assert max(map(int, warned)) <= int(share.rstrip("%"))
+
+
 def test_a_failure_with_summaries_ahead_is_one(
-    tree: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tree: Path, monkeypatch: Patch, capsys: Output
 ) -> None:
     """Exit code and last line tell of the guarded run that fared worse."""
     answer = SimulatedLlm.generate_content_async
@@ -150,68 +154,62 @@ def test_a_failure_with_summaries_ahead_is_one(
 
     monkeypatch.setattr(SimulatedLlm, "generate_content_async", fail_in_third_run)
     assert run_demo(tree, "--latency", "0.5") == 1
-
     output = capsys.readouterr().out
     assert read_table(output)["steps done"][1:] == ["30 of 30", "1 of 30"]
     assert read_table(output)["time to the last answer"][2] == "0.5 s"
     assert "1 of 30 steps were done, then the model failed: overloaded." in output
 
 
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        (["demo", "/no/such/folder"], "'/no/such/folder' is not a folder"),
-        (["demo", "--window", "999"], "--window: at least 1,000, not 999"),
-        (["demo", "--window", "wide"], "--window: 'wide' is not a number"),
-        (["demo", "--steps", "0"], "--steps: at least 1, not 0"),
-        (["demo", "--latency", "0"], "--latency: more than 0, at most 3,500, not 0"),
-        (["demo", "--latency", "3501"], "at most 3,500, not 3501"),
-        (["demo", "--latency", "nan"], "at most 3,500, not nan"),
-        (["demo", "--latency", "slow"], "--latency: 'slow' is not a number"),
-        (["demo", "--latency", "1", "--model", "x"], "a real model takes its own time"),
-        (["demo", "--strategy", "luck"], "invalid choice: 'luck'"),
-        (["dmo"], "invalid choice: 'dmo' (choose from 'demo', "),
-        (["dmo"], ". Did you mean 'demo'?"),
-        (["demo", "--strategy", "pipelin"], ". Did you mean 'pipeline'?"),
-        (["demo", "--context-windo=1", "--step=3"], "at least 1,000, not 1"),
-        (
-            ["replay", "x", "--widow=3"],
-            "arguments: --widow=3. Did you mean '--window'?",
-        ),
-        (["report", "x.json", "--plot=y"], "unrecognized arguments: --plot=y\n"),
-        (["--versio2"], "unrecognized arguments: --versio2. Did you mean '--version'"),
-        (["demo", "."], "there is no source file in /"),
-        (["check", "--model", "gpt-4o", "guard.toml"], "name the file before --model"),
-        (["check", "unknown.toml"], "unknown.toml: "),
-        (["check", "unknown.yaml"], "unknown.yaml: "),
-        (["check", "missing.toml"], "cannot be read"),
-        (["check", "guard.json"], ".toml, .yaml or .yml"),
-    ],
-)
+WRONG = """
+demo /no/such/folder | …'/no/such/folder' is not a folder
+demo --window 999 | …--window: at least 1,000, not 999
+demo --window 8k | demo: error: argument --context-window/--window: '8k' is not a number
+demo --steps 0 | …--steps: at least 1, not 0
+demo --latency 0 | …--latency: more than 0, at most 3,500, not 0
+demo --latency 3501 | …at most 3,500, not 3501
+demo --latency nan | …at most 3,500, not nan
+demo --latency slow | …--latency: 'slow' is not a number
+demo --latency 1 --model x | …a real model takes its own time…
+demo --strategy luck | …invalid choice: 'luck'…
+demo --strategy pipelin | …. Did you mean 'pipeline'?
+demo --context-windo=1 --step=3 | …at least 1,000, not 1
+demo . | …there is no source file in /…
+dmo | … invalid choice: 'dmo' (choose from 'demo', …). Did you mean 'demo'?
+replay x --widow=3 | …arguments: --widow=3. Did you mean '--window'?
+report x.json --plot=y | …unrecognized arguments: --plot=y
+--versio2 | …unrecognized arguments: --versio2. Did you mean '--version'?
+check --model gpt-4o guard.toml | …name the file before --model…
+check unknown.toml | …unknown.toml: …
+check unknown.yaml | …unknown.yaml: …
+check missing.toml | …missing.toml: cannot be read: No such file or directory.
+check guard.json | ….toml, .yaml or .yml.
+replay sqlite:///sessions.db | …databases need SQLAlchemy: pip install …
+replay session.json --plot a.svg | replay: error: --plot needs: pip install matplotlib
+"""
+WRONG_ROWS = [line.split(" | ") for line in WRONG.strip().splitlines()]
+
+
+@pytest.mark.parametrize(("typed", "said"), WRONG_ROWS, ids=[r[0] for r in WRONG_ROWS])
 def test_wrong_arguments_are_one_line(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    reason: str,
+    tmp_path: Path, monkeypatch: Patch, capsys: Output, typed: str, said: str
 ) -> None:
-    """What is wrong stands in one line on stderr; the exit code is 2."""
+    """On stderr, also of a plain install without extras; the exit code is 2."""
+    for name in ("matplotlib", "sqlalchemy"):
+        monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.chdir(tmp_path)
-    Path("binary.py").write_bytes(b"x = 1\0")
-    Path("bundle.js").write_bytes(b"a" * 9_000)
-    if arguments[:1] == ["check"]:
+    if typed == "demo .":
+        Path("binary.py").write_bytes(b"x = 1\0")
+        Path("bundle.js").write_bytes(b"a" * 9_000)
+    else:
         Path("unknown.toml").write_text("[default]\nmax_turn = 3")
         Path("unknown.yaml").write_text("default: [\nagents: {")
-    assert main(arguments) == 2
-
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith("contextguard")
-    assert captured.err.count("\n") == 1
-    assert reason in captured.err
+    assert main(typed.split()) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert tells(f"contextguard…{said}", output.err), output.err
 
 
-def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_explains_itself(capsys: Output) -> None:
     """With `--help` each prints how it is used."""
     assert main([]) == 0
     assert capsys.readouterr().out.startswith("usage: contextguard [-h]")
@@ -222,20 +220,13 @@ def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-@pytest.mark.parametrize(
-    ("redirect", "error"),
-    [
-        ("> /dev/full", "contextguard: error: [Errno 28] No space left on device\n"),
-        ("| head -c 0", ""),
-    ],
-)
-def test_an_output_that_takes_nothing_is_no_traceback(
-    redirect: str, error: str
-) -> None:
+def test_an_output_that_takes_nothing_is_no_traceback() -> None:
     """A full disk is one line, a reader that leaves is none."""
-    command = f"{sys.executable} -W ignore -m contextguard_adk check {redirect}"
-    done = subprocess.run(command, shell=True, capture_output=True, text=True)
-    assert done.stderr == error
+    full = "contextguard: error: [Errno 28] No space left on device\n"
+    for redirect, error in (("> /dev/full", full), ("| head -c 0", "")):
+        command = f"{sys.executable} -W ignore -m contextguard_adk check {redirect}"
+        done = subprocess.run(command, shell=True, capture_output=True, text=True)
+        assert done.stderr == error
 
 
 class LiteLlm(BaseLlm):
@@ -271,7 +262,7 @@ class LiteLlm(BaseLlm):
 
 
 @pytest.fixture
-def fake_litellm(monkeypatch: pytest.MonkeyPatch) -> None:
+def fake_litellm(monkeypatch: Patch) -> None:
     """Registers the fake models, and a litellm that need not be imported."""
     litellm = python_types.ModuleType("litellm")
     # What is installed beside it, as the table of windows, is found as before.
@@ -282,14 +273,9 @@ def fake_litellm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("fake_litellm")
 @pytest.mark.parametrize(
-    ("kind", "exit_code", "said", "row"),
+    ("kind", "code", "said", "row"),
     [
-        (
-            "reader",
-            0,
-            "",
-            {"output / step": ["5", "5"], "cost / step": ["unknown"] * 2},
-        ),
+        ("reader", 0, "", {"output / step": ["5"] * 2, "cost / step": ["unknown"] * 2}),
         ("answers", 0, "turn 30, step ", {"steps done": ["30 of 30"] * 2}),
         ("unmetered", 0, "", {"uncached input / step": ["0", "0"]}),
         ("flaky", 1, "No API key was provided.", {"steps done": ["3 of 30"] * 2}),
@@ -297,16 +283,10 @@ def fake_litellm(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_a_real_model_does_is_reported(
-    tree: Path,
-    capsys: pytest.CaptureFixture[str],
-    kind: str,
-    exit_code: int,
-    said: str,
-    row: dict[str, list[str]],
+    tree: Path, capsys: Output, kind: str, code: int, said: str, row: dict[str, Any]
 ) -> None:
     """Steps until then count, a failure or refusals of the guarded run end with 1."""
-    assert run_demo(tree, "--model", f"fake/{kind}") == exit_code
-
+    assert run_demo(tree, "--model", f"fake/{kind}") == code
     output = capsys.readouterr().out
     assert said in output
     assert row.items() <= read_table(output).items()
@@ -314,11 +294,10 @@ def test_what_a_real_model_does_is_reported(
 
 @pytest.mark.usefixtures("fake_litellm")
 def test_ctrl_c_ends_the_demo(
-    tree: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    tree: Path, capsys: Output, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Ctrl-C ends it with exit code 130 and one line, and logs as before."""
     assert run_demo(tree, "--model", "fake/interrupted") == 130
-
     gc.collect()  # Tasks speak of lost exceptions when they are collected.
     assert capsys.readouterr().err == "contextguard: interrupted\n"
     assert not caplog.records
@@ -326,42 +305,163 @@ def test_ctrl_c_ends_the_demo(
 
 
 @pytest.mark.usefixtures("fake_litellm")
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
+def test_model_that_cannot_be_used_is_one_line(tree: Path, capsys: Output) -> None:
+    """A wrong name, a missing key or an unknown window is told in one line."""
+    for name, reason in (
         ("fake/keyless", "No API key was provided.\n"),
         ("nobody-knows", "nobody-knows not found.\n"),
-    ],
-)
-def test_model_that_cannot_be_used_is_one_line(
-    tree: Path, capsys: pytest.CaptureFixture[str], name: str, reason: str
-) -> None:
-    """A wrong name, a missing key or an unknown window is told in one line."""
-    assert run_demo(tree, "--model", name) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert reason in error
-
-    assert main(["demo", str(tree), "--model", name]) == 2
-    assert f"window of {name} is unknown: give" in capsys.readouterr().err
+    ):
+        assert run_demo(tree, "--model", name) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        assert reason in error
+        assert main(["demo", str(tree), "--model", name]) == 2
+        assert f"window of {name} is unknown: give" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        *("mail/../../secret.txt", "/etc/passwd", "link.txt", "out/secret.txt", "loop"),
-        *("gone.py", "billing", "pipe", "a\0b", 7, "x" * 5_000),
-    ],
-)
-def test_what_cannot_be_read_is_an_answer(tree: Path, path: Any) -> None:
+def test_what_cannot_be_read_is_an_answer(tree: Path) -> None:
     """No tool raises, leaves the folder, or says where it is."""
     (tree.parent / "secret.txt").write_text("the password")
     (tree / "link.txt").symlink_to(tree.parent / "secret.txt")
     (tree / "out").symlink_to(tree.parent)
     (tree / "loop").symlink_to(tree / "loop")
     os.mkfifo(tree / "pipe")
-
-    answer = FileTools(tree).read_file(path)
-
-    assert answer == {"error": f"the project has no source file {path!r}"}
+    outside = "mail/../../secret.txt", "/etc/passwd", "link.txt", "out/secret.txt"
+    odd: Any = "loop", "gone.py", "billing", "pipe", "a\0b", 7, "x" * 5_000
+    for path in (*outside, *odd):
+        answer = FileTools(tree).read_file(path)
+        assert answer == {"error": f"the project has no source file {path!r}"}
     assert "error" in FileTools(tree).list_files("..")
+
+
+SETTINGS = """
+warning_threshold = 0.8
+default = {strategy = "sliding_window", max_messages = 30}
+prices.own-model = {input = 0, output = 0.5}
+
+[agents.writer]
+strategy = "pipeline"
+context_window = 50_000
+summarizer = "gemini-2.5-flash"
+summary = false
+
+[agents.router]
+strategy = "none"
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """A settings file with three kinds of agents."""
+    path = tmp_path / "guard.toml"
+    path.write_text(SETTINGS)
+    return path
+
+
+def check_json(capsys: Output, *arguments: str) -> dict[str, Any]:
+    """What `contextguard check` prints as JSON."""
+    main(["check", *arguments, "--json"])
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_each_agent_and_model_has_its_budgets(config: Path, capsys: Output) -> None:
+    """A configured window wins, the table is asked, and the unknown is assumed."""
+    models = ["openrouter/openai/gpt-4o", "nobody-knows-it"]
+    found = check_json(capsys, str(config), "--model", *models)
+    default, writer, router = found.pop("agents")
+    assert (found["config"], found["warning_threshold"]) == (str(config), 0.8)
+    known, unknown = default.pop("budgets")
+    assert default == {
+        "agent": "(default)",
+        "strategy": "SlidingWindow",
+        "settings": {"max_messages": 30},
+        "summarizer": None,
+    }
+    assert known == {
+        "model": models[0],
+        "source": "registry",
+        "registry_entry": "gpt-4o",
+        "window_tokens": 128_000,
+        "buffer_tokens": 25_600,
+        "threshold_tokens": 102_400,
+        "summary_tokens": 12_800,
+        "costs": {"input": 2.5, "output": 10, "cached_input": 1.25},
+    }
+    changes = {"source": "default", "registry_entry": None, "costs": None}
+    assert unknown == {**known, "model": models[1], **changes}
+    assert writer["summarizer"] == "gemini-2.5-flash"
+    assert {b["window_tokens"] for b in writer["budgets"]} == {50_000}
+    assert (router["strategy"], router["budgets"]) == (None, [])
+
+
+def test_it_prints_lines_for_people(
+    config: Path, monkeypatch: Patch, capsys: Output
+) -> None:
+    """Agent by agent, and no number is cut however narrow the terminal."""
+    monkeypatch.setenv("COLUMNS", "20")
+    models = ["gpt-4o", "nobody-knows-it", "own-model"]
+    assert main(["check", str(config), "--model", *models]) == 0
+    output = capsys.readouterr()
+    assert output.err == ""  # The lines say what the guard would warn of.
+    lines = output.out.splitlines()
+    assert lines[0].endswith("guard.toml: good")
+    sizes = "buffer 25,600, threshold 102,400, summary 12,800"
+    assert f"  gpt-4o: window 128,000 (registry: gpt-4o), {sizes}" in lines
+    assert any("(unknown model: assumed)" in line for line in lines)
+    for price in (
+        "input 2.5, output 10, cached_input 1.25",
+        "unknown",
+        "input 0, output 0.5",
+    ):
+        assert f"    dollars per million tokens: {price}" in lines
+    writer = lines.index("writer: Pipeline")
+    assert lines[writer + 1 : writer + 3] == [
+        "  summary = false",
+        "  summaries by gemini-2.5-flash",
+    ]
+    assert lines[writer + 3].startswith("  gpt-4o: window 50,000 (config)")
+    assert lines[-1] == "router: not guarded"
+    assert main(["check", str(config)]) == 0
+    printed = capsys.readouterr().out
+    assert "name models with --model" in printed
+    assert "any model: window 50,000 (config)" in printed
+
+
+def test_the_variable_names_the_file(
+    config: Path, monkeypatch: Patch, capsys: Output
+) -> None:
+    """As for the plugin itself; without it the built-in settings are shown. Classes
+    are found in the present folder."""
+    found = check_json(capsys)
+    assert (found["config"], len(found["agents"])) == (None, 1)
+    monkeypatch.setenv(CONFIG_VARIABLE, str(config))
+    found = check_json(capsys)
+    assert (found["config"], len(found["agents"])) == (str(config), 3)
+    ours = "from contextguard_adk import Threshold\nclass Ours(Threshold):\n    pass\n"
+    (config.parent / "our_strategies_here.py").write_text(ours)
+    config.write_text("default = 'our_strategies_here.Ours'")
+    monkeypatch.chdir(config.parent)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    assert check_json(capsys)["agents"][0]["strategy"] == "Ours"
+
+
+def test_it_shows_what_strategies_do_of_themselves(
+    config: Path, capsys: Output
+) -> None:
+    """An automatic trigger is a threshold, in a small window the usual one; a pipeline
+    may run before the threshold, and its own reducers have names."""
+    for window, shown in ((128_000, "32,000"), (8_000, "6,400")):
+        config.write_text(f"[default]\ntrigger = 'auto'\ncontext_window = {window}")
+        assert main(["check", str(config)]) == 0
+        assert f"threshold {shown}, summary" in capsys.readouterr().out
+    config.write_text(
+        "[default]\nstrategy = 'pipeline'\ncompression_threshold = 0.75\n"
+        "context_window = 32_000\n[[default.reducers]]\n"
+        "reducer = 'contextguard_adk.TokenWindow'\nbudget_tokens = 500\n"
+    )
+    default = check_json(capsys, str(config))["agents"][0]
+    assert default["budgets"][0]["threshold_tokens"] == 24_000
+    reducer = "contextguard_adk.strategies.reducers.TokenWindow"
+    reducers = [{"reducer": reducer, "budget_tokens": 500}]
+    assert default["settings"]["reducers"] == reducers

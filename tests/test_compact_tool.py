@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,21 +11,18 @@ import pytest
 from google.adk.events.event import Event
 
 from contextguard_adk import (
-    Compaction,
-    CompactionContext,
     CompactionRecord,
     CompactTool,
     Strategy,
     Threshold,
+    request_compaction,
 )
-from contextguard_adk._history.state import REFUSED_KEY, request_compaction
 from contextguard_adk.telemetry import METADATA_KEY
 from contextguard_adk.testing import Reply, SimulatedLlm, call
 from tests.builders import Chat, answer_text, model, user
 from tests.builders import call as scripted
 from tests.chats import (
     DEMAND,
-    Doing,
     agent_requests,
     guarded_chat,
     seed,
@@ -38,6 +34,8 @@ from tests.chats import (
 
 WIDE = Threshold(context_window=20_000)
 FOCUS = "the numbers of the invoices"
+REFUSED = "context_guard:compact_refused"
+ASKED = call("compact_history")
 
 
 def open_chat(
@@ -87,8 +85,7 @@ async def test_an_agent_compacts_with_a_focus(in_place: bool) -> None:
 
 async def test_an_agent_that_asks_again_at_once_is_refused() -> None:
     """It reads why, and nothing is compacted on two calls running."""
-    asked = call("compact_history")
-    llm, chat, records = open_chat(asked, asked, asked, asked, "Done.")
+    llm, chat, records = open_chat(*[ASKED] * 4, "Done.")
     await seed(chat, user("The task."), model(words(3_000)))
     assert answer_text(await chat.say("Go on.")) == "Done."
     assert len(records) == 1
@@ -101,11 +98,8 @@ async def test_a_compaction_of_a_worker_beside_it_refuses_nothing() -> None:
     """Parallel workers have one name and one session; the call tells them apart."""
     compacted: dict[str, Any] = {METADATA_KEY: {"compaction": {}}}
     own = Event(author="agent", content=scripted("compact_history", "own"))
-    other = Event(
-        author="agent",
-        content=scripted("look", "other"),
-        custom_metadata=compacted,
-    )
+    other = Event(author="agent", content=scripted("look", "other"))
+    other.custom_metadata = compacted
     answers = []
     for call_id in ("own", "other"):
         context: Any = SimpleNamespace(
@@ -118,81 +112,69 @@ async def test_a_compaction_of_a_worker_beside_it_refuses_nothing() -> None:
     assert ["refused" in answer for answer in answers] == [False, True]
 
 
-@pytest.mark.parametrize("agent", [None, "agent"])
+class Idle(Strategy):
+    """Never compacts."""
+
+    async def compact(self, context: Any) -> None:
+        """Leaves it."""
+
+
+@pytest.mark.parametrize(
+    ("strategy", "agent", "reason"),
+    [
+        (WIDE, None, "nothing would be gained"),
+        (WIDE, "agent", "nothing would be gained"),
+        (Idle(context_window=20_000), None, "nothing to compact"),
+    ],
+)
 async def test_a_request_in_vain_is_refused(
-    agent: str | None, caplog: pytest.LogCaptureFixture
+    strategy: Strategy,
+    agent: str | None,
+    reason: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """No summary is paid for; log and session state say why, until the next one."""
+    """No summary is paid for, and it is not asked again on later calls; log and session
+    state say why, until the next one."""
     caplog.set_level(logging.INFO, "contextguard_adk")
-    llm, chat, records = open_chat()
+    llm, chat, records = open_chat(strategy=strategy)
     demand: dict[str, Any] = {}
     request_compaction(demand, agent, FOCUS)
-    await seed(chat, user("Hello."), state=demand)
+    is_idle = isinstance(strategy, Idle)
+    await seed(chat, user(words(3_000 if is_idle else 2)), state=demand)
     await chat.say("Go on.")
     assert not llm.summaries
-    key = f"{REFUSED_KEY}:{agent}" if agent else REFUSED_KEY
+    key = f"{REFUSED}:{agent}" if agent else REFUSED
     state = await chat.state()
-    assert state[key] == "nothing would be gained"
+    assert reason in state[key]
     assert not any(state[name] for name in demand)
-    assert "refused for agent 'agent': nothing would be gained." in caplog.text
+    assert f"refused for agent 'agent': {state[key]}." in caplog.text
     assert FOCUS not in caplog.text
-    await seed(chat, model(words(3_000)), state=dict.fromkeys(demand, True))
-    await chat.say("And now?")
-    assert len(records) == 1
-    assert (await chat.state())[key] == ""
+    if not is_idle:
+        await seed(chat, model(words(3_000)), state=dict.fromkeys(demand, True))
+        await chat.say("And now?")
+        assert len(records) == 1
+        assert (await chat.state())[key] == ""
 
 
-async def test_a_full_request_is_compacted_although_one_asks_too_often() -> None:
-    """A refusal does not keep the threshold from its work."""
-    asked = call("compact_history")
-    llm, chat, records = open_chat(asked, "Done.", "Done.")
-    await seed(chat, user("The task."), model(words(3_000)), state=DEMAND)
-    await chat.say("Go on.")
-    await seed(chat, user("More."), model(words(16_000)))
-    await chat.say("Go on.")
-    assert [record.reason for record in records] == ["requested", "tokens"]
-    assert llm.rejections == 0
-
-
-@pytest.mark.parametrize("tokens", [None, 1_000_000], ids=["nothing", "larger"])
-async def test_a_request_that_the_strategy_cannot_serve_is_refused(
-    tokens: int | None,
+@pytest.mark.parametrize(
+    ("script", "tokens", "state", "reasons"),
+    [
+        ([ASKED], 16_000, {}, ["requested", "tokens"]),
+        ([], 3_000, DEMAND, ["requested", "requested"]),
+        ([], 16_400, {}, ["requested", "tokens"]),
+    ],
+    ids=["beside one that is refused", "asked for in the next run", "full right after"],
+)
+async def test_a_compaction_on_demand_does_not_put_off_the_next(
+    script: list[Reply], tokens: int, state: dict[str, Any], reasons: list[str]
 ) -> None:
-    """Else it would be asked again on every later call."""
-
-    async def act(context: CompactionContext) -> Compaction | None:
-        if tokens is None or context.reason != "requested":
-            return None
-        compaction = await context.summarize(context.older_than(0))
-        return replace(compaction, tokens=tokens)
-
-    _, chat, records = open_chat(strategy=Doing(context_window=20_000, act=act))
+    """Only two calls running of one run are too many, and a full request is compacted
+    before it is sent."""
+    llm, chat, records = open_chat(*script)
     await seed(chat, user("The task."), model(words(3_000)), state=DEMAND)
     await chat.say("Go on.")
-    state = await chat.state()
-    assert not any(state[name] for name in DEMAND)
-    wanted = "nothing to compact" if tokens is None else "made the request larger"
-    assert wanted in state[REFUSED_KEY]
-    assert not records
-
-
-async def test_the_first_call_of_a_run_may_be_compacted_after_that_of_another() -> None:
-    """Only two calls running of one run are too many."""
-    _, chat, records = open_chat("Done.", "Done.")
-    await seed(chat, user("The task."), model(words(3_000)), state=DEMAND)
+    await seed(chat, user("More."), model(words(tokens)), state=state)
     await chat.say("Go on.")
-    await seed(chat, user("More."), model(words(3_000)), state=DEMAND)
-    await chat.say("Go on.")
-    assert [record.reason for record in records] == ["requested", "requested"]
-
-
-async def test_a_compaction_on_demand_does_not_put_off_the_next() -> None:
-    """A request that is full right after it is compacted, not sent and refused."""
-    llm, chat, records = open_chat()
-    await seed(chat, user("The task."), model(words(3_000)), state=DEMAND)
-    await chat.say("Go on.")
-    await seed(chat, user("More."), model(words(16_400)))
-    await chat.say("Go on.")
-    assert [record.reason for record in records] == ["requested", "tokens"]
-    assert 16_000 <= records[1].tokens_before < 0.97 * 20_000
+    assert [record.reason for record in records] == reasons
+    assert records[1].tokens_before < 0.97 * 20_000
     assert llm.rejections == 0

@@ -27,10 +27,12 @@ from contextguard_adk import (
 )
 from contextguard_adk.testing import SimulatedLlm
 from tests.builders import Chat, answer_text
-from tests.chats import words
+from tests.chats import Registry, words
 from tests.guarded import NOW, WINDOW, is_compacted
 
 heard: list[CallRecord | CompactionRecord] = []
+waiting: list[object] = []
+releases: list[asyncio.Event] = []
 
 
 def listen(record: CallRecord | CompactionRecord) -> None:
@@ -38,12 +40,10 @@ def listen(record: CallRecord | CompactionRecord) -> None:
     heard.append(record)
 
 
-class OwnRegistry:
-    """A registry of the user's own."""
-
-    def context_window(self, model: str) -> int | None:
-        """All models are small."""
-        return WINDOW
+async def wait_for_release(record: object) -> None:
+    """A listener that is late."""
+    waiting.append(record)
+    await releases[0].wait()
 
 
 def through_pickle(value: Any) -> Any:
@@ -66,7 +66,7 @@ def make_guard(**settings: Any) -> ContextGuardPlugin:
     own: dict[str, Any] = {
         "agents": {"other": Pipeline(), "exempt": None},
         "default": Threshold(summarizer_context_window=100_000),
-        "registry": OwnRegistry(),
+        "registry": Registry(WINDOW),
         "prices": {"simulated": Costs(input=1, output=2)},
         "on_call": listen,
         "on_compaction": listen,
@@ -78,14 +78,19 @@ def make_guard(**settings: Any) -> ContextGuardPlugin:
 def make_chat(guard: ContextGuardPlugin) -> Chat:
     """A chat with tools of the guard."""
     llm = SimulatedLlm(context_window=100_000)
-    agent = LlmAgent(name="agent", model=llm, tools=[TodosTool()])
-    return Chat(agent, [guard])
+    return Chat(LlmAgent(name="agent", model=llm, tools=[TodosTool()]), [guard])
 
 
 def go_on(chat: Chat, app: App) -> None:
     """Has a copy of the app take over the sessions of a chat."""
     chat.app = app
     chat.runner = Runner(app=app, session_service=chat.sessions)
+
+
+async def fill(chat: Chat, count: int = 3, tokens: int = 1_500) -> None:
+    """Says long things, of which three are too much for the window."""
+    for number in range(count):
+        assert answer_text(await chat.say(words(tokens, f"part {number}")))
 
 
 def last_request(app: App) -> Any:
@@ -99,71 +104,46 @@ def last_request(app: App) -> Any:
 async def test_a_copy_of_an_app_guards_as_it_does(
     duplicate: Copier, is_used: bool
 ) -> None:
-    """Windows, prices, strategies and listeners are there, and it compacts."""
+    """Windows, prices, strategies and listeners are there, and it compacts; in mid
+    session a summary stays in place, and none is paid for again."""
     chat = make_chat(make_guard())
     if is_used:
-        await chat.say(words(3_000, "first"))
-        await chat.say(words(1_000, "second"))
-    app = duplicate(chat.app)
-    (guard,) = app.plugins
-    assert guard.name == "own_name"
-    assert guard is not chat.app.plugins[0] or duplicate is copy.copy
+        await fill(chat)
+        heard.clear()
+        plugin = duplicate(chat.app.plugins[0])
+        assert plugin is not chat.app.plugins[0]
+        go_on(chat, App(name="app", root_agent=chat.app.root_agent, plugins=[plugin]))
+        await chat.say("And now?")
+        assert is_compacted(last_request(chat.app))
+        assert not [r for r in heard if isinstance(r, CompactionRecord)]
     fresh = make_chat(make_guard())
+    app = duplicate(chat.app)
     go_on(fresh, app)
+    assert app.plugins[0].name == "own_name"
     heard.clear()
-    for name in ("first", "second", "third"):
-        assert answer_text(await fresh.say(words(1_500, name)))
+    await fill(fresh)
     assert is_compacted(last_request(app))
-    compactions = [r for r in heard if isinstance(r, CompactionRecord)]
-    assert compactions
+    assert [r for r in heard if isinstance(r, CompactionRecord)]
     calls = [r for r in heard if isinstance(r, CallRecord)]
     assert {r.window_tokens for r in calls} == {WINDOW}
     assert all(r.cost for r in calls)
 
 
 @copying
-async def test_a_copy_in_mid_session_goes_on_from_its_state(duplicate: Copier) -> None:
-    """The summary stays in place, and none is paid for again."""
-    chat = make_chat(make_guard())
-    for name in ("first", "second", "third"):
-        await chat.say(words(1_500, name))
-    heard.clear()
-    plugin = duplicate(chat.app.plugins[0])
-    assert plugin is not chat.app.plugins[0]
-    app = App(name="app", root_agent=chat.app.root_agent, plugins=[plugin])
-    go_on(chat, app)
-    await chat.say("And now?")
-    assert is_compacted(last_request(app))
-    assert not [r for r in heard if isinstance(r, CompactionRecord)]
-
-
-@copying
 async def test_a_copy_has_no_late_listener(duplicate: Copier) -> None:
     """What the original waits for is no matter of the copy's."""
-    may_end = asyncio.Event()
-
     guard = make_guard(on_call=wait_for_release, listener_timeout_seconds=0.05)
     chat = make_chat(guard)
     waiting.clear()
-    releases[:] = [may_end]
+    releases[:] = [asyncio.Event()]
     await chat.say("One.")
     await chat.say("Two.")
     assert len(waiting) == 1
     app = App(name="app", root_agent=chat.app.root_agent, plugins=[duplicate(guard)])
     go_on(chat, app)
     await chat.say("Three.")
-    may_end.set()
+    releases[0].set()
     assert len(waiting) == 2
-
-
-waiting: list[object] = []
-releases: list[asyncio.Event] = []
-
-
-async def wait_for_release(record: object) -> None:
-    """A listener that is late."""
-    waiting.append(record)
-    await releases[0].wait()
 
 
 @copying
@@ -172,12 +152,10 @@ async def test_a_copy_made_while_a_summary_is_written(duplicate: Copier) -> None
     strategy = Threshold(summarizer_context_window=100_000, ahead=0.3)
     chat = make_chat(make_guard(default=strategy))
     agent: Any = chat.app.root_agent
-    agent.model.latency_seconds = 0.05
-    for name in ("first", "second"):
-        await chat.say(words(900, name))
+    agent.model.latency_seconds = 0.02
+    await fill(chat, count=2, tokens=900)
     go_on(chat, duplicate(chat.app))
-    for name in ("third", "fourth", "fifth"):
-        assert answer_text(await chat.say(words(900, name)))
+    await fill(chat, tokens=900)
     assert is_compacted(last_request(chat.app))
 
 
@@ -191,8 +169,7 @@ async def test_a_copy_has_the_settings_of_a_file(
     chat = make_chat(ContextGuardPlugin.from_file(path))
     path.unlink()
     go_on(chat, duplicate(chat.app))
-    for name in ("first", "second", "third"):
-        await chat.say(words(1_500, name))
+    await fill(chat)
     assert is_compacted(last_request(chat.app))
 
 
@@ -220,11 +197,8 @@ async def test_agent_engine_can_clone_an_app() -> None:
     engines = pytest.importorskip("vertexai.agent_engines")
     credentials = pytest.importorskip("google.auth.credentials")
     vertexai = pytest.importorskip("vertexai")
-    vertexai.init(
-        project="project",
-        location="us-central1",
-        credentials=credentials.AnonymousCredentials(),
-    )
+    anonymous = credentials.AnonymousCredentials()
+    vertexai.init(project="project", location="us-central1", credentials=anonymous)
     chat = make_chat(make_guard())
     await chat.say(words(1_000, "first"))
     clone = engines.AdkApp(app=chat.app).clone()

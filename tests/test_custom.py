@@ -11,9 +11,18 @@ import pytest
 from google.adk.apps import App
 from google.adk.cli.utils.agent_loader import AgentLoader
 
-from contextguard_adk import ContextGuardPlugin, Pipeline
+from contextguard_adk import (
+    Compaction,
+    CompactionContext,
+    ContextGuardPlugin,
+    Pipeline,
+    Threshold,
+)
 from contextguard_adk.testing import SimulatedLlm
 from tests.builders import SUMMARY_BEGIN, Chat, guarded_agent
+from tests.chats import Doing, seed, words
+from tests.guarded import is_compacted
+from tests.test_ahead import OLD, SIZES, Talk, settle
 
 ROOT = Path(__file__).parent.parent
 
@@ -38,12 +47,9 @@ async def test_the_docs_show_classes_that_work() -> None:
     block = next(block for block in blocks if "(Reducer)" in block)
     names: dict[str, Any] = {"__name__": __name__}
     exec(compile(block, "docs", "exec", dont_inherit=True), names)
-    pipeline = Pipeline(
-        context_window=2_000,
-        window=None,
-        summary=None,
-        reducers=(names["DropOldest"](),),
-    )
+    reducers = (names["DropOldest"](),)
+    only: dict[str, Any] = {"window": None, "summary": None, "reducers": reducers}
+    pipeline = Pipeline(context_window=2_000, **only)
     for strategy in (names["KeepNewest"](context_window=2_000), pipeline):
         llm = SimulatedLlm(context_window=2_000)
         await talk(llm, ContextGuardPlugin(default=strategy), 8)
@@ -70,3 +76,51 @@ async def test_the_sample_runs_without_a_summary(
     assert all(note in newest.text for note in notes)
     results = [p for c in newest.contents for p in c.parts or [] if p.function_response]
     assert 1 <= len(results) < len(notes)
+
+
+class Early(Threshold):
+    """Has its own idea of when, and tells nobody."""
+
+    async def compact(self, context: CompactionContext) -> Compaction | None:
+        """Compacts from 0.4 of the threshold on."""
+        return await context.summarize_all(1) if context.fullness >= 0.4 else None
+
+
+class EarlyTelling(Early):
+    """Says as well how near that is."""
+
+    def fullness(self, context: CompactionContext) -> float:
+        """As `compact` sees it."""
+        return context.fullness / 0.4
+
+
+@pytest.mark.parametrize(("kind", "is_ahead"), [(Early, False), (EarlyTelling, True)])
+async def test_a_subclass_may_compact_early(
+    kind: type[Threshold], is_ahead: bool
+) -> None:
+    """It is called for every request, whatever its base class says; one that does not
+    say how near it is has nothing written ahead."""
+    talk = Talk(kind(**SIZES))
+    talk.writer.may_end.set()
+    await talk.begin(2_600)
+    await settle()
+    assert talk.llm.summaries == is_ahead
+    assert is_compacted(await talk.say(words(1_000, "SECOND")))
+    assert talk.were_ahead == [is_ahead]
+    assert talk.llm.summaries == 1
+
+
+async def test_an_error_after_a_turn_was_cancelled_is_no_noise(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A strategy that fails when nobody waits for it any more fails quietly."""
+
+    async def act(context: CompactionContext) -> Compaction | None:
+        await context.summarize_all(1)
+        raise RuntimeError("boom")
+
+    talk = Talk(Doing.model_validate({"act": act, **SIZES}))
+    await seed(talk.chat, *OLD)
+    await talk.interrupt("First.")
+    await talk.writer.end()
+    assert not [record for record in caplog.records if record.name == "asyncio"]

@@ -1,4 +1,4 @@
-"""Sessions in memory, SQLite and PostgreSQL: a guarded session survives any reload.
+"""Sessions in memory, SQLite and PostgreSQL survive any reload and any dead process.
 
 The PostgreSQL tests need `CONTEXTGUARD_TEST_POSTGRES_URL`, for instance
 `postgresql+asyncpg://postgres@127.0.0.1:5432/postgres`: a server on which they may
@@ -8,20 +8,23 @@ create a database of their own.
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
 import itertools
 import json
-import operator
 import os
 import re
 import uuid
 import warnings
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from google.adk.events.event import Event
+from google.adk.flows.llm_flows import contents as adk_contents
+from google.adk.models.llm_request import LlmRequest
 from google.adk.sessions import (
     BaseSessionService,
     DatabaseSessionService,
@@ -34,7 +37,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from contextguard_adk import ContextGuardPlugin, SlidingWindow, Strategy, Threshold
 from contextguard_adk.strategies import Pipeline, SummaryCompaction
-from contextguard_adk.testing import RecordedRequest, SimulatedLlm
+from contextguard_adk.testing import RecordedRequest, Reply, SimulatedLlm, call
 from tests.builders import (
     SUMMARY_BEGIN,
     Chat,
@@ -44,32 +47,20 @@ from tests.builders import (
     answer_text,
     guarded_agent,
     script_conversation,
+    user,
 )
-from tests.chats import take_apart
+from tests.chats import Changing, text_of
 
 POSTGRES_URL = "CONTEXTGUARD_TEST_POSTGRES_URL"
-
 STORES = ("memory", "sqlite", "file", "postgres")
+WINDOW = 4_000
+MAX_STATE_BYTES = 16 * 1024
 
 
 def store_marks(kind: str, is_slow: bool = False) -> list[pytest.MarkDecorator]:
     """What a test with this kind of store needs."""
     slow = [pytest.mark.slow] if is_slow else []
     return [*slow, pytest.mark.postgres] if kind == "postgres" else slow
-
-
-def on_every_store(names: Iterable[str], *default: str) -> pytest.MarkDecorator:
-    """Each name on each store; all cells but `default`, as "store-name", are slow."""
-    cells = []
-    for kind, name in itertools.product(STORES, names):
-        cell = f"{kind}-{name}"
-        marks = store_marks(kind, is_slow=cell not in default)
-        cells.append(pytest.param(kind, name, id=cell, marks=marks))
-    return pytest.mark.parametrize(("store", "name"), cells, indirect=["store"])
-
-
-WINDOW = 4_000
-MAX_STATE_BYTES = 16 * 1024
 
 
 def open_file(path: str) -> SqliteSessionService:
@@ -131,13 +122,6 @@ async def _execute(url: str, statement: str) -> None:
     await engine.dispose()
 
 
-@pytest.fixture
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
-    """A database of the kind that the test is parametrized with."""
-    async with own_database(request.param, tmp_path) as made:
-        yield made
-
-
 ODD_VALUES: dict[str, Any] = {
     "key order": {"b": 1, "a": {"z": 1, "aa": 2, "": 3}, "aaa": [], "B": None},
     "number keys": {9: "nine", 10: "ten", -1: "minus one", 101: {2: {30: 1, 4: 2}}},
@@ -151,6 +135,10 @@ ODD_VALUES: dict[str, Any] = {
     "empty": {"": {"": [[], [[]], {"": ""}]}, "none": None},
     "booleans": [True, False, {"true": True}],
 }
+ODD_SUMMARY = (
+    "WRITTEN: nothing \x00 at all \x00, half an emoji: \ud83d, "
+    "\u2028\u2029\x01\x7f\ufeff 'quoted' \"twice\" \\"
+)
 
 
 def write_turns(count: int) -> list[Turn]:
@@ -182,16 +170,6 @@ def rounds(llm: SimulatedLlm) -> Iterator[tuple[set[str], list[RecordedRequest]]
             yield covered, [*records]
 
 
-def check_prefixes(requests: Sequence[RecordedRequest]) -> None:
-    """Every request of a round begins with the one before; the head to the byte."""
-    for before, after in itertools.pairwise(requests):
-        count = len(before.contents)
-        # A JSON column may have reordered the keys of results since.
-        assert canonical(after.contents[:count]) == canonical(before.contents)
-        heads = (request.contents[0].model_dump_json() for request in (before, after))
-        assert operator.eq(*heads)
-
-
 def canonical(contents: Sequence[types.Content]) -> list[dict[str, Any]]:
     """Contents as JSON values, call ids left out.
 
@@ -199,10 +177,9 @@ def canonical(contents: Sequence[types.Content]) -> list[dict[str, Any]]:
     """
     texts = (content.model_dump_json(exclude_none=True) for content in contents)
     dumped: list[dict[str, Any]] = [json.loads(item, parse_int=float) for item in texts]
-    for content in dumped:
-        for part in content.get("parts", ()):
-            for kind in ("function_call", "function_response"):
-                part.get(kind, {}).pop("id", None)
+    for part in (part for content in dumped for part in content.get("parts", ())):
+        for kind in ("function_call", "function_response"):
+            part.get(kind, {}).pop("id", None)
     return dumped
 
 
@@ -211,29 +188,10 @@ def check_state(state: dict[str, Any]) -> None:
     ours = {key: value for key, value in state.items() if "context_guard" in key}
     assert json.loads(json.dumps(ours)) == ours
     assert ours.pop("__context_guard_summary_agent")
-    assert isinstance(ours["__context_guard_summarized_at_agent"], int)
     assert sum(len(str(value).encode()) for value in ours.values()) <= MAX_STATE_BYTES
 
 
-async def talk(
-    store: Store, llm: SimulatedLlm, turns: Sequence[Turn], strategy: Strategy
-) -> list[tuple[set[str], list[RecordedRequest]]]:
-    """Plays turns, each with a new service, plugin and runner, and judges the state;
-    returns the rounds."""
-    llm.script, tools = script_conversation(Conversation(turns))
-    for turn in turns:
-        async with store.open() as service:
-            plugins = [ContextGuardPlugin(default=strategy)]
-            agent = guarded_agent(llm, tools)
-            chat = Chat(agent, plugins, session_service=service)
-            assert answer_text(await chat.say(turn.request)) == turn.answer
-            state = await chat.state()
-    assert (llm.rejections, llm.violations) == (0, 0)
-    check_state(state)
-    return list(rounds(llm))
-
-
-STRATEGIES = {
+STRATEGIES: dict[str, Strategy] = {
     "threshold": Threshold(context_window=WINDOW),
     "sliding": SlidingWindow(context_window=8_000, max_messages=16),
     "pipeline": Pipeline(
@@ -242,47 +200,188 @@ STRATEGIES = {
         summary=SummaryCompaction(min_messages_for_summary=4),
     ),
 }
+FAST = ("memory-pipeline", "sqlite-threshold", "file-sliding", "postgres-threshold")
+CELLS = [
+    pytest.param(kind, name, marks=store_marks(kind, f"{kind}-{name}" not in FAST))
+    for kind, name in itertools.product(STORES, STRATEGIES)
+]
 
 
-@on_every_store(STRATEGIES, "memory-pipeline", "sqlite-threshold", "file-sliding")
-async def test_sessions_survive_a_reload_every_turn(store: Store, name: str) -> None:
-    """Nothing is rejected, what is summarized stays away, and prefixes are stable."""
+@pytest.mark.parametrize(("kind", "name"), CELLS)
+async def test_sessions_survive_a_reload_every_turn(
+    kind: str, name: str, tmp_path: Path
+) -> None:
+    """Nothing is rejected, what is summarized stays away, prefixes are stable, and
+    whatever a model writes as a summary can be stored."""
     strategy = STRATEGIES[name]
+    turns = write_turns(20 if name == "pipeline" else 9)  # It summarizes less often.
     llm = SimulatedLlm(
-        context_window=strategy.context_window or WINDOW,
-        summary_replies=lambda _: "The user asked, the assistant looked it up.",
+        context_window=strategy.context_window or 0,
+        summary_replies=lambda _: ODD_SUMMARY,
     )
-    turn_count = 20 if name == "pipeline" else 12  # It summarizes less often.
-    first, *played = await talk(store, llm, write_turns(turn_count), strategy)
+    llm.script, tools = script_conversation(Conversation(turns))
+    async with own_database(kind, tmp_path) as store:
+        for turn in turns:
+            async with store.open() as service:
+                guard = ContextGuardPlugin(default=strategy)
+                agent = guarded_agent(llm, tools)
+                chat = Chat(agent, [guard], session_service=service)
+                assert answer_text(await chat.say(turn.request)) == turn.answer
+                state = await chat.state()
+    assert (llm.rejections, llm.violations) == (0, 0)
+    check_state(state)
+    first, *played = rounds(llm)
     assert len(played) >= 3, "fewer than three compactions"
     for covered, requests in (first, *played):
         assert not any(covered & facts(request) for request in requests)
-        if name != "pipeline":  # It may shorten results between summaries.
-            check_prefixes(requests)
+        if name == "pipeline":  # It may shorten results between summaries.
+            continue
+        for before, after in itertools.pairwise(requests):
+            # A JSON column may have reordered the keys of results since.
+            shared = after.contents[: len(before.contents)]
+            assert canonical(shared) == canonical(before.contents)
+            head, same = before.contents[0], after.contents[0]
+            assert same.model_dump_json() == head.model_dump_json()
     for request in itertools.chain.from_iterable(requests for _, requests in played):
-        head = (request.contents[0].parts or [types.Part()])[0].text or ""
-        assert head.startswith(SUMMARY_BEGIN)
+        head_text = text_of(request.contents[0])
+        assert head_text.startswith(SUMMARY_BEGIN)
+        assert "WRITTEN" in head_text
 
 
-SUMMARIES = {
-    "nul": "Nothing \x00 at all \x00",
-    "surrogate": "Half an emoji: \ud83d",
-    "controls": "\u2028\u2029\x01\x7f\ufeff 'quoted' \"twice\" \\",
-}
+# --- Processes that take turns, and die in between --------------------------------
 
-
-@on_every_store(
-    SUMMARIES,
-    *("sqlite-nul", "sqlite-surrogate", "file-controls"),
-    *("postgres-nul", "postgres-surrogate"),
+POINTS = (
+    *("summary asked", "after the guard", "call stored"),
+    *("in a tool", "result stored", "answer stored"),
 )
-async def test_any_summary_can_be_stored(store: Store, name: str) -> None:
-    """What a model may write as a summary ends no turn and stays in place."""
-    written = f"WRITTEN {SUMMARIES[name]}"
-    llm = SimulatedLlm(context_window=WINDOW, summary_replies=lambda _: written)
-    *_, (covered, requests) = await talk(
-        store, llm, write_turns(5), STRATEGIES["threshold"]
-    )
-    assert covered
-    check_prefixes(requests)
-    assert "WRITTEN" in take_apart(requests[-1].contents)[0].model_dump_json()
+"""Where a process may die, in the order of a turn."""
+PROVIDER_WINDOW = 12_000
+"""Of the provider: a summary then takes one call. Agent requests must fit WINDOW."""
+SETTLES_CALLS = hasattr(adk_contents, "drop_orphaned_function_calls")
+"""Whether ADK leaves out calls that a process did not live to answer."""
+
+
+class Process:
+    """A guarded agent of its own in a session that others share; it keeps what is
+    stored when it comes to a point after its first summary, as if it died there."""
+
+    def __init__(self, sessions: InMemorySessionService, point: str = "") -> None:
+        self.sessions, self.point = sessions, point
+        self.left: InMemorySessionService | None = None
+        self.requests: list[RecordedRequest] = []
+        self.llm = SimulatedLlm(
+            context_window=PROVIDER_WINDOW,
+            token_ratio=1.0,
+            script=self._reply,
+            summary_replies=self._summarize,
+        )
+
+        def look_up(ref: str) -> dict[str, Any]:
+            """Looks something up."""
+            self.reach("in a tool")
+            rows = [{"row": row / 7, "name": f"{ref} book {row}"} for row in range(20)]
+            return {"z": ref, "rows": rows, "fact": f"fact-{ref}", "a": "words " * 60}
+
+        behind = Changing(lambda _: self.reach("after the guard"))
+        strategy = Threshold(
+            context_window=WINDOW, summarizer_context_window=PROVIDER_WINDOW
+        )
+        plugins = [ContextGuardPlugin(default=strategy), behind]
+        agent = guarded_agent(self.llm, [look_up])
+        self.chat = Chat(agent, plugins, session_service=sessions)
+
+    def reach(self, point: str) -> None:
+        """Comes to a point."""
+        if point == self.point and self.llm.summaries and self.left is None:
+            self.left = copy.deepcopy(self.sessions)
+            self.requests = [*self.llm.requests]
+
+    def _summarize(self, request: LlmRequest) -> str:
+        self.reach("summary asked")
+        return "Known: " + " ".join(find_facts(request.model_dump_json()))
+
+    def _reply(self, request: LlmRequest) -> Reply:
+        text = request.model_dump_json()
+        wanted = re.findall(r"Look up (\w+) (\w+)\.", text)[-1]
+        missing = [ref for ref in wanted if f"fact-{ref}" not in text]
+        return call("look_up", ref=missing[0]) if missing else f"Found {wanted}."
+
+    async def ask(self, number: int) -> None:
+        """Asks for two new things, unless it is dead, and checks the answer."""
+        await self.chat.session()
+        refs, answer = (f"{number}a", f"{number}b"), ""
+        asked = user(f"Question {number}: look it up. Look up {refs[0]} {refs[1]}.")
+        async for event in self.chat.runner.run_async(
+            user_id="user", session_id="session", new_message=asked
+        ):
+            kind = "result" if event.get_function_responses() else "answer"
+            kind = "call" if event.get_function_calls() else kind
+            self.reach(f"{kind} stored")
+            answer = answer_text([event]) or answer
+        assert answer == f"Found {refs}."
+        self.requests = self.requests if self.left else self.llm.requests
+
+
+def find_facts(text: str) -> dict[str, None]:
+    """The facts in a text."""
+    return dict.fromkeys(re.findall(r"fact-\w+", text))
+
+
+def stored_facts(events: Sequence[Event]) -> set[str]:
+    """The facts that tools have returned and the session has."""
+    found = (result for event in events for result in event.get_function_responses())
+    return {fact for result in found for fact in find_facts(str(result.response))}
+
+
+async def count_lost_summaries(requests: Sequence[RecordedRequest], chat: Chat) -> int:
+    """Checks that the provider took every request, that none forgot what an earlier
+    one knew, and the state."""
+    check_state(await chat.state())
+    known: set[str] = set()
+    for request in requests:
+        assert request.rejected is None
+        if not request.is_summary:
+            assert request.prompt_tokens <= WINDOW
+            found = {*find_facts(request.text)}
+            assert known <= found
+            known = found
+    events = await chat.events()
+    assert known == stored_facts(events)
+    deltas = [event.actions.state_delta for event in events]
+    stored = sum("__context_guard_summary_agent" in delta for delta in deltas)
+    return [request.is_summary for request in requests].count(True) - stored
+
+
+async def test_two_processes_take_turns() -> None:
+    """Each finds the other's summaries in session state and pays for none twice."""
+    sessions = InMemorySessionService()
+    processes = [Process(sessions) for _ in range(2)]
+    requests = []
+    for number in range(10):
+        process = processes[number % 2]
+        count = len(process.llm.requests)
+        await process.ask(number)
+        requests += process.llm.requests[count:]
+    assert await count_lost_summaries(requests, process.chat) == 0
+    assert sum(request.is_summary for request in requests) >= 2
+    assert len(stored_facts(await process.chat.events())) == 20
+
+
+@pytest.mark.parametrize("point", POINTS)
+async def test_a_killed_process_costs_at_most_one_summary(point: str) -> None:
+    """Wherever a process dies, the next one goes on with all that was stored."""
+    dying, number = Process(InMemorySessionService(), point), 0
+    while dying.left is None:
+        await dying.ask(number)
+        number += 1
+    successor = Process(dying.left)
+    events = await successor.chat.events()
+    if not SETTLES_CALLS and events[-1].get_function_calls():
+        pytest.skip("this ADK sends calls that were never answered")
+    for later in range(number, number + 4):
+        await successor.ask(later)
+    made = successor.llm.requests
+    first = next(request for request in made if not request.is_summary)
+    assert stored_facts(events) <= {*find_facts(first.text)}
+    lost = await count_lost_summaries([*dying.requests, *made], successor.chat)
+    assert 0 <= lost <= 1

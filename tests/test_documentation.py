@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import click
 import pytest
+from google.adk.agents import LlmAgent
 from google.adk.apps import App
 from google.adk.cli.cli_tools_click import main as adk_command
 from google.adk.sessions.database_session_service import DatabaseSessionService
@@ -66,13 +67,12 @@ BLOCKS = [
     for page in PAGES
     for number, match in enumerate(FENCE.finditer(read(page)))
 ]
-RUN = ("python", "toml", "yaml", "json", "console")
-READ = ("", "text", "bash")
 
 
 def test_every_block_has_a_known_language() -> None:
     """So that a misspelled one is not left out of the tests."""
-    assert {block.language for block in BLOCKS} <= {*RUN, *READ}
+    run = {"python", "toml", "yaml", "json", "console"}
+    assert {block.language for block in BLOCKS} <= {*run, "", "text", "bash"}
 
 
 def of(language: str) -> list[Any]:
@@ -115,15 +115,23 @@ async def test_the_quick_start_guards_an_app() -> None:
     assert (llm.rejections, llm.violations) == (0, 0)
 
 
-def test_the_example_of_several_agents_means_what_it_says() -> None:
+async def test_the_example_of_several_agents_means_what_it_says(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """A strategy for each, one of them exempt, and a default for the others."""
     plugin: ContextGuardPlugin = find_python("SlidingWindow(max_messages=30)")["plugin"]
-    assert plugin._settings.agents == {
-        "researcher": SlidingWindow(max_messages=30),
-        "writer": Threshold(context_window=1_000_000, summarizer="gemini-2.5-flash"),
-        "router": None,
-    }
-    assert plugin._settings.default == Threshold()
+    caplog.set_level(logging.INFO, "contextguard_adk.plugin")
+    named = ("researcher", "writer", "router", "other")
+    agents = [LlmAgent(name=name, model="gemini-2.5-flash") for name in named]
+    root = LlmAgent(name="root", model=SimulatedLlm(), sub_agents=[*agents])
+    await Chat(root, [plugin]).say("Hello.")
+    for said in (
+        "researcher: SlidingWindow",
+        "router: not guarded",
+        "other: Threshold",
+    ):
+        assert said in caplog.text
+    assert "writer: Threshold, window 1,000,000 tokens (configured); " in caplog.text
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/getting-started.md"])
@@ -131,28 +139,41 @@ def test_a_program_prints_what_the_page_says(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The first program of a newcomer; sizes may move by a twentieth."""
-    page = read(ROOT / name)
-    blocks = [(match[2], match[3]) for match in FENCE.finditer(page)]
-    program = next(i for i, (_, text) in enumerate(blocks) if "asyncio.run" in text)
-    run_python(blocks[program][1])
-    said, printed = blocks[program + 1][1], capsys.readouterr().out
+    texts = [match[3] for match in FENCE.finditer(read(ROOT / name))]
+    program = next(i for i, text in enumerate(texts) if "asyncio.run" in text)
+    run_python(texts[program])
+    said, printed = texts[program + 1], capsys.readouterr().out
     number = re.compile(r"\d[\d,]*")
     assert number.sub("#", said) == number.sub("#", printed)
-    sizes = [
-        [int(n.replace(",", "")) for n in number.findall(t)] for t in (said, printed)
-    ]
-    assert sizes[0] == pytest.approx(sizes[1], rel=0.05)
+    plain = (text.replace(",", "") for text in (said, printed))
+    expected, found = map(number.findall, plain)
+    assert [*map(int, expected)] == pytest.approx([*map(int, found)], rel=0.05)
 
 
-@pytest.mark.parametrize("suffix", ["toml", "yaml"])
-def test_settings_are_loaded(suffix: str, tmp_path: Path) -> None:
-    """They can be pasted into a file, and say the same in both forms."""
-    path = tmp_path / f"guard.{suffix}"
-    texts = [block.text for block in BLOCKS if block.language == suffix]
-    assert texts
-    for text in texts:
-        path.write_text(text)
-        assert load_settings(path)
+RECOMMENDED = [
+    Pipeline(
+        tool_output=ToolOutputTruncation(preserve_last_tool_result=False),
+        window=MessageWindow(strict_window_size=True),
+    ),
+    Pipeline(
+        summary=SummaryCompaction(
+            trigger_threshold=0.9, target_token_ratio=0.5, preserve_recent_count=10
+        )
+    ),
+    Pipeline(window=TokenWindow(budget_tokens=100_000)),
+]
+
+
+def test_settings_are_loaded(tmp_path: Path) -> None:
+    """They can be pasted into a file, and say what the text recommends."""
+    loaded: dict[str, list[Any]] = {"toml": [], "yaml": []}
+    for suffix, found in loaded.items():
+        path = tmp_path / f"guard.{suffix}"
+        for text in [block.text for block in BLOCKS if block.language == suffix]:
+            path.write_text(text)
+            found.append(load_settings(path).default)
+    assert all(loaded.values())
+    assert all(strategy in loaded["toml"] for strategy in RECOMMENDED)
 
 
 @pytest.mark.parametrize("text", of("json"))
@@ -177,55 +198,52 @@ def describe(value: Any) -> Any:
     return type(value)
 
 
-COMMANDS = [
+COMMANDS = {
     command.strip()
     for block in BLOCKS
     if block.language == "console"
     for line in re.findall(r"^\$ (.*)$", block.text, re.M)
     for command in line.split("&&")
-]
-PROGRAMS = (
-    "adk",
-    "cd",
-    "contextguard",
-    "git",
-    "mkdocs",
-    "mypy",
-    "pip",
-    "pytest",
-    "ruff",
-)
+}
+OTHERS = {"cd", "git", "mkdocs", "mypy", "ruff"}
 
 
-@pytest.fixture(name="folder")
-def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the files that the commands name."""
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the files that the commands name, and a recorded conversation."""
+    made = tmp_path_factory.mktemp("commands")
     settings = next(block.text for block in BLOCKS if block.language == "toml")
-    (tmp_path / "guard.toml").write_text(settings)
+    (made / "guard.toml").write_text(settings)
     for name in ("agents", "samples", "tree"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "tree" / "code.py").write_text("def run() -> int:\n    return 1\n" * 40)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv(CONFIG_VARIABLE, raising=False)
-    return tmp_path
+        (made / name).mkdir()
+    (made / "tree" / "code.py").write_text("def run() -> int:\n    return 1\n" * 40)
+
+    async def record() -> None:
+        service = DatabaseSessionService(db_url=database_url(made))
+        agent = guarded_agent(SimulatedLlm())
+        chat = Chat(agent, session_service=service, session_id="id")
+        for turn in range(3):
+            await chat.say(f"Turn {turn}. " + "More and more. " * 200)
+        session = await chat.session()
+        (made / "session.json").write_text(session.model_dump_json())
+        await service.db_engine.dispose()
+
+    asyncio.run(record())
+    return made
 
 
-async def record(folder: Path, url: str) -> None:
-    """Has a conversation, and writes it to a file and to a database."""
-    service = DatabaseSessionService(db_url=url)
-    chat = Chat(guarded_agent(SimulatedLlm()), session_service=service, session_id="id")
-    for turn in range(3):
-        await chat.say(f"Turn {turn}. " + "More and more. " * 200)
-    session = await chat.session()
-    (folder / "session.json").write_text(session.model_dump_json())
-    await service.db_engine.dispose()
+def database_url(folder: Path) -> str:
+    """The database with the recorded conversation."""
+    return f"sqlite+aiosqlite:///{folder / 'sessions.db'}"
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", sorted(COMMANDS))
 def test_commands_are_understood(
     command: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ours are run; those of others are read by their own parsers."""
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv(CONFIG_VARIABLE, raising=False)
     words = shlex.split(command)
     while re.match(r"[A-Z_]+=", words[0]):
         name, _, value = words.pop(0).partition("=")
@@ -233,19 +251,16 @@ def test_commands_are_understood(
     program, *arguments = words
     checks = {"contextguard": check_ours, "adk": check_adk, "pip": check_pip}
     checks["pytest"] = check_pytest
-    assert program in PROGRAMS
+    assert program in {*checks, *OTHERS}
     if check := checks.get(program):
         check(arguments, folder)
 
 
 def check_ours(arguments: list[str], folder: Path) -> None:
     """Runs a command of this package; the demo on a small tree, a few steps."""
-    url = f"sqlite+aiosqlite:///{folder / 'sessions.db'}"
-    if {"replay", "report"} & {*arguments}:
-        asyncio.run(record(folder, url))
-    database = str(folder / "sessions.db")
+    url, path = database_url(folder), str(folder / "sessions.db")
     arguments = [re.sub(r"^postgresql\+asyncpg://.*", url, word) for word in arguments]
-    arguments = [re.sub(r"^.*session\.db$", database, word) for word in arguments]
+    arguments = [re.sub(r"^.*session\.db$", path, word) for word in arguments]
     if arguments == ["demo"]:
         arguments += ["tree", "--steps", "6"]
     if "--plot" in arguments:
@@ -318,36 +333,29 @@ def find_target(page: Path, address: str) -> Path | None:
     return page.parent / address if address else page
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_lead_somewhere() -> None:
     """To files that are there, and headings in them; `mkdocs` checks docs/ as well."""
-    text = FENCE.sub("", read(page))
-    for link in map("".join, LINK.findall(text)):
-        address, _, anchor = link.partition("#")
-        if target := find_target(page, address):
-            assert target.exists(), link
-            assert not anchor or anchor in anchors(target), link
-    for path in re.findall(r"`(?:python )?((?:benchmarks|tests)/\w+\.\w+)", text):
-        assert (ROOT / path).exists(), path
+    for page in PAGES:
+        text = FENCE.sub("", read(page))
+        for link in map("".join, LINK.findall(text)):
+            address, _, anchor = link.partition("#")
+            if target := find_target(page, address):
+                assert target.exists(), (page, link)
+                assert not anchor or anchor in anchors(target), (page, link)
+        for path in re.findall(r"`(?:python )?((?:benchmarks|tests)/\w+\.\w+)", text):
+            assert (ROOT / path).exists(), (page, path)
 
 
-def test_every_page_is_in_the_navigation() -> None:
-    """And the navigation names no other."""
-    named = set(re.findall(r"([\w/-]+\.md)", read(ROOT / "mkdocs.yml")))
+def test_every_page_and_public_name_is_listed() -> None:
+    """In the navigation, which names no other, and in the reference; the README is
+    short, all else is in docs/."""
     docs = ROOT / "docs"
+    named = set(re.findall(r"([\w/-]+\.md)", read(ROOT / "mkdocs.yml")))
     assert named == {page.relative_to(docs).as_posix() for page in docs.rglob("*.md")}
-
-
-def test_every_public_name_is_in_the_reference() -> None:
-    """Of the package, and of its `testing`."""
-    reference = "".join(map(read, (ROOT / "docs" / "api").glob("*.md")))
+    reference = "".join(map(read, (docs / "api").glob("*.md")))
     for package in (contextguard_adk, contextguard_adk.testing):
         for name in package.__all__:
             assert f"::: {package.__name__}.{name}\n" in reference
-
-
-def test_the_readme_is_short() -> None:
-    """All that a newcomer needs fits 150 lines; the rest is in docs/."""
     assert read(ROOT / "README.md").count("\n") <= 150
 
 
@@ -369,17 +377,15 @@ MODELS = (
 
 
 def test_every_setting_is_in_the_tables() -> None:
-    """Each with its default and a description; the sample file has them as well."""
+    """Each with its default and a description."""
     page = load_hook().on_page_markdown(read(ROOT / "docs" / "configuration.md"))
     assert "<!-- settings" not in page
     rows = dict(re.findall(r"(?m)^\| `(\w+)`[^|]*\| (.*) \|$", page))
-    sample = read(ROOT / "samples" / "contextguard.toml")
     for model in MODELS:
         for name, field in model.model_fields.items():
             default, _, text = rows[name].partition(" | ")
             assert default
             assert " ".join((field.description or "").split())[:40] in text
-            assert re.search(rf"\b{name}\b", sample), name
 
 
 def test_a_setting_without_a_description_ends_the_build() -> None:

@@ -1,8 +1,4 @@
-"""The numbers and formats that the design documents, each seen from outside.
-
-A real Runner drives a guarded agent; what counts is the request that reaches the
-provider and what session state holds afterwards.
-"""
+"""The numbers and formats that the design documents, each seen from outside."""
 
 from __future__ import annotations
 
@@ -19,16 +15,8 @@ from pydantic import BaseModel
 
 from contextguard_adk import ContextGuardPlugin, Threshold
 from contextguard_adk.testing import SimulatedLlm
-from tests.builders import (
-    Chat,
-    call,
-    call_part,
-    guarded_agent,
-    model,
-    queued_tool,
-    response,
-    user,
-)
+from tests import builders
+from tests.builders import Chat, call, guarded_agent, model, response, user
 from tests.chats import (
     EXACT,
     HEURISTIC,
@@ -45,29 +33,21 @@ from tests.chats import (
     words,
 )
 
-COMPACTED = (
-    "[System: The conversation was compacted because it exceeded the context window. "
-    "The summary above contains all prior context. "
-)
 
-
-def report(answer: str | types.Part, prompt_tokens: int | None) -> LlmResponse:
+def report(answer: str | types.Part, count: int | None, **more: Any) -> LlmResponse:
     """An answer for which the provider reports this many prompt tokens."""
     part = types.Part(text=answer) if isinstance(answer, str) else answer
-    usage = types.GenerateContentResponseUsageMetadata(prompt_token_count=prompt_tokens)
+    usage = types.GenerateContentResponseUsageMetadata(prompt_token_count=count)
     content = types.Content(role="model", parts=[part])
-    return LlmResponse(content=content, usage_metadata=usage)
+    return LlmResponse(content=content, usage_metadata=usage, **more)
 
 
 def documented_chat(
     llm: SimulatedLlm, window_tokens: int = 200_000, **agent: Any
 ) -> Chat:
     """A chat with one agent whose history fits one summary call."""
-    strategy = Threshold(
-        context_window=window_tokens,
-        summarizer_context_window=1_000_000,
-        preview_tokens=None,
-    )
+    sizes: Any = {"context_window": window_tokens, "preview_tokens": None}
+    strategy = Threshold(summarizer_context_window=1_000_000, **sizes)
     return guarded_chat(llm, strategy, agent=agent)
 
 
@@ -78,11 +58,9 @@ async def config_tokens(**agent: Any) -> int:
     return int((await chat.state())[HEURISTIC]) - 1
 
 
-def counting(*script: Any, **settings: Any) -> SimulatedLlm:
+def counting(**settings: Any) -> SimulatedLlm:
     """A large model that counts what the heuristic counts."""
-    return SimulatedLlm(
-        context_window=1_000_000, token_ratio=1.0, script=script or None, **settings
-    )
+    return SimulatedLlm(context_window=1_000_000, token_ratio=1.0, **settings)
 
 
 @pytest.mark.parametrize(
@@ -99,13 +77,15 @@ async def test_tool_results_since_the_last_count_are_seen(
     """What a tool returned since the provider counted is scaled by that count."""
 
     async def play(message: str, result: str) -> tuple[SimulatedLlm, Chat]:
-        asked = report(call_part("fetch"), real_tokens)
-        llm = counting(asked, report("Done.", 9), usage="never")
-        chat = documented_chat(llm, tools=[queued_tool("fetch", [result])])
+        asked = report(builders.call_part("fetch"), real_tokens)
+        llm = counting(script=[asked, report("Done.", 9)], usage="never")
+        tools = [builders.queued_tool("fetch", [result])]
+        chat = documented_chat(llm, tools=tools)
         await chat.say(message)
         return llm, chat
 
-    base_tokens = await config_tokens(tools=[queued_tool("fetch", ["word"])])
+    tools = [builders.queued_tool("fetch", ["word"])]
+    base_tokens = await config_tokens(tools=tools)
     _, probe = await play("word", "word")
     call_tokens = (await probe.state())[HEURISTIC] - base_tokens - 2
     message = words(first_tokens - base_tokens)
@@ -119,11 +99,7 @@ async def test_tool_results_since_the_last_count_are_seen(
 
 @pytest.mark.parametrize(
     ("window_tokens", "threshold_tokens", "budget_tokens"),
-    [
-        pytest.param(200_000, 180_000, 10_000, id="200k"),
-        pytest.param(128_000, 102_400, 12_800, id="128k"),
-        pytest.param(4_000, 3_200, 400, id="4k"),
-    ],
+    [(200_000, 180_000, 10_000), (128_000, 102_400, 12_800), (4_000, 3_200, 400)],
 )
 async def test_threshold_and_summary_budget_follow_from_the_window(
     window_tokens: int, threshold_tokens: int, budget_tokens: int
@@ -143,27 +119,26 @@ async def test_threshold_and_summary_budget_follow_from_the_window(
     assert llm.requests[-1].prompt_tokens < threshold_tokens
 
 
-@pytest.mark.parametrize(
-    ("real_tokens", "last_tokens", "tokens", "estimate"),
-    [
-        pytest.param(100_000, 10_000, 36_000, 180_000, id="capped at 5"),
-        pytest.param(100_000, 10_000, 35_999, None, id="capped at 5, below"),
-        pytest.param(50_000, 100_000, 180_000, 180_000, id="never below 1"),
-        pytest.param(50_000, 100_000, 179_999, None, id="never below 1, below"),
-        pytest.param(None, None, 120_000, 180_000, id="unknown is 1.5"),
-        pytest.param(None, None, 119_999, None, id="unknown is 1.5, below"),
-        pytest.param(190_000, None, 100_000, 190_000, id="real count is a floor"),
-        pytest.param(185_000, 90_000, 90_000, 185_000, id="not grown: as counted"),
-        pytest.param(190_000, 170_000, 90_000, None, id="shrunk: no floor"),
-        pytest.param(math.nan, 2.0**60, 120_000, 180_000, id="so are odd numbers"),
-        pytest.param(-9, -9, 120_000, 180_000, id="so are negative numbers"),
-        pytest.param(True, True, 120_000, 180_000, id="so are truth values"),
-    ],
-)
-async def test_estimate_is_the_calibrated_heuristic(
-    real_tokens: Any, last_tokens: Any, tokens: int, estimate: int | None
-) -> None:
+ESTIMATES: dict[str, tuple[Any, Any, int, int | None]] = {
+    "capped at 5": (100_000, 10_000, 36_000, 180_000),
+    "capped at 5, below": (100_000, 10_000, 35_999, None),
+    "never below 1": (50_000, 100_000, 180_000, 180_000),
+    "never below 1, below": (50_000, 100_000, 179_999, None),
+    "unknown is 1.5": (None, None, 120_000, 180_000),
+    "unknown is 1.5, below": (None, None, 119_999, None),
+    "real count is a floor": (190_000, None, 100_000, 190_000),
+    "not grown: as counted": (185_000, 90_000, 90_000, 185_000),
+    "shrunk: no floor": (190_000, 170_000, 90_000, None),
+    "odd numbers are unknown": (math.nan, 2.0**60, 120_000, 180_000),
+    "negative numbers are unknown": (-9, -9, 120_000, 180_000),
+    "truth values are unknown": (True, True, 120_000, 180_000),
+}
+
+
+@pytest.mark.parametrize("name", ESTIMATES)
+async def test_estimate_is_the_calibrated_heuristic(name: str) -> None:
     """The heuristic is scaled by the last call's ratio, clamped to 1 to 5."""
+    real_tokens, last_tokens, tokens, estimate = ESTIMATES[name]
     llm = counting()
     chat = documented_chat(llm)
     message = user(words(tokens - await config_tokens() - 2))
@@ -187,69 +162,25 @@ class ChunkedLlm(BaseLlm):
             yield chunk.model_copy(deep=True)
 
 
-def partial(text: str, prompt_tokens: int) -> LlmResponse:
-    """A chunk of a stream that reports usage of its own."""
-    return report(text, prompt_tokens).model_copy(update={"partial": True})
+DO, NE = (report(text, 77, partial=True) for text in ("Do", "ne"))
 
 
-@pytest.mark.parametrize(
-    ("chunks", "real_tokens"),
-    [
-        pytest.param([partial("Do", 77), report("Done.", 500)], 500, id="partials"),
-        pytest.param([report("Done.", None)], 300, id="usage without a count"),
-        pytest.param([partial("Do", 77), partial("ne", 78)], 300, id="partials only"),
-    ],
-)
-async def test_partials_and_missing_usage_leave_the_count_alone(
-    chunks: list[LlmResponse], real_tokens: int
-) -> None:
+async def test_partials_and_missing_usage_leave_the_count_alone() -> None:
     """A correction is only taken from two numbers of the same finished call."""
-    agent = guarded_agent(SimulatedLlm())
-    agent.model = ChunkedLlm(model="chunked", chunks=chunks)
-    plugin = ContextGuardPlugin(default=Threshold(context_window=32_000))
-    chat = Chat(agent, [plugin], is_streaming=True)
-    await seed(chat, user("Earlier."), state={REAL: 300, HEURISTIC: 200})
-    await chat.say("Hello.")
-    state = await chat.state()
-    assert state[REAL] == real_tokens
-    assert (state[HEURISTIC] != 200) is (real_tokens != 300)
-
-
-async def compact(
-    llm: SimulatedLlm, message: str = "Go on", state: dict[str, Any] | None = None
-) -> Chat:
-    """Has a conversation with tool calls compacted, and returns the chat."""
-    chat = documented_chat(llm, 4_000)
-    await seed(
-        chat,
-        user("Check the pods"),
-        call("kubectl_get_pods"),
-        response("kubectl_get_pods", words(2_500)),
-        model("There are 40 pods running."),
-        call("approve", "id-1"),
-        response("approve", "pending", "id-1"),
-        state=state,
-    )
-    await chat.say(message)
-    return chat
-
-
-async def test_after_compaction_the_request_is_summary_and_continuation() -> None:
-    """One message of two parts is left, in the documented words."""
-    llm = SimulatedLlm(summary_replies=["All pods run."])
-    chat = await compact(llm, "Restart `web-1`")
-    sent = llm.requests[-1].contents
-    assert [content.role for content in sent] == ["user"]
-    summary, continuation = map(text_of, take_apart(sent))
-    assert summary.startswith("[Previous conversation summary]\nAll pods run.")
-    assert summary.endswith("\n[End of summary — conversation continues below]")
-    assert continuation.startswith(
-        f"{COMPACTED}The user's current request is: `Restart `web-1``. Continue "
-        "working on this request without asking the user to repeat anything."
-    )
-    assert continuation.endswith("]")
-    assert (await chat.state())[SUMMARY] == "All pods run."
-    assert llm.requests[-1].prompt_tokens < 500
+    for chunks, real_tokens in (
+        ([DO, report("Done.", 500)], 500),
+        ([report("Done.", None)], 300),
+        ([DO, NE], 300),
+    ):
+        agent = guarded_agent(SimulatedLlm())
+        agent.model = ChunkedLlm(model="chunked", chunks=chunks)
+        plugin = ContextGuardPlugin(default=Threshold(context_window=32_000))
+        chat = Chat(agent, [plugin], is_streaming=True)
+        await seed(chat, user("Earlier."), state={REAL: 300, HEURISTIC: 200})
+        await chat.say("Hello.")
+        state = await chat.state()
+        assert state[REAL] == real_tokens
+        assert (state[HEURISTIC] != 200) is (real_tokens != 300)
 
 
 class TodoItem(BaseModel):
@@ -273,13 +204,41 @@ TODOS = [
         pytest.param("todos", [TodoItem(**t) for t in TODOS], id="models"),
     ],
 )
-async def test_summarizer_is_shown_the_todo_list(key: str, todos: list[Any]) -> None:
-    """The todo list stands in the prompt, as it stands in state."""
-    llm = SimulatedLlm()
-    await compact(llm, state={key: todos})
+async def test_after_compaction_the_request_is_summary_and_continuation(
+    key: str, todos: list[Any]
+) -> None:
+    """One message of two parts is left, in the documented words; the summarizer was
+    shown the todo list as it stands in state."""
+    llm = SimulatedLlm(summary_replies=["All pods run."])
+    chat = documented_chat(llm, 4_000)
+    await seed(
+        chat,
+        user("Check the pods"),
+        call("kubectl_get_pods"),
+        response("kubectl_get_pods", words(2_500)),
+        model("There are 40 pods running."),
+        call("approve", "id-1"),
+        response("approve", "pending", "id-1"),
+        state={key: todos},
+    )
+    await chat.say("Restart `web-1`")
     [asked] = summary_requests(llm)
     assert (
         "[The todo list as it stands]\n"
         "- [in_progress] Analyze timing gap\n"
         "- [completed] Implement real token counts\n"
     ) in asked.text
+    sent = llm.requests[-1].contents
+    assert [content.role for content in sent] == ["user"]
+    summary, continuation = map(text_of, take_apart(sent))
+    assert summary.startswith("[Previous conversation summary]\nAll pods run.")
+    assert summary.endswith("\n[End of summary — conversation continues below]")
+    assert continuation.startswith(
+        "[System: The conversation was compacted because it exceeded the context "
+        "window. The summary above contains all prior context. The user's current "
+        "request is: `Restart `web-1``. Continue working on this request without "
+        "asking the user to repeat anything."
+    )
+    assert continuation.endswith("]")
+    assert (await chat.state())[SUMMARY] == "All pods run."
+    assert llm.requests[-1].prompt_tokens < 500

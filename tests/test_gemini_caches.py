@@ -33,27 +33,26 @@ HALL = "hall 4711"
 INSTRUCTION = f"You count the shelves of {HALL}. " * 300
 SECRET = "xyzzy-4711"
 TOO_LONG = FakeGemini().overflow_words(9_000, 6_000)
+each_refusal = pytest.mark.parametrize(
+    "words", [TOO_LONG, fake_gemini.MOVED_SIGNATURE], ids=["too long", "moved"]
+)
 
 
 def play_cached(fake: FakeGemini, serve: Serve, **agent: Any) -> Player:
     """A player of an app that has ADK cache the beginning of its requests."""
     cache = ContextCacheConfig(min_tokens=0, cache_intervals=100)
-    return play_gemini(
-        fake,
-        serve(fake),
-        app={"context_cache_config": cache},
-        agent={"instruction": INSTRUCTION, **agent},
-        strategy=Threshold(context_window=30_000),
-    )
+    app = {"context_cache_config": cache}
+    agent = {"instruction": INSTRUCTION, **agent}
+    strategy = Threshold(context_window=30_000)
+    return play_gemini(fake, serve(fake), app=app, agent=agent, strategy=strategy)
 
 
 async def play_refusal(player: Player, words: str) -> None:
     """Plays four turns; the first request of the last one is refused."""
-    for number in range(4):
-        if number == 3:
-            player.fake.refuse_next(words)
-        said = "for you" if number == 3 else SECRET
-        await player.say(player.steps(2), f"Request {number}, {said}: count on.")
+    for number in range(3):
+        await player.say(player.steps(2), f"Request {number}, {SECRET}: count on.")
+    player.fake.refuse_next(words)
+    await player.say(player.steps(2), "Request 3, for you: count on.")
 
 
 def declared(body: dict[str, Any]) -> set[str]:
@@ -64,7 +63,7 @@ def declared(body: dict[str, Any]) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("words", [TOO_LONG, fake_gemini.MOVED_SIGNATURE])
+@each_refusal
 async def test_a_request_that_is_cached_in_part_is_sent_again_whole(
     serve: Serve, words: str
 ) -> None:
@@ -92,7 +91,15 @@ async def test_a_request_that_is_cached_in_part_is_sent_again_whole(
         assert again["contents"] == before
 
 
-@pytest.mark.parametrize("words", [TOO_LONG, fake_gemini.MOVED_SIGNATURE])
+def check_masked(fake: FakeGemini, *secrets: str) -> None:
+    """Sees to it that a request with a cache was refused, and nothing was told."""
+    refused = [each for each in fake.of_agent if each.refused]
+    assert "cachedContent" in refused[0].body
+    sent = json.dumps([*fake.caches.values(), *[e.body for e in fake.exchanges]])
+    assert not any(secret in sent for secret in (SECRET, *secrets))
+
+
+@each_refusal
 async def test_what_a_callback_masks_is_masked_in_what_is_sent_again(
     serve: Serve, words: str
 ) -> None:
@@ -108,9 +115,7 @@ async def test_what_a_callback_masks_is_masked_in_what_is_sent_again(
 
     await play_refusal(play_cached(fake, serve, before_model_callback=mask), words)
 
-    check_masked(fake)
-    sent = json.dumps([*fake.caches.values(), *[e.body for e in fake.exchanges]])
-    assert HALL not in sent
+    check_masked(fake, HALL)
 
 
 async def test_what_a_plugin_has_masked_is_not_sent_again(serve: Serve) -> None:
@@ -140,14 +145,6 @@ async def test_a_limit_that_cannot_be_met_at_once_is_learned(serve: Serve) -> No
     assert player.compactions
 
 
-def check_masked(fake: FakeGemini) -> None:
-    """Sees to it that a request with a cache was refused, and nothing was told."""
-    refused = [each for each in fake.of_agent if each.refused]
-    assert "cachedContent" in refused[0].body
-    sent = json.dumps([*fake.caches.values(), *[e.body for e in fake.exchanges]])
-    assert SECRET not in sent
-
-
 async def test_a_cache_that_the_app_has_made_leaves_no_room_for_tools(
     serve: Serve,
 ) -> None:
@@ -163,16 +160,13 @@ async def test_a_cache_that_the_app_has_made_leaves_no_room_for_tools(
     ) -> None:
         llm_request.config.system_instruction = None  # ADK's own, with the name.
 
-    player = play_gemini(
-        fake,
-        address,
-        agent={
-            "tools": [],
-            "before_model_callback": leave_to_cache,
-            "generate_content_config": config,
-        },
-        strategy=Threshold(context_window=6_000, recall=True),
-    )
+    agent = {
+        "tools": [],
+        "before_model_callback": leave_to_cache,
+        "generate_content_config": config,
+    }
+    strategy = Threshold(context_window=6_000, recall=True)
+    player = play_gemini(fake, address, agent=agent, strategy=strategy)
 
     for number in range(8):
         await player.say(text=f"Request {number}: " + "count the crates, " * 250)
@@ -195,13 +189,8 @@ async def test_a_call_without_a_signature_is_sent_again_with_a_dummy(
 
     check_played(player, compactions=0, refusals=1)
     refused, again = fake.of_agent[2:4]
-    calls = [
-        part
-        for content in again.body["contents"]
-        for part in content["parts"]
-        if "functionCall" in part
-    ]
+    parts = [part for each in again.body["contents"] for part in each["parts"]]
+    signed = [part["thoughtSignature"] for part in parts if "functionCall" in part]
     assert refused.refused
-    assert len(calls) == 2
     dummy = base64.b64encode(b"skip_thought_signature_validator").decode()
-    assert [each["thoughtSignature"] for each in calls] == [dummy] * 2
+    assert signed == [dummy] * 2

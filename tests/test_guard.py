@@ -8,22 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.run_config import RunConfig
 from google.adk.models.llm_request import LlmRequest
-from google.adk.plugins.base_plugin import BasePlugin
 from google.genai import types
 
-from contextguard_adk import (
-    CallRecord,
-    CompactionContext,
-    ContextGuardPlugin,
-    SlidingWindow,
-    Strategy,
-    Threshold,
-)
-from contextguard_adk.testing import Reply, SimulatedLlm
-from contextguard_adk.testing import call as scripted_call
+from contextguard_adk import CallRecord, ContextGuardPlugin, SlidingWindow, Threshold
+from contextguard_adk.testing import Reply, SimulatedLlm, call
+from tests import chats
 from tests.builders import (
     Chat,
     RequestTap,
@@ -36,6 +27,7 @@ from tests.chats import (
     EXACT,
     HEURISTIC,
     REAL,
+    Changing,
     agent_requests,
     seed,
     summary_requests,
@@ -55,47 +47,29 @@ from tests.guarded import (
 )
 
 IMAGE = types.Part(inline_data=types.Blob(mime_type="image/png", data=b"\x89PNG" * 9))
+TWENTY: dict[str, Any] = {"context_window": 20_000, "token_ratio": 1.0}
 
 
-@pytest.mark.parametrize(
-    ("strategy", "is_streaming"), [(Threshold, False), (SlidingWindow, True)]
-)
-async def test_small_requests_leave_as_they_came(
-    strategy: type[Strategy], is_streaming: bool
-) -> None:
+@pytest.mark.parametrize("is_streaming", [False, True])
+async def test_small_requests_leave_as_they_came(is_streaming: bool) -> None:
     """The same list with the same contents is sent, and two numbers are stored."""
     before, after = RequestTap("before"), RequestTap("after")
-    llm = SimulatedLlm(script=[scripted_call("look"), "Found.", "Bye."])
+    llm = SimulatedLlm(script=[call("look"), "Found.", "Bye."])
     agent = guarded_agent(llm, [queued_tool("look", [{"n": [1, {"x": None}]}])])
+    strategy = SlidingWindow if is_streaming else Threshold
     guard = ContextGuardPlugin(default=strategy(context_window=WINDOW))
     chat = Chat(agent, [before, guard, after], is_streaming=is_streaming)
     answers = [answer_text(await chat.say(text)) for text in ("Look!", "Thanks.")]
     assert answers == ["Found.", "Bye."]
-    assert [list(map(id, c)) for c in before.contents] == [
-        list(map(id, c)) for c in after.contents
-    ]
+    ids = [[list(map(id, c)) for c in tap.contents] for tap in (before, after)]
+    assert ids[0] == ids[1]
     assert [id(c) for c in before.lists] == [id(c) for c in after.lists]
     assert set(await chat.state()) == {REAL, HEURISTIC}
 
 
-async def test_what_fits_is_estimated_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a compaction would gain is not measured where none is due."""
-    measured: list[object] = []
-    monkeypatch.setattr(CompactionContext, "measure", lambda *a: measured.append(a))
-    chat = guarded_chat(SimulatedLlm(script=["Hello.", "Bye."]))
-    for text in ("Look!", "Thanks."):
-        await chat.say(text)
-    assert measured == []
-
-
-# --- The summary stays in place ---------------------------------------------------
-
-
 async def test_summary_stays_on_later_calls_turns_and_processes() -> None:
     """Every later request begins with the same bytes; the rest is appended."""
-    llm = SimulatedLlm(
-        script=[scripted_call("look"), "Found.", scripted_call("look"), "Bye."]
-    )
+    llm = SimulatedLlm(script=[call("look"), "Found.", call("look"), "Bye."])
     chat = await long_chat(llm, tools=[queued_tool("look", ["a result"])])
     await chat.say("And now?")
     successor = guarded_chat(llm, chat={"session_service": chat.sessions})
@@ -116,11 +90,7 @@ async def test_summary_stays_on_later_calls_turns_and_processes() -> None:
 
 async def test_compaction_does_not_fire_on_two_successive_calls() -> None:
     """Between threshold and 97 % of the window the call after a compaction waits."""
-    llm = SimulatedLlm(
-        context_window=20_000,
-        token_ratio=1.0,
-        summary_replies=["Part one.", "Part two."],
-    )
+    llm = SimulatedLlm(**TWENTY, summary_replies=["Part one.", "Part two."])
     chat = guarded_chat(llm)
     await chat.say("Hello.")
     await seed(chat, user("The task."), original(3_300))
@@ -136,7 +106,7 @@ async def test_compaction_does_not_fire_on_two_successive_calls() -> None:
 async def test_overfull_requests_do_not_wait() -> None:
     """Above 97 % of the window even the call after a compaction is compacted."""
     llm = SimulatedLlm(
-        context_window=WINDOW, token_ratio=1.0, script=[scripted_call("look"), "Done."]
+        context_window=WINDOW, token_ratio=1.0, script=[call("look"), "Done."]
     )
     tools = [queued_tool("look", [words(3_700)])]
     strategy = Threshold(context_window=WINDOW, preview_tokens=None)
@@ -150,7 +120,7 @@ async def test_a_fixed_part_that_is_too_large_is_reported_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """No summary is paid for where the instruction alone fills the window."""
-    llm = SimulatedLlm(context_window=20_000, token_ratio=1.0)
+    llm = SimulatedLlm(**TWENTY)
     chat = guarded_chat(llm, instruction=words(3_300))
     await seed(chat, state=EXACT)
     for number in range(4):
@@ -170,20 +140,15 @@ async def test_reserved_output_lowers_the_threshold() -> None:
     assert llm.summaries == 1
 
 
-# --- What the request holds beside history ----------------------------------------
-
-
 @pytest.mark.skipif(
     "model_input_context" not in RunConfig.model_fields,
     reason="this ADK has no model_input_context",
 )
 async def test_transient_context_is_neither_summarized_nor_dropped() -> None:
     """What the run configuration adds to each request stays in each request."""
-    run_config = RunConfig.model_validate(
-        {"model_input_context": [user("The weather is fine.")]}
-    )
+    added = {"model_input_context": [user("The weather is fine.")]}
     llm = SimulatedLlm(script=["One.", "Two."])
-    chat = await long_chat(llm, chat={"run_config": run_config})
+    chat = await long_chat(llm, chat={"run_config": RunConfig.model_validate(added)})
     await chat.say("And now?")
     assert llm.summaries == 1
     assert "weather" not in summary_requests(llm)[0].text
@@ -217,9 +182,7 @@ async def test_images_of_the_live_message_ride_on_the_continuation(
 
 async def test_giant_live_request_is_clipped_in_the_middle() -> None:
     """Beyond 30 % of the window head and tail are quoted; the summarizer sees all."""
-    llm = SimulatedLlm(
-        context_window=20_000, token_ratio=1.0, summary_replies=["A summary."]
-    )
+    llm = SimulatedLlm(**TWENTY, summary_replies=["A summary."])
     chat = guarded_chat(llm)
     await chat.say("Hello.")
     await chat.say(f"BEGIN {words(1_000)} MIDDLE {words(3_000)} END")
@@ -227,10 +190,9 @@ async def test_giant_live_request_is_clipped_in_the_middle() -> None:
     assert llm.summaries == 1
     first, second = agent_requests(llm)[1:]
     continuation = text_of(take_apart(first.contents)[1])
-    assert "`BEGIN " in continuation
-    assert " END`" in continuation
+    for text in ("`BEGIN ", " END`", "middle left out"):
+        assert text in continuation
     assert "MIDDLE" not in first.text
-    assert "middle left out" in continuation
     assert len(continuation) <= 0.3 * WINDOW * 4 + 600
     assert second.contents[:1] == first.contents
     assert "MIDDLE" in summary_requests(llm)[0].text
@@ -252,22 +214,17 @@ async def test_repeated_messages_are_not_mistaken_for_covered_ones() -> None:
     assert texts == ["Three.", "yes", "Four.", "yes"]
 
 
-# --- Payloads that change ---------------------------------------------------------
-
-
-class Masking(BasePlugin):
-    """Edits in place what a tool returned in an earlier call; precedes the guard."""
+class Masking(Changing):
+    """Edits in place what a tool returned in an earlier call."""
 
     def __init__(self, edit: Callable[[dict[str, Any]], None]) -> None:
-        super().__init__(name="masking")
+        super().__init__(self.change)
         self.edit = edit
         self.is_active = False
 
-    async def before_model_callback(
-        self, *, callback_context: CallbackContext, llm_request: LlmRequest
-    ) -> None:
+    def change(self, request: LlmRequest) -> None:
         """Edits the results in the request."""
-        for content in llm_request.contents if self.is_active else ():
+        for content in request.contents if self.is_active else ():
             for part in content.parts or ():
                 if part.function_response and part.function_response.response:
                     self.edit(part.function_response.response)
@@ -287,14 +244,16 @@ async def test_a_payload_that_changes_is_measured_as_it_is_now(
 ) -> None:
     """A plugin may edit in place what has been measured before."""
     records: list[CallRecord] = []
-    masking, look = Masking(edit), scripted_call("look")
-    script: list[Reply] = [look, look, "Found.", "Done."]
+    masking = Masking(edit)
+    script: list[Reply] = [call("look"), call("look"), "Found.", "Done."]
     llm = SimulatedLlm(context_window=100_000, token_ratio=1.0, script=script)
-    plugin = ContextGuardPlugin(
-        default=Threshold(context_window=3_500), on_call=records.append
+    chat = chats.guarded_chat(
+        llm,
+        Threshold(context_window=3_500),
+        guard={"on_call": records.append},
+        agent={"tools": [queued_tool("look", [copy.deepcopy(RESULT)])]},
+        before=[masking],
     )
-    tools = [queued_tool("look", [copy.deepcopy(RESULT), copy.deepcopy(RESULT)])]
-    chat = Chat(guarded_agent(llm, tools), [masking, plugin])
     await chat.say("Look twice.")
     masking.is_active = True
     await chat.say("And?")
@@ -305,10 +264,9 @@ async def test_a_payload_that_changes_is_measured_as_it_is_now(
 async def test_an_edited_payload_is_no_longer_what_the_summary_covers() -> None:
     """A result that changed after it was summarized comes back with its call."""
     masking = Masking(lambda value: value["data"]["rows"][0].update(id=2))
-    llm = SimulatedLlm(script=[scripted_call("look"), "Found."])
-    tools = [queued_tool("look", [copy.deepcopy(RESULT)])]
-    plugin = ContextGuardPlugin(default=SMALL)
-    chat = Chat(guarded_agent(llm, tools), [masking, plugin])
+    llm = SimulatedLlm(script=[call("look"), "Found."])
+    agent = {"tools": [queued_tool("look", [copy.deepcopy(RESULT)])]}
+    chat = chats.guarded_chat(llm, SMALL, agent=agent, before=[masking])
     await chat.say("Look!")
     await seed(chat, user("The task."), original(500), state=NOW)
     await chat.say("Tidy up.")
@@ -338,9 +296,8 @@ async def test_a_second_run_does_not_end_the_first_ones_bookkeeping(
         return "At last."
 
     records: list[CallRecord] = []
-    llm = SimulatedLlm(
-        script=reply, token_ratio=1.0, summary_replies=["Short enough."] * 2
-    )
+    summaries = ["Short enough."] * 2
+    llm = SimulatedLlm(script=reply, token_ratio=1.0, summary_replies=summaries)
     chat = guarded_chat(llm, guard={"on_call": records.append})
     await seed(chat, user("The task."), original(1_000), state=NOW)
     await chat.say("Quick.")
@@ -354,16 +311,3 @@ async def test_a_second_run_does_not_end_the_first_ones_bookkeeping(
     assert [record.is_recovered for record in records] == [False, False, is_rejected]
     assert llm.summaries == 1 + is_rejected
     assert llm.requests[-1].text.count(SUMMARY_BEGINS) == 1
-
-
-async def test_history_of_a_single_turn_is_used_in_it_alone() -> None:
-    """An agent that sees only the current turn gets no summary of an older one."""
-    steps: list[Reply] = [scripted_call("look") for _ in range(5)]
-    llm = SimulatedLlm(token_ratio=1.0, script=[*steps, "Done.", "Second."])
-    tools = [queued_tool("look", [words(1_000)])]
-    chat = guarded_chat(llm, include_contents="none", tools=tools)
-    await chat.say("First turn.")
-    assert llm.summaries == 1
-    assert is_compacted(llm.requests[-1])
-    await chat.say("Second turn.")
-    assert llm.requests[-1].contents == [user("Second turn.")]

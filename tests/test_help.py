@@ -13,15 +13,8 @@ import contextguard_adk as cg
 from contextguard_adk.config import PluginSettings
 
 MODELS: list[type[BaseModel]] = [
-    PluginSettings,
-    cg.Costs,
-    cg.Threshold,
-    cg.SlidingWindow,
-    cg.Pipeline,
-    cg.MessageWindow,
-    cg.TokenWindow,
-    cg.ToolOutputTruncation,
-    cg.SummaryCompaction,
+    *(PluginSettings, cg.Costs, cg.Threshold, cg.SlidingWindow, cg.Pipeline),
+    *(cg.MessageWindow, cg.TokenWindow, cg.ToolOutputTruncation, cg.SummaryCompaction),
 ]
 
 
@@ -37,25 +30,14 @@ def test_help_explains_every_setting(model: type[BaseModel]) -> None:
 
 
 def test_help_names_defaults() -> None:
-    """A plain value as it is, a model with what is set in it."""
+    """A plain value as it is, a model with what is set in it; and nothing of a class
+    without settings."""
     said = " ".join((cg.Pipeline.__doc__ or "").split())
     assert "max_compaction_attempts (default 3): " in said
     assert "window (default TokenWindow(budget_tokens=0.3)): " in said
     assert "summary (default SummaryCompaction()): " in said
     assert "budget_tokens (required): " in (cg.TokenWindow.__doc__ or "")
-
-
-def test_own_settings_come_first() -> None:
-    """Those that a class adds stand before those of all strategies."""
-
-    class Own(cg.Threshold):
-        """Of one's own."""
-
-        patience: int = 3
-
-    said = Own.__doc__ or ""
-    assert said.startswith("Of one's own.\n\nSettings:\n    patience (default 3):\n")
-    assert "    context_window (default None): The model's" in said
+    assert "Settings:" not in (cg.Reducer.__doc__ or "")
 
 
 class Unspeakable:
@@ -71,42 +53,35 @@ def ask_environment() -> str:
     raise KeyError
 
 
-class Careful(cg.Threshold):
-    """Settings of a user's own whose defaults are not for help."""
+class Own(cg.Threshold):
+    """Of one's own."""
 
+    patience: int = Field(default=3, validation_alias="waits")
+    depth: int = Field(default=1, validation_alias=AliasPath("levels", 0))
     secret: str = Field(default_factory=ask_environment)
     doubled: int = Field(default_factory=lambda known: 2 * len(known["secret"]))
     held: Any = Unspeakable()
 
 
-def test_help_neither_makes_nor_trusts_defaults() -> None:
-    """A default that a function makes is named by it: it may raise or be secret."""
-    said = Careful.__doc__ or ""
+def test_help_neither_makes_nor_trusts_defaults_of_own_settings() -> None:
+    """They stand first; what a function makes is named by it: it may raise or be
+    secret."""
+    said = Own.__doc__ or ""
+    assert said.startswith("Of one's own.\n\nSettings:\n    patience (default 3):\n")
     assert "    secret (default ask_environment()):" in said
     assert "    doubled (default <lambda>()):" in said
     assert "    held (default <Unspeakable instance at " in said
-    assert Careful(secret="four").doubled == 8
-
-
-def test_a_class_without_settings_keeps_its_words() -> None:
-    """Nothing is listed where there is nothing."""
-    assert "Settings:" not in (cg.Reducer.__doc__ or "")
-
-
-class Aliased(cg.Threshold):
-    """Settings of a user's own that have other names."""
-
-    patience: int = Field(default=3, validation_alias="waits")
-    depth: int = Field(default=1, validation_alias=AliasPath("levels", 0))
+    assert "    context_window (default None): The model's" in said
 
 
 def test_other_names_of_own_settings_are_known() -> None:
     """What pydantic accepts is no unknown key; a near name is suggested."""
-    values = {"waits": 5, "levels": [7], "max_tokens": 8_000}
-    made = Aliased.model_validate(values)
+    values = {"waits": 5, "levels": [7], "max_tokens": 8_000, "secret": "four"}
+    made = Own.model_validate(values)
     assert (made.patience, made.depth, made.context_window) == (5, 7, 8_000)
+    assert made.doubled == 8
     with pytest.raises(ValidationError, match="Did you mean 'waits'"):
-        Aliased.model_validate({"wait": 5})
+        Own.model_validate({"wait": 5, "secret": "four"})
 
 
 class Lenient(cg.Threshold):

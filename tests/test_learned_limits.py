@@ -32,7 +32,16 @@ from contextguard_adk.testing.provider import (
     count_request_tokens,
     list_content_texts,
 )
-from tests.builders import Chat, answer_text, call_part, model, queued_tool
+from tests.builders import (
+    Chat,
+    answer_text,
+    call,
+    call_part,
+    model,
+    queued_tool,
+    responses,
+    user,
+)
 from tests.chats import KEY, guarded_chat, words
 
 CONFIGURED_TOKENS = 128_000
@@ -72,43 +81,20 @@ def overflow(limit: int) -> ContextOverflowError:
 
 
 async def test_a_limit_is_of_the_model_that_named_it() -> None:
-    """An agent that moves to a larger model has the larger window at once."""
+    """An agent that moves to a larger model has the larger window at once; what the
+    larger one has accepted says nothing about a smaller successor."""
     sessions, calls = InMemorySessionService(), list[CallRecord]()
-    windows = {"small": 8_000, "large": 100_000}
-    for name, rejections in (("small", 1), ("large", 0), ("small", 0)):
+    windows = {"small": 8_000, "large": 100_000, "other": 8_000}
+    rejected = {"small": 1, "large": 0, "other": 1}
+    for name in ("small", "large", "small", "other"):
         llm = make_llm(model=name, context_window=windows[name])
         chat = open_chat(llm, session_service=sessions, guard={"on_call": calls.append})
-        for turn in range(8):
-            await chat.say(words(1_500, f"Question {turn}."))
-        assert llm.rejections == rejections
-        assert bool(llm.summaries) is (name == "small")
-        expected = 8_000 if name == "small" else CONFIGURED_TOKENS
+        for turn in range(7):
+            assert answer_text(await chat.say(words(1_500, f"Question {turn}.")))
+        assert llm.rejections == rejected.pop(name, 0)
+        assert bool(llm.summaries) is (name != "large")
+        expected = CONFIGURED_TOKENS if name == "large" else 8_000
         assert calls[-1].window_tokens == expected
-
-
-async def test_a_smaller_model_after_a_restart_costs_one_rejection() -> None:
-    """What the larger one has accepted says nothing about its successor."""
-    sessions = InMemorySessionService()
-    for name, window_tokens in (("large", 100_000), ("small", 8_000)):
-        llm = make_llm(model=name, context_window=window_tokens)
-        chat = open_chat(llm, session_service=sessions)
-        for turn in range(6):
-            assert answer_text(await chat.say(words(3_000, f"Question {turn}.")))
-    assert llm.rejections == 1
-
-
-async def test_a_limit_below_what_was_accepted_is_believed_when_named_again() -> None:
-    """One slip of a provider does not shrink a window that has proven larger."""
-    again: list[Reply] = [overflow(3_000), "Resent.", "Yes."]
-    llm = make_llm(["Yes.", *again, *again])
-    calls = list[CallRecord]()
-    chat = open_chat(llm, guard={"on_call": calls.append})
-    await chat.say(words(20_000))
-    await chat.say("Go on.")
-    assert calls[-1].window_tokens >= 20_000
-    await chat.say("Go on.")
-    await chat.say("Go on.")
-    assert calls[-1].window_tokens == 3_000
 
 
 class Idle(Strategy):
@@ -119,16 +105,23 @@ class Idle(Strategy):
         return None
 
 
-async def test_a_limit_is_not_named_again_because_nothing_was_compacted() -> None:
-    """One rejection counts once, however many ways there are to answer it."""
-    llm = make_llm(["Yes.", overflow(3_000), "Resent.", "Yes."])
+@pytest.mark.parametrize("kind", [Threshold, Idle])
+async def test_a_limit_below_what_was_accepted_is_believed_when_named_again(
+    kind: type[Strategy],
+) -> None:
+    """One slip of a provider does not shrink a window that has proven larger, however
+    many ways there are to answer it, or none."""
+    again: list[Reply] = [overflow(3_000), "Resent.", "Yes."]
+    llm = make_llm(["Yes.", *again, *again])
     calls = list[CallRecord]()
-    strategy = Idle(context_window=CONFIGURED_TOKENS)
+    strategy = kind(context_window=CONFIGURED_TOKENS)
     chat = guarded_chat(llm, strategy, guard={"on_call": calls.append})
     await chat.say(words(20_000))
-    assert answer_text(await chat.say("Go on.")) == "Resent."
-    await chat.say("Go on.")
-    assert calls[-1].window_tokens >= 20_000
+    for is_believed in (False, True) if kind is Threshold else (False,):
+        assert answer_text(await chat.say("Go on.")) == "Resent."
+        await chat.say("Go on.")
+        assert (calls[-1].window_tokens == 3_000) is is_believed
+        assert is_believed or calls[-1].window_tokens >= 20_000
 
 
 async def test_a_limit_is_forgotten_when_more_is_accepted() -> None:
@@ -144,7 +137,7 @@ async def test_a_limit_is_forgotten_when_more_is_accepted() -> None:
 
 
 class Payload(SimulatedLlm):
-    """A provider that refuses more than 10,000 bytes of images."""
+    """A provider that refuses more than 10,000 bytes of images in messages."""
 
     refusals: int = 0
     words: str = "Request payload size exceeds the limit: 10000 bytes."
@@ -162,21 +155,24 @@ class Payload(SimulatedLlm):
             yield response
 
 
+def open_payload(**settings: Any) -> tuple[Chat, Payload]:
+    """A chat with that provider, whose window is never reached."""
+    llm = Payload(context_window=1_000_000, token_ratio=1.0)
+    return open_chat(llm, window_tokens=1_000_000, **settings), llm
+
+
 def image(number: int, size_bytes: int) -> types.Content:
     """A message with an image."""
     data = bytes([number]) * size_bytes
     blob = types.Blob(mime_type="image/png", data=data, display_name=f"{number}.png")
-    texts = types.Part(text=f"Image {number}.")
-    return types.Content(role="user", parts=[texts, types.Part(inline_data=blob)])
+    return responses(types.Part(text=f"Image {number}."), types.Part(inline_data=blob))
 
 
 async def test_a_refusal_in_bytes_leaves_out_the_oldest_images() -> None:
     """The newest stay, the others are named; no window is learned, no turn lost."""
     calls = list[CallRecord]()
-    llm = Payload(context_window=1_000_000, token_ratio=1.0)
-    guard = {"on_call": calls.append}
-    chat = open_chat(llm, window_tokens=1_000_000, guard=guard)
-    for number in range(12):
+    chat, llm = open_payload(guard={"on_call": calls.append})
+    for number in range(8):
         events = await chat.say(image(number, 3_000))
         assert answer_text(events) == f"Acknowledged: Image {number}."
     assert (llm.refusals, llm.summaries) == (1, 0)
@@ -184,7 +180,7 @@ async def test_a_refusal_in_bytes_leaves_out_the_oldest_images() -> None:
     assert not await learned(chat)
     last = llm.requests[-1]
     assert "[attached image/png '0.png', 3000 bytes]" in last.text
-    assert last.contents[-1] == image(11, 3_000)
+    assert last.contents[-1] == image(7, 3_000)
     begins = [request.contents[:6] for request in llm.requests[-2:]]
     assert begins[0] == begins[1]
 
@@ -195,48 +191,35 @@ async def test_images_stay_where_texts_are_the_payload() -> None:
     script: list[Reply] = ["Seen.", "Read.", refusal, "Resent.", "Seen.", "Seen."]
     llm = make_llm(script, context_window=1_000_000)
     chat = open_chat(llm, window_tokens=1_000_000)
-    await chat.say(image(0, 1_000))
-    await chat.say(words(20_000))
+    for message in (image(0, 1_000), words(20_000)):
+        await chat.say(message)
     assert answer_text(await chat.say(image(1, 1_000))) == "Resent."
-    await chat.say(image(2, 1_000))
-    await chat.say(image(3, 1_000))
+    for number in (2, 3):
+        await chat.say(image(number, 1_000))
     assert llm.requests[-1].contents[-3] == image(2, 1_000)
 
 
 async def test_images_of_tool_results_are_left_out() -> None:
     """A result keeps all its words and names what it held."""
-    llm = Payload(context_window=1_000_000, token_ratio=1.0)
-    chat = open_chat(llm, window_tokens=1_000_000)
-    blob = types.FunctionResponseBlob(mime_type="image/png", data=b"x" * 9_000)
-    shot = types.FunctionResponsePart(inline_data=blob)
-    words = {"result": "a page", "attachments": ["page.pdf"]}
-    result = {"name": "search", "response": words, "parts": [shot]}
-    part = types.Part(function_response=types.FunctionResponse.model_validate(result))
-    await chat.tell(
-        [
-            types.Content(role="user", parts=[types.Part(text="Look.")]),
-            types.Content(role="model", parts=[call_part("search")]),
-            types.Content(role="user", parts=[part]),
-            types.Content(role="model", parts=[types.Part(text="Seen.")]),
-        ]
-    )
+    chat, llm = open_payload()
+    result = {"result": "a page", "attachments": ["page.pdf"]}
+    shot = {"inline_data": {"mime_type": "image/png", "data": b"x" * 9_000}}
+    found = {"name": "search", "response": result, "parts": [shot]}
+    seen = responses(types.Part.model_validate({"function_response": found}))
+    await chat.tell([user("Look."), call("search"), seen, model("Seen.")])
     llm.words = "request_too_large"
-    llm.refusals = 0
-    await chat.say(image(1, 9_999))
-    assert llm.refusals == 0  # This provider counts images of messages alone.
-    await chat.say(image(2, 9_999))
-    assert llm.refusals == 1
-    response = llm.requests[-1].contents[2].parts
-    assert response
-    assert response[0].function_response
+    for number, refusals in ((1, 0), (2, 1)):
+        await chat.say(image(number, 9_999))
+        assert llm.refusals == refusals
+    [part] = llm.requests[-1].contents[2].parts or []
     named = {"attachments_left_out": ["[attached image/png, 9000 bytes]"]}
-    assert response[0].function_response.response == {**words, **named}
+    assert part.function_response
+    assert part.function_response.response == {**result, **named}
 
 
 async def test_one_image_that_is_too_large_ends_in_the_error() -> None:
     """Nothing can be left out but what the user asks about."""
-    llm = Payload(context_window=1_000_000, token_ratio=1.0)
-    chat = open_chat(llm, window_tokens=1_000_000)
+    chat, llm = open_payload()
     with pytest.raises(SimulatedProviderError, match="payload"):
         await chat.say(image(1, 20_000))
     assert llm.refusals <= 3
@@ -275,6 +258,18 @@ async def test_a_quoted_rate_limit_does_not_hide_a_rejection() -> None:
     chat = open_chat(llm, f"HTTP 429: too many requests. {words(2_000)}")
     assert answer_text(await chat.say("Look it up.")) == "Resent."
     assert (await learned(chat))["learned_window_tokens"] == 8_000
+
+
+async def test_a_reserve_that_nobody_knows_of_is_learned() -> None:
+    """A client of one's own may reserve what only the rejection names."""
+    error = ContextOverflowError(
+        "This endpoint's maximum context length is 32000 tokens. However, you requested"
+        " about 36000 tokens (20000 of text input, 16000 in the output)."
+    )
+    llm = make_llm([error, "Resent."], context_window=32_000)
+    chat = open_chat(llm, window_tokens=32_000)
+    assert answer_text(await chat.say(words(20_000))) == "Resent."
+    assert (await learned(chat))["learned_output_tokens"] == 16_000
 
 
 @pytest.mark.parametrize("is_streaming", [False, True], ids=["whole", "streamed"])
@@ -338,30 +333,25 @@ class Truncating(SimulatedLlm):
                 yield response.model_copy(update={"usage_metadata": usage})
 
 
+@pytest.mark.parametrize("response_count", [1, 2])
 async def test_silent_truncation_is_taken_for_the_window(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, response_count: int
 ) -> None:
-    """Counts that fall behind twice running show the window; tasks are seen again."""
-    llm = Truncating(token_ratio=1.0, context_window=10**6)
-    llm.script = searching(8, 8)
+    """Counts that fall behind twice running show the window, also where a stream ends
+    in several responses that all have the count; tasks are seen again."""
+    llm = Truncating(
+        token_ratio=1.0, context_window=10**6, response_count=response_count
+    )
+    llm.script = searching(5, 8)
     chat = open_chat(llm, words(700))
-    for turn in range(8):
+    for turn in range(5):
         await chat.say(f"TASK-{turn}. {words(300)}")
-    known = await learned(chat)
-    assert 2_048 <= known["learned_window_tokens"] <= 4_096
+    assert 2_048 <= (await learned(chat))["learned_window_tokens"] <= 4_096
     assert {*llm.lost} == {"TASK-0"}  # Before two counts were known.
     own = [r for r in caplog.records if r.name.startswith("contextguard")]
     warned = [r.getMessage() for r in own if r.levelno == logging.WARNING]
-    assert ["context_window" in each for each in warned] == [True]
-
-
-async def test_silent_truncation_shows_where_answers_come_in_two() -> None:
-    """A stream may end in several whole responses, all with the count of the call."""
-    llm = Truncating(token_ratio=1.0, context_window=10**6, response_count=2)
-    chat = open_chat(llm)
-    for turn in range(6):
-        await chat.say(f"TASK-{turn}. {words(1_500)}")
-    assert 2_048 <= (await learned(chat))["learned_window_tokens"] <= 4_096
+    told = [each for each in warned if "under pressure" not in each]
+    assert ["context_window" in each for each in told] == [True]
 
 
 @pytest.mark.parametrize("cached_tokens", [9_000, 0], ids=["cached", "blanks"])
@@ -370,10 +360,10 @@ async def test_a_low_count_alone_is_no_truncation(
 ) -> None:
     """Some leave out what a cache held; of many blanks a token holds a lot."""
     llm = Truncating(token_ratio=1.0 if cached_tokens else 0.3, context_window=10**6)
-    llm.script, llm.cached_tokens = searching(6, 8), cached_tokens
+    llm.script, llm.cached_tokens = searching(4, 8), cached_tokens
     llm.room_tokens = 4_096 if cached_tokens else 10**6
     chat = open_chat(llm, words(700))
-    for turn in range(6):
+    for turn in range(4):
         await chat.say(f"TASK-{turn}. {words(300)}")
     assert not await learned(chat)
     assert "context_window" not in caplog.text

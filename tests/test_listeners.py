@@ -18,10 +18,14 @@ from contextguard_adk.testing import SimulatedLlm, call
 from tests.builders import Chat, answer_text, queued_tool
 from tests.guarded import NOW, SMALL, guarded_chat
 
-LIMIT_SECONDS = 0.2
+LIMIT_SECONDS = 0.1
 MARGIN_SECONDS = 10
 """For a machine that may be slow; a turn that waits for the listener has no end."""
-KINDS = ("on_call", "on_compaction", "on_pressure")
+KINDS = {
+    "on_call": "CallRecord",
+    "on_compaction": "CompactionRecord",
+    "on_pressure": "PressureRecord",
+}
 SECRET = "xyzzy-4711"
 
 
@@ -61,13 +65,9 @@ def late(request: pytest.FixtureRequest) -> Any:
 
 def chat_with(**guard: Any) -> Chat:
     """A chat in which every request is under pressure."""
+    limits = {"listener_timeout_seconds": LIMIT_SECONDS, "warning_threshold": 0.001}
     llm = SimulatedLlm(context_window=100_000)
-    guard = {
-        "listener_timeout_seconds": LIMIT_SECONDS,
-        "warning_threshold": 0.001,
-        **guard,
-    }
-    return guarded_chat(llm, SMALL, guard=guard)
+    return guarded_chat(llm, SMALL, guard={**limits, **guard})
 
 
 async def talk(chat: Chat, turns: int) -> None:
@@ -77,13 +77,6 @@ async def talk(chat: Chat, turns: int) -> None:
         assert answer_text(await chat.say(f"Question {turn}. " + "word " * 300))
 
 
-def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What was logged about late listeners."""
-    said = [r for r in caplog.records if "takes longer than" in r.getMessage()]
-    assert all(r.levelno == logging.WARNING for r in said)
-    return [r.getMessage() for r in said]
-
-
 async def until(is_so: Callable[[], bool]) -> None:
     """Waits until something is so, for a machine that may be slow."""
     async with asyncio.timeout(30):
@@ -91,43 +84,35 @@ async def until(is_so: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_a_listener_that_never_returns_ends_no_turn(
-    kind: str, late: tuple[Late, Any], caplog: pytest.LogCaptureFixture
+async def test_listeners_that_never_return_end_no_turn(
+    late: tuple[Late, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is called once, and named once in the log; the session goes on."""
+    """Each is called once, and named once in the log; the session goes on."""
     made, listener = late
-    await talk(chat_with(**{kind: listener}), turns=4)
-    assert len(made.told) == 1
-    (said,) = warnings_of(caplog)
-    assert type(made.told[0]).__name__ in said
-    assert "Question" not in said
+    await talk(chat_with(**dict.fromkeys(KINDS, listener)), turns=3)
+    told = [type(record).__name__ for record in made.told]
+    assert sorted(told) == sorted(KINDS.values())
+    said = [r for r in caplog.records if "takes longer than" in r.getMessage()]
+    assert {r.levelno for r in said} == {logging.WARNING}
+    assert len(said) == len(KINDS)
+    for name in told:
+        assert sum(name in r.getMessage() for r in said) == 1
+    assert not [r for r in said if "Question" in r.getMessage()]
 
 
-@pytest.mark.parametrize("calls", [1, 4])
 async def test_a_turn_waits_for_a_late_listener_no_longer_than_the_limit(
-    late: tuple[Late, Any], calls: int
+    late: tuple[Late, Any],
 ) -> None:
     """Once, however many model calls the turn has."""
     made, listener = late
-    steps = [call("look", step=step) for step in range(calls - 1)]
+    steps = [call("look", step=step) for step in range(3)]
     llm = SimulatedLlm(script=[*steps, "Done."], context_window=100_000)
     guard = {"on_call": listener, "listener_timeout_seconds": LIMIT_SECONDS}
     tools = [queued_tool("look", ["Nothing."])]
     chat = guarded_chat(llm, SMALL, guard=guard, tools=tools)
     async with asyncio.timeout(LIMIT_SECONDS + MARGIN_SECONDS):
         assert answer_text(await chat.say("Look.")) == "Done."
-    assert len(llm.requests) == calls
-    assert len(made.told) == 1
-
-
-async def test_all_listeners_may_be_late_at_once(late: tuple[Late, Any]) -> None:
-    """Each of them is waited for once."""
-    made, listener = late
-    await talk(chat_with(**dict.fromkeys(KINDS, listener)), turns=3)
-    kinds = {type(record).__name__ for record in made.told}
-    assert kinds == {"CallRecord", "CompactionRecord", "PressureRecord"}
-    assert len(made.told) == 3
+    assert (len(llm.requests), len(made.told)) == (4, 1)
 
 
 async def test_a_late_call_ends_and_the_listener_is_called_again(
@@ -164,26 +149,23 @@ async def test_a_late_failure_is_logged_as_any_other(
     assert SECRET not in "".join(r.getMessage() for r in visible)
 
 
-def test_an_event_loop_ends_with_a_late_call_under_way(late: tuple[Late, Any]) -> None:
-    """A call ends with its loop, a thread does not; nothing is said of either."""
+@pytest.mark.parametrize("is_cancelled", [False, True], ids=["closed", "cancelled"])
+def test_an_event_loop_ends_with_a_late_call_under_way(
+    late: tuple[Late, Any], is_cancelled: bool
+) -> None:
+    """A call ends with its loop, a thread does not; the next loop's is heard of, also
+    where nobody cancelled the one before."""
     made, listener = late
     chat = chat_with(on_call=listener)
-    for _ in range(3):
-        asyncio.run(talk(chat, turns=1))
-    is_thread = listener.__name__ == "block"
-    assert len(made.told) == (1 if is_thread else 3)
-
-
-def test_a_loop_that_is_closed_has_ended_its_calls() -> None:
-    """Also where nobody cancelled them: the listener hears of the next loop's."""
-    made = Late()
-    chat = chat_with(on_call=made.wait)
     for _ in range(2):
+        if is_cancelled:
+            asyncio.run(talk(chat, turns=1))
+            continue
         loop = asyncio.new_event_loop()
         loop.run_until_complete(talk(chat, turns=1))
         loop.close()
-    made.may_end.set()
-    assert len(made.told) == 2
+    is_thread = listener.__name__ == "block"
+    assert len(made.told) == (1 if is_thread else 2)
 
 
 async def test_a_turn_that_is_cancelled_leaves_the_listener_at_work() -> None:

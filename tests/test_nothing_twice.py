@@ -18,36 +18,34 @@ from contextguard_adk import (
     Threshold,
     request_compaction,
 )
-from contextguard_adk.testing import RecordedRequest, Reply, call
-from tests.acting import SUMMARIZERS, ActingAgent, Job, find_named, make_jobs, run_turn
-from tests.chats import agent_requests, slow, words
+from contextguard_adk.testing import Reply, call
+from tests.acting import SUMMARIZERS, ActingAgent, Job, make_jobs, run_turn
+from tests.chats import agent_requests, words
 
 STRATEGIES: dict[str, type[Strategy]] = {
     "threshold": Threshold,
     "sliding": SlidingWindow,
     "pipeline": Pipeline,
 }
-every_strategy = pytest.mark.parametrize("strategy", STRATEGIES)
-every_summarizer = pytest.mark.parametrize("summarizer", SUMMARIZERS)
+PAIRS = list(itertools.product(STRATEGIES, SUMMARIZERS))
+with_and_without_summary = pytest.mark.parametrize(
+    ("strategy", "summarizer"),
+    [(name, kind) for name in STRATEGIES for kind in ("useless", "failing")],
+)
 
-SIZES = [(15, 8_000), (30, 8_000), (30, 16_000), (100, 8_000), (100, 16_000),
-         (100, 32_000)]  # fmt: skip
-"""Jobs and windows; in a larger window so few jobs would need no compaction."""
 
-
-def spread() -> list[Any]:
-    """All cases; by default few jobs one by one, and larger cases for some."""
-    settings = itertools.product(STRATEGIES, SUMMARIZERS, SIZES, (1, 3))
+def list_cases() -> list[Any]:
+    """Strategy, summarizer, jobs, window and calls at once; the largest are slow."""
+    sizes = [(30, 8_000, 1), (15, 8_000, 1), (30, 8_000, 3), (100, 16_000, 1),
+             (100, 16_000, 3), (100, 8_000, 1), (100, 32_000, 3)]  # fmt: skip
     cases = []
-    for strategy, summarizer, (count, window), parallel in settings:
-        is_fast = (count, window, parallel) == (30, 8_000, 1)
-        if summarizer == "useless":  # The others leave more to be seen.
-            is_fast |= (count, parallel) == (15, 1)
-            is_fast |= (count, window, parallel) == (30, 8_000, 3)
-            # One by one the pipeline's window has most to drop without a summary.
-            one_large = (100, 16_000, 1 if strategy == "pipeline" else 3)
-            is_fast |= (count, window, parallel) == one_large
-        case = (strategy, summarizer, count, window, parallel)
+    for (strategy, summarizer), size in itertools.product(PAIRS, sizes):
+        # A useless summary leaves most to be seen.
+        is_fast = size == sizes[0] or (summarizer == "useless" and size in sizes[1:3])
+        # One by one the pipeline's window has most to drop without a summary.
+        is_fast |= (strategy, summarizer, size) == ("pipeline", "useless", sizes[3])
+        is_fast |= (strategy, summarizer, size) == ("sliding", "useless", sizes[4])
+        case = (strategy, summarizer, *size)
         marks = () if is_fast else pytest.mark.slow
         cases.append(pytest.param(*case, id="-".join(map(str, case)), marks=marks))
     return cases
@@ -55,26 +53,27 @@ def spread() -> list[Any]:
 
 async def check_jobs(
     strategy: Strategy, summarizer: str, agent: ActingAgent, **settings: Any
-) -> None:
-    """Has an agent do its jobs, and checks that each was done once."""
-    steps = -(-len(agent.jobs) // agent.parallel_calls)
+) -> int:
+    """Has an agent do its jobs, and checks that each was done once and that the turn
+    ends; returns the number of compactions."""
     outcome = await run_turn(
         strategy,
         agent.reply,
         agent.tools,
         agent.request,
         summarizer=SUMMARIZERS[summarizer],
-        max_calls=steps + 10,  # A loop ends soon.
+        max_calls=-(-len(agent.jobs) // agent.parallel_calls) + 10,
         **settings,
     )
-    assert outcome.compactions
+    assert agent.wrong == {}
     assert (outcome.llm.rejections, outcome.llm.violations) == (0, 0)
-    assert (len(agent.twice), len(agent.never)) == (0, 0)
     assert outcome.answer == "All done."
+    assert outcome.compactions
+    return len(outcome.compactions)
 
 
 @pytest.mark.parametrize(
-    ("strategy", "summarizer", "count", "window", "parallel"), spread()
+    ("strategy", "summarizer", "count", "window", "parallel"), list_cases()
 )
 async def test_each_job_is_done_once(
     strategy: str, summarizer: str, count: int, window: int, parallel: int
@@ -84,50 +83,34 @@ async def test_each_job_is_done_once(
     await check_jobs(STRATEGIES[strategy](context_window=window), summarizer, agent)
 
 
-@every_strategy
-@pytest.mark.parametrize("summarizer", ["useless", *slow("good", "failing", "absent")])
-async def test_plain_numbers_are_done_once(strategy: str, summarizer: str) -> None:
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_plain_numbers_are_done_once(strategy: str) -> None:
     """It is the same where the jobs are plain numbers and a real tokenizer counts."""
     agent = ActingAgent(make_jobs(30, are_plain_numbers=True))
     made = STRATEGIES[strategy](context_window=8_000)
-    await check_jobs(made, summarizer, agent, token_ratio=None)
+    await check_jobs(made, "useless", agent, token_ratio=None)
 
 
 async def test_a_window_of_contents_is_not_compacted_more_often() -> None:
     """Without a model it covers what is too much as well, not only what it must."""
-    compactions = []
-    for summarizer in ("good", "failing"):
-        agent = ActingAgent(make_jobs(40))
-        outcome = await run_turn(
-            SlidingWindow(context_window=16_000),
-            agent.reply,
-            agent.tools,
-            agent.request,
-            summarizer=SUMMARIZERS[summarizer],
-            max_calls=50,
-        )
-        assert (agent.twice, agent.never) == ([], [])
-        compactions.append(len(outcome.compactions))
-    assert compactions[0] == compactions[1]
+    window = SlidingWindow(context_window=16_000)
+    good, failing = [
+        await check_jobs(window, summarizer, ActingAgent(make_jobs(40)))
+        for summarizer in ("good", "failing")
+    ]
+    assert good == failing
 
 
-# --- a tool that asks for a compaction ---
-
-
-@every_strategy
-@every_summarizer
+@with_and_without_summary
 async def test_chapters_are_written_once(strategy: str, summarizer: str) -> None:
     """A tool that asks for a compaction at each chapter's end gets one for each at
     most, and no chapter is written or closed again."""
-    chapters = [f"{number:02}" for number in range(1, 9)]
-    pairs = [
-        (
-            Job(f"draft-{number}", "write_chapter", {"draft": f"draft-{number}"}),
-            Job(f"chapter-{number}", "finish_chapter", {"title": f"chapter-{number}"}),
-        )
-        for number in chapters
-    ]
-    agent = ActingAgent([*itertools.chain(*pairs)])
+    jobs = []
+    for number in range(1, 9):
+        draft, title = f"draft-{number:02}", f"chapter-{number:02}"
+        jobs.append(Job(draft, "write_chapter", {"draft": draft}))
+        jobs.append(Job(title, "finish_chapter", {"title": title}))
+    agent = ActingAgent(jobs)
 
     def write_chapter(draft: str) -> dict[str, str]:
         """Writes a chapter."""
@@ -146,15 +129,13 @@ async def test_chapters_are_written_once(strategy: str, summarizer: str) -> None
         [write_chapter, finish_chapter],
         "Write a book, and close each chapter.",
         summarizer=SUMMARIZERS[summarizer],
-        max_calls=2 * len(agent.jobs),
+        max_calls=2 * len(jobs),
     )
-    assert (agent.twice, agent.never) == ([], [])
+    assert agent.wrong == {}
     assert outcome.answer == "All done."
-    assert 1 <= len(outcome.compactions) <= len(chapters)
+    assert 1 <= len(outcome.compactions) <= 8
     assert (outcome.llm.rejections, outcome.llm.violations) == (0, 0)
 
-
-# --- a screenshot ---
 
 PIXELS = b"\x89PNG of the page"
 
@@ -172,17 +153,16 @@ class Photographer(BasePlugin):
                 response.parts = [image]
 
 
-def has_screenshot(record: RecordedRequest) -> bool:
-    """Whether the image is in a request, within a tool's result or by itself."""
-    parts = [part for content in record.contents for part in content.parts or ()]
+def list_images(contents: list[types.Content]) -> list[bytes | None]:
+    """The images in a request, within tool results or by themselves."""
+    parts = [part for content in contents for part in content.parts or ()]
     results = [part.function_response for part in parts if part.function_response]
     inner = [part.inline_data for result in results for part in result.parts or ()]
     blobs = [*inner, *(part.inline_data for part in parts)]
-    return any(blob is not None and blob.data == PIXELS for blob in blobs)
+    return [blob.data for blob in blobs if blob]
 
 
-@every_strategy
-@every_summarizer
+@with_and_without_summary
 async def test_screenshot_is_seen(strategy: str, summarizer: str) -> None:
     """An image that a tool has just returned is in the next request, also where a
     compaction is due in that very call."""
@@ -198,8 +178,9 @@ async def test_screenshot_is_seen(strategy: str, summarizer: str) -> None:
         """Takes a picture of the page, and lists what is on it."""
         return {"elements": words(1_000, "elements")}
 
+    patient = {"max_messages": 50} if strategy == "sliding" else {}
     outcome = await run_turn(
-        STRATEGIES[strategy](context_window=8_000, **_quiet(strategy)),
+        STRATEGIES[strategy].model_validate({"context_window": 8_000, **patient}),
         lambda _: next(replies),
         [read, screenshot],
         "Look at the page.",
@@ -211,22 +192,4 @@ async def test_screenshot_is_seen(strategy: str, summarizer: str) -> None:
     assert outcome.answer == "Seen."
     [compaction] = outcome.compactions
     assert compaction.tokens_before > before.prompt_tokens + 900  # The last call's.
-    assert has_screenshot(after)
-
-
-def _quiet(strategy: str) -> dict[str, Any]:
-    """Settings with which the strategy waits for the threshold."""
-    return {"max_messages": 50} if strategy == "sliding" else {}
-
-
-# --- the agent itself ---
-
-
-def test_what_counts_as_shown() -> None:
-    """A job looks done by its whole name, or within a range, not by a part of one."""
-    names = [job.name for job in make_jobs(12)]
-    said = types.Part(
-        text="Shipped ORD-0001, ORD-00041 and 0005; TCK-0003 to TCK-0006."
-    )
-    shown = find_named([types.Content(parts=[said])], names)
-    assert shown == {"ORD-0001", "TCK-0003", "TCK-0006"}
+    assert PIXELS in list_images(after.contents)

@@ -27,18 +27,12 @@ from contextguard_adk import ContextGuardPlugin, SlidingWindow, Threshold
 from contextguard_adk.testing import SimulatedLlm
 from contextguard_adk.testing import call as scripted_call
 from tests.builders import Chat, answer_text, guarded_agent, model, queued_tool, user
-from tests.chats import SUMMARY, Changing, Registry, seed, text_of, words
+from tests.chats import SUMMARY, Changing, Registry, seed, words
 from tests.guarded import NOW, SMALL, SUMMARY_BEGINS, is_compacted
 from tests.talks import workflow_agents
 
-# --- Settings ---------------------------------------------------------------------
-
-
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "a dict": (
-        {"agents": {"a": {"max_messages": 30}}},
-        r"\['a'\] must be a Strategy",
-    ),
+    "a dict": ({"agents": {"a": {"max_messages": 30}}}, r"\['a'\] must be a Strategy"),
     "a class": ({"default": SlidingWindow}, "default must be a Strategy"),
     "a misspelt setting": ({"agent": {}}, "agent"),
     "state keys": ({"state_keys": "flat"}, "'namespaced'.*flat"),
@@ -52,7 +46,7 @@ def test_wrong_settings_are_refused(wrong: dict[str, Any], message: str) -> None
         ContextGuardPlugin(**wrong)
 
 
-# --- Which agents are guarded -----------------------------------------------------
+# --- Which agents and requests are guarded ----------------------------------------
 
 
 def big_llm() -> SimulatedLlm:
@@ -63,19 +57,11 @@ def big_llm() -> SimulatedLlm:
 HISTORY = [user("The task."), model(words(5_000))]
 
 
-async def open_chat(*plugins: BasePlugin, llm: SimulatedLlm, **settings: Any) -> Chat:
+async def open_chat(*plugins: BasePlugin, llm: SimulatedLlm) -> Chat:
     """A chat that already holds a long conversation."""
-    chat = Chat(guarded_agent(llm, **settings), plugins)
+    chat = Chat(guarded_agent(llm), plugins)
     await seed(chat, *HISTORY)
     return chat
-
-
-async def talk(*plugins: BasePlugin, **settings: Any) -> SimulatedLlm:
-    """Continues a long conversation under a guard; returns the provider."""
-    llm = big_llm()
-    chat = await open_chat(*plugins, llm=llm, **settings)
-    assert answer_text(await chat.say("Go on.")).startswith("Acknowledged")
-    return llm
 
 
 GUARDED: dict[str, tuple[dict[str, Any], bool]] = {
@@ -93,7 +79,9 @@ async def test_agents_and_default_decide_who_is_guarded(
     settings: dict[str, Any], is_guarded: bool
 ) -> None:
     """A named strategy wins over the default; None exempts."""
-    llm = await talk(ContextGuardPlugin(**settings))
+    llm = big_llm()
+    chat = await open_chat(ContextGuardPlugin(**settings), llm=llm)
+    assert answer_text(await chat.say("Go on.")).startswith("Acknowledged")
     assert is_compacted(llm.requests[-1]) is is_guarded
     assert bool(llm.summaries) is is_guarded
 
@@ -101,53 +89,27 @@ async def test_agents_and_default_decide_who_is_guarded(
 async def test_observing_changes_nothing_but_reports(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A guard that only observes sends what came, and says what it would do."""
+    """A guard that only observes sends what came, says what it would do, and sets a
+    stored summary aside."""
     caplog.set_level(logging.INFO, logger="contextguard_adk")
-    llm = big_llm()
-    observing = ContextGuardPlugin(default=SMALL, observe=True)
-    chat = await open_chat(observing, llm=llm)
-    await chat.set_state(NOW)
-    await chat.say("Go on.")
-    assert llm.summaries == 0
-    assert llm.requests[0].contents == [*HISTORY, user("Go on.")]
-    state = await chat.state()
-    assert state["context_guard:compact"] is True
-    assert not [key for key in state if "summar" in key]
-    (line,) = (
-        r.getMessage() for r in caplog.records if "Observing agent" in r.getMessage()
-    )
-    assert "'agent'" in line
-    assert "3200" in line
-
-
-async def test_observing_sets_a_stored_summary_aside() -> None:
-    """Switching a guard to observing gives back the whole history."""
     llm = big_llm()
     guarded = await open_chat(ContextGuardPlugin(default=SMALL), llm=llm)
     await guarded.say("Go on.")
+    paid, before = llm.summaries, await guarded.state()
     guard = ContextGuardPlugin(default=SMALL, observe=True)
-    observing = Chat(guarded_agent(llm), [guard], session_service=guarded.sessions)
-    await observing.say("Thanks.")
-    assert text_of(llm.requests[-1].contents[0]) == "The task."
+    chat = Chat(guarded_agent(llm), [guard], session_service=guarded.sessions)
+    await chat.set_state(NOW)
+    await chat.say("Thanks.")
+    assert llm.summaries == paid
+    assert llm.requests[-1].contents[:2] == HISTORY
     assert len(llm.requests[-1].contents) == 5
-    assert (await guarded.state())[SUMMARY]
-
-
-# --- Requests that are left alone -------------------------------------------------
-
-
-async def test_histories_that_the_provider_holds_are_left_alone() -> None:
-    """The request goes out as it came; nothing is stored."""
-
-    def chain(request: LlmRequest) -> None:
-        request.previous_interaction_id = "interaction-1"
-
-    llm = big_llm()
-    guard = ContextGuardPlugin(default=SMALL)
-    chat = await open_chat(Changing(chain), guard, llm=llm)
-    await chat.say("Go on.")
-    assert llm.requests[0].contents == [*HISTORY, user("Go on.")]
-    assert await chat.state() == {}
+    state = await chat.state()
+    assert state["context_guard:compact"] is True
+    assert state[SUMMARY] == before[SUMMARY]
+    messages = [r.getMessage() for r in caplog.records]
+    [line] = [said for said in messages if "Observing agent" in said]
+    assert "'agent'" in line
+    assert "3200" in line
 
 
 async def callback_context(
@@ -155,11 +117,10 @@ async def callback_context(
 ) -> CallbackContext:
     """What ADK passes to a callback, for an invocation with these settings."""
     sessions = InMemorySessionService()
-    session = await sessions.create_session(app_name="app", user_id="user")
     invocation = InvocationContext(
         invocation_id="invocation",
         agent=agent,
-        session=session,
+        session=await sessions.create_session(app_name="app", user_id="user"),
         session_service=sessions,
         plugin_manager=PluginManager(plugins=[plugin]),
         **settings,
@@ -167,14 +128,22 @@ async def callback_context(
     return CallbackContext(invocation)
 
 
-async def test_live_requests_are_left_alone() -> None:
-    """The live connection holds the history; a request is no more than a piece."""
-    plugin = ContextGuardPlugin(default=SMALL)
-    context = await callback_context(
-        guarded_agent(big_llm()), plugin, live_request_queue=LiveRequestQueue()
-    )
+async def test_histories_that_others_hold_are_left_alone() -> None:
+    """Where the provider or a live connection holds the history, the request goes out
+    as it came; nothing is stored."""
+
+    def chain(request: LlmRequest) -> None:
+        request.previous_interaction_id = "interaction-1"
+
+    llm, guard = big_llm(), ContextGuardPlugin(default=SMALL)
+    chat = await open_chat(Changing(chain), guard, llm=llm)
+    await chat.say("Go on.")
+    assert llm.requests[0].contents == [*HISTORY, user("Go on.")]
+    assert await chat.state() == {}
+    live = {"live_request_queue": LiveRequestQueue()}
+    context = await callback_context(guarded_agent(llm), guard, **live)
     request = LlmRequest(model="simulated", contents=list(HISTORY))
-    await plugin.before_model_callback(callback_context=context, llm_request=request)
+    await guard.before_model_callback(callback_context=context, llm_request=request)
     assert request.contents == HISTORY
 
 
@@ -207,44 +176,29 @@ async def test_callbacks_never_raise(caplog: pytest.LogCaptureFixture) -> None:
     known = await callback_context(guarded_agent(SimulatedLlm()), plugin)
     context = Strange(known.get_invocation_context())
     request = LlmRequest(model="simulated", contents=[user(words(5_000))])
-    error = ValueError("prompt is too long: 9000 tokens > 4000 maximum")
     await plugin.before_model_callback(callback_context=context, llm_request=request)
     assert request.contents == [user(words(5_000))]
-    assert "could not tell whether a request is its own" in caplog.text
     await plugin.after_model_callback(
         callback_context=context, llm_response=LlmResponse(content=model("Fine."))
     )
-    assert "could not store the provider's token count" in caplog.text
+    error = ValueError("prompt is too long: 9000 tokens > 4000 maximum")
     answer = await plugin.on_model_error_callback(
         callback_context=context, llm_request=request, error=error
     )
     assert answer is None
+    assert "could not tell whether a request is its own" in caplog.text
+    assert "could not store the provider's token count" in caplog.text
     assert "The recovery failed for agent 'agent'" in caplog.text
     assert "a new ADK" not in caplog.text
 
 
-# --- State schemas ----------------------------------------------------------------
+# --- The form of the keys in session state ----------------------------------------
 
 
 class Declared(BaseModel):
     """The only keys that plain session state may hold."""
 
     city: str = ""
-
-
-async def compact_with(root: Any, llm: SimulatedLlm, **settings: Any) -> Chat:
-    """Has an agent compact its history twice in one turn, and returns the chat."""
-    chat = Chat(root, [ContextGuardPlugin(default=SMALL, **settings)])
-    await chat.say("Look it up.")
-    assert llm.summaries >= 1
-    assert is_compacted(llm.requests[-1])
-    return chat
-
-
-def looking_llm() -> SimulatedLlm:
-    """A model that calls a tool twice and then answers."""
-    look = scripted_call("look")
-    return SimulatedLlm(context_window=1_000_000, script=[look, look, "Found."])
 
 
 def looking_agent(llm: BaseLlm, *tools: BaseTool, **settings: Any) -> LlmAgent:
@@ -258,43 +212,57 @@ def other_agent() -> LlmAgent:
     return LlmAgent(name="other", model=SimulatedLlm(), state_schema=Declared)
 
 
-ROOTS: dict[str, Callable[[BaseLlm], Any]] = {
-    "the agent": lambda llm: looking_agent(llm, state_schema=Declared),
-    "a workflow": lambda llm: Workflow(
-        name="root", edges=[(START, looking_agent(llm))], state_schema=Declared
+def flow(llm: BaseLlm, *tools: BaseTool, **settings: Any) -> Workflow:
+    """A workflow with the guarded agent."""
+    agent = looking_agent(llm, *tools)
+    return Workflow(name="root", edges=[(START, agent)], **settings)
+
+
+ROOTS: dict[str, tuple[Callable[[BaseLlm], Any], dict[str, Any], bool]] = {
+    "schema of the agent": (
+        lambda llm: looking_agent(llm, state_schema=Declared),
+        {},
+        True,
     ),
-    "a sibling": lambda llm: SequentialAgent(
-        name="root", sub_agents=[looking_agent(llm), other_agent()]
+    "schema of a workflow": (lambda llm: flow(llm, state_schema=Declared), {}, True),
+    "schema of a sibling": (
+        lambda llm: SequentialAgent(
+            name="root", sub_agents=[looking_agent(llm), other_agent()]
+        ),
+        {},
+        True,
     ),
-    "a tool's agent": lambda llm: looking_agent(llm, AgentTool(other_agent())),
+    "schema of a tool's agent": (
+        lambda llm: looking_agent(llm, AgentTool(other_agent())),
+        {},
+        True,
+    ),
+    "no schema": (looking_agent, {"state_keys": "auto"}, False),
+    "forced": (looking_agent, {"state_keys": "namespaced"}, True),
 }
 
 
 @workflow_agents
-@pytest.mark.parametrize("make_root", ROOTS.values(), ids=ROOTS.keys())
-async def test_state_schemas_get_namespaced_keys(make_root: Any) -> None:
+@pytest.mark.parametrize(
+    ("make_root", "settings", "is_namespaced"), ROOTS.values(), ids=ROOTS.keys()
+)
+async def test_a_state_schema_or_a_setting_has_keys_namespaced(
+    make_root: Any, settings: dict[str, Any], is_namespaced: bool
+) -> None:
     """Where anything declares its state, the keys pass, and the turn goes on."""
-    llm = looking_llm()
-    chat = await compact_with(make_root(llm), llm)
+    look = scripted_call("look")
+    llm = SimulatedLlm(context_window=1_000_000, script=[look, look, "Found."])
+    chat = Chat(make_root(llm), [ContextGuardPlugin(default=SMALL, **settings)])
+    await chat.say("Look it up.")
+    assert llm.summaries
+    assert is_compacted(llm.requests[-1])
+    forms = (SUMMARY, "context_guard:summary:agent")
     state = await chat.state()
-    assert state["context_guard:summary:agent"]
-    assert not [key for key in state if key.startswith("__context_guard")]
+    assert state[forms[is_namespaced]]
+    assert forms[not is_namespaced] not in state
+    assert not is_namespaced or not any("__context_guard" in key for key in state)
     assert answer_text(await chat.say("And now?"))
     assert llm.violations == 0
-
-
-FORMS = {"auto": SUMMARY, "namespaced": "context_guard:summary:agent"}
-
-
-@pytest.mark.parametrize(("state_keys", "key"), FORMS.items())
-async def test_state_keys_can_be_forced(state_keys: str, key: str) -> None:
-    """Without a schema the setting decides the form of the keys."""
-    llm = looking_llm()
-    chat = await compact_with(looking_agent(llm), llm, state_keys=state_keys)
-    others = {*FORMS.values()} - {key}
-    state = await chat.state()
-    assert state[key]
-    assert not others & state.keys()
 
 
 class BrokenAgent(BaseAgent):
@@ -323,7 +291,7 @@ async def test_unusual_agents_are_no_obstacle() -> None:
     assert guard.has_namespaced_keys
 
 
-# --- Names in `agents` ------------------------------------------------------------
+# --- Names ------------------------------------------------------------------------
 
 
 class Team(BaseAgent):
@@ -336,8 +304,13 @@ class Team(BaseAgent):
             yield event
 
 
-def guard_warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What the guard has warned of."""
+async def warnings_of_two_turns(
+    root: Any, guard: ContextGuardPlugin, caplog: pytest.LogCaptureFixture
+) -> list[str]:
+    """What the guard warns of in two turns."""
+    chat = Chat(root, [guard])
+    for _ in range(2):
+        assert await chat.say("Hello.")
     warnings = [r for r in caplog.records if r.levelno >= logging.WARNING]
     return [r.getMessage() for r in warnings if r.name.startswith("contextguard")]
 
@@ -350,17 +323,13 @@ async def test_a_name_that_no_agent_has_is_reported_once(
     others: str, default: Threshold | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With the nearest name there is, wherever in the tree its agent stands."""
-    known = ("agent", "clerk", "scout", "team")
     misspelt = "clark" if default else "clerc"
-    named = dict.fromkeys((*known, misspelt), SMALL)
+    named = dict.fromkeys(("agent", "clerk", "scout", "team", misspelt), SMALL)
     clerk = LlmAgent(name="clerk", model=big_llm())
-    scout = LlmAgent(name="scout", model=big_llm())
-    team = Team(name="team", scout=scout)
+    team = Team(name="team", scout=LlmAgent(name="scout", model=big_llm()))
     root = looking_agent(big_llm(), AgentTool(clerk), sub_agents=[team])
-    chat = Chat(root, [ContextGuardPlugin(agents=named, default=default)])
-    for _ in range(2):
-        assert await chat.say("Hello.")
-    [message] = guard_warnings(caplog)
+    guard = ContextGuardPlugin(agents=named, default=default)
+    [message] = await warnings_of_two_turns(root, guard, caplog)
     assert f"{misspelt!r}" in message
     assert "Did you mean 'clerk'?" in message
     assert message.endswith(f"are {others}.")
@@ -375,10 +344,8 @@ async def test_no_name_is_reported_where_the_app_cannot_be_seen(
     """ADK shows no plugin a workflow at the root, only later what its tools run."""
     llm = SimulatedLlm(script=[scripted_call("clerk", request="Hello."), "Done."])
     tool = AgentTool(LlmAgent(name="clerk", model=big_llm()))
-    flow = Workflow(name="root", edges=[(START, looking_agent(llm, tool))])
     guard = ContextGuardPlugin(agents={"agentt": SMALL}, default=SMALL)
-    await Chat(flow, [guard]).say("Hello.")
-    assert not guard_warnings(caplog)
+    assert not await warnings_of_two_turns(flow(llm, tool), guard, caplog)
 
 
 async def test_a_tool_of_the_name_of_the_recall_tool_is_reported_once(
@@ -387,9 +354,7 @@ async def test_a_tool_of_the_name_of_the_recall_tool_is_reported_once(
     """The agent keeps its own tool, and is not offered the guard's."""
     recall = queued_tool("recall_history", ["Nothing."])
     agent = LlmAgent(name="historian", model=big_llm(), tools=[recall])
-    chat = Chat(agent, [ContextGuardPlugin(default=SMALL)])
-    for _ in range(2):
-        assert await chat.say("Hello.")
-    [message] = guard_warnings(caplog)
+    guard = ContextGuardPlugin(default=SMALL)
+    [message] = await warnings_of_two_turns(agent, guard, caplog)
     assert "'historian'" in message
     assert "'recall_history'" in message

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import google.adk
 import pytest
 from google.adk.events.event import Event
 from google.adk.models.llm_request import LlmRequest
@@ -19,17 +18,19 @@ from pydantic import BaseModel
 
 from contextguard_adk import (
     ContextGuardPlugin,
+    Pipeline,
     SlidingWindow,
     Strategy,
     Threshold,
+    ToolOutputTruncation,
 )
-from contextguard_adk._history.truncation import Preview
 from contextguard_adk.testing import RecordedRequest, Reply, SimulatedLlm, call
 from contextguard_adk.testing.provider import count_tokens
 from tests.builders import (
     SUMMARY_BEGIN,
     Chat,
     answer_text,
+    guarded_agent,
     model,
     queued_tool,
     response,
@@ -45,7 +46,6 @@ MOST = int(0.2 * WINDOW)
 HANDLE = "recall_item"
 FACTS = [f"the key of host-{n} is key-{n}{n}{n}-gamma" for n in range(3)]
 RANDOM = random.Random(11)
-both_strategies = pytest.mark.parametrize("kind", [Threshold, SlidingWindow])
 
 
 def report(facts: Sequence[str] = FACTS, tokens: int = 8_000) -> str:
@@ -74,9 +74,8 @@ def open_chat(
     **settings: Any,
 ) -> tuple[SimulatedLlm, Chat]:
     """A chat whose agent reads once, with its model."""
-    llm = SimulatedLlm(
-        context_window=100_000, script=[call("read", step=1), "Read.", *script]
-    )
+    script = [call("read", step=1), "Read.", *script]
+    llm = SimulatedLlm(context_window=100_000, script=script)
     chosen = strategy or Threshold(context_window=WINDOW)
     agent = {"tools": [queued_tool("read", [result])], **(agent or {})}
     return llm, guarded_chat(llm, chosen, agent=agent, **settings)
@@ -90,24 +89,20 @@ async def read(result: Any, **settings: Any) -> dict[str, Any]:
     return shown
 
 
-@both_strategies
+@pytest.mark.parametrize("kind", [Threshold, SlidingWindow])
 async def test_a_large_result_is_shown_alike_in_every_request(
     kind: type[Strategy], tmp_path: Path
 ) -> None:
     """Beside parallel calls, in later turns and in another process."""
     reading: list[Reply] = [[call("read", step=1), call("look", step=1)], "Read."]
     url = f"sqlite+aiosqlite:///{tmp_path / 'sessions.db'}"
-    tools = [queued_tool("read", [report()]), queued_tool("look", ["ok"])]
+    agent = {"tools": [queued_tool("read", [report()]), queued_tool("look", ["ok"])]}
     shown: list[str] = []
     for script in (reading, ["Later."]):
         service = DatabaseSessionService(url)
         llm = SimulatedLlm(context_window=WINDOW, script=[*script, "Later."])
-        chat = guarded_chat(
-            llm,
-            kind(context_window=WINDOW),
-            agent={"tools": tools},
-            session_service=service,
-        )
+        strategy = kind(context_window=WINDOW)
+        chat = guarded_chat(llm, strategy, agent=agent, session_service=service)
         for _ in range(2):
             await chat.say("Go on.")
         assert llm.rejections == llm.violations == llm.summaries == 0
@@ -138,17 +133,19 @@ async def test_it_stays_alike_beside_a_summary() -> None:
     assert all(payloads(request) == payloads(shown[0]) for request in shown)
 
 
-@pytest.mark.parametrize("fact", FACTS)
-async def test_what_is_left_out_is_recalled_before_any_compaction(fact: str) -> None:
+async def test_what_is_left_out_is_recalled_before_any_compaction() -> None:
     """Each fact is on the first page of one search."""
-    name = fact.split(" is ")[0]
-    recall = call("recall_history", query=name.removeprefix("the "))
-    llm, chat = open_chat(report(), script=[recall, "Found."])
+    script: list[Reply] = []
+    for fact in FACTS:
+        name = fact.split(" is ")[0].removeprefix("the ")
+        script += [call("recall_history", query=name), "Found."]
+    llm, chat = open_chat(report(), script=script)
     await chat.say("Read.")
-    assert fact not in llm.requests[-1].text
-    await chat.say("Which key?")
-    [page] = payloads(llm.requests[-1], "recall_history")
-    assert fact in page["result"]
+    for number, fact in enumerate(FACTS):
+        assert fact not in llm.requests[1].text
+        await chat.say("Which key?")
+        page = payloads(llm.requests[-1], "recall_history")[number]
+        assert fact in page["result"]
     assert llm.summaries == 0
 
 
@@ -183,41 +180,31 @@ async def test_the_whole_original_is_recalled_page_by_page() -> None:
 
 async def test_media_are_left_alone() -> None:
     """An image in a result stays with it, one of the user's stays where it is."""
-    image = types.Blob(data=b"\x89PNG" * 9_000, mime_type="image/png")
+    png: Any = {"data": b"\x89PNG" * 9_000, "mime_type": "image/png"}
 
     class Photographer(BasePlugin):
         async def on_event_callback(
             self, *, invocation_context: Any, event: Event
         ) -> None:
             for each in event.get_function_responses():
-                each.parts = [
-                    types.FunctionResponsePart.from_bytes(
-                        data=image.data or b"", mime_type="image/png"
-                    )
-                ]
+                each.parts = [types.FunctionResponsePart.from_bytes(**png)]
 
     llm, chat = open_chat(report(), before=[Photographer("photographer")])
-    said = [types.Part(text="Read."), types.Part(inline_data=image)]
+    said = [types.Part(text="Read."), types.Part.from_bytes(**png)]
     await chat.say(types.Content(role="user", parts=said))
     [shown] = results(llm.requests[-1])
     assert HANDLE in (shown.response or {})
-    [kept] = shown.parts or []
-    assert kept.inline_data
-    assert kept.inline_data.data == image.data
+    assert shown.parts == [types.FunctionResponsePart.from_bytes(**png)]
     assert llm.requests[-1].contents[0].parts == said
 
 
-async def test_other_keys_stay_beside_a_long_string() -> None:
-    """Only what is long is cut."""
+async def test_only_what_is_long_is_cut() -> None:
+    """Other keys stay beside a long string; many short ones are cut as JSON."""
     shown = await read({"status": "ok", "log": report(), "rows": [1, {"a": None}]})
     assert list(shown) == ["status", "log", "rows", HANDLE]
     assert (shown["status"], shown["rows"]) == ("ok", [1, {"a": None}])
     assert shown["log"].startswith(words(100))
     assert "truncated" in shown["log"]
-
-
-async def test_many_short_strings_become_head_and_tail_of_their_json() -> None:
-    """There is no long string to cut."""
     rows = [{"id": number, "name": f"host-{number}"} for number in range(3_000)]
     shown = await read({"rows": rows})
     assert list(shown) == ["result", HANDLE]
@@ -227,29 +214,41 @@ async def test_many_short_strings_become_head_and_tail_of_their_json() -> None:
     assert count_tokens([shown["result"]], None) <= 1.2 * MOST
 
 
-@pytest.mark.skipif(
-    google.adk.__version__.startswith("2.0."), reason="it copies payloads for each call"
+TEN = "0123456789"
+STRINGS = {"a": TEN, "b": f"{TEN}a", "c": "😀" * 12, "y" * 12: [1]}
+HEADS = {**STRINGS, "b": TEN, "c": "😀" * 10}
+TAILS = {**STRINGS, "b": "0129a", "c": "😀" * 5}
+TAILED: dict[str, Any] = {"smart_truncate": True, "head_length": 3, "tail_length": 2}
+
+
+@pytest.mark.parametrize(
+    ("settings", "wanted"),
+    [({}, HEADS), (TAILED, TAILS), ({"show_truncation_notice": True}, STRINGS)],
+    ids=["head", "head-and-tail", "no-gain"],
 )
-async def test_a_preview_is_made_once_in_a_run(
-    monkeypatch: pytest.MonkeyPatch,
+async def test_a_pipeline_shortens_strings_wherever_they_stand(
+    settings: dict[str, Any], wanted: dict[str, Any]
 ) -> None:
-    """Of results of earlier runs, and not for each model call anew."""
-    made: list[object] = []
-    cut = Preview._fit
-
-    def note(self: Preview, *arguments: Any) -> types.Part:
-        made.append(arguments[0])
-        return cut(self, *arguments)
-
-    looking: list[Reply] = [call("look", step=n) for n in range(5)]
-    tools = [queued_tool("read", [report()]), queued_tool("look", ["ok"])]
-    script = [*looking, "Looked."]
-    llm, chat = open_chat(report(), script=script, agent={"tools": tools})
-    await chat.say("Read.")
-    monkeypatch.setattr(Preview, "_fit", note)
-    assert answer_text(await chat.say("Look.")) == "Looked."
-    assert len(llm.requests) == 8
-    assert len(made) == 1
+    """Parallel results keep their names and ids; only what is cut has a handle, and no
+    message is touched."""
+    settings = {"max_length": 10, "show_truncation_notice": False, **settings}
+    truncation = ToolOutputTruncation(preserve_last_tool_result=False, **settings)
+    strategy = Pipeline(context_window=WINDOW, tool_output=truncation)
+    short = {"rows": [{"id": number} for number in range(100)]}
+    tools = [queued_tool("read", [{"in": [STRINGS]}]), queued_tool("look", [short])]
+    llm, chat = open_chat("", strategy=strategy, agent={"tools": tools})
+    llm.script = [[call("read", step=1), call("look", step=1)], "Read."]
+    await chat.say("y" * 50)
+    said, called, _ = llm.requests[-1].contents
+    assert said == user("y" * 50)
+    calls = [part.function_call for part in called.parts or ()]
+    found = results(llm.requests[-1])
+    named = [[(each.name, each.id) for each in side if each] for side in (calls, found)]
+    assert named[0] == named[1]
+    shown, looked = [each.response or {} for each in found]
+    assert looked == short
+    assert (HANDLE in shown) is (wanted != STRINGS)
+    assert shown["in"] == [wanted]
 
 
 @pytest.mark.parametrize("result", [words(2_500), {"a": [1, "x"], "b": None}, []])
@@ -262,29 +261,47 @@ async def test_small_results_stay_as_they_are(result: Any) -> None:
     assert "recall_history" not in str(llm.requests[-1].config.tools)
 
 
+REPORT = report()
+LONGER = report(tokens=20_000)
 DENSE = {
     "base64": base64.b64encode(RANDOM.randbytes(40_000)).decode(),
     "digits": "\n".join(f"{RANDOM.gauss(240, 80):.3f}" for _ in range(6_000)),
     "chinese": "部署令牌是七号机器的密钥, 第三台在二楼。" * 900,
 }
+LARGE: dict[str, Any] = {"context_window": 100_000, "trigger": "auto"}
+SHOWN: dict[str, tuple[str, dict[str, Any], int | None]] = {
+    **{kind: (text, {}, MOST) for kind, text in DENSE.items()},
+    "tokens": (DENSE["base64"], {"preview_tokens": 1_000}, 1_000),
+    "part of the window": (DENSE["digits"], {"preview_tokens": 0.1}, WINDOW // 10),
+    "no recall": (REPORT, {"recall": False}, None),
+    "no recall, tokens": (REPORT, {"recall": False, "preview_tokens": 1_000}, 1_000),
+    "no recall, part": (REPORT, {"recall": False, "preview_tokens": 0.2}, MOST),
+    "none": (REPORT, {"preview_tokens": None}, None),
+    "observing": (REPORT, {"observe": True}, None),
+    # From 4,000 tokens on, whatever the window; what the user says stands.
+    "automatic trigger": (LONGER, LARGE, 4_000),
+    "automatic trigger, part": (LONGER, {**LARGE, "preview_tokens": 0.2}, 8_000),
+}
 
 
-@pytest.mark.parametrize("result", DENSE.values(), ids=DENSE)
-@pytest.mark.parametrize(
-    ("given", "most_tokens"), [(None, MOST), (1_000, 1_000), (0.1, WINDOW // 10)]
-)
-async def test_dense_results_stay_within_the_setting(
-    result: Any, given: float | None, most_tokens: int
+@pytest.mark.parametrize(("result", "settings", "most"), SHOWN.values(), ids=SHOWN)
+async def test_what_is_shown_stays_within_the_setting(
+    result: str, settings: dict[str, Any], most: int | None
 ) -> None:
-    """As BPE counts them; in tokens or as a part of the window."""
-    preview: dict[str, Any] = {} if given is None else {"preview_tokens": given}
-    strategy = Threshold(context_window=WINDOW, **preview)
-    llm, chat = open_chat(result, strategy=strategy)
-    await chat.say("Read.")
-    [shown] = results(llm.requests[-1])
-    assert HANDLE in (shown.response or {})
-    text = shown.model_dump_json(include={"response"})
-    assert 0.6 * most_tokens < count_tokens([text], None) <= 1.1 * most_tokens
+    """As BPE counts it; what nobody could read back is cut only where it is asked for,
+    without a handle."""
+    settings = {"context_window": WINDOW, **settings}
+    guard = {"observe": settings.pop("observe", False)}
+    shown = await read(result, strategy=Threshold(**settings), guard=guard)
+    if most is None:
+        assert shown == {"result": result}
+        return
+    assert (HANDLE in shown) is settings.get("recall", True)
+    assert "truncated" in shown["result"]
+    tokens = count_tokens(
+        [types.FunctionResponse(response=shown).model_dump_json()], None
+    )
+    assert 0.6 * most < tokens <= 1.1 * most
 
 
 class Verdict(BaseModel):
@@ -293,52 +310,14 @@ class Verdict(BaseModel):
     text: str
 
 
-@pytest.mark.parametrize(
-    "given", [None, 1_000, 0.2], ids=["default", "tokens", "as by default"]
-)
-async def test_without_recall_only_a_given_setting_cuts(given: float | None) -> None:
-    """Nobody could read the rest; then there is no handle either."""
-    preview: dict[str, Any] = {} if given is None else {"preview_tokens": given}
-    strategy = Threshold(context_window=WINDOW, recall=False, **preview)
-    shown = await read(report(), strategy=strategy)
-    assert HANDLE not in shown
-    assert ("truncated" in shown["result"]) is (given is not None)
-
-
 async def test_an_output_schema_leaves_results_whole() -> None:
     """Such an agent is offered no recall."""
     llm = SimulatedLlm(context_window=100_000, script=['{"text": "ok"}'])
-    chat = guarded_chat(
-        llm, Threshold(context_window=WINDOW), agent={"output_schema": Verdict}
-    )
-    await seed(
-        chat, user("Go."), made_call("read"), response("read", report(tokens=5_000))
-    )
+    strategy, agent = Threshold(context_window=WINDOW), {"output_schema": Verdict}
+    chat = guarded_chat(llm, strategy, agent=agent)
+    await seed(chat, user("Go."), made_call("read"), response("read", words(5_000)))
     await chat.say("Judge.")
-    assert payloads(llm.requests[-1]) == [{"result": report(tokens=5_000)}]
-
-
-@pytest.mark.parametrize(("given", "most"), [(None, 4_000), (0.2, 8_000)])
-async def test_the_automatic_trigger_cuts_more_by_default(
-    given: float | None, most: int
-) -> None:
-    """From 4,000 tokens on, whatever the window; what the user says stands."""
-    preview: dict[str, Any] = {} if given is None else {"preview_tokens": given}
-    strategy = Threshold(context_window=100_000, trigger="auto", **preview)
-    shown = await read(report(tokens=20_000), strategy=strategy)
-    assert 0.8 * most < count_tokens([shown["result"]], None) <= 1.1 * most
-
-
-async def test_none_shows_results_whole() -> None:
-    """As long as they fit."""
-    strategy = Threshold(context_window=WINDOW, preview_tokens=None)
-    assert await read(report(), strategy=strategy) == {"result": report()}
-
-
-async def test_observing_changes_nothing() -> None:
-    """Not even what is large."""
-    shown = await read(report(), guard={"observe": True})
-    assert shown == {"result": report()}
+    assert payloads(llm.requests[-1]) == [{"result": words(5_000)}]
 
 
 async def test_the_preview_is_of_what_another_plugin_left() -> None:
@@ -360,9 +339,11 @@ async def test_the_preview_is_of_what_another_plugin_left() -> None:
     assert all(each == shown[0] for each in shown)
 
 
-def test_false_in_a_file_is_none(tmp_path: Path) -> None:
+async def test_false_in_a_file_is_none(tmp_path: Path) -> None:
     """TOML has no other word for it."""
     path = tmp_path / "guard.toml"
-    path.write_text("[default]\npreview_tokens = false", "utf-8")
-    wanted = Threshold(preview_tokens=None)
-    assert ContextGuardPlugin.from_file(path)._settings.default == wanted
+    path.write_text("default = {context_window = 16000, preview_tokens = false}")
+    llm = SimulatedLlm(context_window=100_000, script=[call("read", step=1), "Read."])
+    agent = guarded_agent(llm, [queued_tool("read", [report()])])
+    await Chat(agent, [ContextGuardPlugin.from_file(path)]).say("Read.")
+    assert payloads(llm.requests[-1]) == [{"result": report()}]

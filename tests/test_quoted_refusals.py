@@ -26,20 +26,13 @@ from tests.chats import (
 from tests.guarded import is_compacted
 
 STRATEGY = Threshold(context_window=60_000)
-
 REFUSALS = {
     "shape": "Conversation roles must alternate user/assistant.",
     "reasoning": "The reasoning_content is missing in an assistant message.",
     "thoughts": "messages.1.content.0: text cannot be thinking.",
 }
-
 each_refusal = pytest.mark.parametrize("said", REFUSALS.values(), ids=REFUSALS)
-
-
-class WrongRequestError(ProviderError):
-    """A request that the provider refuses."""
-
-    status_code = 400
+OVERFLOW = "prompt is too long: {} tokens > {} maximum"
 
 
 class WrongKeyError(ProviderError):
@@ -48,10 +41,11 @@ class WrongKeyError(ProviderError):
     status_code = 401
 
 
-async def say(chat: Chat, text: str) -> None:
-    """Plays a turn, which may end in an error."""
-    with contextlib.suppress(ProviderError):
-        await chat.say(text)
+async def say(chat: Chat, *texts: str) -> None:
+    """Plays turns, which may end in an error."""
+    for text in texts:
+        with contextlib.suppress(ProviderError):
+            await chat.say(text)
 
 
 def open_chat(
@@ -70,16 +64,14 @@ async def test_words_that_the_conversation_holds_are_no_refusal(
     said: str, is_result: bool
 ) -> None:
     """The request is not sent again, and later ones leave as without a guard."""
-    error = WrongRequestError(f"A guardrail failed for: {said}")
+    error = ProviderError(f"A guardrail failed for: {said}")
     calls = [call("look", step=number) for number in range(3)] if is_result else []
     script: list[Reply] = ["Hello.", *calls, error, "Go on."]
     asked = "Look." if is_result else f"My server says: {said} Why?"
-
     contents = []
     for is_guarded in (False, True):
         chat, llm = open_chat(script, is_guarded)
-        for text in ("Hello.", asked, "Next."):
-            await say(chat, text)
+        await say(chat, "Hello.", asked, "Next.")
         assert llm.calls == len(script)
         contents.append(llm.requests[-1].contents)
     assert contents[0] == contents[1]
@@ -88,17 +80,12 @@ async def test_words_that_the_conversation_holds_are_no_refusal(
 @each_refusal
 async def test_what_did_not_help_within_a_recovery_is_not_kept(said: str) -> None:
     """The session's record says nothing of it."""
-    overflow = WrongRequestError("prompt is too long: 9000 tokens > 7000 maximum")
-    errors = [overflow, WrongRequestError(said), WrongKeyError("The key has expired.")]
-    before = [f"Answer {number}." for number in range(6)]
-    chat, llm = open_chat([*before, *errors, "Go on."])
-    for number in range(6):
-        await say(chat, f"{number} " + words(900))
-
-    await say(chat, "Look.")
-    assert len(agent_requests(llm)) == len(before) + len(errors)
+    overflow = ProviderError(OVERFLOW.format(9_000, 7_000))
+    errors = [overflow, ProviderError(said), WrongKeyError("The key has expired.")]
+    chat, llm = open_chat([*["An answer."] * 6, *errors, "Go on."])
+    await say(chat, *(f"{number} {words(900)}" for number in range(6)), "Look.")
+    assert len(agent_requests(llm)) == 6 + len(errors)
     await say(chat, "Next.")
-
     record = json.loads((await chat.state())[KEY.format("record")])
     assert not record.get("helped")
 
@@ -112,49 +99,42 @@ def hide_in_place(request: LlmRequest) -> None:
         part.text = part.text and part.text.replace(MASKED, "****")
 
 
-@each_refusal
-@pytest.mark.parametrize("change", [hide_in_place, partial(hide, MASKED)])
+@pytest.mark.parametrize(
+    ("said", "change"),
+    [
+        *((said, hide_in_place) for said in REFUSALS.values()),
+        *((said, partial(hide, MASKED)) for said in REFUSALS.values()),
+        (OVERFLOW.format(61_000, 30_000), partial(hide, MASKED)),
+    ],
+)
 async def test_what_others_have_masked_stays_masked_beside_a_summary(
     said: str, change: Callable[[LlmRequest], None]
 ) -> None:
-    """And the summary stands once in what is sent again."""
-    errors = [WrongRequestError(said)]
+    """The summary stands once in what is sent again, which is made from the masked
+    request and stored nowhere."""
+    errors = [ProviderError(said)]
+    is_overflow = "too long" in said
 
     def answer(request: LlmRequest) -> Reply:
         text = request.model_dump_json()
-        return errors.pop() if errors and "A summary." in text else "Go on."
-
-    llm = SimulatedLlm(script=answer, summary_replies=lambda _: "A summary.")
-    chat = guarded_chat(llm, STRATEGY, plugins=[Changing(change)])
-    for number in range(6):
-        await say(chat, f"{number} {MASKED} " + words(14_000))
-
-    refused, again = [each for each in agent_requests(llm) if is_compacted(each)][:2]
-    assert not errors
-    assert [MASKED in each.text for each in (refused, again)] == [False, False]
-    assert again.text.count(SUMMARY_BEGIN) == refused.text.count(SUMMARY_BEGIN) == 1
-
-
-async def test_a_summary_outlives_a_masked_request_that_is_too_long() -> None:
-    """What is sent again is made from the masked request, and stored nowhere."""
-    errors = [WrongRequestError("prompt is too long: 61000 tokens > 30000 maximum")]
-
-    def answer(request: LlmRequest) -> Reply:
-        text = request.model_dump_json()
-        return errors.pop() if errors and "request 6" in text else "Go on."
+        is_due = "request 6" in text if is_overflow else "A summary of" in text
+        return errors.pop() if errors and is_due else "Go on."
 
     def summarize(request: LlmRequest) -> str:
         is_known = "the first task" in request.model_dump_json()
         return f"A summary of {'the first task' if is_known else 'something'}."
 
     llm = SimulatedLlm(script=answer, summary_replies=summarize)
-    chat = guarded_chat(llm, STRATEGY, plugins=[Changing(partial(hide, MASKED))])
-    for number in range(9):
+    chat = guarded_chat(llm, STRATEGY, plugins=[Changing(change)])
+    for number in range(9 if is_overflow else 6):
         task = f"request {number}: {'more' if number else 'the first task'}, {MASKED} "
-        await say(chat, task + words(9_000 if number else 14_000))
+        await say(chat, task + words(9_000 if is_overflow and number else 14_000))
         if number > 5:
             assert (await chat.state())[SUMMARY] == "A summary of the first task."
 
     assert not errors
     assert not any(MASKED in each.text for each in agent_requests(llm))
+    shown = [each for each in agent_requests(llm) if is_compacted(each)]
+    assert {each.text.count(SUMMARY_BEGIN) for each in shown} == {1}
+    assert len(shown) > 1
     assert is_compacted(llm.requests[-1])

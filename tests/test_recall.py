@@ -1,32 +1,165 @@
-"""Reading back what was compacted: the tool, its pages, and who is offered it."""
+"""Reading back what was compacted: items, pages, searches, and what is out of reach."""
 
 from __future__ import annotations
 
+import copy
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import google.adk
 import pytest
-from google.adk.agents import LlmAgent
+from google.adk.agents import LlmAgent, ParallelAgent
 from google.adk.agents.run_config import RunConfig
+from google.adk.apps.app import EventsCompactionConfig
 from google.adk.models.llm_request import LlmRequest
-from google.adk.sessions import DatabaseSessionService, InMemorySessionService
+from google.adk.sessions import InMemorySessionService, Session
 from google.adk.sessions.base_session_service import GetSessionConfig
-from google.adk.tools.function_tool import FunctionTool
 from google.genai import types
 
-from contextguard_adk import Strategy, Threshold
-from contextguard_adk._measuring.calibration import token_counter
-from contextguard_adk._recall.offer import may_offer
-from contextguard_adk._recall.tool import RecallHistoryTool, find_matches
-from contextguard_adk._summarizing.items import Item, list_items
-from contextguard_adk.testing import Reply, SimulatedLlm
+from contextguard_adk import ContextGuardPlugin, Threshold
+from contextguard_adk.testing import RecordedRequest, Reply, SimulatedLlm
 from contextguard_adk.testing import call as tool_call
-from tests.builders import Chat, answer_text, call, model, queued_tool, response, user
-from tests.chats import agent_requests, count_tokens, guarded_chat
+from contextguard_adk.testing.provider import count_tokens
+from tests.builders import (
+    SUMMARY_BEGIN,
+    Chat,
+    answer_text,
+    call,
+    call_part,
+    calls,
+    event,
+    model,
+    queued_tool,
+    response,
+    response_part,
+    responses,
+    user,
+)
+from tests.chats import (
+    DEMAND,
+    Changing,
+    agent_requests,
+    begin_as_user,
+    guarded_chat,
+    hide,
+    seed,
+    text_of,
+    without_head,
+    words,
+)
+from tests.talks import workflow_agents
 
-SECRET = "the deploy key of api-7 is key-551-gamma"
+WINDOW = 4_000
+SECRET = "zq-77-hidden"
+
+Asked = dict[str, Any] | Callable[[list[str]], dict[str, Any]]
+"""Arguments of a call of the tool; they may depend on the pages before."""
+
+
+def newest_parts(request: LlmRequest) -> list[types.Part]:
+    """What stands at the end of a request, with an image that was read back."""
+    return [part for c in request.contents[-2:] for part in c.parts or ()]
+
+
+def pages_of(llm: SimulatedLlm) -> list[dict[str, Any]]:
+    """What the tool has answered, as the model saw it, each answer once."""
+    contents = [c for request in agent_requests(llm) for c in request.contents]
+    found = [p.function_response for c in contents for p in c.parts or ()]
+    answers = [r.response or {} for r in found if r and r.name == "recall_history"]
+    return list({str(answer): answer for answer in answers}.values())
+
+
+def recalling(*asked: Asked, to_end: bool = True) -> Callable[[LlmRequest], Reply]:
+    """A model that reads this, each to its last page."""
+    waiting, pages, args = list(asked), list[str](), dict[str, Any]()
+
+    def script(request: LlmRequest) -> Reply:
+        found = [part.function_response for part in newest_parts(request)]
+        pages.extend(str((r.response or {})["result"]) for r in found if r)
+        more = re.search(r"offset=(\d+)\)\]$", pages[-1]) if pages else None
+        if more and to_end:
+            assert int(more[1]) > args.get("offset", 0)
+            args["offset"] = int(more[1])
+        elif waiting:
+            following = waiting.pop(0)
+            args.clear()
+            args.update(following(pages) if callable(following) else following)
+        else:
+            return "Done."
+        return tool_call("recall_history", **args)
+
+    return script
+
+
+async def read(
+    contents: Sequence[types.Content],
+    *asked: Asked,
+    page_tokens: int = 2_000,
+    to_end: bool = True,
+) -> list[str]:
+    """The pages that an agent reads of a history that was compacted altogether."""
+    llm = SimulatedLlm(context_window=200_000, token_ratio=1.0)
+    llm.summary_replies = lambda _: "Nothing of note."
+    strategy = Threshold(
+        context_window=200_000, preview_tokens=None, recall_page_tokens=page_tokens
+    )
+    chat = guarded_chat(llm, strategy, agent={"tools": [queued_tool("look", ["x"])]})
+    await seed(chat, user(words(2_000, "FILLER")), *contents, state=DEMAND)
+    llm.script = recalling(*asked, to_end=to_end)
+    assert answer_text(await chat.say("Read.")) == "Done."
+    assert llm.rejections == llm.violations == 0
+    assert llm.summaries == 1
+    return [page["result"] for page in pages_of(llm)]
+
+
+# --- items and pages ---
+
+IMAGE = types.Part.from_bytes(data=b"1234", mime_type="image/png")
+CODE = types.Part.from_executable_code(code="x = 1", language=types.Language.PYTHON)
+OUTPUT = types.Part.from_code_execution_result(
+    outcome=types.Outcome.OUTCOME_OK, output="1"
+)
+
+
+async def test_the_list_tells_items_apart() -> None:
+    """Messages, results, files and code are listed with what they are about; secrets,
+    thoughts and pages that were read before are not."""
+    thought = types.Part(text="hmm", thought=True)
+    contents = [
+        user("Read  it,\nplease."),
+        call("read", path="a.py"),
+        response("read", "x" * 1_200),
+        types.Content(role="model", parts=[thought, types.Part(text="word " * 40)]),
+        types.Content(role="model", parts=[CODE, OUTPUT]),
+        types.Content(role="user", parts=[IMAGE]),
+        calls(call_part("look", path="a"), call_part("look", path="b")),
+        responses(response_part("look", "x"), response_part("look", "xx")),
+        calls(call_part("look", "1", at="c"), call_part("look", "2", at="d")),
+        responses(response_part("look", "yy", "2"), response_part("look", "y", "1")),
+        call("adk_request_credential", token="s3cret"),
+        response("adk_request_credential", "s3cret"),
+        call("recall_history", query="x"),
+        response("recall_history", "a page"),
+    ]
+    [page] = await read(contents, {})
+    for expected in (
+        '"Read it, please.", 17 characters',
+        'read result {"path":"a.py"}, 1,200 characters',
+        f'model message "{"word " * 12}…", 200 characters',
+        "image/png, 4 bytes",
+        'look result {"path":"a"}, 1 characters',
+        'look result {"path":"b"}, 2 characters',
+        'look result {"at":"d"}, 2 characters',
+        'look result {"at":"c"}, 1 characters',
+        "code that was run, 5 characters",
+        "output of code, 1 characters",
+    ):
+        assert page.count(expected) == 1, page
+    assert page.index('{"path":"b"}') < page.index('{"path":"a.py"}')
+    for hidden in ("s3cret", "credential", "hmm", "recall_history result"):
+        assert hidden not in page
 
 
 def rows(number: int, count: int = 120, secret: str = "") -> str:
@@ -35,255 +168,188 @@ def rows(number: int, count: int = 120, secret: str = "") -> str:
     return "\n".join([*lines[: count * 2 // 3], secret, *lines[count * 2 // 3 :]])
 
 
-class Source:
-    """Reads from contents that were compacted altogether, where they can be read."""
-
-    def __init__(self, contents: Sequence[types.Content] | None) -> None:
-        self.contents = contents
-
-    async def load(self) -> tuple[list[Item], list[Item]]:
-        """All items, and the hidden ones; newest first."""
-        if self.contents is None:
-            raise OSError("down")
-        items = list_items(self.contents, range(len(self.contents)))[::-1]
-        return items, list({item.handle: item for item in items}.values())
-
-
-def tool_over(
-    contents: Sequence[types.Content],
-    page_tokens: int = 400,
-    window: int = 8_000,
-    counter: Callable[[str], int] = count_tokens,
-) -> RecallHistoryTool:
-    """The tool over a history that was compacted altogether."""
-    source: Any = Source(contents)
-    return RecallHistoryTool(source, window, page_tokens, counter)
-
-
-async def ask(tool: RecallHistoryTool, **args: Any) -> str:
-    """What the tool answers."""
-    answer = await tool.run_async(args=args, tool_context=None)  # type: ignore[arg-type]
-    return answer["result"]
-
-
-async def handle_in(tool: RecallHistoryTool, line: int = 1) -> str:
-    """The handle of an item in the list."""
-    return (await ask(tool)).splitlines()[line][2:12]
-
-
-async def ask_on(
-    tool: RecallHistoryTool, max_tokens: int, **args: Any
-) -> AsyncIterator[str]:
-    """All pages of an answer, each of at most so many tokens."""
-    offset = 0
-    while True:
-        page = await ask(tool, **args, offset=offset)
-        assert count_tokens(page) <= max_tokens
-        yield page
-        found = re.search(r"offset=(\d+)\)\]$", page)
-        if not found:
-            return
-        assert int(found[1]) > offset
-        offset = int(found[1])
-
-
-# --- Pages ------------------------------------------------------------------------
-
-
-async def test_an_item_is_read_page_by_page() -> None:
-    """The pages, put together, are the item; each tells how to go on."""
+async def test_pages_hold_all_that_there_is() -> None:
+    """The pages of an item are the item, and each item is on one page of a list and of
+    a search; every page says how to go on, and keeps its size."""
     text = rows(9, 300, SECRET)
-    tool = tool_over([call("read", path="a"), response("read", text)])
-    pages = [page async for page in ask_on(tool, 400, item=await handle_in(tool))]
-    assert len(pages) > 2
-    assert "".join(p.split("\n", 1)[1].rsplit("\n", 1)[0] for p in pages) == text
+    contents = [call("read", path="a"), response("read", text)]
+    contents += [user(f"note {n % 60}: the lamp {n % 60} is broken") for n in range(90)]
+    pages = await read(
+        contents,
+        {"query": "row 9-1"},
+        lambda pages: {"item": pages[0].splitlines()[1][1:11]},
+        {},
+        {"query": "lamp broken"},
+        page_tokens=400,
+    )
+    assert all(len(page) <= 4 * 400 for page in pages)
+    item = [page for page in pages if "read result" in page.splitlines()[0]]
+    assert len(item) > 2
+    assert "".join(p.split("\n", 1)[1].rsplit("\n", 1)[0] for p in item) == text
+    lists = [page for page in pages if "newest first:" in page.splitlines()[0]]
+    searched = [page for page in lists if " match" in page.splitlines()[0]]
+    for some in ([page for page in lists if page not in searched], searched[1:]):
+        found = re.findall(r'"note (\d+):', "".join(some))
+        assert sorted(map(int, found)) == list(range(60))
 
 
-@pytest.mark.parametrize("args", [{}, {"query": "lamp broken"}], ids=["list", "search"])
-async def test_lists_and_searches_have_further_pages(args: dict[str, str]) -> None:
-    """Every item is on one of them, and on one only."""
-    contents = [user(f"note {n % 60}: the lamp {n % 60} is broken") for n in range(90)]
-    tool = tool_over(contents, page_tokens=300)
-    pages = [page async for page in ask_on(tool, 300, **args)]
-    notes = re.findall(r'"note (\d+):', "".join(pages))
-    assert sorted(map(int, notes)) == list(range(60))
+async def test_the_best_matches_come_first() -> None:
+    """A phrase goes before single words, many words before few; what was found is in
+    the page, and whatever a model asks for is answered."""
+    far = "token " + "x" * 500 + " the token of api-7 " + "y" * 500 + " api-7"
+    dense = [f"{filler * 500} needle {filler * 500}" for filler in ("7f3a 91,", "🔥")]
+    said = ["token to deploy", "DEPLOY Token", "red", "red 2", "green, red", far]
+    pages = await read(
+        [
+            *map(user, said),
+            model("令牌是 7"),
+            response("read", dense[0]),
+            *map(user, dense),
+        ],
+        {"query": "deploy token"},
+        {"query": "red green"},
+        {"query": "api-7 token"},
+        {"query": "needle"},
+        {"query": "部署 令牌"},
+        {"query": ".*"},
+        {"query": {"q0": 80}},
+        {"query": "red", "offset": 99},
+        {"query": "green", "offset": -3},
+        {"offset": 1e400},
+        {"item": ["a"]},
+        to_end=False,
+    )
+    found = [re.findall(r"^\[\w+ .*\]\n(.*)", page, re.MULTILINE) for page in pages]
+    assert found[0][:2] == ["DEPLOY Token", "token to deploy"]
+    assert found[1][0] == "green, red"
+    assert {*found[1]} == {"green, red", "red", "red 2"}
+    assert " the token of api-7 " in found[2][0]
+    assert all("needle" in excerpt for excerpt in found[3])
+    assert count_tokens([pages[3]], None) <= 2_600
+    assert found[4] == ["令牌是 7"]
+    assert all("Nothing matches" in page for page in pages[5:7])
+    assert "matches; offset 99" in pages[7]
+    assert "1 items match" in pages[8]
+    assert "items, newest first" in pages[9]
+    assert "no item" in pages[10]
 
 
-async def test_a_history_that_cannot_be_read_is_said_so() -> None:
-    """The tool never ends a turn."""
-    source: Any = Source(None)
-    tool = RecallHistoryTool(source, 8_000, 400, count_tokens)
-    assert "cannot be read" in await ask(tool, query="x")
+# --- who is offered the tool ---
 
 
-@pytest.mark.parametrize(
-    ("filler", "correction"), [("7f3a 91,", 1.2), ("\N{FIRE}", 5.0), ("word ", 5.0)]
-)
-async def test_an_excerpt_holds_what_was_found(filler: str, correction: float) -> None:
-    """However many tokens the text around it takes, in the page."""
-    contents = [
-        response("read", f"{filler * 500} {number} needle {filler * 500}")
-        for number in range(3)
-    ]
-    counter = token_counter(correction)
-    page = await ask(tool_over(contents, 2_000, 4_000, counter), query="needle")
-    assert "needle" in page.splitlines()[2]
-    assert counter(page) <= 400
-
-
-@pytest.mark.parametrize(
-    ("args", "expected"),
-    [
-        ({"item": ["a"]}, "no item"),
-        ({"query": "zebra"}, "Nothing matches 'zebra'"),
-        ({"query": "note", "offset": 99}, "2 matches; offset 99"),
-        ({"query": "note", "offset": -3}, "2 items match"),
-        ({"offset": 1e400}, "2 items, newest first"),
-        ({"query": {"b": 7}}, "Nothing matches"),
-    ],
-)
-async def test_bad_arguments_get_a_helpful_answer(
-    args: dict[str, Any], expected: str
-) -> None:
-    """A model may ask for anything; nothing is raised."""
-    tool = tool_over([user("a note"), model("another note")])
-    assert expected in await ask(tool, **args)
-
-
-# --- Searching --------------------------------------------------------------------
-
-FAR = "token " + "x" * 500 + " the token of api-7 " + "y" * 500 + " api-7"
-
-
-@pytest.mark.parametrize(
-    ("query", "texts", "expected"),
-    [
-        ("deploy token", ["token to deploy", "x", "DEPLOY Token"], [(2, 0), (0, 0)]),
-        ("red green", ["red", "red 2", "green, red"], [(2, 0), (0, 0), (1, 0)]),
-        ("api-7 token", [FAR], [(0, FAR.index("token of"))]),
-        (".*", ["lion"], []),
-        ("部署 令牌", ["令牌是 7"], [(0, 0)]),
-    ],
-    ids=["phrase-first", "more-words-first", "together", "no-pattern", "any-script"],
-)
-def test_best_matches_come_first(
-    query: str, texts: list[str], expected: list[tuple[int, int]]
-) -> None:
-    """Each item that matches is found once, with the place of its best match."""
-    items = list_items([user(text) for text in texts], range(len(texts)))
-    found = [(m.item.content_index, m.position) for m in find_matches(items, query)]
-    assert found == expected
-
-
-# --- Who is offered the tool ------------------------------------------------------
-
-
-def request_with(*names: str, **config: Any) -> LlmRequest:
-    """A request with function tools and further settings."""
-    request = LlmRequest(config=types.GenerateContentConfig(**config))
-    request.append_tools([FunctionTool(queued_tool(name, ["x"])) for name in names])
-    return request
-
-
-def choice(mode: str) -> LlmRequest:
-    """A request with a tool choice."""
-    calling = types.FunctionCallingConfig(mode=types.FunctionCallingConfigMode(mode))
-    config = types.ToolConfig(function_calling_config=calling)
-    return request_with("look", tool_config=config)
-
-
-SEARCH = types.Tool(google_search=types.GoogleSearch())
-
-
-@pytest.mark.parametrize(
-    ("request_", "expected"),
-    [
-        pytest.param(request_with("look"), True, id="functions"),
-        pytest.param(LlmRequest(), False, id="no tools"),
-        pytest.param(choice("AUTO"), True, id="free choice"),
-        pytest.param(choice("ANY"), False, id="forced choice"),
-        pytest.param(request_with("look", tools=[SEARCH]), False, id="built-in tool"),
-        pytest.param(
-            request_with("look", response_schema={"type": "STRING"}), False, id="schema"
-        ),
-    ],
-)
-def test_auto_offers_where_it_does_no_harm(
-    request_: LlmRequest, expected: bool
-) -> None:
-    """Requests that some provider would refuse with a further tool get none; nor does
-    one that has a tool of the same name, even where the setting says True."""
-    agent = LlmAgent(name="agent", model="m")
-    assert may_offer(request_, agent, "auto") is expected
-    assert may_offer(request_, agent, True) is True
-    assert may_offer(request_, agent, False) is False
-    assert may_offer(request_with("recall_history"), agent, True) is False
-
-
-# --- Through a real Runner --------------------------------------------------------
-
-
-def recalled(llm: SimulatedLlm) -> list[dict[str, Any]]:
-    """All that the recall tool has answered, as the model saw it, each once."""
-    contents = [c for request in agent_requests(llm) for c in request.contents]
-    found = [p.function_response for c in contents for p in c.parts or ()]
-    answers = [r.response or {} for r in found if r and r.name == "recall_history"]
-    return list({str(answer): answer for answer in answers}.values())
-
-
-def offered(request: Any) -> list[str]:
+def offered(request: RecordedRequest) -> list[str | None]:
     """The names of the tools in a request."""
-    declared = [tool.function_declarations or () for tool in request.config.tools or ()]
-    return [declaration.name for group in declared for declaration in group]
+    declared: list[Any] = list(request.config.tools or ())
+    found = [tool.function_declarations or () for tool in declared]
+    return [declaration.name for group in found for declaration in group]
 
 
-def recall_once(**args: Any) -> Callable[[LlmRequest], Reply]:
-    """A script that recalls something, and then is done."""
+FORCED = {"function_calling_config": {"mode": "ANY"}}
+FREE = {"function_calling_config": {"mode": "AUTO"}}
+SEARCH = types.Tool(google_search=types.GoogleSearch())
+OFFERS: dict[str, tuple[dict[str, Any], bool]] = {
+    "functions": ({}, True),
+    "no tools": ({"tools": None}, False),
+    "free choice": ({"tool_config": types.ToolConfig.model_validate(FREE)}, True),
+    "forced": ({"tool_config": types.ToolConfig.model_validate(FORCED)}, False),
+    "built-in tool": ({"tools": [types.Tool(), SEARCH]}, False),
+    "schema": ({"response_schema": {"type": "STRING"}}, False),
+}
 
-    def script(request: LlmRequest) -> Reply:
-        parts = [part for c in request.contents[-2:] for part in c.parts or ()]
-        if any(part.function_response for part in parts):
-            return "Done."
-        return tool_call("recall_history", **args)
 
-    return script
+@pytest.mark.parametrize("recall", ["auto", True, False])
+@pytest.mark.parametrize(("config", "is_harmless"), OFFERS.values(), ids=OFFERS)
+async def test_auto_offers_where_it_does_no_harm(
+    config: dict[str, Any], is_harmless: bool, recall: Any
+) -> None:
+    """Requests that some provider would refuse with a further tool get none, unless
+    the setting says so; no request speaks of a tool that it does not have."""
+
+    def configure(request: LlmRequest) -> None:
+        request.config = request.config.model_copy(update=copy.deepcopy(config))
+
+    strategy = Threshold(context_window=16_000, recall=recall)
+    llm, chat = open_chat(strategy=strategy, before=[Changing(configure)])
+    llm.context_window = 16_000
+    await seed(chat, user(words(1_500, SECRET)), state=DEMAND)
+    await chat.say("Hello.")
+    is_offered = recall is True or (recall == "auto" and is_harmless)
+    assert ("recall_history" in offered(llm.requests[-1])) is is_offered
+    assert ("recall_history" in llm.requests[-1].text) is is_offered
+    assert SUMMARY_BEGIN in llm.requests[-1].text
+
+
+async def test_nothing_speaks_of_the_tool_once_it_is_turned_off() -> None:
+    """ADK ends the turn of an agent that calls a tool which it has not."""
+    service = InMemorySessionService()
+    for recall in (True, False):
+        strategy = Threshold(context_window=WINDOW, recall=recall)
+        llm, chat = open_chat(strategy=strategy, session_service=service)
+        await fill(chat, 6 if recall else 1, SECRET)
+        assert ("recall_history" in llm.requests[-1].text) is recall
+        assert ("recall_history" in offered(llm.requests[-1])) is recall
+        assert SUMMARY_BEGIN in llm.requests[-1].text
+
+
+# --- in sessions that were compacted on the way ---
 
 
 def open_chat(
-    window: int = 4_000,
+    window: int = WINDOW,
     results: Sequence[str] = ("x",),
-    strategy: Strategy | None = None,
-    **chat: Any,
+    strategy: Threshold | None = None,
+    **settings: Any,
 ) -> tuple[SimulatedLlm, Chat]:
     """A chat whose agent has one tool, with its model."""
-    llm = SimulatedLlm(context_window=window, script=lambda request: "ok")
-    llm.summary_replies = lambda request: "Nothing of note."
-    tools = [queued_tool("look", results)] if results else []
+    llm = SimulatedLlm(context_window=window, script=lambda _: "ok")
+    llm.summary_replies = lambda _: "Nothing of note."
     chosen = strategy or Threshold(context_window=window)
-    return llm, guarded_chat(llm, chosen, agent={"tools": tools}, **chat)
+    agent = {"tools": [queued_tool("look", results)]}
+    return llm, guarded_chat(llm, chosen, agent=agent, **settings)
+
+
+async def fill(chat: Chat, count: int = 6, text: str = "") -> None:
+    """Talks until something is compacted."""
+    for number in range(count):
+        await chat.say(f"{number} {text} " + "word " * 500)
+
+
+async def search(llm: SimulatedLlm, chat: Chat, query: str) -> str:
+    """What the agent finds."""
+    llm.script = recalling({"query": query}, to_end=False)
+    await chat.say("Search it.")
+    llm.script = lambda _: "ok"
+    return str(pages_of(llm)[-1]["result"])
 
 
 @pytest.mark.parametrize(("window", "is_streaming"), [(4_000, False), (8_000, True)])
 async def test_what_was_compacted_can_be_read_back(
     window: int, is_streaming: bool
 ) -> None:
-    """The tool appears with the first compaction, not before; ADK executes it."""
-    size = window // 40
-    results = [rows(n, size, SECRET if n == 0 else "") for n in range(12)]
+    """The tool appears with the first compaction, not before, and ADK executes it; the
+    summary has an index of the large results, the newest first, of limited length."""
+    secret = "the deploy key of api-7 is key-551-gamma"
+    results = [rows(n, window // 40, secret * (n == 0)) for n in range(12)]
     strategy = Threshold(context_window=window, preview_tokens=None)
     llm, chat = open_chat(window, results, strategy, is_streaming=is_streaming)
-    recall = tool_call("recall_history", query="deploy key api-7")
     looks: list[Reply] = [tool_call("look"), "Noted."]
-    llm.script = [*looks * 12, recall]
+    llm.script = looks * 12
     for turn in range(12):
         await chat.say(f"Look at number {turn}.")
     assert llm.summaries >= 2
-    await chat.say("Which key was it?")
-    assert "key-551-gamma" in recalled(llm)[0]["result"]
+    assert "key-551-gamma" in await search(llm, chat, "deploy key api-7")
     requests = agent_requests(llm)
     had_tool = ["recall_history" in offered(request) for request in requests]
-    assert had_tool == ["[Previous conv" in request.text for request in requests]
+    assert had_tool == [SUMMARY_BEGIN in request.text for request in requests]
     assert {*had_tool} == {True, False}
+    head = text_of(requests[-1].contents[0]).splitlines()
+    index = [line for line in head if re.match(r"- \w{10} look result", line)]
+    assert 0 < count_tokens(["\n".join(index)], None) <= window // 10
+    contents = [event.content for event in await chat.events() if event.content]
+    items = await read(contents, {})
+    order = re.findall(r"- (\w{10}) look result", items[0])
+    listed = [line[2:12] for line in index]
+    assert listed == [handle for handle in order if handle in listed]
     assert llm.rejections == llm.violations == 0
 
 
@@ -298,7 +364,7 @@ async def test_a_small_window_bears_page_after_page() -> None:
     for number in range(8):
         await chat.say(f"Look at {number}.")
     assert answer_text(await chat.say("Now read it all again.")) == "Done."
-    pages = [page["result"] for page in recalled(llm)]
+    pages = [page["result"] for page in pages_of(llm)]
     assert len(pages) >= 4
     assert any("row 1-1 host" in page for page in pages)
     assert llm.rejections == llm.violations == 0
@@ -306,14 +372,18 @@ async def test_a_small_window_bears_page_after_page() -> None:
     assert "recall_history result" not in llm.requests[-1].text
 
 
-NEWEST = RunConfig(get_session_config=GetSessionConfig(num_recent_events=14))
+def loading(newest: int) -> RunConfig:
+    """A run that loads the newest events alone."""
+    return RunConfig(get_session_config=GetSessionConfig(num_recent_events=newest))
+
+
 LOADS_THE_NEWEST = pytest.mark.skipif(
     google.adk.__version__.startswith("2.0."),
     reason="google-adk 2.0 loads all events where an agent is the root",
 )
 
 
-def media_names(request: Any) -> list[str]:
+def media_names(request: RecordedRequest) -> list[str | None]:
     """The images in a request."""
     parts = [part for content in request.contents for part in content.parts or ()]
     return [part.inline_data.display_name for part in parts if part.inline_data]
@@ -324,7 +394,7 @@ def media_names(request: Any) -> list[str]:
     [
         (b"\x89" * 3_000, None, True),
         (b"%PDF" * 300_000, None, False),
-        pytest.param(b"\x89" * 3_000, NEWEST, False, marks=LOADS_THE_NEWEST),
+        pytest.param(b"\x89" * 3_000, loading(14), False, marks=LOADS_THE_NEWEST),
     ],
     ids=["small", "large", "not loaded"],
 )
@@ -343,44 +413,153 @@ async def test_a_file_comes_back_as_a_part(
     assert media_names(llm.requests[-1]) == []
     shown = next(record.text for record in llm.requests if record.is_summary)
     handle = re.findall(r"'plan', \d+ bytes; item (\w+)\]", shown)[0]
-    llm.script = recall_once(item=handle)
+    llm.script = recalling({"item": handle})
     await chat.say("Show me the plan again.")
     assert media_names(llm.requests[-1]) == ["plan"] * is_shown
-    assert recalled(llm)[0].get("attached") == (handle if is_shown else None)
+    assert pages_of(llm)[0].get("attached") == (handle if is_shown else None)
     # It stays where it was put: what a provider has cached stays valid.
     before = llm.requests[-1].contents
-    llm.script = lambda request: "Fine."
+    llm.script = lambda _: "Fine."
     await chat.say("And?")
     assert run_config or llm.requests[-1].contents[: len(before)] == before
     assert llm.rejections == llm.violations == 0
 
 
-async def test_the_tool_is_there_again_after_a_restart(tmp_path: Any) -> None:
-    """All it needs is the session; its handles stay the same."""
-    url = f"sqlite+aiosqlite:///{tmp_path / 'sessions.db'}"
-    pages = []
-    for turns in (6, 0):
-        service = DatabaseSessionService(db_url=url)
-        llm, chat = open_chat(session_service=service)
-        for number in range(turns):
-            await chat.say(f"{number} {SECRET} " + "word " * 500)
-        llm.script = recall_once(query=f"3 {SECRET}")
-        await chat.say("Read.")
-        pages.append(recalled(llm)[-1]["result"].splitlines()[1])
-        await chat.runner.close()
-        await service.db_engine.dispose()
-    assert pages[0] == pages[1]
-    assert f'user message "3 {SECRET}' in pages[0]
+class FailingSessions(InMemorySessionService):
+    """Cannot be read while it is down."""
+
+    is_down = False
+
+    async def get_session(self, **place: Any) -> Session | None:
+        """Reads the session."""
+        if self.is_down:
+            raise OSError("down")
+        return await super().get_session(**place)
 
 
-async def test_nothing_speaks_of_the_tool_once_it_is_turned_off() -> None:
-    """ADK ends the turn of an agent that calls a tool which it has not."""
-    service = InMemorySessionService()
-    for recall in (True, False):
-        strategy = Threshold(context_window=4_000, recall=recall)
-        llm, chat = open_chat(strategy=strategy, session_service=service)
-        for number in range(6 if recall else 1):
-            await chat.say(f"{number} {SECRET} " + "word " * 500)
-        assert ("recall_history" in llm.requests[-1].text) is recall
-        assert ("recall_history" in offered(llm.requests[-1])) is recall
-        assert "[Previous conversation summary]" in llm.requests[-1].text
+async def test_a_history_that_cannot_be_read_is_said_so() -> None:
+    """The tool never ends a turn."""
+    service = FailingSessions()
+    llm, chat = open_chat(session_service=service, run_config=loading(12))
+    await fill(chat)
+    script = recalling({"query": "word"})
+
+    def reply(request: LlmRequest) -> Reply:
+        service.is_down = True
+        return script(request)
+
+    llm.script = reply
+    assert answer_text(await chat.say("Search it.")) == "Done."
+    service.is_down = False
+    assert "cannot be read" in pages_of(llm)[0]["result"]
+
+
+# --- what is in reach ---
+
+
+async def test_another_session_and_another_user_are_out_of_reach() -> None:
+    """Neither through the same plugin, nor through the same session id."""
+    llm, other = open_chat(session_id="other")
+    chats = {"session_service": other.sessions}
+    await fill(other, text=SECRET)
+    for session_id, user_id in (("session", "user"), ("other", "eve")):
+        place: dict[str, Any] = {"session_id": session_id, "user_id": user_id, **chats}
+        chat = Chat(other.app.root_agent, other.app.plugins, **place)
+        await fill(chat)
+        assert "Nothing matches" in await search(llm, chat, SECRET)
+        assert f"{SECRET} word" not in llm.requests[-1].text
+    # The owner of the secret finds it.
+    assert "user message" in await search(llm, other, SECRET)
+
+
+@workflow_agents
+async def test_another_branch_is_out_of_reach() -> None:
+    """What a parallel agent has been told stays with it."""
+    left = SimulatedLlm(context_window=WINDOW, script=lambda _: f"Mine is {SECRET}")
+    right = SimulatedLlm(context_window=WINDOW, script=lambda _: "ok")
+    agents: list[Any] = [
+        LlmAgent(name=name, model=llm, tools=[queued_tool("look", ["x"])])
+        for name, llm in (("left", left), ("right", right))
+    ]
+    guard = ContextGuardPlugin(default=Threshold(context_window=WINDOW))
+    chat = Chat(ParallelAgent(name="both", sub_agents=agents), [guard])
+    await fill(chat)
+    assert "Nothing matches" in await search(right, chat, "Mine is zq")
+    assert SECRET not in right.requests[-1].text
+
+
+INTERNAL = ("adk_request_credential", "adk_request_confirmation", "adk_framework")
+
+
+@pytest.mark.parametrize("run_config", [None, loading(12)], ids=["all", "newest"])
+@pytest.mark.parametrize("name", [*INTERNAL, "a task"])
+async def test_what_adk_does_not_show_is_out_of_reach(
+    name: str, run_config: RunConfig | None
+) -> None:
+    """Neither credentials and confirmations nor another task can be recalled."""
+    if name == "a task" and "mode" not in LlmAgent.model_fields:
+        pytest.skip("this ADK has no tasks")
+    contents = [call(name, "1", secret=SECRET), response(name, {"token": SECRET}, "1")]
+    if name == "a task":
+        contents = [model(SECRET), response("finish_task", "Task completed.")]
+    llm, chat = open_chat(run_config=run_config)
+    await chat.say("Hello.")
+    for each in map(event, contents):
+        if name == "a task":
+            each.isolation_scope = name
+        await chat.sessions.append_event(await chat.session(), each)
+    await fill(chat)
+    assert "Nothing matches" in await search(llm, chat, SECRET)
+
+
+async def test_what_was_rewound_is_out_of_reach() -> None:
+    """And what stays keeps its handle."""
+    llm, chat = open_chat()
+    await fill(chat, 7, text="marker kept")
+    handles = re.compile(r"\[(\w{10}) user message")
+    before = {*handles.findall(await search(llm, chat, "marker"))}
+    undone = await chat.say("marker undone " + "word " * 500)
+    await fill(chat, 2, text="later")
+    await chat.runner.rewind_async(
+        user_id="user",
+        session_id="session",
+        rewind_before_invocation_id=undone[0].invocation_id,
+    )
+    await fill(chat, 3, text="again")
+    page = await search(llm, chat, "marker")
+    assert "undone" not in page
+    assert before.intersection(handles.findall(page))
+
+
+async def test_events_that_a_run_does_not_load_are_in_reach() -> None:
+    """With `get_session_config` ADK sends the newest events only."""
+    llm, chat = open_chat(run_config=loading(12))
+    await chat.say(f"Mind the code {SECRET}.")
+    await fill(chat, 14)
+    assert SECRET not in str(without_head(llm.requests[-1].contents))
+    assert "user message" in await search(llm, chat, f"code {SECRET}")
+
+
+async def test_what_a_plugin_masks_does_not_come_back() -> None:
+    """Of what a run loads the tool reads what the request shows, masked."""
+    mask = Changing(partial(hide, SECRET))
+    llm, chat = open_chat(before=[mask], run_config=loading(30))
+    await fill(chat, 10)
+    await chat.say(f"Mind the code {SECRET}.")
+    await fill(chat, 2)
+    page = await search(llm, chat, f"code {SECRET}")
+    assert "Mind the code ****." in page
+    assert SECRET not in page
+
+
+async def test_what_adk_compacted_is_in_reach() -> None:
+    """Its own compaction takes events out of the request, not out of the session."""
+    compaction = EventsCompactionConfig(compaction_interval=2, overlap_size=0)
+    settings: dict[str, Any] = {"events_compaction_config": compaction}
+    llm, chat = open_chat(before=[Changing(begin_as_user)], **settings)
+    await chat.say(f"Mind the code {SECRET}.")
+    await fill(chat, 9)
+    if not any(e.actions and e.actions.compaction for e in await chat.events()):
+        pytest.skip("google-adk 2.0 compacts nothing where an agent is the root")
+    await chat.say("more " * 3_200)
+    assert "user message" in await search(llm, chat, f"code {SECRET}")

@@ -59,19 +59,15 @@ from tests.chats import (
 CONFIGURED_TOKENS = 200_000
 REAL_TOKENS = 8_000
 FINDING = "The scanner found part 7f3a of the old press in hall B. " * 130
+THRESHOLD = Threshold(context_window=CONFIGURED_TOKENS)
+SLIDING = SlidingWindow(context_window=CONFIGURED_TOKENS, max_messages=1_000)
 UNNAMED = ("openai-responses", "bedrock", "groq", "ollama")
 """The providers that do not say how much would have been accepted."""
 
-
-STRATEGIES = [
-    Threshold(context_window=CONFIGURED_TOKENS),
-    SlidingWindow(context_window=CONFIGURED_TOKENS, max_messages=1_000),
-]
 both_strategies = pytest.mark.parametrize(
-    "strategy", STRATEGIES, ids=["threshold", "sliding window"]
-)
-both_ways = pytest.mark.parametrize(
-    "is_streaming", [False, True], ids=["whole", "streamed"]
+    ("strategy", "is_streaming"),
+    [(THRESHOLD, True), (SLIDING, False)],
+    ids=["threshold, streamed", "sliding window, whole"],
 )
 
 
@@ -90,16 +86,13 @@ def make_llm(
 
 def open_chat(
     llm: SimulatedLlm,
-    strategy: Strategy | None = None,
+    strategy: Strategy = THRESHOLD,
     agent: dict[str, Any] | None = None,
     **settings: Any,
 ) -> Chat:
     """A chat whose agent searches."""
-    chosen = strategy or Threshold(context_window=CONFIGURED_TOKENS)
-    tools = [queued_tool("search", [FINDING])]
-    return guarded_chat(
-        llm, chosen, agent={"tools": tools, **(agent or {})}, **settings
-    )
+    made = {"tools": [queued_tool("search", [FINDING])], **(agent or {})}
+    return guarded_chat(llm, strategy, agent=made, **settings)
 
 
 def working_script(turns: int, searches: int = 2) -> list[Reply]:
@@ -120,34 +113,39 @@ async def work(chat: Chat, turns: int, start: int = 0) -> None:
         assert final.usage_metadata.prompt_token_count
 
 
-def sizes_after(llm: SimulatedLlm, count: int) -> list[int]:
-    """Tokens of the agent's requests after the first so many."""
-    return [record.prompt_tokens for record in agent_requests(llm)[count:]]
+def check_smaller(llm: SimulatedLlm, start: int, count: int) -> list[int]:
+    """The sizes of the agent's requests from `start` on: each smaller than the last."""
+    sizes = [record.prompt_tokens for record in agent_requests(llm)[start:]]
+    assert len(sizes) == count
+    assert sizes == sorted(set(sizes), reverse=True)
+    return sizes
+
+
+def guard_errors(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What the guard has logged as an error."""
+    errors = [r for r in caplog.records if r.levelno == logging.ERROR]
+    return [r.getMessage() for r in errors if r.name.startswith("contextguard")]
 
 
 @pytest.mark.parametrize("style", ["openai", "anthropic", "gemini", *UNNAMED])
 async def test_one_rejection_teaches_the_limit(style: ErrorStyle) -> None:
-    """Whatever the provider's words, one request is rejected and no turn is lost."""
+    """Whatever the provider's words, one request is rejected and no turn is lost, also
+    when another process goes on with the session."""
     calls: list[CallRecord] = []
-    llm = make_llm(working_script(3), REAL_TOKENS, token_ratio=1.3, error_style=style)
-    await work(open_chat(llm, guard={"on_call": calls.append}), 3)
-    assert (llm.rejections, llm.violations) == (1, 0)
-    assert [call.is_recovered for call in calls].count(True) == 1
-    [rejected] = [record for record in llm.requests if record.rejected]
-    learned = calls[-1].window_tokens
-    if style in UNNAMED:
-        assert learned < rejected.prompt_tokens
-    else:
-        assert learned == REAL_TOKENS
-
-
-async def test_learned_limit_survives_a_restart() -> None:
-    """What one process has learned, the next one reads from the session."""
-    sessions = InMemorySessionService()
+    sessions, guard = InMemorySessionService(), {"on_call": calls.append}
+    script, rejected = working_script(4), []
     for start in (0, 2):
-        llm = make_llm(working_script(4)[start * 3 :], REAL_TOKENS, token_ratio=1.3)
-        await work(open_chat(llm, session_service=sessions), 2, start)
-        assert llm.rejections == (1 if start == 0 else 0)
+        settings: dict[str, Any] = {"token_ratio": 1.3, "error_style": style}
+        llm = make_llm(script[start * 3 :], REAL_TOKENS, **settings)
+        await work(open_chat(llm, guard=guard, session_service=sessions), 2, start)
+        assert llm.violations == 0
+        rejected += [record for record in llm.requests if record.rejected]
+    assert [call.is_recovered for call in calls].count(True) == 1
+    [refused] = rejected
+    if style in UNNAMED:
+        assert calls[-1].window_tokens < refused.prompt_tokens
+    else:
+        assert calls[-1].window_tokens == REAL_TOKENS
 
 
 class BreaksOff(SimulatedLlm):
@@ -178,21 +176,20 @@ async def test_rejection_in_mid_stream_is_recovered() -> None:
     assert [event.partial for event in events] == [True, False]
 
 
-INPUT_PLUS_OUTPUT = (
-    "input length and `max_tokens` exceed context limit: {} + 64000 > 200000, decrease "
-    "input length or `max_tokens` and try again"
+INPUT_PLUS_OUTPUT = ContextOverflowError(
+    "input length and `max_tokens` exceed context limit: 178959 + 64000 > 200000, "
+    "decrease input length or `max_tokens` and try again"
 )
 RESERVING = {
     "generate_content_config": types.GenerateContentConfig(max_output_tokens=64_000)
 }
 
 
-@both_ways
+@pytest.mark.parametrize("is_streaming", [False, True], ids=["whole", "streamed"])
 async def test_input_plus_output_lowers_the_output_first(is_streaming: bool) -> None:
     """If only the sum is too large the same contents go out with less output."""
     calls: list[CallRecord] = []
-    error = ContextOverflowError(INPUT_PLUS_OUTPUT.format(178_959))
-    llm = make_llm([error, "Fine."])
+    llm = make_llm([INPUT_PLUS_OUTPUT, "Fine."])
     guard = {"on_call": calls.append}
     chat = open_chat(llm, is_streaming=is_streaming, guard=guard, agent=RESERVING)
     assert answer_text(await chat.say("How are you?")) == "Fine."
@@ -206,17 +203,15 @@ async def test_input_plus_output_lowers_the_output_first(is_streaming: bool) -> 
 
 async def test_output_that_cannot_be_lowered_enough_leads_to_compaction() -> None:
     """The history is compacted if less output does not help."""
-    errors = [ContextOverflowError(INPUT_PLUS_OUTPUT.format(178_959))] * 2
+    errors = [INPUT_PLUS_OUTPUT] * 2
     llm = make_llm([*working_script(1)[:2], *errors, "Answer 0."])
     await work(open_chat(llm, agent=RESERVING), 1)
     assert agent_requests(llm)[-1].config.max_output_tokens == 20_620
-    *_, rejected, answered = sizes_after(llm, 2)
-    assert answered < rejected
+    check_smaller(llm, start=3, count=2)
     assert SUMMARY_BEGIN in llm.requests[-1].text
 
 
 @both_strategies
-@both_ways
 async def test_second_rejection_leads_to_a_minimal_request(
     strategy: Strategy, is_streaming: bool
 ) -> None:
@@ -224,26 +219,14 @@ async def test_second_rejection_leads_to_a_minimal_request(
     tail: list[Reply] = [overflow(), overflow(), "Answer 1."]
     llm = make_llm([*working_script(1, 4), *working_script(1, 4)[:-1], *tail])
     await work(open_chat(llm, strategy, is_streaming=is_streaming), 2)
-    sizes = sizes_after(llm, 9)
-    assert len(sizes) == 3
-    assert sizes == sorted(set(sizes), reverse=True)
+    check_smaller(llm, start=9, count=3)
     final = llm.requests[-1]
     assert "Question 1?" in final.text
     assert SUMMARY_BEGIN in final.text
     assert final.stream is False
 
 
-def guard_errors(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What the guard has logged as an error."""
-    return [
-        record.getMessage()
-        for record in caplog.records
-        if record.levelno == logging.ERROR and record.name.startswith("contextguard")
-    ]
-
-
 @both_strategies
-@both_ways
 async def test_original_error_reaches_the_caller_when_nothing_helps(
     caplog: pytest.LogCaptureFixture, strategy: Strategy, is_streaming: bool
 ) -> None:
@@ -254,9 +237,7 @@ async def test_original_error_reaches_the_caller_when_nothing_helps(
     with pytest.raises(ContextOverflowError) as raised:
         await chat.say("Question 0?")
     assert raised.value is errors[0]
-    sizes = sizes_after(llm, 2)
-    assert len(sizes) == 4
-    assert sizes == sorted(set(sizes), reverse=True)
+    sizes = check_smaller(llm, start=2, count=4)
     [said] = guard_errors(caplog)
     assert "'agent'" in said
     assert "Question" not in said
@@ -267,22 +248,40 @@ async def test_original_error_reaches_the_caller_when_nothing_helps(
     assert llm.violations == 0
 
 
+RATE_LIMIT = "Rate limit reached for gpt-4o: Limit 30000, Used 29000. Try again in 2s."
+QUOTA = "429 RESOURCE_EXHAUSTED. Quota exceeded for input token count."
+EXTRA = "Extra usage is required for long context requests."
+
+
 @pytest.mark.parametrize(
-    ("guard", "said", "errors"),
+    ("guard", "said", "error", "is_logged"),
     [
-        pytest.param({}, "Hello.", 1, id="a short message"),
-        pytest.param({"observe": True}, FINDING * 3, 0, id="observing"),
-        pytest.param({"agents": {"agent": None}}, FINDING * 3, 0, id="exempt"),
+        pytest.param({}, "Hello.", overflow(), True, id="a short message"),
+        pytest.param({"observe": True}, FINDING * 3, overflow(), False, id="observing"),
+        pytest.param(
+            {"agents": {"agent": None}}, FINDING * 3, overflow(), False, id="exempt"
+        ),
+        pytest.param({}, FINDING * 3, RuntimeError(RATE_LIMIT), False, id="rate limit"),
+        pytest.param({}, FINDING * 3, RuntimeError(QUOTA), False, id="quota"),
+        pytest.param({}, FINDING * 3, RuntimeError(EXTRA), False, id="extra usage"),
+        pytest.param({}, FINDING * 3, RuntimeError(), False, id="no words"),
     ],
 )
 async def test_rejected_request_is_not_sent_again(
-    caplog: pytest.LogCaptureFixture, guard: dict[str, Any], said: str, errors: int
+    caplog: pytest.LogCaptureFixture,
+    guard: dict[str, Any],
+    said: str,
+    error: Exception,
+    is_logged: bool,
 ) -> None:
-    """If nothing can be gained, or nothing may be changed, a rejection stays one."""
-    llm = make_llm([overflow(), "never"])
-    with pytest.raises(ContextOverflowError):
+    """If nothing can be gained or nothing may be changed, or it is another error, it
+    reaches the caller and costs no further request."""
+    llm = make_llm([error, "never"])
+    with pytest.raises(type(error)) as raised:
         await open_chat(llm, guard=guard).say(said)
-    assert (len(agent_requests(llm)), len(guard_errors(caplog))) == (1, errors)
+    assert raised.value is error
+    assert len(agent_requests(llm)) == 1
+    assert len(guard_errors(caplog)) == is_logged
 
 
 async def test_instruction_beyond_the_limit_costs_no_summary(
@@ -298,49 +297,6 @@ async def test_instruction_beyond_the_limit_costs_no_summary(
     assert llm.summaries == 0
     assert llm.rejections <= 2
     assert len(guard_errors(caplog)) == 1
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Rate limit reached for gpt-4o: Limit 30000, Used 29000. Try again in 2s.",
-        "429 RESOURCE_EXHAUSTED. Quota exceeded for input token count.",
-        "Extra usage is required for long context requests.",
-        "",
-    ],
-)
-async def test_other_errors_are_left_alone(
-    caplog: pytest.LogCaptureFixture, text: str
-) -> None:
-    """A rate limit or a fault costs no second request and reaches the caller."""
-    error = RuntimeError(text)
-    llm = make_llm([error])
-    with pytest.raises(RuntimeError) as raised:
-        await open_chat(llm).say("Hello.")
-    assert raised.value is error
-    assert llm.calls == 1
-    assert not any(r.name.startswith("contextguard") for r in caplog.records)
-
-
-async def test_calls_keep_the_signatures_of_their_thoughts() -> None:
-    """Providers refuse a call without it: it stays through window and recovery."""
-
-    def sign(step: int) -> types.Part:
-        signature = bytes([step, 0, 255, 128])  # No text, in any encoding.
-        part = call_part("search", step=step)
-        return part.model_copy(update={"thought_signature": signature})
-
-    steps: list[Reply] = [sign(step) for step in range(10)]
-    llm = make_llm([*steps[:8], overflow(1_500, 1_600), *steps[8:], "Answer 0."])
-    chosen = SlidingWindow(context_window=CONFIGURED_TOKENS, max_messages=6)
-    tools = [queued_tool("search", ["Hall B. " * 200])]
-    await work(open_chat(llm, chosen, {"tools": tools}), 1)
-    for record in agent_requests(llm)[1:]:
-        parts = [part for content in record.contents for part in content.parts or ()]
-        calls = [part for part in parts if part.function_call]
-        assert calls
-        assert all(part in steps for part in calls)
-    assert SUMMARY_BEGIN in agent_requests(llm)[3].text
 
 
 async def test_a_prefix_that_is_gone_is_not_called_cached() -> None:
@@ -369,11 +325,9 @@ def append_reminder(request: LlmRequest) -> None:
     request.contents.append(user("Mind the gap."))
 
 
-hide_name = partial(hide, "Ada")
-
-
-@pytest.mark.parametrize("change", [append_reminder, hide_name])
-@both_ways
+@pytest.mark.parametrize(
+    ("change", "is_streaming"), [(append_reminder, False), (partial(hide, "Ada"), True)]
+)
 async def test_resend_respects_what_later_callbacks_did(
     is_streaming: bool, change: Callable[[LlmRequest], None]
 ) -> None:
@@ -419,5 +373,4 @@ async def test_the_model_that_refused_is_asked_again() -> None:
     guard = ContextGuardPlugin(default=Threshold(context_window=20_000))
     chat = Chat(agent, [guard])
     await seed(chat, user("Do it."), model(words(6_000)))
-
     assert answer_text(await chat.say("Go on.")) == "From the rented one."

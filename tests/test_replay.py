@@ -21,18 +21,19 @@ from google.genai import types
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from contextguard_adk import CallRecord, ContextGuardPlugin, Threshold
-from contextguard_adk._memory import branch_scope
+from contextguard_adk import CallRecord, ContextGuardPlugin, Costs, Threshold
 from contextguard_adk._providers.clients import read_usage
 from contextguard_adk._tools.cli import main
-from contextguard_adk._tools.recordings import (
-    SessionKey,
-    list_sessions,
-    load_session,
-)
+from contextguard_adk._tools.recordings import SessionKey, list_sessions, load_session
 from contextguard_adk._tools.replay import ReplaySettings, replay_session
 from contextguard_adk._tools.terminal import CommandError
-from contextguard_adk.config import CONFIG_VARIABLE, PluginSettings
+from contextguard_adk.config import (
+    CONFIG_VARIABLE,
+    STRATEGIES,
+    PluginSettings,
+    load_settings,
+)
+from contextguard_adk.telemetry import Usage
 from contextguard_adk.testing import Reply, SimulatedLlm
 from tests.builders import (
     Chat,
@@ -46,6 +47,8 @@ from tests.builders import (
 )
 from tests.test_databases import own_database
 
+Output = pytest.CaptureFixture[str]
+Recorded = tuple[Session, SimulatedLlm]
 WINDOW = 4_000
 """Threshold 3,200 tokens, summaries of 400."""
 
@@ -58,49 +61,48 @@ FINDINGS = [
     for number in range(7)
 ]
 INSTRUCTION = "You help people find the parts of old machines in many halls. " * 20
-
 PLACE: dict[str, Any] = {"app_name": "app", "user_id": "user", "session_id": "session"}
-OF_SESSION = ("--app", "app", "--user", "user", "--session", "session")
+PRICES = "[prices.simulated]\ninput = 1.0\ncached_input = 0.25\noutput = 4.0\n"
 
 
 async def record(
     plugins: Sequence[BasePlugin] = (), has_cache: bool = False
-) -> tuple[Session, SimulatedLlm]:
+) -> Recorded:
     """Has a real conversation with two searches a turn; returns its session."""
     script: list[Reply] = []
     for turn in range(TURNS):
         script += [call_part("search")] * 2
         script.append(f"Part {turn} is in hall B, says the scanner.")
-    llm = SimulatedLlm(
-        model="simulated",
-        context_window=100_000,
-        script=script,
-        prompt_cache=has_cache,
-    )
-    agent = guarded_agent(
-        llm, [queued_tool("search", FINDINGS)], instruction=INSTRUCTION
-    )
-    chat = Chat(agent, plugins)
+    llm = SimulatedLlm(context_window=100_000, script=script, prompt_cache=has_cache)
+    tools = [queued_tool("search", FINDINGS)]
+    chat = Chat(guarded_agent(llm, tools, instruction=INSTRUCTION), plugins)
     for turn in range(TURNS):
         await chat.say(f"Where is part {turn} of the old press?")
-    session = await chat.sessions.get_session(**PLACE)
-    assert session is not None
-    return session, llm
+    return await chat.session(), llm
 
 
 @pytest.fixture(scope="module")
-def recorded() -> tuple[Session, SimulatedLlm]:
+def recorded() -> Recorded:
     """An unguarded session, and the model that counted its prompts."""
     return asyncio.run(record())
 
 
+@pytest.fixture(scope="module")
+def with_cache() -> Session:
+    """The same at a provider with a prompt cache."""
+    return asyncio.run(record(has_cache=True))[0]
+
+
 @pytest.fixture
-def export(recorded: tuple[Session, SimulatedLlm], tmp_path: Path) -> Path:
-    """Its export, as `adk run --save_session` writes it."""
-    path = tmp_path / "session.json"
-    path.write_text(
-        recorded[0].model_dump_json(indent=2, exclude_none=True, by_alias=True)
-    )
+def export(recorded: Recorded, tmp_path: Path) -> Path:
+    """The export of a session, as `adk run --save_session` writes it."""
+    return save(recorded[0], tmp_path)
+
+
+def save(session: Session, folder: Path) -> Path:
+    """Writes the export of a session."""
+    path = folder / "session.json"
+    path.write_text(session.model_dump_json(exclude_none=True, by_alias=True))
     return path
 
 
@@ -109,34 +111,30 @@ def _no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(CONFIG_VARIABLE, raising=False)
 
 
-def replay_json(
-    capsys: pytest.CaptureFixture[str], source: object, *arguments: str
-) -> dict[str, Any]:
-    """What the command prints as JSON, with the small window."""
-    options = ("--window", str(WINDOW), "--json")
-    assert main(["replay", str(source), *options, *arguments]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+def replay(capsys: Output, *arguments: object) -> str:
+    """What the command prints."""
+    assert main(["replay", *map(str, arguments)]) == 0
+    output = capsys.readouterr()
+    assert output.err == ""
+    return output.out
 
 
-def fail(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def fail(capsys: Output, *arguments: object, command: str = "replay") -> str:
     """The one line that a failing command prints, on stderr."""
-    assert main(["replay", *arguments]) == 2
+    assert main([command, *map(str, arguments)]) == 2
     output = capsys.readouterr()
     assert output.out == ""
     (line,) = output.err.splitlines()
-    assert line.startswith("contextguard replay: error: ")
+    assert line.startswith(f"contextguard {command}: error: ")
     return line
 
 
 def test_every_recorded_call_is_replayed(
-    recorded: tuple[Session, SimulatedLlm],
-    export: Path,
-    capsys: pytest.CaptureFixture[str],
+    recorded: Recorded, export: Path, capsys: Output
 ) -> None:
     """With the provider's count, an estimate near it, and what would have been sent."""
     requests = recorded[1].requests
-    found = replay_json(capsys, export)
+    found = json.loads(replay(capsys, export, "--window", WINDOW, "--json"))
     items = found["calls"]
     assert [(item["real_tokens"], item["contents"]) for item in items] == [
         (request.prompt_tokens, len(request.contents)) for request in requests
@@ -164,70 +162,53 @@ def test_every_recorded_call_is_replayed(
         assert item["sent_tokens"] == item["real_tokens"]
 
 
-GUARD = ReplaySettings(PluginSettings(default=Threshold(context_window=WINDOW)))
-
-
-@pytest.fixture(scope="module")
-def guarded() -> tuple[Session, list[CallRecord]]:
-    """The same session with a guard, and the guard's records."""
-    records: list[CallRecord] = []
-    guard = ContextGuardPlugin(
-        default=Threshold(context_window=WINDOW), on_call=records.append
-    )
-    return asyncio.run(record([guard]))[0], records
-
-
 async def test_a_replay_compacts_where_the_guard_did(
-    recorded: tuple[Session, SimulatedLlm], guarded: tuple[Session, list[CallRecord]]
+    recorded: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nearly: instruction, tools and summaries are inferred; the recording stays."""
-    session, _ = recorded
-    before = session.model_dump_json()
-    replayed = await replay_session(session, GUARD)
-    assert session.model_dump_json() == before
-    real = [n for n, item in enumerate(guarded[1], 1) if item.compaction]
-    found = [item.number for item in replayed.calls if item.compaction]
-    assert abs(found[0] - real[0]) <= 1
-    assert abs(found[1] - real[1]) <= 3
-
-
-async def test_a_guarded_recording_is_not_compared_after_its_compaction(
-    guarded: tuple[Session, list[CallRecord]],
-) -> None:
-    """What was counted then is not the whole history; the replay still runs."""
-    session, records = guarded
-    first = next(n for n, item in enumerate(records, 1) if item.compaction)
-    found = (await replay_session(session, GUARD)).to_json()
-    assert found["uncompared_calls"] == CALLS - first + 1
-    compared = [item["real_tokens"] for item in found["calls"][: first - 1]]
-    assert compared == [item.real_tokens for item in records[: first - 1]]
+    """Nearly, and asks no model, also where a summarizer is named; with what a guard
+    recorded nothing is compared after its compaction."""
+    monkeypatch.setattr(LLMRegistry, "new_llm", staticmethod(pytest.fail))
+    named = Threshold(context_window=WINDOW, summarizer="gemini-2.5-flash")
+    settings = ReplaySettings(PluginSettings(default=named))
+    records: list[CallRecord] = []
+    default = Threshold(context_window=WINDOW)
+    guard = ContextGuardPlugin(default=default, on_call=records.append)
+    guarded, _ = await record([guard])
+    before = recorded[0].model_dump_json()
+    replayed = await replay_session(recorded[0], settings)
+    assert recorded[0].model_dump_json() == before
+    real = [n for n, item in enumerate(records, 1) if item.compaction]
+    done = [item.compaction for item in replayed.calls if item.compaction]
+    assert not any(compaction.is_mechanical for compaction in done)
+    compacted = [item.number for item in replayed.calls if item.compaction]
+    assert abs(compacted[0] - real[0]) <= 1
+    assert abs(compacted[1] - real[1]) <= 3
+    found = (await replay_session(guarded, settings)).to_json()
+    assert found["uncompared_calls"] == CALLS - real[0] + 1
+    compared = [item["real_tokens"] for item in found["calls"][: real[0] - 1]]
+    assert compared == [item.real_tokens for item in records[: real[0] - 1]]
     assert found["with_guard"]["compactions"] >= 2
 
 
-@pytest.mark.parametrize("is_whole", [True, False], ids=["web UI", "events only"])
 async def test_any_export_gives_the_same_session(
-    recorded: tuple[Session, SimulatedLlm], tmp_path: Path, is_whole: bool
+    recorded: Recorded, tmp_path: Path
 ) -> None:
     """With what only the web page knows, in its spelling, or only the events."""
-    session, _ = recorded
-    raw = json.loads(session.model_dump_json(by_alias=is_whole))
-    path = tmp_path / "session.json"
-    path.write_text(
-        json.dumps({**raw, "selected": True} if is_whole else {"events": raw["events"]})
-    )
-    loaded = await load_session(str(path), SessionKey())
-    assert loaded.events == session.events
-    assert not is_whole or (loaded.id, loaded.state) == (session.id, session.state)
+    session, path = recorded[0], tmp_path / "session.json"
+    whole = json.loads(session.model_dump_json(by_alias=True))
+    events = json.loads(session.model_dump_json())["events"]
+    for exported in ({"events": events}, {**whole, "selected": True}):
+        path.write_text(json.dumps(exported))
+        loaded = await load_session(str(path), SessionKey())
+        assert loaded.events == session.events
+    assert (loaded.id, loaded.state) == (session.id, session.state)
 
 
-def test_it_prints_calls_and_sums(
-    export: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A row for each call, then accuracy, overflows and tokens; no other output."""
-    assert main(["replay", str(export), "--window", str(WINDOW)]) == 0
-    output = capsys.readouterr()
-    assert output.err == ""
-    named, headline, without, guarded, _, _, *lines = output.out.splitlines()
+def test_it_prints_calls_and_sums(export: Path, capsys: Output) -> None:
+    """A row for each call, then accuracy, overflows and tokens; and draws a plot."""
+    plot = export.parent / "out.svg"
+    printed = replay(capsys, export, "--window", WINDOW, "--plot", plot)
+    named, headline, without, guarded, _, _, *lines = printed.splitlines()
     assert named.startswith("Session 'session' of user 'user', app 'app': 48 events, ")
     assert re.match(r"Requests over the window: \d+ without .* → 0 with it", headline)
     assert (len(without), len(guarded)) == (19 + CALLS, 19 + CALLS)
@@ -235,22 +216,20 @@ def test_it_prints_calls_and_sums(
     assert "\N{MULTIPLICATION X}" not in guarded
     numbers = [line.split()[:1] for line in lines[:CALLS]]
     assert numbers == [[str(number)] for number in range(1, CALLS + 1)]
-    assert f"0 of {CALLS - 1} estimates more than 10% too low" in output.out
-    assert ") saved." in output.out
-    assert "The recording reports no cached tokens" in output.out
+    assert f"0 of {CALLS - 1} estimates more than 10% too low" in printed
+    assert ") saved." in printed
+    assert "The recording reports no cached tokens" in printed
+    drawn = plot.read_text()
+    assert "<svg" in drawn
+    for label in ("with the guard", "rejected by the provider", "context window"):
+        assert f"<!-- {label} -->" in drawn
 
 
 def answered(content: types.Content, author: str, tokens: int, **more: Any) -> Event:
     """A model's response with usage."""
-    return Event(
-        author=author,
-        content=content,
-        usage_metadata=types.GenerateContentResponseUsageMetadata(
-            prompt_token_count=tokens
-        ),
-        invocation_id="one",
-        **more,
-    )
+    usage = types.GenerateContentResponseUsageMetadata(prompt_token_count=tokens)
+    more |= {"usage_metadata": usage, "invocation_id": "one"}
+    return Event(author=author, content=content, **more)
 
 
 def two_agents() -> Session:
@@ -290,43 +269,25 @@ async def test_agents_are_replayed_each_for_itself() -> None:
     assert (last.estimated_tokens, last.threshold_tokens, last.pressure) == (None,) * 3
     assert last.window_tokens == 128_000
     assert (last.real_tokens, last.sent_tokens) == (500, 500)
-
-
-@pytest.mark.parametrize("branch", [None, "root.one"])
-async def test_an_empty_summary_shows_that_it_was_guarded(branch: str | None) -> None:
-    """Messages were only dropped; another branch of the agent has its own summary."""
     session = two_agents()
-    for event in session.events[1:3]:
-        event.branch = branch
-    owner = f"scout@{branch_scope(session.events[1])}".removesuffix("@")
-    session.events[0].actions.state_delta[f"__context_guard_summary_{owner}"] = ""
-    calls = (await replay_session(session, ReplaySettings())).calls
-    assert [c.real_tokens for c in calls] == [None, 320 if branch else None, 500]
-
-
-async def test_an_agent_that_sees_no_message_is_replayed() -> None:
-    """Its requests have an instruction alone."""
-    session = two_agents()
-    del session.events[:4]
+    del session.events[:4]  # Its requests have an instruction alone.
     calls = (await replay_session(session, ReplaySettings(agent="scout"))).calls
     assert [(call.contents, call.real_tokens) for call in calls] == [(0, 320)]
 
 
-async def test_no_model_is_asked(
-    recorded: tuple[Session, SimulatedLlm], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("branch", "owner"), [(None, "scout"), ("root.one", "scout@3953387702f8135b")]
+)
+async def test_an_empty_summary_shows_that_it_was_guarded(
+    branch: str | None, owner: str
 ) -> None:
-    """A summarizer that the settings name is played offline like any other."""
-
-    def refuse(name: str) -> None:
-        raise AssertionError(name)
-
-    monkeypatch.setattr(LLMRegistry, "new_llm", staticmethod(refuse))
-    strategy = Threshold(context_window=WINDOW, summarizer="gemini-2.5-flash")
-    settings = ReplaySettings(PluginSettings(default=strategy))
-    replayed = await replay_session(recorded[0], settings)
-    compactions = [c.compaction for c in replayed.calls if c.compaction]
-    assert len(compactions) >= 2
-    assert not any(compaction.is_mechanical for compaction in compactions)
+    """Messages were only dropped; another branch of the agent has its own summary."""
+    session = two_agents()
+    for event in session.events[1:3]:
+        event.branch = branch
+    session.events[0].actions.state_delta[f"__context_guard_summary_{owner}"] = ""
+    calls = (await replay_session(session, ReplaySettings())).calls
+    assert [c.real_tokens for c in calls] == [None, 320 if branch else None, 500]
 
 
 INDEXES = {
@@ -336,47 +297,28 @@ INDEXES = {
 }
 
 
+async def drop_indexes(url: str, kind: str) -> Sequence[str]:
+    """Leaves a database as an old release made it; returns what was dropped."""
+    engine = create_async_engine(url)
+    async with engine.begin() as connection:
+        names = (await connection.execute(text(INDEXES[kind]))).scalars().all()
+        for name in names:
+            await connection.execute(text(f'DROP INDEX "{name}"'))
+    await engine.dispose()
+    return names
+
+
 @pytest.mark.parametrize(
     "kind", ["file", "sqlite", pytest.param("postgres", marks=pytest.mark.postgres)]
 )
 async def test_a_database_is_read_and_not_written(
-    recorded: tuple[Session, SimulatedLlm], tmp_path: Path, kind: str
+    recorded: Recorded, tmp_path: Path, kind: str
 ) -> None:
-    """ADK's service would add the indexes that an old database lacks."""
+    """The newest session of the given names is taken, none without events; the indexes
+    that an old database lacks, and ADK's service would add, are not added."""
+    places = [("a", "ann", "one"), ("a", "bob", "two"), ("b", "bob", "one")]
     async with own_database(kind, tmp_path) as store:
         async with store.open() as service:
-            stored = await service.create_session(**PLACE)
-            for event in recorded[0].events:
-                await service.append_event(stored, event.model_copy(deep=True))
-        if kind in INDEXES:
-            assert await drop_indexes(store.url, INDEXES[kind])
-        before = read_files(tmp_path)
-        session = await load_session(store.url, SessionKey("app", "user", "session"))
-        assert len([e for e in session.events if e.usage_metadata]) == CALLS
-        missing = "no session of app 'app', session 'other'"
-        with pytest.raises(CommandError, match=missing):
-            await load_session(store.url, SessionKey("app", None, "other"))
-        assert read_files(tmp_path) == before
-        if kind in INDEXES:
-            assert not await drop_indexes(store.url, INDEXES[kind])
-
-
-@pytest.mark.parametrize(
-    ("kind", "is_file"),
-    [
-        ("file", False),
-        ("sqlite", False),
-        ("sqlite", True),
-        pytest.param("postgres", False, marks=pytest.mark.postgres),
-    ],
-)
-async def test_the_newest_session_is_taken(
-    recorded: tuple[Session, SimulatedLlm], tmp_path: Path, kind: str, is_file: bool
-) -> None:
-    """Of those with the names that are given; one without events is passed over."""
-    async with own_database(kind, tmp_path) as store:
-        async with store.open() as service:
-            places = [("a", "ann", "one"), ("a", "bob", "two"), ("b", "bob", "one")]
             for number, (app, user, name) in enumerate([*places, ("b", "eve", "new")]):
                 stored = await service.create_session(
                     app_name=app, user_id=user, session_id=name
@@ -385,27 +327,35 @@ async def test_the_newest_session_is_taken(
                     later = event.timestamp + 1_000 * number
                     copied = event.model_copy(deep=True, update={"timestamp": later})
                     await service.append_event(stored, copied)
-        source = str(tmp_path / "sessions.db") if is_file else store.url
-        listed = await list_sessions(source, SessionKey())
-        found = sorted((each.app, each.user, each.session) for each in listed)
-        assert found == sorted([*places, ("b", "eve", "new")])
-        assert [each.updated for each in listed] == sorted(
-            (each.updated for each in listed), reverse=True
-        )
-        assert {each.events for each in listed if each.session != "new"} == {4}
-        for key, wanted in (
-            (SessionKey(), places[2]),
-            (SessionKey("a"), places[1]),
-            (SessionKey(None, "ann"), places[0]),
-            (SessionKey(None, None, "two"), places[1]),
-            (SessionKey("b", "bob"), places[2]),
-        ):
-            session = await load_session(source, key)
-            assert (session.app_name, session.user_id, session.id) == wanted
-            assert len(session.events) == 4
+        assert kind not in INDEXES or await drop_indexes(store.url, kind)
+        before = [path.read_bytes() for path in tmp_path.iterdir()]
+        as_file = [str(tmp_path / "sessions.db")] * (kind == "sqlite")
+        for source in (store.url, *as_file):
+            listed = await list_sessions(source, SessionKey())
+            found = sorted((each.app, each.user, each.session) for each in listed)
+            assert found == sorted([*places, ("b", "eve", "new")])
+            updated = [each.updated for each in listed]
+            assert updated == sorted(updated, reverse=True)
+            assert {each.events for each in listed if each.session != "new"} == {4}
+            for key, wanted in (
+                (SessionKey(), places[2]),
+                (SessionKey("a"), places[1]),
+                (SessionKey(None, "ann"), places[0]),
+                (SessionKey(None, None, "two"), places[1]),
+                (SessionKey("b", "bob"), places[2]),
+                (SessionKey("a", "ann", "one"), places[0]),
+            ):
+                session = await load_session(source, key)
+                assert (session.app_name, session.user_id, session.id) == wanted
+                assert len(session.events) == 4
+            missing = "no session of app 'app', session 'other'"
+            with pytest.raises(CommandError, match=missing):
+                await load_session(source, SessionKey("app", None, "other"))
+        assert [path.read_bytes() for path in tmp_path.iterdir()] == before
+        assert kind not in INDEXES or not await drop_indexes(store.url, kind)
 
 
-def test_sessions_are_listed(export: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sessions_are_listed(export: Path, capsys: Output) -> None:
     """As a table, and as JSON; by both commands that read recordings."""
     for command in ("replay", "report"):
         assert main([command, str(export), "--list"]) == 0
@@ -418,35 +368,19 @@ def test_sessions_are_listed(export: Path, capsys: pytest.CaptureFixture[str]) -
         assert (listed["session"], listed["events"]) == ("session", 48)
 
 
-async def drop_indexes(url: str, catalogue: str) -> Sequence[str]:
-    """Leaves a database as an old release made it; returns what was dropped."""
-    engine = create_async_engine(url)
-    async with engine.begin() as connection:
-        names = (await connection.execute(text(catalogue))).scalars().all()
-        for name in names:
-            await connection.execute(text(f'DROP INDEX "{name}"'))
-    await engine.dispose()
-    return names
-
-
-def read_files(folder: Path) -> dict[str, bytes]:
-    """The files of a folder, by name."""
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
 @pytest.mark.parametrize("form", ["{}", "sqlite:///{}", "sqlite+aiosqlite:///{}"])
 def test_a_missing_or_foreign_database_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str
+    tmp_path: Path, capsys: Output, form: str
 ) -> None:
     """Neither is it made, nor does it get tables of ADK."""
     path = tmp_path / "foreign.db"
-    fail(capsys, form.format(path), *OF_SESSION)
+    fail(capsys, form.format(path), "--session", "session")
     assert not path.exists()
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE events (note TEXT)")
         connection.commit()
     before = path.read_bytes()
-    fail(capsys, form.format(path), *OF_SESSION)
+    fail(capsys, form.format(path), "--session", "session")
     assert path.read_bytes() == before
 
 
@@ -459,71 +393,187 @@ def two_agents_with(tokens: int | None) -> str:
     return json.dumps(dumped)
 
 
+STRANGE_AUTHOR = two_agents().model_dump_json().replace('"writer"', '"a writer!"')
 NO_RECORDINGS = {
-    "broken": ("{broken", "not JSON"),
-    "empty file": ("", "not JSON"),
-    "list": ("[1, 2]", "not an ADK session"),
-    "foreign": ('{"messages": []}', "no list of events"),
-    "foreign events": ('{"events": [{"content": 3}]}', "content"),
-    "numbers": ('{"events": [7]}', "not an ADK session"),
-    "no events": ('{"id": "s1", "events": []}', "session 's1' has no model"),
-    "no counts": (two_agents_with(None), "recorded prompt token count"),
-    "negative": (two_agents_with(-5), "prompt_token_count is -5"),
-    "giant": (two_agents_with(10**30), f"prompt_token_count is {10**30:,}"),
-    "strange author": (
-        two_agents().model_dump_json().replace('"writer"', '"a writer!"'),
-        "not a name of an agent",
-    ),
-    "missing": (None, "cannot be read"),
+    "not JSON": ("{broken", ""),
+    "an ADK session": ("[1, 2]", '{"events": [7]}'),
+    "no list of events": ('{"messages": []}',),
+    "content": ('{"events": [{"content": 3}]}',),
+    "session 's1' has no model": ('{"id": "s1", "events": []}',),
+    "recorded prompt token count": (two_agents_with(None),),
+    "prompt_token_count is -5": (two_agents_with(-5),),
+    f"prompt_token_count is {10**30:,}": (two_agents_with(10**30),),
+    "not a name of an agent": (STRANGE_AUTHOR,),
 }
 
 
-@pytest.mark.parametrize(("text", "reason"), NO_RECORDINGS.values(), ids=NO_RECORDINGS)
-def test_what_is_no_recording_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, reason: str
+def test_no_recordings_and_wrong_options_are_one_line(
+    export: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the reason, on stderr, and exit code 2."""
-    path = tmp_path / "session.json"
-    if text is not None:
-        path.write_text(text)
-    assert reason in fail(capsys, str(path))
-
-
-def test_wrong_options_are_one_line(
-    export: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A lost agent, a folder, a wrong config, drawing or URL, without its password."""
-    config = tmp_path / "guard.toml"
+    """With the reason, on stderr, and exit code 2; a URL without its password."""
+    folder = export.parent
+    for reason, exports in NO_RECORDINGS.items():
+        for exported in exports:
+            (folder / "no.json").write_text(exported)
+            assert reason in fail(capsys, folder / "no.json")
+    config, lost = folder / "guard.toml", folder / "none" / "out.svg"
     config.write_text("[default]\nmax_turn = 3")
-    plot = str(tmp_path / "none" / "out.svg")
     for arguments, reason in (
         ((export, "--agent", "agnet"), "of agent 'agnet'"),
-        ((tmp_path,), "cannot be read"),
+        ((folder,), "cannot be read"),
+        ((folder / "missing.json",), "cannot be read"),
         ((export, "--config", config), "max_turn"),
         ((export, "--plot", "out.txt"), ".svg, .png, .pdf"),
-        ((export, "--window", 4_000, "--plot", plot), "cannot be written"),
-        (("postgresql+asyncpg://me:hunter2@127.0.0.1:1/none", *OF_SESSION), ""),
-        (("nonsense://me:hunter2@host/none", *OF_SESSION), ""),
-        (("://", *OF_SESSION), ""),
+        ((export, "--compare", "--plot", "out.svg"), "without --compare"),
+        ((export, "--window", 4_000, "--plot", lost), "cannot be written"),
+        (("postgresql+asyncpg://me:hunter2@127.0.0.1:1/none",), ""),
+        (("nonsense://me:hunter2@host/none",), ""),
+        (("://",), ""),
     ):
-        line = fail(capsys, *map(str, arguments))
+        line = fail(capsys, *arguments)
         assert reason in line
         assert "hunter2" not in line
+    line = fail(capsys, export, "--window", 4_000, "-o", lost, command="report")
+    assert "out.svg: cannot be written: No such file" in line
     monkeypatch.setattr(importlib.util, "find_spec", lambda *_: None)
-    line = fail(capsys, str(export), "--plot", "out.svg")
-    assert "pip install matplotlib" in line
+    assert "pip install matplotlib" in fail(capsys, export, "--plot", "out.svg")
 
 
-def test_a_plot_is_drawn(
-    export: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+ROWS = [
+    *("threshold", "sliding_window", "pipeline"),
+    *(f"threshold, trigger {trigger}" for trigger in (0.5, 0.25, 0.1, "auto")),
+]
+
+
+def test_the_cheapest_row_is_marked_and_told(export: Path, capsys: Output) -> None:
+    """By tokens, weighted, where nobody knows the price; its settings can be loaded."""
+    printed = replay(capsys, export, "--compare", "--window", WINDOW)
+    _, head, *lines = printed.partition("\n\n")[0].splitlines()
+    names = [line[2:].partition("  ")[0] for line in lines]
+    assert names == ["no guard", *ROWS]
+    columns = re.split(r"\s{2,}", head.strip())
+    cells = [line.split()[-len(columns) :] for line in lines]
+    rows = [dict(zip(columns, row, strict=True)) for row in cells]
+    assert {row["cost"] for row in rows} == {"unknown"}
+    assert "a tenth of the cached ones" in printed
+    over = [int(row["over window"]) for row in rows]
+    weighted = [int(row["weighted"].replace(",", "")) for row in rows]
+    (best,) = [number for number, line in enumerate(lines) if line.startswith("*")]
+    fitting = [number for number, count in enumerate(over) if number and not count]
+    assert over[0] > 0
+    assert best in fitting
+    assert weighted[best] == min(weighted[number] for number in fitting)
+    path = export.parent / "best.toml"
+    path.write_text(printed[printed.index("[default]") :])
+    kind, _, trigger = names[best].partition(", trigger ")
+    wanted: Any = STRATEGIES[kind](context_window=WINDOW)
+    if trigger:
+        wanted = wanted.model_copy(update={"trigger": float(trigger)})
+    assert load_settings(path).default == wanted
+
+
+@pytest.mark.parametrize("has_cache", [False, True], ids=["no cache", "cache"])
+async def test_a_cache_is_assumed_where_one_was_recorded(
+    recorded: Recorded, with_cache: Session, has_cache: bool
 ) -> None:
-    """As SVG, with a legend, beside the usual output."""
-    plot = tmp_path / "out.svg"
-    replay_json(capsys, export, "--plot", str(plot))
-    text = plot.read_text()
-    assert "<svg" in text
-    for label in ("with the guard", "rejected by the provider", "context window"):
-        assert f"<!-- {label} -->" in text
+    """As large as the recorded one; summaries at the end of the conversation use it."""
+    session = with_cache if has_cache else recorded[0]
+    usages = [read_usage(event.usage_metadata) for event in session.events]
+    # In a larger window, the question has room behind the conversation.
+    default = Threshold(context_window=6_000)
+    settings = ReplaySettings(PluginSettings(default=default))
+    replayed = await replay_session(session, settings)
+    cached = replayed.without_guard.usage.cached_tokens
+    assert cached == pytest.approx(sum(usages, Usage()).cached_tokens, rel=0.1)
+    summaries = [c.compaction.usage for c in replayed.calls if c.compaction]
+    assert summaries
+    are_served = any(u.cached_tokens > u.prompt_tokens / 2 for u in summaries)
+    assert are_served == replayed.has_cache == bool(cached) == has_cache
+
+
+def test_prices_and_strategies_of_a_file_are_compared(
+    with_cache: Session, tmp_path: Path, capsys: Output
+) -> None:
+    """In money; the file's own settings are one more row."""
+    export, config = save(with_cache, tmp_path), tmp_path / "guard.toml"
+    config.write_text(f"[default]\ncontext_window = {WINDOW}\n{PRICES}")
+    found = json.loads(
+        replay(capsys, export, "--compare", "--config", config, "--json")
+    )
+    assert [row["name"] for row in found["rows"]] == [*ROWS, "your settings"]
+    costs = Costs(input=1.0, cached_input=0.25, output=4.0)
+    for row in (found["without_guard"], *found["rows"]):
+        assert row["cost"] == pytest.approx(costs.price(Usage(**row["usage"])))
+    default, *_, mine = found["rows"]
+    # Equal settings, equal figures.
+    assert mine == {**default, "name": "your settings"}
+    (best,) = [row for row in found["rows"] if row["is_best"]]
+    assert best["cost"] == min(row["cost"] for row in found["rows"])
+    config.write_text("\n".join(found["toml"]))
+    chosen = load_settings(config).default
+    assert isinstance(chosen, Threshold)
+    assert best["name"] == f"threshold, trigger {chosen.trigger}"
+
+
+def test_the_settings_of_a_file_are_those_of_all_rows(
+    export: Path, capsys: Output
+) -> None:
+    """Of the summarizer too, also in the settings that are told; where the file's own
+    are the cheapest there is nothing to change."""
+    config = export.parent / "guard.toml"
+    config.write_text(
+        f"[default]\ncontext_window = {WINDOW}\nsummarizer = 'gpt-4o-mini'\n"
+        f"summarizer_context_window = 9000\n{PRICES}"
+    )
+    printed = replay(capsys, export, "--compare", "--config", config)
+    assert "calls of recall_history are not played" in printed
+    assert '"auto" is the usual threshold' in printed
+    assert "windows differ" not in printed
+    config.write_text(printed[printed.index("[default]") :])
+    told = load_settings(config).default
+    assert told
+    chosen = told.context_window, told.summarizer, told.summarizer_context_window
+    assert chosen == (WINDOW, "gpt-4o-mini", 9_000)
+    cheap = "strategy = 'pipeline'\ntrigger = 0.25\npreview_tokens = 100"
+    config.write_text(f"[default]\ncontext_window = {WINDOW}\n{cheap}")
+    printed = replay(capsys, export, "--compare", "--config", config)
+    assert "* your settings  " in printed
+    assert "* Your settings: the cheapest" in printed
+
+
+async def test_a_summarizer_is_paid_by_its_own_price(with_cache: Session) -> None:
+    """And reads transcripts: the cache is that of the agent's model."""
+    own = Costs(input=2.0, output=2.0)
+    prices = {"simulated": Costs(input=0.0, output=0.0), "writer": own}
+    default = Threshold(
+        context_window=WINDOW, summarizer="writer", summarizer_context_window=8_000
+    )
+    settings = ReplaySettings(PluginSettings(default=default, prices=prices))
+    replayed = await replay_session(with_cache, settings)
+    done = [call.compaction for call in replayed.calls if call.compaction]
+    assert {item.model for item in done} == {"writer"}
+    usage = sum((item.usage for item in done), Usage())
+    assert usage.cached_tokens == 0
+    assert replayed.with_guard.cost == pytest.approx(own.price(usage))
+
+
+def test_windows_that_differ_and_what_fits_none_are_told(
+    tmp_path: Path, capsys: Output
+) -> None:
+    """Each request is held against the window of its agent, an exempt one's too; where
+    nothing fits no row is marked, and no settings are told."""
+    path, config = tmp_path / "session.json", tmp_path / "guard.toml"
+    path.write_text(two_agents_with(20_000))
+    config.write_text("[agents.scout]\ncontext_window = 9_000")
+    of_model = "--model", "gpt-4o"
+    printed = replay(capsys, path, "--compare", *of_model, "--config", config)
+    assert "differ, from 9,000 to 128,000 tokens" in printed
+    assert "usual threshold" not in printed
+    path.write_text(two_agents_with(300_000))
+    config.write_text("[default]\nstrategy = 'none'")
+    exempt = "--config", config
+    for options in (of_model, (*of_model, *exempt), ("--window", 128_000, *exempt)):
+        printed = replay(capsys, path, "--compare", *options)
+        assert "*" not in printed
+        assert "Each of them has requests over the window." in printed
+        assert "[default]" not in printed or options != of_model

@@ -1,4 +1,4 @@
-"""The command line: `contextguard report`, and what its page says of a session."""
+"""`contextguard report`: what its page says, also of recordings with bad intent."""
 
 from __future__ import annotations
 
@@ -7,29 +7,33 @@ import base64
 import hashlib
 import html
 import json
+import pickle
 import re
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from google.adk.events.event import Event
+from google.adk.events.event_actions import EventActions
 from google.adk.sessions import Session
+from google.adk.sessions.schemas import v0
 from google.genai import types
+from sqlalchemy import create_engine
 
 from contextguard_adk import CallRecord, ContextGuardPlugin, Pipeline, Threshold
 from contextguard_adk._tools.cli import main
+from contextguard_adk._tools.recordings import SessionKey, load_session
 from contextguard_adk.config import CONFIG_VARIABLE
 from contextguard_adk.testing import SimulatedLlm
 from tests.builders import Chat, call_part, guarded_agent, model, queued_tool, user
-from tests.test_replay import CALLS, FINDINGS, PLACE, WINDOW, record
+from tests.test_databases import own_database
+from tests.test_replay import CALLS, FINDINGS, PRICES, WINDOW, record, save
 
-PRICES = """
-[prices.simulated]
-input = 1.0
-cached_input = 0.25
-output = 4.0
-"""
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\u2028`${1}"
+GUARD = Threshold(context_window=WINDOW)
+Output = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(autouse=True)
@@ -39,17 +43,19 @@ def _no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def write_page(session: Session, folder: Path, *arguments: str) -> str:
     """Has the command write the page about a session; returns it."""
-    source, page = folder / "session.json", folder / "page.html"
-    source.write_text(session.model_dump_json(by_alias=True))
+    source, page = save(session, folder), folder / "page.html"
     assert main(["report", str(source), "-o", str(page), *arguments]) == 0
     return page.read_text("utf-8")
 
 
+def read_raw_data(page: str) -> str:
+    """The text of the JSON in a page."""
+    return page.partition('id="data">')[2].partition("</script>")[0]
+
+
 def read_data(page: str) -> dict[str, Any]:
     """What the charts of a page show."""
-    found = re.search(r'(?s)<script type="application/json" id="data">(.*?)</scr', page)
-    assert found
-    data: dict[str, Any] = json.loads(found[1])
+    data: dict[str, Any] = json.loads(read_raw_data(page), parse_constant=pytest.fail)
     return data
 
 
@@ -57,16 +63,12 @@ def read_data(page: str) -> dict[str, Any]:
 def guarded() -> tuple[Session, list[CallRecord]]:
     """A session with a guard, and the guard's records."""
     records: list[CallRecord] = []
-    guard = ContextGuardPlugin(
-        default=Threshold(context_window=WINDOW), on_call=records.append
-    )
+    guard = ContextGuardPlugin(default=GUARD, on_call=records.append)
     return asyncio.run(record([guard], has_cache=True))[0], records
 
 
 def test_the_page_tells_what_the_guard_did(
-    guarded: tuple[Session, list[CallRecord]],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    guarded: tuple[Session, list[CallRecord]], tmp_path: Path, capsys: Output
 ) -> None:
     """Calls, window, tokens, money and each compaction are those of the recording."""
     session, records = guarded
@@ -79,25 +81,21 @@ def test_the_page_tells_what_the_guard_did(
     data = read_data(page)
     compactions = [record.compaction for record in records if record.compaction]
     assert len(compactions) >= 2
-    assert f"model calls: {CALLS}, compactions: {len(compactions)}" in (
-        capsys.readouterr().out
-    )
+    counts = f"model calls: {CALLS}, compactions: {len(compactions)}"
+    assert counts in capsys.readouterr().out
     assert data["prompt"] == [record.real_tokens for record in records]
     assert data["cached"] == [record.usage.cached_tokens for record in records]
     assert data["output"] == [record.usage.output_tokens for record in records]
     assert data["compactions"] == [record.compaction is not None for record in records]
     assert {*data["window"]} == {WINDOW}
     assert {*data["threshold"]} == {0.8 * WINDOW}
-    used = [record.compaction.usage for record in records if record.compaction]
+    used = [done.usage for done in compactions]
     summaries = [usage.prompt_tokens + usage.output_tokens for usage in used]
     assert [tokens for tokens in data["summaries"] if tokens] == summaries
-    uncached, cached, output = map(
-        sum, (data["uncached"], data["cached"], data["output"])
-    )
-    for usage in used:
-        uncached += usage.prompt_tokens - usage.cached_tokens
-        cached += usage.cached_tokens
-        output += usage.output_tokens
+    sums = [sum(data[name]) for name in ("uncached", "cached", "output")]
+    uncached = sums[0] + sum(u.prompt_tokens - u.cached_tokens for u in used)
+    cached = sums[1] + sum(usage.cached_tokens for usage in used)
+    output = sums[2] + sum(usage.output_tokens for usage in used)
     dollars = (uncached + 0.25 * cached + 4 * output) / 1e6
     assert data["money"][-1] == pytest.approx(dollars)
     assert data["isGuarded"]
@@ -109,11 +107,12 @@ def test_the_page_tells_what_the_guard_did(
     cards = page.split("<article")[1:]
     assert len(cards) == len(compactions)
     for card, done in zip(cards, compactions, strict=True):
-        assert f"<dd>{done.tokens_before:,} → {done.tokens_after:,}</dd>" in card
-        assert f"<dd>{done.contents_before} → {done.contents_after}</dd>" in card
-        assert "<dd>Threshold</dd>" in card
-        assert "result of search, " in card
-        assert "What the summary says" in card
+        for words in (
+            f"<dd>{done.tokens_before:,} → {done.tokens_after:,}</dd>",
+            f"<dd>{done.contents_before} → {done.contents_after}</dd>",
+            *("<dd>Threshold</dd>", "result of search, ", "What the summary says"),
+        ):
+            assert words in card
     stored = session.state["__context_guard_summary_agent"]
     assert stored in html.unescape(cards[-1])
 
@@ -121,21 +120,15 @@ def test_the_page_tells_what_the_guard_did(
 async def test_what_is_said_again_is_taken_out_again(tmp_path: Path) -> None:
     """A rewind takes a summary back; the next one covers the same once more."""
     script = [call_part("search")] * 12 + ["Done."]
-    llm = SimulatedLlm(model="simulated", context_window=100_000, script=script * 2)
-    guard = ContextGuardPlugin(default=Threshold(context_window=WINDOW))
-    chat = Chat(guarded_agent(llm, [queued_tool("search", FINDINGS)]), [guard])
+    llm = SimulatedLlm(context_window=100_000, script=script * 2)
+    agent = guarded_agent(llm, [queued_tool("search", FINDINGS)])
+    chat = Chat(agent, [ContextGuardPlugin(default=GUARD)])
     await chat.say("Where is it?")
-    first = await chat.sessions.get_session(**PLACE)
-    assert first
-    await chat.runner.rewind_async(
-        user_id="user",
-        session_id="session",
-        rewind_before_invocation_id=first.events[0].invocation_id,
-    )
+    first = (await chat.events())[0].invocation_id
+    place: Any = {"user_id": "user", "session_id": "session"}
+    await chat.runner.rewind_async(**place, rewind_before_invocation_id=first)
     await chat.say("Where is it?")
-    session = await chat.sessions.get_session(**PLACE)
-    assert session
-    page = await asyncio.to_thread(write_page, session, tmp_path)
+    page = await asyncio.to_thread(write_page, await chat.session(), tmp_path)
     counts = re.findall(r"What it took out: (\d+) messages", page)
     assert len(counts) >= 2
     assert counts[len(counts) // 2 :] == counts[: len(counts) // 2]
@@ -182,24 +175,21 @@ def test_what_a_session_says_cannot_act(
         if note := (event.custom_metadata or {}).get("context_guard"):
             fields = ("strategy", "reason", "model", "mechanical", "tokens_before")
             note["compaction"].update(dict.fromkeys(fields, EVIL), usage=EVIL)
-    last = session.events[-1]
-    session.events.append(
-        Event(author="agent", content=asked, usage_metadata=last.usage_metadata)
-    )
+    usage = session.events[-1].usage_metadata
+    session.events.append(Event(author="agent", content=asked, usage_metadata=usage))
     page = write_page(session, tmp_path)
 
     assert page.count("<script") == page.count("</script>") == 3
     assert "<img" not in page
     assert "\u2028" not in read_raw_data(page)
     assert page.count(html.escape(EVIL)) > 5
-    said = str(read_data(page)["facts"][-1]["tools called"])
-    assert said == EVIL
+    assert read_data(page)["facts"][-1]["tools called"] == EVIL
     # The policy names our scripts and style by what is in them, and nothing else.
     policy = re.search(r'Content-Security-Policy" content="([^"]+)"', page)
     assert policy
-    scripts = re.findall(r"(?s)<script>(.*?)</script>", page)
-    styles = re.findall(r"(?s)<style>(.*?)</style>", page)
-    digests = [hashlib.sha256(text.encode()).digest() for text in [*scripts, *styles]]
+    texts = re.findall(r"(?s)<script>(.*?)</script>", page)
+    texts += re.findall(r"(?s)<style>(.*?)</style>", page)
+    digests = [hashlib.sha256(text.encode()).digest() for text in texts]
     names = [f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests]
     assert policy[1] == (
         f"default-src 'none'; script-src {names[0]} {names[1]}; style-src {names[2]}; "
@@ -209,41 +199,150 @@ def test_what_a_session_says_cannot_act(
     assert "sourceMappingURL" not in page
 
 
-def read_raw_data(page: str) -> str:
-    """The text of the JSON in a page."""
-    return page.partition('id="data">')[2].partition("</script>")[0]
+STRANGE = [10**400, float("nan"), float("-inf"), -5, "12", "\ud800", [{}], True]
+COUNTS = "promptTokenCount", "candidatesTokenCount", "cachedContentTokenCount"
+OF_COMPACTION = ("tokens_before", "cost", "waited_seconds", "reason", "model")
 
 
-@pytest.mark.parametrize(
-    "facts", [None, 7, "x", {}, {"compaction": 3}, {"window": "x"}]
-)
-def test_strange_metadata_is_no_compaction(tmp_path: Path, facts: Any) -> None:
+@pytest.mark.parametrize("value", STRANGE, ids=lambda value: ascii(value)[:8])
+def test_strange_values_make_no_crash(
+    tmp_path: Path, capsys: Output, value: Any
+) -> None:
+    """Wherever they stand; the page is written, or one line says why not."""
+    source, page = tmp_path / "session.json", tmp_path / "page.html"
+    facts: dict[str, Any] = dict.fromkeys((*OF_COMPACTION, "contents_after"), value)
+    places = ("text", "author", "branch", "timestamp", "state", *COUNTS)
+    rows = [(place, found) for place in places for found in (facts, {})]
+    for place, found in (*rows, ("", {"usage": {"prompt_tokens": value}})):
+        event: dict[str, Any] = {
+            "author": "agent",
+            "content": model("Hi.").model_dump(mode="json", exclude_none=True),
+            "usageMetadata": {"promptTokenCount": 50},
+            "customMetadata": {"context_guard": {"compaction": found, "window": value}},
+        }
+        if place == "text":
+            event["content"]["parts"][0]["text"] = value
+        elif place == "state":
+            keys = ("__context_guard_summary_agent", "__context_guard_record_agent")
+            event["actions"] = {"stateDelta": dict.fromkeys(keys, value)}
+        elif place in COUNTS:
+            event["usageMetadata"][place] = value
+        elif place:
+            event[place] = value
+        source.write_text(json.dumps({"events": [event]}))
+        code = main(["report", str(source), "-o", str(page)])
+        error = capsys.readouterr().err
+        assert code == 0 or (code == 2 and error.count("\n") == 1)
+        if code == 0:
+            assert read_data(page.read_text("utf-8"))
+
+
+def test_strange_metadata_is_no_compaction(tmp_path: Path) -> None:
     """Whatever stands where the guard writes what it did."""
     usage = types.GenerateContentResponseUsageMetadata(prompt_token_count=50)
+    strange: list[Any] = [None, 7, "x", {}, {"compaction": 3}, {"window": "x"}]
+    common: dict[str, Any] = {"content": model("Hi."), "usage_metadata": usage}
+    notes = [{"context_guard": facts} for facts in strange]
     events = [
-        Event(author="user", content=user("Hello")),
-        Event(
-            author="agent",
-            content=model("Hi."),
-            usage_metadata=usage,
-            custom_metadata={"context_guard": facts},
-        ),
+        event
+        for note in notes
+        for event in (
+            Event(author="user", content=user("Hello")),
+            Event(author="agent", custom_metadata=note, **common),
+        )
     ]
     session = Session(id="s", app_name="app", user_id="user", events=events)
-    data = read_data(write_page(session, tmp_path))
-    assert data["compactions"] == [False]
+    assert read_data(write_page(session, tmp_path))["compactions"] == [False] * 6
 
 
-def test_a_page_that_cannot_be_written_is_one_line(
-    guarded: tuple[Session, list[CallRecord]],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+class Evil:
+    """What is called where its pickle is read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, tuple[Path]]:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("disguise", ["", "actions TO ACTIONS", "version"])
+def test_no_pickle_in_a_file_is_read(
+    tmp_path: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch, disguise: str
 ) -> None:
-    """The folder is missing, for instance."""
-    source = tmp_path / "session.json"
-    source.write_text(guarded[0].model_dump_json())
-    page = tmp_path / "none" / "page.html"
-    assert main(["report", str(source), "-o", str(page)]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("contextguard report: error: ")
-    assert "page.html: cannot be written: No such file" in error
+    """The file is refused, whatever it pretends to be; one line says what to do."""
+    monkeypatch.chdir(tmp_path)
+    trace = tmp_path / "executed"
+    write_old_file(tmp_path / "old.db", pickle.dumps(Evil(trace)))
+    with closing(sqlite3.connect("old.db")) as connection:
+        if disguise == "version":
+            connection.execute("ALTER TABLE events ADD COLUMN event_data TEXT")
+            connection.execute("CREATE TABLE adk_internal_metadata (key, value)")
+            row = "('schema_version', '0')"
+            connection.execute(f"INSERT INTO adk_internal_metadata VALUES {row}")
+        elif disguise:
+            connection.execute(f"ALTER TABLE events RENAME COLUMN {disguise}")
+        connection.commit()
+    said = "old.db has events in the format of ADK before 1.22, pickles,"
+    for command in ("replay", "report"):
+        for source in ("old.db", "sqlite:///old.db"):
+            assert main([command, source]) == 2
+            (line,) = capsys.readouterr().err.splitlines()
+            assert said in line
+            assert line.endswith("give it as sqlite+aiosqlite:///old.db")
+    assert not trace.exists()
+
+
+async def test_pickles_that_are_trusted_are_read(tmp_path: Path) -> None:
+    """By the URL of the same file."""
+    actions = EventActions(state_delta={"colour": "green"})
+    write_old_file(tmp_path / "old.db", pickle.dumps(actions))
+    url = f"sqlite+aiosqlite:///{tmp_path / 'old.db'}"
+    (event,) = (await load_session(url, SessionKey())).events
+    assert event.actions.state_delta == {"colour": "green"}
+
+
+def write_old_file(path: Path, pickled: bytes) -> None:
+    """Writes a session of one event, as `DatabaseSessionService` did before 1.22."""
+    engine = create_engine(f"sqlite:///{path}")
+    v0.Base.metadata.create_all(engine)
+    engine.dispose()
+    now, place = "2026-01-02 03:04:05.000000", {"app_name": "app", "user_id": "user"}
+    session = {"id": "s", "state": "{}", "create_time": now, "update_time": now}
+    event = {"id": "e", "session_id": "s", "invocation_id": "i", "author": "agent"}
+    with closing(sqlite3.connect(path)) as connection:
+        for table, row in (
+            ("sessions", place | session),
+            ("events", place | event | {"actions": pickled, "timestamp": now}),
+        ):
+            names, marks = ", ".join(row), ", ".join("?" * len(row))
+            statement = f"INSERT INTO {table} ({names}) VALUES ({marks})"
+            connection.execute(statement, [*row.values()])
+        connection.commit()
+
+
+def test_a_list_shows_the_newest_and_names_do_not_act(
+    tmp_path: Path, capsys: Output
+) -> None:
+    """A hundred lines are enough for people, JSON has all; escape sequences are
+    replaced, and Rich's markup is text."""
+
+    async def write() -> str:
+        async with own_database("file", tmp_path) as store, store.open() as service:
+            for number in range(102):
+                app = "\x1b[2J[/bold]\u202e[red]\x9b0m" if number == 101 else "a"
+                name = f"s{number}"
+                await service.create_session(app_name=app, user_id="u", session_id=name)
+        return str(store.url)
+
+    source = asyncio.run(write())
+    assert main(["replay", source, "--list"]) == 0
+    head, _, *rows, more, _ = capsys.readouterr().out.splitlines()
+    assert head == "Sessions: 102; times in UTC"
+    assert len(rows) == 100
+    assert rows[0].split()[0] == "?[2J[/bold]?[red]?0m"
+    assert rows[0].split()[2] == "s101"
+    assert more.startswith("... 2 older ones")
+    assert main(["replay", source, "--list", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == 102
+    assert main(["replay", source]) == 2
+    assert "\x1b" not in capsys.readouterr().err

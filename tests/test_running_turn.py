@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from google.adk.models.llm_request import LlmRequest
+from google.adk.tools.base_tool import BaseTool
 from google.genai import types
 
-from contextguard_adk import Compaction, CompactionContext, Pipeline, Threshold
-from contextguard_adk._measuring.calibration import token_counter
-from contextguard_adk._summarizing.running_turn import KeptSteps, write_done_list
-from contextguard_adk.testing import Reply, SimulatedLlm, call
-from contextguard_adk.testing.provider import list_content_texts
+from contextguard_adk import Pipeline, Threshold
+from contextguard_adk.testing import (
+    ContextOverflowError,
+    RecordedRequest,
+    Reply,
+    SimulatedLlm,
+    call,
+)
+from contextguard_adk.testing.provider import count_tokens, list_content_texts
 from tests import builders
 from tests.acting import run_turn, say_nothing
 from tests.chats import (
     DEMAND,
-    Doing,
     agent_requests,
     guarded_chat,
     seed,
@@ -30,91 +32,91 @@ from tests.chats import (
     words,
 )
 
-
-def made_calls(
-    arguments: Sequence[dict[str, Any]], results: Sequence[Any] = ()
-) -> list[types.Content]:
-    """A turn of calls of one tool with their results."""
-    contents = []
-    for number, args in enumerate(arguments):
-        made = types.FunctionCall(name="ship", args=args)
-        contents.append(builders.calls(types.Part(function_call=made)))
-        result = results[number] if results else "ok"
-        contents.append(builders.response("ship", result))
-    return contents
-
-
-def write(contents: Sequence[types.Content], budget_tokens: int = sys.maxsize) -> str:
-    """The list of all these calls, without its heading."""
-    count = token_counter(1.0)
-    text = write_done_list(contents, range(len(contents)), budget_tokens, count)
-    assert count(text) <= budget_tokens
-    return text.partition("\n")[2]
-
-
-# --- the list of what is done ---
-
 ORDERS = [f"ORD-{number:04}" for number in range(1, 31)]
 
 
-def test_with_room_each_call_has_a_line() -> None:
-    """With its arguments and what came of it; open calls have none."""
-    contents = made_calls([{"order": "ORD-0001", "box": 2}], ["shipped"])
-    contents.append(builders.call("ship", order="ORD-0002"))
-    assert write(contents) == "- ship(order=ORD-0001, box=2) → shipped"
-    assert write([]) == ""
+class Ship(BaseTool):
+    """Takes any arguments, and returns prepared results, the last one for ever."""
+
+    def __init__(self, results: Sequence[Any]) -> None:
+        super().__init__(name="ship", description="Ships.")
+        self._results = [*results]
+
+    def _get_declaration(self) -> types.FunctionDeclaration:
+        return types.FunctionDeclaration(name=self.name, description="Ships.")
+
+    async def run_async(self, *, args: dict[str, Any], tool_context: Any) -> Any:
+        """Returns the next one."""
+        return self._results.pop(0) if len(self._results) > 1 else self._results[0]
+
+
+async def list_done(
+    arguments: Sequence[dict[str, Any]], *results: Any, window: int = 16_000
+) -> str:
+    """The newest list of what is done, in a turn of these calls."""
+    replies: list[Reply] = [call("ship", **args) for args in arguments]
+    script = iter([*replies, "Done."])
+    outcome = await run_turn(
+        Threshold(context_window=window, keep=0),
+        lambda _: next(script),
+        [Ship(results or [{"status": "ok", "log": words(600)}])],  # type: ignore[list-item]
+        "Ship all.",
+        summarizer=say_nothing,
+        max_calls=len(arguments) + 1,
+    )
+    assert (outcome.answer, outcome.llm.rejections) == ("Done.", 0)
+    head = "\n".join(list_content_texts(agent_requests(outcome.llm)[-1].contents[:1]))
+    done = head.partition("[Done so far")[2].partition("\n[")[0]
+    assert 0 < count_tokens([done], 1.0) <= window // 10
+    return done + str(agent_requests(outcome.llm)[-1].contents[1:])
+
+
+PATHS = [f"src/{'handlers/' * 10}{n:02}/config.yaml" for n in range(10, 40)]
+NESTED = {"customer": {"name": "Jane Example", "notes": words(30)}}
+ARGUMENTS: dict[str, tuple[list[dict[str, Any]], int, list[str]]] = {
+    "plain": ([{"order": order, "box": 2} for order in ORDERS], 16_000, ORDERS),
+    "long notes": (
+        [{"order": it, "to": "Rome", "note": words(30, it)} for it in ORDERS],
+        8_000,
+        ORDERS,
+    ),
+    "paths and long texts": (
+        [{"path": path, "text": words(200)} for path in PATHS],
+        24_000,
+        PATHS,
+    ),
+    "paths without room": (
+        [{"path": path} for path in PATHS],
+        8_000,
+        [f"{n}" for n in range(10, 38)],
+    ),
+    "inside an argument": (
+        [{"order": {**NESTED, "id": it, "note": words(30, it)}} for it in ORDERS],
+        8_000,
+        ORDERS,
+    ),
+    "nothing": ([{}] * 40, 8_000, [" times"]),
+}
 
 
 @pytest.mark.parametrize(
-    ("budget_tokens", "shown"),
-    [
-        (1_200, "- ship(order=ORD-0001, to=Berlin, note="),
-        (900, "- ship(to=Berlin): order=ORD-0001, note="),
-        (300, "- ship(order=…): ORD-0001; ORD-0002; "),
-        (130, " calls before these"),
-    ],
+    ("arguments", "window", "named"), ARGUMENTS.values(), ids=ARGUMENTS
 )
-def test_less_room_gives_a_shorter_list(budget_tokens: int, shown: str) -> None:
-    """First it is shorter lines, then one for each tool, then what tells its calls
-    apart alone; at last the oldest are counted. The newest is always named."""
-    arguments = [
-        {"order": order, "to": "Berlin", "note": f"{words(30)} for {order}"}
-        for order in ORDERS
-    ]
-    text = write(made_calls(arguments), budget_tokens)
-    assert shown in text
-    assert ORDERS[-1] in text
+async def test_what_tells_calls_apart_is_listed(
+    arguments: list[dict[str, Any]], window: int, named: list[str]
+) -> None:
+    """Each call of the turn is named, in less room by less, and at last by what tells
+    it from the others alone; calls without arguments are counted."""
+    done = await list_done(arguments, window=window)
+    assert [name for name in named if name not in done] == []
 
 
-def test_calls_without_arguments_are_counted() -> None:
-    """What a counter did shows as a number."""
-    assert write(made_calls([{}] * 40), 60) == "- ship(): 40 times → each ok"
-
-
-@pytest.mark.parametrize("budget_tokens", [6_000, 2_500])
-def test_long_names_stay_whole(budget_tokens: int) -> None:
-    """A path that is all that tells calls apart is not cut while there is room."""
-    paths = [f"src/{'handlers/' * 10}{n:02}/config.yaml" for n in range(30)]
-    arguments = [{"path": path, "text": words(200)} for path in paths]
-    text = write(made_calls(arguments), budget_tokens)
-    assert [path for path in paths if path not in text] == []
-
-
-def test_names_that_are_cut_stay_different() -> None:
-    """Without room they lose what all have in common, at both ends."""
-    paths = [f"src/{'handlers/' * 10}{n:02}/config.yaml" for n in range(10, 40)]
-    text = write(made_calls([{"path": path} for path in paths]), 250)
-    assert [n for n in range(10, 40) if f"…{n}…" not in text] == []
-
-
-def test_argument_within_an_argument_tells_calls_apart() -> None:
-    """An identifier in the middle of a nested object is not cut out."""
-    order = {"customer": {"name": "Jane Example", "notes": words(30)}}
-    arguments = [
-        {"order": {**order, "id": name, "note": words(30, name)}} for name in ORDERS
-    ]
-    text = write(made_calls(arguments), 500)
-    assert [name for name in ORDERS if name not in text] == []
+async def test_without_room_the_oldest_calls_are_counted() -> None:
+    """The list stays within a tenth of the window, and the newest is always named."""
+    made = [f"ORD-{n:04}-{words(40)}-{n}" for n in range(100)]
+    done = await list_done([{"order": order} for order in made], window=8_000)
+    assert " calls before these" in done
+    assert "ORD-0099" in done
 
 
 FAILURES = {
@@ -125,84 +127,69 @@ FAILURES = {
     "exit code": {"exit_code": 2, "stderr": "no such carrier"},
     "mcp": {"content": [{"type": "text", "text": "no carrier"}], "isError": True},
 }
+DONE = {"status": "ok", "success": True, "exit_code": 0, "error": None}
 
 
 @pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES)
-def test_failed_calls_show_at_every_length(failure: Any) -> None:
+async def test_failed_calls_show_at_every_length(failure: Any) -> None:
     """A call that failed does not look like one that succeeded."""
-    done = {"status": "ok", "success": True, "exit_code": 0, "error": None}
-    done["log"] = words(40)
-    contents = made_calls(
-        [{"order": order} for order in ORDERS], [failure, *[done] * 29]
-    )
-    for budget_tokens in (5_000, 1_000, 400, 250):
-        text = write(contents, budget_tokens)
-        first, rest = text.split("ORD-0002", 1)
-        assert re.search(r"ORD-0001\)? → .*(error|carrier)", first, re.IGNORECASE)
+    for window in (8_000, 16_000):
+        arguments = [{"order": it, "note": words(60, it)} for it in ORDERS]
+        results = failure, {**DONE, "log": words(600)}
+        done = await list_done(arguments, *results, window=window)
+        first, rest = done.split("ORD-0002", 1)
+        assert re.search(r"error|carrier", first, re.IGNORECASE)
         assert not re.search(r"→ error", rest)
 
 
-# --- with a real Runner ---
+@pytest.mark.parametrize("kind", [Threshold, Pipeline])
+async def test_failed_calls_are_tried_again(kind: type[Threshold | Pipeline]) -> None:
+    """An agent that comes back to what did not work at the end leaves nothing out."""
+    orders = [f"ORD-{number:04}" for number in range(1, 61)]
+    tried, shipped = Counter[str](), Counter[str]()
 
-
-class Retrying:
-    """An agent that ships every order, and at the end again what did not work."""
-
-    def __init__(self, count: int) -> None:
-        self.orders = [f"ORD-{number:04}" for number in range(1, count + 1)]
-        self.tried: Counter[str] = Counter()
-        self.shipped: Counter[str] = Counter()
-
-    def ship(self, order: str) -> dict[str, Any]:
+    def ship(order: str) -> dict[str, Any]:
         """Ships an order; every fourth time the carrier is away at first."""
-        self.tried[order] += 1
-        if int(order[-4:]) % 4 == 0 and self.tried[order] == 1:
+        tried[order] += 1
+        if int(order[-4:]) % 4 == 0 and tried[order] == 1:
             return {"error": "the carrier is away, try again later"}
-        self.shipped[order] += 1
+        shipped[order] += 1
         return {"status": "shipped", "log": words(400)}
 
-    def reply(self, request: LlmRequest) -> Reply:
+    def reply(request: LlmRequest) -> Reply:
         """Ships the first order that is not named, else one whose last try failed."""
         parts = [part for item in request.contents for part in item.parts or ()]
         text = "\n".join(part.text or "" for part in parts)
-        has_failed: dict[str, bool] = {}
-        for said in re.findall(r"ORD-\d+\)?(?: → [^;\n]*)?", text):
-            has_failed[said[:8]] = "error" in said
+        said = re.findall(r"ORD-\d+\)?(?: → [^;\n]*)?", text)
+        has_failed = {each[:8]: "error" in each for each in said}
         order = ""
         for part in parts:
             if part.function_call:
                 order = (part.function_call.args or {})["order"]
             if part.function_response:
                 has_failed[order] = "error" in (part.function_response.response or {})
-        waiting = [order for order in self.orders if order not in has_failed]
+        waiting = [order for order in orders if order not in has_failed]
         waiting += [order for order, failed in has_failed.items() if failed]
         return call("ship", order=waiting[0]) if waiting else "All done."
 
-
-@pytest.mark.parametrize("kind", [Threshold, Pipeline])
-async def test_failed_calls_are_tried_again(kind: type[Threshold | Pipeline]) -> None:
-    """An agent that comes back to what did not work at the end leaves nothing out."""
-    agent = Retrying(60)
     outcome = await run_turn(
         kind(context_window=8_000),
-        agent.reply,
-        [agent.ship],
+        reply,
+        [ship],
         "Ship all orders.",
         summarizer=say_nothing,
         max_calls=90,
     )
     assert outcome.answer == "All done."
     assert outcome.compactions
-    assert agent.shipped == Counter(agent.orders)
+    assert shipped == Counter(orders)
 
 
 async def test_list_of_backslashes_fits_session_state() -> None:
     """Where escapes take room in session state the list gets shorter, not lost."""
     steps = iter(range(301))
-    seen: list[str] = []
 
     def reply(request: LlmRequest) -> Reply:
-        seen.append("".join(list_content_texts(request.contents[:1])))
         now = 5 * next(steps)
         made = [
             call("click", item=f"ID{n:04}", at="\\" * 60 + str(n))
@@ -214,138 +201,102 @@ async def test_list_of_backslashes_fits_session_state() -> None:
         """Clicks."""
         return words(500)
 
-    await run_turn(
-        Threshold(context_window=64_000),
-        reply,
-        [click],
-        "Click.",
-        summarizer=say_nothing,
-        max_calls=70,
+    strategy = Threshold(context_window=64_000)
+    outcome = await run_turn(
+        strategy, reply, [click], "Click.", summarizer=say_nothing, max_calls=70
     )
-    assert "Done so far" in seen[-1]
-    assert "ID0000" in seen[-1]
+    head = "".join(list_content_texts(agent_requests(outcome.llm)[-1].contents[:1]))
+    assert "Done so far" in head
+    assert "ID0000" in head
 
 
 # --- the newest steps ---
 
 
-async def find_kept(
-    results: Sequence[str],
-    *,
-    known: dict[str, Any] | None = None,
-    args: dict[str, Any] | None = None,
-    **settings: Any,
-) -> list[KeptSteps]:
-    """What a compaction would keep on each call of a turn with these results.
+async def read(
+    *results: str, window: int = 8_000, state: Any = None, **settings: Any
+) -> tuple[SimulatedLlm, list[str]]:
+    """The model of a turn with these results, and what it was shown of them last."""
+    note = settings.pop("note", "")
+    replies: list[Reply] = [
+        call("read", step=n, note=note) for n in range(len(results))
+    ]
+    script = iter([*replies, "Done."])
+    llm = SimulatedLlm(context_window=100_000, token_ratio=1.0)
+    llm.script = lambda _: next(script)
 
-    `known` are further values of the context, `args` arguments of each call.
-    """
-    kept: list[KeptSteps] = []
+    def read_page(step: int, note: str) -> str:
+        return results[step]
 
-    async def act(context: CompactionContext) -> Compaction | None:
-        kept.append(replace(context, **known or {}).kept)
-        return None
-
-    steps = range(len(results))
-    replies: list[Reply] = [call("read", **{"step": n, **(args or {})}) for n in steps]
-    llm = SimulatedLlm(context_window=100_000, token_ratio=1.0, script=replies)
-    settings = {"preview_tokens": None, "keep": 0.2, **settings}
-    strategy = Doing(context_window=8_000, act=act, **settings)
-    tools = [builders.queued_tool("read", results)]
-    chat = guarded_chat(llm, strategy, agent={"tools": tools})
+    read_page.__name__ = "read"
+    strategy = Threshold(context_window=window, preview_tokens=None, **settings)
+    chat = guarded_chat(llm, strategy, agent={"tools": [read_page]})
+    if state:
+        task = [builders.user("Task."), builders.model(words(2_000))]
+        await seed(chat, *task, state=state)
     await chat.say("Read.")
-    return kept
+    return llm, shown_results(agent_requests(llm)[-1])
 
 
-async def test_newest_steps_within_keep_stay() -> None:
+def shown_results(request: RecordedRequest) -> list[str]:
+    """The results of tools in a request."""
+    parts = [part for each in request.contents for part in each.parts or ()]
+    found = [part.function_response for part in parts if part.function_response]
+    return [str((result.response or {})["result"]) for result in found]
+
+
+@pytest.mark.parametrize(
+    ("keep", "expected"), [(0, [13]), (1_300, [12, 13]), (0.2, [11, 12, 13])]
+)
+async def test_newest_steps_within_keep_stay(keep: float, expected: list[int]) -> None:
     """Calls and results, as many as fit; without `keep` those that were not seen."""
-    results = [words(500)] * 6
-    kept = (await find_kept(results, keep=1_300))[-1]
-    assert sorted(kept.indexes) == [9, 10, 11, 12]
-    assert sorted(kept.unseen) == [11, 12]
-    assert 1_000 < kept.tokens <= 1_300
-    kept = (await find_kept(results, keep=0))[-1]
-    assert kept.indexes == kept.unseen == {11, 12}
-    assert kept.truncation is None
+    results = [words(500, f"page-{n}") for n in range(13)]
+    llm, shown = await read(*results, keep=keep)
+    assert llm.summaries == 1
+    assert shown == [results[number - 1] for number in expected]
 
 
-async def test_nothing_is_kept_before_the_first_step() -> None:
-    """A turn that has only begun has no steps."""
-    first, *_ = await find_kept(["ok"])
-    assert first == KeptSteps()
-
-
-async def test_large_unseen_result_is_shortened() -> None:
-    """Also one larger than the window; what is kept stays within 30 % of it."""
-    kept = (await find_kept([words(500), words(10_000)]))[-1]
-    assert sorted(kept.unseen) == [3, 4]
-    assert kept.truncation is not None
-    assert 0 < kept.tokens <= 2_400
-
-
-FEWER = {"requested": {"reason": "requested"}, "few contents": {"keep_count": 2}}
-
-
-@pytest.mark.parametrize("known", FEWER.values(), ids=FEWER)
-async def test_no_more_than_unseen_results_stay(known: dict[str, Any]) -> None:
-    """Where a compaction is asked for, to make room, or few contents may stay."""
-    kept = (await find_kept([words(500)] * 6, known=known, keep=3_000))[-1]
-    assert kept.indexes == kept.unseen == {11, 12}
+async def test_a_large_unseen_result_is_shortened() -> None:
+    """Also one larger than the window, and right behind a compaction, where the known
+    summary stays; the summarizer reads what the agent is not shown."""
+    settings: dict[str, Any] = {"summarizer_context_window": 100_000}
+    llm, [shown] = await read(words(20_000, "RESULT"), **settings)
+    assert "truncated" in shown
+    assert 0 < len(shown) / 4 <= 2_400
+    [summary] = summary_requests(llm)
+    assert words(20_000, "RESULT") in summary.text
+    llm, [shown] = await read(words(20_000), state=DEMAND)
+    assert (llm.summaries, llm.rejections) == (1, 0)
+    assert "truncated" in shown
 
 
 async def test_a_call_that_is_too_large_itself_does_not_stay() -> None:
     """What the model wrote cannot be shortened; the list names such a call."""
-    kept = await find_kept(["ok"], args={"text": words(7_000)})
-    assert kept[-1] == KeptSteps()
+    llm, shown = await read("ok", note=words(7_000))
+    assert shown == []
+    assert "- read(step=0" in agent_requests(llm)[-1].text
 
 
-async def test_list_stays_within_a_tenth_of_the_window() -> None:
-    """However many calls there are; a compaction that is shortened keeps it whole."""
-    listed: list[set[str]] = []
-
-    async def act(context: CompactionContext) -> Compaction | None:
-        if len(context.view.contents) <= 2 * len(steps):
-            return None
-        whole = await context.summarize(context.older_than(0))
-        shorter = context.composer.shorten(whole.stored)
-        listed.append({whole.stored.done, *(stored.done for stored in shorter)})
-        return None
-
-    steps = range(60)
-    notes = [f"{step} {words(40, ORDERS[step % 30])}" for step in steps]
-    replies: list[Reply] = [call("read", step=n, note=notes[n]) for n in steps]
-    llm = SimulatedLlm(context_window=100_000, token_ratio=1.0, script=replies)
-    strategy = Doing(context_window=8_000, act=act, keep=0.2)
-    tools = [builders.queued_tool("read", ["ok"])]
-    await guarded_chat(llm, strategy, agent={"tools": tools}).say("Read.")
-    [[done]] = listed
-    assert ORDERS[-1] in done
-    assert 400 < token_counter(1.0)(done) <= 800
+# --- where no summary helps ---
 
 
-async def test_large_result_right_behind_a_compaction_is_shortened() -> None:
-    """With nothing else to summarize the known summary stays; none is paid for."""
-    script: list[Reply] = [call("read", step=1), "Done."]
-    llm = SimulatedLlm(context_window=8_000, token_ratio=1.0, script=script)
-    tools = [builders.queued_tool("read", [words(20_000)])]
-    strategy = Threshold(context_window=8_000, preview_tokens=None)
-    chat = guarded_chat(llm, strategy, agent={"tools": tools})
-    earlier = [builders.user("Task."), builders.model(words(2_000))]
-    await seed(chat, *earlier, state=DEMAND)
-    await chat.say("Read.")
-    assert (llm.summaries, llm.rejections) == (1, 0)
-    last = agent_requests(llm)[-1].contents[-1]
-    assert "truncated" in str(last.parts)
-
-
-async def test_summarizer_reads_a_result_that_is_shortened_for_the_agent() -> None:
-    """What the agent is not shown of an unseen result is in the transcript."""
-    script: list[Reply] = [call("read", step=1), "Done."]
-    llm = SimulatedLlm(context_window=100_000, token_ratio=1.0, script=script)
-    tools = [builders.queued_tool("read", [words(20_000, "RESULT")])]
-    strategy = Threshold(
-        context_window=8_000, summarizer_context_window=100_000, preview_tokens=None
-    )
-    await guarded_chat(llm, strategy, agent={"tools": tools}).say("Read.")
-    [summary] = summary_requests(llm)
-    assert words(20_000, "RESULT") in summary.text
+@pytest.mark.parametrize("text", ["7f3a-90817263-5544 ", "押して", "The gate. "])
+async def test_what_is_left_of_a_turn_that_is_refused_twice(text: str) -> None:
+    """Whatever the density of its text, the user's request stays, and the newest result
+    or its head and tail, with a list of the calls that are left out."""
+    results = [f"A{text * (2_000 // len(text))}Z"]
+    refusal = ContextOverflowError("prompt is too long: 9000 tokens > 8000 maximum")
+    llm = SimulatedLlm(context_window=200_000)
+    shipped: list[Reply] = [call("ship", order=order) for order in ORDERS]
+    llm.script = [*shipped, refusal, refusal, "Done."]
+    strategy = Threshold(context_window=200_000, preview_tokens=None)
+    chat = guarded_chat(llm, strategy, agent={"tools": [Ship(results)]})
+    assert builders.answer_text(await chat.say("Ship all of them.")) == "Done."
+    assert llm.violations == 0
+    last = agent_requests(llm)[-1]
+    assert last.prompt_tokens <= 4_000
+    assert "Ship all of them." in last.text
+    assert [order for order in ORDERS if order not in last.text] == []
+    shown = shown_results(last)
+    assert 1 <= len(shown) < len(ORDERS)
+    assert (shown[-1][0], shown[-1][-1]) == ("A", "Z")

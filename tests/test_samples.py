@@ -35,9 +35,11 @@ def loader(monkeypatch: pytest.MonkeyPatch) -> Iterator[AgentLoader]:
 
 
 def load_app(loader: AgentLoader, name: str) -> App:
-    """Loads a sample, which must be an app with plugins."""
+    """Loads a sample, which must be an app with its guard."""
     app = loader.load_agent(name)
     assert isinstance(app, App)
+    assert app.name == name
+    assert [type(plugin) for plugin in app.plugins] == [ContextGuardPlugin]
     return app
 
 
@@ -63,14 +65,10 @@ def count_compactions(events: Sequence[Event], agent: str) -> int:
     return sum(bool(event.actions.state_delta.get(key)) for event in events)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_samples_are_listed_and_guarded(loader: AgentLoader, name: str) -> None:
-    """`adk web samples` offers them, and the app brings its guard along."""
-    app = load_app(loader, name)
-
+def test_samples_are_listed_and_guarded(loader: AgentLoader) -> None:
+    """`adk web samples` offers them, and each app brings its guard along."""
     assert loader.list_agents() == NAMES
-    assert app.name == name
-    assert [type(plugin) for plugin in app.plugins] == [ContextGuardPlugin]
+    assert all(load_app(loader, name) for name in NAMES)
 
 
 @pytest.mark.parametrize("is_streaming", [False, True])
@@ -80,9 +78,7 @@ async def test_guarded_agent_compacts_within_a_few_messages(
     """Whatever is said, it inspects once and answers; by the sixth it compacted."""
     app = load_app(loader, "guarded_agent")
     messages = ["Hello", "And staging?", "And monitoring?", "?", "Once more", "Thanks"]
-
     events, state = await converse(app, messages, is_streaming)
-
     assert count_compactions(events, "operator") == 1
     summary = state["__context_guard_summary_operator"]
     assert re.search(r"\n- production: 2 pods are down: production-api-\d+, ", summary)
@@ -96,35 +92,26 @@ async def test_guarded_agent_compacts_within_a_few_messages(
     assert all("pods are down: " in answer_text([event]) for event in answers)
 
 
-async def test_coordinator_hands_over_by_the_users_words(loader: AgentLoader) -> None:
-    """The words choose the agent, whoever had the floor."""
-    app = load_app(loader, "coordinator")
-    messages = ["Hello", "find papers on sleep", "write it up", "shorter", "find tea"]
-
-    events, _ = await converse(app, messages)
-
-    transfer = "transfer_to_agent"
-    assert [(e.author, c.name) for e in events for c in e.get_function_calls()] == [
-        ("coordinator", transfer),
-        ("researcher", "search_papers"),
-        ("researcher", transfer),
-        ("writer", "get_style_guide"),
-        ("writer", "get_style_guide"),
-        ("writer", transfer),
-        ("researcher", "search_papers"),
-    ]
-
-
 async def test_coordinator_guards_each_agent_in_its_own_way(
     loader: AgentLoader, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The researcher compacts by contents, the writer by tokens, each on its own."""
+    """The user's words choose the agent, whoever had the floor; the researcher compacts
+    by contents, the writer by tokens, each on its own."""
     app = load_app(loader, "coordinator")
-    messages = ["find sleep", "write it", "find tea", "find rice", "write it"] * 4
-
+    first = ["Hello", "find papers on sleep", "write it up", "shorter", "find tea"]
+    messages = ["find rice", "write it", "find tea", "find rice", "write it"] * 4
     with caplog.at_level(logging.INFO, "contextguard_adk"):
-        events, state = await converse(app, messages)
-
+        events, state = await converse(app, [*first, *messages])
+    calls = [(e.author, c.name) for e in events for c in e.get_function_calls()]
+    assert calls[:7] == [
+        ("coordinator", "transfer_to_agent"),
+        ("researcher", "search_papers"),
+        ("researcher", "transfer_to_agent"),
+        ("writer", "get_style_guide"),
+        ("writer", "get_style_guide"),
+        ("writer", "transfer_to_agent"),
+        ("researcher", "search_papers"),
+    ]
     assert count_compactions(events, "researcher") >= 3
     assert count_compactions(events, "writer") >= 1
     assert "Compacted agent 'researcher' (turns)" in caplog.text

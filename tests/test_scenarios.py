@@ -1,26 +1,57 @@
-"""Whole conversations stay inside the window, whatever fills it.
+"""Whole conversations stay inside the window, and a compaction loses nothing in them.
 
-Every cell plays one scenario with a real Runner against the strict provider.
+Every test plays one conversation with a real Runner against the strict provider.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
+import re
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
-from contextguard_adk._history.pairs import has_tool
+from contextguard_adk._measuring.budgets import summary_budget_tokens
+from contextguard_adk._measuring.tokens import estimate_contents_tokens
 from contextguard_adk.strategies import SlidingWindow, Strategy, Threshold
 from contextguard_adk.testing import SimulatedLlm
-from tests.builders import SUMMARY_BEGIN, AgentCall, KeptSessions, Played, play
-from tests.chats import take_apart, text_of
-from tests.scenarios import SCENARIOS, find_obstacle, total_tokens, write_conversation
+from tests.builders import (
+    SUMMARY_BEGIN,
+    AgentCall,
+    Conversation,
+    KeptSessions,
+    Played,
+    ToolUse,
+    Turn,
+    play,
+    response,
+    user,
+)
+from tests.builders import call as made_call
+from tests.chats import (
+    agent_requests,
+    guarded_chat,
+    seed,
+    take_apart,
+    text_of,
+    without_head,
+)
+from tests.scenarios import (
+    SCENARIOS,
+    Writer,
+    find_obstacle,
+    total_tokens,
+    write_conversation,
+)
 
 WINDOWS_TOKENS = (4_000, 8_000, 32_000, 200_000, 1_000_000)
 OVERFULL_RATIO = 0.97
+MAX_LEDGER_BYTES = 6 * 1024
+"""What the excerpts of the user's messages may take together."""
 
 # Streaming, call ids of the model, strategy.
 MODES: dict[str, tuple[bool, bool, type[Strategy]]] = {
@@ -75,8 +106,10 @@ async def test_a_conversation_stays_inside_the_window(
     check_answers(name, played, [turn.answer for turn in conversation.turns])
     check_live_requests(name, played.calls)
     check_pauses(name, played.calls, window_tokens)
+    paid = [call for call in played.calls if call.summary_count]
     # Counting messages, a summary can turn out longer than what it covers.
-    check_waste(played.calls, allowed=0 if strategy is Threshold else 2)
+    most_unused = 0 if strategy is Threshold else 2
+    assert sum(not call.is_compacted for call in paid) <= most_unused
     if strategy is Threshold:
         check_form(played.calls)
     assert 2.5 <= total_tokens(conversation) / window_tokens <= 4
@@ -85,10 +118,8 @@ async def test_a_conversation_stays_inside_the_window(
 
 def _summarize_briefly(request: LlmRequest) -> str:
     """Ten excerpts of the transcript; extraction would take long on a large one."""
-    parts = request.contents[-1].parts or []
-    text = (parts[0].text or "").replace("<", "")
-    budget_tokens = request.config.max_output_tokens or 1_000
-    excerpt_chars = budget_tokens * 4 // 50
+    text = text_of(request.contents[-1]).replace("<", "")
+    excerpt_chars = (request.config.max_output_tokens or 1_000) * 4 // 50
     step = max(1, len(text) // 10)
     excerpts = [text[i : i + excerpt_chars] for i in range(0, len(text), step)]
     return "\n".join(excerpts[:10])
@@ -99,28 +130,23 @@ def check_provider(cell: str, played: Played) -> None:
     for number, record in enumerate(played.llm.requests, start=1):
         assert record.rejected is None, (
             f"{cell}: request {number} ({'summary' if record.is_summary else 'agent'}) "
-            f"was refused as {record.rejected} with {record.prompt_tokens:,} tokens "
-            f"in {len(record.contents)} contents"
+            f"was refused as {record.rejected} with {record.prompt_tokens:,} tokens"
         )
+    assert played.llm.violations == 0
 
 
 def check_answers(cell: str, played: Played, expected: list[str]) -> None:
     """Every turn ended with the answer that the script has for it."""
-    for number, (answer, wanted) in enumerate(
-        zip(played.answers, expected, strict=True), start=1
-    ):
-        assert answer == wanted, f"{cell}: turn {number} ended with {answer[:80]!r}"
+    for answer, wanted in zip(played.answers, expected, strict=True):
+        assert answer == wanted, f"{cell}: a turn ended with {answer[:80]!r}"
 
 
 def check_live_requests(cell: str, calls: list[AgentCall]) -> None:
     """The newest user text of every request is, or quotes, the current message, and
     has its attachments."""
     for call in calls:
-        newest = _newest_user_content(call.record.contents)
-        texts = [part.text for part in newest.parts or [] if part.text]
-        assert any(call.turn.text in text for text in texts), (
-            f"{cell}: call {call.number} lacks {call.turn.text[:60]!r} in {texts}"
-        )
+        newest = _newest_user_content(call.contents)
+        assert call.turn.text in text_of(newest), f"{cell}: call {call.number}"
         if isinstance(call.turn.request, types.Content):
             assert _attachments(newest) == _attachments(call.turn.request), call.number
 
@@ -131,10 +157,10 @@ def _attachments(content: types.Content) -> list[types.Blob]:
 
 def _newest_user_content(contents: list[types.Content]) -> types.Content:
     for content in reversed(take_apart(contents)):
-        texts = [part.text for part in content.parts or [] if part.text]
+        text = text_of(content)
         # A pipeline may leave out what came after the request: then this follows it.
-        is_summary = bool(texts) and texts[0].startswith(SUMMARY_BEGIN)
-        if content.role == "user" and texts and not is_summary:
+        is_summary = text.startswith(SUMMARY_BEGIN)
+        if content.role == "user" and text and not is_summary:
             return content
     return types.Content()
 
@@ -149,12 +175,6 @@ def check_pauses(cell: str, calls: list[AgentCall], window_tokens: int) -> None:
             )
 
 
-def check_waste(calls: list[AgentCall], allowed: int) -> None:
-    """Summaries that were paid for were used."""
-    paid = (call for call in calls if call.summary_count)
-    assert len([c.number for c in paid if not c.is_compacted]) <= allowed
-
-
 def check_form(calls: list[AgentCall]) -> None:
     """A compacted request is the summary, the continuation and the newest steps."""
     for call in calls:
@@ -162,6 +182,198 @@ def check_form(calls: list[AgentCall]) -> None:
             summary, continuation, *newest = take_apart(call.contents)
             assert text_of(summary).startswith(SUMMARY_BEGIN)
             assert text_of(continuation).startswith("[System: The conversation")
-            assert all(map(has_tool, newest)), call.number
+            parts = [part for content in newest for part in content.parts or ()]
+            assert all(p.function_call or p.function_response for p in parts)
             assert newest == call.contents[1:]
             assert len(newest) % 2 == 0
+
+
+# --- What a compaction must not lose, and must remove -----------------------------
+
+TERSE_SUMMARY = """\
+## Current State
+All rows were fetched and checked.
+
+## Key Information
+Shard 3 is behind by 41 s; trace 5e2c0a91 shows the slow query.
+
+## Exact Next Steps
+Compare shard 3 with shard 2, then write the report."""
+
+both_strategies = pytest.mark.parametrize("strategy", [Threshold, SlidingWindow])
+
+
+async def play_fitting(
+    turns: Sequence[Turn],
+    strategy: Strategy,
+    *,
+    instruction: str = "You help.",
+    summary_replies: Any = lambda _: TERSE_SUMMARY,
+    agent: dict[str, Any] | None = None,
+    **llm: Any,
+) -> Played:
+    """Plays turns of which no request may be refused and no answer be lost."""
+    window = strategy.context_window or 0
+    made = SimulatedLlm(context_window=window, summary_replies=summary_replies, **llm)
+    talk = Conversation(turns, instruction=instruction)
+    played = await play(talk, strategy, made, agent=agent or {})
+    check_provider("", played)
+    check_answers("", played, [turn.answer for turn in turns])
+    return played
+
+
+@both_strategies
+async def test_a_tool_storm_is_removed(strategy: type[Strategy]) -> None:
+    """One compaction removes nearly all of a storm of tool results."""
+    writer = Writer("storm", 8_000, 1.0)
+    history = [user("Fetch all rows and check them. " + writer.text("prose", 0.02))]
+    for number in range(20):
+        text = writer.text("log", 1.0)[:2_000]
+        history += [made_call("fetch_rows", page=number), response("fetch_rows", text)]
+    llm = SimulatedLlm(context_window=8_000, summary_replies=lambda _: TERSE_SUMMARY)
+    settings = {"max_messages": 10} if strategy is SlidingWindow else {}
+    guard = strategy.model_validate({"context_window": 8_000, **settings})
+    chat = guarded_chat(llm, guard)
+    await seed(chat, *history)
+    await chat.say("Go on.")
+    sent = agent_requests(llm)[-1].contents
+    if strategy is SlidingWindow:  # A pair that is kept takes 5 % alone.
+        sent = without_head(sent)
+    assert not llm.rejections
+    assert 1 <= llm.summaries <= 3
+    left = estimate_contents_tokens(sent) / estimate_contents_tokens(history)
+    assert left <= 0.051
+
+
+@both_strategies
+@pytest.mark.parametrize("kind", ["log", pytest.param("json", marks=pytest.mark.slow)])
+async def test_a_tool_result_of_750k_characters_fits(
+    kind: Any, strategy: type[Strategy]
+) -> None:
+    """A result many times the window is summarized in requests that all fit, and the
+    user's message survives it."""
+    giant = Writer("giant", 750_000, 4.0).text(kind, 1.0)[:750_000]
+    assert len(giant) == 750_000
+    request = "Which of the pods restarted after 06:12? Name each of them."
+    steps = [[ToolUse("dump", giant)], [ToolUse("count", 3)]]
+    turns = [Turn(request, steps, "Three of them."), Turn("Thanks.")]
+    whole = strategy(context_window=32_000, preview_tokens=None)
+    played = await play_fitting(turns, whole)
+    assert sum(call.is_compacted for call in played.calls) == 1
+    assert all(request in c.record.text for c in played.calls if c.turn.text == request)
+
+
+STATIC_RULE = "Static rule: you never delete anything."
+DYNAMIC_RULE = "Dynamic rule: answer in metric units."
+
+
+def is_rule(content: types.Content) -> bool:
+    """Whether ADK has put the agent's instruction into the contents here."""
+    return DYNAMIC_RULE in text_of(content)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "has_ids"), [(Threshold, False), (SlidingWindow, True)]
+)
+async def test_compaction_in_a_tool_loop_keeps_moving_instructions(
+    strategy: type[Strategy], has_ids: bool
+) -> None:
+    """Every request has both instructions, once, and all history that no summary
+    covers, in order; no summary swallows an instruction."""
+    writer = Writer("loop", 8_000, None)
+    turns = []
+    for _ in range(3):
+        steps = [[ToolUse("fetch", writer.result("log", 0.12))] for _ in range(8)]
+        turns.append(Turn(writer.ask(0.02), steps, writer.text("prose", 0.02)))
+    played = await play_fitting(
+        turns,
+        strategy(context_window=8_000),
+        instruction=DYNAMIC_RULE,
+        agent={"static_instruction": STATIC_RULE},
+        summary_replies=None,
+        call_ids=has_ids,
+    )
+    covered_before = 0
+    for call in played.calls:
+        assert STATIC_RULE in call.record.system_instruction
+        assert sum(map(is_rule, call.contents)) == 1
+        sent = without_head(call.contents)
+        covered = len(call.original) - len(sent)
+        spoken = [each for each in call.original if not is_rule(each)]
+        gone = {id(each) for each in spoken[:covered]}
+        assert sent == [each for each in call.original if id(each) not in gone]
+        assert (covered > covered_before) is call.is_compacted
+        covered_before = covered
+    assert not any(r.is_summary and DYNAMIC_RULE in r.text for r in played.llm.requests)
+
+
+def find_facts(contents: Sequence[types.Content]) -> dict[str, None]:
+    """The facts that stand anywhere in some contents, in order."""
+    text = "".join(content.model_dump_json() for content in contents)
+    return dict.fromkeys(re.findall(r"KX-[0-9a-f]{10}", text))
+
+
+@both_strategies
+async def test_facts_reach_the_summarizer_and_the_next_request(
+    strategy: type[Strategy],
+) -> None:
+    """Every fact in a covered tool result stands in a summarizer's prompt and, where
+    the summarizer keeps it, in the agent's next request."""
+    writer, turns = Writer("facts", 32_000, None), []
+    for number in range(6):
+        steps = []
+        for step in range(4):
+            half = writer.text("code" if step == 1 else "log", 0.06)
+            key = (4 * number + step + 1) * 7_919_777_777 % 16**10
+            fact = f"\nrelease key KX-{key:010x} is valid\n"
+            steps.append([ToolUse("fetch", half + fact + half)])
+        turns.append(Turn(writer.ask(0.01), steps, "Noted."))
+    played = await play_fitting(
+        turns,
+        strategy(context_window=32_000),
+        summary_replies=lambda request: (
+            "Keys: " + ", ".join(find_facts(request.contents[-1:]))
+        ),
+    )
+    compacted = [call for call in played.calls if call.is_compacted]
+    assert len(compacted) >= 3
+    assert all(call.summary_count <= 3 for call in compacted)
+    prompts = [record for record in played.llm.requests if record.is_summary]
+    shown = find_facts([content for record in prompts for content in record.contents])
+    for call in played.calls:
+        known = find_facts(call.original).keys()
+        beside = find_facts(without_head(call.contents)).keys()
+        assert known - beside <= shown.keys()
+        assert known <= find_facts(call.contents).keys()
+
+
+@both_strategies
+@pytest.mark.parametrize(
+    ("turns", "message_share", "answer_share"),
+    [
+        pytest.param(14, 0.004, 0.15, id="short"),
+        pytest.param(14, 0.05, 0.12, id="long"),
+        pytest.param(60, 0.02, 0.03, id="many", marks=pytest.mark.slow),
+    ],
+)
+async def test_user_messages_keep_an_excerpt_beside_the_summary(
+    turns: int, message_share: float, answer_share: float, strategy: type[Strategy]
+) -> None:
+    """Every covered message of the user stands beside the summary, whole where it is
+    short, within the budget of the excerpts, whatever the summarizer wrote."""
+    writer = Writer("ledger", 8_000, None)
+    said = [writer.talk(message_share, answer_share) for _ in range(turns)]
+    played = await play_fitting(said, strategy(context_window=8_000))
+    most_bytes = min(MAX_LEDGER_BYTES, summary_budget_tokens(8_000) * 4)
+    compacted = [call for call in played.calls if call.is_compacted]
+    assert len(compacted) >= 2
+    for call in compacted:
+        head = text_of(take_apart(call.contents)[0])
+        listed = head.partition("[The user's messages up to here")[2].split("\n")
+        excerpts = [line[2:] for line in listed if line.startswith("- ")]
+        kept = {text_of(content) for content in without_head(call.contents)}
+        texts = [turn.text for turn in said[: call.number]]
+        covered = [" ".join(text.split()) for text in texts if text not in kept]
+        length = None if message_share < 0.01 else 12
+        assert [each[:length] for each in excerpts] == [t[:length] for t in covered]
+        assert sum(len(line.encode()) for line in excerpts) <= most_bytes

@@ -1,11 +1,10 @@
-"""What people are shown of a compaction: a line in session state, and an artifact."""
+"""What people see of a compaction: a line in session state, and an artifact."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import re
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from contextguard_adk import CompactionRecord, ContextGuardPlugin, Costs, Thresh
 from contextguard_adk.testing import Reply, SimulatedLlm, call
 from tests.builders import Chat, answer_text, model, user
 from tests.chats import DEMAND, words
+from tests.test_ahead import in_virtual_time
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:The `plugins` argument:DeprecationWarning"  # By ADK's own AgentTool.
@@ -36,6 +36,8 @@ pytestmark = pytest.mark.filterwarnings(
 
 SUMMARY = "The user wants the hall ```looked at```, and says it twice."
 LINE = r"[\d,]+ → [\d,]+ tokens, 5 → \d messages, 1 summary by simulated"
+KEY = "context_guard:compacted:agent"
+ARTIFACT = "compaction-agent.md"
 
 
 def look(place: str) -> str:
@@ -62,10 +64,10 @@ def make_llm(**settings: Any) -> SimulatedLlm:
     return SimulatedLlm(**settings)
 
 
-def make_agent(name: str = "agent", *tools: Any, **settings: Any) -> LlmAgent:
+def make_agent(*tools: Any, **settings: Any) -> LlmAgent:
     """An agent that can look."""
-    llm = settings.pop("model", None) or make_llm()
-    return LlmAgent(name=name, model=llm, tools=[look, *tools], **settings)
+    settings = {"name": "agent", "model": make_llm(), **settings}
+    return LlmAgent(tools=[look, *tools], **settings)
 
 
 async def open_chat(
@@ -90,15 +92,10 @@ def deltas(events: list[Event]) -> list[dict[str, int]]:
     return [e.actions.artifact_delta for e in events if e.actions.artifact_delta]
 
 
-async def load(service: BaseArtifactService, name: str, version: int = 0) -> str:
-    """The text of an artifact of the chat's session."""
-    part = await service.load_artifact(
-        app_name="app",
-        user_id="user",
-        session_id="session",
-        filename=name,
-        version=version,
-    )
+async def load(service: BaseArtifactService, version: int = 0) -> str:
+    """The text of the artifact of the chat's session."""
+    place: Any = {"app_name": "app", "user_id": "user", "session_id": "session"}
+    part = await service.load_artifact(**place, filename=ARTIFACT, version=version)
     assert part
     assert part.inline_data
     assert part.inline_data.mime_type == "text/markdown"
@@ -107,9 +104,8 @@ async def load(service: BaseArtifactService, name: str, version: int = 0) -> str
 
 async def list_names(service: BaseArtifactService) -> list[str]:
     """The artifacts of the chat's session."""
-    return await service.list_artifact_keys(
-        app_name="app", user_id="user", session_id="session"
-    )
+    place: Any = {"app_name": "app", "user_id": "user", "session_id": "session"}
+    return await service.list_artifact_keys(**place)
 
 
 SERVICES: dict[str, Callable[[Path], BaseArtifactService]] = {
@@ -122,52 +118,40 @@ SERVICES: dict[str, Callable[[Path], BaseArtifactService]] = {
 async def test_event_of_a_compaction_names_its_artifact(
     name: str, tmp_path: Path
 ) -> None:
-    """A tool call after a compaction has the line first, and the artifact's version."""
-    service = SERVICES[name](tmp_path)
+    """A tool call after a compaction has the line first, and the artifact's version,
+    which is the next one for each compaction; the model is shown neither."""
+    service, llm = SERVICES[name](tmp_path), make_llm()
     prices = {"simulated": Costs(input=1, output=1)}
-    chat = await open_chat(service, prices=prices)
-
+    chat = await open_chat(service, make_agent(model=llm), prices=prices)
     events = await chat.say("Look.")
-
-    assert deltas(events) == [{"compaction-agent.md": 0}]
+    assert deltas(events) == [{ARTIFACT: 0}]
     event = next(event for event in events if event.actions.artifact_delta)
     assert event.get_function_calls()
-    line = event.actions.state_delta["context_guard:compacted:agent"]
-    assert next(iter(event.actions.state_delta)) == "context_guard:compacted:agent"
+    assert next(iter(event.actions.state_delta)) == KEY
+    line = event.actions.state_delta[KEY]
     assert re.fullmatch(rf"{LINE}, cost \$0\.00\d\d", line)
-    text = await load(service, "compaction-agent.md")
+    text = await load(service)
     assert f"\n{line.replace('→', 'to')}\n" in text
     assert "- Strategy: Threshold\n" in text
     assert f"````\n{SUMMARY}\n````\n" in text
     assert SUMMARY not in line
 
-
-async def test_every_compaction_is_a_version_of_the_artifact() -> None:
-    """A second compaction of the session is version 1, and the line is its own."""
-    service = InMemoryArtifactService()
-    chat = await open_chat(service)
-    await chat.say("Look.")
-    first = (await chat.state())["context_guard:compacted:agent"]
     await chat.tell([model(words(3_000)), user("More?"), model("No.")])
-
-    events = await chat.say("Look.")
-
-    assert deltas(events) == [{"compaction-agent.md": 1}]
-    assert (await chat.state())["context_guard:compacted:agent"] != first
-    assert "- Waited: " in await load(service, "compaction-agent.md", 1)
+    assert deltas(await chat.say("Look.")) == [{ARTIFACT: 1}]
+    assert (await chat.state())[KEY] != line
+    assert "- Waited: " in await load(service, 1)
+    sent = "\n".join(request.text for request in llm.requests)
+    assert not re.search(r"Compaction of |compacted:agent| → ", sent)
 
 
 async def test_text_is_never_beside_an_artifact() -> None:
     """ADK's web UI shows an artifact in place of text: the next tool call names it."""
     chat = await open_chat(InMemoryArtifactService())
-
     first = await chat.say("Thanks.")
-    second = await chat.say("Look.")
-
     assert answer_text(first) == "It is done."
-    assert (await chat.state())["context_guard:compacted:agent"]
+    assert (await chat.state())[KEY]
     assert deltas(first) == []
-    assert deltas(second) == [{"compaction-agent.md": 0}]
+    assert deltas(await chat.say("Look.")) == [{ARTIFACT: 0}]
 
 
 async def test_long_running_call_names_no_artifact() -> None:
@@ -175,28 +159,56 @@ async def test_long_running_call_names_no_artifact() -> None:
     agent = make_agent()
     agent.tools = [LongRunningFunctionTool(look)]
     chat = await open_chat(InMemoryArtifactService(), agent)
-
     events = await chat.say("Look.")
-
     waiting = [event for event in events if event.long_running_tool_ids]
     assert waiting
     assert deltas(waiting) == []
-    assert deltas(events) == [{"compaction-agent.md": 0}]
+    assert deltas(events) == [{ARTIFACT: 0}]
 
 
-@pytest.mark.parametrize("service", [None, InMemoryArtifactService()])
-async def test_artifacts_can_be_off(
-    service: BaseArtifactService | None, caplog: pytest.LogCaptureFixture
+class Declared(BaseModel):
+    """A schema of session state that does not know the guard."""
+
+    name: str = ""
+
+
+LISTED = make_agent(load_artifacts_tool, name="other")
+
+
+@pytest.mark.parametrize(
+    ("agent", "guard", "has_line"),
+    [
+        ({}, {"summary_artifacts": False}, True),
+        ({"tools": [look, load_artifacts_tool]}, {}, True),
+        ({"sub_agents": [LISTED]}, {}, True),
+        ({"state_schema": Declared}, {}, True),
+        ({}, {"observe": True}, False),
+        ({}, {}, False),
+    ],
+    ids=["off", "own tool", "another's tool", "no service", "observing", "recorded"],
+)
+async def test_where_there_is_no_artifact(
+    agent: dict[str, Any],
+    guard: dict[str, Any],
+    has_line: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Without a service, or by the setting, there is the line and nothing else."""
-    chat = await open_chat(service, summary_artifacts=service is None)
-
+    """Where it is off, the app has no service, or `LoadArtifactsTool` would tell the
+    model, there is the line alone; a guard that observes, and `adk test`, have none."""
+    if is_recorded := not (agent or guard):
+        monkeypatch.setenv("PYTEST_CURRENT_TEST", "rebuild")
+    settings = {"name": "agent", "model": make_llm(), "tools": [look], **agent}
+    service = InMemoryArtifactService()
+    served = None if "state_schema" in agent else service
+    chat = await open_chat(served, LlmAgent(**settings), **guard)
     events = await chat.say("Look.")
-
     assert answer_text(events) == "It is done."
-    assert (await chat.state())["context_guard:compacted:agent"]
+    state = await chat.state()
+    assert bool(state.get(KEY)) is has_line
+    assert not (is_recorded and "context_guard" in str(state))
     assert deltas(events) == []
-    assert service is None or await list_names(service) == []
+    assert await list_names(service) == []
     assert "artifact" not in caplog.text
 
 
@@ -212,22 +224,19 @@ class Broken(InMemoryArtifactService):
 
 
 @pytest.mark.parametrize("seconds", [0, 3_600])
+@in_virtual_time
 async def test_broken_service_ends_no_turn(
     seconds: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The turn goes on after two seconds at most; one warning says so, not its text."""
-    agent = make_agent(f"agent_{seconds}")
-    chat = await open_chat(Broken(seconds=seconds), agent)
-
-    with caplog.at_level(logging.WARNING, "contextguard_adk"):
-        started = time.monotonic()
-        events = await chat.say("Look.")
-        assert time.monotonic() - started < 5
-        await chat.set_state(DEMAND)
-        await chat.say("Look.")
-
+    chat = await open_chat(Broken(seconds=seconds))
+    caplog.set_level(logging.WARNING, "contextguard_adk")
+    events = await chat.say("Look.")
+    assert asyncio.get_running_loop().time() <= 2 * bool(seconds)
+    await chat.set_state(DEMAND)
+    await chat.say("Look.")
     assert answer_text(events) == "It is done."
-    assert (await chat.state())[f"context_guard:compacted:{agent.name}"]
+    assert (await chat.state())[KEY]
     assert deltas(await chat.events()) == []
     said = [r.getMessage() for r in caplog.records if "artifact" in r.getMessage()]
     assert len(said) == 1
@@ -237,33 +246,19 @@ async def test_broken_service_ends_no_turn(
 async def test_a_turn_that_is_cancelled_while_saving_is_reported() -> None:
     """Listeners have heard of what was paid for, and nothing is paid for twice."""
     llm, told = make_llm(), list[CompactionRecord]()
-    agent = make_agent("cancelled", model=llm)
-    service = Broken(seconds=3_600)
+    service, agent = Broken(seconds=3_600), make_agent(model=llm, name="cancelled")
     chat = await open_chat(service, agent, on_compaction=told.append)
     turn = asyncio.create_task(chat.say("Look."))
     while not told:
         await asyncio.sleep(0.01)
     turn.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await turn
+    await asyncio.wait([turn])
+    assert turn.cancelled()
     paid = llm.summaries
     del turn
-
+    service.seconds = 0
     assert answer_text(await chat.say("Look.")) == "It is done."
     assert (llm.summaries, len(told)) == (paid, 1)
-
-
-async def test_no_artifact_where_the_model_is_told_of_all() -> None:
-    """`LoadArtifactsTool` would list it, also in the agent that calls this one."""
-    for agent in (
-        make_agent("agent", load_artifacts_tool),
-        make_agent("agent", sub_agents=[make_agent("other", load_artifacts_tool)]),
-    ):
-        service = InMemoryArtifactService()
-        chat = await open_chat(service, agent)
-        await chat.say("Look.")
-        assert (await chat.state())["context_guard:compacted:agent"]
-        assert await list_names(service) == []
 
 
 @pytest.mark.parametrize("is_listed", [False, True])
@@ -278,52 +273,10 @@ async def test_compaction_in_an_agent_tool(is_listed: bool) -> None:
     plugin = ContextGuardPlugin(default=Threshold(context_window=4_000))
     chat = Chat(LlmAgent(name="root", model=root, tools=tools), [plugin])
     chat.runner.artifact_service = service
-
-    events = await chat.say("Look at all.")
-
-    assert answer_text(events) == "It is done."
+    assert answer_text(await chat.say("Look at all.")) == "It is done."
     assert (await chat.state())["context_guard:compacted:inner"]
     names = [] if is_listed else ["compaction-inner.md"]
     assert await list_names(service) == names
-
-
-async def test_observing_shows_nothing() -> None:
-    """A guard that changes no request writes no line and no artifact."""
-    service = InMemoryArtifactService()
-    chat = await open_chat(service, observe=True)
-
-    await chat.say("Look.")
-
-    assert not [key for key in await chat.state() if "compacted" in key]
-    assert await list_names(service) == []
-
-
-async def test_recorded_tests_show_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`adk test` compares state: there is no line while it records or replays."""
-    monkeypatch.setenv("PYTEST_CURRENT_TEST", "rebuild")
-    service = InMemoryArtifactService()
-    chat = await open_chat(service)
-
-    await chat.say("Look.")
-
-    assert not [key for key in await chat.state() if "context_guard" in key]
-    assert await list_names(service) == []
-
-
-class Declared(BaseModel):
-    """A schema of session state that does not know the guard."""
-
-    name: str = ""
-
-
-async def test_line_passes_a_state_schema() -> None:
-    """An app that declares its state gets the line under the same key."""
-    chat = await open_chat(None, make_agent(state_schema=Declared))
-
-    events = await chat.say("Look.")
-
-    assert answer_text(events) == "It is done."
-    assert (await chat.state())["context_guard:compacted:agent"]
 
 
 async def test_rejected_request_is_shown_as_such() -> None:
@@ -331,15 +284,13 @@ async def test_rejected_request_is_shown_as_such() -> None:
     service = InMemoryArtifactService()
     llm = make_llm(context_window=2_900, token_ratio=1.0)
     chat = await open_chat(service, make_agent(model=llm), window_tokens=8_000)
-
     events = await chat.say("Look.")
-
     assert answer_text(events) == "It is done."
     assert llm.rejections
     (delta,) = deltas(events)
-    text = await load(service, "compaction-agent.md", delta["compaction-agent.md"])
+    text = await load(service, delta[ARTIFACT])
     assert "- Reason: the provider rejected the request as too long\n" in text
-    assert (await chat.state())["context_guard:compacted:agent"]
+    assert (await chat.state())[KEY]
 
 
 async def test_database_and_rewind(tmp_path: Path) -> None:
@@ -348,47 +299,29 @@ async def test_database_and_rewind(tmp_path: Path) -> None:
     sessions, service = DatabaseSessionService(url), InMemoryArtifactService()
     chat = await open_chat(service, chat={"session_service": sessions})
     events = await chat.say("Look.")
-    assert (await chat.state())["context_guard:compacted:agent"]
-    assert deltas(await chat.events()) == [{"compaction-agent.md": 0}]
-
+    assert (await chat.state())[KEY]
+    assert deltas(await chat.events()) == [{ARTIFACT: 0}]
     await chat.runner.rewind_async(
         user_id="user",
         session_id="session",
         rewind_before_invocation_id=events[0].invocation_id,
     )
-
-    assert (await chat.state()).get("context_guard:compacted:agent") is None
+    assert (await chat.state()).get(KEY) is None
     assert answer_text(await chat.say("Look.")) == "It is done."
     await sessions.db_engine.dispose()
 
 
-async def test_artifact_is_not_part_of_a_request() -> None:
-    """Neither the line nor the artifact reaches the model."""
-    llm = make_llm()
-    chat = await open_chat(InMemoryArtifactService(), make_agent(model=llm))
-
-    await chat.say("Look.")
-    await chat.say("Look.")
-
-    sent = "\n".join(request.text for request in llm.requests)
-    assert not re.search(r"Compaction of |compacted:agent| → ", sent)
-
-
 async def test_summary_ahead_of_time_is_shown_once_it_is_put_in() -> None:
     """It says so, and the line comes with the call that the summary went into."""
-    service = InMemoryArtifactService()
-    llm = make_llm(token_ratio=1.0)
+    service, llm = InMemoryArtifactService(), make_llm(token_ratio=1.0)
     strategy = Threshold(context_window=4_000, ahead=0.5)
-    agent = make_agent(model=llm)
-    chat = Chat(agent, [ContextGuardPlugin(default=strategy)])
+    chat = Chat(make_agent(model=llm), [ContextGuardPlugin(default=strategy)])
     chat.runner.artifact_service = service
     await chat.tell([user("The task."), model(words(1_000)), user("?"), model("!")])
     while llm.summaries == 0:
-        assert not [key for key in await chat.state() if "compacted" in key]
+        assert KEY not in await chat.state()
         await chat.say(words(400, "Look."))
     await chat.say(words(1_200, "Look."))
     await chat.say(words(400, "Look."))
-
     (delta,) = deltas(await chat.events())[:1]
-    text = await load(service, "compaction-agent.md", delta["compaction-agent.md"])
-    assert "Written ahead of time" in text
+    assert "Written ahead of time" in await load(service, delta[ARTIFACT])

@@ -122,78 +122,66 @@ async def test_the_length_of_the_summary_is_bounded(thoughts: int) -> None:
     assert 0 < agent_requests(llm)[-1].text.count("word ") <= WINDOW // 10
 
 
-async def test_a_summary_of_a_part_is_written_from_a_transcript() -> None:
-    """What stays word for word must not stand in the summary as well."""
-    llm = make_llm()
-    window = SlidingWindow(context_window=WINDOW, reuse_prompt_cache=True)
-    await talk(make_chat(llm, window), 24)
-    assert kinds(llm)[0] == "transcript"
-
-
 async def test_what_is_no_history_does_not_stand_before_the_question() -> None:
-    """An instruction that changes from call to call stays out of the summary."""
-    llm = make_llm()
+    """An instruction that changes from call to call stays out of the summary; one of
+    one's own stands in the question, and any answer is then taken for a summary."""
+    llm = make_llm(summary_replies=["Short."] * 9)
     moving = "The customer on the line is number 815."
-    await talk(make_chat(llm, static_instruction="Help.", instruction=moving), 14)
+    own = make_strategy(summary_instruction="Write a haiku of {max_words} words.")
+    chat = make_chat(llm, own, static_instruction="Help.", instruction=moving)
+    await talk(chat, 14)
     assert set(kinds(llm)) == {"at the end"}
     for request in llm.requests:
         assert (moving in request.text) is not is_at_end(request)
-
-
-async def test_instructions_of_ones_own_stand_in_the_question() -> None:
-    """With the number of words put in; any answer is then taken for a summary."""
-    llm = make_llm(summary_replies=["Short."] * 9)
-    own = make_strategy(summary_instruction="Write a haiku of {max_words} words.")
-    await talk_and_demand(make_chat(llm, own))
-    assert set(kinds(llm)) == {"at the end"}
     assert "Write a haiku of 600 words." in summary_requests(llm)[0].text
-
-
-@pytest.mark.parametrize(
-    ("setting", "has_cache", "expected"),
-    [
-        (True, False, "at the end"),
-        (False, True, "transcript"),
-        ("auto", True, "at the end"),
-        ("auto", False, "transcript"),
-    ],
-)
-async def test_the_setting_decides(
-    setting: Any, has_cache: bool, expected: str
-) -> None:
-    """The cache can be taken for granted, or left alone."""
-    llm = make_llm(prompt_cache=has_cache)
-    await talk_and_demand(make_chat(llm, make_strategy(reuse_prompt_cache=setting)))
-    assert set(kinds(llm)) == {expected}
 
 
 FUNCTION = types.Tool(function_declarations=[types.FunctionDeclaration(name="f")])
 SEARCH = types.Tool(google_search=types.GoogleSearch())
 FORCED = {"function_calling_config": {"mode": "ANY"}}
+PLACES: dict[str, tuple[Strategy, bool, dict[str, Any], str]] = {
+    "on": (make_strategy(reuse_prompt_cache=True), False, {}, "at the end"),
+    "off": (make_strategy(reuse_prompt_cache=False), True, {}, "transcript"),
+    "auto": (make_strategy(), True, {}, "at the end"),
+    "no cache": (make_strategy(), False, {}, "transcript"),
+    # What stays word for word must not stand in the summary as well.
+    "of a part": (
+        SlidingWindow(context_window=WINDOW, max_messages=7, reuse_prompt_cache=True),
+        *(True, {}, "transcript"),
+    ),
+    # What ends or forms an answer is the agent's, and the question would share it.
+    "functions": (make_strategy(), True, {"tools": [FUNCTION]}, "at the end"),
+    "built-in": (make_strategy(), True, {"tools": [FUNCTION, SEARCH]}, "transcript"),
+    "forced": (
+        *(make_strategy(), True),
+        *({"tool_config": types.ToolConfig.model_validate(FORCED)}, "transcript"),
+    ),
+    "schema": (
+        *(make_strategy(), True),
+        *({"response_json_schema": {"type": "object"}}, "transcript"),
+    ),
+    "JSON": (
+        *(make_strategy(), True),
+        *({"response_mime_type": "application/json"}, "transcript"),
+    ),
+    "stop": (make_strategy(), True, {"stop_sequences": ["\n\n"]}, "transcript"),
+}
 
 
 @pytest.mark.parametrize(
-    ("config", "expected"),
-    [
-        ({"tools": [FUNCTION]}, "at the end"),
-        ({"tools": [FUNCTION, SEARCH]}, "transcript"),
-        ({"tool_config": types.ToolConfig.model_validate(FORCED)}, "transcript"),
-        ({"response_json_schema": {"type": "object"}}, "transcript"),
-        ({"response_mime_type": "application/json"}, "transcript"),
-        ({"stop_sequences": ["\n\n"]}, "transcript"),
-    ],
-    ids=["functions", "built-in", "forced", "schema", "JSON", "stop sequences"],
+    ("strategy", "has_cache", "config", "expected"), PLACES.values(), ids=PLACES
 )
-async def test_settings_that_end_or_form_an_answer_want_a_transcript(
-    config: dict[str, Any], expected: str
+async def test_where_a_summary_is_asked_for(
+    strategy: Strategy, has_cache: bool, config: dict[str, Any], expected: str
 ) -> None:
-    """They are the agent's, and the question would share them."""
+    """At the end where everything is covered, a cache serves it and no setting of the
+    agent is in the way; else with a transcript."""
 
     def configure(request: LlmRequest) -> None:
         request.config = request.config.model_copy(update=config)
 
-    llm = make_llm()
-    chat = guarded_chat(llm, make_strategy(), before=[Changing(configure)])
+    llm = make_llm(prompt_cache=has_cache)
+    chat = guarded_chat(llm, strategy, before=[Changing(configure)])
     await talk_and_demand(chat)
     assert set(kinds(llm)) == {expected}
 
@@ -229,32 +217,24 @@ async def test_a_model_that_gives_no_summary_is_shown_a_transcript(
 
 
 @pytest.mark.parametrize(
-    ("error", "expected"),
+    ("errors", "expected"),
     [
-        (ProviderError("Bad request"), ["at the end", "transcript", "at the end"]),
-        (ProviderBusyError("429"), ["at the end"] * 3),
+        ([ProviderError("Bad")], ["at the end", "transcript", "at the end"]),
+        ([ProviderBusyError("429")], ["at the end"] * 3),
+        ([ProviderBusyError("503")] * 3, ["at the end"] * 4),
     ],
-    ids=["refused", "busy"],
+    ids=["refused", "busy", "stays busy"],
 )
 async def test_a_passing_error_is_forgotten(
-    error: Exception, expected: list[str]
+    errors: list[Exception], expected: list[str]
 ) -> None:
-    """Where it failed once, it is asked at the end of the conversation again."""
-    llm = make_llm(summary_replies=[error, *[SUMMARY] * 20])
+    """Where it failed once, it is asked at the end again, three times at most, and a
+    provider that stays busy is not shown a transcript too."""
+    llm = make_llm(summary_replies=[*errors, *[SUMMARY] * 20])
     chat = make_chat(llm)
     for _ in range(2):
         await talk_and_demand(chat)
     assert kinds(llm) == expected
-
-
-async def test_a_provider_that_stays_busy_is_not_shown_a_transcript_too() -> None:
-    """Three tries are all; the next compaction asks at the end again."""
-    busy = [ProviderBusyError("503")] * 3
-    llm = make_llm(summary_replies=[*busy, *[SUMMARY] * 20])
-    chat = make_chat(llm)
-    for _ in range(2):
-        await talk_and_demand(chat)
-    assert kinds(llm) == ["at the end"] * 4
 
 
 class Caching(SimulatedLlm):

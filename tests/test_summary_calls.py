@@ -1,4 +1,4 @@
-"""What a summary call asks for, when it is made again, and what is a summary."""
+"""How a summary is asked for, when it is asked for again, and what is a summary."""
 
 from __future__ import annotations
 
@@ -10,18 +10,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from google.adk.agents import LlmAgent
-from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.genai import types
 
 from contextguard_adk import CompactionRecord, Threshold
 from contextguard_adk._measuring.budgets import summary_budget_tokens
-from contextguard_adk._memory import CircuitBreaker, SessionMemory
 from contextguard_adk._providers.retry import call_with_retries, is_transient
 from contextguard_adk._providers.windows import LitellmRegistry
-from contextguard_adk._summarizing.summarizer import Summarizer, SummaryTask
-from contextguard_adk._summarizing.transcript import Entry
 from contextguard_adk.testing import Reply, SimulatedLlm, call
 from contextguard_adk.testing import SimulatedProviderError as ProviderError
 from tests.builders import answer_text, model, user
@@ -40,6 +35,38 @@ GOOD = "## Current State\nThe budget is 4,711 EUR; the report is half written."
 REGISTRY = LitellmRegistry()
 
 
+class Written:
+    """A compaction whose summary the agent's own model writes from a transcript."""
+
+    def __init__(
+        self, *replies: Reply, model: str = "gemini-2.5-flash", **settings: Any
+    ) -> None:
+        self.llm = SimulatedLlm(
+            model=model, token_ratio=1.0, summary_replies=list(replies)
+        )
+        self.records: list[CompactionRecord] = []
+        guard = {"on_compaction": self.records.append, **settings.pop("guard", {})}
+        agent = settings.pop("agent", {})
+        settings.setdefault("context_window", 8_000)
+        strategy = Threshold(recall=False, reuse_prompt_cache=False, **settings)
+        self.chat = guarded_chat(self.llm, strategy, guard=guard, agent=agent)
+
+    async def compact(self) -> str:
+        """Has it written; "" for a mechanical one."""
+        await seed(self.chat, user(words(3_000)), state={**EXACT, **DEMAND})
+        assert answer_text(await self.chat.say("Go on."))
+        text = str((await self.chat.state())[SUMMARY])
+        return "" if self.records[0].is_mechanical else text
+
+    @property
+    def asked(self) -> list[types.GenerateContentConfig]:
+        """The configs of the summary calls."""
+        return [request.config for request in summary_requests(self.llm)]
+
+
+# --- the config of a call ---
+
+
 def list_limits() -> dict[str, int]:
     """What chat models can write at most, where litellm's table knows it."""
     spec = importlib.util.find_spec("litellm")
@@ -54,26 +81,6 @@ def list_limits() -> dict[str, int]:
     }
 
 
-async def ask(
-    name: str, window_tokens: int, config: types.GenerateContentConfig | None = None
-) -> types.GenerateContentConfig:
-    """What a summary call to the agent's model of this name has in its config."""
-    llm = SimulatedLlm(model=name, token_ratio=1.0, summary_replies=[GOOD])
-    summarizer = Summarizer(
-        settings=Threshold(),
-        request=LlmRequest(config=config or types.GenerateContentConfig()),
-        agent=LlmAgent(name="agent", model=llm),
-        window_tokens=window_tokens,
-        registry=None,
-        session=SessionMemory(),
-        breaker=CircuitBreaker(),
-    )
-    budget_tokens = summary_budget_tokens(window_tokens)
-    task = SummaryTask([Entry("user:", "Hello.")], budget_tokens=budget_tokens)
-    assert await summarizer.summarize(task)
-    return llm.requests[0].config
-
-
 async def test_no_summary_call_asks_for_more_than_a_model_gives() -> None:
     """Nor for much less than the budget, where the model gives that."""
     limits = list_limits()
@@ -83,26 +90,43 @@ async def test_no_summary_call_asks_for_more_than_a_model_gives() -> None:
             found = REGISTRY.max_output_tokens(name) or 0
             assert limit / 4 <= found <= limit or found == window_tokens, name
             thinks = REGISTRY.supports_reasoning(name), "gemini-2.5-flash" in name
-            models[limit, window_tokens, thinks] = name
-    assert len(models) > 200
+            models[limit, thinks] = name
+    assert len(models) > 50
     for name in models.values():
         # A window that is configured may be larger than that of the table.
-        for tokens in (REGISTRY.context_window(name) or 0, 1_000_000):
-            asked = (await ask(name, tokens)).max_output_tokens or 0
-            limit, budget = limits[name], summary_budget_tokens(tokens)
-            assert min(limit, budget) // 2 <= asked <= limit, name
+        tokens = 1_000_000
+        written = Written(GOOD, model=name, context_window=tokens)
+        await written.compact()
+        asked = written.asked[0].max_output_tokens or 0
+        limit = min(limits[name], summary_budget_tokens(tokens))
+        assert limit // 2 <= asked <= limits[name], name
 
 
-@pytest.mark.parametrize(
-    ("name", "limit_tokens"),
-    [
-        *(("gpt-4-turbo", 4_096), ("openrouter/openai/gpt-4-turbo", 4_096)),
-        *(("anthropic/claude-3-haiku-20240307", 4_096), ("nobody-knows", None)),
-    ],
-)
-def test_output_limits_are_found_by_name(name: str, limit_tokens: int | None) -> None:
-    """As windows are."""
-    assert REGISTRY.max_output_tokens(name) == limit_tokens
+THOUGHTS: dict[str, tuple[int, int | None, int | None, int]] = {
+    "vertex_ai/gemini-2.5-flash-001": (200_000, None, 0, 0),
+    "gemini-2.5-pro": (200_000, None, None, 4_096),
+    "openai/o3": (10_000, None, None, 800),
+    "gpt-4o": (50_000, None, None, 0),
+    "gemini/gemini-2.5-pro": (100_000, 128, 128, 4_096),
+    "gemini-2.5-flash": (100_000, 128, 0, 0),
+    "claude-sonnet-4-5": (100_000, 2_048, None, 4_096),
+}
+
+
+@pytest.mark.parametrize("name", THOUGHTS)
+async def test_thinking_is_off_or_has_room(name: str) -> None:
+    """Thoughts count as output: they are turned off, or get tokens of their own; what
+    the agent asks for holds where they cannot be turned off."""
+    window_tokens, wish, expected, headroom_tokens = THOUGHTS[name]
+    thinking = types.ThinkingConfig(thinking_budget=wish) if wish else None
+    config = types.GenerateContentConfig(thinking_config=thinking)
+    agent = {"generate_content_config": config}
+    written = Written(GOOD, model=name, agent=agent, context_window=window_tokens)
+    await written.compact()
+    found = written.asked[0].thinking_config
+    assert (found.thinking_budget if found else None) == expected
+    budget_tokens = summary_budget_tokens(window_tokens)
+    assert written.asked[0].max_output_tokens == budget_tokens + headroom_tokens
 
 
 class OwnRegistry:
@@ -129,12 +153,10 @@ class OwnRegistry:
 )
 async def test_a_registry_may_know_output_limits(answer: object, asked: int) -> None:
     """What it cannot say properly means that nobody knows."""
-    llm = SimulatedLlm(model="gpt-4-turbo", summary_replies=[GOOD])
     guard = {"registry": OwnRegistry(answer)}
-    chat = guarded_chat(llm, Threshold(recall=False), guard=guard)
-    await seed(chat, user(words(3_000)), state={**EXACT, **DEMAND})
-    await chat.say("Go on.")
-    assert summary_requests(llm)[0].config.max_output_tokens == asked
+    written = Written(GOOD, model="gpt-4-turbo", guard=guard, context_window=None)
+    await written.compact()
+    assert written.asked[0].max_output_tokens == asked
 
 
 async def test_thoughts_that_the_agent_asks_for_have_room(
@@ -171,75 +193,138 @@ async def test_thoughts_that_the_agent_asks_for_have_room(
         assert sent[-1]["max_completion_tokens"] == budget_tokens + thoughts
 
 
-@pytest.mark.parametrize(
-    ("name", "asked", "expected"),
-    [
-        ("gemini-2.5-pro", 128, 128),
-        ("gemini-2.5-flash", 128, 0),
-        ("claude-sonnet-4-5", 2_048, None),
-    ],
-)
-async def test_thinking_settings_of_the_agent(
-    name: str, asked: int, expected: int | None
-) -> None:
-    """They hold where thoughts cannot be turned off."""
-    thinking = types.ThinkingConfig(thinking_budget=asked)
-    config = types.GenerateContentConfig(thinking_config=thinking)
-    found = (await ask(name, 100_000, config)).thinking_config
-    assert (found.thinking_budget if found else None) == expected
+# --- asking again ---
 
 
-class Written:
-    """A compaction whose summary is asked for with a transcript."""
-
-    def __init__(self, *replies: Reply, **settings: Any) -> None:
-        self.llm = SimulatedLlm(
-            model="gemini-2.5-flash", token_ratio=1.0, summary_replies=list(replies)
-        )
-        self.records: list[CompactionRecord] = []
-        strategy = Threshold(
-            context_window=8_000, recall=False, reuse_prompt_cache=False, **settings
-        )
-        guard = {"on_compaction": self.records.append}
-        self.chat = guarded_chat(self.llm, strategy, guard=guard)
-
-    async def compact(self) -> str:
-        """Has it written; "" for a mechanical one."""
-        await seed(self.chat, user(words(3_000)), state={**EXACT, **DEMAND})
-        assert answer_text(await self.chat.say("Go on."))
-        text = str((await self.chat.state())[SUMMARY])
-        return "" if self.records[0].is_mechanical else text
-
-    @property
-    def asked(self) -> list[types.GenerateContentConfig]:
-        """The configs of the summary calls."""
-        return [request.config for request in summary_requests(self.llm)]
-
-
-async def test_a_refused_call_is_made_again_without_our_limits() -> None:
-    """Neither the output limit nor a switch for thoughts can be what was wrong then."""
-    written = Written(ProviderError("max_tokens is too large"), GOOD)
-    assert await written.compact() == GOOD
-    first, second = written.asked
+async def test_a_call_that_failed_is_made_again() -> None:
+    """A refused one without our limits, which can be what was wrong; to a provider that
+    is busy three times with the very same, but not after a wait that is too long."""
+    refused = Written(ProviderError("max_tokens is too large"), GOOD)
+    assert await refused.compact() == GOOD
+    first, second = refused.asked
     assert first.max_output_tokens == 800
     assert first.thinking_config
     assert (second.max_output_tokens, second.thinking_config) == (None, None)
+    busy = Written(ProviderBusyError("secret"), ProviderBusyError("secret"), GOOD)
+    assert await busy.compact() == GOOD
+    assert [config.max_output_tokens for config in busy.asked] == [800] * 3
+    later = ProviderBusyError("later")
+    later.response = SimpleNamespace(headers={"Retry-After": "3600"})
+    waiting = Written(later, GOOD)
+    assert not await waiting.compact()
+    assert len(waiting.asked) == 1
 
 
-async def test_a_busy_provider_is_asked_three_times() -> None:
-    """With the very same request; what it said is logged without its words."""
-    written = Written(ProviderBusyError("secret"), ProviderBusyError("secret"), GOOD)
-    assert await written.compact() == GOOD
-    assert [config.max_output_tokens for config in written.asked] == [800] * 3
+def failure(**attributes: Any) -> Exception:
+    """A client's error."""
+    error = named("ClientError")
+    vars(error).update(attributes)
+    return error
 
 
-async def test_a_longer_wait_than_there_is_time_for_is_not_begun() -> None:
-    """The turn goes on at once, with a mechanical summary."""
-    busy = ProviderBusyError("later")
-    busy.response = SimpleNamespace(headers={"Retry-After": "3600"})
-    written = Written(busy, GOOD)
-    assert not await written.compact()
-    assert len(written.asked) == 1
+def named(name: str) -> Exception:
+    """A client's error without a status."""
+    error: Exception = type(name, (Exception,), {})("Something happened.")
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        *((failure(status_code=n), True) for n in (429, 500, 502, 503, 504, 529)),
+        *((failure(code=n), True) for n in (429, "503")),
+        *((failure(status_code=n), False) for n in (400, 401, 404, 413, 422)),
+        (failure(response=SimpleNamespace(status_code=503)), True),
+        (failure(code="context_length_exceeded"), False),
+        (failure(status_code=500, message="maximum context length is 600"), False),
+        (failure(code=400, name="ServiceUnavailable"), False),
+        *((named(n), True) for n in ("APITimeoutError", "OverloadedError")),
+        *((named(n), True) for n in ("RemoteProtocolError", "APIConnectionError")),
+        *((each(), True) for each in (TimeoutError, ConnectionResetError)),
+        *((each(), False) for each in (ValueError, KeyError, OSError)),
+    ],
+    ids=str,
+)
+def test_which_errors_are_transient(error: Exception, expected: bool) -> None:
+    """The status decides, then the names of classes."""
+    assert is_transient(error) is expected
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        {"response": SimpleNamespace(headers={"retry-after": "0.01"})},
+        {"response": SimpleNamespace(headers={"Retry-After": formatdate(0)})},
+        {"litellm_response_headers": {"retry-after": "0.01"}},
+        {"args": ("{'retryDelay': '0.01s'}",)},
+    ],
+    ids=["seconds", "date", "LiteLLM's", "Gemini's"],
+)
+async def test_a_provider_says_when_to_come_back(says: dict[str, Any]) -> None:
+    """In a header, or in the body; ours would not fit the time that is left."""
+    error, outcomes = failure(status_code=429), [True]
+    for name, value in says.items():
+        setattr(error, name, value)
+
+    async def ask_once() -> str:
+        if outcomes:
+            outcomes.pop()
+            raise error
+        return "Here."
+
+    assert await call_with_retries(ask_once, 0.9) == "Here."
+
+
+WIDE: dict[str, Any] = {"context_window": 100_000}
+DOWN = RuntimeError("out of order")
+
+
+@pytest.mark.parametrize(
+    ("settings", "replies", "expected"),
+    [
+        ({}, [DOWN, DOWN, DOWN, "They spoke."], [1, 1, 1, 0, 1, 1]),
+        ({}, [DOWN, DOWN, "They spoke."] * 3, [1] * 9),
+        ({}, [DOWN] * 20, [1, 1, 1, 0, 1, 0, 1, 0]),
+        ({"summarizer": "no-such-model"}, None, [1, 1]),
+    ],
+    ids=["pauses once after three", "a success ends the count", "goes on", "unknown"],
+)
+async def test_a_failing_summarizer_is_asked_less_often(
+    settings: dict[str, Any], replies: Any, expected: list[int]
+) -> None:
+    """Only failures in a row count; one compaction is skipped, then it is tried; one
+    that nobody knows leaves it to the agent's own model."""
+    written = Written(**WIDE, **settings)
+    written.llm.summary_replies = replies
+    asked = []
+    for number in range(len(expected)):
+        before = written.llm.summaries
+        await seed(written.chat, user(words(600)), model(words(600)), state=DEMAND)
+        await written.chat.say(f"{number} {words(225)}")
+        asked.append(written.llm.summaries - before)
+    assert asked == expected
+
+
+@pytest.mark.parametrize("failures", [1, 2, 99])
+async def test_a_request_that_fits_waits_for_a_better_summary(failures: int) -> None:
+    """Up to 97 % of the window, with a sixth added to the newest message, it goes out
+    as it is, and the next call asks again."""
+    records = list[CompactionRecord]()
+    replies: list[Any] = [*[DOWN] * failures, *["They spoke of stars."] * 9]
+    llm = SimulatedLlm(context_window=10_000, token_ratio=1.0, summary_replies=replies)
+    strategy = Threshold(context_window=10_000)
+    chat = guarded_chat(llm, strategy, guard={"on_compaction": records.append})
+    while not records:
+        await chat.say(words(520))
+    assert records[0].is_mechanical is (failures == 99)
+    assert llm.rejections == 0
+    if failures < 99:
+        assert llm.summaries == failures + 1
+    else:
+        assert records[0].tokens_before >= 9_700 - 600 / 6  # A message is below 600.
+
+
+# --- what is a summary ---
 
 
 def ended(text: str, reason: str) -> LlmResponse:
@@ -310,63 +395,3 @@ async def test_a_summary_may_be_short(reply: Reply, settings: dict[str, Any]) ->
     written = Written(reply, **settings)
     assert await written.compact()
     assert len(written.asked) == 1
-
-
-def failure(**attributes: Any) -> Exception:
-    """A client's error."""
-    error = named("ClientError")
-    vars(error).update(attributes)
-    return error
-
-
-def named(name: str) -> Exception:
-    """A client's error without a status."""
-    error: Exception = type(name, (Exception,), {})("Something happened.")
-    return error
-
-
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        *((failure(status_code=n), True) for n in (429, 500, 502, 503, 504, 529)),
-        *((failure(code=n), True) for n in (429, "503")),
-        *((failure(status_code=n), False) for n in (400, 401, 404, 413, 422)),
-        (failure(response=SimpleNamespace(status_code=503)), True),
-        (failure(code="context_length_exceeded"), False),
-        (failure(status_code=500, message="maximum context length is 600"), False),
-        (failure(code=400, name="ServiceUnavailable"), False),
-        *((named(n), True) for n in ("APITimeoutError", "OverloadedError")),
-        *((named(n), True) for n in ("RemoteProtocolError", "APIConnectionError")),
-        *((each(), True) for each in (TimeoutError, ConnectionResetError)),
-        *((each(), False) for each in (ValueError, KeyError, OSError)),
-    ],
-    ids=str,
-)
-def test_which_errors_are_transient(error: Exception, expected: bool) -> None:
-    """The status decides, then the names of classes."""
-    assert is_transient(error) is expected
-
-
-@pytest.mark.parametrize(
-    "says",
-    [
-        {"response": SimpleNamespace(headers={"retry-after": "0.01"})},
-        {"response": SimpleNamespace(headers={"Retry-After": formatdate(0)})},
-        {"litellm_response_headers": {"retry-after": "0.01"}},
-        {"args": ("{'retryDelay': '0.01s'}",)},
-    ],
-    ids=["seconds", "date", "LiteLLM's", "Gemini's"],
-)
-async def test_a_provider_says_when_to_come_back(says: dict[str, Any]) -> None:
-    """In a header, or in the body; ours would not fit the time that is left."""
-    error, outcomes = failure(status_code=429), [True]
-    for name, value in says.items():
-        setattr(error, name, value)
-
-    async def ask_once() -> str:
-        if outcomes:
-            outcomes.pop()
-            raise error
-        return "Here."
-
-    assert await call_with_retries(ask_once, 0.9) == "Here."

@@ -1,16 +1,16 @@
-"""What the guard writes reaches the session, also where ADK drops the event with it."""
+"""What the guard writes reaches the session, also where ADK or a plugin before it drops
+or replaces the event with it."""
 
 from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.invocation_context import InvocationContext
 from google.adk.artifacts import InMemoryArtifactService
 from google.adk.code_executors.base_code_executor import BaseCodeExecutor
@@ -21,16 +21,16 @@ from google.adk.code_executors.code_execution_utils import (
 from google.adk.events.event import Event
 from google.adk.events.event_actions import EventActions
 from google.adk.models.llm_request import LlmRequest
-from google.adk.models.llm_response import LlmResponse
 from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.sessions import BaseSessionService
+from google.adk.tools.tool_context import ToolContext
 
-from contextguard_adk import ContextGuardPlugin, Threshold
-from contextguard_adk.testing import Reply, SimulatedLlm
-from contextguard_adk.testing import call as scripted_call
+from contextguard_adk import ContextGuardPlugin, Threshold, request_compaction
+from contextguard_adk.testing import Reply, SimulatedLlm, call
 from tests.builders import SUMMARY_BEGIN, Chat, answer_text, guarded_agent, model, user
 from tests.chats import (
     DEMAND,
+    HEURISTIC,
     REAL,
     SUMMARY,
     Watching,
@@ -38,11 +38,20 @@ from tests.chats import (
     seed,
     words,
 )
+from tests.fake_claude import FakeClaude
 from tests.guarded import SMALL
+from tests.playing import check_played, play_claude
 from tests.talks import looking_tool, message, summarizing_llm
 from tests.test_databases import own_database, store_marks
 
-STRATEGY = Threshold(context_window=3_000, keep=0.2)
+pytestmark = [
+    # Those of the client, none of which is ours.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+
+OLD = (user("Do it."), model(words(2_500)))
 
 
 class Looking(BaseCodeExecutor):
@@ -58,7 +67,7 @@ class Looking(BaseCodeExecutor):
         return CodeExecutionResult(stdout=str(found))
 
 
-def looking(has_executor: bool) -> Callable[[LlmRequest], Reply]:
+def looking_llm(has_executor: bool) -> SimulatedLlm:
     """A model that looks six times for each message, by code or by a tool."""
     steps = itertools.count(1)
 
@@ -67,9 +76,9 @@ def looking(has_executor: bool) -> Callable[[LlmRequest], Reply]:
         if step % 7 == 0:
             return message(step, "answer", 30)
         code = f"```tool_code\n{step}\n```"
-        return code if has_executor else scripted_call("look", step=step)
+        return code if has_executor else call("look", step=step)
 
-    return reply
+    return summarizing_llm(reply)
 
 
 def looking_chat(
@@ -77,40 +86,42 @@ def looking_chat(
     has_executor: bool,
     *plugins: BasePlugin,
     sessions: BaseSessionService | None = None,
-    before: Sequence[BasePlugin] = (),
+    is_watched: bool = False,
 ) -> Chat:
     """A guarded chat of a new process."""
     able: dict[str, Any] = {"tools": [looking_tool()]}
     if has_executor:
         able = {"code_executor": Looking()}
-    guard = ContextGuardPlugin(default=STRATEGY)
+    before = [Watching("watching")] if is_watched else []
+    guard = ContextGuardPlugin(default=Threshold(context_window=3_000, keep=0.2))
     agent = guarded_agent(llm, **able)
     chat = Chat(agent, [*before, guard, *plugins], session_service=sessions)
     chat.runner.artifact_service = InMemoryArtifactService()
     return chat
 
 
+KINDS = ("memory", "sqlite", "postgres")
+
+
 @pytest.mark.parametrize(
-    "kind",
-    [pytest.param(k, marks=store_marks(k)) for k in ("memory", "sqlite", "postgres")],
+    "kind", [pytest.param(kind, marks=store_marks(kind)) for kind in KINDS]
 )
 async def test_code_costs_no_more_summaries_than_a_tool(
     kind: str, tmp_path: Path
 ) -> None:
-    """ADK drops the event of a model that writes code; six turns, each in a process of
-    its own. A plugin before the guard that looks at events changes nothing."""
+    """ADK drops the event of a model that writes code; each turn is in a process of its
+    own. A plugin before the guard that looks at events changes nothing."""
     summaries = []
-    for has_executor, looks in ((False, False), (True, False), (True, True)):
-        llm = summarizing_llm(looking(has_executor))
-        folder = tmp_path / f"{has_executor} {looks}"
+    for has_executor, is_watched in ((False, False), (True, False), (True, True)):
+        llm = looking_llm(has_executor)
+        folder = tmp_path / f"{has_executor} {is_watched}"
         folder.mkdir()
         async with own_database(kind, folder) as store:
             for number in range(6):
-                async with store.open() as service:
-                    before = [Watching("watching")] if looks else []
-                    chat = looking_chat(
-                        llm, has_executor, sessions=service, before=before
-                    )
+                async with store.open() as sessions:
+                    place: dict[str, Any] = {"sessions": sessions}
+                    place["is_watched"] = is_watched
+                    chat = looking_chat(llm, has_executor, **place)
                     assert answer_text(await chat.say(message(number)))
         assert (llm.rejections, llm.violations) == (0, 0)
         summaries.append(llm.summaries)
@@ -119,51 +130,54 @@ async def test_code_costs_no_more_summaries_than_a_tool(
     assert max(of_code) <= 1.2 * of_tool
 
 
+class Counting(BasePlugin):
+    """Writes a count of its own after every model call."""
+
+    async def after_model_callback(self, **context: Any) -> None:
+        """Writes it."""
+        context["callback_context"].state[REAL] = 777
+
+
 @pytest.mark.parametrize("has_executor", [False, True], ids=["tool", "code"])
 async def test_one_event_tells_of_each_compaction(
     has_executor: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also where ADK replaces that of the model."""
+    """Also where ADK replaces that of the model; and what others wrote later stands."""
     caplog.set_level(logging.INFO, "contextguard_adk")
-    llm = summarizing_llm(looking(has_executor))
-    chat = looking_chat(llm, has_executor)
+    llm = looking_llm(has_executor)
+    chat = looking_chat(llm, has_executor, Counting("counting"))
     events = [event for number in range(3) for event in await chat.say(message(number))]
     said = [(event.custom_metadata or {}).get("context_guard") for event in events]
     count = caplog.text.count("Compacted agent")
     assert count >= 2
     assert ["compaction" in each for each in said if each] == [True] * count
-
-
-class Counting(BasePlugin):
-    """Writes a count of its own after every model call."""
-
-    async def after_model_callback(
-        self, *, callback_context: CallbackContext, llm_response: LlmResponse
-    ) -> None:
-        """Writes it."""
-        callback_context.state[REAL] = 777
-
-
-async def test_what_others_wrote_later_stands() -> None:
-    """A value that the guard wrote before does not come back with a later event."""
-    chat = looking_chat(summarizing_llm(looking(True)), True, Counting("counting"))
-    events = await chat.say(message(0))
     assert {e.actions.state_delta.get(REAL, 777) for e in events} == {777}
     assert (await chat.state())[REAL] == 777
 
 
-class Dropping(BasePlugin):
-    """Takes the actions from every event, and keeps other plugins from seeing it."""
+class Replacing(BasePlugin):
+    """Replaces every event; ADK asks no plugin behind it then."""
 
     is_on = True
 
     async def on_event_callback(
         self, *, invocation_context: InvocationContext, event: Event
     ) -> Event | None:
-        """Replaces the event."""
-        if not self.is_on:
-            return None
-        return event.model_copy(update={"actions": EventActions()})
+        """Returns a copy."""
+        return event.model_copy(update=self.change(event)) if self.is_on else None
+
+    def change(self, event: Event) -> dict[str, Any]:
+        """Stamps it with a tenant."""
+        stamp = {**(event.custom_metadata or {}), "tenant": "a"}
+        return {"custom_metadata": stamp}
+
+
+class Dropping(Replacing):
+    """Takes the actions from every event."""
+
+    def change(self, event: Event) -> dict[str, Any]:
+        """Puts none in their place."""
+        return {"actions": EventActions()}
 
 
 @pytest.mark.parametrize("is_late", [False, True], ids=["alone", "another process"])
@@ -173,7 +187,7 @@ async def test_paid_summary_outlives_the_events_of_its_run(is_late: bool) -> Non
     numbers = itertools.count(1)
     llm = SimulatedLlm(
         context_window=100_000,  # What was lost is summarized in one piece.
-        script=[*[scripted_call("look", step=step) for step in range(40)], "Found."],
+        script=[*[call("look", step=step) for step in range(40)], "Found."],
         summary_replies=lambda _: f"Summary {next(numbers)}.",
     )
     dropping = Dropping("dropping")
@@ -206,3 +220,71 @@ async def test_a_failed_call_leaves_its_summary() -> None:
     await guarded_chat(llm, SMALL, session_service=chat.sessions).say("Are you there?")
     assert llm.summaries == 1
     assert SUMMARY_BEGIN in llm.requests[-1].text
+
+
+@pytest.mark.parametrize("is_streaming", [False, True])
+async def test_state_survives_a_plugin_that_replaces_events(
+    serve: Callable[..., str], is_streaming: bool
+) -> None:
+    """Each turn starts anew: the session has all keys, seals and summaries."""
+    found: list[dict[str, Any]] = []
+    for before in ([], [Replacing("stamps")]):
+        serve(fake := FakeClaude())
+        player = play_claude(
+            fake,
+            strategy=Threshold(context_window=6_000),
+            before=lambda before=before: before,
+            is_streaming=is_streaming,
+        )
+        for number in range(5):
+            await player.say(player.steps(3, has_log=number == 1))
+            await player.change()  # Nothing is left but the session.
+        check_played(player, compactions=1)
+        events = await player.events()
+        metadata = [event.custom_metadata or {} for event in events]
+        assert any("tenant" in each for each in metadata) is bool(before)
+        found.append(
+            {
+                "keys": {k for e in events for k in e.actions.state_delta},
+                "seals": [{key for key in e if "seal" in key} for e in metadata],
+                "requests": [each.body for each in fake.exchanges],
+            }
+        )
+    assert any("summary" in key for key in found[0]["keys"])
+    assert any(found[0]["seals"]) or is_streaming
+    assert found[1] == found[0]
+
+
+async def test_what_a_compaction_clears_is_cleared() -> None:
+    """Counts are those of the history before it, and the model reports none."""
+    llm = SimulatedLlm(summary_replies=lambda _: "A summary.", usage="never")
+    chat = guarded_chat(llm, SMALL, before=[Replacing("stamps")])
+    await seed(chat, *OLD, state={**DEMAND, REAL: 5_000, HEURISTIC: 3_000})
+
+    await chat.say("Go on.")
+
+    state = await chat.state()
+    assert state[SUMMARY] == "A summary."
+    assert [state[REAL], state[HEURISTIC]] == [None, None]
+
+
+async def test_a_demand_in_each_step_is_met_and_gone() -> None:
+    """The next turn compacts nothing that nobody has asked for."""
+
+    def ask(tool_context: ToolContext) -> str:
+        """Asks for a compaction."""
+        request_compaction(tool_context.state)
+        return words(2_500)
+
+    script: list[Reply] = [call("ask"), call("ask"), call("ask"), *["Done."] * 2]
+    llm = SimulatedLlm(script=script, summary_replies=lambda _: "A summary.")
+    wide, before = Threshold(context_window=40_000), [Replacing("stamps")]
+    chat = guarded_chat(llm, wide, before=before, agent={"tools": [ask]})
+    await seed(chat, *OLD)
+
+    await chat.say("Go on.")
+    paid = llm.summaries
+    await chat.say("Go on. " + words(2_000))
+
+    assert paid
+    assert llm.summaries == paid

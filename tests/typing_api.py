@@ -26,6 +26,10 @@ class OwnRegistry:
         """Knows one model."""
         return 8_000 if model == "mine" else None
 
+    async def told(self, record: cg.CompactionRecord) -> None:
+        """Is told of a compaction."""
+        assert_type(record.cost, float | None)
+
 
 class OwnStrategy(cg.Strategy):
     """A strategy of the user's own."""
@@ -78,14 +82,6 @@ def on_call(record: cg.CallRecord) -> None:
     assert_type(record.compaction, cg.CompactionRecord | None)
     assert_type(record.usage + record.summary_usage, cg.Usage)
     assert_type(record.summary_cost, float | None)
-
-
-class Listening:
-    """A listener with a state of its own."""
-
-    async def told(self, record: cg.CompactionRecord) -> None:
-        """Is told of a compaction."""
-        assert_type(record.cost, float | None)
 
 
 records: list[cg.CompactionRecord] = []
@@ -191,7 +187,7 @@ def make_app(model: BaseLlm) -> App:
         Path("contextguard.toml"),
         registry=registry,
         on_pressure=lambda record: None,
-        on_compaction=Listening().told,
+        on_compaction=OwnRegistry().told,
         on_call=on_call,
         name="guard",
     )
