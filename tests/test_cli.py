@@ -160,26 +160,23 @@ def test_a_failure_with_summaries_ahead_is_one(
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["demo", "/no/such/folder"], "'/no/such/folder' is not a folder"),
-        (["demo", "--window", "999"], "--window: at least 1,000, not 999"),
-        (["demo", "--window", "wide"], "--window: 'wide' is not a number"),
-        (["demo", "--steps", "0"], "--steps: at least 1, not 0"),
-        (["demo", "--latency", "0"], "--latency: more than 0, at most 3,500, not 0"),
+        (["demo", "/no/such/folder"], "'/no/such/folder' does not exist"),
+        (["demo", "--window", "999"], "'--window': at least 1,000, not 999"),
+        (["demo", "--window", "wide"], "'--window': 'wide' is not a number"),
+        (["demo", "--steps", "0"], "'--steps': at least 1, not 0"),
+        (["demo", "--latency", "0"], "at least 0.001, at most 3,500, not 0"),
         (["demo", "--latency", "3501"], "at most 3,500, not 3501"),
         (["demo", "--latency", "nan"], "at most 3,500, not nan"),
-        (["demo", "--latency", "slow"], "--latency: 'slow' is not a number"),
+        (["demo", "--latency", "slow"], "'--latency': 'slow' is not a number"),
         (["demo", "--latency", "1", "--model", "x"], "a real model takes its own time"),
-        (["demo", "--strategy", "luck"], "invalid choice: 'luck'"),
-        (["dmo"], "invalid choice: 'dmo' (choose from 'demo', "),
-        (["dmo"], ". Did you mean 'demo'?"),
-        (["demo", "--strategy", "pipelin"], ". Did you mean 'pipeline'?"),
-        (["demo", "--context-windo=1", "--step=3"], "at least 1,000, not 1"),
-        (
-            ["replay", "x", "--widow=3"],
-            "arguments: --widow=3. Did you mean '--window'?",
-        ),
-        (["report", "x.json", "--plot=y"], "unrecognized arguments: --plot=y\n"),
-        (["--versio2"], "unrecognized arguments: --versio2. Did you mean '--version'"),
+        (["demo", "--strategy", "luck"], "'luck' is not one of threshold, "),
+        (["dmo"], "No such command 'dmo'"),
+        (["dmo"], " Did you mean 'demo'?"),
+        (["demo", "--strategy", "pipelin"], " Did you mean 'pipeline'?"),
+        (["demo", "--context-windo=1"], "Did you mean "),
+        (["replay", "x", "--widow=3"], "Did you mean "),
+        (["report", "x.json", "--plot=y"], "No such option"),
+        (["--versio2"], "Did you mean "),
         (["demo", "."], "there is no source file in /"),
         (["check", "--model", "gpt-4o", "guard.toml"], "name the file before --model"),
         (["check", "unknown.toml"], "unknown.toml: "),
@@ -214,10 +211,10 @@ def test_wrong_arguments_are_one_line(
 def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
     """With `--help` each prints how it is used."""
     assert main([]) == 0
-    assert capsys.readouterr().out.startswith("usage: contextguard [-h]")
+    assert capsys.readouterr().out.startswith("Usage: contextguard [OPTIONS]")
     for command in ([], ["demo"], ["check"], ["replay"], ["report"]):
         assert main([*command, "--help"]) == 0
-        usage = " ".join(["usage: contextguard", *command, "[-h]"])
+        usage = " ".join(["Usage: contextguard", *command, "[OPTIONS]"])
         assert capsys.readouterr().out.startswith(usage)
 
 

@@ -350,7 +350,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 COMMANDS: dict[str, Mistake] = {
     "command": Mistake(
-        "dmo", "contextguard: error: argument COMMAND: invalid choice: 'dmo'…"
+        "dmo", "contextguard: error: No such command 'dmo'. Did you mean 'demo'?"
     ),
     "check of a missing file": Mistake(
         "check missing.toml",
@@ -359,8 +359,8 @@ COMMANDS: dict[str, Mistake] = {
     ),
     "option's value": Mistake(
         "demo --window 8k",
-        "contextguard demo: error: argument --context-window/--window: '8k' is not a "
-        "number",
+        "contextguard demo: error: Invalid value for '--context-window' / '--window': "
+        "'8k' is not a number",
     ),
     "database without SQLAlchemy": Mistake(
         "replay sqlite:///sessions.db",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 from collections.abc import Iterator
@@ -22,8 +21,7 @@ from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.runners import Runner
 from google.adk.sessions import InMemorySessionService
 from google.genai import types
-from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from contextguard_adk._providers.clients import read_usage
 from contextguard_adk._providers.costs import TYPICAL_COSTS, Costs, price_calls
@@ -31,6 +29,7 @@ from contextguard_adk._providers.overflow import parse_overflow
 from contextguard_adk._providers.windows import LitellmRegistry, resolve_costs
 from contextguard_adk._tools.terminal import (
     CommandError,
+    console,
     print_line,
     print_sparkline,
     quiet_logs,
@@ -56,39 +55,43 @@ BARE, AHEAD = "no guard", "summaries ahead"
 Turn: TypeAlias = tuple[str, list[Reply]]
 
 
-def run_demo(arguments: argparse.Namespace) -> int:
+def run_demo(
+    path: Path | None,
+    window_tokens: int | None,
+    steps: int,
+    strategy: str,
+    model: str | None,
+    latency: float | None,
+) -> int:
     """Compares the work without and with the guard; returns 1 if the guard failed."""
-    root = (arguments.path or Path(google.adk.__path__[0])).resolve()
-    steps, model, latency = arguments.steps, arguments.model, arguments.latency
+    root = (path or Path(google.adk.__path__[0])).resolve()
     if model and latency:
         raise CommandError("--latency: a real model takes its own time")
     turns = list(plan_turns(root, steps))
     if not turns:
         raise CommandError(f"there is no source file in {root}")
-    console = Console(highlight=False)
     # What is logged of a request's size is an estimate; the demo shows real counts.
     with quiet_logs(console):
         usual_tokens = LitellmRegistry().context_window(model) if model else 32_000
-        window_tokens = arguments.window or usual_tokens
+        window_tokens = window_tokens or usual_tokens
         if window_tokens is None:
             raise CommandError(f"the window of {model} is unknown: give --window")
-        kind = STRATEGIES[arguments.strategy]
         names = [BARE, "with guard", *([AHEAD] if latency else [])]
-        models = [_create_model(arguments, window_tokens, turns) for _ in names]
-        print_line(console, f"An agent works {steps:,} steps through {root}", "bold")
-        name = model or "simulated offline"
-        setup = f"Model: {name}, context window {window_tokens:,} tokens"
-        print_line(console, f"{setup}, strategy {arguments.strategy}", "dim")
+        llms = [_create_model(model, latency, window_tokens, turns) for _ in names]
+        print_line(f"An agent works {steps:,} steps through {root}", "bold")
+        setup = (
+            f"{model or 'simulated offline'}, context window {window_tokens:,} tokens"
+        )
+        print_line(f"Model: {setup}, strategy {strategy}", "dim")
         costs = resolve_costs(model, {}, None) if model else TYPICAL_COSTS
-        runs = [DemoRun(name, steps, window_tokens, costs, console) for name in names]
-        for run, llm in zip(runs, models, strict=True):
-            strategy = kind(
-                context_window=window_tokens,
-                summary_timeout_seconds=60 + latency,
-                ahead=run.name == AHEAD,
-            )
+        runs = [DemoRun(name, steps, window_tokens, costs) for name in names]
+        for run, llm in zip(runs, llms, strict=True):
             guard = ContextGuardPlugin(
-                default=strategy,
+                default=STRATEGIES[strategy](
+                    context_window=window_tokens,
+                    summary_timeout_seconds=60 + (latency or 0),
+                    ahead=run.name == AHEAD,
+                ),
                 on_call=run.note_call,
                 on_compaction=run.held_up_by.append,
                 on_pressure=run.pressures.append,
@@ -97,34 +100,36 @@ def run_demo(arguments: argparse.Namespace) -> int:
             loop_factory = VirtualTimeLoop if latency else None
             with asyncio.Runner(loop_factory=loop_factory) as runner:
                 runner.run(run.play(turns, llm, root, plugins))
-    print_line(console, "")
-    print_line(console, f"Prompt tokens of each call; ✕ is over {window_tokens:,}:")
+    print_line("")
+    print_line(f"Prompt tokens of each call; ✕ is over {window_tokens:,}:")
     for run in runs:
-        print_sparkline(console, f"{run.name:18}", run.sizes, window_tokens)
-    return _report(console, runs, arguments)
+        print_sparkline(f"{run.name:18}", run.sizes, window_tokens)
+    _print_figures(runs, latency)
+    if not model:
+        prices = "$1 for a million input tokens, $0.10 for cached ones, $8 for output"
+        print_line(f"Prices: {prices}.")
+    if latency:
+        each = f"{latency:g} s for every answer and every summary"
+        print_line(f"Times are simulated: {each}.")
+    return _print_end(runs)
 
 
-def _report(
-    console: Console, runs: list[DemoRun], arguments: argparse.Namespace
-) -> int:
-    """Prints the figures of all runs; returns 1 if a guarded one failed."""
-    table = Table("", *(run.name for run in runs), show_edge=False, pad_edge=False)
-    for column in table.columns[1:]:
-        column.justify = "right"
+def _print_figures(runs: list[DemoRun], latency: float | None) -> None:
+    """Prints a table with a column for each run."""
+    columns = [Column(run.name, justify="right") for run in runs]
+    table = Table("", *columns, show_edge=False, pad_edge=False)
     for rows in zip(*(run.figures.items() for run in runs), strict=True):
         table.add_row(rows[0][0], *(value for _, value in rows))
-    if arguments.latency:
+    if latency:
         ends = (run.answer_seconds for run in runs)
         table.add_row("time to the last answer", *map(_format_seconds, ends))
         waits = (sum(done.waited_seconds for done in run.held_up_by) for run in runs)
         table.add_row("waited for summaries", *map(_format_seconds, waits))
     console.print("", table, "", sep="\n")
-    if not arguments.model:
-        prices = "$1 for a million input tokens, $0.10 for cached ones, $8 for output"
-        print_line(console, f"Prices: {prices}.")
-    if arguments.latency:
-        each = f"{arguments.latency:g} s for every answer and every summary"
-        print_line(console, f"Times are simulated: {each}.")
+
+
+def _print_end(runs: list[DemoRun]) -> int:
+    """Says how the guarded run ended that fared worse; returns 1 if it failed."""
     bare, *guarded = runs
     worst = max(guarded, key=lambda run: (bool(run.failure), run.rejections))
     end = "the work fits into the window without it as well: try a smaller --window"
@@ -135,7 +140,7 @@ def _report(
     elif bare.rejections:
         end = f"no request refused; without it only {bare.steps:,}"
     done = f"{worst.steps:,} of {bare.planned_steps:,} steps were done"
-    print_line(console, f"With the guard {done}, {end}.", "bold")
+    print_line(f"With the guard {done}, {end}.", "bold")
     return 1 if worst.rejections or worst.failure else 0
 
 
@@ -210,19 +215,19 @@ def read_source(file: Path) -> str:
 
 
 def _create_model(
-    arguments: argparse.Namespace, window_tokens: int, turns: list[Turn]
+    name: str | None, latency: float | None, window_tokens: int, turns: list[Turn]
 ) -> BaseLlm:
-    if arguments.model is None:
+    if name is None:
         replies = cycle(chain.from_iterable(replies for _, replies in turns))
         return SimulatedLlm(
             context_window=window_tokens,
             script=lambda _: next(replies),
             prompt_cache=True,
             keep_requests=0,
-            latency_seconds=arguments.latency,
+            latency_seconds=latency or 0,
         )
     try:
-        llm = LLMRegistry.new_llm(arguments.model)
+        llm = LLMRegistry.new_llm(name)
         if type(llm).__name__ == "LiteLlm":
             import litellm
 
@@ -241,7 +246,6 @@ class DemoRun:
     planned_steps: int
     window_tokens: int
     costs: Costs | None
-    console: Console
     steps: int = 0
     rejections: int = 0
     compactions: int = 0
@@ -279,7 +283,7 @@ class DemoRun:
         """Asks about the files, round and round, until all steps are done."""
         # Errors of a task that was interrupted are not for the user.
         asyncio.get_running_loop().set_exception_handler(lambda *_: None)
-        print_line(self.console, self.name, "bold")
+        print_line(self.name, "bold")
         agent = LlmAgent(name="explorer", model=llm, instruction=INSTRUCTION)
         agent.tools = [FileTools(root).list_files, FileTools(root).read_file]
         app = App(name="contextguard_demo", root_agent=agent, plugins=plugins)
@@ -300,7 +304,7 @@ class DemoRun:
         refused_turns = 0  # in a row
         for number, question in enumerate(asked, 1):
             done = f"{self.steps:,}/{self.planned_steps:,}"
-            print_line(self.console, f"  turn {number}, step {done}: {question}")
+            print_line(f"  turn {number}, step {done}: {question}")
             events = runner.run_async(**ids, new_message=types.UserContent(question))
             try:
                 async with aclosing(events):
@@ -313,12 +317,12 @@ class DemoRun:
                 overflow = parse_overflow(error)
                 if not overflow:
                     self.failure = _describe_error(error)
-                    print_line(self.console, f"    stopped: {self.failure}", "bold red")
+                    print_line(f"    stopped: {self.failure}", "bold red")
                     return
                 refused_turns += 1
                 self._note_rejection(overflow.prompt_tokens or 0)
             if refused_turns == 10:
-                print_line(self.console, "    given up after 10 refused turns")
+                print_line("    given up after 10 refused turns")
                 return
 
     def _count(self, event: Event) -> None:
@@ -340,18 +344,18 @@ class DemoRun:
             self.compactions += 1
             before, after = record.compaction.tokens_before, record.real_tokens or 0
             text = f"    compaction {self.compactions}: {before:,} → {after:,} tokens"
-            print_line(self.console, text, "cyan")
+            print_line(text, "cyan")
         if self.pressures and record.real_tokens:
             share = record.real_tokens / self.window_tokens
             text = f"    warning: a request fills {share:.0%} of the context window"
-            print_line(self.console, text, "yellow")
+            print_line(text, "yellow")
         self.pressures.clear()
 
     def _note_rejection(self, prompt_tokens: int) -> None:
         self.rejections += 1
         self.sizes += [prompt_tokens] * bool(prompt_tokens)
         size = f"{prompt_tokens:,} tokens" if prompt_tokens else "too many tokens"
-        print_line(self.console, f"    rejected by the provider: {size}", "bold red")
+        print_line(f"    rejected by the provider: {size}", "bold red")
 
 
 def _format_seconds(seconds: float) -> str:

@@ -10,18 +10,16 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.measure import Measurement
-from rich.table import Table
-from rich.text import Text
+from rich.table import Column
 
 from contextguard_adk._providers.costs import TYPICAL_COSTS, add_costs
 from contextguard_adk._tools.terminal import (
     CommandError,
-    clean_text,
     explain_writing,
+    number_column,
     print_line,
     print_sparkline,
+    print_table,
 )
 from contextguard_adk.telemetry import CompactionRecord, Usage, format_cost
 
@@ -184,25 +182,30 @@ def _measure_accuracy(calls: Sequence[ReplayedCall]) -> dict[str, Any] | None:
 
 def print_replayed(replayed: Replayed, is_complete: bool) -> None:
     """Prints the sums and the calls; of a long session those near a compaction."""
-    console, calls = Console(highlight=False), replayed.calls
+    calls = replayed.calls
     without, guarded = replayed.without_guard, replayed.with_guard
     over = (
         f"{without.over_window:,} without the guard → {guarded.over_window:,} with it"
     )
     headline = f"Requests over the window: {over}; {guarded.compactions:,} compactions"
-    print_line(console, headline, "bold")
+    print_line(headline, "bold")
     window_tokens = max(call.window_tokens for call in calls)
     for label in ("without the guard", "with the guard"):
         sizes = [getattr(call, LINES[label][0]) for call in calls]
-        print_sparkline(console, f"{label:19}", sizes, window_tokens)
-    print_line(console, "")
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in COLUMNS:
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("compaction", min_width=20)
-    has_agents = len({call.agent for call in calls}) > 1
-    if has_agents:
-        table.add_column("agent", overflow="fold")
+        print_sparkline(f"{label:19}", sizes, window_tokens)
+    print_line("")
+    columns = [*map(number_column, COLUMNS), Column("compaction", min_width=20)]
+    if len({call.agent for call in calls}) > 1:
+        columns.append(Column("agent", overflow="fold"))
+    print_table(columns, _list_rows(calls, is_complete, len(columns)))
+    for line in (*_list_facts(replayed), *list_assumptions(replayed.has_cache)):
+        print_line(line)
+
+
+def _list_rows(
+    calls: list[ReplayedCall], is_complete: bool, width: int
+) -> Iterator[tuple[list[str], str]]:
+    """Yields the cells of each call to print, and its style."""
     previous = 0
     for index, call in enumerate(calls):
         is_end = min(index, len(calls) - 1 - index) < 5
@@ -210,28 +213,12 @@ def print_replayed(replayed: Replayed, is_complete: bool) -> None:
         if not (is_complete or len(calls) < 50 or is_end or is_near):
             continue
         if call.number > previous + 1:
-            table.add_row("...")
+            yield ["..."], ""
         previous = call.number
         figures = [(getattr(call, name), form) for name, form in COLUMNS.values()]
         cells = ["-" if n is None else format(n, form) for n, form in figures]
-        cells += [_describe(call.compaction), *([call.agent] if has_agents else [])]
-        table.add_row(
-            *(Text(clean_text(console, cell)) for cell in cells),
-            style="cyan" if call.compaction else "",
-        )
-    print_table(console, table)
-    for line in (*_list_facts(replayed), *list_assumptions(replayed.has_cache)):
-        print_line(console, line)
-
-
-def print_table(console: Console, table: Table) -> None:
-    """Prints a table of which no number is cut, whatever the terminal."""
-    unbounded = console.options.update(max_width=10_000)
-    wanted_columns = Measurement.get(console, unbounded, table)
-    columns = console.width if console.is_terminal else 120
-    console.width = max(columns, wanted_columns.minimum)
-    console.print(table)
-    print_line(console, "")
+        cells += [_describe(call.compaction), call.agent]
+        yield cells[:width], "cyan" if call.compaction else ""
 
 
 def _describe(done: CompactionRecord | None) -> str:
