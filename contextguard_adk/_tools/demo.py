@@ -36,18 +36,15 @@ from contextguard_adk._tools.terminal import (
 )
 from contextguard_adk.config import STRATEGIES
 from contextguard_adk.plugin import ContextGuardPlugin
-from contextguard_adk.telemetry import (
-    CallRecord,
-    CompactionRecord,
-    PressureRecord,
-    Usage,
-    format_cost,
-)
+from contextguard_adk.telemetry import CallRecord, PressureRecord, Usage, format_cost
 from contextguard_adk.testing import Reply, SimulatedLlm, VirtualTimeLoop, call
 
 INSTRUCTION = """\
 Study the source files of a project: read those that matter one after another with your
 tools, then answer. Paths are relative to the project's top folder."""
+
+PRICES = """\
+Prices: $1 for a million input tokens, $0.10 for cached ones, $8 for output."""
 
 BARE, AHEAD = "no guard", "summaries ahead"
 
@@ -79,53 +76,29 @@ def run_demo(
         names = [BARE, "with guard", *([AHEAD] if latency else [])]
         llms = [_create_model(model, latency, window_tokens, turns) for _ in names]
         print_line(f"An agent works {steps:,} steps through {root}", "bold")
-        setup = (
-            f"{model or 'simulated offline'}, context window {window_tokens:,} tokens"
-        )
-        print_line(f"Model: {setup}, strategy {strategy}", "dim")
+        setup = f"{model or 'simulated offline'}, context window {window_tokens:,}"
+        print_line(f"Model: {setup} tokens, strategy {strategy}", "dim")
         costs = resolve_costs(model, {}, None) if model else TYPICAL_COSTS
         runs = [DemoRun(name, steps, window_tokens, costs) for name in names]
         for run, llm in zip(runs, llms, strict=True):
-            guard = ContextGuardPlugin(
-                default=STRATEGIES[strategy](
-                    context_window=window_tokens,
-                    summary_timeout_seconds=60 + (latency or 0),
-                    ahead=run.name == AHEAD,
-                ),
-                on_call=run.note_call,
-                on_compaction=run.held_up_by.append,
-                on_pressure=run.pressures.append,
-            )
-            plugins: list[BasePlugin] = [] if run.name == BARE else [guard]
             loop_factory = VirtualTimeLoop if latency else None
             with asyncio.Runner(loop_factory=loop_factory) as runner:
-                runner.run(run.play(turns, llm, root, plugins))
+                runner.run(run.play(turns, llm, root, strategy))
     print_line("")
     print_line(f"Prompt tokens of each call; ✕ is over {window_tokens:,}:")
     for run in runs:
         print_sparkline(f"{run.name:18}", run.sizes, window_tokens)
-    _print_figures(runs, latency)
+    columns = [Column(run.name, justify="right") for run in runs]
+    table = Table("", *columns, show_edge=False, pad_edge=False)
+    for rows in zip(*(run.describe(latency).items() for run in runs), strict=True):
+        table.add_row(rows[0][0], *(value for _, value in rows))
+    console.print("", table, "", sep="\n")
     if not model:
-        prices = "$1 for a million input tokens, $0.10 for cached ones, $8 for output"
-        print_line(f"Prices: {prices}.")
+        print_line(PRICES)
     if latency:
         each = f"{latency:g} s for every answer and every summary"
         print_line(f"Times are simulated: {each}.")
     return _print_end(runs)
-
-
-def _print_figures(runs: list[DemoRun], latency: float | None) -> None:
-    """Prints a table with a column for each run."""
-    columns = [Column(run.name, justify="right") for run in runs]
-    table = Table("", *columns, show_edge=False, pad_edge=False)
-    for rows in zip(*(run.figures.items() for run in runs), strict=True):
-        table.add_row(rows[0][0], *(value for _, value in rows))
-    if latency:
-        ends = (run.answer_seconds for run in runs)
-        table.add_row("time to the last answer", *map(_format_seconds, ends))
-        waits = (sum(done.waited_seconds for done in run.held_up_by) for run in runs)
-        table.add_row("waited for summaries", *map(_format_seconds, waits))
-    console.print("", table, "", sep="\n")
 
 
 def _print_end(runs: list[DemoRun]) -> int:
@@ -251,34 +224,36 @@ class DemoRun:
     compactions: int = 0
     usage: Usage = field(default_factory=Usage)
     sizes: list[int] = field(default_factory=list)  # Of requests, in tokens.
-    # A warning waits for the answer's count: how full the window is, not the estimate.
     pressures: list[PressureRecord] = field(default_factory=list)
-    held_up_by: list[CompactionRecord] = field(default_factory=list)
-    largest_request_tokens: int = 0
+    largest_tokens: int = 0
     answer_seconds: float = 0.0
+    waited_seconds: float = 0.0
     failure: str = ""
 
-    @property
-    def figures(self) -> dict[str, str]:
-        """What is compared, summaries included, by the name of its row."""
+    def describe(self, latency: float | None) -> dict[str, str]:
+        """Lists what is compared, summaries included, by the name of its row."""
         done, usage = max(1, self.steps), self.usage
         uncached_tokens = usage.prompt_tokens - usage.cached_tokens
         cost = price_calls([usage], self.costs)
-        return {
+        figures = {
             "steps done": f"{self.steps:,} of {self.planned_steps:,}",
             "requests rejected": f"{self.rejections:,}",
             "compactions": f"{self.compactions:,}",
-            "largest request": f"{self.largest_request_tokens:,}",
-            "of the window": f"{self.largest_request_tokens / self.window_tokens:.0%}",
+            "largest request": f"{self.largest_tokens:,}",
+            "of the window": f"{self.largest_tokens / self.window_tokens:.0%}",
             "uncached input / step": f"{uncached_tokens / done:,.0f}",
             "cached input / step": f"{usage.cached_tokens / done:,.0f}",
             "output / step": f"{usage.output_tokens / done:,.0f}",
             "cost / step": format_cost(None if cost is None else cost / done),
             "cost of the steps done": format_cost(cost),
         }
+        if latency:
+            figures["time to the last answer"] = _format_seconds(self.answer_seconds)
+            figures["waited for summaries"] = _format_seconds(self.waited_seconds)
+        return figures
 
     async def play(
-        self, turns: list[Turn], llm: BaseLlm, root: Path, plugins: list[BasePlugin]
+        self, turns: list[Turn], llm: BaseLlm, root: Path, strategy_name: str
     ) -> None:
         """Asks about the files, round and round, until all steps are done."""
         # Errors of a task that was interrupted are not for the user.
@@ -286,6 +261,17 @@ class DemoRun:
         print_line(self.name, "bold")
         agent = LlmAgent(name="explorer", model=llm, instruction=INSTRUCTION)
         agent.tools = [FileTools(root).list_files, FileTools(root).read_file]
+        strategy = STRATEGIES[strategy_name](
+            context_window=self.window_tokens,
+            summary_timeout_seconds=60 + getattr(llm, "latency_seconds", 0),
+            ahead=self.name == AHEAD,
+        )
+        guard = ContextGuardPlugin(
+            default=strategy,
+            on_call=self._note_call,
+            on_pressure=self.pressures.append,
+        )
+        plugins: list[BasePlugin] = [] if self.name == BARE else [guard]
         app = App(name="contextguard_demo", root_agent=agent, plugins=plugins)
         runner = Runner(app=app, session_service=InMemorySessionService())
         asked = islice(cycle(question for question, _ in turns), self.planned_steps)
@@ -293,9 +279,9 @@ class DemoRun:
         await runner.close()
         if self.failure and not self.steps:
             raise CommandError(f"the model cannot be used: {self.failure}")
-        self.largest_request_tokens = max(self.sizes, default=0)
-        if isinstance(llm, SimulatedLlm):  # It knows those for summaries, too.
-            self.largest_request_tokens = llm.largest_request_tokens
+        # A simulated model knows those of summaries, too.
+        largest_tokens = max(self.sizes, default=0)
+        self.largest_tokens = getattr(llm, "largest_request_tokens", largest_tokens)
 
     async def _ask(self, runner: Runner, asked: Iterator[str]) -> None:
         """Asks one question after the other, whatever happens to each."""
@@ -335,16 +321,18 @@ class DemoRun:
         self.usage += usage
         self.sizes.append(usage.prompt_tokens)
 
-    def note_call(self, record: CallRecord) -> None:
+    def _note_call(self, record: CallRecord) -> None:
         """Shows what the guard did before a model call."""
         self.usage += record.summary_usage
         if record.is_recovered:
             self._note_rejection(0)
         if record.compaction:
             self.compactions += 1
+            self.waited_seconds += record.compaction.waited_seconds
             before, after = record.compaction.tokens_before, record.real_tokens or 0
             text = f"    compaction {self.compactions}: {before:,} → {after:,} tokens"
             print_line(text, "cyan")
+        # By the answer's count: how full the window is, not the estimate.
         if self.pressures and record.real_tokens:
             share = record.real_tokens / self.window_tokens
             text = f"    warning: a request fills {share:.0%} of the context window"
