@@ -134,7 +134,11 @@ class _Check(click.Command):
 @click.version_option(package_name="contextguard-adk", message="%(prog)s %(version)s")
 @click.pass_context
 def contextguard(context: click.Context) -> None:
-    """Keeps Google ADK agents inside their model's context window."""
+    """Keeps Google ADK agents inside their model's context window.
+
+    Exit code: 0 if all is well, 1 if a guarded run of the demo saw a refusal or failure,
+    2 for wrong arguments and what cannot be read, 130 after Ctrl-C.
+    """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
 
@@ -157,7 +161,9 @@ def _recording_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for add in (
         _json,
         _window,
-        click.option("--config", envvar=VARIABLE, help="A settings file to try."),
+        click.option(
+            "--config", envvar=VARIABLE, show_envvar=True, help="Settings to try."
+        ),
         click.option("--model", help="Take its window, not the recorded model's."),
         click.option("--agent", help="Only this agent's calls."),
         click.option("--list", "is_list", is_flag=True, help="List the sessions."),
@@ -195,9 +201,6 @@ def demo(**options: Any) -> int | None:
 
     An agent works through the source tree in PATH, by default the installed google-adk,
     first without the guard, then with it; by default offline, with a simulated model.
-
-    Exit code: 0 if no guarded run saw a refusal or failure, 1 otherwise, 2 for wrong
-    arguments, 130 after Ctrl-C.
     """
     return _call(**options)
 
@@ -217,8 +220,6 @@ def check(**options: Any) -> int | None:
 
     Reads the settings file CONFIG, by default what $CONTEXTGUARD_CONFIG names, as the
     plugin does and prints what it means for each agent and model.
-
-    Exit code: 0 if all is well, 2 for wrong arguments or a wrong file.
     """
     return _call(**options)
 
@@ -234,8 +235,6 @@ def replay(**options: Any) -> int | None:
     SESSION is a JSON export, adk web's SQLite file, or a database's URL, of which the
     newest session is taken where no name is given. Call by call you see estimate,
     recorded count and what the guard would have compacted. No model is asked.
-
-    Exit code: 0, or 2 for wrong arguments or what cannot be replayed.
     """
     return _call(**options)
 
@@ -249,7 +248,5 @@ def report(**options: Any) -> int | None:
     SESSION is a JSON export, adk web's SQLite file, or a database's URL, of which the
     newest session is taken where no name is given. The page shows the context over
     time, tokens, money, and each compaction. No model is asked.
-
-    Exit code: 0, or 2 for wrong arguments or what cannot be read.
     """
     return _call(**options)

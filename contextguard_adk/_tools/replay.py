@@ -23,27 +23,12 @@ from contextguard_adk._measuring.tokens import estimate_config_tokens
 from contextguard_adk._providers.clients import read_usage
 from contextguard_adk._providers.costs import price_calls
 from contextguard_adk._providers.windows import resolve_context_window, resolve_costs
-from contextguard_adk._tools import replay_report
-from contextguard_adk._tools.recordings import (
-    RecordedCall,
-    SessionKey,
-    describe_session,
-    fit_counts,
-    list_calls,
-    list_sessions,
-    load_session,
-    read_facts,
-)
+from contextguard_adk._tools import recordings, replay_report, terminal
+from contextguard_adk._tools.recordings import RecordedCall, SessionKey
 from contextguard_adk._tools.replay_compare import Comparison, Row, list_rows
 from contextguard_adk._tools.replay_report import Bill, Replayed, ReplayedCall
 from contextguard_adk._tools.replay_side import Sent, Side, count_bytes, make_summarizer
-from contextguard_adk._tools.terminal import (
-    CommandError,
-    number_column,
-    print_line,
-    print_table,
-    quiet_logs,
-)
+from contextguard_adk._tools.terminal import CommandError, print_line
 from contextguard_adk.config import PluginSettings, load_settings
 from contextguard_adk.plugin import ContextGuardPlugin
 from contextguard_adk.strategies import Strategy
@@ -95,7 +80,7 @@ def run_replay(
         replay_report.require_plotting(plot)
     # Of settings that are only compared, what they cannot do is no warning.
     silent = [due.logger] if compare else []
-    with quiet_logs(Console(stderr=True), *silent):
+    with terminal.quiet_logs(Console(stderr=True), *silent):
         session, settings = read_recording(**recording)
         rows = (
             list(list_rows(settings.guard, settings.window_tokens)) if compare else []
@@ -110,7 +95,7 @@ def run_replay(
     if as_json:
         print(json.dumps(found.to_json(), indent=2))
         return
-    print_line(str(describe_session(session)), "dim")
+    print_line(str(recordings.describe_session(session)), "dim")
     if isinstance(found, Comparison):
         found.print()
     else:
@@ -130,7 +115,9 @@ def read_recording(
     """Reads a session, and the settings that it is replayed with."""
     guard = load_settings(config) if config else PluginSettings()
     settings = ReplaySettings(guard, agent, model, window_tokens)
-    return asyncio.run(load_session(source, SessionKey(app, user, session))), settings
+    return asyncio.run(
+        recordings.load_session(source, SessionKey(app, user, session))
+    ), settings
 
 
 def print_sessions(
@@ -142,8 +129,10 @@ def print_sessions(
     **_: object,
 ) -> None:
     """Lists the sessions that have the given names, the newest first."""
-    with quiet_logs(Console(stderr=True)):
-        listed = asyncio.run(list_sessions(source, SessionKey(app, user, session)))
+    with terminal.quiet_logs(Console(stderr=True)):
+        listed = asyncio.run(
+            recordings.list_sessions(source, SessionKey(app, user, session))
+        )
     rows = [{**vars(each), "updated": f"{each.updated:%F %T}"} for each in listed]
     if as_json:
         print(json.dumps(rows, indent=2))
@@ -154,7 +143,9 @@ def print_sessions(
         text = f"... {len(rows) - MAX_LISTED:,} older ones: see --app, --json"
         lines.append(([text], ""))
     names = "app", "user", "session", "updated"
-    print_table([*names, number_column("events")] if rows else [], lines)
+    terminal.print_table(
+        [*names, terminal.number_column("events")] if rows else [], lines
+    )
 
 
 async def replay_session(session: Session, settings: ReplaySettings) -> Replayed:
@@ -167,7 +158,7 @@ async def replay_guards(
     session: Session, settings: ReplaySettings, guards: Sequence[PluginSettings]
 ) -> list[Replayed]:
     """Replays a session with several guards at once: ADK builds each request once."""
-    calls = list(list_calls(session, settings.agent))
+    calls = list(recordings.list_calls(session, settings.agent))
     if not calls:
         of_agent = f" of agent {settings.agent!r}" if settings.agent else ""
         missing = f"no model response{of_agent} with a recorded prompt token count"
@@ -204,7 +195,7 @@ class _Replay:
         self._agents: dict[str, LlmAgent] = {}
         # Real tokens / (bytes / 4) of an agent's last request with a real count.
         self._ratios: dict[str, float] = {}
-        self._is_guarded = any(map(read_facts, recorded.events))
+        self._is_guarded = any(map(recordings.read_facts, recorded.events))
         self.fixed_tokens: dict[str, int] = {}
 
     def _guard(self, guard: PluginSettings, observe: bool = False) -> Side:
@@ -240,7 +231,7 @@ class _Replay:
                 request = (await side.play(call, agent)).request
                 contents = LlmRequest(contents=request.contents)
                 counts.append((count_bytes(contents), call.prompt_tokens))
-            fits.append(fit_counts(counts))
+            fits.append(recordings.fit_counts(counts))
         (turn, turn_error), (whole, whole_error) = fits
         self.fixed_tokens[name] = whole
         # The recorded counts must speak clearly for the rarer setting.
