@@ -136,8 +136,8 @@ class _Check(click.Command):
 def contextguard(context: click.Context) -> None:
     """Keeps Google ADK agents inside their model's context window.
 
-    Exit code: 0 if all is well, 1 if a guarded run of the demo saw a refusal or failure,
-    2 for wrong arguments and what cannot be read, 130 after Ctrl-C.
+    Exit code: 0 if all is well, 1 if a guarded run of the demo saw a refusal or a
+    failure, 2 for wrong arguments and what cannot be read, 130 after Ctrl-C.
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())

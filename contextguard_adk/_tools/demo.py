@@ -18,8 +18,7 @@ from google.adk.events import Event
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.registry import LLMRegistry
 from google.adk.plugins.base_plugin import BasePlugin
-from google.adk.runners import Runner
-from google.adk.sessions import InMemorySessionService
+from google.adk.runners import InMemoryRunner, Runner
 from google.genai import types
 from rich.table import Column, Table
 
@@ -27,13 +26,8 @@ from contextguard_adk._providers.clients import read_usage
 from contextguard_adk._providers.costs import TYPICAL_COSTS, Costs, price_calls
 from contextguard_adk._providers.overflow import parse_overflow
 from contextguard_adk._providers.windows import LitellmRegistry, resolve_costs
-from contextguard_adk._tools.terminal import (
-    CommandError,
-    console,
-    print_line,
-    print_sparkline,
-    quiet_logs,
-)
+from contextguard_adk._tools import terminal
+from contextguard_adk._tools.terminal import CommandError, print_line
 from contextguard_adk.config import STRATEGIES
 from contextguard_adk.plugin import ContextGuardPlugin
 from contextguard_adk.telemetry import CallRecord, PressureRecord, Usage, format_cost
@@ -68,7 +62,7 @@ def run_demo(
     if not turns:
         raise CommandError(f"there is no source file in {root}")
     # What is logged of a request's size is an estimate; the demo shows real counts.
-    with quiet_logs(console):
+    with terminal.quiet_logs(terminal.console):
         usual_tokens = LitellmRegistry().context_window(model) if model else 32_000
         window_tokens = window_tokens or usual_tokens
         if window_tokens is None:
@@ -87,12 +81,12 @@ def run_demo(
     print_line("")
     print_line(f"Prompt tokens of each call; ✕ is over {window_tokens:,}:")
     for run in runs:
-        print_sparkline(f"{run.name:18}", run.sizes, window_tokens)
+        terminal.print_sparkline(f"{run.name:18}", run.sizes, window_tokens)
     columns = [Column(run.name, justify="right") for run in runs]
     table = Table("", *columns, show_edge=False, pad_edge=False)
     for rows in zip(*(run.describe(latency).items() for run in runs), strict=True):
         table.add_row(rows[0][0], *(value for _, value in rows))
-    console.print("", table, "", sep="\n")
+    terminal.console.print("", table, "", sep="\n")
     if not model:
         print_line(PRICES)
     if latency:
@@ -273,7 +267,7 @@ class DemoRun:
         )
         plugins: list[BasePlugin] = [] if self.name == BARE else [guard]
         app = App(name="contextguard_demo", root_agent=agent, plugins=plugins)
-        runner = Runner(app=app, session_service=InMemorySessionService())
+        runner = InMemoryRunner(app=app)
         asked = islice(cycle(question for question, _ in turns), self.planned_steps)
         await self._ask(runner, asked)
         await runner.close()

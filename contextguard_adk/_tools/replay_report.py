@@ -13,14 +13,8 @@ from typing import Any
 from rich.table import Column
 
 from contextguard_adk._providers.costs import TYPICAL_COSTS, add_costs
-from contextguard_adk._tools.terminal import (
-    CommandError,
-    explain_writing,
-    number_column,
-    print_line,
-    print_sparkline,
-    print_table,
-)
+from contextguard_adk._tools import terminal
+from contextguard_adk._tools.terminal import CommandError, number_column, print_line
 from contextguard_adk.telemetry import CompactionRecord, Usage, format_cost
 
 COLUMNS = {
@@ -184,20 +178,18 @@ def print_replayed(replayed: Replayed, is_complete: bool) -> None:
     """Prints the sums and the calls; of a long session those near a compaction."""
     calls = replayed.calls
     without, guarded = replayed.without_guard, replayed.with_guard
-    over = (
-        f"{without.over_window:,} without the guard → {guarded.over_window:,} with it"
-    )
-    headline = f"Requests over the window: {over}; {guarded.compactions:,} compactions"
-    print_line(headline, "bold")
+    over = f"{without.over_window:,} without the guard → {guarded.over_window:,}"
+    done = f"{guarded.compactions:,} compactions"
+    print_line(f"Requests over the window: {over} with it; {done}", "bold")
     window_tokens = max(call.window_tokens for call in calls)
     for label in ("without the guard", "with the guard"):
         sizes = [getattr(call, LINES[label][0]) for call in calls]
-        print_sparkline(f"{label:19}", sizes, window_tokens)
+        terminal.print_sparkline(f"{label:19}", sizes, window_tokens)
     print_line("")
     columns = [*map(number_column, COLUMNS), Column("compaction", min_width=20)]
     if len({call.agent for call in calls}) > 1:
         columns.append(Column("agent", overflow="fold"))
-    print_table(columns, _list_rows(calls, is_complete, len(columns)))
+    terminal.print_table(columns, _list_rows(calls, is_complete, len(columns)))
     for line in (*_list_facts(replayed), *list_assumptions(replayed.has_cache)):
         print_line(line)
 
@@ -246,7 +238,7 @@ def _list_facts(replayed: Replayed) -> Iterator[str]:
     """Says in sentences what the replay found."""
     found = replayed.to_json()
     without, guarded = replayed.without_guard, replayed.with_guard
-    fixed = ", ".join(f"{agent} {n:,}" for agent, n in found["fixed_tokens"].items())
+    fixed = ", ".join(f"{name} {n:,}" for name, n in replayed.fixed_tokens.items())
     yield f"Instruction and tools, inferred from the counts, in bytes / 4: {fixed}."
     if count := found["uncompared_calls"]:
         yield f"{count:,} calls, changed by a guard when recorded, are not compared."
@@ -306,5 +298,5 @@ def save_plot(replayed: Replayed, path: Path) -> None:
         axes.set_axisbelow(True)
     handles, labels = panels[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
-    with explain_writing(path):
+    with terminal.explain_writing(path):
         figure.savefig(path, dpi=150)
