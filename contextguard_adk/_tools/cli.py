@@ -159,14 +159,15 @@ _window = click.option(
 def _recording_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds what `replay` and `report` share."""
     for add in (
-        _json,
         _window,
         click.option(
             "--config", envvar=VARIABLE, show_envvar=True, help="Settings to try."
         ),
         click.option("--model", help="Take its window, not the recorded model's."),
         click.option("--agent", help="Only this agent's calls."),
-        click.option("--list", "is_list", is_flag=True, help="List the sessions."),
+        click.option(
+            "--list", "is_list", is_flag=True, help="List sessions, newest first."
+        ),
         click.option("--session", help="The id of a database's session."),
         click.option("--user", help="The user of a database's session."),
         click.option("--app", help="The app of a database's session."),
@@ -200,7 +201,8 @@ def demo(**options: Any) -> int | None:
     """Do the same work without and with the guard, and compare.
 
     An agent works through the source tree in PATH, by default the installed google-adk,
-    first without the guard, then with it; by default offline, with a simulated model.
+    first without the guard, then with it; by default offline, with a simulated model
+    and a window of 32,000 tokens.
     """
     return _call(**options)
 
@@ -226,21 +228,23 @@ def check(**options: Any) -> int | None:
 
 @contextguard.command()
 @_recording_options
-@click.option("--plot", type=_file, help="Draw it, as .svg, .png or .pdf.")
+@_json
+@click.option("--plot", type=_file, help="Draw .svg, .png or .pdf (extra `plot`).")
 @click.option("--compare", is_flag=True, help="Compare strategies and triggers.")
-@click.option("--all", "is_complete", is_flag=True, help="Print every call.")
+@click.option("--all", "is_complete", is_flag=True, help="Print all of many calls.")
 def replay(**options: Any) -> int | None:
     """Show what the guard would have done in a recorded session.
 
     SESSION is a JSON export, adk web's SQLite file, or a database's URL, of which the
-    newest session is taken where no name is given. Call by call you see estimate,
-    recorded count and what the guard would have compacted. No model is asked.
+    newest session is taken where no name is given. Call by call you see the estimate,
+    the recorded count and what the guard would have compacted. No model is asked.
     """
     return _call(**options)
 
 
 @contextguard.command()
 @_recording_options
+@click.option("--json", "as_json", is_flag=True, help="With --list: print JSON.")
 @click.option("--output", "-o", type=_file, default="report.html", help="The page.")
 def report(**options: Any) -> int | None:
     """Write an HTML page about a recorded session.

@@ -34,12 +34,6 @@ LINES: dict[str, tuple[str, dict[str, Any]]] = {
     "context window": ("window_tokens", {"color": "#cf2e3c"}),
 }
 
-SUMS = """\
-Tokens without the guard: {0.uncached_tokens:,} uncached, {0.usage.cached_tokens:,} \
-cached, {0.usage.output_tokens:,} of output; cost {2}.
-Tokens with the guard: {1.uncached_tokens:,} uncached, {1.usage.cached_tokens:,} \
-cached, {1.usage.output_tokens:,} of output; cost {3}; {4:,} ({5:.0%}) saved."""
-
 
 @dataclass(frozen=True)
 class Bill:
@@ -236,13 +230,12 @@ def list_assumptions(has_cache: bool) -> Iterator[str]:
 
 def _list_facts(replayed: Replayed) -> Iterator[str]:
     """Says in sentences what the replay found."""
-    found = replayed.to_json()
     without, guarded = replayed.without_guard, replayed.with_guard
     fixed = ", ".join(f"{name} {n:,}" for name, n in replayed.fixed_tokens.items())
     yield f"Instruction and tools, inferred from the counts, in bytes / 4: {fixed}."
-    if count := found["uncompared_calls"]:
+    if count := sum(call.real_tokens is None for call in replayed.calls):
         yield f"{count:,} calls, changed by a guard when recorded, are not compared."
-    if accuracy := found["accuracy"]:
+    if accuracy := _measure_accuracy(replayed.calls):
         yield (
             "Accuracy from the second call on: median error "
             f"{accuracy['median_error_ratio']:.1%}, p95 "
@@ -251,10 +244,15 @@ def _list_facts(replayed: Replayed) -> Iterator[str]:
         )
     else:
         yield "Accuracy: nothing to compare."
-    costs = format_cost(without.cost), format_cost(guarded.cost)
     saved_tokens = without.tokens - guarded.tokens
-    share = saved_tokens / without.tokens
-    yield from SUMS.format(without, guarded, *costs, saved_tokens, share).splitlines()
+    share = f"{saved_tokens:,} ({saved_tokens / without.tokens:.0%}) saved"
+    for name, found, end in (("without", without, ""), ("with", guarded, f"; {share}")):
+        usage, cost = found.usage, format_cost(found.cost)
+        yield (
+            f"Tokens {name} the guard: {found.uncached_tokens:,} uncached, "
+            f"{usage.cached_tokens:,} cached, {usage.output_tokens:,} of output; "
+            f"cost {cost}{end}."
+        )
 
 
 def require_plotting(path: Path) -> None:
