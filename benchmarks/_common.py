@@ -26,8 +26,8 @@ from rich.measure import Measurement
 from rich.progress import track
 from rich.table import Table
 
-from contextguard_adk import Usage
 from contextguard_adk._providers.costs import TYPICAL_COSTS
+from contextguard_adk.records import Usage
 
 KINDS = ("prose", "code", "json", "digits", "base64", "cjk", "other languages")
 """The kinds of text that `write_text` knows."""

@@ -27,8 +27,9 @@ from google.genai import types
 
 from benchmarks import _common
 from benchmarks._play import CountingLlm, ScriptedTool
-from contextguard_adk import CompactionRecord, ContextGuardPlugin, Strategy, Threshold
+from contextguard_adk import CompactionRecord, ContextGuardPlugin, Threshold
 from contextguard_adk._providers.costs import TYPICAL_COSTS
+from contextguard_adk.strategies import Strategy
 
 CALLS = 600
 WINDOW_TOKENS = 1_000_000

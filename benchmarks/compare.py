@@ -36,16 +36,10 @@ from benchmarks._conversations import (
     write_conversation,
 )
 from benchmarks._play import Played, Way, play
-from contextguard_adk import (
-    ContextGuardPlugin,
-    Pipeline,
-    SlidingWindow,
-    Strategy,
-    Threshold,
-    TokenWindow,
-)
+from contextguard_adk import ContextGuardPlugin, Pipeline, SlidingWindow, Threshold
 from contextguard_adk._measuring.budgets import threshold_tokens
 from contextguard_adk._providers.costs import TYPICAL_COSTS
+from contextguard_adk.strategies import Strategy, TokenWindow
 from contextguard_adk.testing import SimulatedLlm
 
 WINDOW_TOKENS = 16_000

@@ -39,9 +39,9 @@ from contextguard_adk import (
     ContextGuardPlugin,
     Pipeline,
     PressureRecord,
-    Strategy,
     Threshold,
 )
+from contextguard_adk.strategies import Strategy
 from contextguard_adk.testing import Reply, SimulatedLlm, call
 from tests.builders import KeptSessions
 from tests.builders import play as play_conversation

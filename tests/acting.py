@@ -18,7 +18,8 @@ from google.adk.agents.run_config import RunConfig
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
-from contextguard_adk import CompactionRecord, Strategy
+from contextguard_adk import CompactionRecord
+from contextguard_adk.strategies import Strategy
 from contextguard_adk.testing import Reply, SimulatedLlm, call
 from contextguard_adk.testing.provider import list_content_texts
 from tests.builders import KeptSessions, answer_text

@@ -16,14 +16,9 @@ from google.adk.plugins.base_plugin import BasePlugin
 from google.genai import types
 from pydantic import Field
 
-from contextguard_adk import (
-    Compaction,
-    CompactionContext,
-    ContextGuardPlugin,
-    Strategy,
-    Threshold,
-)
-from contextguard_adk._history.pairs import content_text
+from contextguard_adk import ContextGuardPlugin, Threshold
+from contextguard_adk._history.contents import content_text
+from contextguard_adk.strategies import Ask, Draft, Strategy, Turn
 from contextguard_adk.testing import RecordedRequest, SimulatedLlm
 from contextguard_adk.testing import SimulatedProviderError as ProviderError
 from tests.builders import SUMMARY_BEGIN, Chat, guarded_agent
@@ -185,10 +180,8 @@ def hide(text: str, request: LlmRequest) -> None:
 class Doing(Strategy):
     """A strategy that does what a test says."""
 
-    act: Callable[[CompactionContext], Awaitable[Compaction | None]] = Field(
-        exclude=True
-    )
+    act: Callable[[Turn, Ask], Awaitable[Draft | None]] = Field(exclude=True)
 
-    async def compact(self, context: CompactionContext) -> Compaction | None:
+    async def compact(self, turn: Turn, ask: Ask) -> Draft | None:
         """Does it."""
-        return await self.act(context)
+        return await self.act(turn, ask)

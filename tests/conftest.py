@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
-from contextguard_adk import telemetry
+from contextguard_adk._support import log as telemetry
 
 if TYPE_CHECKING:
     from tests.fake_provider import FakeProvider

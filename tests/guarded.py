@@ -6,7 +6,8 @@ from typing import Any
 
 from google.genai import types
 
-from contextguard_adk import Strategy, Threshold
+from contextguard_adk import Threshold
+from contextguard_adk.strategies import Strategy
 from contextguard_adk.testing import RecordedRequest, SimulatedLlm
 from tests import chats
 from tests.builders import SUMMARY_BEGIN, Chat, model, user

@@ -19,6 +19,7 @@ from google.adk.sessions import InMemorySessionService as MemorySessions
 from google.genai import types
 
 import contextguard_adk as cg
+from contextguard_adk.strategies import Strategy
 from tests.builders import Chat
 from tests.fake_claude import FakeClaude, begin_of_turn, list_thoughts, signature_of
 from tests.fake_gemini import FakeGemini
@@ -95,7 +96,7 @@ class Player:
 
     fake: FakeProvider
     llm: Callable[[], BaseLlm]
-    strategy: cg.Strategy | None = None
+    strategy: Strategy | None = None
     before: Plugins = none
     after: Plugins = none
     database: str | None = None
@@ -283,7 +284,7 @@ def play_chat(fake: FakeOpenAI, address: str, **settings: Any) -> Player:
     return Player(fake, make, **settings)
 
 
-def strategies(window_tokens: int) -> dict[str, cg.Strategy]:
+def strategies(window_tokens: int) -> dict[str, Strategy]:
     """Each strategy, with this window."""
     return {
         "threshold": cg.Threshold(context_window=window_tokens),

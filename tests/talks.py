@@ -15,8 +15,8 @@ from google.adk.models.llm_request import LlmRequest
 from google.adk.plugins.base_plugin import BasePlugin
 from google.genai import types
 
-from contextguard_adk import ContextGuardPlugin, SlidingWindow, Strategy, Threshold
-from contextguard_adk.strategies import Pipeline, SummaryCompaction
+from contextguard_adk import ContextGuardPlugin, SlidingWindow, Threshold
+from contextguard_adk.strategies import Pipeline, Strategy, SummaryCompaction
 from contextguard_adk.testing import RecordedRequest, Reply, SimulatedLlm
 from contextguard_adk.testing import call as scripted_call
 from tests.builders import Chat, answer_text

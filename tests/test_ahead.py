@@ -21,6 +21,8 @@ from google.genai import types
 from pydantic import ValidationError
 
 import contextguard_adk as cg
+from contextguard_adk import strategies
+from contextguard_adk.records import Usage
 from contextguard_adk.testing import (
     RecordedRequest,
     Reply,
@@ -147,7 +149,7 @@ class Talk:
 
     def __init__(
         self,
-        strategy: cg.Strategy = STRATEGY,
+        strategy: strategies.Strategy = STRATEGY,
         *,
         sessions: int = 1,
         provider_window: int = 100_000,
@@ -679,7 +681,7 @@ async def test_messages_are_counted_as_well() -> None:
     assert talk.llm.summaries == 1
 
 
-EARLY = cg.SummaryCompaction(trigger_threshold=0.55)
+EARLY = strategies.SummaryCompaction(trigger_threshold=0.55)
 
 
 @pytest.mark.parametrize(
@@ -716,8 +718,10 @@ async def test_what_a_pipeline_has_shortened_stays_short() -> None:
     """Also in the request with the summary, and in the next one."""
     strategy = cg.Pipeline(
         window=None,
-        tool_output=cg.ToolOutputTruncation(max_length=800),
-        summary=cg.SummaryCompaction(trigger_threshold=0.55, preserve_recent_count=14),
+        tool_output=strategies.ToolOutputTruncation(max_length=800),
+        summary=strategies.SummaryCompaction(
+            trigger_threshold=0.55, preserve_recent_count=14
+        ),
         **SIZES,
     )
     talk = Talk(strategy)
@@ -891,15 +895,15 @@ async def test_the_turn_after_a_cancelled_one_has_its_summary(
     (record,) = talk.told
     assert record.usage.prompt_tokens > 0
     assert [each.compaction for each in talk.calls] == [record, None]
-    assert [each.summary_usage for each in talk.calls] == [record.usage, cg.Usage()]
+    assert [each.summary_usage for each in talk.calls] == [record.usage, Usage()]
 
 
 @pytest.mark.parametrize("kind", [cg.Threshold, cg.SlidingWindow, cg.Pipeline])
 async def test_a_turn_that_comes_in_between_waits_for_it(
-    kind: type[cg.Strategy],
+    kind: type[strategies.Strategy],
 ) -> None:
     """It has time enough, and pays for no summary of its own."""
-    window: Any = {"window": cg.MessageWindow()} if kind is cg.Pipeline else {}
+    window: Any = {"window": strategies.MessageWindow()} if kind is cg.Pipeline else {}
     talk = Talk(kind(**{**SIZES, "ahead": None}, **window))
     small = [user("Hello."), model("Hello.")] * 12
     await seed(talk.chat, *small, *OLD, *small, state=EXACT)

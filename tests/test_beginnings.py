@@ -8,14 +8,8 @@ from google.adk.models.llm_request import LlmRequest
 from google.adk.sessions.base_session_service import GetSessionConfig
 from google.genai import types
 
-from contextguard_adk import (
-    MessageWindow,
-    Pipeline,
-    SlidingWindow,
-    Strategy,
-    Threshold,
-    TokenWindow,
-)
+from contextguard_adk import Pipeline, SlidingWindow, Threshold
+from contextguard_adk.strategies import MessageWindow, Strategy, TokenWindow
 from contextguard_adk.testing import SimulatedLlm
 from tests.builders import (
     RequestTap,

@@ -21,7 +21,8 @@ from google.adk.tools.function_tool import FunctionTool
 from google.adk.tools.long_running_tool import LongRunningFunctionTool
 from google.genai import types
 
-from contextguard_adk import SlidingWindow, Strategy, Threshold
+from contextguard_adk import SlidingWindow, Threshold
+from contextguard_adk.strategies import Strategy
 from contextguard_adk.testing import RecordedRequest, Reply, SimulatedLlm
 from contextguard_adk.testing import call as scripted_call
 from tests.builders import (

@@ -18,7 +18,7 @@ from pydantic_core import to_json
 
 from contextguard_adk import CompactionRecord, ContextGuardPlugin, Threshold
 from contextguard_adk._providers.clients import reserved_output_tokens
-from contextguard_adk.telemetry import CallRecord
+from contextguard_adk.records import CallRecord
 from tests.builders import Chat, answer_text, call_part, queued_tool
 from tests.loopback import Loopback, Mood, Provider
 from tests.scenarios import Writer

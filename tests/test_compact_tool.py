@@ -13,11 +13,11 @@ from google.adk.events.event import Event
 from contextguard_adk import (
     CompactionRecord,
     CompactTool,
-    Strategy,
     Threshold,
     request_compaction,
 )
-from contextguard_adk.telemetry import METADATA_KEY
+from contextguard_adk.records import METADATA_KEY
+from contextguard_adk.strategies import Ask, Strategy, Turn
 from contextguard_adk.testing import Reply, SimulatedLlm, call
 from tests.builders import Chat, answer_text, model, user
 from tests.builders import call as scripted
@@ -115,7 +115,7 @@ async def test_a_compaction_of_a_worker_beside_it_refuses_nothing() -> None:
 class Idle(Strategy):
     """Never compacts."""
 
-    async def compact(self, context: Any) -> None:
+    async def compact(self, turn: Turn, ask: Ask) -> None:
         """Leaves it."""
 
 

@@ -19,16 +19,18 @@ from contextguard_adk import (
     ConfigError,
     ContextGuardPlugin,
     Costs,
-    MessageWindow,
     Pipeline,
     SlidingWindow,
+    Threshold,
+)
+from contextguard_adk.config import CONFIG_VARIABLE, PluginSettings, load_settings
+from contextguard_adk.strategies import (
+    MessageWindow,
     Strategy,
     SummaryCompaction,
-    Threshold,
     TokenWindow,
     ToolOutputTruncation,
 )
-from contextguard_adk.config import CONFIG_VARIABLE, PluginSettings, load_settings
 from contextguard_adk.testing import SimulatedLlm
 from tests.builders import Chat
 

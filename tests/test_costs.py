@@ -10,20 +10,12 @@ from typing import Any
 import pytest
 from google.genai import types
 
-from contextguard_adk import (
-    CallRecord,
-    Compaction,
-    CompactionContext,
-    CompactionRecord,
-    Costs,
-    Strategy,
-    Threshold,
-    Usage,
-)
+from contextguard_adk import CallRecord, CompactionRecord, Costs, Threshold
 from contextguard_adk._providers.clients import read_usage
 from contextguard_adk._providers.costs import add_costs, price_calls
-from contextguard_adk._providers.windows import LitellmRegistry, resolve_costs
-from contextguard_adk.telemetry import format_cost
+from contextguard_adk._providers.registry import LitellmRegistry, resolve_costs
+from contextguard_adk.records import Usage, format_cost
+from contextguard_adk.strategies import Ask, Draft, Strategy, Turn
 from contextguard_adk.testing import Reply, SimulatedLlm
 from tests.builders import user
 from tests.chats import DEMAND, guarded_chat, seed, text_of, words
@@ -259,11 +251,11 @@ async def test_an_unknown_price_is_never_zero(
 class Wasteful(Strategy):
     """Pays for summaries that come to nothing, as the newest message tells it to."""
 
-    async def compact(self, context: CompactionContext) -> Compaction | None:
+    async def compact(self, turn: Turn, ask: Ask) -> Draft | None:
         """Has a summary written, and drops it or fails."""
-        told = text_of(context.view.contents[-1])
+        told = text_of(turn.messages[-1])
         if "Pay" in told:
-            await context.summarize(context.older_than(1))
+            await ask.summarize(turn, turn.older_than(1))
         if "fail" in told:
             raise RuntimeError
         return None

@@ -11,13 +11,8 @@ import pytest
 from google.adk.apps import App
 from google.adk.cli.utils.agent_loader import AgentLoader
 
-from contextguard_adk import (
-    Compaction,
-    CompactionContext,
-    ContextGuardPlugin,
-    Pipeline,
-    Threshold,
-)
+from contextguard_adk import ContextGuardPlugin, Pipeline, Threshold
+from contextguard_adk.strategies import Ask, Draft, Turn
 from contextguard_adk.testing import SimulatedLlm
 from tests.builders import SUMMARY_BEGIN, Chat, guarded_agent
 from tests.chats import Doing, seed, words
@@ -81,17 +76,17 @@ async def test_the_sample_runs_without_a_summary(
 class Early(Threshold):
     """Has its own idea of when, and tells nobody."""
 
-    async def compact(self, context: CompactionContext) -> Compaction | None:
+    async def compact(self, turn: Turn, ask: Ask) -> Draft | None:
         """Compacts from 0.4 of the threshold on."""
-        return await context.summarize_all(1) if context.fullness >= 0.4 else None
+        return await ask.summarize_all(turn) if turn.fullness >= 0.4 else None
 
 
 class EarlyTelling(Early):
     """Says as well how near that is."""
 
-    def fullness(self, context: CompactionContext) -> float:
+    def fullness(self, turn: Turn) -> float:
         """As `compact` sees it."""
-        return context.fullness / 0.4
+        return turn.fullness / 0.4
 
 
 @pytest.mark.parametrize(("kind", "is_ahead"), [(Early, False), (EarlyTelling, True)])
@@ -115,8 +110,8 @@ async def test_an_error_after_a_turn_was_cancelled_is_no_noise(
 ) -> None:
     """A strategy that fails when nobody waits for it any more fails quietly."""
 
-    async def act(context: CompactionContext) -> Compaction | None:
-        await context.summarize_all(1)
+    async def act(turn: Turn, ask: Ask) -> Draft | None:
+        await ask.summarize_all(turn)
         raise RuntimeError("boom")
 
     talk = Talk(Doing.model_validate({"act": act, **SIZES}))

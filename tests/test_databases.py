@@ -35,8 +35,8 @@ from google.genai import types
 from sqlalchemy import make_url, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from contextguard_adk import ContextGuardPlugin, SlidingWindow, Strategy, Threshold
-from contextguard_adk.strategies import Pipeline, SummaryCompaction
+from contextguard_adk import ContextGuardPlugin, SlidingWindow, Threshold
+from contextguard_adk.strategies import Pipeline, Strategy, SummaryCompaction
 from contextguard_adk.testing import RecordedRequest, Reply, SimulatedLlm, call
 from tests.builders import (
     SUMMARY_BEGIN,

@@ -25,17 +25,19 @@ import contextguard_adk.testing
 from contextguard_adk import (
     ContextGuardPlugin,
     Costs,
-    MessageWindow,
     Pipeline,
-    Reducer,
     SlidingWindow,
-    SummaryCompaction,
     Threshold,
-    TokenWindow,
-    ToolOutputTruncation,
 )
 from contextguard_adk._tools.cli import main
 from contextguard_adk.config import CONFIG_VARIABLE, PluginSettings, load_settings
+from contextguard_adk.strategies import (
+    MessageWindow,
+    Reducer,
+    SummaryCompaction,
+    TokenWindow,
+    ToolOutputTruncation,
+)
 from contextguard_adk.testing import SimulatedLlm
 from tests.builders import Chat, answer_text, guarded_agent
 

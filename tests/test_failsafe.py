@@ -15,8 +15,6 @@ from google.adk.runners import InMemoryRunner
 from google.adk.workflow import START, Workflow
 
 from contextguard_adk import (
-    Compaction,
-    CompactionContext,
     ConfigError,
     ContextGuardPlugin,
     Pipeline,
@@ -24,6 +22,7 @@ from contextguard_adk import (
     Threshold,
 )
 from contextguard_adk.config import CONFIG_VARIABLE, STRICT_VARIABLE
+from contextguard_adk.strategies import Ask, Draft, Turn
 from contextguard_adk.testing import ContextOverflowError, SimulatedLlm
 from tests.builders import Chat, answer_text, model, user
 from tests.chats import Registry, seed, words
@@ -260,14 +259,14 @@ async def test_a_window_that_a_rejection_shows_is_a_warning(caplog: Log) -> None
 class Failing(Threshold):
     """A strategy with a mistake."""
 
-    async def compact(self, context: CompactionContext) -> Compaction | None:
+    async def compact(self, turn: Turn, ask: Ask) -> Draft | None:
         """Fails one call deeper."""
-        return divide(context)
+        return divide(turn)
 
 
-def divide(context: CompactionContext) -> Compaction:
+def divide(turn: Turn) -> Draft:
     """Fails with a text that quotes the conversation."""
-    raise ZeroDivisionError(f"What the user said: {context.contents}")
+    raise ZeroDivisionError(f"What the user said: {turn.contents}")
 
 
 async def test_a_failure_says_where_it_was(caplog: Log) -> None:

@@ -23,16 +23,8 @@ from google.adk.models.llm_response import LlmResponse
 from google.adk.sessions.state import State
 from google.genai import types
 
-from contextguard_adk import (
-    Compaction,
-    CompactionContext,
-    ContextGuardPlugin,
-    Pipeline,
-    SlidingWindow,
-    Strategy,
-    SummaryCompaction,
-    Threshold,
-)
+from contextguard_adk import ContextGuardPlugin, Pipeline, SlidingWindow, Threshold
+from contextguard_adk.strategies import Ask, Draft, Strategy, SummaryCompaction, Turn
 from contextguard_adk.testing import (
     ContextOverflowError,
     Reply,
@@ -346,11 +338,11 @@ async def test_odd_inputs_cost_no_turn(
 class BrokenStrategy(Strategy):
     """A user's own strategy, with a mistake in it that quotes the conversation."""
 
-    async def compact(self, context: CompactionContext) -> Compaction | None:
+    async def compact(self, turn: Turn, ask: Ask) -> Draft | None:
         """Fails on all but the first call, whether a compaction is due or not."""
-        if context.tokens < 500:
+        if turn.tokens < 500:
             return None
-        raise KeyError(f"a mistake {SECRET} {context!r}")
+        raise KeyError(f"a mistake {SECRET} {turn!r}")
 
 
 @pytest.mark.parametrize(

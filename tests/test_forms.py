@@ -14,7 +14,7 @@ from google.adk.models.gemma_llm import Gemma
 from google.adk.models.google_llm import Gemini
 from google.adk.models.lite_llm import LiteLlm
 
-from contextguard_adk import Pipeline, SlidingWindow, Strategy, Threshold
+from contextguard_adk import Pipeline, SlidingWindow, Threshold
 from contextguard_adk._measuring.tokens import (
     Memo,
     estimate_config_tokens,
@@ -22,6 +22,7 @@ from contextguard_adk._measuring.tokens import (
     part_text,
 )
 from contextguard_adk._providers.clients import json_form
+from contextguard_adk.strategies import Strategy
 from contextguard_adk.testing import Reply, SimulatedLlm
 from contextguard_adk.testing import call as ask
 from tests.builders import (

@@ -10,11 +10,17 @@ import pytest
 from pydantic import AliasPath, BaseModel, ConfigDict, Field, ValidationError
 
 import contextguard_adk as cg
+from contextguard_adk import strategies
 from contextguard_adk.config import PluginSettings
 
 MODELS: list[type[BaseModel]] = [
     *(PluginSettings, cg.Costs, cg.Threshold, cg.SlidingWindow, cg.Pipeline),
-    *(cg.MessageWindow, cg.TokenWindow, cg.ToolOutputTruncation, cg.SummaryCompaction),
+    *(
+        strategies.MessageWindow,
+        strategies.TokenWindow,
+        strategies.ToolOutputTruncation,
+        strategies.SummaryCompaction,
+    ),
 ]
 
 
@@ -36,8 +42,8 @@ def test_help_names_defaults() -> None:
     assert "max_compaction_attempts (default 3): " in said
     assert "window (default TokenWindow(budget_tokens=0.3)): " in said
     assert "summary (default SummaryCompaction()): " in said
-    assert "budget_tokens (required): " in (cg.TokenWindow.__doc__ or "")
-    assert "Settings:" not in (cg.Reducer.__doc__ or "")
+    assert "budget_tokens (required): " in (strategies.TokenWindow.__doc__ or "")
+    assert "Settings:" not in (strategies.Reducer.__doc__ or "")
 
 
 class Unspeakable:

@@ -15,13 +15,8 @@ from google.adk.sessions import InMemorySessionService
 from google.genai import types
 from pydantic import Field
 
-from contextguard_adk import (
-    CallRecord,
-    Compaction,
-    CompactionContext,
-    Strategy,
-    Threshold,
-)
+from contextguard_adk import CallRecord, Threshold
+from contextguard_adk.strategies import Ask, Draft, Strategy, Turn
 from contextguard_adk.testing import (
     ContextOverflowError,
     Reply,
@@ -100,7 +95,7 @@ async def test_a_limit_is_of_the_model_that_named_it() -> None:
 class Idle(Strategy):
     """Compacts nothing."""
 
-    async def compact(self, context: CompactionContext) -> Compaction | None:
+    async def compact(self, turn: Turn, ask: Ask) -> Draft | None:
         """Finds nothing to do."""
         return None
 

@@ -11,13 +11,8 @@ from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
-from contextguard_adk import (
-    Pipeline,
-    SlidingWindow,
-    Strategy,
-    Threshold,
-    request_compaction,
-)
+from contextguard_adk import Pipeline, SlidingWindow, Threshold, request_compaction
+from contextguard_adk.strategies import Strategy
 from contextguard_adk.testing import Reply, call
 from tests.acting import SUMMARIZERS, ActingAgent, Job, make_jobs, run_turn
 from tests.chats import agent_requests, words

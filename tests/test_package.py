@@ -15,16 +15,20 @@ import contextguard_adk
 PACKAGE = Path(contextguard_adk.__file__).parent
 
 ORDER = """
-errors _settings _pending _providers _measuring telemetry
+errors records
+_support
+_measuring
+_providers
 _history
-_memory
-_summarizing
+_runtime
+_turn
+_sections _shapes
+_summaries
 strategies
-_recall
-_calls
-_recovery
+_recall _listeners
+_core
 config
-_setup
+_announce
 plugin
 __init__
 testing _tools __main__
@@ -86,10 +90,8 @@ def test_the_simulated_provider_does_not_know_the_guard() -> None:
 
 
 PUBLIC = """
-Budgets CallRecord CompactTool Compaction CompactionContext CompactionRecord ConfigError
-ContextGuardError ContextGuardPlugin Costs MessageWindow ModelRegistry Pipeline
-PressureRecord Reducer Reduction SlidingWindow Strategy StrategyResult SummaryCompaction
-SummaryError Threshold TodosTool TokenWindow ToolOutputTruncation Usage
+CallRecord CompactTool CompactionRecord ConfigError ContextGuardError ContextGuardPlugin
+Costs ModelRegistry Pipeline PressureRecord SlidingWindow Threshold TodosTool
 request_compaction
 """
 

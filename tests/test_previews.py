@@ -16,14 +16,8 @@ from google.adk.sessions import DatabaseSessionService
 from google.genai import types
 from pydantic import BaseModel
 
-from contextguard_adk import (
-    ContextGuardPlugin,
-    Pipeline,
-    SlidingWindow,
-    Strategy,
-    Threshold,
-    ToolOutputTruncation,
-)
+from contextguard_adk import ContextGuardPlugin, Pipeline, SlidingWindow, Threshold
+from contextguard_adk.strategies import Strategy, ToolOutputTruncation
 from contextguard_adk.testing import RecordedRequest, Reply, SimulatedLlm, call
 from contextguard_adk.testing.provider import count_tokens
 from tests.builders import (

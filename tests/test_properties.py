@@ -23,9 +23,9 @@ from contextguard_adk import (
     ContextGuardPlugin,
     Pipeline,
     SlidingWindow,
-    Strategy,
     Threshold,
 )
+from contextguard_adk.strategies import Strategy
 from contextguard_adk.testing import ErrorStyle, RecordedRequest, Reply, SimulatedLlm
 from tests.builders import (
     SUMMARY_BEGIN,

@@ -27,9 +27,9 @@ from contextguard_adk import (
     Costs,
     PressureRecord,
     SlidingWindow,
-    Strategy,
     Threshold,
 )
+from contextguard_adk.strategies import Strategy
 from contextguard_adk.testing import Reply, SimulatedLlm, call
 from tests.builders import model, queued_tool, user
 from tests.chats import (

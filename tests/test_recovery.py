@@ -23,13 +23,8 @@ from google.adk.sessions import InMemorySessionService
 from google.genai import types
 from pydantic import Field
 
-from contextguard_adk import (
-    CallRecord,
-    ContextGuardPlugin,
-    SlidingWindow,
-    Strategy,
-    Threshold,
-)
+from contextguard_adk import CallRecord, ContextGuardPlugin, SlidingWindow, Threshold
+from contextguard_adk.strategies import Strategy
 from contextguard_adk.testing import (
     ContextOverflowError,
     ErrorStyle,

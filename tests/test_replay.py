@@ -33,7 +33,7 @@ from contextguard_adk.config import (
     PluginSettings,
     load_settings,
 )
-from contextguard_adk.telemetry import Usage
+from contextguard_adk.records import Usage
 from contextguard_adk.testing import Reply, SimulatedLlm
 from tests.builders import (
     Chat,

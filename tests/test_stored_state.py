@@ -29,14 +29,12 @@ from google.adk.sessions import InMemorySessionService
 import contextguard_adk
 from contextguard_adk import (
     ContextGuardPlugin,
-    MessageWindow,
     Pipeline,
     SlidingWindow,
-    Strategy,
     Threshold,
-    ToolOutputTruncation,
     request_compaction,
 )
+from contextguard_adk.strategies import MessageWindow, Strategy, ToolOutputTruncation
 from contextguard_adk.testing import Reply, SimulatedLlm
 from tests.builders import (
     Chat,

@@ -14,15 +14,12 @@ from google.adk.models.llm_response import LlmResponse
 from google.genai import types
 from pydantic import ValidationError
 
-from contextguard_adk import (
-    CompactionRecord,
+from contextguard_adk import CompactionRecord, Pipeline, SlidingWindow, Threshold
+from contextguard_adk.strategies import (
     MessageWindow,
-    Pipeline,
     Reducer,
-    SlidingWindow,
     Strategy,
     SummaryCompaction,
-    Threshold,
     TokenWindow,
     ToolOutputTruncation,
 )

@@ -15,13 +15,9 @@ from google.adk.models.llm_response import LlmResponse
 from google.adk.models.registry import LLMRegistry
 from google.genai import types
 
-from contextguard_adk import (
-    CompactionRecord,
-    SlidingWindow,
-    Strategy,
-    SummaryError,
-    Threshold,
-)
+from contextguard_adk import CompactionRecord, SlidingWindow, Threshold
+from contextguard_adk.errors import SummaryError
+from contextguard_adk.strategies import Strategy
 from contextguard_adk.testing import RecordedRequest, SimulatedLlm
 from contextguard_adk.testing import SimulatedProviderError as ProviderError
 from contextguard_adk.testing import call as scripted_call

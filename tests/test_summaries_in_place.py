@@ -10,7 +10,8 @@ from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.genai import types
 
-from contextguard_adk import SlidingWindow, Strategy, Threshold
+from contextguard_adk import SlidingWindow, Threshold
+from contextguard_adk.strategies import Strategy
 from contextguard_adk.testing import (
     ContextOverflowError,
     RecordedRequest,

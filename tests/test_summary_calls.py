@@ -15,8 +15,8 @@ from google.genai import types
 
 from contextguard_adk import CompactionRecord, Threshold
 from contextguard_adk._measuring.budgets import summary_budget_tokens
+from contextguard_adk._providers.registry import LitellmRegistry
 from contextguard_adk._providers.retry import call_with_retries, is_transient
-from contextguard_adk._providers.windows import LitellmRegistry
 from contextguard_adk.testing import Reply, SimulatedLlm, call
 from contextguard_adk.testing import SimulatedProviderError as ProviderError
 from tests.builders import answer_text, model, user

@@ -15,9 +15,9 @@ from contextguard_adk import (
     Costs,
     Pipeline,
     SlidingWindow,
-    Strategy,
     Threshold,
 )
+from contextguard_adk.strategies import Strategy
 from contextguard_adk.testing import SimulatedLlm, call
 from tests.builders import Chat, answer_text, model, queued_tool, user
 from tests.chats import (

@@ -18,7 +18,7 @@ from contextguard_adk._measuring.budgets import (
     summary_budget_tokens,
     threshold_tokens,
 )
-from contextguard_adk._providers.windows import (
+from contextguard_adk._providers.registry import (
     LitellmRegistry,
     ResolvedWindow,
     resolve_context_window,
@@ -188,7 +188,7 @@ def refuse(*args, **kwargs):
     raise AssertionError("network")
 
 socket.socket.connect = socket.create_connection = socket.getaddrinfo = refuse
-from contextguard_adk._providers.windows import resolve_context_window
+from contextguard_adk._providers.registry import resolve_context_window
 assert resolve_context_window("openrouter/openai/gpt-4o").tokens == 128_000
 assert resolve_context_window("nobody-knows").source == "default"
 assert not [name for name in sys.modules if name.partition(".")[0] == "litellm"]

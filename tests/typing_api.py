@@ -13,9 +13,10 @@ from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.tools.tool_context import ToolContext
-from google.genai import types
 
 import contextguard_adk as cg
+from contextguard_adk import strategies
+from contextguard_adk.records import Usage
 from contextguard_adk.testing import RecordedRequest, SimulatedLlm, call
 
 
@@ -31,37 +32,41 @@ class OwnRegistry:
         assert_type(record.cost, float | None)
 
 
-class OwnStrategy(cg.Strategy):
+class OwnStrategy(strategies.Strategy):
     """A strategy of the user's own."""
 
     keep_count: int = 3
 
-    def fullness(self, context: cg.CompactionContext) -> float:
+    def fullness(self, turn: strategies.Turn) -> float:
         """Says how near it is."""
-        assert_type(context.fullness, float)
-        return context.fullness
+        assert_type(turn.fullness, float)
+        return turn.fullness
 
-    async def compact(self, context: cg.CompactionContext) -> cg.Compaction | None:
+    async def compact(
+        self, turn: strategies.Turn, ask: strategies.Ask
+    ) -> strategies.Draft | None:
         """Covers what is old."""
-        assert_type(context.budgets, cg.Budgets)
-        assert_type(context.budgets.window_tokens, int)
-        assert_type(context.tokens, int)
-        assert_type(context.is_due, bool)
-        covered = context.older_than(self.keep_count)
+        assert_type(turn.budgets.window_tokens, int)
+        assert_type(turn.tokens, int)
+        assert_type(turn.limit_tokens, int)
+        assert_type(turn.is_due, bool)
+        covered = turn.older_than(self.keep_count)
         assert_type(covered, frozenset[int])
-        compaction = await context.summarize(covered, 500)
-        assert_type(compaction, cg.Compaction)
-        assert_type(compaction.contents, list[types.Content])
-        return compaction.after(2) if context.fits(compaction) else None
+        draft = await ask.summarize(turn, covered, 500)
+        assert_type(draft, strategies.Draft)
+        assert_type(ask.outcome(turn, draft).tokens, int)
+        return draft if ask.attempts else turn.draft
 
 
-class OwnReducer(cg.Reducer):
+class OwnReducer(strategies.Reducer):
     """A reducer of the user's own."""
 
-    async def reduce(self, reduction: cg.Reduction) -> cg.StrategyResult:
+    async def reduce(
+        self, reduction: strategies.Reduction
+    ) -> strategies.StrategyResult:
         """Does nothing."""
-        assert_type(reduction.context, cg.CompactionContext)
-        return cg.StrategyResult.NO_CHANGE
+        assert_type(reduction.turn, strategies.Turn)
+        return strategies.StrategyResult.NO_CHANGE
 
 
 def on_pressure(record: cg.PressureRecord) -> None:
@@ -80,14 +85,14 @@ def on_call(record: cg.CallRecord) -> None:
     """A listener for every call."""
     assert_type(record.real_tokens, int | None)
     assert_type(record.compaction, cg.CompactionRecord | None)
-    assert_type(record.usage + record.summary_usage, cg.Usage)
+    assert_type(record.usage + record.summary_usage, Usage)
     assert_type(record.summary_cost, float | None)
 
 
 records: list[cg.CompactionRecord] = []
 
 
-def make_strategies(model: BaseLlm) -> dict[str, cg.Strategy]:
+def make_strategies(model: BaseLlm) -> dict[str, strategies.Strategy]:
     """Every setting of every strategy, by each of its names and types."""
     threshold = cg.Threshold(
         context_window=1_000_000,
@@ -119,14 +124,14 @@ def make_strategies(model: BaseLlm) -> dict[str, cg.Strategy]:
         recall="auto",
         reuse_prompt_cache="auto",
         summarizer="gemini-2.5-flash",
-        window=cg.MessageWindow(
+        window=strategies.MessageWindow(
             window_size=20,
             min_messages_before_windowing=10,
             strict_window_size=True,
             preserve_system=False,
             preserve_initial_task=False,
         ),
-        tool_output=cg.ToolOutputTruncation(
+        tool_output=strategies.ToolOutputTruncation(
             max_length=2_000,
             show_truncation_notice=False,
             smart_truncate=True,
@@ -134,17 +139,17 @@ def make_strategies(model: BaseLlm) -> dict[str, cg.Strategy]:
             tail_length=500,
             preserve_last_tool_result=False,
         ),
-        summary=cg.SummaryCompaction(
+        summary=strategies.SummaryCompaction(
             trigger_threshold=0.8,
             target_token_ratio=0.4,
             min_messages_for_summary=10,
             preserve_recent_count=4,
         ),
-        reducers=(OwnReducer(), cg.TokenWindow(budget_tokens=4_000)),
+        reducers=(OwnReducer(), strategies.TokenWindow(budget_tokens=4_000)),
         compression_threshold=0.7,
     )
     bare = cg.Pipeline(
-        window=cg.TokenWindow(budget_tokens=0.4, preserve_system=False),
+        window=strategies.TokenWindow(budget_tokens=0.4, preserve_system=False),
         tool_output=None,
         summary=None,
     )
@@ -225,5 +230,5 @@ def wrong_types() -> list[type[cg.ContextGuardError]]:
     cg.Threshold(window=8_000)  # type: ignore[call-arg]
     cg.SlidingWindow(max_turns="9")  # type: ignore[arg-type]
     cg.Threshold(max_tokens=8_000.5)  # type: ignore[arg-type]
-    cg.Strategy()  # type: ignore[abstract]
-    return [cg.ConfigError, cg.SummaryError]
+    strategies.Strategy()  # type: ignore[abstract]
+    return [cg.ConfigError, cg.ContextGuardError]

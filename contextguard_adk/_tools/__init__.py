@@ -1,1 +1,1 @@
-"""The command line: `contextguard check`, `demo` and `replay`."""
+"""The command line: `contextguard demo`, `check`, `replay` and `report`."""

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.console import Console
 
-from contextguard_adk import config
 from contextguard_adk._measuring.budgets import plan_budgets
 from contextguard_adk._providers.registry import (
     LitellmRegistry,
@@ -18,81 +16,80 @@ from contextguard_adk._providers.registry import (
     resolve_costs,
 )
 from contextguard_adk._tools.terminal import CommandError, print_line, quiet_logs
+from contextguard_adk.config import SETTINGS_SUFFIXES, PluginSettings, load_settings
 from contextguard_adk.strategies import Pipeline, Strategy
 
 
-def run_check(arguments: argparse.Namespace) -> None:
+def run_check(config: str | None, models: Sequence[str], as_json: bool) -> None:
     """Reads a settings file and prints what it means."""
-    for model in arguments.model:
-        if model.lower().endswith(config.SETTINGS_SUFFIXES):
+    for model in models:
+        if model.lower().endswith(SETTINGS_SUFFIXES):
             text = f"{model!r} stands among the models; name the file before --model"
             raise CommandError(text)
-    path = arguments.config or None
     with quiet_logs(Console(quiet=True)):
-        settings = config.load_settings(path) if path else config.PluginSettings()
+        settings = load_settings(config) if config else PluginSettings()
         agents = {"(default)": settings.default, **settings.agents}
         report = {
-            "config": path,
+            "config": config or None,
             **settings.model_dump(exclude={"agents", "default"}),
             "agents": [
-                {"agent": name, **_describe(strategy, arguments.model, settings)}
+                {"agent": name, **_describe(strategy, models, settings)}
                 for name, strategy in agents.items()
             ],
         }
-    if arguments.json:
+    if as_json:
         print(json.dumps(report, indent=2, default=str))
-    else:
-        for line in _list_lines(report):
-            style = "" if line.startswith(" ") else "bold"
-            print_line(Console(highlight=False), line, style)
+        return
+    for line in _list_lines(report):
+        print_line(line, "" if line.startswith(" ") else "bold")
 
 
 def _describe(
-    strategy: Strategy | None, models: list[str], plugin: config.PluginSettings
+    strategy: Strategy | None, models: Sequence[str], plugin: PluginSettings
 ) -> dict[str, Any]:
     """Describes how an agent is guarded."""
     if strategy is None:
         return {"strategy": None, "settings": {}, "summarizer": None, "budgets": []}
-    shown = {"context_window", "summarizer"}
     settings = strategy.model_dump(
-        exclude_unset=True, exclude=shown, serialize_as_any=True
+        exclude_unset=True,
+        exclude={"context_window", "summarizer"},
+        serialize_as_any=True,
     )
     reducers = strategy.reducers if isinstance(strategy, Pipeline) else ()
     for reducer, items in zip(reducers, settings.get("reducers", ()), strict=False):
         items["reducer"] = f"{type(reducer).__module__}.{type(reducer).__name__}"
+    # A window that is set needs no model.
+    models = models or ([""] if strategy.context_window else [])
     return {
         "strategy": type(strategy).__name__,
         "settings": settings,
         "summarizer": getattr(strategy.summarizer, "model", strategy.summarizer),
-        "budgets": list(_list_budgets(strategy, models, plugin)),
+        "budgets": [_budget(strategy, model, plugin) for model in models],
     }
 
 
-def _list_budgets(
-    strategy: Strategy, models: list[str], plugin: config.PluginSettings
-) -> Iterator[dict[str, Any]]:
-    """Yields sizes and prices for each model; without models those of a set window."""
+def _budget(strategy: Strategy, model: str, plugin: PluginSettings) -> dict[str, Any]:
+    """Lists the sizes and prices of a model."""
     registry, fixed = LitellmRegistry(), strategy.context_window
-    for model in models or ([""] if fixed else []):
-        window = resolve_context_window(model, configured=fixed, registry=registry)
-        trigger = strategy.trigger_tokens(window.tokens)
-        planned = plan_budgets(window.tokens, trigger_tokens=trigger)
-        due_tokens = planned.threshold_tokens
-        if isinstance(strategy, Pipeline) and strategy.compression_threshold:
-            early_tokens = strategy.compression_threshold * planned.working_tokens
-            due_tokens = min(due_tokens, math.ceil(early_tokens))
-        is_known = window.source == "registry"
-        costs = resolve_costs(model, plugin.prices, registry)
-        yield {
-            "model": model or None,
-            "window_tokens": window.tokens,
-            "source": window.source,
-            "registry_entry": registry.entry_name(model) if is_known else None,
-            "buffer_tokens": window.tokens - planned.full_tokens,
-            "threshold_tokens": due_tokens,
-            "summary_tokens": planned.summary_tokens,
-            "costs": costs.model_dump() if costs else None,
-        }
+    window = resolve_context_window(model, configured=fixed, registry=registry)
+    trigger = strategy.trigger_tokens(window.tokens)
+    planned = plan_budgets(window.tokens, trigger_tokens=trigger)
+    due_tokens = planned.threshold_tokens
+    if isinstance(strategy, Pipeline) and strategy.compression_threshold:
+        early_tokens = strategy.compression_threshold * planned.working_tokens
+        due_tokens = min(due_tokens, math.ceil(early_tokens))
+    is_known = window.source == "registry"
+    costs = resolve_costs(model, plugin.prices, registry)
+    return {
+        "model": model or None,
+        "window_tokens": window.tokens,
+        "source": window.source,
+        "registry_entry": registry.entry_name(model) if is_known else None,
+        "buffer_tokens": window.tokens - planned.full_tokens,
+        "threshold_tokens": due_tokens,
+        "summary_tokens": planned.summary_tokens,
+        "costs": costs.model_dump() if costs else None,
+    }
 
 
 def _list_lines(report: dict[str, Any]) -> Iterator[str]:
@@ -120,10 +117,6 @@ def _list_lines(report: dict[str, Any]) -> Iterator[str]:
                 f"{row['threshold_tokens']:,}, summary {row['summary_tokens']:,}"
             )
             if row["model"]:
-                yield f"    dollars per million tokens: {_list_prices(row['costs'])}"
-
-
-def _list_prices(costs: dict[str, float | None] | None) -> str:
-    """Writes prices in one line; where nobody knows them, it says so."""
-    named = (costs or {}).items()
-    return ", ".join(f"{k} {v:g}" for k, v in named if v is not None) or "unknown"
+                prices = (row["costs"] or {}).items()
+                known = (f"{k} {v:g}" for k, v in prices if v is not None)
+                yield f"    dollars per million tokens: {', '.join(known) or 'unknown'}"

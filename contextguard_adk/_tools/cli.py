@@ -2,111 +2,32 @@
 
 from __future__ import annotations
 
-import argparse
 import errno
 import importlib
 import importlib.metadata
+import math
 import os
-import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
-from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-_COMMANDS = {
-    "demo": (
-        "do the same work without and with the guard, and compare",
-        "An agent works through a source tree, first without the guard, then with it; "
-        "by default offline, with a simulated model.",
-        "Exit code: 0 if no guarded run saw a refusal or failure, 1 otherwise, 2 for "
-        "wrong arguments, 130 after Ctrl-C.",
-    ),
-    "check": (
-        "validate a settings file and show what it means",
-        "Reads a settings file as the plugin does and prints what it means for each "
-        "agent and model.",
-        "Exit code: 0 if all is well, 2 for wrong arguments or a wrong file.",
-    ),
-    "replay": (
-        "show what the guard would have done in a recorded session",
-        "Reads a recorded ADK session and shows, call by call, estimate, recorded "
-        "count and what the guard would have compacted. No model is asked.",
-        "Exit code: 0, or 2 for wrong arguments or what cannot be replayed.",
-    ),
-    "report": (
-        "write an HTML page about a recorded session",
-        "Writes one self-contained HTML page about a recorded ADK session: the context "
-        "over time, tokens, money, and each compaction. No model is asked.",
-        "Exit code: 0, or 2 for wrong arguments or what cannot be read.",
-    ),
-}
+import click
 
-_STRATEGIES = ["threshold", "sliding_window", "pipeline"]
+from contextguard_adk._tools.terminal import CommandError, show_text
+from contextguard_adk.errors import ConfigError
 
-_HELP = {
-    "demo path": "the folder to work through (default: the installed google-adk)",
-    "demo --context-window": "in tokens (default: 32000; with --model, the model's)",
-    "demo --steps": "model calls of each run (default: %(default)s)",
-    "demo --strategy": "how the guard compacts (default: %(default)s)",
-    "demo --model": "a real model, such as gemini-2.5-flash; both runs are billed",
-    "demo --latency": "simulated seconds of every answer and summary; compares "
-    "summaries ahead of time as well",
-    "check config": "a settings file (default: $CONTEXTGUARD_CONFIG, else none)",
-    "check --model": "models as agents name them, such as openai/gpt-4o",
-    "check --json": "print JSON",
-    "source": "a JSON export, adk web's SQLite file, or a database's URL",
-    "--app": "of a database's session (default: of the newest)",
-    "--user": "of a database's session (default: of the newest)",
-    "--session": "the id of a database's session (default: of the newest)",
-    "--list": "list the sessions instead, the newest first",
-    "--config": "settings to try (default: $CONTEXTGUARD_CONFIG, else none)",
-    "--agent": "only this agent's calls",
-    "--model": "the model whose window counts (default: the recorded one)",
-    "--context-window": "in tokens, whatever model and settings say",
-    "--json": "print JSON",
-    "report --output": "where to write the page (default: %(default)s)",
-    "report --json": "with --list: print JSON",
-    "replay --compare": "strategies and triggers in one table, and the cheapest",
-    "replay --plot": "draw it, as .svg, .png or .pdf (needs the extra `plot`)",
-    "replay --all": "print every call of a long session",
-}
-
-
-class _Parser(argparse.ArgumentParser):
-    """Reports a wrong command line in one line, without the usage before it."""
-
-    def error(self, message: str) -> NoReturn:
-        wrong = re.search(r"invalid choice: '([^']*)|arguments: (-[^\s=]+)", message)
-        known = re.findall(r"--[a-z-]+", self.format_help())
-        if wrong and wrong[2] is None:
-            known = _STRATEGIES if "--strategy" in message else [*_COMMANDS]
-        given = (wrong[1] or wrong[2]) if wrong else ""
-        near = get_close_matches(given, known, 1, cutoff=0.7)
-        hint = f". Did you mean {near[0]!r}?" if near else ""
-        self.exit(2, f"{self.prog}: error: {message}{hint}\n")
-
-    def add(self, *names: str, **settings: Any) -> None:
-        command = self.prog.split()[-1]
-        text = _HELP.get(f"{command} {names[0]}") or _HELP[names[0]]
-        self.add_argument(*names, help=text, **settings)
+STRATEGIES = ["threshold", "sliding_window", "pipeline"]
+VARIABLE = "CONTEXTGUARD_CONFIG"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
     try:
-        arguments, unknown = _build_parser().parse_known_args(argv)
-        if unknown:
-            arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-        if arguments.command is None:
-            arguments.parser.print_help()
-            return 0
-        exit_code = _run(arguments)
+        exit_code = _run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
         return exit_code
-    except SystemExit as end:  # How argparse ends, also after --help and --version.
-        return int(end.code or 0)
     except KeyboardInterrupt:
         print("contextguard: interrupted", file=sys.stderr)
         return 130
@@ -121,89 +42,223 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _run(arguments: argparse.Namespace) -> int:
-    """Runs a command, which imports ADK only now: `--help` should be quick."""
-    from contextguard_adk._tools.terminal import CommandError, show_text
-    from contextguard_adk.errors import ConfigError
+def _run(words: list[str]) -> int:
+    """Runs a command; what is wrong is one line, without the usage before it."""
+    try:
+        with contextguard.make_context("contextguard", words) as context:
+            return contextguard.invoke(context) or 0
+    except click.exceptions.Exit as end:  # After --help and --version.
+        return end.exit_code
+    except click.UsageError as error:
+        name = error.ctx.command_path if error.ctx else "contextguard"
+        # YAML reports take several lines; a database's names may hold any character.
+        text = show_text(" ".join(error.format_message().split()))
+        print(f"{name}: error: {text}", file=sys.stderr)
+        return 2
 
+
+def _call(**options: Any) -> int | None:
+    """Imports the command's module, with ADK, only to run it: help should be quick."""
     # A settings file may name classes in the present folder, as under `adk web`.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
-    name = arguments.command
-    module = importlib.import_module(f"contextguard_adk._tools.{name}")
-    run: Callable[[argparse.Namespace], int | None] = getattr(module, f"run_{name}")
+    context = click.get_current_context()
+    module = importlib.import_module(f"contextguard_adk._tools.{context.info_name}")
+    run: Callable[..., int | None] = getattr(module, f"run_{context.info_name}")
     try:
-        return run(arguments) or 0
+        return run(**options)
     except (CommandError, ConfigError, UnicodeEncodeError) as error:
-        # YAML reports take several lines; a database's names may hold any character.
-        parser: _Parser = arguments.parser
-        parser.error(show_text(" ".join(str(error).split())))
+        raise click.UsageError(str(error), context) from error
 
 
-def _build_parser() -> _Parser:
-    purpose = "Keeps Google ADK agents inside their model's context window."
-    parser = _Parser(prog="contextguard", description=purpose)
+def _suggest(given: str, known: Iterable[str]) -> str:
+    near = get_close_matches(given, known, 1)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def _parse_strategy(text: str) -> str:
+    name = text.replace("-", "_")
+    if name not in STRATEGIES:
+        known = f"{', '.join(STRATEGIES)}.{_suggest(name, STRATEGIES)}"
+        raise click.BadParameter(f"{text!r} is not one of {known}")
+    return name
+
+
+def _number(
+    kind: type[float], least: float, most: float = math.inf
+) -> Callable[[object], float]:
+    """Makes a parser of numbers, which may have commas for thousands."""
+    end = f", at most {most:,}" if most < math.inf else ""
+
+    def parse(value: object) -> float:
+        try:
+            number = kind(str(value).replace(",", ""))
+        except ValueError:
+            raise click.BadParameter(f"{value!r} is not a number") from None
+        if not least <= number <= most:
+            raise click.BadParameter(f"at least {least:,}{end}, not {value}")
+        return number
+
+    return parse
+
+
+class _Commands(click.Group):
+    """Suggests a command in place of one that there is not."""
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if args[0] not in self.commands:
+            hint = _suggest(args[0], self.commands)
+            ctx.fail(f"No such command {args[0]!r}.{hint}")
+        return super().resolve_command(ctx, args)
+
+
+class _Check(click.Command):
+    """Takes several names after one `--model`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        option = ""
+        repeated: list[str] = []
+        for word in args:
+            if word.startswith("-"):
+                option = word
+            elif option == "--model" and repeated[-1] != option:
+                repeated.append(option)
+            repeated.append(word)
+        return super().parse_args(ctx, repeated)
+
+
+def _find_version() -> str:
     try:
-        version = importlib.metadata.version("contextguard-adk")
+        return importlib.metadata.version("contextguard-adk")
     except importlib.metadata.PackageNotFoundError:
-        version = "(not installed)"
-    parser.add_argument("--version", action="version", version=f"%(prog)s {version}")
-    commands = parser.add_subparsers(metavar="COMMAND", dest="command")
-    demo, check, replay, report = (
-        commands.add_parser(name, help=text, description=description, epilog=epilog)
-        for name, (text, description, epilog) in _COMMANDS.items()
-    )
-    for each in (parser, demo, check, replay, report):
-        each.set_defaults(parser=each)
-    variable = os.environ.get("CONTEXTGUARD_CONFIG")
-    count = partial(_parse, int, "at least 1", lambda number: number >= 1)
-    tokens = partial(_parse, int, "at least 1,000", lambda number: number >= 1_000)
-    rule = "more than 0, at most 3,500"
-    seconds = partial(_parse, float, rule, lambda number: 0 < number <= 3_500)
-    window: Any = {"metavar": "TOKENS", "type": tokens, "dest": "window"}
-    demo.add("path", metavar="PATH", type=_parse_folder, nargs="?")
-    demo.add("--context-window", "--window", **window)
-    demo.add("--steps", metavar="N", type=count, default=150)
-    demo.add(
-        "--strategy",
-        type=lambda name: name.replace("-", "_"),
-        choices=_STRATEGIES,
-        default="threshold",
-    )
-    demo.add("--model", metavar="NAME")
-    demo.add("--latency", metavar="SECONDS", type=seconds, default=0)
-    check.add("config", metavar="CONFIG", nargs="?", default=variable)
-    check.add("--model", metavar="NAME", nargs="+", action="extend", default=[])
-    check.add("--json", action="store_true")
-    for command in (replay, report):
-        command.add("source", metavar="SESSION")
-        for name in ("--app", "--user", "--session", "--agent", "--model"):
-            command.add(name, metavar="NAME")
-        command.add("--list", action="store_true")
-        command.add("--config", metavar="FILE", default=variable)
-        command.add("--context-window", "--window", **window)
-        command.add("--json", action="store_true")
-    replay.add("--plot", metavar="FILE", type=Path)
-    for name in ("--compare", "--all"):
-        replay.add(name, action="store_true")
-    file: Any = {"metavar": "FILE", "type": Path, "default": Path("report.html")}
-    report.add("--output", "-o", **file)
-    return parser
+        return "(not installed)"
 
 
-def _parse_folder(text: str) -> Path:
-    if not os.path.isdir(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a folder")
-    return Path(text)
+@click.group(
+    cls=_Commands,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
+)
+@click.version_option(_find_version(), message="%(prog)s %(version)s")
+@click.pass_context
+def contextguard(context: click.Context) -> None:
+    """Keeps Google ADK agents inside their model's context window.
+
+    Exit code: 0 if all is well, 1 if a guarded run of the demo saw a refusal or a
+    failure, 2 for wrong arguments and what cannot be read, 130 after Ctrl-C.
+    """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
 
 
-def _parse(
-    kind: type[float], rule: str, is_good: Callable[[float], bool], text: str
-) -> float:
-    try:
-        number = kind(text.replace(",", ""))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
-    if not is_good(number):
-        raise argparse.ArgumentTypeError(f"{rule}, not {text}")
-    return number
+_file = click.Path(path_type=Path)
+_folder = click.Path(exists=True, file_okay=False, path_type=Path)
+_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+_window = click.option(
+    "--context-window",
+    "--window",
+    "window_tokens",
+    type=_number(int, 1_000),
+    metavar="TOKENS",
+    help="The window, whatever model and settings say.",
+)
+
+
+def _recording_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds what `replay` and `report` share."""
+    for add in (
+        _window,
+        click.option(
+            "--config", envvar=VARIABLE, show_envvar=True, help="Settings to try."
+        ),
+        click.option("--model", help="Take its window, not the recorded model's."),
+        click.option("--agent", help="Only this agent's calls."),
+        click.option(
+            "--list", "is_list", is_flag=True, help="List sessions, newest first."
+        ),
+        click.option("--session", help="The id of a database's session."),
+        click.option("--user", help="The user of a database's session."),
+        click.option("--app", help="The app of a database's session."),
+        click.argument("source", metavar="SESSION"),
+    ):
+        command = add(command)
+    return command
+
+
+@contextguard.command()
+@click.argument("path", required=False, type=_folder)
+@_window
+@click.option(
+    "--steps", default=150, type=_number(int, 1), metavar="N", help="Calls of each run."
+)
+@click.option(
+    "--strategy",
+    default="threshold",
+    type=_parse_strategy,
+    metavar="NAME",
+    help=f"How the guard compacts: {', '.join(STRATEGIES)}.",
+)
+@click.option("--model", help="A real model; both runs are billed.")
+@click.option(
+    "--latency",
+    type=_number(float, 0.001, 3_500),
+    metavar="SECONDS",
+    help="Simulated time of each answer and summary; adds summaries ahead of time.",
+)
+def demo(**options: Any) -> int | None:
+    """Do the same work without and with the guard, and compare.
+
+    An agent works through the source tree in PATH, by default the installed google-adk,
+    first without the guard, then with it; by default offline, with a simulated model
+    and a window of 32,000 tokens.
+    """
+    return _call(**options)
+
+
+@contextguard.command(cls=_Check)
+@click.argument("config", required=False, envvar=VARIABLE)
+@click.option(
+    "--model",
+    "models",
+    multiple=True,
+    metavar="NAME...",
+    help="Models as agents name them, such as openai/gpt-4o.",
+)
+@_json
+def check(**options: Any) -> int | None:
+    """Validate a settings file and show what it means.
+
+    Reads the settings file CONFIG, by default what $CONTEXTGUARD_CONFIG names, as the
+    plugin does and prints what it means for each agent and model.
+    """
+    return _call(**options)
+
+
+@contextguard.command()
+@_recording_options
+@_json
+@click.option("--plot", type=_file, help="Draw .svg, .png or .pdf (extra `plot`).")
+@click.option("--compare", is_flag=True, help="Compare strategies and triggers.")
+@click.option("--all", "is_complete", is_flag=True, help="Print all of many calls.")
+def replay(**options: Any) -> int | None:
+    """Show what the guard would have done in a recorded session.
+
+    SESSION is a JSON export, adk web's SQLite file, or a database's URL, of which the
+    newest session is taken where no name is given. Call by call you see the estimate,
+    the recorded count and what the guard would have compacted. No model is asked.
+    """
+    return _call(**options)
+
+
+@contextguard.command()
+@_recording_options
+@click.option("--json", "as_json", is_flag=True, help="With --list: print JSON.")
+@click.option("--output", "-o", type=_file, default="report.html", help="The page.")
+def report(**options: Any) -> int | None:
+    """Write an HTML page about a recorded session.
+
+    SESSION is a JSON export, adk web's SQLite file, or a database's URL, of which the
+    newest session is taken where no name is given. The page shows the context over
+    time, tokens, money, and each compaction. No model is asked.
+    """
+    return _call(**options)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 from collections.abc import Iterator
@@ -19,36 +18,27 @@ from google.adk.events import Event
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.registry import LLMRegistry
 from google.adk.plugins.base_plugin import BasePlugin
-from google.adk.runners import Runner
-from google.adk.sessions import InMemorySessionService
+from google.adk.runners import InMemoryRunner, Runner
 from google.genai import types
-from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from contextguard_adk._providers.clients import read_usage
 from contextguard_adk._providers.costs import TYPICAL_COSTS, Costs, price_calls
 from contextguard_adk._providers.overflow import parse_overflow
 from contextguard_adk._providers.registry import LitellmRegistry, resolve_costs
-from contextguard_adk._tools.terminal import (
-    CommandError,
-    print_line,
-    print_sparkline,
-    quiet_logs,
-)
+from contextguard_adk._tools import terminal
+from contextguard_adk._tools.terminal import CommandError, print_line
 from contextguard_adk.config import STRATEGIES
 from contextguard_adk.plugin import ContextGuardPlugin
-from contextguard_adk.records import (
-    CallRecord,
-    CompactionRecord,
-    PressureRecord,
-    Usage,
-    format_cost,
-)
+from contextguard_adk.records import CallRecord, PressureRecord, Usage, format_cost
 from contextguard_adk.testing import Reply, SimulatedLlm, VirtualTimeLoop, call
 
 INSTRUCTION = """\
 Study the source files of a project: read those that matter one after another with your
 tools, then answer. Paths are relative to the project's top folder."""
+
+PRICES = """\
+Prices: $1 for a million input tokens, $0.10 for cached ones, $8 for output."""
 
 BARE, AHEAD = "no guard", "summaries ahead"
 
@@ -56,75 +46,57 @@ BARE, AHEAD = "no guard", "summaries ahead"
 Turn: TypeAlias = tuple[str, list[Reply]]
 
 
-def run_demo(arguments: argparse.Namespace) -> int:
+def run_demo(
+    path: Path | None,
+    window_tokens: int | None,
+    steps: int,
+    strategy: str,
+    model: str | None,
+    latency: float | None,
+) -> int:
     """Compares the work without and with the guard; returns 1 if the guard failed."""
-    root = (arguments.path or Path(google.adk.__path__[0])).resolve()
-    steps, model, latency = arguments.steps, arguments.model, arguments.latency
+    root = (path or Path(google.adk.__path__[0])).resolve()
     if model and latency:
         raise CommandError("--latency: a real model takes its own time")
     turns = list(plan_turns(root, steps))
     if not turns:
         raise CommandError(f"there is no source file in {root}")
-    console = Console(highlight=False)
     # What is logged of a request's size is an estimate; the demo shows real counts.
-    with quiet_logs(console):
+    with terminal.quiet_logs(terminal.console):
         usual_tokens = LitellmRegistry().context_window(model) if model else 32_000
-        window_tokens = arguments.window or usual_tokens
+        window_tokens = window_tokens or usual_tokens
         if window_tokens is None:
             raise CommandError(f"the window of {model} is unknown: give --window")
-        kind = STRATEGIES[arguments.strategy]
         names = [BARE, "with guard", *([AHEAD] if latency else [])]
-        models = [_create_model(arguments, window_tokens, turns) for _ in names]
-        print_line(console, f"An agent works {steps:,} steps through {root}", "bold")
-        name = model or "simulated offline"
-        setup = f"Model: {name}, context window {window_tokens:,} tokens"
-        print_line(console, f"{setup}, strategy {arguments.strategy}", "dim")
+        llms = [_create_model(model, latency, window_tokens, turns) for _ in names]
+        print_line(f"An agent works {steps:,} steps through {root}", "bold")
+        setup = f"{model or 'simulated offline'}, context window {window_tokens:,}"
+        print_line(f"Model: {setup} tokens, strategy {strategy}", "dim")
         costs = resolve_costs(model, {}, None) if model else TYPICAL_COSTS
-        runs = [DemoRun(name, steps, window_tokens, costs, console) for name in names]
-        for run, llm in zip(runs, models, strict=True):
-            strategy = kind(
-                context_window=window_tokens,
-                summary_timeout_seconds=60 + latency,
-                ahead=run.name == AHEAD,
-            )
-            guard = ContextGuardPlugin(
-                default=strategy,
-                on_call=run.note_call,
-                on_compaction=run.held_up_by.append,
-                on_pressure=run.pressures.append,
-            )
-            plugins: list[BasePlugin] = [] if run.name == BARE else [guard]
+        runs = [DemoRun(name, steps, window_tokens, costs) for name in names]
+        for run, llm in zip(runs, llms, strict=True):
             loop_factory = VirtualTimeLoop if latency else None
             with asyncio.Runner(loop_factory=loop_factory) as runner:
-                runner.run(run.play(turns, llm, root, plugins))
-    print_line(console, "")
-    print_line(console, f"Prompt tokens of each call; ✕ is over {window_tokens:,}:")
+                runner.run(run.play(turns, llm, root, strategy))
+    print_line("")
+    print_line(f"Prompt tokens of each call; ✕ is over {window_tokens:,}:")
     for run in runs:
-        print_sparkline(console, f"{run.name:18}", run.sizes, window_tokens)
-    return _report(console, runs, arguments)
-
-
-def _report(
-    console: Console, runs: list[DemoRun], arguments: argparse.Namespace
-) -> int:
-    """Prints the figures of all runs; returns 1 if a guarded one failed."""
-    table = Table("", *(run.name for run in runs), show_edge=False, pad_edge=False)
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for rows in zip(*(run.figures.items() for run in runs), strict=True):
+        terminal.print_sparkline(f"{run.name:18}", run.sizes, window_tokens)
+    columns = [Column(run.name, justify="right") for run in runs]
+    table = Table("", *columns, show_edge=False, pad_edge=False)
+    for rows in zip(*(run.describe(latency).items() for run in runs), strict=True):
         table.add_row(rows[0][0], *(value for _, value in rows))
-    if arguments.latency:
-        ends = (run.answer_seconds for run in runs)
-        table.add_row("time to the last answer", *map(_format_seconds, ends))
-        waits = (sum(done.waited_seconds for done in run.held_up_by) for run in runs)
-        table.add_row("waited for summaries", *map(_format_seconds, waits))
-    console.print("", table, "", sep="\n")
-    if not arguments.model:
-        prices = "$1 for a million input tokens, $0.10 for cached ones, $8 for output"
-        print_line(console, f"Prices: {prices}.")
-    if arguments.latency:
-        each = f"{arguments.latency:g} s for every answer and every summary"
-        print_line(console, f"Times are simulated: {each}.")
+    terminal.console.print("", table, "", sep="\n")
+    if not model:
+        print_line(PRICES)
+    if latency:
+        each = f"{latency:g} s for every answer and every summary"
+        print_line(f"Times are simulated: {each}.")
+    return _print_end(runs)
+
+
+def _print_end(runs: list[DemoRun]) -> int:
+    """Says how the guarded run ended that fared worse; returns 1 if it failed."""
     bare, *guarded = runs
     worst = max(guarded, key=lambda run: (bool(run.failure), run.rejections))
     end = "the work fits into the window without it as well: try a smaller --window"
@@ -135,7 +107,7 @@ def _report(
     elif bare.rejections:
         end = f"no request refused; without it only {bare.steps:,}"
     done = f"{worst.steps:,} of {bare.planned_steps:,} steps were done"
-    print_line(console, f"With the guard {done}, {end}.", "bold")
+    print_line(f"With the guard {done}, {end}.", "bold")
     return 1 if worst.rejections or worst.failure else 0
 
 
@@ -210,19 +182,19 @@ def read_source(file: Path) -> str:
 
 
 def _create_model(
-    arguments: argparse.Namespace, window_tokens: int, turns: list[Turn]
+    name: str | None, latency: float | None, window_tokens: int, turns: list[Turn]
 ) -> BaseLlm:
-    if arguments.model is None:
+    if name is None:
         replies = cycle(chain.from_iterable(replies for _, replies in turns))
         return SimulatedLlm(
             context_window=window_tokens,
             script=lambda _: next(replies),
             prompt_cache=True,
             keep_requests=0,
-            latency_seconds=arguments.latency,
+            latency_seconds=latency or 0,
         )
     try:
-        llm = LLMRegistry.new_llm(arguments.model)
+        llm = LLMRegistry.new_llm(name)
         if type(llm).__name__ == "LiteLlm":
             import litellm
 
@@ -241,57 +213,69 @@ class DemoRun:
     planned_steps: int
     window_tokens: int
     costs: Costs | None
-    console: Console
     steps: int = 0
     rejections: int = 0
     compactions: int = 0
     usage: Usage = field(default_factory=Usage)
     sizes: list[int] = field(default_factory=list)  # Of requests, in tokens.
-    # A warning waits for the answer's count: how full the window is, not the estimate.
     pressures: list[PressureRecord] = field(default_factory=list)
-    held_up_by: list[CompactionRecord] = field(default_factory=list)
-    largest_request_tokens: int = 0
+    largest_tokens: int = 0
     answer_seconds: float = 0.0
+    waited_seconds: float = 0.0
     failure: str = ""
 
-    @property
-    def figures(self) -> dict[str, str]:
-        """What is compared, summaries included, by the name of its row."""
+    def describe(self, latency: float | None) -> dict[str, str]:
+        """Lists what is compared, summaries included, by the name of its row."""
         done, usage = max(1, self.steps), self.usage
         uncached_tokens = usage.prompt_tokens - usage.cached_tokens
         cost = price_calls([usage], self.costs)
-        return {
+        figures = {
             "steps done": f"{self.steps:,} of {self.planned_steps:,}",
             "requests rejected": f"{self.rejections:,}",
             "compactions": f"{self.compactions:,}",
-            "largest request": f"{self.largest_request_tokens:,}",
-            "of the window": f"{self.largest_request_tokens / self.window_tokens:.0%}",
+            "largest request": f"{self.largest_tokens:,}",
+            "of the window": f"{self.largest_tokens / self.window_tokens:.0%}",
             "uncached input / step": f"{uncached_tokens / done:,.0f}",
             "cached input / step": f"{usage.cached_tokens / done:,.0f}",
             "output / step": f"{usage.output_tokens / done:,.0f}",
             "cost / step": format_cost(None if cost is None else cost / done),
             "cost of the steps done": format_cost(cost),
         }
+        if latency:
+            figures["time to the last answer"] = _format_seconds(self.answer_seconds)
+            figures["waited for summaries"] = _format_seconds(self.waited_seconds)
+        return figures
 
     async def play(
-        self, turns: list[Turn], llm: BaseLlm, root: Path, plugins: list[BasePlugin]
+        self, turns: list[Turn], llm: BaseLlm, root: Path, strategy_name: str
     ) -> None:
         """Asks about the files, round and round, until all steps are done."""
         # Errors of a task that was interrupted are not for the user.
         asyncio.get_running_loop().set_exception_handler(lambda *_: None)
-        print_line(self.console, self.name, "bold")
+        print_line(self.name, "bold")
         agent = LlmAgent(name="explorer", model=llm, instruction=INSTRUCTION)
         agent.tools = [FileTools(root).list_files, FileTools(root).read_file]
+        strategy = STRATEGIES[strategy_name](
+            context_window=self.window_tokens,
+            summary_timeout_seconds=60 + getattr(llm, "latency_seconds", 0),
+            ahead=self.name == AHEAD,
+        )
+        guard = ContextGuardPlugin(
+            default=strategy,
+            on_call=self._note_call,
+            on_pressure=self.pressures.append,
+        )
+        plugins: list[BasePlugin] = [] if self.name == BARE else [guard]
         app = App(name="contextguard_demo", root_agent=agent, plugins=plugins)
-        runner = Runner(app=app, session_service=InMemorySessionService())
+        runner = InMemoryRunner(app=app)
         asked = islice(cycle(question for question, _ in turns), self.planned_steps)
         await self._ask(runner, asked)
         await runner.close()
         if self.failure and not self.steps:
             raise CommandError(f"the model cannot be used: {self.failure}")
-        self.largest_request_tokens = max(self.sizes, default=0)
-        if isinstance(llm, SimulatedLlm):  # It knows those for summaries, too.
-            self.largest_request_tokens = llm.largest_request_tokens
+        # A simulated model knows those of summaries, too.
+        largest_tokens = max(self.sizes, default=0)
+        self.largest_tokens = getattr(llm, "largest_request_tokens", largest_tokens)
 
     async def _ask(self, runner: Runner, asked: Iterator[str]) -> None:
         """Asks one question after the other, whatever happens to each."""
@@ -300,7 +284,7 @@ class DemoRun:
         refused_turns = 0  # in a row
         for number, question in enumerate(asked, 1):
             done = f"{self.steps:,}/{self.planned_steps:,}"
-            print_line(self.console, f"  turn {number}, step {done}: {question}")
+            print_line(f"  turn {number}, step {done}: {question}")
             events = runner.run_async(**ids, new_message=types.UserContent(question))
             try:
                 async with aclosing(events):
@@ -313,12 +297,12 @@ class DemoRun:
                 overflow = parse_overflow(error)
                 if not overflow:
                     self.failure = _describe_error(error)
-                    print_line(self.console, f"    stopped: {self.failure}", "bold red")
+                    print_line(f"    stopped: {self.failure}", "bold red")
                     return
                 refused_turns += 1
                 self._note_rejection(overflow.prompt_tokens or 0)
             if refused_turns == 10:
-                print_line(self.console, "    given up after 10 refused turns")
+                print_line("    given up after 10 refused turns")
                 return
 
     def _count(self, event: Event) -> None:
@@ -331,27 +315,29 @@ class DemoRun:
         self.usage += usage
         self.sizes.append(usage.prompt_tokens)
 
-    def note_call(self, record: CallRecord) -> None:
+    def _note_call(self, record: CallRecord) -> None:
         """Shows what the guard did before a model call."""
         self.usage += record.summary_usage
         if record.is_recovered:
             self._note_rejection(0)
         if record.compaction:
             self.compactions += 1
+            self.waited_seconds += record.compaction.waited_seconds
             before, after = record.compaction.tokens_before, record.real_tokens or 0
             text = f"    compaction {self.compactions}: {before:,} → {after:,} tokens"
-            print_line(self.console, text, "cyan")
+            print_line(text, "cyan")
+        # By the answer's count: how full the window is, not the estimate.
         if self.pressures and record.real_tokens:
             share = record.real_tokens / self.window_tokens
             text = f"    warning: a request fills {share:.0%} of the context window"
-            print_line(self.console, text, "yellow")
+            print_line(text, "yellow")
         self.pressures.clear()
 
     def _note_rejection(self, prompt_tokens: int) -> None:
         self.rejections += 1
         self.sizes += [prompt_tokens] * bool(prompt_tokens)
         size = f"{prompt_tokens:,} tokens" if prompt_tokens else "too many tokens"
-        print_line(self.console, f"    rejected by the provider: {size}", "bold red")
+        print_line(f"    rejected by the provider: {size}", "bold red")
 
 
 def _format_seconds(seconds: float) -> str:

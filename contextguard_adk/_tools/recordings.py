@@ -73,9 +73,8 @@ async def load_session(source: str, key: SessionKey) -> Session:
         if listed := await found.list(key):
             return await found.load(next((s for s in listed if s.events), listed[0]))
     named = ", ".join(f"{name} {value!r}" for name, value in vars(key).items() if value)
-    raise CommandError(
-        f"no session of {named or 'anybody'}: --list shows all there are"
-    )
+    text = f"no session of {named or 'anybody'}: --list shows all there are"
+    raise CommandError(text)
 
 
 def describe_session(session: Session) -> ListedSession:
@@ -97,11 +96,10 @@ class _Database:
         """Lists the newest first; ADK itself can list those of one app only."""
         given = {name: value for name, value in vars(key).items() if value}
         wanted = "".join(f" AND {_COLUMNS[name]} = :{name}" for name in given)
+        rows = await self.query(_LISTING.format(wanted), given)
         return [
             ListedSession(app, user, session, read_time(updated), events)
-            for app, user, session, updated, events in await self.query(
-                _LISTING.format(wanted), given
-            )
+            for app, user, session, updated, events in rows
         ]
 
     async def load(self, listed: ListedSession) -> Session:
@@ -156,10 +154,8 @@ async def _open(source: str) -> AsyncIterator[Session | _Database]:
 def _read_export(source: str, data: bytes) -> Session:
     try:
         # Half of a surrogate pair, which no file can hold, becomes a question mark.
-        clean = json.dumps(json.loads(data), ensure_ascii=False).encode(
-            errors="replace"
-        )
-        raw: object = json.loads(clean)
+        text = json.dumps(json.loads(data), ensure_ascii=False)
+        raw: object = json.loads(text.encode(errors="replace"))
     except (ValueError, RecursionError) as error:
         raise CommandError(f"{source}: not JSON: {error}") from error
     if not isinstance(raw, dict) or not isinstance(raw.get("events"), list):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from google.adk.agents import LlmAgent
@@ -16,8 +16,6 @@ from google.adk.tools.base_tool import BaseTool
 from google.genai import types
 from pydantic import ValidationError
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from contextguard_adk._core import loop
 from contextguard_adk._history.adk_events import RECALL_TOOL
@@ -25,24 +23,14 @@ from contextguard_adk._measuring.tokens import estimate_config_tokens
 from contextguard_adk._providers.clients import read_usage
 from contextguard_adk._providers.costs import price_calls
 from contextguard_adk._providers.registry import resolve_context_window, resolve_costs
-from contextguard_adk._tools import recordings, replay_report
-from contextguard_adk._tools.recordings import (
-    RecordedCall,
-    SessionKey,
-    describe_session,
-)
+from contextguard_adk._tools import recordings, replay_report, terminal
+from contextguard_adk._tools.recordings import RecordedCall, SessionKey
 from contextguard_adk._tools.replay_compare import Comparison, Row, list_rows
 from contextguard_adk._tools.replay_report import Bill, Replayed, ReplayedCall
-from contextguard_adk._tools.replay_side import Side, count_bytes, make_summarizer
-from contextguard_adk._tools.terminal import (
-    CommandError,
-    clean_text,
-    print_line,
-    quiet_logs,
-)
+from contextguard_adk._tools.replay_side import Sent, Side, count_bytes, make_summarizer
+from contextguard_adk._tools.terminal import CommandError, print_line
 from contextguard_adk.config import PluginSettings, load_settings
 from contextguard_adk.plugin import ContextGuardPlugin
-from contextguard_adk.records import Usage
 from contextguard_adk.strategies import Strategy
 
 MAX_LISTED = 100
@@ -74,72 +62,90 @@ class ReplaySettings:
         return strategy.model_copy(update=changes)
 
 
-def read_recording(arguments: argparse.Namespace) -> tuple[Session, ReplaySettings]:
-    """Reads the session and the settings that the command line names."""
-    settings = ReplaySettings(
-        guard=load_settings(arguments.config) if arguments.config else PluginSettings(),
-        agent=arguments.agent,
-        model=arguments.model,
-        window_tokens=arguments.window,
-    )
-    key = SessionKey(arguments.app, arguments.user, arguments.session)
-    return asyncio.run(recordings.load_session(arguments.source, key)), settings
-
-
-def run_replay(arguments: argparse.Namespace) -> None:
-    """Replays the session that the command line names, and prints the result."""
-    if arguments.list:
-        print_sessions(arguments)
+def run_replay(
+    is_list: bool,
+    as_json: bool,
+    plot: Path | None,
+    compare: bool,
+    is_complete: bool,
+    **recording: Any,
+) -> None:
+    """Replays a session, and prints the result."""
+    if is_list:
+        print_sessions(as_json, **recording)
         return
-    if arguments.plot and arguments.compare:
+    if plot and compare:
         raise CommandError("--plot draws one replay: give it without --compare")
-    if arguments.plot:
-        replay_report.require_plotting(arguments.plot)
+    if plot:
+        replay_report.require_plotting(plot)
     # Of settings that are only compared, what they cannot do is no warning.
-    silent = [loop.logger] if arguments.compare else []
-    with quiet_logs(Console(stderr=True), *silent):
-        session, settings = read_recording(arguments)
-        found: Replayed | Comparison
-        if arguments.compare:
-            rows = list_rows(settings.guard, settings.window_tokens)
-            rows += [Row("your settings", settings.guard)] * bool(arguments.config)
-            guards = [row.guard for row in rows]
-            replays = asyncio.run(replay_guards(session, settings, guards))
-            found = Comparison(rows, replays)
-        else:
-            found = asyncio.run(replay_session(session, settings))
-            if arguments.plot:
-                replay_report.save_plot(found, arguments.plot)
-    if arguments.json:
+    silent = [loop.logger] if compare else []
+    with terminal.quiet_logs(Console(stderr=True), *silent):
+        session, settings = read_recording(**recording)
+        rows = (
+            list(list_rows(settings.guard, settings.window_tokens)) if compare else []
+        )
+        if recording["config"] or not compare:
+            rows.append(Row("your settings", settings.guard))
+        guards = [row.guard for row in rows]
+        replays = asyncio.run(replay_guards(session, settings, guards))
+        found = Comparison(rows, replays) if compare else replays[0]
+        if plot:
+            replay_report.save_plot(replays[0], plot)
+    if as_json:
         print(json.dumps(found.to_json(), indent=2))
         return
-    print_line(Console(highlight=False), str(describe_session(session)), "dim")
+    print_line(str(recordings.describe_session(session)), "dim")
     if isinstance(found, Comparison):
-        found.print_table()
+        found.print()
     else:
-        replay_report.print_replayed(found, is_complete=arguments.all)
+        replay_report.print_replayed(found, is_complete)
 
 
-def print_sessions(arguments: argparse.Namespace) -> None:
-    """Lists the sessions that the command line names, the newest first."""
-    with quiet_logs(Console(stderr=True)):
-        key = SessionKey(arguments.app, arguments.user, arguments.session)
-        listed = asyncio.run(recordings.list_sessions(arguments.source, key))
+def read_recording(
+    source: str,
+    app: str | None,
+    user: str | None,
+    session: str | None,
+    config: str | None,
+    agent: str | None,
+    model: str | None,
+    window_tokens: int | None,
+) -> tuple[Session, ReplaySettings]:
+    """Reads a session, and the settings that it is replayed with."""
+    guard = load_settings(config) if config else PluginSettings()
+    settings = ReplaySettings(guard, agent, model, window_tokens)
+    return asyncio.run(
+        recordings.load_session(source, SessionKey(app, user, session))
+    ), settings
+
+
+def print_sessions(
+    as_json: bool,
+    source: str,
+    app: str | None,
+    user: str | None,
+    session: str | None,
+    **_: object,
+) -> None:
+    """Lists the sessions that have the given names, the newest first."""
+    with terminal.quiet_logs(Console(stderr=True)):
+        listed = asyncio.run(
+            recordings.list_sessions(source, SessionKey(app, user, session))
+        )
     rows = [{**vars(each), "updated": f"{each.updated:%F %T}"} for each in listed]
-    if arguments.json:
+    if as_json:
         print(json.dumps(rows, indent=2))
         return
-    console = Console(highlight=False)
-    print_line(console, f"Sessions: {len(rows):,}; times in UTC", "bold")
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in rows[0] if rows else ():
-        table.add_column(name, justify="right" if name == "events" else "left")
-    for row in rows[:MAX_LISTED]:
-        cells = (clean_text(console, str(value)) for value in row.values())
-        table.add_row(*map(Text, cells))
+    print_line(f"Sessions: {len(rows):,}; times in UTC", "bold")
+    lines = [([*map(str, row.values())], "") for row in rows[:MAX_LISTED]]
     if len(rows) > MAX_LISTED:
-        table.add_row(f"... {len(rows) - MAX_LISTED:,} older ones: see --app, --json")
-    replay_report.print_table(console, table)
+        text = f"... {len(rows) - MAX_LISTED:,} older ones: see --app, --json"
+        lines.append(([text], ""))
+    names = "app", "user", "session", "updated"
+    terminal.print_table(
+        [*names, terminal.number_column("events")] if rows else [], lines
+    )
 
 
 async def replay_session(session: Session, settings: ReplaySettings) -> Replayed:
@@ -217,79 +223,82 @@ class _Replay:
         self._agents[name], self._ratios[name] = agent, 1.0
         own = [call for call in calls if not call.is_guarded]
         sample = own[:: max(1, len(own) // 40)]
-        fits = []
-        for agent.include_contents in ("default", "none"):
+        request, fits = LlmRequest(), []
+        for agent.include_contents in ("none", "default"):
             side = Side(self._recorded, self._settings.model)
             counts = []
             for call in sample:
-                request, _ = await side.play(call, agent)
-                counts.append((count_bytes(request.contents), call.prompt_tokens))
+                request = (await side.play(call, agent)).request
+                contents = LlmRequest(contents=request.contents)
+                counts.append((count_bytes(contents), call.prompt_tokens))
             fits.append(recordings.fit_counts(counts))
-        (whole, whole_error), (turn, turn_error) = fits
+        (turn, turn_error), (whole, whole_error) = fits
+        self.fixed_tokens[name] = whole
         # The recorded counts must speak clearly for the rarer setting.
-        is_turn_only = turn_error < whole_error / 2
-        agent.include_contents = "none" if is_turn_only else "default"
-        self.fixed_tokens[name] = turn if is_turn_only else whole
+        if turn_error < whole_error / 2:
+            agent.include_contents, self.fixed_tokens[name] = "none", turn
         if sample:
-            side = Side(self._recorded, self._settings.model)
-            first, _ = await side.play(sample[0], agent)
-            config_tokens = estimate_config_tokens(first.config)
+            config_tokens = estimate_config_tokens(request.config)
             text_chars = 4 * max(0, self.fixed_tokens[name] - config_tokens)
             agent.instruction = ("instruction " * text_chars)[:text_chars]
 
     async def step(self, number: int, call: RecordedCall) -> list[ReplayedCall]:
         """Replays one call, with each guard."""
-        name = call.event.author
-        agent, watching = self._agents[name], self._watching
+        name, watching = call.event.author, self._watching
+        agent = self._agents[name]
         real = None if call.is_guarded else call.prompt_tokens
         watching.llm.real_tokens, watching.llm.ratio = real, self._ratios[name]
-        whole, usage = await watching.play(call, agent)
+        whole = await watching.play(call, agent)
         self._ratios[name] = watching.llm.ratio
-        watched = watching.take_record()
-        estimate = watched.estimated_tokens if watched else None
+        estimate = whole.record.estimated_tokens if whole.record else None
         # Whatever each guard takes for the window, what fits is the same for all.
-        window_tokens = watched.window_tokens if watched else self._find_window(whole)
+        window_tokens = self._find_window(whole)
         replayed = []
         for acting in self._acting:
             acting.llm.ratio = self._ratios[name]
-            sent, sent_usage = await acting.send(call, agent, whole)
-            acted = acting.take_record()
+            sent = await acting.send(call, agent, whole.request)
+            acted = sent.record
             if self._is_guarded and real:  # Of what was cut already then.
-                ratio = real / max(1, count_bytes(sent))
+                ratio = real / max(1, count_bytes(sent.request))
                 self._ratios[name] = max(self._ratios[name], ratio)
-            sent_bill = self._price(whole.model, sent_usage)
-            if acted:
-                sent_bill += Bill(acted.summary_usage, acted.summary_cost)
+            compaction = acted.compaction if acted else None
             replayed.append(
                 ReplayedCall(
                     number=number,
                     agent=name,
-                    contents=len(whole.contents),
+                    contents=len(whole.request.contents),
                     estimated_tokens=estimate,
                     real_tokens=real,
-                    whole_tokens=usage.prompt_tokens,
-                    whole_bill=self._price(whole.model, usage),
+                    whole_tokens=whole.usage.prompt_tokens,
+                    whole_bill=self._price(whole),
                     window_tokens=window_tokens,
                     threshold_tokens=acted.threshold_tokens if acted else None,
-                    sent_contents=len(sent.contents),
-                    sent_tokens=sent_usage.prompt_tokens,
-                    sent_bill=sent_bill,
-                    compaction=acted.compaction if acted else None,
+                    sent_contents=len(sent.request.contents),
+                    sent_tokens=sent.usage.prompt_tokens,
+                    sent_bill=self._price(sent),
+                    compaction=compaction,
                     error_ratio=estimate / real - 1 if estimate and real else None,
                     pressure=estimate / window_tokens if estimate else None,
-                    state=dict(acting.state) if acted and acted.compaction else {},
+                    state=dict(acting.state) if compaction else {},
                 )
             )
         return replayed
 
-    def _find_window(self, request: LlmRequest) -> int:
-        """The window, in tokens, of an exempt agent."""
-        wanted, model = self._settings.window_tokens, request.model or ""
+    def _find_window(self, sent: Sent) -> int:
+        """The window of a request, also of an exempt agent, which has no record."""
+        if sent.record:
+            return sent.record.window_tokens
+        wanted, model = self._settings.window_tokens, sent.request.model or ""
         return resolve_context_window(model, configured=wanted).tokens
 
-    def _price(self, model: str | None, usage: Usage) -> Bill:
-        costs = resolve_costs(model or "", self._settings.guard.prices, None)
-        return Bill(usage, price_calls([usage], costs))
+    def _price(self, sent: Sent) -> Bill:
+        """Prices a call, with summaries, also of compactions that came to nothing."""
+        model = sent.request.model or ""
+        costs = resolve_costs(model, self._settings.guard.prices, None)
+        bill = Bill(sent.usage, price_calls([sent.usage], costs))
+        if record := sent.record:
+            bill += Bill(record.summary_usage, record.summary_cost)
+        return bill
 
 
 def _list_tools(session: Session, agent: str) -> list[Any]:

@@ -7,16 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
+from rich.table import Column
 
 from contextguard_adk._measuring.budgets import threshold_tokens
-from contextguard_adk._tools.replay_report import (
-    Replayed,
-    list_assumptions,
-    print_table,
-)
-from contextguard_adk._tools.terminal import print_line
+from contextguard_adk._tools.replay_report import Replayed, list_assumptions
+from contextguard_adk._tools.terminal import number_column, print_line, print_table
 from contextguard_adk._turn.settings import LEAST_AUTO_TOKENS
 from contextguard_adk.config import STRATEGIES, PluginSettings
 from contextguard_adk.records import format_cost
@@ -57,7 +52,7 @@ class Row:
     toml: list[str] = field(default_factory=list)
 
 
-def list_rows(guard: PluginSettings, window_tokens: int | None) -> list[Row]:
+def list_rows(guard: PluginSettings, window_tokens: int | None) -> Iterator[Row]:
     """Lists what to compare: for all agents alike, with a guard's prices and models."""
     names = "context_window", "summarizer", "summarizer_context_window"
     own = {name: getattr(guard.default, name, None) for name in names}
@@ -65,16 +60,13 @@ def list_rows(guard: PluginSettings, window_tokens: int | None) -> list[Row]:
     kept = {name: value for name, value in own.items() if isinstance(value, int | str)}
     if window_tokens is not None:
         kept["context_window"] = window_tokens
-    rows = []
-    for strategy, values in COMPARED:
-        name = strategy + "".join(f", {key} {value}" for key, value in values.items())
-        values = {**values, **kept}
-        default = STRATEGIES[strategy].model_validate(values)
+    for strategy, changes in COMPARED:
+        name = strategy + "".join(f", {key} {value}" for key, value in changes.items())
+        values = {**changes, **kept}
         settings = {"strategy": strategy, **values}.items()
         toml = ["[default]", *(f"{key} = {json.dumps(item)}" for key, item in settings)]
-        plugin = PluginSettings(default=default, prices=guard.prices)
-        rows.append(Row(name, plugin, toml))
-    return rows
+        default = STRATEGIES[strategy].model_validate(values)
+        yield Row(name, PluginSettings(default=default, prices=guard.prices), toml)
 
 
 class Comparison:
@@ -86,58 +78,50 @@ class Comparison:
         self._without = replays[0].without_guard
         costs = [found.cost for found in (self._without, *self._totals)]
         self._is_priced = None not in costs
+        self._best = self._find_best()
 
-    @property
-    def best(self) -> int | None:
-        """The first of the cheapest rows in which each request fits; None: nowhere."""
+    def _find_best(self) -> int | None:
+        """Finds the first of the cheapest rows in which each request fits."""
         has_cost = self._is_priced and any(found.cost for found in self._totals)
         prices = [f.cost if has_cost else f.weighted_tokens for f in self._totals]
-        rows = range(len(prices))
-        fitting = [row for row in rows if not self._totals[row].over_window]
+        fitting = [n for n, found in enumerate(self._totals) if not found.over_window]
         return min(fitting, key=lambda row: prices[row] or 0, default=None)
 
     def to_json(self) -> dict[str, Any]:
         """Describes all of it, safe as JSON."""
-        best = self.best
         rows = enumerate(zip(self._rows, self._totals, strict=True))
         return {
             "session": self._replay.session_id,
             "has_cache": self._replay.has_cache,
             "without_guard": self._without.to_json(),
             "rows": [
-                {"name": row.name, "is_best": number == best, **found.to_json()}
+                {"name": row.name, "is_best": number == self._best, **found.to_json()}
                 for number, (row, found) in rows
             ],
-            "toml": [] if best is None else self._rows[best].toml,
+            "toml": [] if self._best is None else self._rows[self._best].toml,
         }
 
-    def print_table(self) -> None:
+    def print(self) -> None:
         """Prints a row for each, marks the best one, and says how to get it."""
-        console = Console(highlight=False)
-        hidden = "weighted" if self._is_priced else ""
-        columns = {name: form for name, form in COLUMNS.items() if name != hidden}
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        table.add_column("", no_wrap=True)
-        for name in columns:
-            table.add_column(name, justify="right", no_wrap=True)
-        best = self.best
+        columns = dict(COLUMNS)
+        if self._is_priced:
+            del columns["weighted"]
         names = ["no guard", *(row.name for row in self._rows)]
+        rows = []
         for number, found in enumerate((self._without, *self._totals), -1):
-            is_best = number == best
+            mark, style = ("*", "green") if number == self._best else (" ", "")
             cost = format_cost(found.cost)
-            table.add_row(
-                f"{'*' if is_best else ' '} {names[number + 1]}",
-                *(form.format(found, cost) for form in columns.values()),
-                style="green" if is_best else "",
-            )
-        print_table(console, table)
-        lines = [] if self._is_priced else [UNPRICED]
-        lines += [*list_assumptions(self._replay.has_cache), *self._list_limits(), ""]
-        for line in (*lines, *self._list_advice()):
-            print_line(console, line)
+            cells = (form.format(found, cost) for form in columns.values())
+            rows.append(([f"{mark} {names[number + 1]}", *cells], style))
+        print_table([Column("", no_wrap=True), *map(number_column, columns)], rows)
+        for line in self._list_lines():
+            print_line(line)
 
-    def _list_limits(self) -> Iterator[str]:
-        """Says in sentences what the rows do not show."""
+    def _list_lines(self) -> Iterator[str]:
+        """Says in sentences what the rows do not show, and which to take."""
+        if not self._is_priced:
+            yield UNPRICED
+        yield from list_assumptions(self._replay.has_cache)
         yield PREVIEWS
         windows = [call.window_tokens for call in self._replay.calls]
         least, most = min(windows), max(windows)
@@ -148,10 +132,10 @@ class Comparison:
                 f"The agents' windows differ, from {least:,} to {most:,} tokens: each "
                 "request is held against that of its agent."
             )
-
-    def _list_advice(self) -> list[str]:
-        if (best := self.best) is None:
-            return ["Each of them has requests over the window."]
-        if not (toml := self._rows[best].toml):
-            return ["* Your settings: the cheapest without a request over the window."]
-        return ["* The cheapest without a request over the window:", "", *toml]
+        yield ""
+        if self._best is None:
+            yield "Each of them has requests over the window."
+        elif toml := self._rows[self._best].toml:
+            yield from ("* The cheapest without a request over the window:", "", *toml)
+        else:
+            yield "* Your settings: the cheapest without a request over the window."

@@ -10,19 +10,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.measure import Measurement
-from rich.table import Table
-from rich.text import Text
+from rich.table import Column
 
 from contextguard_adk._providers.costs import TYPICAL_COSTS, add_costs
-from contextguard_adk._tools.terminal import (
-    CommandError,
-    clean_text,
-    explain_writing,
-    print_line,
-    print_sparkline,
-)
+from contextguard_adk._tools import terminal
+from contextguard_adk._tools.terminal import CommandError, number_column, print_line
 from contextguard_adk.records import CompactionRecord, Usage, format_cost
 
 COLUMNS = {
@@ -41,12 +33,6 @@ LINES: dict[str, tuple[str, dict[str, Any]]] = {
     "threshold": ("threshold_tokens", {"color": "#c96a00", "linestyle": ":"}),
     "context window": ("window_tokens", {"color": "#cf2e3c"}),
 }
-
-SUMS = """\
-Tokens without the guard: {0.uncached_tokens:,} uncached, {0.usage.cached_tokens:,} \
-cached, {0.usage.output_tokens:,} of output; cost {2}.
-Tokens with the guard: {1.uncached_tokens:,} uncached, {1.usage.cached_tokens:,} \
-cached, {1.usage.output_tokens:,} of output; cost {3}; {4:,} ({5:.0%}) saved."""
 
 
 @dataclass(frozen=True)
@@ -184,25 +170,28 @@ def _measure_accuracy(calls: Sequence[ReplayedCall]) -> dict[str, Any] | None:
 
 def print_replayed(replayed: Replayed, is_complete: bool) -> None:
     """Prints the sums and the calls; of a long session those near a compaction."""
-    console, calls = Console(highlight=False), replayed.calls
+    calls = replayed.calls
     without, guarded = replayed.without_guard, replayed.with_guard
-    over = (
-        f"{without.over_window:,} without the guard → {guarded.over_window:,} with it"
-    )
-    headline = f"Requests over the window: {over}; {guarded.compactions:,} compactions"
-    print_line(console, headline, "bold")
+    over = f"{without.over_window:,} without the guard → {guarded.over_window:,}"
+    done = f"{guarded.compactions:,} compactions"
+    print_line(f"Requests over the window: {over} with it; {done}", "bold")
     window_tokens = max(call.window_tokens for call in calls)
     for label in ("without the guard", "with the guard"):
         sizes = [getattr(call, LINES[label][0]) for call in calls]
-        print_sparkline(console, f"{label:19}", sizes, window_tokens)
-    print_line(console, "")
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in COLUMNS:
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("compaction", min_width=20)
-    has_agents = len({call.agent for call in calls}) > 1
-    if has_agents:
-        table.add_column("agent", overflow="fold")
+        terminal.print_sparkline(f"{label:19}", sizes, window_tokens)
+    print_line("")
+    columns = [*map(number_column, COLUMNS), Column("compaction", min_width=20)]
+    if len({call.agent for call in calls}) > 1:
+        columns.append(Column("agent", overflow="fold"))
+    terminal.print_table(columns, _list_rows(calls, is_complete, len(columns)))
+    for line in (*_list_facts(replayed), *list_assumptions(replayed.has_cache)):
+        print_line(line)
+
+
+def _list_rows(
+    calls: list[ReplayedCall], is_complete: bool, width: int
+) -> Iterator[tuple[list[str], str]]:
+    """Yields the cells of each call to print, and its style."""
     previous = 0
     for index, call in enumerate(calls):
         is_end = min(index, len(calls) - 1 - index) < 5
@@ -210,28 +199,12 @@ def print_replayed(replayed: Replayed, is_complete: bool) -> None:
         if not (is_complete or len(calls) < 50 or is_end or is_near):
             continue
         if call.number > previous + 1:
-            table.add_row("...")
+            yield ["..."], ""
         previous = call.number
         figures = [(getattr(call, name), form) for name, form in COLUMNS.values()]
         cells = ["-" if n is None else format(n, form) for n, form in figures]
-        cells += [_describe(call.compaction), *([call.agent] if has_agents else [])]
-        table.add_row(
-            *(Text(clean_text(console, cell)) for cell in cells),
-            style="cyan" if call.compaction else "",
-        )
-    print_table(console, table)
-    for line in (*_list_facts(replayed), *list_assumptions(replayed.has_cache)):
-        print_line(console, line)
-
-
-def print_table(console: Console, table: Table) -> None:
-    """Prints a table of which no number is cut, whatever the terminal."""
-    unbounded = console.options.update(max_width=10_000)
-    wanted_columns = Measurement.get(console, unbounded, table)
-    columns = console.width if console.is_terminal else 120
-    console.width = max(columns, wanted_columns.minimum)
-    console.print(table)
-    print_line(console, "")
+        cells += [_describe(call.compaction), call.agent]
+        yield cells[:width], "cyan" if call.compaction else ""
 
 
 def _describe(done: CompactionRecord | None) -> str:
@@ -257,13 +230,12 @@ def list_assumptions(has_cache: bool) -> Iterator[str]:
 
 def _list_facts(replayed: Replayed) -> Iterator[str]:
     """Says in sentences what the replay found."""
-    found = replayed.to_json()
     without, guarded = replayed.without_guard, replayed.with_guard
-    fixed = ", ".join(f"{agent} {n:,}" for agent, n in found["fixed_tokens"].items())
+    fixed = ", ".join(f"{name} {n:,}" for name, n in replayed.fixed_tokens.items())
     yield f"Instruction and tools, inferred from the counts, in bytes / 4: {fixed}."
-    if count := found["uncompared_calls"]:
+    if count := sum(call.real_tokens is None for call in replayed.calls):
         yield f"{count:,} calls, changed by a guard when recorded, are not compared."
-    if accuracy := found["accuracy"]:
+    if accuracy := _measure_accuracy(replayed.calls):
         yield (
             "Accuracy from the second call on: median error "
             f"{accuracy['median_error_ratio']:.1%}, p95 "
@@ -272,10 +244,15 @@ def _list_facts(replayed: Replayed) -> Iterator[str]:
         )
     else:
         yield "Accuracy: nothing to compare."
-    costs = format_cost(without.cost), format_cost(guarded.cost)
     saved_tokens = without.tokens - guarded.tokens
-    share = saved_tokens / without.tokens
-    yield from SUMS.format(without, guarded, *costs, saved_tokens, share).splitlines()
+    share = f"{saved_tokens:,} ({saved_tokens / without.tokens:.0%}) saved"
+    for name, found, end in (("without", without, ""), ("with", guarded, f"; {share}")):
+        usage, cost = found.usage, format_cost(found.cost)
+        yield (
+            f"Tokens {name} the guard: {found.uncached_tokens:,} uncached, "
+            f"{usage.cached_tokens:,} cached, {usage.output_tokens:,} of output; "
+            f"cost {cost}{end}."
+        )
 
 
 def require_plotting(path: Path) -> None:
@@ -319,5 +296,5 @@ def save_plot(replayed: Replayed, path: Path) -> None:
         axes.set_axisbelow(True)
     handles, labels = panels[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
-    with explain_writing(path):
+    with terminal.explain_writing(path):
         figure.savefig(path, dpi=150)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncGenerator
-from typing import Any
+from typing import Any, NamedTuple
 
 from google.adk.agents import LlmAgent
 from google.adk.agents.callback_context import CallbackContext
@@ -17,7 +17,7 @@ from google.adk.models.llm_response import LlmResponse
 from google.adk.plugins.plugin_manager import PluginManager
 from google.adk.sessions import InMemorySessionService, Session
 from google.genai import types
-from pydantic import PrivateAttr
+from pydantic import Field
 
 from contextguard_adk._providers.clients import read_usage
 from contextguard_adk._tools.recordings import RecordedCall
@@ -43,6 +43,14 @@ def make_summarizer(model: str = "simulated") -> SimulatedLlm:
     )
 
 
+class Sent(NamedTuple):
+    """A request as it was sent, what it took, and a guard's record of it, if any."""
+
+    request: LlmRequest
+    usage: Usage
+    record: CallRecord | None
+
+
 class _RecordedModel(BaseLlm):
     """Reports tokens in place of an answer, and writes summaries offline."""
 
@@ -51,18 +59,17 @@ class _RecordedModel(BaseLlm):
     real_tokens: int | None = None  # What was recorded of the next request.
     output_tokens: int = 0
     ratio: float = 1.0  # Real tokens / (bytes / 4); a recorded count corrects it.
-    _summarizer: SimulatedLlm = PrivateAttr(default_factory=make_summarizer)
-    _request: LlmRequest | None = PrivateAttr(default=None)
-    _usage: Usage = PrivateAttr(default=Usage())
-    _cached: list[list[tuple[str, str]]] = PrivateAttr(default_factory=list)
+    summarizer: SimulatedLlm = Field(default_factory=make_summarizer)
+    last: tuple[LlmRequest, Usage] | None = None  # Of those that ask for no summary.
+    cached: list[list[tuple[str, str]]] = Field(default_factory=list)
 
     async def generate_content_async(
         self, llm_request: LlmRequest, stream: bool = False
     ) -> AsyncGenerator[LlmResponse, None]:
         """Answers a request with a dot, or with the summary that it asks for."""
-        if self._summarizer.is_summary_request(llm_request):
-            self._summarizer.token_ratio = self.ratio
-            async for response in self._summarizer.generate_content_async(llm_request):
+        if self.summarizer.is_summary_request(llm_request):
+            self.summarizer.token_ratio = self.ratio
+            async for response in self.summarizer.generate_content_async(llm_request):
                 if usage := response.usage_metadata:
                     cached_tokens = self._serve_from_cache(llm_request)
                     usage.cached_content_token_count = cached_tokens
@@ -73,8 +80,7 @@ class _RecordedModel(BaseLlm):
             self.ratio = self.real_tokens / count
         tokens = max(1, round(count * self.ratio))
         cached_tokens = min(tokens, self._serve_from_cache(llm_request))
-        self._request = llm_request
-        self._usage = Usage(tokens, cached_tokens, self.output_tokens)
+        self.last = llm_request, Usage(tokens, cached_tokens, self.output_tokens)
         usage = types.GenerateContentResponseUsageMetadata(
             prompt_token_count=tokens,
             cached_content_token_count=cached_tokens or None,
@@ -87,16 +93,9 @@ class _RecordedModel(BaseLlm):
         if not self.has_cache:
             return 0
         now = list_prompt_texts(request)
-        shared = [count_shared_tokens(old, now, self.ratio) for old in self._cached]
-        self._cached[:] = [*self._cached[-3:], now]
+        shared = [count_shared_tokens(old, now, self.ratio) for old in self.cached]
+        self.cached = [*self.cached[-3:], now]
         return max(shared, default=0)
-
-    def take(self) -> tuple[LlmRequest, Usage]:
-        """Returns the last request that was no summary's, and what it took."""
-        request, self._request = self._request, None
-        if request is None:
-            raise CommandError("ADK makes no model call where one was recorded")
-        return request, self._usage
 
 
 class Side:
@@ -105,16 +104,47 @@ class Side:
     def __init__(
         self, recorded: Session, model: str | None, has_cache: bool = False
     ) -> None:
-        self._model = model
+        self._model, self._recorded = model, recorded
         later = {key for event in recorded.events for key in event.actions.state_delta}
         state = {k: v for k, v in recorded.state.items() if k not in later}
         update = {"state": _own_state(state), "events": []}
         self._session = recorded.model_copy(update=update)
-        self._recorded = recorded
         self.state = self._session.state
         self.plugins = PluginManager()
         self.records: list[CallRecord] = []
         self.llm = _RecordedModel(has_cache=has_cache)
+
+    async def play(self, call: RecordedCall, agent: LlmAgent) -> Sent:
+        """Has ADK build the request of a call and make it."""
+        try:
+            async for _ in agent.run_async(self._begin(call, agent)):
+                pass
+        except Exception as error:  # A result without its call, for instance.
+            text = f"ADK cannot build a request from the recording: {error}"
+            raise CommandError(text) from error
+        return self._take()
+
+    async def send(
+        self, call: RecordedCall, agent: LlmAgent, request: LlmRequest
+    ) -> Sent:
+        """Makes the same call as ADK would: to build each anew takes most time."""
+        changes = {
+            "contents": list(request.contents),
+            "config": request.config.model_copy(deep=True),
+            "tools_dict": dict(request.tools_dict),
+        }
+        request = request.model_copy(update=changes)
+        context = CallbackContext(
+            self._begin(call, agent), event_actions=EventActions()
+        )
+        await self.plugins.run_before_model_callback(
+            callback_context=context, llm_request=request
+        )
+        async for response in self.llm.generate_content_async(request):
+            await self.plugins.run_after_model_callback(
+                callback_context=context, llm_response=response
+            )
+        return self._take()
 
     def _begin(self, call: RecordedCall, agent: LlmAgent) -> InvocationContext:
         """Adds what was recorded before a model call."""
@@ -137,43 +167,12 @@ class Side:
             plugin_manager=self.plugins,
         )
 
-    def take_record(self) -> CallRecord | None:
-        """Returns the record of the last call; an exempt agent has none."""
-        return self.records.pop() if self.records else None
-
-    async def play(
-        self, call: RecordedCall, agent: LlmAgent
-    ) -> tuple[LlmRequest, Usage]:
-        """Has ADK build the request of a call and make it."""
-        try:
-            async for _ in agent.run_async(self._begin(call, agent)):
-                pass
-        except Exception as error:  # A result without its call, for instance.
-            text = f"ADK cannot build a request from the recording: {error}"
-            raise CommandError(text) from error
-        return self.llm.take()
-
-    async def send(
-        self, call: RecordedCall, agent: LlmAgent, request: LlmRequest
-    ) -> tuple[LlmRequest, Usage]:
-        """Makes the same call as ADK would: to build each anew takes most time."""
-        changes = {
-            "contents": list(request.contents),
-            "config": request.config.model_copy(deep=True),
-            "tools_dict": dict(request.tools_dict),
-        }
-        request = request.model_copy(update=changes)
-        context = CallbackContext(
-            self._begin(call, agent), event_actions=EventActions()
-        )
-        await self.plugins.run_before_model_callback(
-            callback_context=context, llm_request=request
-        )
-        async for response in self.llm.generate_content_async(request):
-            await self.plugins.run_after_model_callback(
-                callback_context=context, llm_response=response
-            )
-        return self.llm.take()
+    def _take(self) -> Sent:
+        """Returns what was sent last; an exempt agent has no record of it."""
+        if self.llm.last is None:
+            raise CommandError("ADK makes no model call where one was recorded")
+        (request, usage), self.llm.last = self.llm.last, None
+        return Sent(request, usage, self.records.pop() if self.records else None)
 
 
 def _own_state(values: dict[str, Any]) -> dict[str, Any]:
@@ -181,6 +180,6 @@ def _own_state(values: dict[str, Any]) -> dict[str, Any]:
     return {k: value for k, value in values.items() if not _OWN_KEY.match(k)}
 
 
-def count_bytes(content: LlmRequest | list[types.Content]) -> int:
-    request = LlmRequest(contents=content) if isinstance(content, list) else content
+def count_bytes(request: LlmRequest) -> int:
+    """Counts a request's tokens as its bytes / 4."""
     return count_request_tokens(request, token_ratio=1.0, media_tokens=258)

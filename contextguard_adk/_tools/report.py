@@ -1,16 +1,25 @@
-"""`contextguard report`: what a recorded session took, call by call, as a page."""
+"""`contextguard report`: a recorded session as one HTML page with all that it needs.
+
+All that comes from a session is untrusted: it reaches the page as escaped text or as
+JSON, and its Content-Security-Policy lets nothing run but the two scripts of ours.
+"""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
+import base64
+import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
+from importlib.resources import files
+from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 from google.adk.events.event import Event
 from google.adk.sessions import Session
+from jinja2 import Environment, StrictUndefined
 from rich.console import Console
 
 from contextguard_adk._history.fingerprints import fingerprint
@@ -19,21 +28,30 @@ from contextguard_adk._providers.costs import add_costs, price_calls
 from contextguard_adk._providers.registry import resolve_costs
 from contextguard_adk._runtime.scopes import branch_scope
 from contextguard_adk._runtime.state import AgentState
-from contextguard_adk._tools.recordings import (
-    RecordedCall,
-    describe_session,
-    list_calls,
-    read_facts,
-)
-from contextguard_adk._tools.replay import (
-    ReplaySettings,
-    print_sessions,
-    read_recording,
-    replay_session,
-)
+from contextguard_adk._tools import recordings, replay
+from contextguard_adk._tools.recordings import RecordedCall, describe_session
+from contextguard_adk._tools.replay import ReplaySettings
 from contextguard_adk._tools.replay_report import Replayed, ReplayedCall
 from contextguard_adk._tools.terminal import explain_writing, print_line, quiet_logs
-from contextguard_adk.records import Usage
+from contextguard_adk.records import REASONS, Usage, format_cost
+
+
+def run_report(is_list: bool, as_json: bool, output: Path, **recording: Any) -> None:
+    """Writes the page about a session."""
+    if is_list:
+        replay.print_sessions(as_json, **recording)
+        return
+    with quiet_logs(Console(stderr=True)):
+        session, settings = replay.read_recording(**recording)
+        report = asyncio.run(make_report(session, settings))
+        page = _build_page(report)
+    with explain_writing(output):
+        output.write_text(page, "utf-8", "replace")
+    print_line(str(describe_session(session)), "dim")
+    done = sum(call.compaction is not None for call in report.calls)
+    kind = "compactions" if report.is_guarded else "simulated compactions"
+    count = f"model calls: {len(report.calls):,}, {kind}: {done:,}"
+    print_line(f"{output} is written ({count})", "bold")
 
 
 @dataclass(frozen=True)
@@ -71,35 +89,14 @@ class Report:
     is_guarded: bool
 
 
-def run_report(arguments: argparse.Namespace) -> None:
-    """Writes the page about the session that the command line names."""
-    from contextguard_adk._tools.report_page import build_page
-
-    if arguments.list:
-        print_sessions(arguments)
-        return
-    with quiet_logs(Console(stderr=True)):
-        session, settings = read_recording(arguments)
-        report = asyncio.run(make_report(session, settings))
-        page = build_page(report)
-    with explain_writing(arguments.output):
-        arguments.output.write_text(page, "utf-8", "replace")
-    console = Console(highlight=False)
-    print_line(console, str(describe_session(session)), "dim")
-    done = sum(call.compaction is not None for call in report.calls)
-    kind = "compactions" if report.is_guarded else "simulated compactions"
-    count = f"model calls: {len(report.calls):,}, {kind}: {done:,}"
-    print_line(console, f"{arguments.output} is written ({count})", "bold")
-
-
 async def make_report(session: Session, settings: ReplaySettings) -> Report:
     """Collects what was recorded, and replays the session for the other half."""
-    recorded = list(list_calls(session, settings.agent))
-    told = [read_facts(call.event) for call in recorded]
+    recorded = list(recordings.list_calls(session, settings.agent))
+    told = [recordings.read_facts(call.event) for call in recorded]
     windows = {int(read_number(facts.get("window"))) for facts in told} - {0}
     if settings.window_tokens is None and len(windows) == 1:
         settings = replace(settings, window_tokens=max(1_000, *windows))
-    replayed = await replay_session(session, settings)
+    replayed = await replay.replay_session(session, settings)
     is_guarded = any(told) or any(call.is_guarded for call in recorded)
     reader = _Reader(session, settings, is_guarded)
     calls = list(map(reader.read, recorded, replayed.calls))
@@ -134,19 +131,13 @@ class _Reader:
             self._state.update(event.actions.state_delta)
             if self._is_guarded and event.actions.rewind_before_invocation_id:
                 self._rewound, self._covered = dict(self._state), {}
-        facts, state = read_facts(call.event).get("compaction"), self._state
-        if not self._is_guarded:
-            done, state = played.compaction, played.state
-            facts = asdict(done) if done else None
-        compaction = None
-        if isinstance(facts, dict):
-            compaction = self._describe(call, facts, state)
+        compaction = self._find_compaction(call, played)
         usage, summary_usage = read_usage(call.event.usage_metadata), Usage()
         cost = self._price(call.event.model_version, usage)
         if compaction and self._is_guarded:
             summary_usage = compaction.usage
             cost = add_costs((cost, compaction.cost))
-        said = [line for event in news for line in list_parts(event)]
+        said = [line for event in news for line in _list_parts(event)]
         return Call(call.event, usage, summary_usage, cost, said, played, compaction)
 
     def _price(self, model: str | None, usage: Usage) -> float | None:
@@ -154,40 +145,49 @@ class _Reader:
         costs = resolve_costs(self._settings.model or model or "", prices, None)
         return price_calls([usage], costs)
 
-    def _describe(
-        self, call: RecordedCall, facts: dict[str, Any], state: dict[str, Any]
-    ) -> Compaction:
+    def _find_compaction(
+        self, call: RecordedCall, played: ReplayedCall
+    ) -> Compaction | None:
         """Finds what a compaction has replaced, and its summary, in session state."""
+        if self._is_guarded:
+            facts, state = (
+                recordings.read_facts(call.event).get("compaction"),
+                self._state,
+            )
+        else:
+            facts = asdict(played.compaction) if played.compaction else None
+            state = played.state
+        if not isinstance(facts, dict):
+            return None
         author, scope = call.event.author, branch_scope(call.event)
         stored = AgentState(state, author, scope=scope)
-        covered, text = _read_covered(stored), stored.read("summary")
-        owner = f"{author}@{scope}"
-        if (before := self._covered.get(owner)) is None:
+        owner, covered = f"{author}@{scope}", _read_covered(stored)
+        before = self._covered.get(owner)
+        if before is None:
             before = _read_covered(AgentState(self._rewound, author, scope=scope))
         self._covered[owner] = covered
         named = zip(self._events[: call.index], self._names, strict=False)
         events = list(_find_new(named, before, covered))
-        removed = [line for event in events for line in list_parts(event)]
+        removed = [line for event in events for line in _list_parts(event)]
         removed_count = (covered - before).total()
         if others := removed_count - len(events):
             removed.append(f"{others:,} messages that ADK had put into other words")
+        text = stored.read("summary")
+        summary = text if isinstance(text, str) else ""
+        usage, cost = self._read_bill(facts)
+        return Compaction(facts, usage, cost, removed_count, removed, summary)
+
+    def _read_bill(self, facts: dict[str, Any]) -> tuple[Usage, float | None]:
+        """Reads what summaries took; a price that is missing is looked up."""
         used = facts.get("usage")
-        names = used if isinstance(used, dict) else {}
-        counts = {name: int(read_number(names.get(name))) for name in vars(Usage())}
-        usage = Usage(**counts)
-        cost: float | None = read_number(facts.get("cost"))
-        if facts.get("cost") != cost:
-            # The guard did not know the price; without a model there is none.
-            model = str(facts.get("model") or "")
-            cost = self._price(model, usage) if model else 0.0
-        return Compaction(
-            facts=facts,
-            usage=usage,
-            cost=cost,
-            removed_count=removed_count,
-            removed=removed,
-            summary=text if isinstance(text, str) else "",
-        )
+        counts = used if isinstance(used, dict) else {}
+        names = vars(Usage())
+        usage = Usage(**{name: int(read_number(counts.get(name))) for name in names})
+        cost = read_number(facts.get("cost"))
+        if facts.get("cost") == cost:
+            return usage, cost
+        model = str(facts.get("model") or "")
+        return usage, self._price(model, usage) if model else 0.0
 
 
 def _read_covered(stored: AgentState) -> Counter[bytes]:
@@ -209,7 +209,7 @@ def _find_new(
             yield event
 
 
-def list_parts(event: Event) -> Iterator[str]:
+def _list_parts(event: Event) -> Iterator[str]:
     """Says of each part of an event what it is, and how long."""
     author = "the user" if event.author == "user" else event.author
     for part in (event.content.parts if event.content else None) or ():
@@ -227,3 +227,92 @@ def list_parts(event: Event) -> Iterator[str]:
 def _size(value: object) -> str:
     text = value if isinstance(value, str) else str(value or "")
     return f", {len(text):,} characters"
+
+
+def _build_page(report: Report) -> str:
+    """Builds the page, which loads nothing from anywhere."""
+    folder = files("contextguard_adk") / "_tools"
+    template, style, script, library = (
+        (folder / path).read_text("utf-8")
+        for path in (
+            "page/report.html",
+            "page/report.css",
+            "page/report.js",
+            "vendor/chart.umd.min.js",
+        )
+    )
+    environment = Environment(autoescape=True, undefined=StrictUndefined)
+    environment.policies["json.dumps_kwargs"] = {}  # The facts keep their order.
+    environment.filters.update(digest=_digest, cost=format_cost, number=read_number)
+    calls = report.calls
+    return environment.from_string(template).render(
+        style=style,
+        script=script,
+        library=library,
+        report=report,
+        session=describe_session(report.session),
+        usage=sum((call.usage + call.summary_usage for call in calls), Usage()),
+        cost=add_costs(call.cost for call in calls),
+        reasons=REASONS,
+        charts=_describe_charts(calls, report.is_guarded),
+    )
+
+
+def _digest(text: str) -> str:
+    """Names a script or style in the policy."""
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+
+def _list_facts(call: Call) -> dict[str, str]:
+    """Describes a call, for the table and for what is shown on hover."""
+    names = [each.name or "?" for each in call.event.get_function_calls()]
+    tokens = call.usage.prompt_tokens
+    return {
+        "call": f"{call.replayed.number:,}",
+        "agent": call.event.author,
+        "time": f"{recordings.read_time(call.event.timestamp):%F %T}",
+        "prompt tokens": f"{tokens:,}",
+        "of the window": f"{tokens / call.replayed.window_tokens:.0%}",
+        "cached": f"{call.usage.cached_tokens:,}",
+        "output": f"{call.usage.output_tokens:,}",
+        "cost": format_cost(call.cost),
+        "new in the request": _shorten(call.news, 4) or "-",
+        "tools called": _shorten(names, 8) or "-",
+    }
+
+
+def _shorten(lines: list[str], most: int) -> str:
+    more = f"; and {len(lines) - most:,} more" if len(lines) > most else ""
+    return "; ".join(line[:200] for line in lines[:most]) + more
+
+
+def _describe_charts(calls: list[Call], is_guarded: bool) -> dict[str, Any]:
+    """Describes what the charts show, safe as JSON."""
+    played = [call.replayed for call in calls]
+    others = [p.whole_tokens if is_guarded else p.sent_tokens for p in played]
+    bills = [p.whole_bill if is_guarded else p.sent_bill for p in played]
+    recorded = [call.usage.prompt_tokens for call in calls]
+    summaries = [call.summary_usage for call in calls]
+    return {
+        "isGuarded": is_guarded,
+        "agents": [call.event.author for call in calls],
+        "prompt": recorded,
+        "other": others if others != recorded else None,
+        "window": [p.window_tokens for p in played],
+        "threshold": [p.threshold_tokens for p in played],
+        "compactions": [call.compaction is not None for call in calls],
+        "uncached": [c.usage.prompt_tokens - c.usage.cached_tokens for c in calls],
+        "cached": [call.usage.cached_tokens for call in calls],
+        "output": [call.usage.output_tokens for call in calls],
+        "summaries": [u.prompt_tokens + u.output_tokens for u in summaries],
+        "money": _add_up([call.cost for call in calls]),
+        "otherMoney": _add_up([bill.cost for bill in bills]),
+        "facts": [_list_facts(call) for call in calls],
+    }
+
+
+def _add_up(costs: list[float | None]) -> list[float] | None:
+    """Adds up dollars from call to call; None where a price is unknown."""
+    known = [cost for cost in costs if cost is not None]
+    return list(accumulate(known)) if len(known) == len(costs) and any(known) else None

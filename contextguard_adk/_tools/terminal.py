@@ -5,15 +5,19 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.padding import Padding
+from rich.table import Column, Table
 from rich.text import Text
 
 from contextguard_adk._listeners import announcements
+
+console = Console(highlight=False)
 
 
 class CommandError(Exception):
@@ -30,19 +34,17 @@ def explain_writing(path: Path) -> Iterator[None]:
         raise CommandError(f"{path}: cannot be written: {reason}") from error
 
 
-def print_line(console: Console, text: str, style: str = "") -> None:
+def print_line(text: str, style: str = "", output: Console = console) -> None:
     """Prints a line; a terminal's width breaks it at words, a file has it whole."""
-    shown = Text(clean_text(console, text.strip()), style)
+    shown = Text(clean_text(text.strip(), output), style)
     indent = len(text) - len(text.lstrip())
-    if console.is_terminal:
-        console.print(Padding(shown, (0, 0, 0, indent), expand=False))
+    if output.is_terminal:
+        output.print(Padding(shown, (0, 0, 0, indent), expand=False))
     else:
-        console.print(Text(" " * indent) + shown, soft_wrap=True)
+        output.print(Text(" " * indent) + shown, soft_wrap=True)
 
 
-def print_sparkline(
-    console: Console, label: str, sizes: Sequence[int], most: int
-) -> None:
+def print_sparkline(label: str, sizes: Sequence[int], most: int) -> None:
     """Draws sizes as bars, the highest of which is `most`; what is over it is crossed.
 
     Where there are more than columns, a bar is the largest of several.
@@ -57,15 +59,30 @@ def print_sparkline(
     console.print(line)
 
 
-def clean_text(console: Console, text: str) -> str:
+def number_column(name: str) -> Column:
+    """Makes a column of numbers."""
+    return Column(name, justify="right", no_wrap=True)
+
+
+def print_table(
+    columns: Iterable[Column | str], rows: Iterable[tuple[Sequence[str], str]]
+) -> None:
+    """Prints rows, each with a style; no number is cut, whatever the terminal."""
+    table = Table(*columns, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for cells, style in rows:
+        table.add_row(*(Text(clean_text(cell)) for cell in cells), style=style)
+    unbounded = console.options.update(max_width=10_000)
+    least_columns = Measurement.get(console, unbounded, table).minimum
+    width = max(console.width if console.is_terminal else 120, least_columns)
+    Console(width=width).print(table, "", sep="\n")
+
+
+def clean_text(text: str, output: Console = console) -> str:
     """Replaces what an output cannot show, control characters first."""
-    if console.options.ascii_only:
+    if output.options.ascii_only:
         text = text.replace("→", ">").replace("✕", "x")
-    return (
-        show_text(text)
-        .encode(console.encoding, "replace")
-        .decode(console.encoding, "replace")
-    )
+    data = show_text(text).encode(output.encoding, "replace")
+    return data.decode(output.encoding, "replace")
 
 
 def show_text(text: str) -> str:
@@ -74,22 +91,22 @@ def show_text(text: str) -> str:
 
 
 class _WarningHandler(logging.Handler):
-    def __init__(self, console: Console) -> None:
+    def __init__(self, output: Console) -> None:
         super().__init__(logging.WARNING)
-        self._console = console
+        self._output = output
 
     def emit(self, record: logging.LogRecord) -> None:
         text = f"    {record.levelname.lower()}: {record.getMessage()}"
-        print_line(self._console, text, "yellow")
+        print_line(text, "yellow", self._output)
 
 
 @contextmanager
-def quiet_logs(console: Console, *more: logging.Logger) -> Iterator[None]:
+def quiet_logs(output: Console, *more: logging.Logger) -> Iterator[None]:
     """Silences libraries and what a command shows itself; other warnings join it."""
     # Otherwise importing litellm asks the network for its price table.
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     guard_logger = logging.getLogger("contextguard_adk")
-    handler = _WarningHandler(console)
+    handler = _WarningHandler(output)
     noisy = ("google_adk", "google_genai", "LiteLLM", "opentelemetry")
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings(action="ignore"))

@@ -1,6 +1,6 @@
 """A reducer of one's own: the results of chosen tools leave the request early."""
 
-from contextguard_adk import Reducer, Reduction, StrategyResult
+from contextguard_adk.strategies import Reducer, Reduction, StrategyResult
 
 
 class ForgetResults(Reducer):
