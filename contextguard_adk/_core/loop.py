@@ -1,4 +1,4 @@
-"""The loop of one model call: look, decide, and do what was decided until it is sent."""
+"""The loop of one model call: look, decide, and act, until the request is sent."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from contextguard_adk._summaries.compose import compose
 from contextguard_adk._support.log import log_failure, warn_once
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.units import Compacted
-from contextguard_adk._turn.values import Outcome
+from contextguard_adk._turn.values import Counts, Outcome
 from contextguard_adk.records import CompactionRecord, PressureRecord
 
 logger = logging.getLogger("contextguard_adk.call")
@@ -129,6 +129,9 @@ async def _commit(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> None:
     session.note(fruitless_tokens=None)
     if turn.is_settled and turn.reason != "overflow":
         call.is_compacted = True
+        # The counts are of contents that are gone; what they have shown stays.
+        shown = call.counts.measured_correction
+        call.counts = Counts(correction=shown, measured_correction=shown)
         session.note(was_full=turn.reason != "requested")
     if turn.reason == "requested":
         state.answer_request()

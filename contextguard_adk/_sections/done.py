@@ -94,7 +94,7 @@ def _write_ever_shorter(calls: Sequence[_Call]) -> Iterator[list[str]]:
         replace(c, args={k: v for k, v in c.args.items() if k in telling[c.name]})
         for c in calls
     ]
-    for most_bytes in (MAX_TELLING_BYTES, 48):
+    for most_bytes in (MAX_TELLING_BYTES, 48, 16):
         short = _shorten_args(short, {}, most_bytes)
         yield _write_groups(short)
     while short := short[len(short) // 8 + 1 :]:

@@ -7,10 +7,7 @@ from pydantic import JsonValue
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.units import Section
 
-NOTE = (
-    "[Messages and tool results that this summary leaves out can be read: "
-    "recall_history(query=…) searches them, recall_history() lists them.]"
-)
+NOTE = "[recall_history(query=…) searches what this summary leaves out.]"
 
 
 class RecallNote(Section):

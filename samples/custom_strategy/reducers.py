@@ -16,7 +16,7 @@ class ForgetResults(Reducer):
 
     async def reduce(self, reduction: Reduction) -> StrategyResult:
         """Drops all but the newest calls and results of these tools."""
-        contents = reduction.context.view.contents
+        contents = reduction.turn.messages
         stale = [
             index
             for index in reduction.kept
