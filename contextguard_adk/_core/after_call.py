@@ -9,7 +9,7 @@ from google.adk.agents.callback_context import CallbackContext
 from google.adk.models.llm_response import LlmResponse
 from google.adk.plugins.base_plugin import BasePlugin
 
-from contextguard_adk._listeners import LISTENERS
+from contextguard_adk import _listeners
 from contextguard_adk._providers.clients import read_usage
 from contextguard_adk._providers.costs import price_calls
 from contextguard_adk._providers.registry import resolve_costs
@@ -38,7 +38,7 @@ async def take_answer(
     begin_background, state = call.begin_background, guard.state(context)
     may_lose = _may_lose_events(context, plugin)
     event = Answered(guard, context, run, call, response, real, state, may_lose)
-    for listener in LISTENERS:
+    for listener in _listeners.LISTENERS:
         try:
             listener.answered(event)
         except Exception as error:  # noqa: BLE001 - a turn must not end here.

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from google.genai import types
 
+from contextguard_adk import _recall
 from contextguard_adk._core.call import Bounds, Call
 from contextguard_adk._core.limits import plan_call, resolve_model
 from contextguard_adk._history.draft import Reason
@@ -16,7 +17,6 @@ from contextguard_adk._measuring.calibration import (
     estimate_prompt_tokens,
 )
 from contextguard_adk._measuring.tokens import estimate_config_tokens
-from contextguard_adk._recall import TOOLS
 from contextguard_adk._summaries.compose import render, shape
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.values import Size
@@ -28,7 +28,7 @@ def look(call: Call, bounds: Bounds, is_settled: bool = False) -> Turn:
     model = resolve_model(call, bounds)
     has_recall = any(
         tool.is_possible(request, call.invocation.agent, call.strategy)
-        for tool in TOOLS
+        for tool in _recall.TOOLS
     )
     is_plain = call.is_observed or bounds.is_rendered
     stored = None if is_plain else state.load_summary(call.scope)
@@ -84,7 +84,7 @@ def _render(turn: Turn) -> Turn:
     """Returns the turn with the contents and tools that would be sent."""
     if turn.is_observed:
         return replace(turn, contents=turn.request.contents)
-    if missing := [tool for tool in TOOLS if tool.is_wanted(turn)]:
+    if missing := [tool for tool in _recall.TOOLS if tool.is_wanted(turn)]:
         turn = replace(turn, config=_declare(turn, [t.declaration for t in missing]))
     return replace(turn, contents=shape(turn, render_unshaped(turn)))
 
@@ -105,7 +105,16 @@ def _declare(
     new = [d for d in declarations if d.name not in turn.request.tools_dict]
     if not new:
         return config
-    tools = [*(config.tools or ()), types.Tool(function_declarations=new)]
+    # Where ADK adds them: the same bytes are in the provider's prompt cache.
+    tools = list(config.tools or ())
+    for place, tool in enumerate(tools):
+        known = isinstance(tool, types.Tool) and tool.function_declarations
+        if isinstance(tool, types.Tool) and known:
+            update = {"function_declarations": [*known, *new]}
+            tools[place] = tool.model_copy(update=update)
+            break
+    else:
+        tools.append(types.Tool(function_declarations=new))
     return config.model_copy(update={"tools": tools})
 
 
@@ -126,7 +135,7 @@ def _measure(turn: Turn, bounds: Bounds) -> Turn:
     missing_tokens = 0
     if turn.has_recall and turn.config is turn.request.config:
         # What a compaction adds: the tools are declared from then on.
-        config = _declare(turn, [tool.declaration for tool in TOOLS])
+        config = _declare(turn, [tool.declaration for tool in _recall.TOOLS])
         if config is not turn.config:
             missing_tokens = estimate_config_tokens(config) - config_tokens
     return replace(

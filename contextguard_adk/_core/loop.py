@@ -6,6 +6,7 @@ import asyncio
 import logging
 from dataclasses import replace
 
+from contextguard_adk import _listeners, _recall
 from contextguard_adk._core.background import plan_background
 from contextguard_adk._core.call import Bounds, Call
 from contextguard_adk._core.decide import (
@@ -17,8 +18,6 @@ from contextguard_adk._core.decide import (
 from contextguard_adk._core.limits import fit_output, read_counts
 from contextguard_adk._core.look import look
 from contextguard_adk._core.pay import Payer
-from contextguard_adk._listeners import LISTENERS
-from contextguard_adk._recall import TOOLS
 from contextguard_adk._runtime.runs import SentCall
 from contextguard_adk._runtime.scopes import call_key
 from contextguard_adk._runtime.sessions import Paid
@@ -140,7 +139,7 @@ async def _commit(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> None:
         return
     call.compaction = record = _describe(call, turn, paid, outcome)
     event = Compacted(call.guard, call.context, state, turn, outcome, record)
-    for listener in LISTENERS:
+    for listener in _listeners.LISTENERS:
         try:
             await listener.compacted(event)
         except Exception as error:  # noqa: BLE001 - a turn must not end here.
@@ -207,7 +206,7 @@ async def send(call: Call, turn: Turn) -> None:
 
 
 def _declare_tools(call: Call, turn: Turn) -> None:
-    for tool in TOOLS:
+    for tool in _recall.TOOLS:
         if not tool.is_wanted(turn):
             continue
         if tool.is_lasting(turn) and not turn.record.has_recall:
@@ -264,8 +263,4 @@ async def _watch_pressure(call: Call, turn: Turn, is_coming: bool) -> None:
             pressure=turn.tokens / window_tokens,
             warning_threshold=observers.warning_threshold,
         )
-        logger.warning(
-            "Agent %r is under pressure: %d of %d tokens (%.0f %%) are sent.",
-            *(record.agent, record.tokens, window_tokens, 100 * record.pressure),
-        )
-        await observers.tell(observers.on_pressure, record)
+        await observers.tell_pressure(record)

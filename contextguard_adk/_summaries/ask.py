@@ -13,6 +13,7 @@ from google.adk.models.base_llm import BaseLlm
 from google.adk.models.registry import LLMRegistry
 from google.genai import types
 
+from contextguard_adk import _sections
 from contextguard_adk._history.contents import pair_boundaries, pair_contents
 from contextguard_adk._history.draft import Draft
 from contextguard_adk._history.transcript import Entry, render_entries
@@ -27,7 +28,6 @@ from contextguard_adk._providers.registry import (
 from contextguard_adk._providers.retry import is_transient
 from contextguard_adk._runtime.runs import Guard
 from contextguard_adk._runtime.sessions import Session
-from contextguard_adk._sections import SECTIONS
 from contextguard_adk._sections.done import DONE_RATIO
 from contextguard_adk._shapes.sealed_thoughts import newest_thoughts
 from contextguard_adk._summaries import compose
@@ -204,7 +204,7 @@ class Ask:
         new = sorted(covered - turn.summarized)
         if turn.kept.truncation:
             new += sorted(turn.kept.indexes)  # The agent is not shown all of it.
-        briefs = {section.name: section.brief(turn) for section in SECTIONS}
+        briefs = {section.name: section.brief(turn) for section in _sections.SECTIONS}
         task = SummaryTask(
             entries=_render_entries(turn, new, [i for i in pinned if i is not None]),
             previous_summary=history.stored.model_text if history.stored else "",

@@ -12,6 +12,7 @@ from typing import Any
 
 from google.genai import types
 
+from contextguard_adk import _sections, _shapes
 from contextguard_adk._history.contents import (
     content_text,
     join_messages,
@@ -23,8 +24,6 @@ from contextguard_adk._history.fingerprints import handle_of
 from contextguard_adk._history.history import History
 from contextguard_adk._history.stored import StoredSummary
 from contextguard_adk._measuring.budgets import shorten, shorten_to_tokens
-from contextguard_adk._sections import SECTIONS
-from contextguard_adk._shapes import SHAPES
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.values import Outcome
 
@@ -73,7 +72,7 @@ def expect_tokens(turn: Turn, covered: frozenset[int]) -> int:
 
 def shape(turn: Turn, contents: list[types.Content]) -> list[types.Content]:
     """Gives contents the form in which they are sent."""
-    for each in SHAPES:
+    for each in _shapes.SHAPES:
         contents = each(turn, contents)
     return contents
 
@@ -100,7 +99,7 @@ def _store(turn: Turn, draft: Draft) -> StoredSummary:
         has_recall=turn.has_recall,
     )
     known = history.stored.beside if history.stored else {}
-    for section in SECTIONS:
+    for section in _sections.SECTIONS:
         if section.goes_at is not None and draft.shrink >= section.goes_at:
             continue
         room_bytes = stored.room_bytes
@@ -130,7 +129,7 @@ def _shrink(turn: Turn, draft: Draft) -> tuple[str, int]:
 
 def shorten_stored(turn: Turn, stored: StoredSummary) -> Iterator[StoredSummary]:
     """Yields a stored summary ever shorter; what is done is listed elsewhere."""
-    goes_at = {section.name: section.goes_at for section in SECTIONS}
+    goes_at = {section.name: section.goes_at for section in _sections.SECTIONS}
     goes_at["done"] = 0
     for shrink in range(MAX_SHRINK + 1):
         draft = Draft(stored.text, frozenset(), shrink=shrink)
@@ -175,7 +174,7 @@ def render_head(
     history: History, stored: StoredSummary, covered: Collection[int]
 ) -> types.Content:
     """Returns the message with the summary and, if it has one, the continuation."""
-    beside = (section.render(stored.beside.get(section.name)) for section in SECTIONS)
+    beside = (section.render(stored.beside.get(section.name)) for section in _sections.SECTIONS)
     text = "\n\n".join(filter(None, (stored.text or NO_SUMMARY, *beside)))
     parts = [types.Part(text=summary_text(text))]
     if stored.has_continuation:

@@ -86,3 +86,12 @@ class Observers:
                 message += "and is not called again before it has returned."
                 logger.warning(message, kind.__name__, self.timeout_seconds)
             self._late[kind] = task, result
+
+    async def tell_pressure(self, record: PressureRecord) -> None:
+        """Tells log and listener of a request that fills much of the window."""
+        logger.warning(
+            "Agent %r is under pressure: %d of %d tokens (%.0f %%) are sent.",
+            *(record.agent, record.tokens, record.window_tokens),
+            100 * record.pressure,
+        )
+        await self.tell(self.on_pressure, record)
