@@ -44,6 +44,7 @@ async def run(call: Call, bounds: Bounds) -> Turn:
         turn = look(call, bounds, is_settled)
         call.tokens_before = call.tokens_before or turn.tokens
         row = decide(turn)
+        logger.debug("Agent %r: %s; %s.", turn.agent, row.step.value, row.why)
         match row.step:
             case Step.WAIT:
                 await call.wait()

@@ -144,7 +144,8 @@ class Guard:
     def session(self, invocation: InvocationContext, agent: str, scope: str) -> Session:
         """Returns what is remembered of an agent in a scope of a session."""
         for session in self._sessions.snapshot():
-            session.drop_late()
+            if session.facts.ready or session.facts.put_in:
+                session.drop_late()
         key = name_session(invocation), agent, scope
         found = self._sessions.get(key) or Session(PendingSummary(self.tasks))
         self._sessions[key] = found

@@ -17,7 +17,7 @@ def attach_recalled_files(
     turn: Turn, contents: list[types.Content]
 ) -> list[types.Content]:
     """Puts each file that the agent has read back after its announcement."""
-    if not turn.has_recall or not any(map(_announced, contents)):
+    if turn.history.stored is None or not any(map(_announced, contents)):
         return contents
     known = {i.handle: i for i in list_items(turn.messages, turn.history.history)}
     attached: list[types.Content] = []

@@ -174,7 +174,10 @@ def render_head(
     history: History, stored: StoredSummary, covered: Collection[int]
 ) -> types.Content:
     """Returns the message with the summary and, if it has one, the continuation."""
-    beside = (section.render(stored.beside.get(section.name)) for section in _sections.SECTIONS)
+    beside = (
+        section.render(stored.beside.get(section.name))
+        for section in _sections.SECTIONS
+    )
     text = "\n\n".join(filter(None, (stored.text or NO_SUMMARY, *beside)))
     parts = [types.Part(text=summary_text(text))]
     if stored.has_continuation:
