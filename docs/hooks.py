@@ -6,6 +6,7 @@ its base class; a setting without a description ends the build.
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +15,15 @@ from pydantic import AliasChoices, BaseModel
 from pydantic.fields import FieldInfo
 
 import contextguard_adk
+from contextguard_adk import strategies
 from contextguard_adk.config import PluginSettings
+
+PUBLIC = {
+    **vars(contextguard_adk),
+    **vars(strategies),
+    "PluginSettings": PluginSettings,
+}
+"""Where a marker's name is looked up; base classes in it have tables of their own."""
 
 MARKER = re.compile(r"<!-- settings: (\w+) -->")
 
@@ -25,9 +34,8 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def find_model(name: str) -> type[BaseModel]:
-    """Returns a public model by its name; PluginSettings has no other way in."""
-    found = getattr(contextguard_adk, name, None)
-    found = PluginSettings if name == PluginSettings.__name__ else found
+    """Returns a public model by its name."""
+    found = PUBLIC.get(name)
     if not (isinstance(found, type) and issubclass(found, BaseModel)):
         raise ValueError(f"<!-- settings: {name} -->: there is no such model")
     return found
@@ -49,20 +57,16 @@ def write_table(model: type[BaseModel]) -> str:
 
 
 def own_fields(model: type[BaseModel]) -> Iterator[tuple[str, FieldInfo]]:
-    """Yields what a model has and no public base class of it."""
-    bases = [getattr(contextguard_adk, base.__name__, None) for base in model.__mro__]
-    known = {
-        name
-        for base in bases
-        if base is not None and base is not model
-        for name in base.model_fields
-    }
-    names = [name for name in model.model_fields if name not in known]
-    # What it has of a base class that is not public comes last.
-    for name in sorted(
-        names, key=lambda name: name not in vars(model)["__annotations__"]
-    ):
-        yield name, model.model_fields[name]
+    """Yields a model's fields, without those of public base classes.
+
+    Fields of a base class that is not public follow those of the model itself.
+    """
+    for kind in model.__mro__:
+        if kind is not model and PUBLIC.get(kind.__name__) is kind:
+            return
+        for name in inspect.get_annotations(kind):
+            if name in model.model_fields:
+                yield name, model.model_fields[name]
 
 
 def describe_name(name: str, field: FieldInfo) -> str:

@@ -39,9 +39,10 @@ async def test_the_docs_show_classes_that_work() -> None:
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     text = "\n".join(page.read_text("utf-8") for page in pages)
     blocks = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
-    block = next(block for block in blocks if "(Reducer)" in block)
     names: dict[str, Any] = {"__name__": __name__}
-    exec(compile(block, "docs", "exec", dont_inherit=True), names)
+    for block in blocks:
+        if "(Reducer)" in block or "(Strategy)" in block:
+            exec(compile(block, "docs", "exec", dont_inherit=True), names)
     reducers = (names["DropOldest"](),)
     only: dict[str, Any] = {"window": None, "summary": None, "reducers": reducers}
     pipeline = Pipeline(context_window=2_000, **only)
@@ -93,8 +94,8 @@ class EarlyTelling(Early):
 async def test_a_subclass_may_compact_early(
     kind: type[Threshold], is_ahead: bool
 ) -> None:
-    """It is called for every request, whatever its base class says; one that does not
-    say how near it is has nothing written ahead."""
+    """It is called for every request, whatever its base class says; for one that does
+    not say how near it is, nothing is written in the background."""
     talk = Talk(kind(**SIZES))
     talk.writer.may_end.set()
     await talk.begin(2_600)

@@ -28,12 +28,14 @@ from contextguard_adk import (
     Pipeline,
     SlidingWindow,
     Threshold,
+    strategies,
 )
 from contextguard_adk._tools.cli import main
 from contextguard_adk.config import CONFIG_VARIABLE, PluginSettings, load_settings
 from contextguard_adk.strategies import (
     MessageWindow,
     Reducer,
+    Strategy,
     SummaryCompaction,
     TokenWindow,
     ToolOutputTruncation,
@@ -358,6 +360,9 @@ def test_every_page_and_public_name_is_listed() -> None:
     for package in (contextguard_adk, contextguard_adk.testing):
         for name in package.__all__:
             assert f"::: {package.__name__}.{name}\n" in reference
+    for name in (name for name in vars(strategies) if name[0].isupper()):
+        place = rf"(?m)^::: contextguard_adk(\.strategies)?\.{name}$"
+        assert re.search(place, reference), name
     assert read(ROOT / "README.md").count("\n") <= 150
 
 
@@ -373,7 +378,7 @@ def load_hook() -> Any:
 
 
 MODELS = (
-    *(PluginSettings, Costs, Threshold, SlidingWindow, Pipeline),
+    *(PluginSettings, Costs, Strategy, Threshold, SlidingWindow, Pipeline),
     *(MessageWindow, TokenWindow, ToolOutputTruncation, SummaryCompaction),
 )
 

@@ -96,7 +96,7 @@ async def test_coordinator_guards_each_agent_in_its_own_way(
     loader: AgentLoader, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The user's words choose the agent, whoever had the floor; the researcher compacts
-    by contents, the writer by tokens, each on its own."""
+    by messages, the writer by tokens, each on its own."""
     app = load_app(loader, "coordinator")
     first = ["Hello", "find papers on sleep", "write it up", "shorter", "find tea"]
     messages = ["find rice", "write it", "find tea", "find rice", "write it"] * 4

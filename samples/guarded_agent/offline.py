@@ -30,7 +30,7 @@ def operate(request: LlmRequest) -> Reply:
     for part in parts:
         if part.function_response:
             return report(part.function_response.response or {})
-    # Before the newest words may stand the guard's summary.
+    # The guard's summary may precede the user's newest words.
     words = next((part.text for part in reversed(parts) if part.text), "")
     named = [name for name in NAMESPACES if name in words]
     return call("get_pods", namespace=named[0] if named else "production")
