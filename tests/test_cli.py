@@ -161,23 +161,23 @@ def test_a_failure_with_summaries_ahead_is_one(
 
 
 WRONG = """
-demo /no/such/folder | …'/no/such/folder' is not a folder
-demo --window 999 | …--window: at least 1,000, not 999
-demo --window 8k | demo: error: argument --context-window/--window: '8k' is not a number
-demo --steps 0 | …--steps: at least 1, not 0
-demo --latency 0 | …--latency: more than 0, at most 3,500, not 0
+demo /no/such/folder | …'/no/such/folder' does not exist…
+demo --window 999 | …'--window': at least 1,000, not 999
+demo --window 8k | demo: error: Invalid value for '--context-window' / '--window': '8k' is not a number
+demo --steps 0 | …'--steps': at least 1, not 0
+demo --latency 0 | …at least 0.001, at most 3,500, not 0
 demo --latency 3501 | …at most 3,500, not 3501
 demo --latency nan | …at most 3,500, not nan
-demo --latency slow | …--latency: 'slow' is not a number
+demo --latency slow | …'--latency': 'slow' is not a number
 demo --latency 1 --model x | …a real model takes its own time…
-demo --strategy luck | …invalid choice: 'luck'…
-demo --strategy pipelin | …. Did you mean 'pipeline'?
-demo --context-windo=1 --step=3 | …at least 1,000, not 1
+demo --strategy luck | …'luck' is not one of threshold, …
+demo --strategy pipelin | … Did you mean 'pipeline'?
+demo --context-windo=1 | …--context-window…
 demo . | …there is no source file in /…
-dmo | … invalid choice: 'dmo' (choose from 'demo', …). Did you mean 'demo'?
-replay x --widow=3 | …arguments: --widow=3. Did you mean '--window'?
-report x.json --plot=y | …unrecognized arguments: --plot=y
---versio2 | …unrecognized arguments: --versio2. Did you mean '--version'?
+dmo | …No such command 'dmo'. Did you mean 'demo'?
+replay x --widow=3 | …--window…
+report x.json --plot=y | …No such option…
+--versio2 | …Did you mean…
 check --model gpt-4o guard.toml | …name the file before --model…
 check unknown.toml | …unknown.toml: …
 check unknown.yaml | …unknown.yaml: …
@@ -212,10 +212,10 @@ def test_wrong_arguments_are_one_line(
 def test_every_command_explains_itself(capsys: Output) -> None:
     """With `--help` each prints how it is used."""
     assert main([]) == 0
-    assert capsys.readouterr().out.startswith("usage: contextguard [-h]")
+    assert capsys.readouterr().out.startswith("Usage: contextguard [OPTIONS]")
     for command in ([], ["demo"], ["check"], ["replay"], ["report"]):
         assert main([*command, "--help"]) == 0
-        usage = " ".join(["usage: contextguard", *command, "[-h]"])
+        usage = " ".join(["Usage: contextguard", *command, "[OPTIONS]"])
         assert capsys.readouterr().out.startswith(usage)
 
 
@@ -458,7 +458,7 @@ def test_it_shows_what_strategies_do_of_themselves(
     config.write_text(
         "[default]\nstrategy = 'pipeline'\ncompression_threshold = 0.75\n"
         "context_window = 32_000\n[[default.reducers]]\n"
-        "reducer = 'contextguard_adk.TokenWindow'\nbudget_tokens = 500\n"
+        "reducer = 'contextguard_adk.strategies.TokenWindow'\nbudget_tokens = 500\n"
     )
     default = check_json(capsys, str(config))["agents"][0]
     assert default["budgets"][0]["threshold_tokens"] == 24_000

@@ -38,7 +38,7 @@ SAMPLE = Path(__file__).parent.parent / "samples" / "contextguard.toml"
 REDUCERS = (MessageWindow, TokenWindow, ToolOutputTruncation, SummaryCompaction)
 PIPELINE = "[default]\nstrategy = 'pipeline'\n"
 REDUCER = f"{PIPELINE}[[default.reducers]]\nreducer = "
-TOKENS = f"{REDUCER}'contextguard_adk.TokenWindow'"
+TOKENS = f"{REDUCER}'contextguard_adk.strategies.TokenWindow'"
 
 
 def tells(said: str, text: str) -> bool:
@@ -221,13 +221,13 @@ MISTAKES = {
     "default = 'my_own.Strategy'": "default.strategy = 'my_own.Strategy': "
     "'my_own.Strategy' cannot be imported: ModuleNotFoundError: No module named "
     "'my_own'.",
-    "default = 'contextguard_adk.Strategy'": "…is abstract…",
+    "default = 'contextguard_adk.strategies.Strategy'": "…is abstract…",
     "default = 'contextguard_adk.request_compaction'": "…no subclass of Strategy…",
     f"default = {{strategy = '{__name__}.Refusing', api_key = 'hidden'}}": (
         "default: Refusing raised RuntimeError: no such account."
     ),
     f"{REDUCER}'TokenWindow'": "default.reducers.0: 'TokenWindow' is no dotted path. "
-    "Did you mean 'contextguard_adk.TokenWindow'?",
+    "Did you mean 'contextguard_adk.strategies.TokenWindow'?",
     f"{REDUCER}'a.B'": "default.reducers.0: 'a.B' cannot be imported…",
     f"{PIPELINE}[[default.reducers]]\nx = 1": "default.reducers.0: a Reducer, or a t…",
     TOKENS: "…budget_tokens: Field required.",

@@ -193,7 +193,10 @@ class Turn:
 
     @property
     def limit_tokens(self) -> int:
-        """What a compacted request must stay under: the threshold, where it can."""
+        """The most that a compacted request may take: the threshold, or more.
+
+        More, where instruction, tools and a summary alone reach the threshold.
+        """
         budgets = self.budgets
         if self.fixed_tokens + budgets.summary_tokens < budgets.full_tokens:
             return budgets.full_tokens
@@ -222,7 +225,7 @@ class Turn:
 
     @property
     def draft(self) -> Draft:
-        """What is decided already, as far as it still concerns the request."""
+        """The summary that stands in the request now; no text where there is none."""
         history, stored = self.history, self.history.stored
         if stored is None:
             return Draft("", history.covered, history.model_covered, 0, self.reason)
@@ -252,8 +255,8 @@ class Turn:
     def older_than(self, keep_count: int) -> frozenset[int]:
         """Returns all but about the newest `keep_count` messages, and splits no pair.
 
-        The steps of the running turn that stay are not among them. Empty when nothing
-        is left to summarize.
+        The steps of the running turn that stay are not among them. Where nothing is
+        left to summarize, it is empty or holds only what is summarized already.
         """
         kept, compactable = self.kept.indexes, self.history.compactable
         candidates = [i for i in compactable if i not in kept]

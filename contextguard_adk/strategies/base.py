@@ -22,7 +22,7 @@ def import_subclass(path: object, base: type[T]) -> type[T]:
     """Imports a class by its dotted path; a ValueError says what is wrong with it."""
     module, _, attribute = str(path).rpartition(".")
     if not module:
-        hint = suggest(f"contextguard_adk.{path}", _list_own_paths())
+        hint = suggest(f"contextguard_adk.strategies.{path}", _list_own_paths())
         raise ValueError(f"{path!r} is no dotted path.{hint}")
     try:
         found = getattr(importlib.import_module(module), attribute, None)
@@ -43,7 +43,7 @@ def _list_own_paths() -> list[str]:
     from contextguard_adk import strategies  # It imports this module.
 
     names = (name for name in vars(strategies) if name[0].isupper())
-    return [f"contextguard_adk.{name}" for name in names]
+    return [f"contextguard_adk.strategies.{name}" for name in names]
 
 
 class Strategy(StrategySettings, ABC):
