@@ -124,7 +124,7 @@ class Idle(Strategy):
     [
         (WIDE, None, "nothing would be gained"),
         (WIDE, "agent", "nothing would be gained"),
-        (Idle(context_window=20_000), None, "nothing to compact"),
+        (Idle(context_window=20_000), None, "nothing could be compacted"),
     ],
 )
 async def test_a_request_in_vain_is_refused(

@@ -22,6 +22,7 @@ from contextguard_adk import (
     Pipeline,
     SlidingWindow,
     Threshold,
+    strategies,
 )
 from contextguard_adk.config import CONFIG_VARIABLE, PluginSettings, load_settings
 from contextguard_adk.strategies import (
@@ -323,6 +324,7 @@ def test_a_module_that_cannot_be_imported_is_named(code: str, said: str) -> None
 
 
 NAMES = {
+    **vars(strategies),
     **{name: getattr(contextguard_adk, name) for name in contextguard_adk.__all__},
     "App": App,
     "EventsCompactionConfig": EventsCompactionConfig,
