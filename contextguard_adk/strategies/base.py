@@ -40,10 +40,9 @@ def import_subclass(path: object, base: type[T]) -> type[T]:
 
 
 def _list_own_paths() -> list[str]:
-    from contextguard_adk import strategies  # It imports this module.
-
-    names = (name for name in vars(strategies) if name[0].isupper())
-    return [f"contextguard_adk.strategies.{name}" for name in names]
+    package = __name__.rpartition(".")[0]
+    names = (name for name in vars(sys.modules[package]) if name[0].isupper())
+    return [f"{package}.{name}" for name in names]
 
 
 class Strategy(StrategySettings, ABC):
