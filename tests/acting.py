@@ -1,8 +1,4 @@
-"""An agent that acts on what it is shown, with tools that count what was done.
-
-On each model call it does the first of its jobs of which the request does not show that
-they are done: neither by a call with its result nor by a text that names the job.
-"""
+"""An agent that does what no call or text of a request shows to be done."""
 
 from __future__ import annotations
 
@@ -31,8 +27,7 @@ INSTRUCTION = (
 )
 _LOG_WORDS = (
     "carrier depot pallet label signature invoice ledger refund courier customs weight "
-    "route delay warehouse receipt balance queue manifest driver counter accepted "
-    "printed scanned forwarded stamped settled notified archived"
+    "route delay warehouse receipt balance queue manifest driver counter accepted"
 )
 _NAME = re.compile(r"(?<![\w-])(?:[A-Za-z]+-)?\d+(?![\w-])")
 _RANGE = re.compile(r"([A-Za-z]*-?)(\d+) (?:to|through) \1(\d+)(?![\w-])")
@@ -97,23 +92,22 @@ class ActingAgent:
         wanted = waiting[: self.parallel_calls]
         return [call(job.tool, **job.args) for job in wanted] or "All done."
 
+    def ship_order(self, order: str) -> dict[str, Any]:
+        """Ships an order."""
+        return self.execute(order, "shipped")
+
+    def send_mail(self, to: str, subject: str) -> dict[str, Any]:
+        """Sends a mail."""
+        return self.execute(subject, "sent")
+
+    def close_ticket(self, ticket: str) -> dict[str, Any]:
+        """Closes a ticket."""
+        return self.execute(ticket, "closed")
+
     @property
     def tools(self) -> list[Callable[..., Any]]:
         """The tools; each execution counts."""
-
-        def ship_order(order: str) -> dict[str, Any]:
-            """Ships an order."""
-            return self.execute(order, "shipped")
-
-        def send_mail(to: str, subject: str) -> dict[str, Any]:
-            """Sends a mail."""
-            return self.execute(subject, "sent")
-
-        def close_ticket(ticket: str) -> dict[str, Any]:
-            """Closes a ticket."""
-            return self.execute(ticket, "closed")
-
-        return [ship_order, send_mail, close_ticket]
+        return [self.ship_order, self.send_mail, self.close_ticket]
 
     def execute(self, name: str, status: str) -> dict[str, Any]:
         """Does a job; the result, of 300 to 800 tokens, does not name it."""
@@ -139,10 +133,7 @@ def name_all(request: LlmRequest) -> str:
 
 def say_nothing(request: LlmRequest) -> str:
     """A summary that is well-formed and of no use."""
-    return (
-        "## Current State\nThe assistant works through the list and makes progress.\n\n"
-        "## Exact Next Steps\nGo on with the next job."
-    )
+    return "## Current State\nThe assistant works through the list and gets on."
 
 
 SUMMARIZERS: dict[str, Callable[[LlmRequest], Reply]] = {

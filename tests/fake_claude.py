@@ -29,26 +29,16 @@ class Issued:
 
 @dataclass
 class FakeClaude(FakeProvider):
-    """A Claude model.
-
-    Attributes:
-        kind: Which rules hold for thoughts. "bound": each one belongs to what it was
-            written behind. "enabled": thinking with a budget; within a tool loop an
-            answer begins with its thought. "adaptive": those of the running turn stay
-            as they were.
-        display: How thoughts come where the request does not say.
-        redacts: Whether every third answer has a redacted thought too.
-        is_enforced: Whether thoughts that are bound elsewhere are refused.
-        takes_thoughts_alone: Whether an answer may be nothing but a thought.
-    """
+    """A Claude model."""
 
     path: ClassVar[str] = "/messages"
     wire = Anthropic()
 
+    # "bound": each thought belongs to what it was written behind. "enabled": in a tool
+    # loop an answer begins with its thought. "adaptive": those of the turn stay.
     kind: Literal["bound", "enabled", "adaptive"] = "bound"
     display: Literal["summarized", "omitted"] = "summarized"
     redacts: bool = False
-    is_enforced: bool = True
     takes_thoughts_alone: bool = False
     issued: dict[str, Issued] = field(default_factory=dict, repr=False)
     of_call: dict[str, list[Block]] = field(default_factory=dict, repr=False)
@@ -71,17 +61,14 @@ class FakeClaude(FakeProvider):
         return self._check_running_turn(messages)
 
     def _check_bound(self, body: dict[str, Any], messages: list[Message]) -> None:
-        behavior = (body.get("thinking") or {}).get("block_binding", {})
-        drops = behavior.get("prefix_mismatch_behavior") == "drop_block"
         seen: tuple[str, ...] = ()
         digests = digest_prefixes(body, messages)
         for n, m, block in list_thoughts(messages):
             issued = self._find(n, m, block)
             fits = issued.earlier[len(issued.earlier) - len(seen) :] == seen
-            if fits and digests[n, m] == issued.digest:
-                seen = (*seen, signature_of(block))
-            elif self.is_enforced and not drops:
+            if not fits or digests[n, m] != issued.digest:
                 raise RefusalError("claude bound", n, m)
+            seen = (*seen, signature_of(block))
 
     def _find(self, n: int, m: int, block: Block) -> Issued:
         """Finds a thought that was given out; refuses others."""
@@ -191,11 +178,8 @@ def list_thoughts(messages: list[Message]) -> Iterator[tuple[int, int, Block]]:
 def digest_prefixes(
     body: dict[str, Any], messages: list[Message]
 ) -> dict[tuple[int, int], str]:
-    """Digests of all that stands before each thought, and before the next message.
-
-    Thoughts are left out, and so is what only says what to cache. The keys are the
-    indexes of a message and of a block in it.
-    """
+    """Digests of all but thoughts that stands before each thought, by the indexes of
+    its message and its own, and before the next message."""
     system = body.get("system") or ""
     if isinstance(system, str):
         system = [{"type": "text", "text": system}]

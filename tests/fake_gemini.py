@@ -19,19 +19,11 @@ MOVED_SIGNATURE = REFUSALS["gemini moved signature"]
 
 @dataclass
 class FakeGemini(FakeProvider):
-    """A Gemini model.
-
-    Attributes:
-        is_signed: Whether calls of the running turn need their signatures, as from
-            Gemini 3 on.
-        issued: The calls that were signed, by signature.
-        caches: What was cached, by name; `deleted` those that were given up.
-    """
+    """A Gemini model."""
 
     path: ClassVar[str] = "/v1beta/"
     wire = Gemini()
 
-    is_signed: bool = True
     issued: dict[str, tuple[str, Any]] = field(default_factory=dict, repr=False)
     caches: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
     deleted: list[str] = field(default_factory=list)
@@ -63,7 +55,7 @@ class FakeGemini(FakeProvider):
             raise RefusalError("gemini no contents")
         contents = self.contents_of(body)
         check_shape(contents)
-        begin = begin_of_turn(contents) if self.is_signed else len(contents)
+        begin = begin_of_turn(contents)
         for number, content in enumerate(contents[begin:], begin + 1):
             calls = [part for part in content["parts"] if "functionCall" in part]
             for position, part in enumerate(calls):
@@ -86,11 +78,9 @@ class FakeGemini(FakeProvider):
     def answer(self, body: dict[str, Any], reply: Reply) -> Any:
         """The body of an answer; the first of its calls is signed."""
         answer = super().answer(body, reply) | {"modelVersion": "gemini"}
-        parts, usage = (
-            answer["candidates"][0]["content"]["parts"],
-            answer["usageMetadata"],
-        )
-        if reply.calls and self.is_signed:
+        parts = answer["candidates"][0]["content"]["parts"]
+        usage = answer["usageMetadata"]
+        if reply.calls:
             signature = base64.b64encode(f"sig_{reply.number}".encode()).decode()
             call = parts[0]["functionCall"]
             parts[0]["thoughtSignature"] = signature

@@ -1,4 +1,4 @@
-"""Chat APIs that ADK reaches through LiteLLM: OpenAI's form, and Bedrock's Converse."""
+"""Chat APIs of OpenAI's form, which ADK reaches through LiteLLM."""
 
 from __future__ import annotations
 
@@ -19,13 +19,7 @@ Kind = Literal["openai", "deepseek", "kimi", "mistral", "vllm-mistral", "vllm-ge
 
 @dataclass
 class FakeOpenAI(FakeProvider):
-    """A model behind `/chat/completions`.
-
-    Attributes:
-        kind: Whose rules hold.
-        is_strict: DeepSeek wants the reasoning of every answer once there are tools;
-            Kimi compares it with what it said.
-    """
+    """A model behind `/chat/completions`."""
 
     path: ClassVar[str] = "/chat/completions"
 
@@ -116,62 +110,3 @@ def check_template(messages: list[Message], *, skips_tools: bool) -> None:
     for index, message in enumerate(said):
         if (message["role"] == "user") != (index % 2 == 0):
             raise RefusalError("vllm alternate")
-
-
-CONVERSE_MODEL = "bedrock/converse/anthropic.claude-3-sonnet-20240229-v1:0"
-"""A model that LiteLLM reaches through it."""
-
-
-@dataclass
-class FakeConverse(FakeProvider):
-    """A model behind Bedrock's `/converse`."""
-
-    path: ClassVar[str] = "/converse"
-
-    def check(self, body: dict[str, Any]) -> None:
-        messages = body["messages"]
-        if messages[0]["role"] != "user":
-            raise RefusalError("converse first")
-        for index, message in enumerate(messages):
-            if message["role"] != ("user", "assistant")[index % 2]:
-                raise RefusalError("converse order")
-        kinds = {kind for each in messages for b in each["content"] for kind in b}
-        if kinds & {"toolUse", "toolResult"} and not body.get("toolConfig"):
-            raise RefusalError("converse tools")
-        asked: set[str] = set()
-        for index, message in enumerate(messages):
-            answered = ids_of(message, "toolResult")
-            if answered - asked:
-                raise RefusalError("converse orphan", index)
-            if missing := asked - answered:
-                ids = ", ".join(sorted(missing))
-                raise RefusalError("converse results", index, ids)
-            asked = ids_of(message, "toolUse")
-
-    def refusal(self, error: RefusalError) -> Any:
-        return {"message": error.words}
-
-    def overflow_words(self, used: int, limit: int) -> str:
-        return "Input is too long for requested model."
-
-    def answer(self, body: dict[str, Any], reply: Reply) -> Any:
-        content: list[dict[str, Any]] = [{"text": reply.text}] if reply.text else []
-        for index, call in enumerate(reply.calls):
-            call_id = f"toolu_{reply.number}_{index}"
-            use = {"toolUseId": call_id, "name": call.name, "input": call.args}
-            content.append({"toolUse": use})
-        usage = {
-            "inputTokens": reply.prompt_tokens,
-            "outputTokens": reply.output_tokens,
-        }
-        return {
-            "output": {"message": {"role": "assistant", "content": content}},
-            "stopReason": "tool_use" if reply.calls else "end_turn",
-            "usage": usage | {"totalTokens": sum(usage.values())},
-            "metrics": {"latencyMs": 1},
-        }
-
-
-def ids_of(message: Message, kind: str) -> set[str]:
-    """The ids of a message's calls, or of its answers."""
-    return {each[kind]["toolUseId"] for each in message["content"] if kind in each}

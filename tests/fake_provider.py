@@ -59,16 +59,7 @@ class Exchange:
 
 @dataclass
 class FakeProvider(ABC):
-    """A provider that plays the model of an agent, and of its summaries.
-
-    Attributes:
-        path: What every path that it serves contains.
-        window_tokens: Longer requests are refused; None takes any.
-        script: What the agent's model does next; then it says "Noted.".
-        refusals: Words that requests of the agent are refused with, by their number
-            from 1 on.
-        exchanges: What was received, in order.
-    """
+    """A provider that plays the model of an agent, and of its summaries."""
 
     path: ClassVar[str]
     wire: ClassVar[Wire] = OpenAI()

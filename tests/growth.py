@@ -8,8 +8,6 @@ from time import process_time
 from typing import Any
 
 FACTOR = 4
-"""How much larger the large input is."""
-
 MAX_GROWTH = 10
 """Between `FACTOR`, for time in proportion, and its square; the rest is noise."""
 
@@ -17,7 +15,7 @@ MAX_GROWTH = 10
 def time_growth(
     make: Callable[[int], Any], work: Callable[[Any], Any], n: int
 ) -> float:
-    """Returns how many times longer the work takes on a `FACTOR` times larger input."""
+    """How many times longer the work takes on a `FACTOR` times larger input."""
     taken = []
     for item in (make(n), make(n * FACTOR)):
         timer = timeit.Timer(lambda item=item: work(item), timer=process_time)  # type: ignore[misc]

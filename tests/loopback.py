@@ -45,16 +45,7 @@ class Received:
 
 @dataclass
 class Provider:
-    """How the provider behaves, and what it received; set for each test.
-
-    Attributes:
-        output_limit_tokens: More reserved output is refused; None allows any.
-        counts_output: Whether reserved output has to fit in the window; None is as the
-            protocol has it.
-        truncates: Whether a prompt that is too long is cut, without a word.
-        moods: How requests of the agent fail, by their number from 1 on.
-        replies: What the agent's model says next; then "Noted.".
-    """
+    """How the provider behaves, and what it received; set for each test."""
 
     window_tokens: int = 20_000
     output_limit_tokens: int | None = None

@@ -19,7 +19,7 @@ from pydantic_core import to_json
 
 from contextguard_adk._measuring.budgets import summary_budget_tokens, threshold_tokens
 from contextguard_adk.testing import provider as _simulated
-from tests.builders import Conversation, ScriptedTool, ToolUse, Turn
+from tests.builders import Conversation, ToolUse, Turn
 
 LARGEST_BPE_WINDOW_TOKENS = 32_000
 """Up to here the provider counts by BPE; beyond that by bytes, which is faster."""
@@ -74,13 +74,13 @@ def _make_pod(rng: random.Random) -> dict[str, Any]:
     app = rng.choice(("checkout", "ledger", "search", "ingest", "mailer", "frontend"))
     name = f"{app}-{rng.getrandbits(40):010x}-{rng.getrandbits(20):05x}"
     image = f"registry.example.com/shop/{app}:1.{rng.randrange(40)}.{rng.randrange(9)}"
+    labels = {"app": app, "pod-template-hash": name.split("-")[1]}
     port = {"containerPort": 8080, "protocol": "TCP"}
     return {
         "metadata": {
             "name": name,
-            "namespace": rng.choice(("default", "prod", "staging")),
             "uid": f"{rng.getrandbits(128):032x}",
-            "labels": {"app": app, "pod-template-hash": name.split("-")[1]},
+            "labels": labels,
         },
         "spec": {
             "nodeName": f"ip-10-0-{rng.randrange(256)}-{rng.randrange(256)}.internal",
@@ -203,22 +203,6 @@ def fifty_turns(writer: Writer) -> Conversation:
     return Conversation([writer.talk(0.018, 0.042) for _ in range(50)])
 
 
-def heavy_tools(writer: Writer) -> Conversation:
-    """Two dozen declared tools, or as many as take 30 % of a large window."""
-    sample = _declared_tokens([_heavy_tool(0)], writer.token_ratio)
-    count = min(200, max(24, int(0.3 * writer.window_tokens / sample)))
-    return replace(mixed(writer), tools=[*map(_heavy_tool, range(count))])
-
-
-def _heavy_tool(number: int) -> ScriptedTool:
-    words = _pool("prose")[number * 97 :]
-    parameters = {
-        f"{name}_{number}": words[start : start + 90]
-        for start, name in enumerate(("owner", "labels", "since"), start=7)
-    }
-    return ScriptedTool(f"manage_resource_{number}", words[:160], parameters)
-
-
 def only_tool_results(writer: Writer) -> Conversation:
     """One request, then nothing but tool calls and their results."""
     return Conversation([writer.chain(24, 0.115, answered=0.02)])
@@ -229,15 +213,6 @@ def rapid_short(writer: Writer) -> Conversation:
     words = ("yes", "yes", "go on", "ok", "and then?", "no", "继续", "yes")
     said = [words[turn % len(words)] for turn in range(30)]
     return Conversation([Turn(it, answer=writer.text("prose", 0.095)) for it in said])
-
-
-def alternating_tool_text(writer: Writer) -> Conversation:
-    """A turn with a tool, a turn without."""
-    turns = []
-    for number in range(6):
-        turns.append(writer.chain(1, 0.3, answered=0.05, first=number))
-        turns.append(writer.talk(0.03, 0.12))
-    return Conversation(turns)
 
 
 def empty_results(writer: Writer) -> Conversation:
@@ -319,14 +294,10 @@ SCENARIOS: dict[str, Scenario] = {
     "parallel bursts": Scenario(parallel_bursts),
     # Nothing tells the guard of another ratio than its default of 1.5.
     "no usage": Scenario(mixed, large_ratio=1.5, usage="never"),
-    "late usage": Scenario(mixed, usage="late"),
     "fifty turns": Scenario(fifty_turns, is_long=True),
-    "ratio 1.5": Scenario(mixed, token_ratio=1.5),
-    "ratio 5": Scenario(mixed, token_ratio=5.0),
-    "heavy tools": Scenario(heavy_tools),
+    "late usage, ratio 5": Scenario(mixed, token_ratio=5.0, usage="late"),
     "only tool results": Scenario(only_tool_results),
     "rapid short": Scenario(rapid_short),
-    "alternating tool and text": Scenario(alternating_tool_text),
     "empty results": Scenario(empty_results),
     "media": Scenario(media),
     "kubernetes": Scenario(kubernetes),

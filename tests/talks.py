@@ -63,8 +63,7 @@ MARKER = re.compile(r"mark-[a-z]+-\d{3}!")
 
 
 class LiveRequests(BasePlugin):
-    """Notes requests that lost what their invocation is about on the way; of a pair the
-    first stands before the guard, and the other one behind it."""
+    """Notes requests that lost what their invocation is about on the way."""
 
     def __init__(self, first: LiveRequests | None = None) -> None:
         super().__init__(name="live_requests" if first else "live_requests_first")
@@ -84,8 +83,7 @@ class LiveRequests(BasePlugin):
 
 
 class Talk(Chat):
-    """A guarded chat that can tell whether all went well, also for the given models;
-    the plugins `before` and `after` surround the guard."""
+    """A guarded chat that can tell whether all went well, also for the given models."""
 
     def __init__(
         self,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import pickle
 from collections.abc import Callable
@@ -31,19 +30,11 @@ from tests.chats import Registry, words
 from tests.guarded import NOW, WINDOW, is_compacted
 
 heard: list[CallRecord | CompactionRecord] = []
-waiting: list[object] = []
-releases: list[asyncio.Event] = []
 
 
 def listen(record: CallRecord | CompactionRecord) -> None:
     """A listener that copies share, as all functions of a module are."""
     heard.append(record)
-
-
-async def wait_for_release(record: object) -> None:
-    """A listener that is late."""
-    waiting.append(record)
-    await releases[0].wait()
 
 
 def through_pickle(value: Any) -> Any:
@@ -100,24 +91,19 @@ def last_request(app: App) -> Any:
 
 
 @copying
-@pytest.mark.parametrize("is_used", [False, True], ids=["new", "used"])
-async def test_a_copy_of_an_app_guards_as_it_does(
-    duplicate: Copier, is_used: bool
-) -> None:
-    """Windows, prices, strategies and listeners are there, and it compacts; in mid
-    session a summary stays in place, and none is paid for again."""
+async def test_a_copy_guards_as_its_original_does(duplicate: Copier) -> None:
+    """In mid session a summary stays in place, and none is paid for again."""
     chat = make_chat(make_guard())
-    if is_used:
-        await fill(chat)
-        heard.clear()
-        plugin = duplicate(chat.app.plugins[0])
-        assert plugin is not chat.app.plugins[0]
-        go_on(chat, App(name="app", root_agent=chat.app.root_agent, plugins=[plugin]))
-        await chat.say("And now?")
-        assert is_compacted(last_request(chat.app))
-        assert not [r for r in heard if isinstance(r, CompactionRecord)]
-    fresh = make_chat(make_guard())
-    app = duplicate(chat.app)
+    await fill(chat)
+    heard.clear()
+    plugin = duplicate(chat.app.plugins[0])
+    assert plugin is not chat.app.plugins[0]
+    go_on(chat, App(name="app", root_agent=chat.app.root_agent, plugins=[plugin]))
+    await chat.say("And now?")
+    assert is_compacted(last_request(chat.app))
+    assert not [r for r in heard if isinstance(r, CompactionRecord)]
+
+    fresh, app = make_chat(make_guard()), duplicate(chat.app)
     go_on(fresh, app)
     assert app.plugins[0].name == "own_name"
     heard.clear()
@@ -127,36 +113,6 @@ async def test_a_copy_of_an_app_guards_as_it_does(
     calls = [r for r in heard if isinstance(r, CallRecord)]
     assert {r.window_tokens for r in calls} == {WINDOW}
     assert all(r.cost for r in calls)
-
-
-@copying
-async def test_a_copy_has_no_late_listener(duplicate: Copier) -> None:
-    """What the original waits for is no matter of the copy's."""
-    guard = make_guard(on_call=wait_for_release, listener_timeout_seconds=0.05)
-    chat = make_chat(guard)
-    waiting.clear()
-    releases[:] = [asyncio.Event()]
-    await chat.say("One.")
-    await chat.say("Two.")
-    assert len(waiting) == 1
-    app = App(name="app", root_agent=chat.app.root_agent, plugins=[duplicate(guard)])
-    go_on(chat, app)
-    await chat.say("Three.")
-    releases[0].set()
-    assert len(waiting) == 2
-
-
-@copying
-async def test_a_copy_made_while_a_summary_is_written(duplicate: Copier) -> None:
-    """The original's task stays with it; the copy writes its own."""
-    strategy = Threshold(summarizer_context_window=100_000, ahead=0.3)
-    chat = make_chat(make_guard(default=strategy))
-    agent: Any = chat.app.root_agent
-    agent.model.latency_seconds = 0.02
-    await fill(chat, count=2, tokens=900)
-    go_on(chat, duplicate(chat.app))
-    await fill(chat, tokens=900)
-    assert is_compacted(last_request(chat.app))
 
 
 @copying

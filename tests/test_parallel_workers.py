@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from google.adk.models.llm_request import LlmRequest
@@ -78,27 +77,18 @@ async def work(
     return llm
 
 
-def cell(kind: str, *sizes: int, slow: bool = False) -> Any:
-    """So many workers, with so many calls each that find so many words."""
-    marks = store_marks(kind, slow)
-    return pytest.param(kind, *sizes, marks=marks, id=f"{kind}-{sizes[0]}")
-
-
 @pytest.mark.parametrize(
     ("kind", "item_count", "call_count", "words"),
     [
-        cell("memory", 2, 31, 60),
-        cell("memory", 20, 6, 600),
-        cell("postgres", 2, 31, 60),
-        cell("memory", 8, 31, 60, slow=True),
-        cell("postgres", 20, 11, 300, slow=True),
+        ("memory", 2, 31, 60),
+        ("memory", 20, 6, 600),
+        pytest.param("postgres", 2, 31, 60, marks=store_marks("postgres")),
     ],
 )
 async def test_workers_at_once_cost_no_more_summaries(
     kind: str, item_count: int, call_count: int, words: int, tmp_path: Path
 ) -> None:
-    """Also of more workers than scopes are kept none loses its summary meanwhile, and
-    no request has a text of another one."""
+    """Also of more workers than scopes are kept none loses its summary meanwhile."""
     summaries = []
     for count in (1, item_count):
         (folder := tmp_path / str(count)).mkdir()

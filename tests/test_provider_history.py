@@ -1,48 +1,31 @@
-"""What providers demand of a history holds, whatever becomes of it.
-
-Compactions, plugins, features of ADK, other models in mid session and refusals: real
-clients, with fake providers behind them that refuse as the real ones do.
-"""
+"""What providers demand of a history holds: real clients, and strict fakes."""
 
 from __future__ import annotations
 
 import itertools
 import json
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from google.adk.agents import LlmAgent
-from google.adk.agents.callback_context import CallbackContext
-from google.adk.agents.context_cache_config import ContextCacheConfig
 from google.adk.apps.app import EventsCompactionConfig
-from google.adk.artifacts import InMemoryArtifactService
-from google.adk.memory import InMemoryMemoryService
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.google_llm import Gemini
 from google.adk.models.llm_request import LlmRequest
-from google.adk.planners import PlanReActPlanner
-from google.adk.plugins.base_plugin import BasePlugin
-from google.adk.sessions import Session
-from google.adk.tools.load_artifacts_tool import LoadArtifactsTool
-from google.adk.tools.long_running_tool import LongRunningFunctionTool
-from google.adk.tools.preload_memory_tool import PreloadMemoryTool
 from google.genai import types
 
-from contextguard_adk import Threshold, request_compaction
+from contextguard_adk import Threshold
 from tests import fake_claude
-from tests.builders import event, model, user
+from tests.builders import user
 from tests.chats import Changing, slow
 from tests.fake_claude import FakeClaude
 from tests.fake_gemini import FakeGemini
-from tests.fake_openai import CONVERSE_MODEL, FakeConverse, FakeOpenAI
+from tests.fake_openai import FakeOpenAI
 from tests.fake_provider import REFUSALS, FakeProvider, RefusalError
 from tests.playing import (
     CLAUDES,
     INSTRUCTION,
-    TOOLS,
     Player,
     check_played,
     check_running_turns,
@@ -55,7 +38,6 @@ from tests.playing import (
     sent_thoughts,
     strategies,
     streams_signatures,
-    thinking,
     tool_names,
 )
 from tests.protocols import Reply
@@ -113,9 +95,6 @@ def make_player(
         return play_claude(other, llm=lambda: claude("kimi-k2-thinking"), **settings)
     if kind == "gemini":
         return play_gemini(gemini := FakeGemini(), serve(gemini), **settings)
-    if kind == "converse":
-        address = serve(converse := FakeConverse())
-        return Player(converse, lambda: lite(CONVERSE_MODEL, address), **settings)
     chat = FakeOpenAI(kind=kind, is_strict=kind != name)
     return play_chat(chat, serve(chat), **settings)
 
@@ -136,7 +115,7 @@ def check(player: Player, compactions: int = 2) -> None:
 @pytest.mark.parametrize(
     "case",
     [
-        "bound threshold redacts",
+        "bound threshold redacts omits",
         "bound sliding streams",
         "bound pipeline restarts",
         "adaptive threshold redacts streams",
@@ -144,10 +123,8 @@ def check(player: Player, compactions: int = 2) -> None:
         "gemini pipeline",
         "deepseek! threshold",
         "vllm-mistral sliding",
-        *slow("enabled sliding redacts restarts", "enabled pipeline streams"),
-        *slow("adaptive sliding restarts", "signed pipeline", "gemini sliding"),
-        *slow("converse threshold", "openai pipeline", "deepseek pipeline restarts"),
-        *slow("kimi! sliding restarts", "kimi threshold", "mistral pipeline"),
+        *slow("enabled sliding redacts restarts", "signed pipeline", "openai pipeline"),
+        *slow("kimi! sliding restarts", "mistral pipeline"),
     ],
 )
 async def test_a_compacted_history_is_accepted(
@@ -160,7 +137,10 @@ async def test_a_compacted_history_is_accepted(
     player = make_player(
         name,
         serve,
-        {"redacts": "redacts" in ways},
+        {
+            "redacts": "redacts" in ways,
+            "display": "omitted" if "omits" in ways else "summarized",
+        },
         strategy=STRATEGIES[strategy],
         database=str(tmp_path / "sessions.db") if "restarts" in ways else None,
         is_streaming="streams" in ways,
@@ -182,11 +162,8 @@ async def test_a_compacted_history_is_accepted(
         "enabled threshold",
         "alias-of-bound pipeline",
         "gemini threshold",
-        *slow("bound sliding", "adaptive pipeline", "enabled sliding"),
-        *slow("alias-of-enabled threshold", "alias-of-adaptive sliding"),
-        *slow("signed threshold", "gemini sliding", "gemini pipeline"),
-        *slow("converse sliding", "openai threshold", "vllm-mistral pipeline"),
-        *slow("deepseek! pipeline", "kimi! threshold", "mistral sliding"),
+        *slow("bound sliding", "adaptive pipeline", "signed threshold"),
+        *slow("vllm-mistral pipeline", "deepseek! pipeline", "kimi! threshold"),
     ],
 )
 async def test_a_compaction_within_a_turn_is_accepted(serve: Serve, case: str) -> None:
@@ -218,14 +195,7 @@ async def test_the_template_of_gemma_accepts_a_compacted_history(serve: Serve) -
     check_played(player)
 
 
-def continue_interaction(request: LlmRequest) -> None:
-    """Has the provider hold the history."""
-    request.previous_interaction_id = "interaction"
-
-
-@pytest.mark.parametrize(
-    "name", ["bound", "unsigned", "signed", "interaction", *slow("enabled", "adaptive")]
-)
+@pytest.mark.parametrize("name", ["bound", "unsigned", "signed", "interaction"])
 async def test_below_the_threshold_requests_leave_as_without_a_guard(
     serve: Serve, name: str
 ) -> None:
@@ -233,7 +203,8 @@ async def test_below_the_threshold_requests_leave_as_without_a_guard(
     strategy, settings = Threshold(context_window=200_000), dict[str, Any]()
     if name == "interaction":
         name, strategy = "gemini", Threshold(context_window=WINDOW)
-        settings["before"] = lambda: [Changing(continue_interaction)]
+        chain = Changing(lambda r: setattr(r, "previous_interaction_id", "interaction"))
+        settings["before"] = lambda: [chain]
     bodies = []
     for guard in (None, strategy):
         player = make_player(name, serve, strategy=guard, **settings)
@@ -246,108 +217,24 @@ async def test_below_the_threshold_requests_leave_as_without_a_guard(
     assert ("Thought 1:" in json.dumps(bodies[0][-1])) is (name != "gemini")
 
 
-async def test_a_preview_costs_no_thought(serve: Serve) -> None:
-    """A large result is shortened before the model has seen it."""
-    serve(fake := FakeClaude())
-    strategy = Threshold(context_window=30_000, preview_tokens=500)
-    player = play_claude(fake, strategy=strategy)
-
-    await player.play(turns=4, calls=4)
-
-    check_played(player, compactions=0)
-    bodies = [each.body for each in fake.of_agent]
-    assert len(sent_thoughts(bodies[-1])) == len(fake.issued) - 1
-    assert len(str(bodies[6])) - len(str(bodies[5])) < 3_000
-    assert len({*map(tool_names, fake.of_agent)}) == 1
-    for before, after in itertools.pairwise(each["messages"] for each in bodies):
-        assert after[: len(before)] == before
-
-
-@pytest.mark.parametrize("name", ["threshold", *slow("sliding", "pipeline")])
 async def test_a_summary_at_the_beginning_of_a_turn_takes_the_thoughts_before_it(
-    serve: Serve, name: str
+    serve: Serve,
 ) -> None:
     """And no others, in this and every later summary."""
     serve(fake := FakeClaude())
-    update = {"context_window": 60_000}
-    if name == "sliding":
-        update["max_messages"] = 1_000
-    player = play_claude(fake, strategy=STRATEGIES[name].model_copy(update=update))
+    player = play_claude(fake, strategy=Threshold(context_window=60_000))
     await player.play(turns=3, calls=4)
 
-    for _ in range(3):
+    for _ in range(2):
         await player.compact()
         await player.play(turns=1, calls=4, log_turn=9)
 
-    check(player, compactions=3)
+    check(player, compactions=2)
     for begin in player.compacted_at:
         answers = [each.answer for each in fake.of_agent[:begin]]
         old = sent_thoughts({"messages": answers})
         assert old
         assert not any(old & sent_thoughts(e.body) for e in fake.of_agent[begin:])
-
-
-async def test_a_session_older_than_the_guard_gets_the_tool_with_its_first_summary(
-    serve: Serve,
-) -> None:
-    """Until then its thoughts are sent; then the tool stays."""
-    serve(fake := FakeClaude())
-    player = play_claude(fake)
-    await player.play(turns=2, calls=3, log_turn=9)
-    old = tool_names(fake.of_agent[-1])
-
-    await player.change(strategy=THRESHOLD)
-    await player.play(turns=6, calls=4, log_turn=1)
-
-    check_played(player)
-    check_thoughts_since_compaction(player)
-    names = [tool_names(each) for each in fake.of_agent]
-    assert [key for key, _ in itertools.groupby(names)] == [old, names[-1]]
-    assert names.index(names[-1]) == player.compacted_at[0]
-
-
-def add_picture(request: LlmRequest) -> None:
-    """Puts a picture beside what `weigh` says."""
-    blob = types.FunctionResponseBlob(mime_type="image/png", data=b"picture")
-    picture = types.FunctionResponsePart(inline_data=blob)
-    for part in copied(request):
-        if part.function_response and part.function_response.name == "weigh":
-            part.function_response.parts = [picture]
-
-
-@pytest.mark.parametrize("name", slow("bound", "openai", "mistral"))
-async def test_a_picture_in_a_result_is_sent_as_without_a_guard(
-    serve: Serve, name: str
-) -> None:
-    """No turn is lost that is not lost without one."""
-    lost = []
-    for guard in (None, THRESHOLD):
-        settings: Body = {"strategy": guard, "before": lambda: [Changing(add_picture)]}
-        player = make_player(name, serve, **settings)
-        for _ in range(7):
-            await player.say([player.calls("weigh"), *player.steps(3)])
-        lost.append(len(player.lost))
-        if name != "mistral":
-            check_played(player, compactions=2 if guard else 0)
-    assert lost[1] <= lost[0]
-
-
-async def test_a_cache_of_gemini_is_made_anew_only_with_a_summary(serve: Serve) -> None:
-    """Nothing that is cached changes in between."""
-    cache = ContextCacheConfig(min_tokens=0, cache_intervals=100)
-    player = play_gemini(
-        fake := FakeGemini(),
-        serve(fake),
-        app={"context_cache_config": cache},
-        agent={"instruction": "You count shelves. " * 1_000},
-        strategy=Threshold(context_window=14_000),
-    )
-
-    await player.play(turns=8, calls=4)
-
-    check_played(player)
-    assert any("cachedContent" in each.body for each in fake.of_agent)
-    assert len(fake.deleted) <= len(player.compactions)
 
 
 def copied(request: LlmRequest) -> list[types.Part]:
@@ -370,64 +257,72 @@ def drop_thought(request: LlmRequest, signature: bytes) -> None:
         content.parts = [p for p in parts if p.thought_signature != signature]
 
 
-def change_system(request: LlmRequest, _: int, mark: str) -> None:
+def change_system(request: LlmRequest) -> None:
     """Adds to the instruction."""
-    request.config.system_instruction = f"{request.config.system_instruction} {mark}"
+    request.config.system_instruction = f"{request.config.system_instruction} Else."
 
 
-def shorten_result(request: LlmRequest, number: int, _: str = "") -> None:
-    """Shortens one result."""
+def shorten_result(request: LlmRequest) -> None:
+    """Shortens the first result."""
     results = [p.function_response for p in copied(request) if p.function_response]
-    for result in results[number : number + 1]:
+    for result in results[:1]:
         result.response = {"result": "…"}
 
 
-def change_tools(request: LlmRequest, number: int, mark: str) -> None:
-    """Declares a function less or one more, or describes one anew."""
+def describe_tool(request: LlmRequest) -> None:
+    """Describes a function anew."""
     (tool,) = (each.model_copy(deep=True) for each in request.config.tools or ())  # type: ignore[union-attr]
     assert isinstance(tool, types.Tool)
-    found, name = tool.function_declarations or [], mark.replace(" ", "_")
-    if number == 0:
-        found = [each for each in found if each.name != "weigh"]
-    elif number == 1:
-        found.append(types.FunctionDeclaration(name=name, description="Does nothing."))
-    else:
-        found[0].description = mark
-    tool.function_declarations = [*{each.name: each for each in found}.values()]
+    assert tool.function_declarations
+    tool.function_declarations[0].description = "Else."
     request.config.tools = [tool]
 
 
-def change_text(request: LlmRequest, number: int, mark: str) -> None:
-    """Puts a text in the place of one of the user's messages, or before it."""
-    contents, width = [*request.contents], len(mark) % 2
-    users = [c.role == "user" and any(p.text for p in c.parts or ()) for c in contents]
-    texts = [index for index, is_text in enumerate(users) if is_text]
-    for index in texts[number : number + 1]:
-        contents[index : index + width] = [user(mark)]
-    request.contents = contents
+def remove_tool(request: LlmRequest) -> None:
+    """Declares a function less."""
+    (tool,) = (each.model_copy(deep=True) for each in request.config.tools or ())  # type: ignore[union-attr]
+    assert isinstance(tool, types.Tool)
+    kept = [e for e in tool.function_declarations or () if e.name != "weigh"]
+    tool.function_declarations = kept
+    request.config.tools = [tool]
 
 
-class Drops:
-    """Takes a thought out: the second one that it ever saw from every request, or the
-    newest one from the fifth request alone."""
-
-    def __init__(self, is_once: bool) -> None:
-        self.is_once, self.count, self.signature = is_once, 0, b""
-
-    def __call__(self, request: LlmRequest) -> None:
-        self.count += 1
-        signatures = signed_thoughts(request)
-        if self.is_once and self.count == 5:
-            drop_thought(request, signatures[-1])
-        if not self.is_once and len(signatures) > 3:
-            self.signature = self.signature or signatures[1]
-        if self.signature:
-            drop_thought(request, self.signature)
+def insert_text(request: LlmRequest) -> None:
+    """Puts a text before the first message."""
+    request.contents = [user("Else."), *request.contents]
 
 
-@pytest.mark.parametrize("is_once", [False, *slow(True)])
+CHANGES = (change_system, shorten_result, describe_tool, remove_tool, insert_text)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+async def test_what_another_plugin_changes_costs_no_turn(
+    serve: Serve, change: Callable[[LlmRequest], None]
+) -> None:
+    """Before the guard and from the middle of a turn on; thoughts are still sent."""
+    number = CHANGES.index(change)
+    for guard in (None, [*STRATEGIES.values()][number % 3]):
+        counts = itertools.count()
+
+        def alter(request: LlmRequest, counts: Any = counts) -> None:
+            if next(counts) > 4:
+                change(request)
+
+        player = make_player(
+            "bound",
+            serve,
+            {"redacts": number % 2 == 1},
+            strategy=guard,
+            before=lambda alter=alter: [Changing(alter)],
+        )
+        await player.play(turns=5, calls=3)
+        assert bool(player.lost) is not bool(guard)
+    check_played(player, compactions=1)
+    assert sum(bool(sent_thoughts(e.body)) for e in player.fake.of_agent) >= 8
+
+
 async def test_a_thought_that_another_plugin_takes_costs_one_more_request(
-    serve: Serve, is_once: bool
+    serve: Serve,
 ) -> None:
     """Behind the guard; before it none, and without a guard turns are lost."""
     for guard, place, refusals in (
@@ -435,9 +330,17 @@ async def test_a_thought_that_another_plugin_takes_costs_one_more_request(
         (PIPELINE, "before", 0),
         (None, "before", 0),
     ):
-        change = Changing(Drops(is_once))
-        place_it: Body = {place: lambda change=change: [change]}
-        player = make_player("bound", serve, strategy=guard, **place_it)
+        taken: list[bytes] = []
+
+        def take(request: LlmRequest, taken: list[bytes] = taken) -> None:
+            signatures = signed_thoughts(request)
+            if len(signatures) > 3 and not taken:
+                taken.append(signatures[1])
+            for signature in taken:
+                drop_thought(request, signature)
+
+        change: Body = {place: lambda take=take: [Changing(take)]}
+        player = make_player("bound", serve, strategy=guard, **change)
         await player.play(turns=7 if guard else 2, calls=4)
         if guard:
             check_played(player, refusals=refusals)
@@ -445,118 +348,53 @@ async def test_a_thought_that_another_plugin_takes_costs_one_more_request(
             assert player.lost
 
 
-CHANGES: dict[str, tuple[Callable[[LlmRequest], None], int]] = {
-    "a tool": (lambda request: change_tools(request, 2, "Else."), 0),
-    "the fourth result": (lambda request: shorten_result(request, 3), 5),
+numbers = itertools.count()
+
+
+def instruct(_: object) -> str:
+    """An instruction that no call repeats."""
+    return f"{INSTRUCTION} Call {next(numbers)}."
+
+
+FEATURES: dict[str, Body] = {
+    "static": {
+        "agent": {"static_instruction": INSTRUCTION, "instruction": "Count crates."}
+    },
+    "state": {"agent": {"instruction": f"{INSTRUCTION} Shelves: {{shelves?}}."}},
+    "instruction": {"agent": {"instruction": instruct}},
+    "compaction": {
+        "app": {
+            "events_compaction_config": EventsCompactionConfig(
+                compaction_interval=2, overlap_size=0
+            )
+        }
+    },
 }
-"""A change, and how many thoughts stand before it."""
 
 
-@pytest.mark.parametrize(("change", "kept"), CHANGES.values(), ids=CHANGES)
-async def test_what_changes_late_costs_the_thoughts_behind_it_once(
-    serve: Serve, change: Callable[[LlmRequest], None], kept: int
-) -> None:
-    """Those before it stay, and so do all that are written afterwards."""
-    serve(fake := FakeClaude())
-    plugins, roomy = list[BasePlugin](), Threshold(context_window=60_000)
-    player = play_claude(fake, strategy=roomy, before=lambda: plugins)
-    await player.play(turns=3, calls=3, log_turn=9)
-    old = [*fake.issued]
-    plugins.append(Changing(change))
-    await player.change()
-    await player.play(turns=2, calls=3, log_turn=9)
-
-    check_played(player, compactions=0)
-    last = sent_thoughts(fake.of_agent[-1].body)
-    assert last == {*fake.issued} - {*old[kept:], [*fake.issued][-1]}
-
-
-async def ship(shelf: int) -> Body:
-    """Ships what is on a shelf, which takes days."""
-    return {"status": "pending"}
-
-
-def use_feature(feature: str) -> dict[str, Any]:
-    """Settings of a player with a feature of ADK that changes histories."""
-    counter = itertools.count()
-    match feature:
-        case "instruction":
-            said = lambda _: f"{INSTRUCTION} Call {next(counter)}."  # noqa: E731
-            return {"agent": {"instruction": said}}
-        case "state":
-            said_of = f"{INSTRUCTION} Shelves so far: {{shelves?}}."
-            return {"agent": {"instruction": said_of}}
-        case "static":
-            dynamic = {"instruction": "Count crates as well."}
-            return {"agent": {"static_instruction": INSTRUCTION, **dynamic}}
-        case "memory":
-            services: Body = {"memory_service": InMemoryMemoryService()}
-            tools: list[Any] = [*TOOLS, PreloadMemoryTool()]
-        case "artifacts":
-            services = {"artifact_service": InMemoryArtifactService()}
-            tools = [*TOOLS, LoadArtifactsTool()]
-        case "long running":
-            services, tools = {}, [*TOOLS, LongRunningFunctionTool(ship)]
-        case "compaction":
-            config = EventsCompactionConfig(compaction_interval=2, overlap_size=0)
-            return {"app": {"events_compaction_config": config}}
-        case _:
-            return {}
-    return {"agent": {"tools": tools}, "services": services}
-
-
-async def play_feature(player: Player, feature: str, turns: int) -> None:
-    """Plays turns in which the feature does its work."""
-    if feature == "memory":
-        said = [event(user("I count shelves on Mondays.")), event(model("Noted."))]
-        session = Session(id="old", app_name="app", user_id="user", events=said)
-        await player.services["memory_service"].add_session_to_memory(session)
-    if feature == "artifacts":
-        await player.services["artifact_service"].save_artifact(
-            app_name="app",
-            user_id="user",
-            session_id="session",
-            filename="shelf.txt",
-            artifact=types.Part(text="The shelf is full."),
-        )
+async def play_feature(player: Player, turns: int) -> None:
+    """Plays turns that each change session state."""
     for number in range(turns):
-        steps = player.steps(4, has_log=number == 2)
-        if feature == "state":
-            await player.set_state({"shelves": number})
-        if feature == "artifacts":
-            steps.insert(1, [("load_artifacts", {"artifact_names": ["shelf.txt"]})])
-        if feature != "long running":
-            await player.say(steps)
-            continue
-        await player.say([*steps[:1], player.calls("ship"), *steps[1:]])
-        events = await player.events()
-        calls = [call for each in events for call in each.get_function_calls()]
-        late: Body = {"name": "ship", "response": {"status": "shipped"}}
-        late["id"] = [call.id for call in calls if call.name == "ship"][-1]
-        answer = types.Part(function_response=types.FunctionResponse(**late))
-        await player.say(text=types.Content(role="user", parts=[answer]))
+        await player.set_state({"shelves": number})
+        await player.say(player.steps(4, has_log=number == 2))
 
 
 @pytest.mark.parametrize(
-    "feature",
-    [
-        *("static", "state"),
-        *slow("instruction", "memory", "artifacts", "long running", "compaction"),
-    ],
+    "feature", ["static", "state", *slow("instruction", "compaction")]
 )
 async def test_features_of_adk_cost_no_turn_with_a_guard(
     serve: Serve, feature: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without one turns are lost; what changes on every call is warned of once."""
-    player = make_player("bound", serve, **use_feature(feature))
-    await play_feature(player, feature, turns=3)
+    player = make_player("bound", serve, **FEATURES[feature])
+    await play_feature(player, turns=3)
     assert player.lost
     words = {each.partition(":")[2] for each in player.fake.refused}
     expected = (REFUSALS["claude bound"], REFUSALS["claude first role"])
     assert words <= {each.partition(":")[2] for each in expected}
 
-    player = make_player("bound", serve, strategy=PIPELINE, **use_feature(feature))
-    await play_feature(player, feature, turns=6)
+    player = make_player("bound", serve, strategy=PIPELINE, **FEATURES[feature])
+    await play_feature(player, turns=6)
 
     check_played(player, compactions=0 if feature == "compaction" else 2)
     logged = [r for r in caplog.records if r.name.startswith("contextguard_adk")]
@@ -565,30 +403,8 @@ async def test_features_of_adk_cost_no_turn_with_a_guard(
     assert warned or feature not in ("instruction", "static")
 
 
-@pytest.mark.parametrize("kind", ["bound", *slow("adaptive")])
-async def test_thoughts_without_a_text_are_sent_as_thoughts(
-    serve: Serve, kind: Any
-) -> None:
-    """Redacted ones stay as they were, and all keep their order."""
-    serve(fake := FakeClaude(kind=kind, redacts=True, display="omitted"))
-    agent = {"generate_content_config": None}
-    player = play_claude(fake, strategy=PIPELINE, agent=agent)
-
-    await player.play(turns=7, calls=4)
-
-    check(player)
-    order = [*fake.issued]
-    for exchange in fake.of_agent:
-        messages = exchange.body["messages"]
-        sent = [block for *_, block in fake_claude.list_thoughts(messages)]
-        assert all(block.get("thinking", ".") for block in sent)
-        keys = [order.index(fake_claude.signature_of(block)) for block in sent]
-        assert keys == sorted(keys)
-
-
-@pytest.mark.parametrize("feature", ["instruction", *slow("none")])
 async def test_a_message_that_was_nothing_but_a_thought_goes_with_it(
-    serve: Serve, feature: str
+    serve: Serve,
 ) -> None:
     """No content is left without parts; the user speaks twice, which is accepted."""
     serve(fake := FakeClaude(takes_thoughts_alone=True))
@@ -597,7 +413,7 @@ async def test_a_message_that_was_nothing_but_a_thought_goes_with_it(
         fake,
         strategy=PIPELINE,
         after=lambda: [Changing(lambda request: seen.extend(request.contents))],
-        **use_feature(feature),
+        **FEATURES["instruction"],
     )
     await player.say([""])
     assert player.turns.pop().is_lost
@@ -628,8 +444,8 @@ MODELS: dict[str, Callable[[str], BaseLlm]] = {
     "case",
     [
         "claude to gemini",
-        *slow("claude to other claude", "claude to claude, litellm"),
-        *slow("claude to deepseek", "gemini to claude, litellm"),
+        *slow("claude to other claude", "claude to deepseek"),
+        *slow("gemini to claude, litellm"),
     ],
 )
 async def test_another_model_goes_on_in_the_same_session(
@@ -654,42 +470,11 @@ async def test_another_model_goes_on_in_the_same_session(
     assert len(player.compactions) >= 2
 
 
-def transferring(llm: BaseLlm) -> LlmAgent:
-    """An agent that can hand over to another one."""
-    shared: Body = {"model": llm, "tools": [*TOOLS], "instruction": INSTRUCTION}
-    shared["generate_content_config"] = thinking(-1)
-    other = LlmAgent(name="other", description="Counts crates.", **shared)
-    return LlmAgent(name="agent", sub_agents=[other], **shared)
-
-
-SETUPS: dict[str, dict[str, Any]] = {
-    "transfer": {"root": transferring},
-    "no contents": {"agent": {"include_contents": "none"}},
-    "planner": {"agent": {"planner": PlanReActPlanner()}},
-}
-
-
-@pytest.mark.parametrize("setup", slow(*SETUPS))
-async def test_other_ways_to_build_an_agent_are_refused_nothing(
-    serve: Serve, setup: str
-) -> None:
-    """Agents that transfer, that see no history, and that plan in their answers."""
-    player = make_player("bound", serve, strategy=PIPELINE, **SETUPS[setup])
-    for number in range(6):
-        steps = player.steps(4, has_log=number == 1)
-        if setup == "transfer":
-            name = "agent" if number % 2 else "other"
-            steps.insert(2, [("transfer_to_agent", {"agent_name": name})])
-        await player.say(steps)
-    check_played(player, compactions=setup != "no contents")
-
-
-@pytest.mark.parametrize("kind", ["bound", *slow("enabled", "adaptive")])
 async def test_a_request_that_was_too_long_stays_as_it_was_accepted(
-    serve: Serve, kind: Any
+    serve: Serve,
 ) -> None:
     """What was sent again is the beginning of the next request."""
-    serve(fake := FakeClaude(kind=kind, window_tokens=WINDOW))
+    serve(fake := FakeClaude(window_tokens=WINDOW))
     player = play_claude(fake, strategy=Threshold(context_window=5 * WINDOW))
 
     await player.play(turns=5, calls=4)
@@ -704,43 +489,35 @@ async def test_a_request_that_was_too_long_stays_as_it_was_accepted(
 
 NEEDS: list[tuple[Any, ...]] = [
     ("bound", "claude bound", 1, 0),
-    ("bound", "claude signature", 1, 0),
-    ("bound", "claude data", 1, 0),
-    ("bound", "claude unanswered", 7, "toolu_1_0"),
-    ("bound", "claude orphan", 7, 0, "toolu_1_0"),
-    ("adaptive", "claude modified", 7, 0),
-    ("enabled", "claude modified", 7, 0),
     ("enabled", "claude expected", 7, "tool_use"),
     ("gemini", "gemini no signature", "look_up", 7),
-    ("gemini", "gemini unsigned call"),
-    ("gemini", "gemini wrong signature"),
-    ("gemini", "gemini moved signature"),
-    ("gemini", "gemini call order"),
-    ("gemini", "gemini answer count"),
-    ("deepseek", "deepseek reasoning"),
-    ("deepseek", "deepseek index", 3),
-    ("kimi", "kimi reasoning", 3),
-    ("vllm-mistral", "vllm alternate"),
-    ("openai", "openai unanswered", "c00000100"),
+    *slow(
+        ("bound", "claude signature", 1, 0),
+        ("bound", "claude data", 1, 0),
+        ("bound", "claude unanswered", 7, "toolu_1_0"),
+        ("bound", "claude orphan", 7, 0, "toolu_1_0"),
+        ("adaptive", "claude modified", 7, 0),
+        ("gemini", "gemini unsigned call"),
+        ("gemini", "gemini wrong signature"),
+        ("gemini", "gemini moved signature"),
+        ("gemini", "gemini call order"),
+        ("gemini", "gemini answer count"),
+        ("deepseek", "deepseek reasoning"),
+        ("deepseek", "deepseek index", 3),
+        ("kimi", "kimi reasoning", 3),
+        ("vllm-mistral", "vllm alternate"),
+        ("openai", "openai unanswered", "c00000100"),
+    ),
 ]
-FAST = ("claude bound", "claude expected", "gemini no signature")
 
 
-@pytest.mark.parametrize(
-    ("name", "rule", "places"),
-    [
-        pytest.param(
-            *each[:2], each[2:], marks=[pytest.mark.slow] * (each[1] not in FAST)
-        )
-        for each in NEEDS
-    ],
-)
+@pytest.mark.parametrize("need", NEEDS, ids=str)
 async def test_what_is_refused_is_sent_once_more(
-    serve: Serve, name: str, rule: str, places: tuple[object, ...]
+    serve: Serve, need: tuple[Any, ...]
 ) -> None:
-    """In a form that is accepted, and the session goes on; refused again, it ends the
-    turn with the same words, and the next turn is answered."""
-    words = RefusalError(rule, *places).words
+    """In a form that is accepted, and the session goes on."""
+    name, *rule = need
+    words = RefusalError(*rule).words
     player = make_player(name, serve, strategy=PIPELINE)
     fake = player.fake
     await player.play(turns=1, calls=3, log_turn=9)
@@ -768,62 +545,3 @@ async def test_what_is_refused_is_sent_once_more(
     fake.refusals.clear()
     await player.play(turns=1, calls=2, log_turn=9)
     check_played(player, compactions=0, refusals=len(fake.refused))
-
-
-KINDS: list[Callable[[LlmRequest, int, str], None]]
-KINDS = [change_system, shorten_result, change_tools, change_text]
-
-
-class Edits(BasePlugin):
-    """Edits histories before the guard sees them; what was edited stays so."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__(name="edits")
-        self.chance = random.Random(seed)
-        self.edits: list[Callable[[LlmRequest], None]] = []
-
-    async def before_model_callback(
-        self, *, callback_context: CallbackContext, llm_request: LlmRequest
-    ) -> None:
-        """Makes all edits so far, and at times a new one, or has it compacted."""
-        signatures = signed_thoughts(llm_request)
-        is_fourth = len(signatures) == 3 and not self.edits
-        if is_fourth or self.chance.random() < 0.25:
-            self.edits.append(self.choose(signatures, is_fourth))
-        if self.chance.random() < 0.08:
-            request_compaction(callback_context.state)
-        for edit in self.edits:
-            edit(llm_request)
-
-    def choose(
-        self, signatures: Sequence[bytes], is_fourth: bool
-    ) -> Callable[[LlmRequest], None]:
-        """A new edit; the first one changes the instruction, which all can see."""
-        chance = self.chance
-        number, mark = chance.randrange(4), f"edit {chance.randrange(1_000)}"
-        position = chance.randrange(len(KINDS) + (len(signatures) > 2))
-        if position == len(KINDS) and not is_fourth:
-            middle = signatures[chance.randrange(1, len(signatures) - 1)]
-            return lambda request: drop_thought(request, middle)
-        kind = change_system if is_fourth else KINDS[position]
-        return lambda request: kind(request, number, mark)
-
-
-@pytest.mark.parametrize("seed", [0, *slow(*range(1, 16))])
-async def test_random_edits_are_refused_nothing_with_a_guard(
-    serve: Serve, tmp_path: Path, seed: int
-) -> None:
-    """Whatever is changed, taken or put in, and whenever; thoughts are still sent, and
-    without a guard turns are lost."""
-    database = str(tmp_path / "sessions.db") if seed % 5 == 2 else None
-    guard = [*STRATEGIES.values()][seed % 3]
-    for settings in ({}, {"strategy": guard, "database": database}):
-        edits, rules = Edits(seed), {"redacts": seed % 2 == 1}
-        player = make_player(
-            "bound", serve, rules, before=lambda edits=edits: [edits], **settings
-        )
-        await player.play(turns=10, calls=2)
-        assert bool(player.lost) is not bool(settings)
-
-    check_played(player, compactions=0)
-    assert sum(bool(sent_thoughts(e.body)) for e in player.fake.of_agent) >= 8

@@ -1,8 +1,4 @@
-"""A provider that says "too long" is understood, obeyed, and asked once more.
-
-The guard is told a window that is far too large, so that only the provider's own
-words can teach it better. What counts is what reaches the provider and the caller.
-"""
+"""A provider that says "too long" is understood, obeyed, and asked once more."""
 
 from __future__ import annotations
 
@@ -13,17 +9,13 @@ from functools import partial
 from typing import Any
 
 import pytest
-from google.adk.agents import LlmAgent
-from google.adk.agents.readonly_context import ReadonlyContext
-from google.adk.models.base_llm import BaseLlm
-from google.adk.models.cache_metadata import CacheMetadata
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.adk.sessions import InMemorySessionService
 from google.genai import types
 from pydantic import Field
 
-from contextguard_adk import CallRecord, ContextGuardPlugin, SlidingWindow, Threshold
+from contextguard_adk import CallRecord, SlidingWindow, Threshold
 from contextguard_adk.strategies import Strategy
 from contextguard_adk.testing import (
     ContextOverflowError,
@@ -36,19 +28,15 @@ from tests.builders import (
     Chat,
     answer_text,
     call_part,
-    model,
     queued_tool,
     user,
 )
 from tests.chats import (
-    DEMAND,
     Changing,
     agent_requests,
     guarded_chat,
     hide,
-    seed,
     take_apart,
-    words,
 )
 
 CONFIGURED_TOKENS = 200_000
@@ -294,27 +282,6 @@ async def test_instruction_beyond_the_limit_costs_no_summary(
     assert len(guard_errors(caplog)) == 1
 
 
-async def test_a_prefix_that_is_gone_is_not_called_cached() -> None:
-    """Neither when a request is compacted before it is sent, nor when it is resent."""
-    cached = CacheMetadata(fingerprint="f", contents_count=1)
-    seen: list[CacheMetadata | None] = []
-    replies: list[Reply] = ["As it came.", "Compacted.", overflow(), "Resent."]
-
-    def name_cache(request: LlmRequest) -> None:
-        request.cache_metadata = cached
-
-    def script(request: LlmRequest) -> Reply:
-        seen.append(request.cache_metadata)
-        return replies.pop(0)
-
-    llm = SimulatedLlm(context_window=CONFIGURED_TOKENS, script=script)
-    chat = open_chat(llm, before=[Changing(name_cache)])
-    for state in ({}, DEMAND, dict[str, Any]()):
-        await chat.set_state(state)
-        await chat.say(FINDING * 3)
-    assert seen == [cached, None, cached, None]
-
-
 def append_reminder(request: LlmRequest) -> None:
     """Adds a content, as callbacks do that inject context."""
     request.contents.append(user("Mind the gap."))
@@ -344,28 +311,3 @@ async def test_resend_respects_what_later_callbacks_did(
     asked = [content for content in shown if content == user("Question 0?")]
     quoted = "The user's current request is: `Question 0?`"
     assert len(asked) + resent.text.count(quoted) == 1
-
-
-class Renting(LlmAgent):
-    """Has a model for each invocation; ADK 2.0 does not ask."""
-
-    rented: BaseLlm
-
-    async def canonical_model_async(self, ctx: ReadonlyContext) -> BaseLlm:
-        """As ADK would resolve it."""
-        return self.rented
-
-
-@pytest.mark.skipif(
-    not hasattr(LlmAgent, "canonical_model_async"), reason="this ADK does not ask"
-)
-async def test_the_model_that_refused_is_asked_again() -> None:
-    """And not another one that the agent names too."""
-    rejection, summaries = overflow(4_000, 7_000), ["A summary."] * 3
-    rented = make_llm([rejection, "From the rented one."], summary_replies=summaries)
-    named = make_llm(["From another one."], summary_replies=summaries)
-    agent = Renting(name="agent", model=named, instruction="Help.", rented=rented)
-    guard = ContextGuardPlugin(default=Threshold(context_window=20_000))
-    chat = Chat(agent, [guard])
-    await seed(chat, user("Do it."), model(words(6_000)))
-    assert answer_text(await chat.say("Go on.")) == "From the rented one."

@@ -38,7 +38,6 @@ from tests.rewriting import stamping
 from tests.talks import (
     MARKER,
     STRATEGIES,
-    every_strategy,
     looking_tool,
     message,
     summarizing_llm,
@@ -122,11 +121,11 @@ def worker(name: str = "worker", finish: bool = False, **settings: Any) -> LlmAg
     return LlmAgent(name=name, model=llm, tools=[look], **settings)
 
 
-def assigning(item: str = "a", is_same: bool = False, **settings: Any) -> LlmAgent:
+def assigning(item: str = "a") -> LlmAgent:
     """An agent that names an item, and nothing of what the user said."""
-    numbers = itertools.repeat(0) if is_same else itertools.count()
+    numbers = itertools.count()
     llm = summarizing_llm(lambda _: f"Do mark-item{item}-{next(numbers):03}! now")
-    return LlmAgent(name=f"assigning_{item}", model=llm, **settings)
+    return LlmAgent(name=f"assigning_{item}", model=llm)
 
 
 def delegating(**settings: Any) -> LlmAgent:
@@ -141,14 +140,14 @@ def delegating(**settings: Any) -> LlmAgent:
     return LlmAgent(name="root", model=summarizing_llm(delegate), **settings)
 
 
-def flow_loop(is_same: bool, **settings: Any) -> tuple[Any, list[LlmAgent]]:
+def flow_loop() -> tuple[Any, list[LlmAgent]]:
     """A node that runs several times in one turn, each time with an input."""
-    own, numbers = worker(**settings), itertools.count(1)
+    own, numbers = worker(), itertools.count(1)
 
     async def repeat(node_input: Any) -> Event:
         number = next(numbers)
         route = "stop" if number % 3 == 0 else "more"
-        task = f"Do mark-itema-{0 if is_same else number:03}! now."
+        task = f"Do mark-itema-{number:03}! now."
         return Event.model_validate({"route": route, "output": task})
 
     async def stop(node_input: Any) -> str:
@@ -210,18 +209,14 @@ def parallel_workers() -> tuple[Any, list[LlmAgent]]:
     return Workflow(name="flow", edges=[(START, list_items, workers)]), [own]
 
 
-HISTORY = {"mode": "single_turn", "include_contents": "default"}
 CASES: dict[str, Callable[[], tuple[Any, list[LlmAgent]]]] = {
     "loop": lambda: behind(assigning(), is_loop=True),
-    "loop with one input": lambda: behind(
-        assigning(is_same=True, include_contents="none"), is_loop=True
-    ),
-    "workflow loop": lambda: flow_loop(False),
-    "workflow loop with one input": lambda: flow_loop(True),
-    "workflow loop with history": lambda: flow_loop(False, **HISTORY),
+    "workflow loop": flow_loop,
     "behind another": lambda: behind(assigning()),
     "single turn": single_turn,
-    "single turn with history": lambda: single_turn(**HISTORY),
+    "single turn with history": lambda: single_turn(
+        mode="single_turn", include_contents="default"
+    ),
     "task": task,
     "agent tool": agent_tool,
     "branches": branches,
@@ -229,22 +224,12 @@ CASES: dict[str, Callable[[], tuple[Any, list[LlmAgent]]]] = {
 }
 
 
-def list_cases() -> list[Any]:
-    """Each case with one of the strategies, in turn, two also behind a plugin that
-    rewrites; the other strategies are slow."""
-    cases = []
-    for number, name in enumerate(CASES):
-        for place, (title, strategy) in enumerate(STRATEGIES.items()):
-            case_id, marks = f"{name}-{title}", pytest.mark.slow
-            is_fast = number % len(STRATEGIES) == place
-            case = pytest.param(
-                strategy, name, False, id=case_id, marks=() if is_fast else marks
-            )
-            cases.append(case)
-            if name in ("behind another", "single turn"):
-                stamped = f"{case_id}-stamped"
-                cases.append(pytest.param(strategy, name, True, id=stamped))
-    return cases
+SPREAD = [
+    pytest.param(strategy, name, id=f"{name}-{title}")
+    for name, (title, strategy) in zip(
+        CASES, itertools.cycle(STRATEGIES.items()), strict=False
+    )
+]
 
 
 async def converse(
@@ -270,27 +255,16 @@ async def converse(
             assert first.has_mixed or len(items_of(said_there)) <= 1
 
 
-@pytest.mark.parametrize(("strategy", "name", "is_stamped"), list_cases())
+@pytest.mark.parametrize(("strategy", "name"), SPREAD)
 async def test_no_agent_is_told_more_than_adk_shows_it(
-    strategy: Strategy, name: str, is_stamped: bool
+    strategy: Strategy, name: str
 ) -> None:
-    """No word of the user that ADK keeps from it, and none of another branch; its
-    input stays word for word, also behind the time that it was stamped with."""
+    """No word of the user that ADK keeps from it, and none of another branch."""
     if "mode" not in LlmAgent.model_fields:
         pytest.skip("this ADK has no tasks")
     says = [message(number, "raw", 40) for number in range(3)]
-    before = [Changing(stamping())] if is_stamped else []
+    before = [Changing(stamping())] if name == "single turn" else []
     await converse(*CASES[name](), strategy, *says, before=before)
-
-
-@every_strategy
-async def test_an_agent_without_contents_forgets_earlier_turns(
-    strategy: Strategy,
-) -> None:
-    """Alone at the root its input is the user's message, of this turn alone."""
-    agent = worker(include_contents="none")
-    says = [f"Do mark-item{item}-000! now." for item in "abc"]
-    await converse(agent, [agent], strategy, *says)
 
 
 async def test_each_agent_has_its_own_strategy_and_summary() -> None:

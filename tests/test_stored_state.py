@@ -1,23 +1,14 @@
-"""What the guard keeps: in session state, which anybody may have written, as little as
-it needs; in process nothing of a conversation once its run is over."""
+"""What the guard keeps in session state, which anybody may have written."""
 
 from __future__ import annotations
 
 import asyncio
-import gc
-import itertools
 import json
 import logging
 import math
 import re
-import sys
-import threading
-import time
-import tracemalloc
-import types as python_types
-import weakref
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,7 +17,6 @@ from google.adk.models.llm_request import LlmRequest
 from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.sessions import InMemorySessionService
 
-import contextguard_adk
 from contextguard_adk import (
     ContextGuardPlugin,
     Pipeline,
@@ -44,19 +34,15 @@ from tests.builders import (
     call_part,
     guarded_agent,
     model,
-    queued_tool,
     response,
     user,
 )
 from tests.chats import (
     DEMAND,
-    HEURISTIC,
     KEY,
-    REAL,
     SUMMARY,
     guarded_chat,
     seed,
-    take_apart,
     words,
 )
 from tests.guarded import SMALL
@@ -100,33 +86,8 @@ def guard_warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 # --- Session state ----------------------------------------------------------------
 
 
-async def test_values_are_written_only_when_they_change() -> None:
-    """A turn without a compaction changes the counts; no key is reset needlessly."""
-    chat = await compacted(make_llm())
-    count = len(await chat.events())
-    await chat.say("And now?")
-    events = (await chat.events())[count:]
-    written = {key for e in events for key in guard_keys(e.actions.state_delta)}
-    assert {REAL, HEURISTIC} <= written <= {REAL, HEURISTIC, *DEMAND}
-    uncounted = await compacted(make_llm(usage="never"))
-    assert None not in guard_keys(await uncounted.state()).values()
-
-
-async def test_a_count_under_the_other_form_of_a_key_ends_with_a_compaction() -> None:
-    """A 0 hides what a `state_schema` may forbid to change."""
-    guard = {"state_keys": "namespaced"}
-    chat = guarded_chat(make_llm(usage="never"), WIDE, guard=guard)
-    counts = {REAL: 5_000, HEURISTIC: 4_000}
-    await seed(chat, *CONVERSATION, state={**DEMAND, **counts})
-    await chat.say("Go on.")
-    state = await chat.state()
-    names = [f"context_guard:{x}:agent" for x in ("real_tokens", "last_heuristic")]
-    assert [state[name] for name in (*names, *counts)] == [0, 0, *counts.values()]
-
-
 async def test_state_survives_json() -> None:
-    """Any session service can keep it, and another process goes on with it; in another
-    session it is not used."""
+    """Any session service can keep it, and another process goes on with it."""
     llm = make_llm()
     chat = await compacted(llm)
     state = guard_keys(await chat.state())
@@ -143,14 +104,11 @@ async def test_state_survives_json() -> None:
 
 
 BROKEN: dict[str, Any] = {
-    "number": 7,
     "huge number": 10**400,
     "nan": math.nan,
-    "none": None,
     "bytes": b"SECRET",
     "list": ["SECRET"],
     "no JSON": "SECRET {",
-    "JSON list": "[1]",
     "JSON of wrong types": '{"scope": 1, "request_chars": "7", "version": "1"}',
     "deep JSON": "[" * 100_000,
     "long number": '{"request_chars": ' + "9" * 5_000 + "}",
@@ -161,8 +119,7 @@ BROKEN: dict[str, Any] = {
 async def test_a_broken_value_costs_no_turn(
     value: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whatever stands under a key, the turn and the next compaction work, and at most
-    one warning tells of it."""
+    """Whatever stands under a key, the turn and the next compaction work."""
     pipeline = Pipeline(
         context_window=4_000,
         summarizer_context_window=100_000,
@@ -201,8 +158,7 @@ RECORD = KEY.format("record")
 async def test_a_summary_that_is_not_understood_is_ignored(
     changed: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its text is nothing without what it stands for, and the other way round: the
-    originals go out again, and the next compaction works."""
+    """Its text is nothing without what it stands for."""
     llm = make_llm()
     chat = await compacted(llm)
     await chat.set_state(changed)
@@ -242,185 +198,76 @@ async def test_requested_compaction(
     assert llm.summaries == count
 
 
-# --- Memory of the process --------------------------------------------------------
-
-SAID = "what-the-model-said"
-SUMMED_UP = "what-the-summary-says"
-NOT_OURS = (type, python_types.ModuleType, python_types.FunctionType)
+# --- Cancelled runs, and threads ---------------------------------------------------
 
 
-def holds(plugin: ContextGuardPlugin, text: str) -> bool:
-    """Whether a text is in anything that a plugin holds."""
-    gc.collect()
-    seen, waiting = set[int](), list[object]([plugin])
-    while waiting:
-        found = waiting.pop()
-        if id(found) in seen or isinstance(found, NOT_OURS):
-            continue
-        seen.add(id(found))
-        if isinstance(found, str) and text in found:
-            return True
-        waiting.extend(gc.get_referents(found))
-    return False
+async def test_the_summary_of_a_run_that_was_cancelled_is_used() -> None:
+    """The next call has it, and it is paid for once; another session never sees it."""
+    was_asked = asyncio.Event()
 
-
-class Talk:
-    """A conversation that is compacted with its first message."""
-
-    def __init__(self, strategy: Strategy = SMALL, has_tools: bool = False) -> None:
-        self.reply: Reply | None = "Done."
-        self.was_asked = asyncio.Event()
-        summary = f"A summary: {SUMMED_UP}."
-        self.llm = make_llm(summary, context_window=100_000, script=self._answer)
-        self.plugin = ContextGuardPlugin(default=strategy)
-        tools = [queued_tool("look", [])] if has_tools else []
-        self.chat = Chat(guarded_agent(self.llm, tools), [self.plugin])
-
-    async def _answer(self, request: LlmRequest) -> Reply:
-        self.was_asked.set()
-        if self.reply is None:
+    async def answer(request: LlmRequest) -> Reply:
+        if not was_asked.is_set():
+            was_asked.set()
             await asyncio.Event().wait()
-        assert self.reply is not None
-        return self.reply
+        return "Done."
 
-    async def say(self, tokens: int = 2_500, said: str = SAID) -> None:
-        """Puts a history into the session, and has a turn that compacts it."""
-        await seed(self.chat, user("Do it."), model(words(tokens, said)), state=DEMAND)
-        assert answer_text(await self.chat.say("Go on.")) == "Done."
-
-    async def break_off(self, is_cancelled: bool = True) -> None:
-        """Says something; the run fails, or is cancelled while the model works."""
-        self.reply = None if is_cancelled else ConnectionError("reset")
-        self.was_asked.clear()
-        turn = asyncio.create_task(self.chat.say("Go on."))
-        await asyncio.wait_for(self.was_asked.wait(), 5)
-        if is_cancelled:
-            turn.cancel()
-        with suppress(ConnectionError, asyncio.CancelledError):
-            await turn
-        for _ in range(10):  # ADK's own tasks end a little later.
-            await asyncio.sleep(0)
-        self.reply = "Done."
+    llm = make_llm("The summary says so.", context_window=100_000, script=answer)
+    chat = Chat(guarded_agent(llm), [ContextGuardPlugin(default=SMALL)])
+    await seed(chat, user("Do it."), model(words(2_500)), state=DEMAND)
+    turn = asyncio.create_task(chat.say("Go on."))
+    await asyncio.wait_for(was_asked.wait(), 5)
+    turn.cancel()
+    with suppress(asyncio.CancelledError):
+        await turn
+    chat.session_id = "another"
+    await chat.say("Hello.")
+    assert llm.requests[-1].contents == [user("Hello.")]
+    chat.session_id = "session"
+    assert answer_text(await chat.say("Are you there?")) == "Done."
+    assert llm.summaries == 1
+    assert "The summary says so." in llm.requests[-1].text
 
 
-async def test_nothing_stays_of_a_run_that_has_ended() -> None:
-    """Contents and summary are the session's alone, and go with that; no later turn
-    that is cancelled takes the summary back."""
-    talk = Talk()
-    await talk.say()
-    assert SUMMED_UP in (await talk.chat.state())[SUMMARY]
-    for is_broken_off in (False, True):
-        if is_broken_off:
-            await talk.break_off()
-        assert not holds(talk.plugin, SAID)
-        assert not holds(talk.plugin, SUMMED_UP)
-
-
-@pytest.mark.parametrize("has_recall", [False, True])
-async def test_nothing_stays_of_a_run_that_planned_a_summary(has_recall: bool) -> None:
-    """It is cancelled before the summary that would be written ahead of time."""
-    talk = Talk(Threshold(context_window=10_000, ahead=0.5), has_recall)
-    if has_recall:
-        await talk.say(4_500, "Something else")
-    await seed(talk.chat, user("Do it."), model(words(4_500, SAID)))
-    await talk.break_off()
-    assert talk.llm.summaries == has_recall
-    declared = talk.llm.requests[-1].config.model_dump_json()
-    assert ("recall_history" in declared) is has_recall
-    assert not holds(talk.plugin, SAID)
-
-
-@pytest.mark.parametrize("way", ["failed", "cancelled", "deleted"])
-async def test_only_the_paid_summary_stays_of_a_run_that_was_broken_off(
-    way: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The next call uses it, and it is paid for once; after that it is the session's
-    alone. It waits for ten minutes: its session may have been deleted."""
-    # What ADK logs of a failure would hold the whole run.
-    caplog.set_level(logging.CRITICAL + 1, "google_adk")
-    talk = Talk()
-    await seed(talk.chat, user("Do it."), model(words(2_500, SAID)), state=DEMAND)
-    await talk.break_off(is_cancelled=way != "failed")
-    assert not holds(talk.plugin, SAID)
-    # The event that tells of a failure may have brought it to the session.
-    is_stored = bool((await talk.chat.state()).get(SUMMARY))
-    assert holds(talk.plugin, SUMMED_UP) is not is_stored
-    if way == "deleted":
-        clock = time.monotonic
-        talk.chat.session_id = "another"
-        await talk.chat.say("Hello.")
-        assert holds(talk.plugin, SUMMED_UP)
-        monkeypatch.setattr(time, "monotonic", lambda: clock() + 601)
-        await talk.chat.say("Hello.")
-    else:
-        assert answer_text(await talk.chat.say("Are you there?")) == "Done."
-        assert talk.llm.summaries == 1
-        assert SUMMED_UP in talk.llm.requests[-1].text
-        assert not holds(talk.plugin, SAID)
-    assert not holds(talk.plugin, SUMMED_UP)
-
-
-@pytest.mark.slow
-def test_threads_may_share_a_guard(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """No turn ends by it, and nothing of its own fails, whatever is cancelled."""
-    plugin = ContextGuardPlugin(default=SMALL)
-    failures, turns = list[Exception](), list[int]()
+def test_threads_may_share_a_guard(caplog: pytest.LogCaptureFixture) -> None:
+    """Each has an event loop of its own; all turns are answered, and nothing fails."""
+    plugin, answers = ContextGuardPlugin(default=SMALL), list[str]()
 
     def talk(thread: int) -> None:
         llm = SimulatedLlm(context_window=4_000, script=lambda _: words(300))
-        chat = Chat(guarded_agent(llm), [plugin])
-        for turn in range(12):
-            chat.session_id = f"{thread}"
-            deadline = 0.05 if turn % 5 == 0 else 60
-            try:
-                with suppress(TimeoutError):
-                    asyncio.run(asyncio.wait_for(chat.say(words(300)), deadline))
-            except Exception as error:  # noqa: BLE001 - it is what is looked for.
-                failures.append(error)
-            turns.append(thread)
+        chat = Chat(guarded_agent(llm), [plugin], session_id=f"{thread}")
+        for _ in range(5):
+            answers.append(answer_text(asyncio.run(chat.say(words(300)))))
 
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    threads = [threading.Thread(target=talk, args=(number,)) for number in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    sys.setswitchinterval(interval)
-    assert not failures
-    assert len(turns) == 192
-    assert not [r for r in caplog.records if r.name == "contextguard_adk.plugin"]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(talk, range(8)))
+    assert answers == [words(300)] * 40
+    assert not guard_warnings(caplog)
 
 
-# --- Many sessions at once, and very long ones ------------------------------------
+# --- Many sessions at once --------------------------------------------------------
 
 SECRET = re.compile(r"secret-\w{3}!")
 
 
 class Eavesdropper(BasePlugin):
-    """Notes behind the guard which secrets the sessions send, and which requests are
-    still in memory."""
+    """Notes behind the guard which secrets the sessions send."""
 
     def __init__(self) -> None:
         super().__init__(name="eavesdropper")
         self.heard: dict[str, set[str]] = {}
-        self.requests: list[weakref.ref[LlmRequest]] = []
 
     async def before_model_callback(
         self, *, callback_context: CallbackContext, llm_request: LlmRequest
     ) -> None:
         """Notes the secrets; changes nothing."""
-        self.requests.append(weakref.ref(llm_request))
         heard = self.heard.setdefault(callback_context.session.user_id, set())
         for content in llm_request.contents:
             heard.update(SECRET.findall(content.model_dump_json()))
 
 
-def fetch(topic: str) -> dict[str, Any]:
+def fetch(topic: str) -> list[str]:
     """Fetches notes on a topic."""
-    return {"topic": topic, "notes": [f"{topic} notebook {row}" for row in range(50)]}
+    return [f"{topic} notebook {row}" for row in range(50)]
 
 
 def fetch_once(request: LlmRequest) -> Reply:
@@ -444,8 +291,7 @@ def state_bytes(state: dict[str, Any]) -> int:
 async def test_sessions_at_once_do_not_mix(
     kind: type[Strategy], settings: dict[str, Any]
 ) -> None:
-    """One guard, one model and one runner serve many sessions; each keeps its own, and
-    no request waits for the collector."""
+    """One guard, one model and one runner serve many sessions; each keeps its own."""
     llm = SimulatedLlm(
         context_window=2_500, token_ratio=1.0, latency_seconds=0.001, script=fetch_once
     )
@@ -470,12 +316,7 @@ async def test_sessions_at_once_do_not_mix(
         assert session is not None
         return session.state
 
-    gc.disable()
-    try:
-        states = await asyncio.gather(*map(converse, range(12)))
-        assert not [made for made in spy.requests if made() is not None]
-    finally:
-        gc.enable()
+    states = await asyncio.gather(*map(converse, range(12)))
     assert (llm.rejections, llm.violations) == (0, 0)
     assert llm.summaries >= len(states)
     assert "recall_history" in llm.requests[-1].config.model_dump_json()
@@ -486,57 +327,3 @@ async def test_sessions_at_once_do_not_mix(
         assert state_bytes(state) <= MAX_STATE_BYTES
     summaries = [record for record in llm.requests if record.is_summary]
     assert all(len(set(SECRET.findall(record.text))) == 1 for record in summaries)
-
-
-@pytest.mark.slow
-async def test_many_calls_leave_memory_and_state_flat() -> None:
-    """After the first tenth our own memory grows no more, and state stays small."""
-    answers = itertools.count(1)
-    llm = make_llm(
-        "So far so good.",
-        context_window=1_200,
-        script=lambda request: f"Answer {next(answers)}: {'words ' * 60}",
-        keep_requests=1,
-    )
-    strategy, sessions = Threshold(context_window=1_200), KeptSessions()
-    chat = guarded_chat(llm, strategy, session_service=sessions)
-    session, sizes = await chat.session(), []
-    tracemalloc.start()
-    try:
-        for turn in range(500):
-            await chat.say(f"Message {turn}: {'please ' * 20}")
-            assert f"Message {turn}:" in llm.requests[-1].text
-            assert state_bytes(session.state) <= MAX_STATE_BYTES
-            del session.events[:-16]  # A database has the rest.
-            if turn + 1 in (50, 500):
-                sizes.append(own_bytes())
-    finally:
-        tracemalloc.stop()
-    assert (llm.rejections, llm.violations) == (0, 0)
-    assert llm.summaries >= 10
-    assert sizes[1] - sizes[0] <= 64 * 1024
-
-
-def own_bytes() -> int:
-    """What is allocated by this package's own code and still there."""
-    gc.collect()
-    folder = Path(contextguard_adk.__file__).parent
-    ours = tracemalloc.Filter(True, str(folder / "*"))
-    simulation = tracemalloc.Filter(False, str(folder / "testing" / "*"))
-    snapshot = tracemalloc.take_snapshot().filter_traces([ours, simulation])
-    return sum(trace.size for trace in snapshot.traces)
-
-
-async def test_state_of_a_huge_history_is_small() -> None:
-    """Thousands of messages, whatever they hold, take 16 KiB beside the summary."""
-    kinds = ["words " * 60, '"\\\x01' * 130, "漢字" * 200]
-    speak, sessions = (user, model), KeptSessions()
-    llm = make_llm(context_window=1_000_000)
-    strategy = Threshold(context_window=1_000_000)
-    chat = guarded_chat(llm, strategy, session_service=sessions)
-    await chat.tell(speak[n % 2](f"{n} {kinds[n % 3]}") for n in range(3_000))
-    await chat.set_state(DEMAND)
-    await chat.say("Go on.")
-    assert len(take_apart(llm.requests[-1].contents)) == 2
-    assert state_bytes(await chat.state()) <= MAX_STATE_BYTES
-    assert llm.summaries >= 1
