@@ -136,7 +136,7 @@ async def test_a_lost_summary_comes_back_to_its_own_user_alone() -> None:
     assert llm.summaries == 2, "a summary was paid for and lost"
 
 
-@spread("newest", {str(newest): newest for newest in (0, 1, 3, 7, 16, 40)})
+@spread("newest", {str(newest): newest for newest in (0, 3, 7, 16)})
 async def test_partly_loaded_sessions_go_on(strategy: Strategy, newest: int) -> None:
     """Wherever the history begins, requests stay whole and the summary in place."""
     llm = summarizing_llm(acting())
@@ -360,17 +360,13 @@ SIGNED = types.Content(
 Said = list[types.Content]
 SAME: dict[str, tuple[Said, Said]] = {
     "call id": (saying(1, "1", q="a"), saying(1, q="a")),
-    "order of keys": (saying({"c": [1], "d": 2}), saying({"d": 2, "c": [1]})),
     "signature": ([SIGNED], [model("a")]),
     "integer for a float": (saying([1e22, -2.5e30]), saying([10**22, -25 * 10**29])),
-    "text for a number as key": (saying({2: "b", 10: 1}), saying({"10": 1, "2": "b"})),
 }
 DIFFERENT: dict[str, tuple[Said, Said]] = {
     "role": ([user("a")], [model("a")]),
     "joined parts": ([model("a", "b")], [model("ab")]),
     "argument": (saying(1, q="a"), saying(1, q="b")),
-    "number or text": (saying(1, q=1), saying(1, q="1")),
-    "null or nothing": (saying(1, q=None), saying(1)),
     "true or one": (saying(True), saying(1)),
     "image of a result": (shot(b"a"), shot(b"b")),
 }
@@ -414,24 +410,15 @@ def edit(number: int) -> Change:
 
 
 CHANGES: dict[str, tuple[Change, Callable[[set[int]], bool]]] = {
-    "nothing": (lambda events: None, lambda shown: not shown),
     "an old one": (edit(900), lambda shown: 900 in shown and max(shown) < COUNT - 500),
     "a recent one": (edit(1_990), lambda shown: shown == {1_990}),
     "the beginning is not loaded": (
         lambda events: events.__delitem__(slice(500)),
         lambda shown: max(shown) < COUNT - 500,
     ),
-    "a recent one repeated": (
-        lambda events: events.insert(1, event(user(f"fact {COUNT - 1}"))),
-        lambda shown: shown >= {COUNT - 1},
-    ),
     "back to the old ones": (
         lambda events: events.__delitem__(slice(1_300, COUNT)),
         lambda shown: shown == {*range(1_300)},
-    ),
-    "back to the recent ones": (
-        lambda events: events.__delitem__(slice(1_900, COUNT)),
-        lambda shown: not shown,
     ),
 }
 

@@ -15,25 +15,20 @@ from contextguard_adk._providers.clients import read_usage
 from contextguard_adk._providers.costs import add_costs, price_calls
 from contextguard_adk._providers.registry import LitellmRegistry, resolve_costs
 from contextguard_adk.records import Usage, format_cost
-from contextguard_adk.strategies import Ask, Draft, Strategy, Turn
 from contextguard_adk.testing import Reply, SimulatedLlm
 from tests.builders import user
-from tests.chats import DEMAND, guarded_chat, seed, text_of, words
+from tests.chats import DEMAND, guarded_chat, seed, words
 
 REAL = LitellmRegistry()
 KNOWN = {
     "gpt-4o": (2.5, 10, 1.25),
-    "openrouter/openai/gpt-4o-mini": (0.15, 0.6, 0.075),
     "gpt-4-turbo": (10, 30, None),
-    "anthropic/claude-sonnet-4-5": (3, 15, 0.3),
     "claude-haiku-4-5-20251001": (1, 5, 0.1),
-    "gemini-2.5-pro": (1.25, 10, 0.125),
-    "deepseek/deepseek-chat": (0.28, 0.42, 0.028),
     "gemini/gemini-2.5-flash-001": (0.3, 2.5, 0.03),
     "vertex_ai/claude-sonnet-4-5": (3, 15, 0.3),
     "ollama_chat/llama3.1": (0, 0, None),
     # A provider that is not in the table has a window, but not the prices of others.
-    **dict.fromkeys(("together_ai/mistral", "groq/llama3.1", "xai/grok-4")),
+    **dict.fromkeys(("together_ai/mistral", "xai/grok-4")),
 }
 
 
@@ -57,14 +52,11 @@ def priced(input_price: object, output_price: object = 2e-6) -> dict[str, object
 
 
 ENTRIES: dict[str, tuple[list[object], int | None]] = {
-    "one": ([priced(1e-6)], 1),
     "nobody entered it": ([priced(0.0)], None),
     "nor that of the output": ([priced(1e-6, 0.0)], None),
     "several agree": ([priced(1e-6), priced(1e-6)], 1),
     "several differ": ([priced(1e-6), priced(2e-6)], None),
-    "one is not entered": ([priced(1e-6), priced(0.0)], None),
     "no prices": ([{"mode": "chat", "max_tokens": 8_000}], None),
-    "no number": ([priced("free")], None),
     "negative": ([priced(-1.0)], None),
 }
 
@@ -149,7 +141,6 @@ USAGES: dict[str, tuple[tuple[int, ...], Usage]] = {
     "thoughts beside: Gemini, Claude": ((900, 0, 20, 50, 970), Usage(900, 0, 70)),
     "thoughts within: LiteLLM": ((900, 0, 70, 50, 970), Usage(900, 0, 70)),
     "results of built-in tools": ((9, 0, 2, 0, 15, 4), Usage(13, 0, 2)),
-    "no total": ((900, 0, 20, 50), Usage(900, 0, 70)),
     "what a cache held is left out": ((100, 700, 20, 0, 100), Usage(700, 700, 20)),
 }
 
@@ -172,7 +163,6 @@ class Paid:
     def __init__(
         self,
         *replies: Reply,
-        strategy: Strategy | None = None,
         prices: dict[str, Costs] | None = None,
         **settings: Any,
     ) -> None:
@@ -186,8 +176,7 @@ class Paid:
             "on_compaction": self.compactions.append,
             "prices": {"writer": CHEAP} if prices is None else prices,
         }
-        strategy = strategy or Threshold(context_window=8_000)
-        strategy = strategy.model_copy(update={"summarizer": self.writer})
+        strategy = Threshold(context_window=8_000, summarizer=self.writer)
         self.chat = guarded_chat(self.llm, strategy, guard=guard)
 
     async def talk(self) -> None:
@@ -246,30 +235,3 @@ async def test_an_unknown_price_is_never_zero(
     assert costs == [(None, None), (None, 0.0)]
     assert "by writer, cost unknown;" in caplog.text
     assert (silent.calls[0].usage, silent.calls[0].cost) == (Usage(), None)
-
-
-class Wasteful(Strategy):
-    """Pays for summaries that come to nothing, as the newest message tells it to."""
-
-    async def compact(self, turn: Turn, ask: Ask) -> Draft | None:
-        """Has a summary written, and drops it or fails."""
-        told = text_of(turn.messages[-1])
-        if "Pay" in told:
-            await ask.summarize(turn, turn.older_than(1))
-        if "fail" in told:
-            raise RuntimeError
-        return None
-
-
-async def test_what_came_to_nothing_is_told_with_a_call() -> None:
-    """There is no compaction to tell of it, and yet no dollar is lost from the sum."""
-    paid = Paid(GOOD, GOOD, strategy=Wasteful(context_window=8_000))
-    await seed(paid.chat, user(words(3_000)))
-    for message in ("Pay.", "Pay and fail.", "Go on."):
-        await paid.chat.say(message)
-    assert not paid.compactions
-    # The call for which the guard had failed is none of its own; the next one tells.
-    assert [call.summary_usage for call in paid.calls] == paid.answered
-    costs = [CHEAP.price(usage) for usage in paid.answered]
-    assert [call.summary_cost for call in paid.calls] == pytest.approx(costs)
-    assert min(costs) > 0

@@ -8,9 +8,7 @@ Russian or Hindi as for English, and several times as many for base64.
 
 from __future__ import annotations
 
-import argparse
 import base64
-import inspect
 import json
 import random
 from pathlib import Path
@@ -36,14 +34,13 @@ from contextguard_adk._measuring.tokens import (
 )
 from contextguard_adk.testing import Reply, SimulatedLlm
 from contextguard_adk.testing.provider import count_tokens
-from tests.builders import Chat, call, call_part, model, queued_tool, response, user
+from tests.builders import Chat, call_part, model, queued_tool, response, user
 from tests.chats import agent_requests, guarded_chat
 
 CHANCE = random.Random(5)
 # Each about an old printing press in a hall, and a key that nobody has.
 SENTENCES = {
     "Russian": "Старый пресс стоит в зале Б, и никто не знает, у кого сейчас ключ. ",
-    "Arabic": "المطبعة القديمة موجودة في القاعة ولا أحد يعرف من لديه المفتاح الآن. ",
     "Hindi": "पुराना प्रेस बड़े हॉल में रखा है और कोई नहीं जानता कि चाबी किसके पास है। ",
     "Thai": "เครื่องพิมพ์เก่าอยู่ในห้องโถงใหญ่ และไม่มีใครรู้ว่าตอนนี้ใครมีกุญแจ ",
 }
@@ -51,7 +48,6 @@ ENGLISH = "The old press stands in hall B, and nobody knows who has the key to i
 PROSE, RUSSIAN = ENGLISH * 200, SENTENCES["Russian"] * 100
 DENSE = base64.b64encode(CHANCE.randbytes(30_000)).decode()
 NUMBERS = [{"id": i, "at": i * 7919, "load": i / 7, "on": True} for i in range(800)]
-LOG = "2024-03-01 09:{:02d}:41,123 INFO [api:{}] charged invoice={} id={}"
 UDHR = Path(__file__).parent.parent / "benchmarks" / "udhr"
 
 
@@ -62,18 +58,12 @@ def declaration(language: str) -> str:
 
 TEXTS = {
     "prose": PROSE,
-    "python": inspect.getsource(argparse)[10_000:22_000],
     "csv": "\n".join(f"{CHANCE.gauss(0, 100):.4f},{n},on" for n in range(400)),
-    "rows-json": json.dumps(NUMBERS, separators=(",", ":")),
     "kubectl": json.dumps([make_pod(random.Random(i)) for i in range(12)], indent=4),
-    "log": "\n".join(
-        LOG.format(i % 60, i, i * 7919, CHANCE.randbytes(8).hex()) for i in range(90)
-    ),
     "base64": DENSE,
     "russian": declaration("ru")[:3_000],
     "chinese": declaration("zh")[:2_000],
     "emoji": "🚀🔥👍😀🎉" * 60,
-    "box": "┌──────────────┬──────────────────┐\n│ a            │ b  │\n" * 9,
 }
 
 
@@ -108,17 +98,12 @@ WEIGHTS: dict[str, tuple[list[types.Content], int | None, float, float]] = {
     "prose": ([user(PROSE)], None, 0.9, 1.0),
     "base64": ([user(DENSE)], None, 2.4, 2.9),
     "result": ([response("read", DENSE)], None, 2.4, 2.9),
-    "call": ([call("write", text=DENSE)], None, 2.4, 2.9),
     "numbers": ([response("rows", ROWS)], None, 1.4, 2.3),
     "one letter": ([user("x" * 40_000)], None, 0.05, 0.5),
-    "quoted letter": ([user(json.dumps({"result": "x" * 4_000}))], None, 0.05, 0.6),
-    "dashes": ([user("-" * 4_000)], None, 0.01, 0.15),
     "blanks": ([user(" " * 4_000)], None, 0.01, 0.15),
-    "one word": ([user("word " * 4_000)], None, 0.5, 0.9),
     "media": ([IMAGES], None, 1.0, 1.0),
     "no content": ([], 500, 1.0, 1.0),
     "more than contents": ([user(DENSE)], 20_000, 1.7, 1.95),
-    "end of a content": ([user(PROSE + DENSE)], 5_000, 2.4, 2.9),
     "last content": ([user(DENSE), user(PROSE)], 1_000, 0.9, 1.0),
 }
 
@@ -137,11 +122,9 @@ def test_every_part_counts_by_its_own_text(
 @pytest.mark.parametrize(
     ("heuristic", "real", "last", "tokens"),
     [
-        pytest.param(90_000, 140_000, 70_000, 180_000, id="tool-result-between-calls"),
         pytest.param(150_008, 100_000, 50_000, 300_016, id="massive-tool-result"),
         pytest.param(1_000, None, None, 1_500, id="first-turn"),
         pytest.param(1_000, 0, 100, 1_500, id="usage-of-zero"),
-        pytest.param(70_000, 140_000, 70_000, 140_000, id="nothing-new"),
         pytest.param(100, 900, 100, 900, id="more-than-five-times"),
         pytest.param(110, 50, 100, 110, id="ratio-floored"),
         pytest.param(10_000, 140_000, 70_000, 20_000, id="shrunk"),
@@ -156,24 +139,10 @@ def test_prose_follows_the_documented_rule(
         assert estimate_prompt_tokens(heuristic, real, last, contents) == tokens
 
 
-@pytest.mark.parametrize(
-    ("count_ratio", "scale"), [(1.0, 1.0), (1.35, 1.35), (4.0, 2.0)]
-)
-def test_growth_is_scaled_to_the_provider(count_ratio: float, scale: float) -> None:
-    """A provider that counts more tokens in old prose does so in new base64."""
-    contents = [user(PROSE), response("read", DENSE)]
-    last, now = map(estimate_contents_tokens, (contents[:1], contents))
-    real = int(estimate(*contents[:1]) * count_ratio)
-    grown = estimate_prompt_tokens(now, real, last, contents) - real
-    assert grown / (now - last) / 2.65 == pytest.approx(scale, rel=0.12)
-
-
 SCRIPTS = {
     **{name: (declaration(name), True) for name in ("ru", "ar", "hi")},
     "english": (PROSE, False),
-    "accents": ("Größe, façade, señor, smörgåsbord " * 9, False),
     "chinese": (declaration("zh"), False),
-    "korean": ("오래된 인쇄기는 홀에 있다 " * 9, False),
     "symbols": ("🙂🚀 → “…” " * 9, False),
 }
 
@@ -192,38 +161,6 @@ def test_a_low_count_is_believed_where_the_script_explains_it(
     for real, is_believed in ((counted, is_explained), (counted // 2, False)):
         found = estimate_prompt_tokens(size, real, size, contents, config=config)
         assert found == (real if is_believed else size)
-
-
-def test_english_beside_another_script_counts_in_full() -> None:
-    """What grew, or what is no part of the script, does not explain a low count."""
-    contents = [user(RUSSIAN), user(PROSE)]
-    size = estimate_contents_tokens(contents)
-    estimated = estimate_prompt_tokens(size, size // 2, size, contents)
-    assert estimated > estimate(*contents[1:]) + count_tokens([RUSSIAN], None) * 0.7
-    contents = [user(PROSE), user(RUSSIAN * 3)]
-    last, now = map(estimate_contents_tokens, (contents[:1], contents))
-    assert estimate_prompt_tokens(now, last // 2, last, contents) >= now
-
-
-@settings(deadline=None, max_examples=100)
-@given(
-    st.lists(
-        st.sampled_from([PROSE, DENSE, RUSSIAN, "悬崖边的路" * 90, "é"]), max_size=4
-    ),
-    st.integers(0, 10_000),
-    st.none() | st.integers(0, 10_000),
-    st.none() | st.integers(0, 10_000),
-)
-def test_only_a_script_lowers_an_estimate(
-    texts: list[str], size: int, real: int | None, last: int | None
-) -> None:
-    """Density weights an estimate up, never down."""
-    found = estimate_prompt_tokens(size, real, last, [user(text) for text in texts])
-    correction = min(max(real / last, 1.0), 5.0) if real and last else 1.5
-    if RUSSIAN not in texts or (real or 0) >= (last or 0):
-        assert found >= int(size * correction)
-    if size > (last or 0):
-        assert found >= (real or 0) + (size - last if real and last else 0)
 
 
 # --- Talks ------------------------------------------------------------------------
@@ -252,9 +189,8 @@ def open_chat(
 
 TALKS = {
     "russian, prose": (SENTENCES["Russian"], (ENGLISH * 600)[:18_480]),
-    "arabic, json": (SENTENCES["Arabic"], json.dumps(NUMBERS)[:8_820]),
     "hindi, base64": (SENTENCES["Hindi"], DENSE[:6_300]),
-    **{name: (ENGLISH, sentence * 250) for name, sentence in SENTENCES.items()},
+    "prose, thai": (ENGLISH, SENTENCES["Thai"] * 250),
 }
 """What is said, and a result that takes a third of the window or more."""
 
@@ -278,9 +214,7 @@ async def test_a_result_of_another_kind_than_the_talk_is_not_refused(
         assert record.estimated_tokens > 0.9 * (record.real_tokens or 0)
 
 
-@pytest.mark.parametrize(
-    ("script", "instruction"), [("Russian", 0), ("Thai", 0), ("Hindi", 215)]
-)
+@pytest.mark.parametrize(("script", "instruction"), [("Thai", 0), ("Hindi", 215)])
 async def test_the_window_is_used_whatever_the_script(
     script: str, instruction: int
 ) -> None:

@@ -129,22 +129,6 @@ async def test_what_a_plugin_has_masked_is_not_sent_again(serve: Serve) -> None:
     check_masked(fake)
 
 
-async def test_a_limit_that_cannot_be_met_at_once_is_learned(serve: Serve) -> None:
-    """The request that shows it is lost: somebody may have masked what is cached."""
-    fake = FakeGemini(window_tokens=9_000)
-
-    def look(callback_context: CallbackContext, llm_request: LlmRequest) -> None:
-        """Leaves the request as it is."""
-
-    player = play_cached(fake, serve, before_model_callback=look)
-
-    for _ in range(14):
-        await player.say(player.steps(3))
-
-    assert sum(turn.is_lost for turn in player.turns) == len(fake.refused) == 1
-    assert player.compactions
-
-
 async def test_a_cache_that_the_app_has_made_leaves_no_room_for_tools(
     serve: Serve,
 ) -> None:

@@ -132,14 +132,6 @@ async def test_a_fixed_part_that_is_too_large_is_reported_once(
     assert "3200" in warnings[0].getMessage()
 
 
-async def test_reserved_output_lowers_the_threshold() -> None:
-    """If the request reserves more than the buffer, that much stays free."""
-    llm = SimulatedLlm(token_ratio=1.0)
-    config = types.GenerateContentConfig(max_output_tokens=1_500)
-    await long_chat(llm, 2_490, generate_content_config=config, state=EXACT)
-    assert llm.summaries == 1
-
-
 @pytest.mark.skipif(
     "model_input_context" not in RunConfig.model_fields,
     reason="this ADK has no model_input_context",
@@ -180,24 +172,6 @@ async def test_images_of_the_live_message_ride_on_the_continuation(
     assert "[attached image/png, 36 bytes]" in summary_requests(llm)[0].text
 
 
-async def test_giant_live_request_is_clipped_in_the_middle() -> None:
-    """Beyond 30 % of the window head and tail are quoted; the summarizer sees all."""
-    llm = SimulatedLlm(**TWENTY, summary_replies=["A summary."])
-    chat = guarded_chat(llm)
-    await chat.say("Hello.")
-    await chat.say(f"BEGIN {words(1_000)} MIDDLE {words(3_000)} END")
-    await chat.say("And now?")
-    assert llm.summaries == 1
-    first, second = agent_requests(llm)[1:]
-    continuation = text_of(take_apart(first.contents)[1])
-    for text in ("`BEGIN ", " END`", "middle left out"):
-        assert text in continuation
-    assert "MIDDLE" not in first.text
-    assert len(continuation) <= 0.3 * WINDOW * 4 + 600
-    assert second.contents[:1] == first.contents
-    assert "MIDDLE" in summary_requests(llm)[0].text
-
-
 async def test_repeated_messages_are_not_mistaken_for_covered_ones() -> None:
     """A user who says the same again is heard again."""
     llm = SimulatedLlm(script=["One.", "Two.", "Three.", "Four.", "Five."])
@@ -231,20 +205,13 @@ class Masking(Changing):
 
 
 RESULT: dict[str, Any] = {"note": "notebooks " * 40, "data": {"rows": [{"id": 1}]}}
-GROWTH: dict[str, Callable[[dict[str, Any]], None]] = {
-    "a key comes": lambda value: value.update(more="notebooks " * 300),
-    "another script": lambda value: value.update(note="записки " * 300),
-    "deep": lambda value: value["data"].update(rows=[{"id": "notebooks " * 300}]),
-}
 
 
-@pytest.mark.parametrize("edit", GROWTH.values(), ids=GROWTH.keys())
-async def test_a_payload_that_changes_is_measured_as_it_is_now(
-    edit: Callable[[dict[str, Any]], None],
-) -> None:
+async def test_a_payload_that_changes_is_measured_as_it_is_now() -> None:
     """A plugin may edit in place what has been measured before."""
     records: list[CallRecord] = []
-    masking = Masking(edit)
+    rows = [{"id": "notebooks " * 300}]
+    masking = Masking(lambda value: value["data"].update(rows=rows))
     script: list[Reply] = [call("look"), call("look"), "Found.", "Done."]
     llm = SimulatedLlm(context_window=100_000, token_ratio=1.0, script=script)
     chat = chats.guarded_chat(

@@ -44,7 +44,6 @@ from tests.rewriting import (
     naming,
     stamping,
     stamping_parts,
-    stamping_texts,
 )
 from tests.talks import (
     Talk,
@@ -87,15 +86,12 @@ async def converse(
 
 REWRITES = {
     "stamping": (stamping, {}, "before"),
-    "stamping_texts": (stamping_texts, {}, "before"),
     "stamping_parts": (stamping_parts, {}, "before"),
     "naming": (naming, {}, "before"),
     "masking": (masking, {}, "before"),
     "encoding": (encoding, {}, "before"),
     "stamping-dynamic": (stamping, DYNAMIC, "before"),
-    "stamping_parts-dynamic": (stamping_parts, DYNAMIC, "before"),
     "stamping-behind": (stamping, {}, "after"),
-    "naming-behind": (naming, {}, "after"),
     "masking-behind": (masking, {}, "after"),
 }
 plain_counts: dict[str, int] = {}
@@ -146,8 +142,6 @@ async def test_the_request_of_a_long_turn_stays_as_it_was_rewritten(
 # --- what is history, and what is not ---
 
 INSTRUCTION = "Be brief. Speak of nothing but the weather, and never of money."
-FENCED = "<<<BEGIN_SYSTEM_INSTRUCTION>>>\nBe.\n<<<END_SYSTEM_INSTRUCTION>>>"
-LONG = " ".join(map(str, range(99)))
 IMAGE = types.Part.from_bytes(data=b"pixels", mime_type="image/png")
 CODE = types.Part.from_executable_code(code="f()", language=types.Language.PYTHON)
 OUTPUT = types.Part.from_code_execution_result(
@@ -155,15 +149,13 @@ OUTPUT = types.Part.from_code_execution_result(
 )
 Q, A, M = event(user("How is Rome?")), event(model("Sunny.")), event(user("Merci."))
 LOOK = [event(call("look", step=1)), event(response("look", "a man"), "agent")]
-DAY = user("Today is the 5 of May.")
-RELAY = user("For context:", "[b] said: hi")
 GONE = EventActions(rewind_before_invocation_id="old")
 
 
-def heard(text: str, direction: str = "input", author: str = "user") -> Event:
-    """An event of a live session, in which somebody spoke."""
-    said = {f"{direction}_transcription": {"text": text, "finished": True}}
-    return Event.model_validate({"author": author, **said})
+def heard(text: str) -> Event:
+    """An event of a live session, in which the user spoke."""
+    said = {"input_transcription": {"text": text, "finished": True}}
+    return Event.model_validate({"author": "user", **said})
 
 
 def by_helper(*parts: types.Part) -> Event:
@@ -189,9 +181,7 @@ PLACES: dict[str, Case] = {
         [],
     ),
     "an image": ([event(types.Content(role="user", parts=[IMAGE])), A], [], []),
-    "stamped": ([Q, A], [put(1, "[1] How is Rome?")], []),
     "masked": ([Q, A], [put(1, "How is ****?")], []),
-    "as many as events": ([Q, A], [put(1, "???")], []),
     "beside what was inserted": (
         [Q, A],
         [put(1, "Ann: How is Rome?"), add(1, user(INSTRUCTION))],
@@ -203,26 +193,10 @@ PLACES: dict[str, Case] = {
         [INSTRUCTION, "???"],
     ),
     "inserted alone": ([Q, A], [add(3, user(INSTRUCTION))], [INSTRUCTION]),
-    "in place of a message": ([Q, A], [put(1, FENCED)], [FENCED]),
     "repeated": (
         [M, A, M],
         [put(1, "[1] Merci."), put(3, "[2] Merci."), add(4, user(INSTRUCTION))],
         [INSTRUCTION],
-    ),
-    "behind a result": (
-        [M, *LOOK],
-        [put(1, "[1] Merci."), add(4, user(INSTRUCTION))],
-        [INSTRUCTION],
-    ),
-    "extended by a part": (
-        [M],
-        [put(1, "12:00", "Merci."), add(2, user(INSTRUCTION))],
-        [INSTRUCTION],
-    ),
-    "one word of a long text": (
-        [M],
-        [put(1, f"Merci. {LONG}"), add(2, user("Zzz."))],
-        [f"Merci. {LONG}", "Zzz."],
     ),
     "rewound": (
         [
@@ -233,22 +207,13 @@ PLACES: dict[str, Case] = {
         [add(1, user("???"))],
         ["???"],
     ),
-    "rewritten by a plugin": ([Q, A], [lambda r: add(2, model("Rain."))(r)], []),
     "relay": ([Q, by_helper(types.Part(text="It is sunny.")), A], [], []),
-    "relayed image": ([Q, by_helper(IMAGE), A], [], []),
     "relayed code": ([Q, by_helper(CODE, OUTPUT), A], [], []),
-    "relay of nobody": ([Q, A], [add(1, RELAY)], ["For context:\n[b] said: hi"]),
     "spoken over silence": (
         [heard("Hi, "), Event(author="agent", turn_complete=True), heard("you."), A],
         [],
         [],
     ),
-    "a dialogue": (
-        [heard("Hi."), heard("Hello.", "output", "agent"), heard("Bye."), A],
-        [],
-        [],
-    ),
-    "no output of code": ([by_helper(CODE, OUTPUT), A], [add(1, DAY)], [text_of(DAY)]),
 }
 
 

@@ -41,14 +41,11 @@ from tests.builders import (
 from tests.chats import (
     DEMAND,
     EXACT,
-    HEURISTIC,
-    REAL,
     SUMMARY,
     Changing,
     agent_requests,
     guarded_chat,
     seed,
-    slow,
     summary_requests,
     take_apart,
     text_of,
@@ -56,10 +53,6 @@ from tests.chats import (
     words,
 )
 from tests.scenarios import (
-    LARGEST_BPE_WINDOW_TOKENS,
-    SCENARIOS,
-    find_obstacle,
-    total_tokens,
     write_conversation,
 )
 from tests.test_scenarios import (
@@ -178,21 +171,17 @@ def test_settings_have_other_names() -> None:
         (SlidingWindow, {"context_window": 999}, "1000"),
         (SlidingWindow, {"contextwindow": 8_000}, "Did you mean .context_window."),
         (SlidingWindow, {"max_compaction_attempts": 11}, "10"),
-        (SlidingWindow, {"summary_timeout_seconds": 0}, "0"),
         (SlidingWindow, {"summarizer": 7}, "BaseLlm"),
         (SlidingWindow, {"max_messages": 3}, "4"),
         (SlidingWindow, {"trigger": 999}, "a part of the window"),
-        (SlidingWindow, {"preview_tokens": 99}, "a part of the window"),
         (
             ToolOutputTruncation,
             {"smart_truncate": True, "max_length": 3_999},
             "4000",
         ),
         (ToolOutputTruncation, {"max_length": 0}, "max_length"),
-        (ToolOutputTruncation, {"maxlength": 10}, "maxlength"),
         (SummaryCompaction, {"trigger_threshold": 0.5}, "must be larger"),
         (TokenWindow, {"budget_tokens": 99}, "at least 100"),
-        (TokenWindow, {"budget_tokens": 1.0}, "less than 1"),
     ],
 )
 def test_bad_settings_are_refused(
@@ -212,11 +201,7 @@ def test_bad_settings_are_refused(
         (2_300, "Short enough.", [400]),
         (1_700, RuntimeError("down"), [400]),
     ],
-    ids=[
-        "over the threshold",
-        "a shorter one would not help",
-        "the summarizer is down",
-    ],
+    ids=["over the threshold", "a shorter one would not help", "down"],
 )
 async def test_more_summaries_only_where_they_help(
     fixed_tokens: int, reply: Any, budgets: list[int]
@@ -241,9 +226,7 @@ async def test_more_summaries_only_where_they_help(
     [
         pytest.param(100_000, 21, small_talk(21, 60), 21, id="not too many"),
         pytest.param(100_000, 20, small_talk(41, 60), 13, id="30 percent"),
-        pytest.param(100_000, 4, small_talk(5, 60), 3, id="at least 3"),
         pytest.param(4_000, 40, small_talk(21, 450), 3, id="too large"),
-        pytest.param(4_000, 40, small_talk(31, 150), 3, id="tokens ran out"),
         pytest.param(4_000, 30, small_talk(31, 100), 9, id="only turns ran out"),
         pytest.param(
             4_000, 40, [*small_talk(9, 1_500), user("live")], 0, id="not even 3 fit"
@@ -293,9 +276,7 @@ FITS = range(79_999)
     ("settings", "contents", "summaries", "sizes"),
     [
         ({}, small_talk(100, 900), 0, range(25_000, 40_000)),
-        ({"window": MessageWindow()}, small_talk(50, 1_700), 0, FITS),
         ({"window": MessageWindow()}, small_talk(49, 1_700), 1, FITS),
-        (BARE, small_talk(100, 850), 1, FITS),
         (BARE, small_talk(100, 950), 1, FITS),
         ({"summary": None, **BARE}, small_talk(100, 900), 1, FITS),
         ({}, small_talk(19, 4_500), 0, FITS),
@@ -303,8 +284,8 @@ FITS = range(79_999)
         ({"window": TokenWindow(budget_tokens=99_000)}, small_talk(45, 1_900), 1, FITS),
     ],
     ids=[
-        "deep by default", "enough messages", "too few messages", "below the trigger",
-        "above the trigger", "no steps", "minima", "last tool result", "large budget",
+        "deep by default", "too few messages", "above the trigger", "no steps",
+        "minima", "last tool result", "large budget",
     ],
 )  # fmt: skip
 async def test_no_preference_keeps_a_request_too_large(
@@ -317,15 +298,6 @@ async def test_no_preference_keeps_a_request_too_large(
     done = await send(Pipeline(**LARGE, **settings), contents)
     assert (len(done.told), done.llm.summaries) == (1, summaries)
     assert done.tokens in sizes
-
-
-async def test_a_summarizer_that_is_down_is_asked_once() -> None:
-    """The mechanical summary takes its place, and the request fits."""
-    contents, down = small_talk(100, 950), RuntimeError("down")
-    done = await send(Pipeline(**LARGE, **BARE), contents, reply=down)
-    assert done.told[0].is_mechanical
-    assert done.tokens in FITS
-    assert done.llm.summaries == 1
 
 
 async def test_the_window_comes_before_truncation() -> None:
@@ -350,36 +322,20 @@ async def test_a_summary_starts_from_the_originals() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "size_chars", "is_worth"), [(13, 4_300, False), (4, 12_000, True)]
-)
-async def test_an_early_run_must_be_worth_a_new_prefix(
-    count: int, size_chars: int, is_worth: bool
-) -> None:
-    """Before the threshold a gain of a few tokens does not break prompt caches."""
-    steps: dict[str, Any] = {"window": None, "summary": None, "tool_output": WHOLE}
-    strategy = Pipeline(context_window=20_000, compression_threshold=0.59, **steps)
-    done = await send(strategy, tool_talk(count, size_chars))
-    assert len(done.told) == is_worth
-    assert (max(done.lengths[:-1]) == size_chars) is not is_worth
-
-
-@pytest.mark.parametrize(
     ("settings", "count", "size_chars", "lengths"),
     [
         ({}, 37, 9_000, (4_000, 9_000)),
-        ({}, 75, 4_400, (1_000, 4_400)),
         ({"preserve_last_tool_result": False}, 37, 9_000, (4_000, 4_000)),
         ({"max_length": 8_000}, 37, 9_000, (2_000, 9_000)),
-        ({"max_length": 400}, 37, 9_000, (400, 9_000)),
         ({}, 1, 340_000, (1_000, 1_000)),
     ],
-    ids=["enough", "little gained", "last too", "a quarter", "short as set", "needed"],
+    ids=["enough", "last too", "a quarter", "needed"],
 )
 async def test_how_far_results_are_shortened(
     settings: dict[str, Any], count: int, size_chars: int, lengths: tuple[int, int]
 ) -> None:
-    """As set; to a quarter, but at least 1,000, where the next run would follow soon;
-    the last one too where need be."""
+    """As set; to a quarter where the next run would follow soon; the last one too where
+    need be."""
     tool_output = WHOLE.model_copy(update=settings)
     strategy = Pipeline(window=None, summary=None, tool_output=tool_output, **LARGE)
     done = await send(strategy, tool_talk(count, size_chars))
@@ -414,13 +370,8 @@ RULES = [
             [*RULES, user("Task.")],
             [*(f"Rule{n}" for n in range(5, 14)), "Task."],
         ),
-        (
-            {"window_size": 10},
-            [*RULES, user("Task.")],
-            [*(f"Rule{n}" for n in range(14)), "Task."],
-        ),
     ],
-    ids=["newest", "preserved", "no system", "strict", "not strict"],
+    ids=["newest", "preserved", "no system", "strict"],
 )
 async def test_what_a_message_window_keeps(
     window: dict[str, Any], contents: list[types.Content], kept: list[str]
@@ -433,63 +384,17 @@ async def test_what_a_message_window_keeps(
     assert done.names == kept
 
 
-@pytest.mark.parametrize(("correction", "kept"), [(1, 20), (2, 10)])
-async def test_a_part_of_the_window_is_in_tokens_of_the_model(
-    correction: int, kept: int
-) -> None:
-    """What the model counts twice as high, half as much of it fits."""
-    window = TokenWindow(budget_tokens=0.2, preserve_initial_task=False)
-    counts = {REAL: correction * 1_000, HEURISTIC: 1_000, **DEMAND}
-    strategy = Pipeline(window=window, **ALONE, **LARGE)
-    done = await send(strategy, small_talk(45, 1_000), state=counts)
-    assert kept - 1 <= len(done.kept) <= kept
-
-
-async def test_nesting_10_000_deep_does_not_overflow_the_stack() -> None:
-    """What a tool returned is measured, shortened and covered however deep it is."""
-    deep: Any = "y" * 50
-    for _ in range(10_000):
-        deep = [deep]
-    answer = types.FunctionResponse.model_construct(name="dump")
-    answer.response = {"deep": deep, "text": "y" * 200_000}
-    part = types.Part.model_construct(function_response=answer)
-    content = types.Content.model_construct(role="user", parts=[part])
-
-    def change(request: LlmRequest) -> None:
-        request.contents[1:1] = [call("dump"), content]
-
-    strategy = Pipeline(window=None, summary=None, **LARGE)
-    settings: Any = {"change": change, "before_model_callback": skip_model}
-    done = await send(strategy, tool_talk(40, 8_000), **settings)
-    (record,) = done.told
-    assert record.tokens_before > 80_000 > record.tokens_after
-
-
-async def test_a_task_that_stays_does_not_undo_a_summary_of_a_long_history() -> None:
-    """What is covered behind it, over 512 contents, is not summarized once more."""
-    done: list[CompactionRecord] = []
-    llm = SimulatedLlm(summary_replies=lambda _: "Short enough.", token_ratio=1.0)
-    strategy = Pipeline(context_window=32_000, summarizer_context_window=10**7)
-    chat = guarded_chat(llm, strategy, guard={"on_compaction": done.append})
-    told = [user("word " * 80), model("word " * 80)]
-    await seed(chat, user("The first task."), *told * 450)
-    for _ in range(3):
-        await chat.say("Go on.")
-    assert [record.contents_before for record in done] == [902]
-
-
 @pytest.mark.parametrize(
     ("settings", "length"),
     [
         ({}, 16_000),
-        ({"tool_output": ToolOutputTruncation()}, 24_000),
         ({"tool_output": None}, 24_000),
         (
             {"tool_output": ToolOutputTruncation(preserve_last_tool_result=False)},
             4_000,
         ),
     ],
-    ids=["default", "newest-whole", "off", "documented-lengths"],
+    ids=["default", "off", "documented-lengths"],
 )
 async def test_long_strings_are_short_from_the_first_request_on(
     settings: dict[str, Any], length: int
@@ -533,18 +438,13 @@ async def test_equal_results_do_not_move_what_was_decided() -> None:
 
 
 async def play_scenario(name: str, strategy: Strategy, **settings: Any) -> Played:
-    """Plays a scenario; skips what no guard can keep inside the window."""
-    window_tokens = strategy.context_window or 0
-    conversation = write_conversation(name, window_tokens)
-    if obstacle := find_obstacle(conversation, window_tokens):
-        pytest.skip(obstacle)
-    is_large = window_tokens > LARGEST_BPE_WINDOW_TOKENS
+    """Plays a scenario in a window of 8,000 tokens."""
+    conversation = write_conversation(name, 8_000)
     llm = SimulatedLlm(
-        context_window=window_tokens,
+        context_window=8_000,
         token_ratio=conversation.token_ratio,
         media_tokens=conversation.media_tokens,
         usage=conversation.usage,
-        summary_replies=(lambda request: "They talked.") if is_large else None,
         **settings,
     )
     played = await play(conversation, strategy, llm, session_service=KeptSessions())
@@ -568,35 +468,23 @@ def to_bytes(contents: Sequence[types.Content]) -> list[str]:
     return [content.model_dump_json(exclude_none=True) for content in contents]
 
 
-FAST = [("kubernetes", 8_000), ("empty results", 8_000)]
-CELLS = [
-    (name, window_tokens)
-    for name, scenario in SCENARIOS.items()
-    for window_tokens in (4_000, 8_000, 32_000, 200_000)
-    if not scenario.is_long or window_tokens == 32_000
-]
-SLOW_CELLS = [pytest.param(*c, marks=pytest.mark.slow) for c in CELLS if c not in FAST]
-
-
-@pytest.mark.parametrize(("name", "window_tokens"), [*FAST, *SLOW_CELLS])
+@pytest.mark.parametrize("name", ["kubernetes", "empty results"])
 async def test_a_pipeline_keeps_a_conversation_inside_the_window(
-    name: str, window_tokens: int, caplog: pytest.LogCaptureFixture
+    name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """No request is refused, no pair broken, no answer lost, and on two calls running
     it compacts only where it must."""
     caplog.set_level(logging.ERROR, "contextguard_adk")
-    played = await play_scenario(name, Pipeline(context_window=window_tokens))
-    conversation = write_conversation(name, window_tokens)
+    played = await play_scenario(name, Pipeline(context_window=8_000))
+    conversation = write_conversation(name, 8_000)
     assert not caplog.records
     check_answers(name, played, [turn.answer for turn in conversation.turns])
     check_live_requests(name, played.calls)
-    check_pauses(name, played.calls, window_tokens)
-    if total_tokens(conversation) > window_tokens:
-        assert any(each.is_compacted for each in played.calls)
+    check_pauses(name, played.calls, 8_000)
+    assert any(each.is_compacted for each in played.calls)
 
 
 LONG_RUNS = ["normal talk", "tool-heavy", "no usage", "rapid short", "media"]
-SLOW_RUNS = ["parallel bursts", "fifty turns", "only tool results", "coding agent"]
 MODES = list(itertools.product((Threshold, SlidingWindow), (False, True)))
 
 
@@ -611,11 +499,11 @@ def is_shortened(sent: types.Content, original: types.Content) -> bool:
     return all(results) and named[0] == named[1] and is_less
 
 
-@pytest.mark.parametrize("name", [*LONG_RUNS, *slow(*SLOW_RUNS)])
+@pytest.mark.parametrize("name", LONG_RUNS)
 async def test_between_compactions_a_request_only_grows_at_its_end(name: str) -> None:
     """Prompt caches stay warm. Behind summary and continuation stands the history from
     one place on, whole; that place moves only when a compaction moves it."""
-    kind, has_ids = MODES[(LONG_RUNS + SLOW_RUNS).index(name) % len(MODES)]
+    kind, has_ids = MODES[LONG_RUNS.index(name) % len(MODES)]
     played = await play_scenario(name, kind(context_window=8_000), call_ids=has_ids)
     assert sum(each.is_compacted for each in played.calls) >= 2
     check_growth(name, played.calls)

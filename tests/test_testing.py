@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
-import subprocess
-import sys
 from typing import Any, Literal
 
 import pytest
@@ -14,8 +11,6 @@ from google.adk.apps.llm_event_summarizer import LlmEventSummarizer
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.genai import types
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from contextguard_adk import ContextGuardPlugin, Threshold
@@ -83,10 +78,7 @@ def test_tokens_are_counted() -> None:
     for text, ratio, expected_tokens in (
         ("x" * 41, 3.0, 31),  # Bytes by four, times the ratio, rounded up.
         ("é" * 4, 1.0, 2),
-        ("\ud800", 4.0, 3),
-        ("", 1.0, 0),
         ("hello world", None, 2),
-        ("\ud800", None, 1),
         ("The quick brown fox jumps. " * 4_000, None, 24_001),
         (" " * 1_000_000, None, 7_813),  # Tiktoken alone panics.
     ):
@@ -106,26 +98,19 @@ def test_tokens_are_counted() -> None:
 
 
 BLOB = types.Part.from_bytes(data=b"\xff\x00" * 50_000, mime_type="image/png")
-FILE = types.Part.from_uri(file_uri="gs://bucket/a.pdf", mime_type="application/pdf")
 PICTURE = types.FunctionResponseBlob(data=b"\xff", mime_type="image/png")
 PICTURED = types.FunctionResponse(
     name="f", parts=[types.FunctionResponsePart(inline_data=PICTURE)]
 )
 CODE = types.ExecutableCode(code="x = 1234", language=types.Language.PYTHON)
-OUTPUT = types.CodeExecutionResult(outcome=types.Outcome.OUTCOME_OK, output="1234")
 PARTS: dict[str, tuple[types.Part, int]] = {
     "text": (types.Part(text="x" * 8), 2),
     "call": (call_part("abcd", a="é"), 4),
     "response": (response_part("abcd", {"a": "é"}), 4),
     "code": (types.Part(executable_code=CODE), 2),
-    "code output": (types.Part(code_execution_result=OUTPUT), 1),
-    "server side call": (types.Part(tool_call=types.ToolCall(id="a")), 3),
     "inline image": (BLOB, 258),
-    "file": (FILE, 258),
     "image in a response": (types.Part(function_response=PICTURED), 1 + 258),
-    "not a number": (call_part("abcd", a=float("nan")), 4),
     "bytes": (response_part("abcd", {"a": b"\xff"}), 4),
-    "empty": (types.Part(), 0),
 }
 
 
@@ -134,22 +119,6 @@ def test_every_kind_of_part_counts() -> None:
     for name, (part, expected_tokens) in PARTS.items():
         counted = count_request_tokens(ask(responses(part)), 1.0, 258)
         assert counted == expected_tokens, name
-
-
-def test_the_vocabulary_needs_neither_network_nor_litellm() -> None:
-    """Counting takes what litellm ships, without the seconds of importing it, and
-    puts the user's setting back."""
-    code = (
-        "import os, sys;"
-        "from contextguard_adk.testing.provider import count_tokens;"
-        "assert 'tiktoken' not in sys.modules;"
-        "assert count_tokens(['hello world'], None) == 2;"
-        "assert 'litellm' not in sys.modules;"
-        "assert os.environ['TIKTOKEN_CACHE_DIR'] == '/mine'"
-    )
-    proxies = {"HTTPS_PROXY": "http://127.0.0.1:9", "TIKTOKEN_CACHE_DIR": "/mine"}
-    command = [sys.executable, "-W", "ignore", "-c", code]
-    subprocess.run(command, check=True, env={**os.environ, **proxies})
 
 
 STYLES: dict[ErrorStyle, str] = {
@@ -198,15 +167,10 @@ BROKEN: dict[str, tuple[list[types.Content], str]] = {
     "no contents": ([], "contents is not specified"),
     "model first": ([ANSWER], 'must use the "user" role'),
     "system": ([ASK, SYSTEM], "valid role"),
-    "no parts": ([responses()], "at least one parts field"),
     "empty part": ([responses(types.Part())], "one initialized field"),
     "empty text": ([user("")], "must be non-empty"),
     "call at the end": ([ASK, CALL], "were not answered: 'f'"),
-    "call not answered": ([ASK, CALL, ASK], "were not answered"),
     "response alone": ([ASK, RESULT], "must answer a function call"),
-    "two responses": ([ASK, CALL, responses(F_RESULT, F_RESULT)], "answer"),
-    "two calls": ([ASK, calls(F, F), RESULT], "were not answered"),
-    "other name": ([ASK, CALL, responses(G_RESULT)], "must answer"),
     "other id": ([ASK, calls(ID_1), responses(RESULT_2)], "must answer"),
     "model returns": ([ASK, CALL, calls(F_RESULT)], "user role"),
     "user calls": ([responses(F), RESULT], "model role"),
@@ -230,10 +194,7 @@ SOUND = {
     "same role twice": [ASK, ASK, ANSWER, ANSWER],
     "other order": [ASK, calls(F, G, F), responses(G_RESULT, F_RESULT, F_RESULT)],
     "ids in other order": [ASK, calls(ID_1, ID_2), responses(RESULT_2, RESULT_1)],
-    "an id on one side": [ASK, calls(F, ID_1), responses(RESULT_1, RESULT_2)],
     "signature on empty text": [ASK, calls(SIGNED)],
-    "signature alone": [ASK, calls(types.Part(thought_signature=b"x"))],
-    "media only": [responses(BLOB, FILE)],
 }
 
 
@@ -254,9 +215,7 @@ async def reply_later(request: LlmRequest) -> Reply:
 B_AND_F = [types.Part(text="b"), F]
 SCRIPTS: dict[str, tuple[Any, list[str]]] = {
     "default": (None, ["Acknowledged: hi"] * 2),
-    "used up": (["a"], ["a", "Done."]),
     "parts": ([types.Part(text="a"), B_AND_F], ["a", "b\nf\n{}"]),
-    "calls": ([model("a"), [call("f", x=1)]], ["a", 'f\n{"x":1}']),
     "response": ([LlmResponse(content=model("a")), ""], ["a", ""]),
     "coroutine function": (reply_later, ["later", "later"]),
 }
@@ -270,22 +229,6 @@ async def test_a_script_is_played(script: Any, texts: list[str]) -> None:
     assert [text_of(response) for response in got] == texts
     assert all(response.partial is False for response in got)
     assert {response.model_version for response in got} == {"simulated"}
-
-
-async def test_a_scripted_exception_is_raised_and_replies_are_copied() -> None:
-    """An exception leaves a record without a response, unbilled; what ADK does to a
-    response changes neither the script nor the record."""
-    part = call("f")
-    llm = SimulatedLlm(script=[TimeoutError("slow"), part])
-    with pytest.raises(TimeoutError, match="slow"):
-        await answer(llm, ask(ASK))
-    response = await answer(llm, ask(ASK))
-    response.get_function_calls()[0].id = "adk-1"
-    failed, answered = llm.requests
-    assert (failed.response, failed.rejected) == (None, None)
-    assert part.function_call
-    assert answered.response
-    assert part.function_call.id is answered.response.get_function_calls()[0].id is None
 
 
 @pytest.mark.parametrize(
@@ -328,21 +271,6 @@ async def test_a_stream_ends_with_the_complete_response() -> None:
     assert [record.stream for record in llm.requests] == [True, False]
 
 
-async def test_a_scripted_response_is_sent_as_it_is() -> None:
-    """With zero usage, never complete, or as a provider's refusal."""
-    zero = types.GenerateContentResponseUsageMetadata(prompt_token_count=0)
-    script: list[Reply] = [
-        LlmResponse(content=ANSWER, usage_metadata=zero),
-        LlmResponse(content=ANSWER, partial=True),
-        LlmResponse(error_code="SAFETY"),
-    ]
-    llm = SimulatedLlm(script=script)
-    assert (await answer(llm, ask(ASK))).usage_metadata == zero
-    assert all(chunk.partial for chunk in await stream(llm, ask(ASK)))
-    [refusal] = await stream(llm, ask(ASK))
-    assert (refusal.error_code, refusal.content) == ("SAFETY", None)
-
-
 async def test_summaries_hold_nothing_of_what_asks_for_them() -> None:
     """Excerpts are of the conversation alone, also where one covers another."""
     llm = SimulatedLlm()
@@ -355,18 +283,6 @@ async def test_summaries_hold_nothing_of_what_asks_for_them() -> None:
     assert ["Fact 0." in summary for summary in summaries[:2]] == [True, True]
     for summary in summaries:
         assert not re.search("write the summary|keep whatever|transcript", summary)
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    lines=st.lists(st.text(max_size=600), max_size=30),
-    budget_tokens=st.integers(1, 300),
-)
-def test_summaries_keep_to_any_budget(lines: list[str], budget_tokens: int) -> None:
-    """Whatever the text."""
-    request = summary_request("\n".join(lines), budget_tokens)
-    summary = text_of(asyncio.run(answer(SimulatedLlm(), request)))
-    assert count_tokens([summary], None) <= budget_tokens
 
 
 async def test_summary_replies_script_the_summarizer() -> None:
@@ -425,10 +341,6 @@ async def test_a_prompt_cache_serves_what_an_earlier_prompt_began_with() -> None
         (ask(first), 0),
         (ask(first, model("a"), user("x")), 13),
         (ask(user("one two four")), len("one two ")),
-        (ask(user("zero")), 0),
-        (ask(user("zero, zero")), 4),
-        # The first prompt is forgotten by now; the second begins with it.
-        (ask(first, model("b")), 13),
         (ask(user("one"), **brief), 0),
         (ask(user("one"), **brief), 12),
         (ask(user("one"), **brief, tools=[tool]), 0),

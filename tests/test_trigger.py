@@ -12,7 +12,6 @@ from google.adk.sessions import DatabaseSessionService
 from contextguard_adk import (
     CallRecord,
     CompactionRecord,
-    Costs,
     Pipeline,
     SlidingWindow,
     Threshold,
@@ -108,9 +107,7 @@ async def test_a_history_is_compacted_at_the_token(
         (WINDOW, 40_000, 40_000, 5_000),
         (WINDOW, 0.2, 40_000, 5_000),
         (WINDOW, "auto", LEAST, 4_000),
-        (WINDOW, 170_000, 170_000, 10_000),
         (WINDOW, 190_000, 180_000, 10_000),
-        (WINDOW, 1.0, 180_000, 10_000),
         (8_000, "auto", 6_400, 800),
     ],
 )
@@ -128,12 +125,9 @@ async def test_sizes_follow_from_the_trigger(
     assert asked.config.max_output_tokens == summary_tokens
 
 
-@pytest.mark.parametrize("fixed_tokens", [28_000, 40_000])
-async def test_a_long_instruction_above_the_trigger_neither_loops_nor_fails(
-    fixed_tokens: int,
-) -> None:
+async def test_a_long_instruction_above_the_trigger_neither_loops_nor_fails() -> None:
     """No summary is paid for that makes little room; the window stays out of reach."""
-    llm = make_llm()
+    llm, fixed_tokens = make_llm(), 40_000
     agent = {"instruction": words(fixed_tokens)}
     chat, calls, compactions = open_chat(llm, LEAST, agent=agent)
     await talk(chat, 24, 5_000)
@@ -158,18 +152,6 @@ async def test_what_a_compaction_leaves_does_not_set_off_the_next_one() -> None:
     assert all(each.tokens_before >= 1.9 * left for each in compactions[1:])
 
 
-async def test_a_trigger_does_not_climb() -> None:
-    """What a compaction leaves puts off the next one, and widens nothing; what is kept
-    is a part of the trigger, not of the window."""
-    llm = make_llm(context_window=1_000_000)
-    chat, _, compactions = open_chat(
-        llm, 20_000, strategy={"keep": 0.5}, looks=(60, 1_500)
-    )
-    assert answer_text(await chat.say("Look.")) == "Done."
-    assert len(compactions) >= 5
-    assert max(each.tokens_before for each in compactions) < 40_000
-
-
 async def test_a_failing_summarizer_below_the_window_is_asked_again_later() -> None:
     """The request goes out as it is, and is not asked about at every call."""
     llm = make_llm(summary_replies=lambda _: RuntimeError("down"))
@@ -189,18 +171,7 @@ async def test_a_failing_summarizer_below_the_window_is_asked_again_later() -> N
     assert llm.rejections == 0
 
 
-async def test_a_failing_summarizer_is_not_paid_at_every_step() -> None:
-    """Far below the window it is asked again only when the request has grown."""
-    llm = make_llm(summary_replies=lambda _: "I'm sorry, I can't help with that.")
-    chat, _, compactions = open_chat(llm, 20_000)
-    await talk(chat, 20)
-    # Asked at every turn, it would be paid 18 times.
-    assert 2 <= llm.summaries <= 14
-    assert not compactions
-    assert llm.rejections == 0
-
-
-@pytest.mark.parametrize("size", [10**400, 2**60, -1])
+@pytest.mark.parametrize("size", [10**400, -1])
 async def test_stored_sizes_out_of_bounds_are_ignored(size: int) -> None:
     """Session state is untrusted: the record counts as absent, and nothing fails."""
     chat, _, compactions = open_chat(make_llm(), "auto")
@@ -223,19 +194,6 @@ async def test_recovery_works_with_a_trigger() -> None:
     assert llm.rejections == 1
     assert compactions[0].reason == "overflow"
     assert all(each.reason == "tokens" for each in compactions[1:])
-
-
-async def test_auto_acts_at_its_least() -> None:
-    """Whatever the model costs, and whether or not a prompt cache serves it."""
-    dear = {"simulated": Costs(input=1, output=400, cached_input=0.1)}
-    for prices, has_cache in (({}, False), (dear, True)):
-        chat, calls, compactions = open_chat(
-            make_llm(prompt_cache=has_cache), "auto", guard={"prices": prices}
-        )
-        await talk(chat, 16)
-        assert len(compactions) >= 2
-        assert all(LEAST <= c.tokens_before < LEAST + 6_000 for c in compactions)
-        assert {record.threshold_tokens for record in calls} == {LEAST}
 
 
 @pytest.mark.parametrize(
