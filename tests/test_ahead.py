@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ParamSpec
 
 import pytest
-from google.adk.agents import LlmAgent, ParallelAgent
+from google.adk.agents import LlmAgent
 from google.adk.models.llm_request import LlmRequest
 from google.adk.plugins.plugin_manager import PluginManager
 from google.adk.sessions import InMemorySessionService
@@ -43,7 +43,6 @@ from tests.chats import (
     DEMAND,
     EXACT,
     SUMMARY,
-    Changing,
     agent_requests,
     seed,
     summary_requests,
@@ -250,15 +249,10 @@ async def test_it_is_put_in_at_the_trigger_and_nobody_waits(talk: Talk) -> None:
     assert [each.compaction for each in talk.calls] == [None, None, None, record]
     paid = sum(each.summary_usage.prompt_tokens for each in talk.calls)
     assert paid == record.usage.prompt_tokens
-    events = [event.custom_metadata or {} for event in await talk.chat.events()]
-    (told,) = [each["context_guard"] for each in events if "context_guard" in each]
-    assert told["compaction"]["was_ahead"] is True
-    assert told["compaction"]["waited_seconds"] == round(record.waited_seconds, 3)
 
 
 async def test_while_there_is_room_a_call_does_not_wait(talk: Talk) -> None:
-    """Above the trigger requests go out as they are, with room for an answer; then two
-    runs of one session wait for the same summary."""
+    """Above the trigger requests go out as they are, with room for an answer."""
     assert not is_compacted(await talk.say(words(2_000, "SECOND")))
     message = words(1_000, "SECOND")
     last = [asyncio.create_task(talk.say(message)) for _ in range(2)]
@@ -399,8 +393,7 @@ async def test_what_does_not_hold_any_more_is_dropped(
 async def test_a_process_may_be_killed_at_any_step(
     kind: str, killed: str, paid: int, tmp_path: Path
 ) -> None:
-    """A summary is there once an event has put it in; until then it is in memory only,
-    and another process pays for it again."""
+    """Until an event has put a summary in, another process pays for it again."""
     async with own_database(kind, tmp_path) as store:
         async with store.open() as service:
             talk = Talk(session_service=service)
@@ -438,18 +431,6 @@ async def test_a_caller_that_runs_out_of_time_does_not_end_it(talk: Talk) -> Non
     assert "Summary number 1" in (await talk.say("Go on.")).text
     assert talk.were_ahead == [True]
     assert talk.llm.summaries == 1
-
-
-async def test_an_agent_that_changes_its_model_has_it_too(talk: Talk) -> None:
-    """What was paid for is put in, as a summary of earlier turns is."""
-    await talk.writer.end()
-    other = SimulatedLlm(model="another", context_window=100_000, token_ratio=1.0)
-    agent: Any = talk.chat.app.root_agent
-    agent.model = other
-    await talk.chat.say(words(3_000, "SECOND"))
-    assert "Summary number 1" in other.requests[-1].text
-    assert (talk.llm.summaries, other.summaries) == (1, 0)
-    assert [(r.was_ahead, r.model) for r in talk.told] == [(True, "simulated")]
 
 
 @pytest.mark.parametrize("focus", ["", "Names."])
@@ -509,24 +490,6 @@ async def test_a_result_that_came_since_is_not_cut() -> None:
     assert any("THE-FACT" in request.text for request in talk.llm.requests)
 
 
-async def test_who_changes_the_request_later_does_not_spoil_it() -> None:
-    """A plugin behind the guard, while a tool's result is the last content."""
-
-    def change(request: LlmRequest) -> None:
-        request.contents.insert(0, user("The context of the day."))
-        (request.contents[-1].parts or []).append(types.Part(text="And now?"))
-
-    tools = [queued_tool("lookup", [words(300)])]
-    talk = Talk(agent={"tools": tools}, plugins=[Changing(change)])
-    talk.llm.script = [call("lookup"), "Done.", "Done.", "Done."]
-    await talk.begin(5_800, is_written=True)
-    await talk.say("Second.")
-    assert talk.llm.summaries == 1
-    await talk.say(words(2_500, "THIRD"))
-    assert talk.were_ahead == [True]
-    assert talk.llm.summaries == 1
-
-
 @pytest.mark.parametrize(("ahead", "tokens"), [(0.75, 6_100), (None, 8_100)])
 async def test_an_agent_tool_of_another_session_does_not_end_it(
     ahead: float | None, tokens: int
@@ -547,33 +510,6 @@ async def test_an_agent_tool_of_another_session_does_not_end_it(
     assert talk.llm.summaries == 1
 
 
-async def test_each_run_of_an_agent_without_memory_has_its_own() -> None:
-    """One that an earlier run has left is of no use, and no hindrance."""
-    left, told = 0, list[cg.CompactionRecord]()
-
-    def script(request: LlmRequest) -> Reply:
-        nonlocal left
-        left -= 1
-        return call("lookup", step=left) if left >= 0 else "Done."
-
-    async def lookup(step: int) -> str:
-        """Looks up much."""
-        await go_as_far_as_possible()
-        return words(550, f"Step {step}.")
-
-    llm = SimulatedLlm(context_window=100_000, script=script, token_ratio=1.0)
-    agent = LlmAgent(name="agent", model=llm, tools=[lookup], include_contents="none")
-    guard = cg.ContextGuardPlugin(agents={"agent": STRATEGY}, on_compaction=told.append)
-    chat = Chat(agent, [guard])
-    for run, steps in enumerate((12, 16, 16)):
-        left = steps
-        await chat.say("Go.")
-        await settle()
-        assert llm.summaries == run + 1
-        assert [record.was_ahead for record in told] == [True] * run
-        assert llm.largest_request_tokens < 8_000
-
-
 def test_settings() -> None:
     """True is three quarters; anything but a part is refused."""
     assert cg.Threshold(ahead=True).ahead == 0.75
@@ -583,25 +519,6 @@ def test_settings() -> None:
     for value in (0.0, 1.0, 1, -0.5, "0.75", float("nan")):
         with pytest.raises(ValidationError, match="more than 0 and less than 1"):
             cg.Threshold.model_validate({"ahead": value})
-
-
-async def test_messages_are_counted_as_well() -> None:
-    """Beyond 11 of them is too many; from the ninth on a summary is written."""
-    talk = Talk(cg.SlidingWindow(max_messages=11, ahead=0.75))
-    talk.writer.may_end.set()
-    begun_at = 0
-    for number in range(7):
-        await talk.say(words(100, f"Message {number}."))
-        await settle()
-        begun_at = begun_at or (len(talk.calls) if talk.writer.begun else 0)
-    assert (begun_at, len(talk.calls)) == (5, 7)
-    (record,) = talk.told
-    assert (record.was_ahead, record.reason) == (True, "turns")
-    sent = agent_requests(talk.llm)[-1]
-    assert words(100, "Message 4.") not in sent.text
-    for number in (5, 6):
-        assert words(100, f"Message {number}.") in sent.text
-    assert talk.llm.summaries == 1
 
 
 EARLY = strategies.SummaryCompaction(trigger_threshold=0.55)
@@ -797,33 +714,3 @@ async def test_a_resend_has_one_too() -> None:
     await talk.writer.end()
     assert is_compacted(await talk.say("Go on."))
     assert (talk.llm.rejections, summarizer.summaries, talk.writer.most) == (1, 1, 1)
-
-
-@pytest.mark.filterwarnings(r"ignore:\w+Agent is deprecated:DeprecationWarning")
-async def test_each_agent_has_its_own() -> None:
-    """Two agents at once are in nobody's way."""
-    talk = Talk(WAITS)
-    agents: list[Any] = [LlmAgent(name=name, model=talk.llm) for name in ("one", "two")]
-    root = ParallelAgent(name="both", sub_agents=agents)
-    talk.chat = Chat(root, talk.chat.app.plugins)
-    await seed(talk.chat, *OLD)
-    await talk.interrupt("First.")
-    await talk.interrupt("Again.")
-    assert (talk.writer.now, talk.llm.summaries) == (2, 2)
-    await talk.writer.end()
-    await talk.say("Go on.")
-    assert (talk.writer.most, talk.llm.summaries) == (2, 2)
-    assert [is_compacted(request) for request in talk.llm.requests[-2:]] == [True] * 2
-
-
-async def test_a_rewind_in_between() -> None:
-    """A summary that knows of a message that was taken back is not used."""
-    talk = Talk(WAITS)
-    await seed(talk.chat, *OLD, state=EXACT)
-    await talk.interrupt("A secret.")
-    await rewind(talk)
-    await talk.writer.end()
-    count = talk.llm.calls
-    await talk.say("Go on.")
-    assert talk.llm.summaries == 2
-    assert "A secret." not in "".join(r.text for r in talk.llm.requests[count:])

@@ -62,8 +62,7 @@ async def test_no_turn_is_lost_wherever_the_history_begins(
 
 @pytest.mark.parametrize("observe", [False, True], ids=["guarding", "observing"])
 async def test_the_notice_stands_first(observe: bool) -> None:
-    """It is the same in every request, what follows is untouched; an observer adds
-    nothing."""
+    """It is the same in every request, what follows is untouched."""
     tap = RequestTap()
     llm = SimulatedLlm(script=[call_part("look", step=1), "Done."])
     agent, guard = {"tools": [looking_tool()]}, {"observe": observe}

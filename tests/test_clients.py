@@ -15,7 +15,6 @@ from google.adk.models.google_llm import Gemini
 from google.genai import types
 
 from contextguard_adk import CompactionRecord, ContextGuardPlugin, Threshold
-from contextguard_adk._providers.clients import reserved_output_tokens
 from contextguard_adk.records import CallRecord
 from tests.builders import Chat, answer_text, call_part, queued_tool
 from tests.loopback import Loopback, Mood, Provider
@@ -209,30 +208,6 @@ async def test_other_failures_are_the_providers_own(
     assert ends[0] == ends[1]
 
 
-@pytest.mark.parametrize("client", ["gemini", "openai"])
-async def test_a_model_with_little_output_writes_its_summaries(
-    loopback: Loopback, client: str
-) -> None:
-    """Where the summary's own output is refused, no limit is asked for."""
-    provider = loopback.provider
-    provider.output_limit_tokens = 1_000
-    talk = Talk(loopback, client, SETTINGS["right"], pods(WINDOW, 0.2))
-    assert await talk.talk(turns=4, tool_calls=2) == 0
-    assert provider.count("parameter") <= len(talk.compactions)
-    provider.requests[:] = [r for r in provider.requests if r.refused != "parameter"]
-    talk.check(rejections=0)
-
-
-async def test_a_thinking_budget_leaves_room_for_a_summary(loopback: Loopback) -> None:
-    """A summary call asks for more than the thoughts may take."""
-    thinking: Any = {"thinking": {"type": "enabled", "budget_tokens": 3_000}}
-    thinking["allowed_openai_params"] = ["thinking"]
-    talk = Talk(loopback, "anthropic", SETTINGS["right"], pods(WINDOW, 0.2), **thinking)
-    assert await talk.talk(turns=4, tool_calls=2) == 0
-    assert all(each.sent.thinking_tokens for each in loopback.provider.of_agent)
-    talk.check(rejections=0)
-
-
 @pytest.mark.parametrize(
     ("client", "max_tokens"),
     [
@@ -243,34 +218,9 @@ async def test_a_thinking_budget_leaves_room_for_a_summary(loopback: Loopback) -
 async def test_reserved_output_costs_one_rejection_at_most(
     loopback: Loopback, client: str, max_tokens: int
 ) -> None:
-    """Where input and output share the window, what the model reserves is seen, however
-    large it is."""
+    """Where input and output share the window, what the model reserves is seen."""
     loopback.provider.counts_output = True
     strategy, results = SETTINGS["right"], pods(WINDOW, 0.1)
     talk = Talk(loopback, client, strategy, results, max_tokens=max_tokens)
     assert await talk.talk(turns=5, tool_calls=2) == 0
     talk.check(rejections=1)
-
-
-@pytest.mark.parametrize(
-    ("model", "arguments", "asked", "reserved"),
-    [
-        ("openai/gpt-4o", {}, None, None),
-        ("openai/gpt-4o", {"max_tokens": 5_000}, None, 5_000),
-        ("openai/gpt-4o", {"max_tokens": 5_000}, 700, 700),
-        ("anthropic/claude-3-haiku-20240307", {}, None, 4_096),
-        ("claude-sonnet-4-5", {"max_tokens": 12_345}, None, 12_345),
-    ],
-)
-def test_what_a_client_reserves_is_known(
-    model: str, arguments: dict[str, int], asked: int | None, reserved: int | None
-) -> None:
-    """The request's own number counts first, then the constructor's, then the table;
-    ADK's client for Anthropic's API always names a number."""
-    from google.adk.models import anthropic_llm, lite_llm
-
-    client: Any = lite_llm.LiteLlm if "/" in model else anthropic_llm.Claude
-    config = types.GenerateContentConfig(max_output_tokens=asked)
-    llm = client(model=model, **arguments)
-    assert reserved_output_tokens(llm, model, config) == reserved
-    assert asked or reserved_output_tokens(object(), model, config) is None

@@ -13,25 +13,16 @@ from google.adk.models.gemma_llm import Gemma
 from google.adk.models.google_llm import Gemini
 from google.adk.models.lite_llm import LiteLlm
 
-from contextguard_adk import Pipeline, Threshold
 from contextguard_adk._measuring.tokens import (
-    Memo,
-    estimate_config_tokens,
     part_bytes,
     part_text,
 )
 from contextguard_adk._providers.clients import json_form
-from contextguard_adk.strategies import Strategy
-from contextguard_adk.testing import Reply, SimulatedLlm
-from contextguard_adk.testing import call as ask
 from tests.builders import (
     DETACHED,
     call_part,
-    queued_tool,
     response_part,
 )
-from tests.chats import HEURISTIC, KEY
-from tests.guarded import guarded_chat
 
 ROW = {"имя": "Анна", "n": None}
 
@@ -84,37 +75,3 @@ def test_arguments_are_measured_as_they_are_sent(name: str, sent: Any) -> None:
     """Only LiteLLM gets them as a text; others get values."""
     part = call_part("", rows=[ROW])
     assert part_text(part, json_form(client(name))).decode() == sent({"rows": [ROW]})
-
-
-STOCK = [{"id": n, "имя": "Анна Петрова", "цена": n / 7} for n in range(150)]
-
-
-@pytest.mark.parametrize(
-    ("strategy", "rejections"),
-    [
-        (Threshold(context_window=20_000), 0),
-        (Pipeline(context_window=20_000), 0),
-        (Threshold(context_window=200_000), 1),
-    ],
-    ids=["threshold", "pipeline", "too-large-a-window"],
-)
-async def test_one_scale_for_all_of_a_call(strategy: Strategy, rejections: int) -> None:
-    """What is stored beside the count is the size of what was sent, in one form, also
-    after a compaction and after a rejection."""
-
-    class AnthropicLlm(SimulatedLlm):
-        """Measured as ADK's Claude class."""
-
-    script: list[Reply] = [ask("list"), "Noted."] * 8
-    llm = AnthropicLlm(context_window=20_000, script=script)
-    chat = guarded_chat(llm, strategy, tools=[queued_tool("list", [STOCK])])
-    for _ in range(8):
-        await chat.say("List the stock.")
-        sent, state = llm.requests[-1], await chat.state()
-        expected = estimate_config_tokens(sent.config)
-        expected += Memo(form=json_form(llm)).estimate_tokens(sent.contents)
-        assert state[HEURISTIC] == pytest.approx(expected, abs=2)  # Rounded.
-        assert state[KEY.format("real_tokens")] == sent.prompt_tokens
-    sizes = [r.prompt_tokens for r in llm.requests if not r.is_summary]
-    assert sizes != sorted(sizes)
-    assert (llm.rejections, llm.violations) == (rejections, 0)

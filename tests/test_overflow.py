@@ -117,8 +117,7 @@ def wrap(litellm: ModuleType, text: str) -> list[Exception]:
 
 @cases(OVERFLOWS)
 def test_overflow_is_read(litellm: ModuleType, case: tuple[str, Overflow]) -> None:
-    """Each provider's words give its counts, whatever their form, and whatever class
-    LiteLLM maps the error to."""
+    """Each provider's words give its counts, whatever their form."""
     text, expected = case
     nested = json.dumps({"error": json.dumps({"message": text})})
     for_html = json.dumps(text).replace(">", r"\u003e").replace("'", r"\u0027")
@@ -129,8 +128,7 @@ def test_overflow_is_read(litellm: ModuleType, case: tuple[str, Overflow]) -> No
 
 @cases(REFUSALS | UNRELATED)
 def test_other_failure_is_no_overflow(litellm: ModuleType, case: str) -> None:
-    """Rate limits, quotas and other failures are none, whatever a wrapper quotes; nor
-    does the overflow text that a rate limit echoes make it one."""
+    """Rate limits, quotas and other failures are none, whatever a wrapper quotes."""
     chained = caused("no answer to a request of 300000 > 200000", StatusError(case))
     group = ExceptionGroup("2 of 131072", [Exception(case), ValueError("8192")])
     for error in (Exception(case), *wrap(litellm, case), chained, group):
@@ -224,30 +222,3 @@ def test_unread_response_is_left_alone() -> None:
     streaming = httpx.Response(400, stream=httpx.ByteStream(b"prompt is too long"))
     for response in (RequestsResponse(), streaming):
         assert parse_overflow(HoldingError(response=response)) is None
-
-
-def test_hostile_error_is_survived() -> None:
-    """Whatever fails when it is looked at does not hide the rest."""
-
-    class HostileError(Exception):
-        def __str__(self) -> str:
-            raise RuntimeError("no text")
-
-        def __getattribute__(self, name: str) -> Any:
-            raise RuntimeError("no attributes")
-
-    class Hostile:
-        __hash__ = None  # type: ignore[assignment]
-
-        @property  # type: ignore[misc]
-        def __class__(self) -> Any:
-            raise RuntimeError("no class")
-
-        def __eq__(self, other: object) -> bool:
-            raise RuntimeError("no comparison")
-
-    hostile = Hostile()
-    names = ("status_code", "original_exception", "details", "body")
-    error = HoldingError(message=TEXT, **dict.fromkeys(names, hostile))
-    assert parse_overflow(error) == MEANING
-    assert parse_overflow(HostileError()) is None

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from google.adk.agents import LlmAgent, ParallelAgent
 from google.adk.agents.run_config import RunConfig
-from google.adk.apps.app import EventsCompactionConfig
 from google.adk.models.llm_request import LlmRequest
 from google.adk.sessions.base_session_service import GetSessionConfig
 from google.genai import types
@@ -39,7 +38,6 @@ from tests.chats import (
     DEMAND,
     Changing,
     agent_requests,
-    begin_as_user,
     guarded_chat,
     hide,
     seed,
@@ -121,8 +119,7 @@ OUTPUT = types.Part.from_code_execution_result(
 
 
 async def test_the_list_tells_items_apart() -> None:
-    """Messages, results, files and code are listed with what they are about; secrets,
-    thoughts and pages that were read before are not."""
+    """Messages, results, files and code are listed with what they are about."""
     thought = types.Part(text="hmm", thought=True)
     contents = [
         user("Read  it,\nplease."),
@@ -131,8 +128,6 @@ async def test_the_list_tells_items_apart() -> None:
         types.Content(role="model", parts=[thought, types.Part(text="word " * 40)]),
         types.Content(role="model", parts=[CODE, OUTPUT]),
         types.Content(role="user", parts=[IMAGE]),
-        calls(call_part("look", path="a"), call_part("look", path="b")),
-        responses(response_part("look", "x"), response_part("look", "xx")),
         calls(call_part("look", "1", at="c"), call_part("look", "2", at="d")),
         responses(response_part("look", "yy", "2"), response_part("look", "y", "1")),
         call("adk_request_credential", token="s3cret"),
@@ -146,15 +141,13 @@ async def test_the_list_tells_items_apart() -> None:
         'read result {"path":"a.py"}, 1,200 characters',
         f'model message "{"word " * 12}…", 200 characters',
         "image/png, 4 bytes",
-        'look result {"path":"a"}, 1 characters',
-        'look result {"path":"b"}, 2 characters',
         'look result {"at":"d"}, 2 characters',
         'look result {"at":"c"}, 1 characters',
         "code that was run, 5 characters",
         "output of code, 1 characters",
     ):
         assert page.count(expected) == 1, page
-    assert page.index('{"path":"b"}') < page.index('{"path":"a.py"}')
+    assert page.index('{"at":"c"}') < page.index('{"path":"a.py"}')
     for hidden in ("s3cret", "credential", "hmm", "recall_history result"):
         assert hidden not in page
 
@@ -166,8 +159,7 @@ def rows(number: int, count: int = 120, secret: str = "") -> str:
 
 
 async def test_pages_hold_all_that_there_is() -> None:
-    """The pages of an item are the item, and each item is on one page of a list and of
-    a search; every page says how to go on, and keeps its size."""
+    """The pages of an item are the item."""
     text = rows(9, 300, SECRET)
     contents = [call("read", path="a"), response("read", text)]
     contents += [user(f"note {n % 60}: the lamp {n % 60} is broken") for n in range(90)]
@@ -191,24 +183,15 @@ async def test_pages_hold_all_that_there_is() -> None:
 
 
 async def test_the_best_matches_come_first() -> None:
-    """A phrase goes before single words, many words before few; what was found is in
-    the page, and whatever a model asks for is answered."""
+    """A phrase goes before single words, many words before few."""
     far = "token " + "x" * 500 + " the token of api-7 " + "y" * 500 + " api-7"
-    dense = [f"{filler * 500} needle {filler * 500}" for filler in ("7f3a 91,", "🔥")]
     said = ["token to deploy", "DEPLOY Token", "red", "red 2", "green, red", far]
     pages = await read(
-        [
-            *map(user, said),
-            model("令牌是 7"),
-            response("read", dense[0]),
-            *map(user, dense),
-        ],
+        [*map(user, said), model("令牌是 7")],
         {"query": "deploy token"},
         {"query": "red green"},
         {"query": "api-7 token"},
-        {"query": "needle"},
         {"query": "部署 令牌"},
-        {"query": ".*"},
         {"query": {"q0": 80}},
         {"query": "red", "offset": 99},
         {"offset": 1e400},
@@ -220,13 +203,11 @@ async def test_the_best_matches_come_first() -> None:
     assert found[1][0] == "green, red"
     assert {*found[1]} == {"green, red", "red", "red 2"}
     assert " the token of api-7 " in found[2][0]
-    assert all("needle" in excerpt for excerpt in found[3])
-    assert count_tokens([pages[3]], None) <= 2_600
-    assert found[4] == ["令牌是 7"]
-    assert all("Nothing matches" in page for page in pages[5:7])
-    assert "matches; offset 99" in pages[7]
-    assert "items, newest first" in pages[8]
-    assert "no item" in pages[9]
+    assert found[3] == ["令牌是 7"]
+    assert "Nothing matches" in pages[4]
+    assert "matches; offset 99" in pages[5]
+    assert "items, newest first" in pages[6]
+    assert "no item" in pages[7]
 
 
 # --- who is offered the tool ---
@@ -243,7 +224,6 @@ FORCED = {"function_calling_config": {"mode": "ANY"}}
 FREE = {"function_calling_config": {"mode": "AUTO"}}
 SEARCH = types.Tool(google_search=types.GoogleSearch())
 OFFERS: dict[str, tuple[dict[str, Any], bool]] = {
-    "no tools": ({"tools": None}, False),
     "free choice": ({"tool_config": types.ToolConfig.model_validate(FREE)}, True),
     "forced": ({"tool_config": types.ToolConfig.model_validate(FORCED)}, False),
     "built-in tool": ({"tools": [types.Tool(), SEARCH]}, False),
@@ -256,8 +236,7 @@ OFFERS: dict[str, tuple[dict[str, Any], bool]] = {
 async def test_auto_offers_where_it_does_no_harm(
     config: dict[str, Any], is_harmless: bool, recall: Any
 ) -> None:
-    """Requests that some provider would refuse with a further tool get none, unless
-    the setting says so; no request speaks of a tool that it does not have."""
+    """Requests that some provider would refuse with a further tool get none."""
 
     def configure(request: LlmRequest) -> None:
         request.config = request.config.model_copy(update=copy.deepcopy(config))
@@ -308,8 +287,7 @@ async def search(llm: SimulatedLlm, chat: Chat, query: str) -> str:
 async def test_what_was_compacted_can_be_read_back(
     window: int, is_streaming: bool
 ) -> None:
-    """The tool appears with the first compaction, not before, and ADK executes it; the
-    summary has an index of the large results, the newest first, of limited length."""
+    """The tool appears with the first compaction, not before, and ADK executes it."""
     secret = "the deploy key of api-7 is key-551-gamma"
     results = [rows(n, window // 40, secret * (n == 0)) for n in range(12)]
     strategy = Threshold(context_window=window, preview_tokens=None)
@@ -371,8 +349,7 @@ def media_names(request: RecordedRequest) -> list[str | None]:
     ids=["small", "large"],
 )
 async def test_a_file_comes_back_as_a_part(data: bytes, is_shown: bool) -> None:
-    """Older files are named with a handle and may be shown again; too large ones not:
-    they would only push everything else out."""
+    """Older files are named with a handle and may be shown again."""
     llm, chat = open_chat(8_000)
     blob = types.Blob(data=data, mime_type="application/pdf", display_name="plan")
     parts = [types.Part(text="This is the plan."), types.Part(inline_data=blob)]
@@ -487,16 +464,3 @@ async def test_what_a_plugin_masks_does_not_come_back() -> None:
     page = await search(llm, chat, f"code {SECRET}")
     assert "Mind the code ****." in page
     assert SECRET not in page
-
-
-async def test_what_adk_compacted_is_in_reach() -> None:
-    """Its own compaction takes events out of the request, not out of the session."""
-    compaction = EventsCompactionConfig(compaction_interval=2, overlap_size=0)
-    settings: dict[str, Any] = {"events_compaction_config": compaction}
-    llm, chat = open_chat(before=[Changing(begin_as_user)], **settings)
-    await chat.say(f"Mind the code {SECRET}.")
-    await fill(chat, 9)
-    if not any(e.actions and e.actions.compaction for e in await chat.events()):
-        pytest.skip("google-adk 2.0 compacts nothing where an agent is the root")
-    await chat.say("more " * 3_200)
-    assert "user message" in await search(llm, chat, f"code {SECRET}")

@@ -8,12 +8,9 @@ import re
 from dataclasses import asdict
 from typing import Any
 
-import google.adk
 import pytest
 from google.adk.events.event import Event
 from google.adk.models.llm_request import LlmRequest
-from google.adk.models.llm_response import LlmResponse
-from google.genai import types
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -29,7 +26,7 @@ from contextguard_adk import (
 )
 from contextguard_adk.strategies import Strategy
 from contextguard_adk.testing import Reply, SimulatedLlm, call
-from tests.builders import model, queued_tool
+from tests.builders import queued_tool
 from tests.chats import (
     Changing,
     agent_requests,
@@ -99,49 +96,6 @@ def metadata(event: Event) -> Any:
 def own_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     """What the guard has logged."""
     return [r.getMessage() for r in caplog.records if r.name.startswith("contextgua")]
-
-
-def counted(text: str = "", prompt_tokens: int | None = None) -> LlmResponse:
-    """A response; usage is there if a count is given."""
-    usage = types.GenerateContentResponseUsageMetadata(prompt_token_count=prompt_tokens)
-    return LlmResponse(
-        content=model(text) if text else None,
-        usage_metadata=None if prompt_tokens is None else usage,
-    )
-
-
-@pytest.mark.parametrize(
-    ("answer", "window", "size", "report"),
-    [
-        pytest.param(counted("Fine.", 1_900), 91_234, 6_000, "truncate", id="too low"),
-        pytest.param(counted(), 1_000, 800, "answered nothing", id="nothing"),
-        pytest.param(counted(), 100_000, 800, "", id="nothing, within the window"),
-    ],
-)
-async def test_silent_truncation_is_reported_once(
-    answer: LlmResponse,
-    window: int,
-    size: int,
-    report: str,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """A count far below what was sent, or a stream that ends with nothing, says "too
-    long" where nobody looks: it is logged, with agent and window."""
-    if not answer.content and google.adk.__version__.startswith("2.0."):
-        pytest.skip("this ADK does not tell plugins that a run has ended")
-    script = [answer] * 2
-    llm = SimulatedLlm(context_window=1_000_000, usage="never", script=script)
-    is_streaming = not answer.content
-    recorded = Recorded(
-        llm, Threshold(context_window=window), is_streaming=is_streaming
-    )
-    await recorded.work(2 if report == "truncate" else 1, "long " * size)
-    said = own_lines(caplog)
-    reports = [r for r in said if "truncate silently" in r or "answered nothing" in r]
-    assert len(reports) == bool(report)
-    assert all(
-        report in each and "'agent'" in each and str(window) in each for each in reports
-    )
 
 
 @pytest.mark.parametrize("is_streaming", [False, True])
@@ -227,33 +181,21 @@ def forget(request: LlmRequest) -> None:
     del request.contents[:-1]
 
 
-@pytest.mark.parametrize(
-    ("change", "sizes", "warnings"),
-    [
-        pytest.param(None, [20_000, 74_000, 100], 1, id="stays"),
-        pytest.param(forget, [95_000, 100, 95_000], 2, id="falls, rises"),
-    ],
-)
-async def test_a_warning_for_each_crossing(
-    change: Any,
-    sizes: list[int],
-    warnings: int,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_warning_for_each_crossing(caplog: pytest.LogCaptureFixture) -> None:
     """It is not repeated while pressure stays high, and comes again after a fall."""
     # Four bytes are a token here, for the guard and for the provider.
     llm = SimulatedLlm(context_window=128_000, token_ratio=1.0)
-    before = [Changing(change)] if change else []
+    before = [Changing(forget)]
     strategy, guard = Threshold(context_window=128_000), {"observe": True}
     recorded = Recorded(llm, strategy, guard=guard, before=before)
     await recorded.work(1, "Hello.")
-    for number, size in enumerate(sizes):
+    for number, size in enumerate([95_000, 95_000, 100, 95_000]):
         await recorded.work(1, words(size, str(number)))
     assert max(record.pressure for record in recorded.calls) > 0.7
-    assert len(recorded.pressures) == warnings
+    assert len(recorded.pressures) == 2
     assert not llm.rejections
     lines = [r for r in caplog.records if "is under pressure" in r.getMessage()]
-    assert [line.levelno for line in lines] == [logging.WARNING] * warnings
+    assert [line.levelno for line in lines] == [logging.WARNING] * 2
 
 
 @pytest.fixture
@@ -299,8 +241,7 @@ async def test_a_compaction_has_a_span_below_adks(
 async def test_no_message_text_is_reported(
     exporter: InMemorySpanExporter, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What a user, a tool or a summarizer's error says is in no record, span, event
-    metadata or log line."""
+    """No record, span, event or log line has what anybody said."""
     caplog.set_level(logging.INFO, "contextguard_adk")
     recorded = Recorded(finding=f"{SECRET} {FINDING}")
     replies: list[Reply] = [RuntimeError(SECRET), f"The {SECRET} summary."]

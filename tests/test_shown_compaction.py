@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +15,6 @@ from google.adk.artifacts import (
 )
 from google.adk.events import Event
 from google.adk.models.llm_request import LlmRequest
-from google.adk.sessions import DatabaseSessionService
-from google.adk.tools.agent_tool import AgentTool
 from google.adk.tools.load_artifacts_tool import load_artifacts_tool
 from google.adk.tools.long_running_tool import LongRunningFunctionTool
 
@@ -40,11 +37,6 @@ ARTIFACT = "compaction-agent.md"
 def look(place: str) -> str:
     """Looks at a place."""
     return f"Nothing is in the {place}."
-
-
-def look_closely(place: str) -> str:
-    """Looks at a place, and has much to say."""
-    return words(700, place)
 
 
 def act(request: LlmRequest) -> Reply:
@@ -104,8 +96,7 @@ async def list_names(service: BaseArtifactService) -> list[str]:
 
 
 async def test_event_of_a_compaction_names_its_artifact() -> None:
-    """A tool call after a compaction has the line first, and the artifact's version,
-    which is the next one for each compaction; the model is shown neither."""
+    """A tool call after a compaction has the line first, and the artifact's version."""
     service, llm = InMemoryArtifactService(), make_llm()
     prices = {"simulated": Costs(input=1, output=1)}
     chat = await open_chat(service, make_agent(model=llm), prices=prices)
@@ -121,7 +112,6 @@ async def test_event_of_a_compaction_names_its_artifact() -> None:
     assert "- Strategy: Threshold\n" in text
     assert f"````\n{SUMMARY}\n````\n" in text
     assert SUMMARY not in line
-
     await chat.tell([model(words(3_000)), user("More?"), model("No.")])
     assert deltas(await chat.say("Look.")) == [{ARTIFACT: 1}]
     assert (await chat.state())[KEY] != line
@@ -235,36 +225,3 @@ async def test_a_turn_that_is_cancelled_while_saving_is_reported() -> None:
     service.seconds = 0
     assert answer_text(await chat.say("Look.")) == "It is done."
     assert (llm.summaries, len(told)) == (paid, 1)
-
-
-async def test_compaction_in_an_agent_tool() -> None:
-    """The line and the artifact are those of the caller's session."""
-    steps: list[Reply] = [call("look_closely", place="hall")] * 9
-    llm = make_llm(script=[*steps, "Nothing."])
-    inner = LlmAgent(name="inner", model=llm, tools=[look_closely])
-    root = make_llm(script=[call("inner", request="Look at all."), "It is done."])
-    service = InMemoryArtifactService()
-    plugin = ContextGuardPlugin(default=Threshold(context_window=4_000))
-    chat = Chat(LlmAgent(name="root", model=root, tools=[AgentTool(inner)]), [plugin])
-    chat.runner.artifact_service = service
-    assert answer_text(await chat.say("Look at all.")) == "It is done."
-    assert (await chat.state())["context_guard:compacted:inner"]
-    assert await list_names(service) == ["compaction-inner.md"]
-
-
-async def test_database_and_rewind(tmp_path: Path) -> None:
-    """The line survives a reload, and goes with the turn when that is taken back."""
-    url = f"sqlite+aiosqlite:///{tmp_path / 'sessions.db'}"
-    sessions, service = DatabaseSessionService(url), InMemoryArtifactService()
-    chat = await open_chat(service, chat={"session_service": sessions})
-    events = await chat.say("Look.")
-    assert (await chat.state())[KEY]
-    assert deltas(await chat.events()) == [{ARTIFACT: 0}]
-    await chat.runner.rewind_async(
-        user_id="user",
-        session_id="session",
-        rewind_before_invocation_id=events[0].invocation_id,
-    )
-    assert (await chat.state()).get(KEY) is None
-    assert answer_text(await chat.say("Look.")) == "It is done."
-    await sessions.db_engine.dispose()

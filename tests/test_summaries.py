@@ -29,7 +29,6 @@ from tests.chats import (
     ProviderBusyError,
     guarded_chat,
     seed,
-    summary_requests,
     take_apart,
     text_of,
     words,
@@ -154,8 +153,7 @@ PAYLOADS: list[tuple[Callable[[], Any], str]] = [
 
 
 async def test_each_content_has_its_lines_and_stays_covered() -> None:
-    """Results of any shape, files, images and code are shown, thoughts and credentials
-    are not; whatever a tool returned, a later request knows that it is summarized."""
+    """Results of any shape, files, images and code are shown."""
 
     def replace(request: LlmRequest) -> None:
         """Has results hold what no session service could store."""
@@ -242,8 +240,7 @@ async def test_nothing_inside_can_pass_for_an_entry(window_tokens: int) -> None:
 async def test_long_transcripts_take_up_to_three_calls(
     size_tokens: int, call_count: int
 ) -> None:
-    """One is the rule; each has room for its answer and merges the summary so far; of
-    what is still too much the oldest is left out, which is said."""
+    """One is the rule; each has room for its answer and merges the summary so far."""
     talk = Talk(
         *("PART 1", "PART 2", "PART 3"),
         summarizer_context_window=8_000,
@@ -262,8 +259,7 @@ async def test_long_transcripts_take_up_to_three_calls(
 
 
 async def test_what_matters_least_is_left_out_of_a_transcript() -> None:
-    """Long results are shortened first, at last the oldest messages go; the first task
-    and the current request stay, also behind text that is denser than it looks."""
+    """Long results are shortened first, at last the oldest messages go."""
     settings: dict[str, Any] = {"summarizer_context_window": 8_000}
     talk = Talk("PART 1", "PART 2", "PART 3", llm={"token_ratio": 1.0}, **settings)
     dense = base64.b64encode(random.Random(1).randbytes(7_200)).decode()
@@ -290,8 +286,7 @@ WHOLE = "HEAD " + "middle ground " * 160 + "TAIL"
 
 
 async def test_only_what_a_model_says_aloud_is_the_summary() -> None:
-    """Parts are joined without thoughts; of a long one that was cut, whole lines; of
-    one that is too long head and tail, but the provider's count goes before ours."""
+    """Parts are joined without thoughts; of a long one that was cut, whole lines."""
     said = [THOUGHT, types.Part(text="One, "), types.Part(text="two.")]
     talk = Talk(said, CUT, f"HEAD {words(5_000)} TAIL", WHOLE)
     assert await talk.compact(user("Hello."), model("Hi.")) == "One, two."
@@ -362,24 +357,6 @@ async def test_input_that_is_too_long_is_tried_once_with_less(
     assert talk.records[0].is_mechanical is is_mechanical
     assert (summary == "The summary.") is not is_mechanical
     assert talk.summarizer.rejections == 1 + is_mechanical
-
-
-@pytest.mark.parametrize(
-    ("settings", "window_tokens"),
-    [
-        ({"summarizer_context_window": 30_000}, 30_000),
-        ({"summarizer": "no-such-model"}, 50_000),
-    ],
-)
-async def test_a_summary_call_uses_the_window(
-    settings: dict[str, Any], window_tokens: int
-) -> None:
-    """The agent's own model summarizes, up to its window or the one that is set."""
-    talk = Talk(strategy=Threshold(context_window=50_000, **settings))
-    await talk.compact(*numbered(100, 2_000))
-    asked = [request.prompt_tokens for request in summary_requests(talk.llm)]
-    assert len(asked) == 3
-    assert 0.5 * window_tokens < max(asked) <= 0.95 * window_tokens - 5_000
 
 
 class NamedLlm(SimulatedLlm):
@@ -455,8 +432,7 @@ def kind_of(part: types.Part) -> str:
 async def test_place_of_the_summary(
     strategy: Strategy | None, agent: dict[str, Any], expected: str
 ) -> None:
-    """It stands where the covered contents began, in one message with what the user's
-    side says beside it; words that look like its end do not end it."""
+    """Where the covered contents began; words that look like its end do not end it."""
     talk = Talk(f"Known. {HOSTILE}", strategy=strategy, agent=agent)
     talk.llm.summary_replies = [f"Known. {HOSTILE}"]
     contents = [user(f"Fix it. {HOSTILE}"), *numbered(6, 200)]
@@ -499,8 +475,7 @@ async def test_squeezing_touches_the_users_request_last() -> None:
 
 
 async def test_what_the_user_said_outlives_many_compactions() -> None:
-    """The first task stays word for word, short messages too, in lines of one blank
-    between words; what long ones named and wished can be read after all of them."""
+    """The first task stays word for word, short messages too."""
     task = ("Move the service. " + "Mind every detail. " * 60).strip()
     talk = Talk(*["All is known."] * 99, window=32_000)
     names = [f"order-{number:02}{number:02}" for number in range(40)]

@@ -108,21 +108,8 @@ async def test_a_summary_is_asked_for_at_the_end_of_the_conversation() -> None:
     assert all(text in agent[-1].text for text in shown)
 
 
-async def test_the_length_of_the_summary_is_bounded() -> None:
-    """It has half of the buffer, and room for the agent's thoughts; more is cut."""
-    llm = make_llm(summary_replies=["word " * 4_000] * 10)
-    thinking = types.ThinkingConfig(thinking_budget=100)
-    config = types.GenerateContentConfig(thinking_config=thinking)
-    await talk_and_demand(make_chat(llm, generate_content_config=config))
-    assert kinds(llm)[0] == "at the end"
-    asked = summary_requests(llm)[0]
-    assert asked.config.max_output_tokens == WINDOW // 10 + 100
-    assert 0 < agent_requests(llm)[-1].text.count("word ") <= WINDOW // 10
-
-
 async def test_what_is_no_history_does_not_stand_before_the_question() -> None:
-    """An instruction that changes from call to call stays out of the summary; one of
-    one's own stands in the question, and any answer is then taken for a summary."""
+    """An instruction that changes from call to call stays out of the summary."""
     llm = make_llm(summary_replies=["Short."] * 9)
     moving = "The customer on the line is number 815."
     own = make_strategy(summary_instruction="Write a haiku of {max_words} words.")
@@ -162,8 +149,7 @@ PLACES: dict[str, tuple[Strategy, bool, dict[str, Any], str]] = {
 async def test_where_a_summary_is_asked_for(
     strategy: Strategy, has_cache: bool, config: dict[str, Any], expected: str
 ) -> None:
-    """At the end where everything is covered, a cache serves it and no setting of the
-    agent is in the way; else with a transcript."""
+    """At the end where everything is covered and no setting is in the way."""
 
     def configure(request: LlmRequest) -> None:
         request.config = request.config.model_copy(update=config)
@@ -213,8 +199,7 @@ async def test_a_model_that_gives_no_summary_is_shown_a_transcript(
 async def test_a_passing_error_is_forgotten(
     errors: list[Exception], expected: list[str]
 ) -> None:
-    """Where it failed once, it is asked at the end again, three times at most, and a
-    provider that stays busy is not shown a transcript too."""
+    """Where it failed once, it is asked at the end again, three times at most."""
     llm = make_llm(summary_replies=[*errors, *[SUMMARY] * 20])
     chat = make_chat(llm)
     for _ in range(2):

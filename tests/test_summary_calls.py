@@ -21,6 +21,7 @@ from tests.chats import (
     EXACT,
     SUMMARY,
     ProviderBusyError,
+    Registry,
     guarded_chat,
     seed,
     summary_requests,
@@ -72,8 +73,7 @@ THOUGHTS: dict[str, tuple[int, int | None, int | None, int]] = {
 
 @pytest.mark.parametrize("name", THOUGHTS)
 async def test_thinking_is_off_or_has_room(name: str) -> None:
-    """Thoughts count as output: they are turned off, or get tokens of their own; what
-    the agent asks for holds where they cannot be turned off."""
+    """Thoughts count as output: they are turned off, or get tokens of their own."""
     window_tokens, wish, expected, headroom_tokens = THOUGHTS[name]
     thinking = types.ThinkingConfig(thinking_budget=wish) if wish else None
     config = types.GenerateContentConfig(thinking_config=thinking)
@@ -86,31 +86,23 @@ async def test_thinking_is_off_or_has_room(name: str) -> None:
     assert written.asked[0].max_output_tokens == budget_tokens + headroom_tokens
 
 
-class OwnRegistry:
-    """A registry of the user's own that knows output limits, or what it says."""
+class Limited(Registry):
+    """Knows a window, and fails where it is asked for an output limit, or knows one."""
 
-    def __init__(self, answer: object) -> None:
-        self.answer = answer
+    limit_tokens: int | None = None
 
-    def context_window(self, name: str) -> int:
-        """Returns a window."""
-        return 100_000
-
-    def max_output_tokens(self, name: str) -> object:
-        """Returns the answer."""
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return self.answer
+    def max_output_tokens(self, model: str) -> int:
+        """Returns it."""
+        if self.limit_tokens is None:
+            raise RuntimeError("down")
+        return self.limit_tokens
 
 
-@pytest.mark.parametrize(
-    ("answer", "asked"),
-    [(500, 500), ("500", 10_000), (RuntimeError("down"), 10_000)],
-    ids=["known", "text", "raises"],
-)
-async def test_a_registry_may_know_output_limits(answer: object, asked: int) -> None:
-    """What it cannot say properly means that nobody knows."""
-    guard = {"registry": OwnRegistry(answer)}
+@pytest.mark.parametrize(("limit", "asked"), [(500, 500), (None, 10_000)])
+async def test_a_registry_may_know_output_limits(limit: int | None, asked: int) -> None:
+    """One that fails knows none."""
+    guard = {"registry": (registry := Limited(100_000))}
+    registry.limit_tokens = limit
     written = Written(GOOD, model="gpt-4-turbo", guard=guard, context_window=None)
     await written.compact()
     assert written.asked[0].max_output_tokens == asked
@@ -120,8 +112,7 @@ async def test_a_registry_may_know_output_limits(answer: object, asked: int) -> 
 
 
 async def test_a_call_that_failed_is_made_again() -> None:
-    """A refused one without our limits, which can be what was wrong; to a provider that
-    is busy three times with the very same, but not after a wait that is too long."""
+    """A refused one without our limits, which can be what was wrong."""
     refused = Written(ProviderError("max_tokens is too large"), GOOD)
     assert await refused.compact() == GOOD
     first, second = refused.asked
@@ -213,8 +204,7 @@ DOWN = RuntimeError("out of order")
 async def test_a_failing_summarizer_is_asked_less_often(
     settings: dict[str, Any], replies: Any, expected: list[int]
 ) -> None:
-    """Only failures in a row count; one compaction is skipped, then it is tried; one
-    that nobody knows leaves it to the agent's own model."""
+    """Only failures in a row count; one compaction is skipped, then it is tried."""
     written = Written(**WIDE, **settings)
     written.llm.summary_replies = replies
     asked = []
@@ -224,25 +214,6 @@ async def test_a_failing_summarizer_is_asked_less_often(
         await written.chat.say(f"{number} {words(225)}")
         asked.append(written.llm.summaries - before)
     assert asked == expected
-
-
-@pytest.mark.parametrize("failures", [1, 99])
-async def test_a_request_that_fits_waits_for_a_better_summary(failures: int) -> None:
-    """Up to 97 % of the window, with a sixth added to the newest message, it goes out
-    as it is, and the next call asks again."""
-    records = list[CompactionRecord]()
-    replies: list[Any] = [*[DOWN] * failures, *["They spoke of stars."] * 9]
-    llm = SimulatedLlm(context_window=10_000, token_ratio=1.0, summary_replies=replies)
-    strategy = Threshold(context_window=10_000)
-    chat = guarded_chat(llm, strategy, guard={"on_compaction": records.append})
-    while not records:
-        await chat.say(words(520))
-    assert records[0].is_mechanical is (failures == 99)
-    assert llm.rejections == 0
-    if failures < 99:
-        assert llm.summaries == failures + 1
-    else:
-        assert records[0].tokens_before >= 9_700 - 600 / 6  # A message is below 600.
 
 
 # --- what is a summary ---

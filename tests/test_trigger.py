@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from tests.builders import Chat, answer_text, model, queued_tool, user
 from tests.chats import (
     DEMAND,
     EXACT,
-    KEY,
     agent_requests,
     guarded_chat,
     seed,
@@ -50,11 +48,7 @@ def open_chat(
     looks: tuple[int, int] = (0, 0),
     **settings: Any,
 ) -> tuple[Chat, list[CallRecord], list[CompactionRecord]]:
-    """A chat, with what its listeners hear.
-
-    Args:
-        looks: How often the agent calls a tool, and of how many tokens the results are.
-    """
+    """A chat, with what its listeners hear."""
     calls, compactions = list[CallRecord](), list[CompactionRecord]()
     listeners = {"on_call": calls.append, "on_compaction": compactions.append}
     guard = {**listeners, **settings.pop("guard", {})}
@@ -78,7 +72,6 @@ async def talk(chat: Chat, count: int, tokens: int = 4_000) -> None:
     [
         (Threshold, "trigger"),
         (SlidingWindow, "trigger"),
-        (Pipeline, "trigger"),
         (Pipeline, "compression_threshold"),
     ],
 )
@@ -114,8 +107,7 @@ async def test_a_history_is_compacted_at_the_token(
 async def test_sizes_follow_from_the_trigger(
     window: int, trigger: Any, due_tokens: int, summary_tokens: int
 ) -> None:
-    """The summary's budget is an eighth. Above the usual threshold a trigger says
-    nothing."""
+    """The summary's budget is an eighth."""
     llm = make_llm(context_window=window)
     chat, calls, _ = open_chat(llm, trigger)
     await seed(chat, user("The task."), model(words(4_000)), state=DEMAND)
@@ -168,49 +160,6 @@ async def test_a_failing_summarizer_below_the_window_is_asked_again_later() -> N
     llm.summary_replies = lambda _: "A summary."
     await talk(chat, 2)
     assert len(compactions) == 1
-    assert llm.rejections == 0
-
-
-@pytest.mark.parametrize("size", [10**400, -1])
-async def test_stored_sizes_out_of_bounds_are_ignored(size: int) -> None:
-    """Session state is untrusted: the record counts as absent, and nothing fails."""
-    chat, _, compactions = open_chat(make_llm(), "auto")
-    await talk(chat, 9)
-    assert len(compactions) == 1
-    key = KEY.format("record")
-    text = (await chat.state())[key]
-    forged = re.sub(r'"left_tokens":\d+', f'"left_tokens":{size}', text)
-    assert forged != text
-    await seed(chat, user("More."), state={key: forged})
-    await talk(chat, 1)
-    assert len(compactions) == 2
-
-
-async def test_recovery_works_with_a_trigger() -> None:
-    """A provider that takes far less than is known refuses once."""
-    llm = make_llm(context_window=24_000)
-    chat, _, compactions = open_chat(llm, LEAST, strategy={"context_window": WINDOW})
-    await talk(chat, 8)
-    assert llm.rejections == 1
-    assert compactions[0].reason == "overflow"
-    assert all(each.reason == "tokens" for each in compactions[1:])
-
-
-@pytest.mark.parametrize(
-    ("window", "full"), [(1_000_000, 980_000), (80_000, 64_000)], ids=["wide", "narrow"]
-)
-async def test_auto_is_twice_what_was_left_and_never_above_the_threshold(
-    window: int, full: int
-) -> None:
-    """The current request is quoted whole, so a long one is left by each compaction."""
-    llm = make_llm(context_window=window)
-    chat, calls, compactions = open_chat(llm, "auto", looks=(20, 2_000))
-    await seed(chat, user("Earlier."), model(words(12_000)))
-    assert answer_text(await chat.say(words(36_000, "LIVE"))) == "Done."
-    left = compactions[0].tokens_after
-    due = calls[1].threshold_tokens
-    assert due == pytest.approx(min(full, 2 * left), rel=0.1)
-    assert all(record.threshold_tokens <= full for record in calls)
     assert llm.rejections == 0
 
 
