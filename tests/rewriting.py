@@ -36,19 +36,6 @@ def stamping() -> Rewrite:
     return stamp
 
 
-def stamping_texts() -> Rewrite:
-    """Puts the time before all texts, those of the model too, another on each call."""
-    seconds = itertools.count(1)
-
-    def stamp(request: LlmRequest) -> None:
-        now = f"[2026-01-01 12:{next(seconds):05}]"
-        request.contents = [each.model_copy(deep=True) for each in request.contents]
-        for part in (p for c in request.contents for p in c.parts or () if p.text):
-            part.text = f"{now} {part.text}"
-
-    return stamp
-
-
 def stamping_parts() -> Rewrite:
     """Adds the time to all messages as a part of its own, another one on each call."""
     seconds = itertools.count(1)

@@ -33,18 +33,15 @@ SHORT = MessageWindow(
 TOKENS = TokenWindow(budget_tokens=500)
 CASES: dict[str, tuple[Strategy, int | None]] = {
     "threshold": (Threshold(context_window=WINDOW), None),
-    "threshold, low": (Threshold(context_window=1_500), None),
     "sliding": (SlidingWindow(context_window=WINDOW, max_messages=6), None),
-    "pipeline": (Pipeline(context_window=WINDOW), None),
     "pipeline, messages": (Pipeline(context_window=1_500, window=SHORT), None),
     "pipeline, tokens": (Pipeline(context_window=1_500, window=TOKENS), None),
-    "below": (Threshold(context_window=100_000), None),
     "resend": (Threshold(context_window=100_000), 1_000),
 }
 """Strategies, and the provider's window where it is smaller than the configured one."""
 
 
-@pytest.mark.parametrize("count", [1, 5, 10])
+@pytest.mark.parametrize("count", [1, 10])
 @pytest.mark.parametrize("name", CASES)
 async def test_no_turn_is_lost_wherever_the_history_begins(
     name: str, count: int
@@ -65,8 +62,7 @@ async def test_no_turn_is_lost_wherever_the_history_begins(
 
 @pytest.mark.parametrize("observe", [False, True], ids=["guarding", "observing"])
 async def test_the_notice_stands_first(observe: bool) -> None:
-    """It is the same in every request, what follows is untouched; an observer adds
-    nothing."""
+    """It is the same in every request, what follows is untouched."""
     tap = RequestTap()
     llm = SimulatedLlm(script=[call_part("look", step=1), "Done."])
     agent, guard = {"tools": [looking_tool()]}, {"observe": observe}

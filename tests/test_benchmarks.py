@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-from itertools import repeat
 from pathlib import Path
 
 import pytest
 from google.adk.apps.app import EventsCompactionConfig
 
-from benchmarks import _common, _long_sessions, compare, waiting
-from benchmarks._conversations import SHAPES, write_conversation
-from benchmarks._play import NotedSummaries, Way, play
-from contextguard_adk import ContextGuardPlugin, Threshold
-from contextguard_adk.testing import SimulatedLlm
-from tests.chats import ProviderBusyError
+from benchmarks import _common, compare
+from benchmarks._conversations import write_conversation
+from benchmarks._play import Way, play
 
 WINDOW = 8_000
 OURS = [way for way in compare.WAYS if way.is_ours]
@@ -48,43 +44,12 @@ async def test_ours_loses_no_turn(way: Way) -> None:
     assert 0 < played.cached_tokens < played.prompt_tokens < played.billed_tokens
 
 
-async def count_facts(name: str, outages: int) -> int:
-    """Of tools, where the summarizer's first calls fail."""
-    talk = write_conversation(name, WINDOW, 0.5)
-    busy = repeat(ProviderBusyError("Overloaded."), outages)
-    write = NotedSummaries(dict(talk.notes))
-    summarizer = SimulatedLlm(
-        context_window=WINDOW,
-        summary_replies=lambda request: next(busy, None) or write(request),
-    )
-    strategy = Threshold(
-        context_window=talk.configured_tokens,
-        summarizer=summarizer,
-        summarizer_context_window=WINDOW,
-    )
-    guarded = Way(name, plugins=lambda _: [ContextGuardPlugin(default=strategy)])
-    played = await play(talk, guarded)
-    assert (played.lost_turns, played.broken_pairs) == (0, 0)
-    assert summarizer.summaries > outages
-    return played.tool_facts
-
-
-@pytest.mark.slow
-async def test_a_summarizer_that_was_down_costs_no_facts() -> None:
-    """Three times in a row, in each conversation; as it compacts at other places then,
-    a few facts come and go."""
-    as_usual = [await count_facts(name, 0) for name in SHAPES]
-    after_outages = [await count_facts(name, 3) for name in SHAPES]
-    assert sum(after_outages) >= 0.98 * sum(as_usual) > 100
-
-
 @pytest.mark.slow
 @needs_newer_adk
 def test_the_comparison_says_what_it_compares(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every way has a row; tokens are compared where both finish, as ADK's own
-    compaction does."""
+    """Every way has a row."""
     played = compare.measure(["tables of numbers"], 4_000, length=0.4)
     figures = compare.build_figures(played)
     _common.write_json(tmp_path / "figures.json", figures)
@@ -101,47 +66,3 @@ def test_the_comparison_says_what_it_compares(
     against = figures["against"][compare.BASELINE]
     assert against["no guard"] is None
     assert against[compare.BASELINE]["cost"] == 1.0
-    one = compare.build_figures({"Threshold": played["Threshold"]})
-    assert not one["against"]
-    compare.print_figures(one, "notes")
-
-
-@pytest.mark.slow
-async def test_the_automatic_trigger_makes_a_large_window_cheap(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """A chat of 600 calls costs at most 0.3 of the default, with a prompt cache."""
-    cell = _long_sessions.Cell("chat", has_cache=True)
-    ways = _long_sessions.WAYS
-    spent = {name: await _long_sessions.play(cell, ways[name]) for name in ways}
-    assert all(one.cost_tokens for one in spent.values())
-    figures = _long_sessions.build_figures({cell: spent})
-    assert figures[cell.name]["of the default"] <= 0.3
-    _long_sessions.print_figures(figures)
-    assert cell.name in capsys.readouterr().out
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("scale", "most_ratio"), [(1, 0.8), (4, 0.1)])
-def test_agents_wait_less_with_summaries_ahead(
-    scale: int, most_ratio: float, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """In a large window hardly at all; nothing else is worse."""
-    timed = waiting.measure(["reading source files"], scale, 0.5)
-    figures = waiting.build_figures(timed)
-    without, ahead = figures[waiting.WITHOUT], figures["ahead=True"]
-    summaries_seconds = waiting.SUMMARY_SECONDS * without["summaries"]
-    assert without["waited_seconds"] == pytest.approx(summaries_seconds) != 0
-    assert ahead["waited_seconds_ratio"] <= most_ratio
-    assert ahead["ahead"] == ahead["compactions"] >= without["compactions"]
-    for row in figures.values():
-        # The answers take as long in each row.
-        answers_seconds = row["seconds"] - row["waited_seconds"]
-        assert answers_seconds == pytest.approx(without["seconds"] - summaries_seconds)
-        for name in ("user_facts", "tool_facts"):
-            assert row[name] >= without[name] > 0
-        for name in ("without_request", "rejections", "broken_pairs", "lost_turns"):
-            assert row[name] == 0
-    waiting.print_figures(figures, scale)
-    printed = capsys.readouterr().out
-    assert all(way in printed for way in waiting.WAYS)

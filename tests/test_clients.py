@@ -5,7 +5,6 @@ The provider counts what it is sent, by BPE, and refuses as the real ones do.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,10 +13,8 @@ from google.adk.agents import LlmAgent
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.google_llm import Gemini
 from google.genai import types
-from pydantic_core import to_json
 
 from contextguard_adk import CompactionRecord, ContextGuardPlugin, Threshold
-from contextguard_adk._providers.clients import reserved_output_tokens
 from contextguard_adk.records import CallRecord
 from tests.builders import Chat, answer_text, call_part, queued_tool
 from tests.loopback import Loopback, Mood, Provider
@@ -31,7 +28,6 @@ pytestmark = [
 ]
 
 WINDOW = 20_000
-LARGE = 64_000
 CLIENTS = ("gemini", "openai", "anthropic", "claude")
 INSTRUCTION = Writer("instruction", WINDOW, None).text("prose", 0.05)
 SETTINGS = {
@@ -148,63 +144,13 @@ async def test_no_turn_is_lost(loopback: Loopback, client: str, setting: str) ->
     talk.check(rejections=0 if is_right else 1)
 
 
-WORDS = {
-    "russian rows": "склад заказ доставка клиент город улица сумма возврат накладная "
-    "курьер оплата задержка поставщик договор отгрузка Казань Самара Тверь",
-    "chinese rows": "仓库 订单 配送 客户 城市 街道 金额 退货 发货单 快递员 付款 延迟 "
-    "供应商 合同 上海 广州 成都 杭州",
-    "flat rows": "warehouse order delivery customer street amount refund invoice "
-    "courier payment delay supplier contract shipment Lisbon Porto Faro",
-}
-KINDS = ("list of ints", "flat rows", "nested objects", "russian rows", "chinese rows")
-
-
-def structured(kind: str, seed: int) -> dict[str, Any]:
-    """A result of a tool, 20 KB beyond ASCII and 40 KB else."""
-    chance = random.Random(f"{kind}-{seed}")
-    if kind == "list of ints":
-        return {"values": [chance.randrange(1_000_000) for _ in range(6_000)]}
-    if kind == "nested objects":
-        return {"seed": seed, **Writer(kind, 15_000, None).result("json", 1.0)}
-    words, rows = WORDS[kind].split(), list[dict[str, Any]]()
-    names = chance.sample(words, 5)
-    while len(to_json(rows)) < (40_000 if kind == "flat rows" else 20_000):
-        said = " ".join(chance.choices(words, k=4))
-        values = [chance.randrange(10_000), said, chance.choice(words)]
-        values += [chance.random() < 0.5, round(chance.random() * 100, 2)]
-        rows.append(dict(zip(names, values, strict=True)))
-    return {"rows": rows}
-
-
 @pytest.mark.parametrize("client", CLIENTS)
-async def test_new_structured_results_are_measured_as_they_are_sent(
-    loopback: Loopback, client: str
-) -> None:
-    """The estimate is near the count before the provider has counted anything of it."""
-    loopback.provider.window_tokens = roomy = 4 * LARGE
-    strategy = Threshold(context_window=roomy)
-    for kind in KINDS:
-        results = [structured(kind, seed) for seed in range(2)]
-        talk = Talk(loopback, client, strategy, results)
-        assert await talk.talk(turns=2, tool_calls=1) == 0
-        new = talk.calls[1::2]  # A result is new in every second call.
-        ratios = [each.estimated_tokens / (each.real_tokens or 1) for each in new]
-        assert all(0.95 <= ratio <= 1.4 for ratio in ratios), (kind, ratios)
-
-
-@pytest.mark.parametrize(
-    ("client", "kind"),
-    [
-        *(("gemini", "russian rows"), ("openai", "list of ints")),
-        *(("anthropic", "nested objects"), ("claude", "chinese rows")),
-    ],
-)
 async def test_a_result_larger_than_the_window_is_not_sent(
-    loopback: Loopback, client: str, kind: str
+    loopback: Loopback, client: str
 ) -> None:
     """A structured result makes the request too long by a twentieth."""
     provider = loopback.provider
-    results = [structured(kind, seed) for seed in range(2)]
+    results = pods(WINDOW, 1.0, 2)
     provider.window_tokens = 1_000_000
     assert await Talk(loopback, client, None, results).talk(1, tool_calls=1) == 0
     window = int(provider.requests[-1].prompt_tokens / 1.05)
@@ -262,72 +208,19 @@ async def test_other_failures_are_the_providers_own(
     assert ends[0] == ends[1]
 
 
-@pytest.mark.parametrize("client", ["gemini", "openai"])
-async def test_a_model_with_little_output_writes_its_summaries(
-    loopback: Loopback, client: str
-) -> None:
-    """Where the summary's own output is refused, no limit is asked for."""
-    provider = loopback.provider
-    provider.output_limit_tokens = 1_000
-    talk = Talk(loopback, client, SETTINGS["right"], pods(WINDOW, 0.2))
-    assert await talk.talk(turns=4, tool_calls=2) == 0
-    assert provider.count("parameter") <= len(talk.compactions)
-    provider.requests[:] = [r for r in provider.requests if r.refused != "parameter"]
-    talk.check(rejections=0)
-
-
-async def test_a_thinking_budget_leaves_room_for_a_summary(loopback: Loopback) -> None:
-    """A summary call asks for more than the thoughts may take."""
-    thinking: Any = {"thinking": {"type": "enabled", "budget_tokens": 3_000}}
-    thinking["allowed_openai_params"] = ["thinking"]
-    talk = Talk(loopback, "anthropic", SETTINGS["right"], pods(WINDOW, 0.2), **thinking)
-    assert await talk.talk(turns=4, tool_calls=2) == 0
-    assert all(each.sent.thinking_tokens for each in loopback.provider.of_agent)
-    talk.check(rejections=0)
-
-
 @pytest.mark.parametrize(
     ("client", "max_tokens"),
     [
-        *(("openai", 6_000), ("openai", 11_000), ("openai", 19_000)),
-        *(("anthropic", 6_000), ("anthropic", 16_000)),
-        *(("claude", 8_192), ("claude", 19_000)),
+        *(("openai", 6_000), ("openai", 19_000)),
+        *(("anthropic", 16_000), ("claude", 8_192)),
     ],
 )
 async def test_reserved_output_costs_one_rejection_at_most(
     loopback: Loopback, client: str, max_tokens: int
 ) -> None:
-    """Where input and output share the window, what the model reserves is seen, however
-    large it is."""
+    """Where input and output share the window, what the model reserves is seen."""
     loopback.provider.counts_output = True
     strategy, results = SETTINGS["right"], pods(WINDOW, 0.1)
     talk = Talk(loopback, client, strategy, results, max_tokens=max_tokens)
     assert await talk.talk(turns=5, tool_calls=2) == 0
     talk.check(rejections=1)
-
-
-@pytest.mark.parametrize(
-    ("model", "arguments", "asked", "reserved"),
-    [
-        ("openai/gpt-4o", {}, None, None),
-        ("openai/gpt-4o", {"max_tokens": 5_000}, None, 5_000),
-        ("openai/gpt-4o", {"max_tokens": 5_000}, 700, 700),
-        ("openai/gpt-4o", {"max_completion_tokens": 5, "max_tokens": 7}, None, 5),
-        ("anthropic/claude-3-haiku-20240307", {}, None, 4_096),
-        ("anthropic/claude-3-haiku-20240307", {"max_tokens": 900}, None, 900),
-        ("openrouter/anthropic/claude-3-haiku", {}, None, None),
-        ("claude-sonnet-4-5", {"max_tokens": 12_345}, None, 12_345),
-    ],
-)
-def test_what_a_client_reserves_is_known(
-    model: str, arguments: dict[str, int], asked: int | None, reserved: int | None
-) -> None:
-    """The request's own number counts first, then the constructor's, then the table;
-    ADK's client for Anthropic's API always names a number."""
-    from google.adk.models import anthropic_llm, lite_llm
-
-    client: Any = lite_llm.LiteLlm if "/" in model else anthropic_llm.Claude
-    config = types.GenerateContentConfig(max_output_tokens=asked)
-    llm = client(model=model, **arguments)
-    assert reserved_output_tokens(llm, model, config) == reserved
-    assert asked or reserved_output_tokens(object(), model, config) is None

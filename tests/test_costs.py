@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import logging
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,25 +13,20 @@ from contextguard_adk._providers.clients import read_usage
 from contextguard_adk._providers.costs import add_costs, price_calls
 from contextguard_adk._providers.registry import LitellmRegistry, resolve_costs
 from contextguard_adk.records import Usage, format_cost
-from contextguard_adk.strategies import Ask, Draft, Strategy, Turn
 from contextguard_adk.testing import Reply, SimulatedLlm
 from tests.builders import user
-from tests.chats import DEMAND, guarded_chat, seed, text_of, words
+from tests.chats import DEMAND, guarded_chat, seed, words
 
 REAL = LitellmRegistry()
 KNOWN = {
     "gpt-4o": (2.5, 10, 1.25),
-    "openrouter/openai/gpt-4o-mini": (0.15, 0.6, 0.075),
     "gpt-4-turbo": (10, 30, None),
-    "anthropic/claude-sonnet-4-5": (3, 15, 0.3),
     "claude-haiku-4-5-20251001": (1, 5, 0.1),
-    "gemini-2.5-pro": (1.25, 10, 0.125),
-    "deepseek/deepseek-chat": (0.28, 0.42, 0.028),
     "gemini/gemini-2.5-flash-001": (0.3, 2.5, 0.03),
     "vertex_ai/claude-sonnet-4-5": (3, 15, 0.3),
     "ollama_chat/llama3.1": (0, 0, None),
     # A provider that is not in the table has a window, but not the prices of others.
-    **dict.fromkeys(("together_ai/mistral", "groq/llama3.1", "xai/grok-4")),
+    **dict.fromkeys(("together_ai/mistral", "xai/grok-4")),
 }
 
 
@@ -45,39 +38,6 @@ def test_the_table_has_the_list_prices(
     found = REAL.costs(model)
     assert (found and (found.input, found.output, found.cached_input)) == prices
     assert REAL.context_window(model)
-
-
-def priced(input_price: object, output_price: object = 2e-6) -> dict[str, object]:
-    """An entry of the table with prices per token."""
-    prices = {
-        "input_cost_per_token": input_price,
-        "output_cost_per_token": output_price,
-    }
-    return {"mode": "chat", "max_input_tokens": 8_000, **prices}
-
-
-ENTRIES: dict[str, tuple[list[object], int | None]] = {
-    "one": ([priced(1e-6)], 1),
-    "nobody entered it": ([priced(0.0)], None),
-    "nor that of the output": ([priced(1e-6, 0.0)], None),
-    "several agree": ([priced(1e-6), priced(1e-6)], 1),
-    "several differ": ([priced(1e-6), priced(2e-6)], None),
-    "one is not entered": ([priced(1e-6), priced(0.0)], None),
-    "no prices": ([{"mode": "chat", "max_tokens": 8_000}], None),
-    "no number": ([priced("free")], None),
-    "negative": ([priced(-1.0)], None),
-}
-
-
-@pytest.mark.parametrize(("entries", "input_price"), ENTRIES.values(), ids=ENTRIES)
-def test_prices_are_known_or_not(
-    tmp_path: Path, entries: list[object], input_price: float | None
-) -> None:
-    """Where providers ask different prices, none of them is guessed."""
-    table = {f"provider-{n}/in-house": entry for n, entry in enumerate(entries)}
-    (path := tmp_path / "table.json").write_text(json.dumps(table))
-    costs = LitellmRegistry(path).costs("in-house")
-    assert (costs and costs.input) == input_price
 
 
 class OwnRegistry:
@@ -105,10 +65,10 @@ CHEAP = Costs(input=1, output=8, cached_input=0.1)
     [
         ("own-model", RuntimeError("not asked"), CHEAP),
         ("gpt-4o", CHEAP, CHEAP),
-        *(("gpt-4o", None, None), ("priced-in-euros", 3.5, None)),
+        ("priced-in-euros", 3.5, None),
         ("down-model", RuntimeError("down"), None),
     ],
-    ids=["own prices", "own registry", "unknown", "no prices", "fails"],
+    ids=["own prices", "own registry", "no prices", "fails"],
 )
 def test_order_of_sources(
     caplog: pytest.LogCaptureFixture, model: str, answer: object, expected: Costs | None
@@ -117,8 +77,7 @@ def test_order_of_sources(
     for _ in range(2):
         found = resolve_costs(model, {"own-model": CHEAP}, OwnRegistry(answer))
         assert found == expected
-    is_odd = expected is None and answer is not None
-    assert caplog.text.count(f"gave no prices for '{model}'") == is_odd
+    assert caplog.text.count(f"gave no prices for '{model}'") == (expected is None)
     assert resolve_costs("nobody-knows-it", {}, None) is None
 
 
@@ -149,7 +108,6 @@ USAGES: dict[str, tuple[tuple[int, ...], Usage]] = {
     "thoughts beside: Gemini, Claude": ((900, 0, 20, 50, 970), Usage(900, 0, 70)),
     "thoughts within: LiteLLM": ((900, 0, 70, 50, 970), Usage(900, 0, 70)),
     "results of built-in tools": ((9, 0, 2, 0, 15, 4), Usage(13, 0, 2)),
-    "no total": ((900, 0, 20, 50), Usage(900, 0, 70)),
     "what a cache held is left out": ((100, 700, 20, 0, 100), Usage(700, 700, 20)),
 }
 
@@ -172,7 +130,6 @@ class Paid:
     def __init__(
         self,
         *replies: Reply,
-        strategy: Strategy | None = None,
         prices: dict[str, Costs] | None = None,
         **settings: Any,
     ) -> None:
@@ -186,8 +143,7 @@ class Paid:
             "on_compaction": self.compactions.append,
             "prices": {"writer": CHEAP} if prices is None else prices,
         }
-        strategy = strategy or Threshold(context_window=8_000)
-        strategy = strategy.model_copy(update={"summarizer": self.writer})
+        strategy = Threshold(context_window=8_000, summarizer=self.writer)
         self.chat = guarded_chat(self.llm, strategy, guard=guard)
 
     async def talk(self) -> None:
@@ -204,8 +160,7 @@ class Paid:
 
 
 async def test_records_tell_what_calls_and_summaries_took() -> None:
-    """Tokens and price of the agent's own requests, and of all summary calls: what was
-    no summary was paid for, too."""
+    """Tokens and price of the agent's own requests, and of all summary calls."""
     prices = {"writer": CHEAP, "talker": Costs(input=2, output=4)}
     paid = Paid("I cannot help with that.", GOOD, prices=prices, prompt_cache=True)
     await paid.talk()
@@ -228,8 +183,7 @@ async def test_records_tell_what_calls_and_summaries_took() -> None:
 async def test_an_unknown_price_is_never_zero(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Nor is what a provider does not report; tokens are told as far as known. Where no
-    model answered, nothing was billed."""
+    """Nor is what a provider does not report; tokens are told as far as known."""
     caplog.set_level(logging.INFO, "contextguard_adk")
     unknown, silent = Paid(GOOD, prices={}), Paid(GOOD, usage="never")
     down = Paid(RuntimeError("down"))
@@ -246,30 +200,3 @@ async def test_an_unknown_price_is_never_zero(
     assert costs == [(None, None), (None, 0.0)]
     assert "by writer, cost unknown;" in caplog.text
     assert (silent.calls[0].usage, silent.calls[0].cost) == (Usage(), None)
-
-
-class Wasteful(Strategy):
-    """Pays for summaries that come to nothing, as the newest message tells it to."""
-
-    async def compact(self, turn: Turn, ask: Ask) -> Draft | None:
-        """Has a summary written, and drops it or fails."""
-        told = text_of(turn.messages[-1])
-        if "Pay" in told:
-            await ask.summarize(turn, turn.older_than(1))
-        if "fail" in told:
-            raise RuntimeError
-        return None
-
-
-async def test_what_came_to_nothing_is_told_with_a_call() -> None:
-    """There is no compaction to tell of it, and yet no dollar is lost from the sum."""
-    paid = Paid(GOOD, GOOD, strategy=Wasteful(context_window=8_000))
-    await seed(paid.chat, user(words(3_000)))
-    for message in ("Pay.", "Pay and fail.", "Go on."):
-        await paid.chat.say(message)
-    assert not paid.compactions
-    # The call for which the guard had failed is none of its own; the next one tells.
-    assert [call.summary_usage for call in paid.calls] == paid.answered
-    costs = [CHEAP.price(usage) for usage in paid.answered]
-    assert [call.summary_cost for call in paid.calls] == pytest.approx(costs)
-    assert min(costs) > 0

@@ -8,9 +8,7 @@ Russian or Hindi as for English, and several times as many for base64.
 
 from __future__ import annotations
 
-import argparse
 import base64
-import inspect
 import json
 import random
 from pathlib import Path
@@ -18,10 +16,7 @@ from typing import Any
 
 import pytest
 from google.adk.models.llm_request import LlmRequest
-from google.adk.plugins.context_filter_plugin import ContextFilterPlugin
 from google.genai import types
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from benchmarks._common import make_pod
 from contextguard_adk import CallRecord, Threshold
@@ -30,28 +25,24 @@ from contextguard_adk._measuring.calibration import (
     token_counter,
 )
 from contextguard_adk._measuring.tokens import (
-    estimate_config_tokens,
     estimate_contents_tokens,
     text_bytes,
 )
 from contextguard_adk.testing import Reply, SimulatedLlm
 from contextguard_adk.testing.provider import count_tokens
-from tests.builders import Chat, call, call_part, model, queued_tool, response, user
+from tests.builders import Chat, call_part, queued_tool, user
 from tests.chats import agent_requests, guarded_chat
 
 CHANCE = random.Random(5)
 # Each about an old printing press in a hall, and a key that nobody has.
 SENTENCES = {
     "Russian": "Старый пресс стоит в зале Б, и никто не знает, у кого сейчас ключ. ",
-    "Arabic": "المطبعة القديمة موجودة في القاعة ولا أحد يعرف من لديه المفتاح الآن. ",
     "Hindi": "पुराना प्रेस बड़े हॉल में रखा है और कोई नहीं जानता कि चाबी किसके पास है। ",
     "Thai": "เครื่องพิมพ์เก่าอยู่ในห้องโถงใหญ่ และไม่มีใครรู้ว่าตอนนี้ใครมีกุญแจ ",
 }
 ENGLISH = "The old press stands in hall B, and nobody knows who has the key to it now. "
 PROSE, RUSSIAN = ENGLISH * 200, SENTENCES["Russian"] * 100
 DENSE = base64.b64encode(CHANCE.randbytes(30_000)).decode()
-NUMBERS = [{"id": i, "at": i * 7919, "load": i / 7, "on": True} for i in range(800)]
-LOG = "2024-03-01 09:{:02d}:41,123 INFO [api:{}] charged invoice={} id={}"
 UDHR = Path(__file__).parent.parent / "benchmarks" / "udhr"
 
 
@@ -62,18 +53,12 @@ def declaration(language: str) -> str:
 
 TEXTS = {
     "prose": PROSE,
-    "python": inspect.getsource(argparse)[10_000:22_000],
     "csv": "\n".join(f"{CHANCE.gauss(0, 100):.4f},{n},on" for n in range(400)),
-    "rows-json": json.dumps(NUMBERS, separators=(",", ":")),
     "kubectl": json.dumps([make_pod(random.Random(i)) for i in range(12)], indent=4),
-    "log": "\n".join(
-        LOG.format(i % 60, i, i * 7919, CHANCE.randbytes(8).hex()) for i in range(90)
-    ),
     "base64": DENSE,
     "russian": declaration("ru")[:3_000],
     "chinese": declaration("zh")[:2_000],
     "emoji": "🚀🔥👍😀🎉" * 60,
-    "box": "┌──────────────┬──────────────────┐\n│ a            │ b  │\n" * 9,
 }
 
 
@@ -92,138 +77,6 @@ def test_a_text_is_estimated_near_what_a_tokenizer_counts(kind: str) -> None:
     assert estimate(user(text)) == near
     assert token_counter(None)(text) == near
     assert token_counter(2.0)(text) >= text_bytes(text) / 2
-
-
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.text(alphabet=st.characters(), max_size=200))
-def test_the_estimate_of_any_text_is_bounded(text: str) -> None:
-    """No text, whatever it is made of, takes more than two tokens for each byte."""
-    assert bool(text) <= token_counter(None)(text) <= 2 * text_bytes(text) + 1
-
-
-IMAGE = types.Part(inline_data=types.Blob(mime_type="image/png", data=b"\0" * 9))
-IMAGES = types.Content(role="user", parts=[IMAGE] * 18)
-ROWS = {"rows": [[i, i * 7919] for i in range(800)]}
-WEIGHTS: dict[str, tuple[list[types.Content], int | None, float, float]] = {
-    "prose": ([user(PROSE)], None, 0.9, 1.0),
-    "base64": ([user(DENSE)], None, 2.4, 2.9),
-    "result": ([response("read", DENSE)], None, 2.4, 2.9),
-    "call": ([call("write", text=DENSE)], None, 2.4, 2.9),
-    "numbers": ([response("rows", ROWS)], None, 1.4, 2.3),
-    "one letter": ([user("x" * 40_000)], None, 0.05, 0.5),
-    "quoted letter": ([user(json.dumps({"result": "x" * 4_000}))], None, 0.05, 0.6),
-    "dashes": ([user("-" * 4_000)], None, 0.01, 0.15),
-    "blanks": ([user(" " * 4_000)], None, 0.01, 0.15),
-    "one word": ([user("word " * 4_000)], None, 0.5, 0.9),
-    "media": ([IMAGES], None, 1.0, 1.0),
-    "no content": ([], 500, 1.0, 1.0),
-    "more than contents": ([user(DENSE)], 20_000, 1.7, 1.95),
-    "end of a content": ([user(PROSE + DENSE)], 5_000, 2.4, 2.9),
-    "last content": ([user(DENSE), user(PROSE)], 1_000, 0.9, 1.0),
-}
-
-
-@pytest.mark.parametrize(
-    ("contents", "tokens", "least", "most"), WEIGHTS.values(), ids=WEIGHTS
-)
-def test_every_part_counts_by_its_own_text(
-    contents: list[types.Content], tokens: int | None, least: float, most: float
-) -> None:
-    """Media and what is no content, as the tools are, stay as their size says."""
-    size = tokens or estimate_contents_tokens(contents)
-    assert least <= estimate(*contents, tokens=tokens) / size <= most
-
-
-@pytest.mark.parametrize(
-    ("heuristic", "real", "last", "tokens"),
-    [
-        pytest.param(90_000, 140_000, 70_000, 180_000, id="tool-result-between-calls"),
-        pytest.param(150_008, 100_000, 50_000, 300_016, id="massive-tool-result"),
-        pytest.param(1_000, None, None, 1_500, id="first-turn"),
-        pytest.param(1_000, 0, 100, 1_500, id="usage-of-zero"),
-        pytest.param(70_000, 140_000, 70_000, 140_000, id="nothing-new"),
-        pytest.param(100, 900, 100, 900, id="more-than-five-times"),
-        pytest.param(110, 50, 100, 110, id="ratio-floored"),
-        pytest.param(10_000, 140_000, 70_000, 20_000, id="shrunk"),
-        pytest.param(100, 500, None, 500, id="real-without-heuristic"),
-    ],
-)
-def test_prose_follows_the_documented_rule(
-    heuristic: int, real: int | None, last: int | None, tokens: int
-) -> None:
-    """The larger of real and heuristic x correction, unless the request shrank."""
-    for contents in ([], [user(PROSE), model(PROSE)]):
-        assert estimate_prompt_tokens(heuristic, real, last, contents) == tokens
-
-
-@pytest.mark.parametrize(
-    ("count_ratio", "scale"), [(1.0, 1.0), (1.35, 1.35), (4.0, 2.0)]
-)
-def test_growth_is_scaled_to_the_provider(count_ratio: float, scale: float) -> None:
-    """A provider that counts more tokens in old prose does so in new base64."""
-    contents = [user(PROSE), response("read", DENSE)]
-    last, now = map(estimate_contents_tokens, (contents[:1], contents))
-    real = int(estimate(*contents[:1]) * count_ratio)
-    grown = estimate_prompt_tokens(now, real, last, contents) - real
-    assert grown / (now - last) / 2.65 == pytest.approx(scale, rel=0.12)
-
-
-SCRIPTS = {
-    **{name: (declaration(name), True) for name in ("ru", "ar", "hi")},
-    "english": (PROSE, False),
-    "accents": ("Größe, façade, señor, smörgåsbord " * 9, False),
-    "chinese": (declaration("zh"), False),
-    "korean": ("오래된 인쇄기는 홀에 있다 " * 9, False),
-    "symbols": ("🙂🚀 → “…” " * 9, False),
-}
-
-
-@pytest.mark.parametrize("where", ["message", "instruction"])
-@pytest.mark.parametrize(("text", "is_explained"), SCRIPTS.values(), ids=SCRIPTS)
-def test_a_low_count_is_believed_where_the_script_explains_it(
-    where: str, text: str, is_explained: bool
-) -> None:
-    """Wherever the text stands; a count that nothing explains leaves something out."""
-    config, contents = types.GenerateContentConfig(), [user(text)]
-    if where == "instruction":
-        config.system_instruction, contents = text, []
-    size = estimate_contents_tokens(contents) + estimate_config_tokens(config)
-    counted = count_tokens([text], None) if is_explained else int(size * 0.8)
-    for real, is_believed in ((counted, is_explained), (counted // 2, False)):
-        found = estimate_prompt_tokens(size, real, size, contents, config=config)
-        assert found == (real if is_believed else size)
-
-
-def test_english_beside_another_script_counts_in_full() -> None:
-    """What grew, or what is no part of the script, does not explain a low count."""
-    contents = [user(RUSSIAN), user(PROSE)]
-    size = estimate_contents_tokens(contents)
-    estimated = estimate_prompt_tokens(size, size // 2, size, contents)
-    assert estimated > estimate(*contents[1:]) + count_tokens([RUSSIAN], None) * 0.7
-    contents = [user(PROSE), user(RUSSIAN * 3)]
-    last, now = map(estimate_contents_tokens, (contents[:1], contents))
-    assert estimate_prompt_tokens(now, last // 2, last, contents) >= now
-
-
-@settings(deadline=None, max_examples=100)
-@given(
-    st.lists(
-        st.sampled_from([PROSE, DENSE, RUSSIAN, "悬崖边的路" * 90, "é"]), max_size=4
-    ),
-    st.integers(0, 10_000),
-    st.none() | st.integers(0, 10_000),
-    st.none() | st.integers(0, 10_000),
-)
-def test_only_a_script_lowers_an_estimate(
-    texts: list[str], size: int, real: int | None, last: int | None
-) -> None:
-    """Density weights an estimate up, never down."""
-    found = estimate_prompt_tokens(size, real, last, [user(text) for text in texts])
-    correction = min(max(real / last, 1.0), 5.0) if real and last else 1.5
-    if RUSSIAN not in texts or (real or 0) >= (last or 0):
-        assert found >= int(size * correction)
-    if size > (last or 0):
-        assert found >= (real or 0) + (size - last if real and last else 0)
 
 
 # --- Talks ------------------------------------------------------------------------
@@ -252,9 +105,8 @@ def open_chat(
 
 TALKS = {
     "russian, prose": (SENTENCES["Russian"], (ENGLISH * 600)[:18_480]),
-    "arabic, json": (SENTENCES["Arabic"], json.dumps(NUMBERS)[:8_820]),
     "hindi, base64": (SENTENCES["Hindi"], DENSE[:6_300]),
-    **{name: (ENGLISH, sentence * 250) for name, sentence in SENTENCES.items()},
+    "prose, thai": (ENGLISH, SENTENCES["Thai"] * 250),
 }
 """What is said, and a result that takes a third of the window or more."""
 
@@ -278,14 +130,11 @@ async def test_a_result_of_another_kind_than_the_talk_is_not_refused(
         assert record.estimated_tokens > 0.9 * (record.real_tokens or 0)
 
 
-@pytest.mark.parametrize(
-    ("script", "instruction"), [("Russian", 0), ("Thai", 0), ("Hindi", 215)]
-)
+@pytest.mark.parametrize(("script", "instruction"), [("Thai", 0), ("Hindi", 215)])
 async def test_the_window_is_used_whatever_the_script(
     script: str, instruction: int
 ) -> None:
-    """The first compaction comes when the threshold is near in real tokens, also where
-    the bytes / 4 of the instruction alone would take the room."""
+    """The first compaction comes when the threshold is near in real tokens."""
     text = SENTENCES[script] * instruction
     assert not text or text_bytes(text) / 4 > 0.8 * WINDOW
     chat, llm = open_chat(instruction=text or "You help.")
@@ -295,15 +144,3 @@ async def test_the_window_is_used_whatever_the_script(
     largest = max(request.prompt_tokens for request in agent_requests(llm))
     assert 0.72 * WINDOW < largest < 0.81 * WINDOW
     assert not llm.rejections
-
-
-async def test_dense_text_in_the_place_of_another_script_is_not_refused() -> None:
-    """A filter that drops the old turns leaves a count that speaks of other text."""
-    llm = SimulatedLlm(context_window=WINDOW, script=lambda _: "Да.")
-    keep_two = ContextFilterPlugin(num_invocations_to_keep=2)
-    chat = guarded_chat(llm, Threshold(context_window=WINDOW), before=[keep_two])
-    for share in (0.4, 0.5, 0.6, 0.7):
-        for _ in range(2):
-            await chat.say(SENTENCES["Russian"] * 45)
-        await chat.say(json.dumps(NUMBERS)[: int(WINDOW * share * 2.1)])
-    assert llm.rejections == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -14,25 +13,16 @@ from google.adk.models.gemma_llm import Gemma
 from google.adk.models.google_llm import Gemini
 from google.adk.models.lite_llm import LiteLlm
 
-from contextguard_adk import Pipeline, SlidingWindow, Threshold
 from contextguard_adk._measuring.tokens import (
-    Memo,
-    estimate_config_tokens,
     part_bytes,
     part_text,
 )
 from contextguard_adk._providers.clients import json_form
-from contextguard_adk.strategies import Strategy
-from contextguard_adk.testing import Reply, SimulatedLlm
-from contextguard_adk.testing import call as ask
 from tests.builders import (
     DETACHED,
     call_part,
-    queued_tool,
     response_part,
 )
-from tests.chats import HEURISTIC, KEY
-from tests.guarded import guarded_chat
 
 ROW = {"имя": "Анна", "n": None}
 
@@ -57,7 +47,6 @@ BLOCKS = [{"type": "text", "text": "Да"}, {"type": "image"}, "more"]
 RESULTS: dict[str, tuple[str, Any, str]] = {
     "gemini": ("gemini", [ROW], compact({"result": [ROW]})),
     "litellm": ("litellm", [ROW], spaced({"result": [ROW]})),
-    "litellm-text": ("litellm", 'Say "да".', spaced({"result": 'Say "да".'})),
     "litellm-object": ("litellm", {"at": 1j, "имя": 2}, "{'at': 1j, 'имя': 2}"),
     "litellm-detached": ("litellm", {"at": DETACHED, "a": 2}, ""),
     "claude-wrapped": ("claude", [ROW], json.dumps([ROW])),
@@ -65,8 +54,6 @@ RESULTS: dict[str, tuple[str, Any, str]] = {
     "claude-nothing": ("claude", None, json.dumps({"result": None})),
     "claude-fields": ("claude", {"result": 1, **ROW}, json.dumps({"result": 1, **ROW})),
     "claude-blocks": ("claude", {"content": BLOCKS}, "Да\n{'type': 'image'}\nmore"),
-    "claude-content": ("claude", {"content": "Да", "isError": False}, "Да"),
-    "claude-number": ("claude", 7, "7"),
     "gemma": ("gemma", [ROW], json.dumps({"result": [ROW]})),
 }
 
@@ -88,53 +75,3 @@ def test_arguments_are_measured_as_they_are_sent(name: str, sent: Any) -> None:
     """Only LiteLLM gets them as a text; others get values."""
     part = call_part("", rows=[ROW])
     assert part_text(part, json_form(client(name))).decode() == sent({"rows": [ROW]})
-
-
-def test_first_of_several_models_spells() -> None:
-    """A model that falls back to others is measured as the first, which may be given by
-    its name; others compact."""
-
-    class FallbackModel(SimulatedLlm):
-        """As ADK's, which comes with 2.13."""
-
-        models: Sequence[Any] = (client("claude"), client("gemini"))
-
-    assert json_form(FallbackModel()) == json_form(client("claude"))
-    named = FallbackModel(models=["claude-sonnet-4-5"])
-    assert json_form(named) == json_form(client("claude"))
-    assert json_form(SimulatedLlm()) == json_form(None) == json_form(client("gemini"))
-
-
-STOCK = [{"id": n, "имя": "Анна Петрова", "цена": n / 7} for n in range(150)]
-
-
-@pytest.mark.parametrize(
-    ("strategy", "rejections"),
-    [
-        (Threshold(context_window=20_000), 0),
-        (SlidingWindow(context_window=20_000, max_messages=4), 0),
-        (Pipeline(context_window=20_000), 0),
-        (Threshold(context_window=200_000), 1),
-    ],
-    ids=["threshold", "turns", "pipeline", "too-large-a-window"],
-)
-async def test_one_scale_for_all_of_a_call(strategy: Strategy, rejections: int) -> None:
-    """What is stored beside the count is the size of what was sent, in one form, also
-    after a compaction and after a rejection."""
-
-    class AnthropicLlm(SimulatedLlm):
-        """Measured as ADK's Claude class."""
-
-    script: list[Reply] = [ask("list"), "Noted."] * 8
-    llm = AnthropicLlm(context_window=20_000, script=script)
-    chat = guarded_chat(llm, strategy, tools=[queued_tool("list", [STOCK])])
-    for _ in range(8):
-        await chat.say("List the stock.")
-        sent, state = llm.requests[-1], await chat.state()
-        expected = estimate_config_tokens(sent.config)
-        expected += Memo(form=json_form(llm)).estimate_tokens(sent.contents)
-        assert state[HEURISTIC] == pytest.approx(expected, abs=2)  # Rounded.
-        assert state[KEY.format("real_tokens")] == sent.prompt_tokens
-    sizes = [r.prompt_tokens for r in llm.requests if not r.is_summary]
-    assert sizes != sorted(sizes)
-    assert (llm.rejections, llm.violations) == (rejections, 0)

@@ -70,9 +70,7 @@ async def test_a_request_that_is_cached_in_part_is_sent_again_whole(
     """With its instruction, its tools and all contents, and without the cache."""
     fake = FakeGemini()
     player = play_cached(fake, serve)
-
     await play_refusal(player, words)
-
     check_played(player, compactions=int(words == TOO_LONG), refusals=1)
     refused = next(each for each in fake.of_agent if each.refused)
     again = fake.of_agent[fake.of_agent.index(refused) + 1].body
@@ -114,7 +112,6 @@ async def test_what_a_callback_masks_is_masked_in_what_is_sent_again(
         llm_request.config.system_instruction = "You count the shelves. " * 400
 
     await play_refusal(play_cached(fake, serve, before_model_callback=mask), words)
-
     check_masked(fake, HALL)
 
 
@@ -123,26 +120,8 @@ async def test_what_a_plugin_has_masked_is_not_sent_again(serve: Serve) -> None:
     fake = FakeGemini()
     player = play_cached(fake, serve)
     player.after = lambda: [Changing(lambda request: hide(SECRET, request))]
-
     await play_refusal(player, fake_gemini.MOVED_SIGNATURE)
-
     check_masked(fake)
-
-
-async def test_a_limit_that_cannot_be_met_at_once_is_learned(serve: Serve) -> None:
-    """The request that shows it is lost: somebody may have masked what is cached."""
-    fake = FakeGemini(window_tokens=9_000)
-
-    def look(callback_context: CallbackContext, llm_request: LlmRequest) -> None:
-        """Leaves the request as it is."""
-
-    player = play_cached(fake, serve, before_model_callback=look)
-
-    for _ in range(14):
-        await player.say(player.steps(3))
-
-    assert sum(turn.is_lost for turn in player.turns) == len(fake.refused) == 1
-    assert player.compactions
 
 
 async def test_a_cache_that_the_app_has_made_leaves_no_room_for_tools(
@@ -167,10 +146,8 @@ async def test_a_cache_that_the_app_has_made_leaves_no_room_for_tools(
     }
     strategy = Threshold(context_window=6_000, recall=True)
     player = play_gemini(fake, address, agent=agent, strategy=strategy)
-
     for number in range(8):
         await player.say(text=f"Request {number}: " + "count the crates, " * 250)
-
     check_played(player)
     assert all(each.body["cachedContent"] == name for each in fake.of_agent)
     assert not any(declared(each.body) for each in fake.of_agent)
@@ -184,9 +161,7 @@ async def test_a_call_without_a_signature_is_sent_again_with_a_dummy(
     player = play_gemini(fake, serve(fake), strategy=Threshold(context_window=30_000))
     words = fake_gemini.NO_SIGNATURE.format("look_up", 2)
     fake.refuse_next(words, after=2)
-
     await player.say(player.steps(4))
-
     check_played(player, compactions=0, refusals=1)
     refused, again = fake.of_agent[2:4]
     parts = [part for each in again.body["contents"] for part in each["parts"]]

@@ -8,13 +8,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import google.adk
 import pytest
 from google.adk.agents import LlmAgent, ParallelAgent
 from google.adk.agents.run_config import RunConfig
-from google.adk.apps.app import EventsCompactionConfig
 from google.adk.models.llm_request import LlmRequest
-from google.adk.sessions import InMemorySessionService, Session
 from google.adk.sessions.base_session_service import GetSessionConfig
 from google.genai import types
 
@@ -41,7 +38,6 @@ from tests.chats import (
     DEMAND,
     Changing,
     agent_requests,
-    begin_as_user,
     guarded_chat,
     hide,
     seed,
@@ -55,7 +51,6 @@ WINDOW = 4_000
 SECRET = "zq-77-hidden"
 
 Asked = dict[str, Any] | Callable[[list[str]], dict[str, Any]]
-"""Arguments of a call of the tool; they may depend on the pages before."""
 
 
 def newest_parts(request: LlmRequest) -> list[types.Part]:
@@ -124,8 +119,7 @@ OUTPUT = types.Part.from_code_execution_result(
 
 
 async def test_the_list_tells_items_apart() -> None:
-    """Messages, results, files and code are listed with what they are about; secrets,
-    thoughts and pages that were read before are not."""
+    """Messages, results, files and code are listed with what they are about."""
     thought = types.Part(text="hmm", thought=True)
     contents = [
         user("Read  it,\nplease."),
@@ -134,8 +128,6 @@ async def test_the_list_tells_items_apart() -> None:
         types.Content(role="model", parts=[thought, types.Part(text="word " * 40)]),
         types.Content(role="model", parts=[CODE, OUTPUT]),
         types.Content(role="user", parts=[IMAGE]),
-        calls(call_part("look", path="a"), call_part("look", path="b")),
-        responses(response_part("look", "x"), response_part("look", "xx")),
         calls(call_part("look", "1", at="c"), call_part("look", "2", at="d")),
         responses(response_part("look", "yy", "2"), response_part("look", "y", "1")),
         call("adk_request_credential", token="s3cret"),
@@ -149,15 +141,13 @@ async def test_the_list_tells_items_apart() -> None:
         'read result {"path":"a.py"}, 1,200 characters',
         f'model message "{"word " * 12}…", 200 characters',
         "image/png, 4 bytes",
-        'look result {"path":"a"}, 1 characters',
-        'look result {"path":"b"}, 2 characters',
         'look result {"at":"d"}, 2 characters',
         'look result {"at":"c"}, 1 characters',
         "code that was run, 5 characters",
         "output of code, 1 characters",
     ):
         assert page.count(expected) == 1, page
-    assert page.index('{"path":"b"}') < page.index('{"path":"a.py"}')
+    assert page.index('{"at":"c"}') < page.index('{"path":"a.py"}')
     for hidden in ("s3cret", "credential", "hmm", "recall_history result"):
         assert hidden not in page
 
@@ -169,8 +159,7 @@ def rows(number: int, count: int = 120, secret: str = "") -> str:
 
 
 async def test_pages_hold_all_that_there_is() -> None:
-    """The pages of an item are the item, and each item is on one page of a list and of
-    a search; every page says how to go on, and keeps its size."""
+    """The pages of an item are the item."""
     text = rows(9, 300, SECRET)
     contents = [call("read", path="a"), response("read", text)]
     contents += [user(f"note {n % 60}: the lamp {n % 60} is broken") for n in range(90)]
@@ -194,27 +183,17 @@ async def test_pages_hold_all_that_there_is() -> None:
 
 
 async def test_the_best_matches_come_first() -> None:
-    """A phrase goes before single words, many words before few; what was found is in
-    the page, and whatever a model asks for is answered."""
+    """A phrase goes before single words, many words before few."""
     far = "token " + "x" * 500 + " the token of api-7 " + "y" * 500 + " api-7"
-    dense = [f"{filler * 500} needle {filler * 500}" for filler in ("7f3a 91,", "🔥")]
     said = ["token to deploy", "DEPLOY Token", "red", "red 2", "green, red", far]
     pages = await read(
-        [
-            *map(user, said),
-            model("令牌是 7"),
-            response("read", dense[0]),
-            *map(user, dense),
-        ],
+        [*map(user, said), model("令牌是 7")],
         {"query": "deploy token"},
         {"query": "red green"},
         {"query": "api-7 token"},
-        {"query": "needle"},
         {"query": "部署 令牌"},
-        {"query": ".*"},
         {"query": {"q0": 80}},
         {"query": "red", "offset": 99},
-        {"query": "green", "offset": -3},
         {"offset": 1e400},
         {"item": ["a"]},
         to_end=False,
@@ -224,14 +203,11 @@ async def test_the_best_matches_come_first() -> None:
     assert found[1][0] == "green, red"
     assert {*found[1]} == {"green, red", "red", "red 2"}
     assert " the token of api-7 " in found[2][0]
-    assert all("needle" in excerpt for excerpt in found[3])
-    assert count_tokens([pages[3]], None) <= 2_600
-    assert found[4] == ["令牌是 7"]
-    assert all("Nothing matches" in page for page in pages[5:7])
-    assert "matches; offset 99" in pages[7]
-    assert "1 items match" in pages[8]
-    assert "items, newest first" in pages[9]
-    assert "no item" in pages[10]
+    assert found[3] == ["令牌是 7"]
+    assert "Nothing matches" in pages[4]
+    assert "matches; offset 99" in pages[5]
+    assert "items, newest first" in pages[6]
+    assert "no item" in pages[7]
 
 
 # --- who is offered the tool ---
@@ -248,8 +224,6 @@ FORCED = {"function_calling_config": {"mode": "ANY"}}
 FREE = {"function_calling_config": {"mode": "AUTO"}}
 SEARCH = types.Tool(google_search=types.GoogleSearch())
 OFFERS: dict[str, tuple[dict[str, Any], bool]] = {
-    "functions": ({}, True),
-    "no tools": ({"tools": None}, False),
     "free choice": ({"tool_config": types.ToolConfig.model_validate(FREE)}, True),
     "forced": ({"tool_config": types.ToolConfig.model_validate(FORCED)}, False),
     "built-in tool": ({"tools": [types.Tool(), SEARCH]}, False),
@@ -257,13 +231,12 @@ OFFERS: dict[str, tuple[dict[str, Any], bool]] = {
 }
 
 
-@pytest.mark.parametrize("recall", ["auto", True, False])
+@pytest.mark.parametrize("recall", ["auto", True])
 @pytest.mark.parametrize(("config", "is_harmless"), OFFERS.values(), ids=OFFERS)
 async def test_auto_offers_where_it_does_no_harm(
     config: dict[str, Any], is_harmless: bool, recall: Any
 ) -> None:
-    """Requests that some provider would refuse with a further tool get none, unless
-    the setting says so; no request speaks of a tool that it does not have."""
+    """Requests that some provider would refuse with a further tool get none."""
 
     def configure(request: LlmRequest) -> None:
         request.config = request.config.model_copy(update=copy.deepcopy(config))
@@ -277,18 +250,6 @@ async def test_auto_offers_where_it_does_no_harm(
     assert ("recall_history" in offered(llm.requests[-1])) is is_offered
     assert ("recall_history" in llm.requests[-1].text) is is_offered
     assert SUMMARY_BEGIN in llm.requests[-1].text
-
-
-async def test_nothing_speaks_of_the_tool_once_it_is_turned_off() -> None:
-    """ADK ends the turn of an agent that calls a tool which it has not."""
-    service = InMemorySessionService()
-    for recall in (True, False):
-        strategy = Threshold(context_window=WINDOW, recall=recall)
-        llm, chat = open_chat(strategy=strategy, session_service=service)
-        await fill(chat, 6 if recall else 1, SECRET)
-        assert ("recall_history" in llm.requests[-1].text) is recall
-        assert ("recall_history" in offered(llm.requests[-1])) is recall
-        assert SUMMARY_BEGIN in llm.requests[-1].text
 
 
 # --- in sessions that were compacted on the way ---
@@ -326,8 +287,7 @@ async def search(llm: SimulatedLlm, chat: Chat, query: str) -> str:
 async def test_what_was_compacted_can_be_read_back(
     window: int, is_streaming: bool
 ) -> None:
-    """The tool appears with the first compaction, not before, and ADK executes it; the
-    summary has an index of the large results, the newest first, of limited length."""
+    """The tool appears with the first compaction, not before, and ADK executes it."""
     secret = "the deploy key of api-7 is key-551-gamma"
     results = [rows(n, window // 40, secret * (n == 0)) for n in range(12)]
     strategy = Threshold(context_window=window, preview_tokens=None)
@@ -377,12 +337,6 @@ def loading(newest: int) -> RunConfig:
     return RunConfig(get_session_config=GetSessionConfig(num_recent_events=newest))
 
 
-LOADS_THE_NEWEST = pytest.mark.skipif(
-    google.adk.__version__.startswith("2.0."),
-    reason="google-adk 2.0 loads all events where an agent is the root",
-)
-
-
 def media_names(request: RecordedRequest) -> list[str | None]:
     """The images in a request."""
     parts = [part for content in request.contents for part in content.parts or ()]
@@ -390,22 +344,14 @@ def media_names(request: RecordedRequest) -> list[str | None]:
 
 
 @pytest.mark.parametrize(
-    ("data", "run_config", "is_shown"),
-    [
-        (b"\x89" * 3_000, None, True),
-        (b"%PDF" * 300_000, None, False),
-        pytest.param(b"\x89" * 3_000, loading(14), False, marks=LOADS_THE_NEWEST),
-    ],
-    ids=["small", "large", "not loaded"],
+    ("data", "is_shown"),
+    [(b"%PDF" * 700, True), (b"%PDF" * 300_000, False)],
+    ids=["small", "large"],
 )
-async def test_a_file_comes_back_as_a_part(
-    data: bytes, run_config: RunConfig | None, is_shown: bool
-) -> None:
-    """Older files are named with a handle and may be shown again; too large ones not:
-    they would only push everything else out; nor those that a run does not load."""
-    llm, chat = open_chat(8_000, run_config=run_config)
-    kind = "application/pdf" if data.startswith(b"%PDF") else "image/png"
-    blob = types.Blob(data=data, mime_type=kind, display_name="plan")
+async def test_a_file_comes_back_as_a_part(data: bytes, is_shown: bool) -> None:
+    """Older files are named with a handle and may be shown again."""
+    llm, chat = open_chat(8_000)
+    blob = types.Blob(data=data, mime_type="application/pdf", display_name="plan")
     parts = [types.Part(text="This is the plan."), types.Part(inline_data=blob)]
     await chat.say(types.Content(role="user", parts=parts))
     for _ in range(8):
@@ -421,37 +367,8 @@ async def test_a_file_comes_back_as_a_part(
     before = llm.requests[-1].contents
     llm.script = lambda _: "Fine."
     await chat.say("And?")
-    assert run_config or llm.requests[-1].contents[: len(before)] == before
+    assert llm.requests[-1].contents[: len(before)] == before
     assert llm.rejections == llm.violations == 0
-
-
-class FailingSessions(InMemorySessionService):
-    """Cannot be read while it is down."""
-
-    is_down = False
-
-    async def get_session(self, **place: Any) -> Session | None:
-        """Reads the session."""
-        if self.is_down:
-            raise OSError("down")
-        return await super().get_session(**place)
-
-
-async def test_a_history_that_cannot_be_read_is_said_so() -> None:
-    """The tool never ends a turn."""
-    service = FailingSessions()
-    llm, chat = open_chat(session_service=service, run_config=loading(12))
-    await fill(chat)
-    script = recalling({"query": "word"})
-
-    def reply(request: LlmRequest) -> Reply:
-        service.is_down = True
-        return script(request)
-
-    llm.script = reply
-    assert answer_text(await chat.say("Search it.")) == "Done."
-    service.is_down = False
-    assert "cannot be read" in pages_of(llm)[0]["result"]
 
 
 # --- what is in reach ---
@@ -491,18 +408,15 @@ async def test_another_branch_is_out_of_reach() -> None:
 INTERNAL = ("adk_request_credential", "adk_request_confirmation", "adk_framework")
 
 
-@pytest.mark.parametrize("run_config", [None, loading(12)], ids=["all", "newest"])
 @pytest.mark.parametrize("name", [*INTERNAL, "a task"])
-async def test_what_adk_does_not_show_is_out_of_reach(
-    name: str, run_config: RunConfig | None
-) -> None:
+async def test_what_adk_does_not_show_is_out_of_reach(name: str) -> None:
     """Neither credentials and confirmations nor another task can be recalled."""
     if name == "a task" and "mode" not in LlmAgent.model_fields:
         pytest.skip("this ADK has no tasks")
     contents = [call(name, "1", secret=SECRET), response(name, {"token": SECRET}, "1")]
     if name == "a task":
         contents = [model(SECRET), response("finish_task", "Task completed.")]
-    llm, chat = open_chat(run_config=run_config)
+    llm, chat = open_chat(run_config=loading(12))
     await chat.say("Hello.")
     for each in map(event, contents):
         if name == "a task":
@@ -550,16 +464,3 @@ async def test_what_a_plugin_masks_does_not_come_back() -> None:
     page = await search(llm, chat, f"code {SECRET}")
     assert "Mind the code ****." in page
     assert SECRET not in page
-
-
-async def test_what_adk_compacted_is_in_reach() -> None:
-    """Its own compaction takes events out of the request, not out of the session."""
-    compaction = EventsCompactionConfig(compaction_interval=2, overlap_size=0)
-    settings: dict[str, Any] = {"events_compaction_config": compaction}
-    llm, chat = open_chat(before=[Changing(begin_as_user)], **settings)
-    await chat.say(f"Mind the code {SECRET}.")
-    await fill(chat, 9)
-    if not any(e.actions and e.actions.compaction for e in await chat.events()):
-        pytest.skip("google-adk 2.0 compacts nothing where an agent is the root")
-    await chat.say("more " * 3_200)
-    assert "user message" in await search(llm, chat, f"code {SECRET}")

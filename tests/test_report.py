@@ -22,14 +22,13 @@ from google.adk.sessions.schemas import v0
 from google.genai import types
 from sqlalchemy import create_engine
 
-from contextguard_adk import CallRecord, ContextGuardPlugin, Pipeline, Threshold
+from contextguard_adk import CallRecord, ContextGuardPlugin, Threshold
 from contextguard_adk._tools.cli import main
 from contextguard_adk._tools.recordings import SessionKey, load_session
 from contextguard_adk.config import CONFIG_VARIABLE
-from contextguard_adk.testing import SimulatedLlm
-from tests.builders import Chat, call_part, guarded_agent, model, queued_tool, user
+from tests.builders import call_part, model
 from tests.test_databases import own_database
-from tests.test_replay import CALLS, FINDINGS, PRICES, WINDOW, record, save
+from tests.test_replay import CALLS, PRICES, WINDOW, record, save
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\u2028`${1}"
 GUARD = Threshold(context_window=WINDOW)
@@ -117,23 +116,6 @@ def test_the_page_tells_what_the_guard_did(
     assert stored in html.unescape(cards[-1])
 
 
-async def test_what_is_said_again_is_taken_out_again(tmp_path: Path) -> None:
-    """A rewind takes a summary back; the next one covers the same once more."""
-    script = [call_part("search")] * 12 + ["Done."]
-    llm = SimulatedLlm(context_window=100_000, script=script * 2)
-    agent = guarded_agent(llm, [queued_tool("search", FINDINGS)])
-    chat = Chat(agent, [ContextGuardPlugin(default=GUARD)])
-    await chat.say("Where is it?")
-    first = (await chat.events())[0].invocation_id
-    place: Any = {"user_id": "user", "session_id": "session"}
-    await chat.runner.rewind_async(**place, rewind_before_invocation_id=first)
-    await chat.say("Where is it?")
-    page = await asyncio.to_thread(write_page, await chat.session(), tmp_path)
-    counts = re.findall(r"What it took out: (\d+) messages", page)
-    assert len(counts) >= 2
-    assert counts[len(counts) // 2 :] == counts[: len(counts) // 2]
-
-
 def test_without_a_guard_the_page_shows_a_simulation(tmp_path: Path) -> None:
     """What the replay finds stands beside what was recorded, and is labelled."""
     session, _ = asyncio.run(record())
@@ -149,16 +131,6 @@ def test_without_a_guard_the_page_shows_a_simulation(tmp_path: Path) -> None:
         assert "What it took out: " in card
         assert "What the summary says" not in card
     assert "compactions are a simulation" in page
-
-
-async def test_a_compaction_without_a_summary_is_told(tmp_path: Path) -> None:
-    """A pipeline drops messages, and asks no model."""
-    guard = ContextGuardPlugin(default=Pipeline(context_window=WINDOW))
-    session, _ = await record([guard])
-    page = await asyncio.to_thread(write_page, session, tmp_path)
-    card = page.split("<article")[1]
-    assert "<dd>Pipeline</dd>" in card
-    assert "<dd>none asked</dd>" in card
 
 
 def test_what_a_session_says_cannot_act(
@@ -178,7 +150,6 @@ def test_what_a_session_says_cannot_act(
     usage = session.events[-1].usage_metadata
     session.events.append(Event(author="agent", content=asked, usage_metadata=usage))
     page = write_page(session, tmp_path)
-
     assert page.count("<script") == page.count("</script>") == 3
     assert "<img" not in page
     assert "\u2028" not in read_raw_data(page)
@@ -199,7 +170,7 @@ def test_what_a_session_says_cannot_act(
     assert "sourceMappingURL" not in page
 
 
-STRANGE = [10**400, float("nan"), float("-inf"), -5, "12", "\ud800", [{}], True]
+STRANGE = [10**400, float("nan"), -5, "\ud800", [{}]]
 COUNTS = "promptTokenCount", "candidatesTokenCount", "cachedContentTokenCount"
 OF_COMPACTION = ("tokens_before", "cost", "waited_seconds", "reason", "model")
 
@@ -235,24 +206,6 @@ def test_strange_values_make_no_crash(
         assert code == 0 or (code == 2 and error.count("\n") == 1)
         if code == 0:
             assert read_data(page.read_text("utf-8"))
-
-
-def test_strange_metadata_is_no_compaction(tmp_path: Path) -> None:
-    """Whatever stands where the guard writes what it did."""
-    usage = types.GenerateContentResponseUsageMetadata(prompt_token_count=50)
-    strange: list[Any] = [None, 7, "x", {}, {"compaction": 3}, {"window": "x"}]
-    common: dict[str, Any] = {"content": model("Hi."), "usage_metadata": usage}
-    notes = [{"context_guard": facts} for facts in strange]
-    events = [
-        event
-        for note in notes
-        for event in (
-            Event(author="user", content=user("Hello")),
-            Event(author="agent", custom_metadata=note, **common),
-        )
-    ]
-    session = Session(id="s", app_name="app", user_id="user", events=events)
-    assert read_data(write_page(session, tmp_path))["compactions"] == [False] * 6
 
 
 class Evil:
@@ -323,8 +276,7 @@ def write_old_file(path: Path, pickled: bytes) -> None:
 def test_a_list_shows_the_newest_and_names_do_not_act(
     tmp_path: Path, capsys: Output
 ) -> None:
-    """A hundred lines are enough for people, JSON has all; escape sequences are
-    replaced, and Rich's markup is text."""
+    """A hundred lines are enough for people, JSON has all."""
 
     async def write() -> str:
         async with own_database("file", tmp_path) as store, store.open() as service:
@@ -342,7 +294,5 @@ def test_a_list_shows_the_newest_and_names_do_not_act(
     assert rows[0].split()[0] == "?[2J[/bold]?[red]?0m"
     assert rows[0].split()[2] == "s101"
     assert more.startswith("... 2 older ones")
-    assert main(["replay", source, "--list", "--json"]) == 0
-    assert len(json.loads(capsys.readouterr().out)) == 102
     assert main(["replay", source]) == 2
     assert "\x1b" not in capsys.readouterr().err

@@ -5,24 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from google.adk.agents import LlmAgent
 from google.adk.artifacts import (
     BaseArtifactService,
-    FileArtifactService,
     InMemoryArtifactService,
 )
 from google.adk.events import Event
 from google.adk.models.llm_request import LlmRequest
-from google.adk.sessions import DatabaseSessionService
-from google.adk.tools.agent_tool import AgentTool
 from google.adk.tools.load_artifacts_tool import load_artifacts_tool
 from google.adk.tools.long_running_tool import LongRunningFunctionTool
-from pydantic import BaseModel
 
 from contextguard_adk import CompactionRecord, ContextGuardPlugin, Costs, Threshold
 from contextguard_adk.testing import Reply, SimulatedLlm, call
@@ -43,11 +37,6 @@ ARTIFACT = "compaction-agent.md"
 def look(place: str) -> str:
     """Looks at a place."""
     return f"Nothing is in the {place}."
-
-
-def look_closely(place: str) -> str:
-    """Looks at a place, and has much to say."""
-    return words(700, place)
 
 
 def act(request: LlmRequest) -> Reply:
@@ -73,13 +62,11 @@ def make_agent(*tools: Any, **settings: Any) -> LlmAgent:
 async def open_chat(
     artifacts: BaseArtifactService | None,
     agent: LlmAgent | None = None,
-    window_tokens: int = 4_000,
     chat: dict[str, Any] | None = None,
     **guard: Any,
 ) -> Chat:
     """A chat whose next call is compacted."""
-    strategy = Threshold(context_window=window_tokens)
-    plugin = ContextGuardPlugin(default=strategy, **guard)
+    plugin = ContextGuardPlugin(default=Threshold(context_window=4_000), **guard)
     opened = Chat(agent or make_agent(), [plugin], **(chat or {}))
     opened.runner.artifact_service = artifacts
     old = user("The task."), model(words(1_500)), user("And?"), model(words(1_500))
@@ -108,19 +95,9 @@ async def list_names(service: BaseArtifactService) -> list[str]:
     return await service.list_artifact_keys(**place)
 
 
-SERVICES: dict[str, Callable[[Path], BaseArtifactService]] = {
-    "memory": lambda _: InMemoryArtifactService(),
-    "file": lambda path: FileArtifactService(root_dir=path),
-}
-
-
-@pytest.mark.parametrize("name", SERVICES)
-async def test_event_of_a_compaction_names_its_artifact(
-    name: str, tmp_path: Path
-) -> None:
-    """A tool call after a compaction has the line first, and the artifact's version,
-    which is the next one for each compaction; the model is shown neither."""
-    service, llm = SERVICES[name](tmp_path), make_llm()
+async def test_event_of_a_compaction_names_its_artifact() -> None:
+    """A tool call after a compaction has the line first, and the artifact's version."""
+    service, llm = InMemoryArtifactService(), make_llm()
     prices = {"simulated": Costs(input=1, output=1)}
     chat = await open_chat(service, make_agent(model=llm), prices=prices)
     events = await chat.say("Look.")
@@ -135,7 +112,6 @@ async def test_event_of_a_compaction_names_its_artifact(
     assert "- Strategy: Threshold\n" in text
     assert f"````\n{SUMMARY}\n````\n" in text
     assert SUMMARY not in line
-
     await chat.tell([model(words(3_000)), user("More?"), model("No.")])
     assert deltas(await chat.say("Look.")) == [{ARTIFACT: 1}]
     assert (await chat.state())[KEY] != line
@@ -166,12 +142,6 @@ async def test_long_running_call_names_no_artifact() -> None:
     assert deltas(events) == [{ARTIFACT: 0}]
 
 
-class Declared(BaseModel):
-    """A schema of session state that does not know the guard."""
-
-    name: str = ""
-
-
 LISTED = make_agent(load_artifacts_tool, name="other")
 
 
@@ -179,13 +149,11 @@ LISTED = make_agent(load_artifacts_tool, name="other")
     ("agent", "guard", "has_line"),
     [
         ({}, {"summary_artifacts": False}, True),
-        ({"tools": [look, load_artifacts_tool]}, {}, True),
         ({"sub_agents": [LISTED]}, {}, True),
-        ({"state_schema": Declared}, {}, True),
         ({}, {"observe": True}, False),
         ({}, {}, False),
     ],
-    ids=["off", "own tool", "another's tool", "no service", "observing", "recorded"],
+    ids=["off", "another's tool", "observing", "recorded"],
 )
 async def test_where_there_is_no_artifact(
     agent: dict[str, Any],
@@ -194,14 +162,12 @@ async def test_where_there_is_no_artifact(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Where it is off, the app has no service, or `LoadArtifactsTool` would tell the
-    model, there is the line alone; a guard that observes, and `adk test`, have none."""
+    """Off, or told to the model by `LoadArtifactsTool`: the line alone, if that."""
     if is_recorded := not (agent or guard):
         monkeypatch.setenv("PYTEST_CURRENT_TEST", "rebuild")
     settings = {"name": "agent", "model": make_llm(), "tools": [look], **agent}
     service = InMemoryArtifactService()
-    served = None if "state_schema" in agent else service
-    chat = await open_chat(served, LlmAgent(**settings), **guard)
+    chat = await open_chat(service, LlmAgent(**settings), **guard)
     events = await chat.say("Look.")
     assert answer_text(events) == "It is done."
     state = await chat.state()
@@ -259,69 +225,3 @@ async def test_a_turn_that_is_cancelled_while_saving_is_reported() -> None:
     service.seconds = 0
     assert answer_text(await chat.say("Look.")) == "It is done."
     assert (llm.summaries, len(told)) == (paid, 1)
-
-
-@pytest.mark.parametrize("is_listed", [False, True])
-async def test_compaction_in_an_agent_tool(is_listed: bool) -> None:
-    """The line and the artifact are those of the caller's session."""
-    steps: list[Reply] = [call("look_closely", place="hall")] * 9
-    llm = make_llm(script=[*steps, "Nothing."])
-    inner = LlmAgent(name="inner", model=llm, tools=[look_closely])
-    root = make_llm(script=[call("inner", request="Look at all."), "It is done."])
-    tools: list[Any] = [AgentTool(inner), *([load_artifacts_tool] if is_listed else [])]
-    service = InMemoryArtifactService()
-    plugin = ContextGuardPlugin(default=Threshold(context_window=4_000))
-    chat = Chat(LlmAgent(name="root", model=root, tools=tools), [plugin])
-    chat.runner.artifact_service = service
-    assert answer_text(await chat.say("Look at all.")) == "It is done."
-    assert (await chat.state())["context_guard:compacted:inner"]
-    names = [] if is_listed else ["compaction-inner.md"]
-    assert await list_names(service) == names
-
-
-async def test_rejected_request_is_shown_as_such() -> None:
-    """A compaction after the provider's rejection has both, and says so."""
-    service = InMemoryArtifactService()
-    llm = make_llm(context_window=2_900, token_ratio=1.0)
-    chat = await open_chat(service, make_agent(model=llm), window_tokens=8_000)
-    events = await chat.say("Look.")
-    assert answer_text(events) == "It is done."
-    assert llm.rejections
-    (delta,) = deltas(events)
-    text = await load(service, delta[ARTIFACT])
-    assert "- Reason: the provider rejected the request as too long\n" in text
-    assert (await chat.state())[KEY]
-
-
-async def test_database_and_rewind(tmp_path: Path) -> None:
-    """The line survives a reload, and goes with the turn when that is taken back."""
-    url = f"sqlite+aiosqlite:///{tmp_path / 'sessions.db'}"
-    sessions, service = DatabaseSessionService(url), InMemoryArtifactService()
-    chat = await open_chat(service, chat={"session_service": sessions})
-    events = await chat.say("Look.")
-    assert (await chat.state())[KEY]
-    assert deltas(await chat.events()) == [{ARTIFACT: 0}]
-    await chat.runner.rewind_async(
-        user_id="user",
-        session_id="session",
-        rewind_before_invocation_id=events[0].invocation_id,
-    )
-    assert (await chat.state()).get(KEY) is None
-    assert answer_text(await chat.say("Look.")) == "It is done."
-    await sessions.db_engine.dispose()
-
-
-async def test_summary_ahead_of_time_is_shown_once_it_is_put_in() -> None:
-    """It says so, and the line comes with the call that the summary went into."""
-    service, llm = InMemoryArtifactService(), make_llm(token_ratio=1.0)
-    strategy = Threshold(context_window=4_000, ahead=0.5)
-    chat = Chat(make_agent(model=llm), [ContextGuardPlugin(default=strategy)])
-    chat.runner.artifact_service = service
-    await chat.tell([user("The task."), model(words(1_000)), user("?"), model("!")])
-    while llm.summaries == 0:
-        assert KEY not in await chat.state()
-        await chat.say(words(400, "Look."))
-    await chat.say(words(1_200, "Look."))
-    await chat.say(words(400, "Look."))
-    (delta,) = deltas(await chat.events())[:1]
-    assert "Written ahead of time" in await load(service, delta[ARTIFACT])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,13 +24,8 @@ from contextguard_adk.strategies import (
 )
 from contextguard_adk.testing import SimulatedLlm
 from tests.builders import (
-    AgentCall,
-    Conversation,
     KeptSessions,
-    Played,
     RequestTap,
-    ToolUse,
-    Turn,
     call,
     model,
     play,
@@ -41,14 +35,10 @@ from tests.builders import (
 from tests.chats import (
     DEMAND,
     EXACT,
-    HEURISTIC,
-    REAL,
-    SUMMARY,
     Changing,
     agent_requests,
     guarded_chat,
     seed,
-    slow,
     summary_requests,
     take_apart,
     text_of,
@@ -56,10 +46,6 @@ from tests.chats import (
     words,
 )
 from tests.scenarios import (
-    LARGEST_BPE_WINDOW_TOKENS,
-    SCENARIOS,
-    find_obstacle,
-    total_tokens,
     write_conversation,
 )
 from tests.test_scenarios import (
@@ -93,17 +79,6 @@ class Outcome:
         """The first words of that."""
         return [(text_of(content).split() or [""])[0] for content in self.kept]
 
-    @property
-    def lengths(self) -> list[int]:
-        """How long its tool results are."""
-        return result_lengths(self.kept)
-
-
-def result_lengths(contents: Sequence[types.Content]) -> list[int]:
-    """How long the tool results are."""
-    found = [p.function_response for c in contents for p in c.parts or []]
-    return [len(str((r.response or {}).get("result", ""))) for r in found if r]
-
 
 def skip_model(**_: Any) -> LlmResponse:
     """Answers in place of a model that would refuse a request for its form."""
@@ -119,14 +94,7 @@ async def send(
     change: Callable[[LlmRequest], None] = lambda _: None,
     **agent: Any,
 ) -> Outcome:
-    """Says the last of these contents in a session that has the others.
-
-    Args:
-        state: What the session's state holds.
-        reply: The summary.
-        change: Changes the request before the guard sees it.
-        agent: Settings of the agent.
-    """
+    """Says the last of these contents in a session that has the others."""
     llm = SimulatedLlm(
         context_window=10_000_000, token_ratio=1.0, summary_replies=lambda _: reply
     )
@@ -178,21 +146,17 @@ def test_settings_have_other_names() -> None:
         (SlidingWindow, {"context_window": 999}, "1000"),
         (SlidingWindow, {"contextwindow": 8_000}, "Did you mean .context_window."),
         (SlidingWindow, {"max_compaction_attempts": 11}, "10"),
-        (SlidingWindow, {"summary_timeout_seconds": 0}, "0"),
         (SlidingWindow, {"summarizer": 7}, "BaseLlm"),
         (SlidingWindow, {"max_messages": 3}, "4"),
         (SlidingWindow, {"trigger": 999}, "a part of the window"),
-        (SlidingWindow, {"preview_tokens": 99}, "a part of the window"),
         (
             ToolOutputTruncation,
             {"smart_truncate": True, "max_length": 3_999},
             "4000",
         ),
         (ToolOutputTruncation, {"max_length": 0}, "max_length"),
-        (ToolOutputTruncation, {"maxlength": 10}, "maxlength"),
         (SummaryCompaction, {"trigger_threshold": 0.5}, "must be larger"),
         (TokenWindow, {"budget_tokens": 99}, "at least 100"),
-        (TokenWindow, {"budget_tokens": 1.0}, "less than 1"),
     ],
 )
 def test_bad_settings_are_refused(
@@ -209,14 +173,9 @@ def test_bad_settings_are_refused(
     ("fixed_tokens", "reply", "budgets"),
     [
         (1_780, "fact 4711. " * 1_000, [400, 200, 100]),
-        (2_300, "Short enough.", [400]),
         (1_700, RuntimeError("down"), [400]),
     ],
-    ids=[
-        "over the threshold",
-        "a shorter one would not help",
-        "the summarizer is down",
-    ],
+    ids=["over the threshold", "down"],
 )
 async def test_more_summaries_only_where_they_help(
     fixed_tokens: int, reply: Any, budgets: list[int]
@@ -241,9 +200,7 @@ async def test_more_summaries_only_where_they_help(
     [
         pytest.param(100_000, 21, small_talk(21, 60), 21, id="not too many"),
         pytest.param(100_000, 20, small_talk(41, 60), 13, id="30 percent"),
-        pytest.param(100_000, 4, small_talk(5, 60), 3, id="at least 3"),
         pytest.param(4_000, 40, small_talk(21, 450), 3, id="too large"),
-        pytest.param(4_000, 40, small_talk(31, 150), 3, id="tokens ran out"),
         pytest.param(4_000, 30, small_talk(31, 100), 9, id="only turns ran out"),
         pytest.param(
             4_000, 40, [*small_talk(9, 1_500), user("live")], 0, id="not even 3 fit"
@@ -253,8 +210,7 @@ async def test_more_summaries_only_where_they_help(
 async def test_sliding_window_keeps_what_leaves_room(
     window: int, max_messages: int, contents: list[types.Content], kept_count: int
 ) -> None:
-    """With more contents than `max_messages` 30 % of them stay word for word, unless
-    they would soon fill the window again; one summary is paid for."""
+    """With more contents than `max_messages` 30 % of them stay word for word."""
     sizes: Any = {"context_window": window, "summarizer_context_window": 100_000}
     done = await send(SlidingWindow(max_messages=max_messages, **sizes), contents)
     assert done.llm.summaries == len(done.told) == (kept_count < len(contents))
@@ -265,27 +221,9 @@ async def test_sliding_window_keeps_what_leaves_room(
     assert done.tokens <= 0.8 * window
 
 
-async def test_sliding_window_merges_its_own_summary() -> None:
-    """The next summary is made of the previous one and of what came since."""
-    replies = ["FIRST one.", "SECOND one."]
-    llm = SimulatedLlm(context_window=32_000, summary_replies=replies)
-    chat = guarded_chat(llm, SlidingWindow(context_window=32_000, max_messages=6))
-    for number in range(6):
-        await chat.say(words(400, f"turn{number}"))
-    first, second = summary_requests(llm)
-    assert "turn0" in first.text
-    assert "FIRST" in second.text
-    assert "user:\n  turn0" not in second.text
-    assert "user:\n  turn2" in second.text
-    assert (await chat.state())[SUMMARY] == "SECOND one."
-
-
 LARGE: dict[str, Any] = {"context_window": 100_000}
 ALONE: dict[str, Any] = {"tool_output": None, "summary": None}
 BARE: dict[str, Any] = {"window": None, "tool_output": None}
-WHOLE = ToolOutputTruncation(show_truncation_notice=False)
-
-
 FITS = range(79_999)
 
 
@@ -293,9 +231,7 @@ FITS = range(79_999)
     ("settings", "contents", "summaries", "sizes"),
     [
         ({}, small_talk(100, 900), 0, range(25_000, 40_000)),
-        ({"window": MessageWindow()}, small_talk(50, 1_700), 0, FITS),
         ({"window": MessageWindow()}, small_talk(49, 1_700), 1, FITS),
-        (BARE, small_talk(100, 850), 1, FITS),
         (BARE, small_talk(100, 950), 1, FITS),
         ({"summary": None, **BARE}, small_talk(100, 900), 1, FITS),
         ({}, small_talk(19, 4_500), 0, FITS),
@@ -303,8 +239,8 @@ FITS = range(79_999)
         ({"window": TokenWindow(budget_tokens=99_000)}, small_talk(45, 1_900), 1, FITS),
     ],
     ids=[
-        "deep by default", "enough messages", "too few messages", "below the trigger",
-        "above the trigger", "no steps", "minima", "last tool result", "large budget",
+        "deep by default", "too few messages", "above the trigger", "no steps",
+        "minima", "last tool result", "large budget",
     ],
 )  # fmt: skip
 async def test_no_preference_keeps_a_request_too_large(
@@ -319,26 +255,6 @@ async def test_no_preference_keeps_a_request_too_large(
     assert done.tokens in sizes
 
 
-async def test_a_summarizer_that_is_down_is_asked_once() -> None:
-    """The mechanical summary takes its place, and the request fits."""
-    contents, down = small_talk(100, 950), RuntimeError("down")
-    done = await send(Pipeline(**LARGE, **BARE), contents, reply=down)
-    assert done.told[0].is_mechanical
-    assert done.tokens in FITS
-    assert done.llm.summaries == 1
-
-
-async def test_the_window_comes_before_truncation() -> None:
-    """What the window drops is not shortened first: with the window alone enough,
-    the results that stay are whole."""
-    contents = tool_talk(60, 6_000)
-    window = MessageWindow(window_size=20, preserve_initial_task=False)
-    strategy = Pipeline(window=window, tool_output=WHOLE, **LARGE)
-    done = await send(strategy, contents)
-    assert done.lengths == [6_000] * 10
-    assert done.llm.summaries == 0
-
-
 async def test_a_summary_starts_from_the_originals() -> None:
     """What was shortened or dropped before is shown to the summarizer whole."""
     contents = tool_talk(30, 9_000)
@@ -349,50 +265,7 @@ async def test_a_summary_starts_from_the_originals() -> None:
     assert any("the needle" in request.text for request in summary_requests(done.llm))
 
 
-@pytest.mark.parametrize(
-    ("count", "size_chars", "is_worth"), [(13, 4_300, False), (4, 12_000, True)]
-)
-async def test_an_early_run_must_be_worth_a_new_prefix(
-    count: int, size_chars: int, is_worth: bool
-) -> None:
-    """Before the threshold a gain of a few tokens does not break prompt caches."""
-    steps: dict[str, Any] = {"window": None, "summary": None, "tool_output": WHOLE}
-    strategy = Pipeline(context_window=20_000, compression_threshold=0.59, **steps)
-    done = await send(strategy, tool_talk(count, size_chars))
-    assert len(done.told) == is_worth
-    assert (max(done.lengths[:-1]) == size_chars) is not is_worth
-
-
-@pytest.mark.parametrize(
-    ("settings", "count", "size_chars", "lengths"),
-    [
-        ({}, 37, 9_000, (4_000, 9_000)),
-        ({}, 75, 4_400, (1_000, 4_400)),
-        ({"preserve_last_tool_result": False}, 37, 9_000, (4_000, 4_000)),
-        ({"max_length": 8_000}, 37, 9_000, (2_000, 9_000)),
-        ({"max_length": 400}, 37, 9_000, (400, 9_000)),
-        ({}, 1, 340_000, (1_000, 1_000)),
-    ],
-    ids=["enough", "little gained", "last too", "a quarter", "short as set", "needed"],
-)
-async def test_how_far_results_are_shortened(
-    settings: dict[str, Any], count: int, size_chars: int, lengths: tuple[int, int]
-) -> None:
-    """As set; to a quarter, but at least 1,000, where the next run would follow soon;
-    the last one too where need be."""
-    tool_output = WHOLE.model_copy(update=settings)
-    strategy = Pipeline(window=None, summary=None, tool_output=tool_output, **LARGE)
-    done = await send(strategy, tool_talk(count, size_chars))
-    assert done.llm.summaries == 0
-    assert done.lengths == [*[lengths[0]] * (count - 1), lengths[1]]
-    assert done.tokens <= 65_000  # Half-way between target and threshold.
-
-
 TALK = [user("Task."), instruction("Rule."), *small_talk(60, 20)]
-RULES = [
-    *[instruction(f"Rule{number} holds.") for number in range(14)],
-    *[model(words(20, f"m{number}")) for number in range(60)],
-]
 
 
 @pytest.mark.parametrize(
@@ -409,23 +282,13 @@ RULES = [
             TALK,
             ["Task.", "m56", "m57", "m58", "m59"],
         ),
-        (
-            {"window_size": 10, "strict_window_size": True},
-            [*RULES, user("Task.")],
-            [*(f"Rule{n}" for n in range(5, 14)), "Task."],
-        ),
-        (
-            {"window_size": 10},
-            [*RULES, user("Task.")],
-            [*(f"Rule{n}" for n in range(14)), "Task."],
-        ),
     ],
-    ids=["newest", "preserved", "no system", "strict", "not strict"],
+    ids=["newest", "preserved", "no system"],
 )
 async def test_what_a_message_window_keeps(
     window: dict[str, Any], contents: list[types.Content], kept: list[str]
 ) -> None:
-    """The newest, the first task and instructions; strict ones count all of these."""
+    """The newest, the first task and instructions."""
     strategy = Pipeline(window=MessageWindow(**window), **ALONE, **LARGE)
     done = await send(
         strategy, contents, state=DEMAND, before_model_callback=skip_model
@@ -433,201 +296,24 @@ async def test_what_a_message_window_keeps(
     assert done.names == kept
 
 
-@pytest.mark.parametrize(("correction", "kept"), [(1, 20), (2, 10)])
-async def test_a_part_of_the_window_is_in_tokens_of_the_model(
-    correction: int, kept: int
+@pytest.mark.parametrize("name", ["kubernetes", "empty results"])
+async def test_a_pipeline_keeps_a_conversation_inside_the_window(
+    name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What the model counts twice as high, half as much of it fits."""
-    window = TokenWindow(budget_tokens=0.2, preserve_initial_task=False)
-    counts = {REAL: correction * 1_000, HEURISTIC: 1_000, **DEMAND}
-    strategy = Pipeline(window=window, **ALONE, **LARGE)
-    done = await send(strategy, small_talk(45, 1_000), state=counts)
-    assert kept - 1 <= len(done.kept) <= kept
-
-
-async def test_nesting_10_000_deep_does_not_overflow_the_stack() -> None:
-    """What a tool returned is measured, shortened and covered however deep it is."""
-    deep: Any = "y" * 50
-    for _ in range(10_000):
-        deep = [deep]
-    answer = types.FunctionResponse.model_construct(name="dump")
-    answer.response = {"deep": deep, "text": "y" * 200_000}
-    part = types.Part.model_construct(function_response=answer)
-    content = types.Content.model_construct(role="user", parts=[part])
-
-    def change(request: LlmRequest) -> None:
-        request.contents[1:1] = [call("dump"), content]
-
-    strategy = Pipeline(window=None, summary=None, **LARGE)
-    settings: Any = {"change": change, "before_model_callback": skip_model}
-    done = await send(strategy, tool_talk(40, 8_000), **settings)
-    (record,) = done.told
-    assert record.tokens_before > 80_000 > record.tokens_after
-
-
-async def test_a_task_that_stays_does_not_undo_a_summary_of_a_long_history() -> None:
-    """What is covered behind it, over 512 contents, is not summarized once more."""
-    done: list[CompactionRecord] = []
-    llm = SimulatedLlm(summary_replies=lambda _: "Short enough.", token_ratio=1.0)
-    strategy = Pipeline(context_window=32_000, summarizer_context_window=10**7)
-    chat = guarded_chat(llm, strategy, guard={"on_compaction": done.append})
-    told = [user("word " * 80), model("word " * 80)]
-    await seed(chat, user("The first task."), *told * 450)
-    for _ in range(3):
-        await chat.say("Go on.")
-    assert [record.contents_before for record in done] == [902]
-
-
-@pytest.mark.parametrize(
-    ("settings", "length"),
-    [
-        ({}, 16_000),
-        ({"tool_output": ToolOutputTruncation()}, 24_000),
-        ({"tool_output": None}, 24_000),
-        (
-            {"tool_output": ToolOutputTruncation(preserve_last_tool_result=False)},
-            4_000,
-        ),
-    ],
-    ids=["default", "newest-whole", "off", "documented-lengths"],
-)
-async def test_long_strings_are_short_from_the_first_request_on(
-    settings: dict[str, Any], length: int
-) -> None:
-    """In the same bytes ever after, unless the newest result is to stay whole."""
-    steps = [[ToolUse("read", f"{n} {'note ' * 5_000}"[:24_000])] for n in (1, 2)]
-    llm = SimulatedLlm(context_window=100_000)
-    conversation = Conversation([Turn("Read on.", steps)])
-    played = await play(conversation, Pipeline(**LARGE, **settings), llm)
-    lengths = [result_lengths(each.contents) for each in played.calls]
-    assert [len(found) for found in lengths] == [0, 1, 2]
-    assert all(length <= n < length + 100 for found in lengths for n in found)
-    assert played.calls[2].contents[:3] == played.calls[1].contents
-
-
-async def test_a_compaction_that_is_asked_for_frees_half() -> None:
-    """Below the target as well, and however often it is asked for."""
-    found: list[CompactionRecord] = []
-    llm, guard = SimulatedLlm(context_window=100_000), {"on_compaction": found.append}
-    chat = guarded_chat(llm, Pipeline(**LARGE), guard=guard)
-    steps = [model("I look. " * 300), call("read", step=1)]
-    steps.append(response("read", {"text": "notebooks " * 200}))
-    for number in range(2):
-        await seed(chat, user(f"Read it, {number}."), *steps, *steps, state=DEMAND)
-        await chat.say("What did it say?")
-        assert len(found) == number + 1
-        assert found[-1].tokens_after < found[-1].tokens_before / 2
-
-
-async def test_equal_results_do_not_move_what_was_decided() -> None:
-    """Between runs each request begins with the bytes of the one before, and a later
-    result with the same bytes is not taken for the one shortened last."""
-    results = ["notebooks " * 600, "ok", "ok"]
-    steps = [[ToolUse("read", results[number % 3])] for number in range(40)]
-    llm = SimulatedLlm(context_window=8_000, token_ratio=1.0)
-    strategy = Pipeline(context_window=8_000, window=None)
-    played = await play(Conversation([Turn("Read on.", steps)]), strategy, llm)
-    assert played.llm.rejections == 0
-    assert sum(each.is_compacted for each in played.calls) >= 2
-    check_growth("equal results", played.calls)
-
-
-async def play_scenario(name: str, strategy: Strategy, **settings: Any) -> Played:
-    """Plays a scenario; skips what no guard can keep inside the window."""
-    window_tokens = strategy.context_window or 0
-    conversation = write_conversation(name, window_tokens)
-    if obstacle := find_obstacle(conversation, window_tokens):
-        pytest.skip(obstacle)
-    is_large = window_tokens > LARGEST_BPE_WINDOW_TOKENS
+    """No request is refused, no pair broken, no answer lost."""
+    caplog.set_level(logging.ERROR, "contextguard_adk")
+    conversation = write_conversation(name, 8_000)
     llm = SimulatedLlm(
-        context_window=window_tokens,
+        context_window=8_000,
         token_ratio=conversation.token_ratio,
         media_tokens=conversation.media_tokens,
         usage=conversation.usage,
-        summary_replies=(lambda request: "They talked.") if is_large else None,
-        **settings,
     )
-    played = await play(conversation, strategy, llm, session_service=KeptSessions())
+    strategy, sessions = Pipeline(context_window=8_000), KeptSessions()
+    played = await play(conversation, strategy, llm, session_service=sessions)
     check_provider(name, played)
-    return played
-
-
-def check_growth(name: str, calls: list[AgentCall]) -> None:
-    """Each request begins with the bytes of the whole request before it, summary and
-    continuation included, whether or not a new turn begins."""
-    for before, after in itertools.pairwise(calls):
-        if after.is_compacted:
-            continue
-        sent, resent = to_bytes(before.contents), to_bytes(after.contents)
-        assert len(resent) > len(sent), f"{name}: call {after.number} added nothing"
-        assert resent[: len(sent)] == sent, f"{name}: call {after.number}"
-
-
-def to_bytes(contents: Sequence[types.Content]) -> list[str]:
-    """The contents as they would go over the wire."""
-    return [content.model_dump_json(exclude_none=True) for content in contents]
-
-
-FAST = [("kubernetes", 8_000), ("empty results", 8_000)]
-CELLS = [
-    (name, window_tokens)
-    for name, scenario in SCENARIOS.items()
-    for window_tokens in (4_000, 8_000, 32_000, 200_000)
-    if not scenario.is_long or window_tokens == 32_000
-]
-SLOW_CELLS = [pytest.param(*c, marks=pytest.mark.slow) for c in CELLS if c not in FAST]
-
-
-@pytest.mark.parametrize(("name", "window_tokens"), [*FAST, *SLOW_CELLS])
-async def test_a_pipeline_keeps_a_conversation_inside_the_window(
-    name: str, window_tokens: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    """No request is refused, no pair broken, no answer lost, and on two calls running
-    it compacts only where it must."""
-    caplog.set_level(logging.ERROR, "contextguard_adk")
-    played = await play_scenario(name, Pipeline(context_window=window_tokens))
-    conversation = write_conversation(name, window_tokens)
     assert not caplog.records
     check_answers(name, played, [turn.answer for turn in conversation.turns])
     check_live_requests(name, played.calls)
-    check_pauses(name, played.calls, window_tokens)
-    if total_tokens(conversation) > window_tokens:
-        assert any(each.is_compacted for each in played.calls)
-
-
-LONG_RUNS = ["normal talk", "tool-heavy", "no usage", "rapid short", "media"]
-SLOW_RUNS = ["parallel bursts", "fifty turns", "only tool results", "coding agent"]
-MODES = list(itertools.product((Threshold, SlidingWindow), (False, True)))
-
-
-def is_shortened(sent: types.Content, original: types.Content) -> bool:
-    """Whether these are the same results, of the same calls, with less text."""
-    results, whole = (
-        [part.function_response for part in content.parts or ()]
-        for content in (sent, original)
-    )
-    named = [[r and (r.name, r.id) for r in each] for each in (results, whole)]
-    is_less = len(to_bytes([sent])[0]) < len(to_bytes([original])[0])
-    return all(results) and named[0] == named[1] and is_less
-
-
-@pytest.mark.parametrize("name", [*LONG_RUNS, *slow(*SLOW_RUNS)])
-async def test_between_compactions_a_request_only_grows_at_its_end(name: str) -> None:
-    """Prompt caches stay warm. Behind summary and continuation stands the history from
-    one place on, whole; that place moves only when a compaction moves it."""
-    kind, has_ids = MODES[(LONG_RUNS + SLOW_RUNS).index(name) % len(MODES)]
-    played = await play_scenario(name, kind(context_window=8_000), call_ids=has_ids)
-    assert sum(each.is_compacted for each in played.calls) >= 2
-    check_growth(name, played.calls)
-    covered_before = 0
-    for each in played.calls:
-        kept = without_head(each.contents)
-        covered = len(each.original) - len(kept)
-        label = f"{name}: call {each.number}"
-        # A result that the model has not seen may be too large to stay whole.
-        for sent, original in zip(kept, each.original[covered:], strict=True):
-            is_whole = to_bytes([sent]) == to_bytes([original])
-            assert is_whole or is_shortened(sent, original), label
-        assert (covered > covered_before) is each.is_compacted, label
-        assert covered >= covered_before, label
-        covered_before = covered
+    check_pauses(name, played.calls, 8_000)
+    assert any(each.is_compacted for each in played.calls)

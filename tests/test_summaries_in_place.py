@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
@@ -29,7 +28,6 @@ from tests.chats import (
     guarded_chat,
     summary_requests,
     text_of,
-    words,
 )
 
 WINDOW = 8_000
@@ -110,22 +108,8 @@ async def test_a_summary_is_asked_for_at_the_end_of_the_conversation() -> None:
     assert all(text in agent[-1].text for text in shown)
 
 
-@pytest.mark.parametrize("thoughts", [0, 100])
-async def test_the_length_of_the_summary_is_bounded(thoughts: int) -> None:
-    """It has half of the buffer, and room for the agent's thoughts; more is cut."""
-    llm = make_llm(summary_replies=["word " * 4_000] * 10)
-    thinking = types.ThinkingConfig(thinking_budget=thoughts)
-    config = types.GenerateContentConfig(thinking_config=thinking)
-    await talk_and_demand(make_chat(llm, generate_content_config=config))
-    assert kinds(llm)[0] == "at the end"
-    asked = summary_requests(llm)[0]
-    assert asked.config.max_output_tokens == WINDOW // 10 + thoughts
-    assert 0 < agent_requests(llm)[-1].text.count("word ") <= WINDOW // 10
-
-
 async def test_what_is_no_history_does_not_stand_before_the_question() -> None:
-    """An instruction that changes from call to call stays out of the summary; one of
-    one's own stands in the question, and any answer is then taken for a summary."""
+    """An instruction that changes from call to call stays out of the summary."""
     llm = make_llm(summary_replies=["Short."] * 9)
     moving = "The customer on the line is number 815."
     own = make_strategy(summary_instruction="Write a haiku of {max_words} words.")
@@ -139,7 +123,6 @@ async def test_what_is_no_history_does_not_stand_before_the_question() -> None:
 
 FUNCTION = types.Tool(function_declarations=[types.FunctionDeclaration(name="f")])
 SEARCH = types.Tool(google_search=types.GoogleSearch())
-FORCED = {"function_calling_config": {"mode": "ANY"}}
 PLACES: dict[str, tuple[Strategy, bool, dict[str, Any], str]] = {
     "on": (make_strategy(reuse_prompt_cache=True), False, {}, "at the end"),
     "off": (make_strategy(reuse_prompt_cache=False), True, {}, "transcript"),
@@ -151,19 +134,10 @@ PLACES: dict[str, tuple[Strategy, bool, dict[str, Any], str]] = {
         *(True, {}, "transcript"),
     ),
     # What ends or forms an answer is the agent's, and the question would share it.
-    "functions": (make_strategy(), True, {"tools": [FUNCTION]}, "at the end"),
     "built-in": (make_strategy(), True, {"tools": [FUNCTION, SEARCH]}, "transcript"),
-    "forced": (
-        *(make_strategy(), True),
-        *({"tool_config": types.ToolConfig.model_validate(FORCED)}, "transcript"),
-    ),
     "schema": (
         *(make_strategy(), True),
         *({"response_json_schema": {"type": "object"}}, "transcript"),
-    ),
-    "JSON": (
-        *(make_strategy(), True),
-        *({"response_mime_type": "application/json"}, "transcript"),
     ),
     "stop": (make_strategy(), True, {"stop_sequences": ["\n\n"]}, "transcript"),
 }
@@ -175,8 +149,7 @@ PLACES: dict[str, tuple[Strategy, bool, dict[str, Any], str]] = {
 async def test_where_a_summary_is_asked_for(
     strategy: Strategy, has_cache: bool, config: dict[str, Any], expected: str
 ) -> None:
-    """At the end where everything is covered, a cache serves it and no setting of the
-    agent is in the way; else with a transcript."""
+    """At the end where everything is covered and no setting is in the way."""
 
     def configure(request: LlmRequest) -> None:
         request.config = request.config.model_copy(update=config)
@@ -191,10 +164,8 @@ HALF = LlmResponse(
     content=model(SUMMARY[:20]), finish_reason=types.FinishReason.MAX_TOKENS
 )
 NO_SUMMARY: dict[str, Reply] = {
-    "blanks": "  \n",
     "too long": ContextOverflowError("prompt is too long: 8100 tokens > 8000 maximum"),
     "only thoughts": types.Part(text="Hm.", thought=True),
-    "words beside a tool call": [types.Part(text="## Plan\nX."), call("read_note")],
     "small talk": "Sure! Next I will read the other notes.",
     "half a summary": HALF,
 }
@@ -221,71 +192,16 @@ async def test_a_model_that_gives_no_summary_is_shown_a_transcript(
     ("errors", "expected"),
     [
         ([ProviderError("Bad")], ["at the end", "transcript", "at the end"]),
-        ([ProviderBusyError("429")], ["at the end"] * 3),
         ([ProviderBusyError("503")] * 3, ["at the end"] * 4),
     ],
-    ids=["refused", "busy", "stays busy"],
+    ids=["refused", "stays busy"],
 )
 async def test_a_passing_error_is_forgotten(
     errors: list[Exception], expected: list[str]
 ) -> None:
-    """Where it failed once, it is asked at the end again, three times at most, and a
-    provider that stays busy is not shown a transcript too."""
+    """Where it failed once, it is asked at the end again, three times at most."""
     llm = make_llm(summary_replies=[*errors, *[SUMMARY] * 20])
     chat = make_chat(llm)
     for _ in range(2):
         await talk_and_demand(chat)
     assert kinds(llm) == expected
-
-
-class Caching(SimulatedLlm):
-    """Changes what it is given, as ADK does where a cache holds the beginning."""
-
-    async def generate_content_async(
-        self, llm_request: LlmRequest, stream: bool = False
-    ) -> AsyncGenerator[LlmResponse, None]:
-        """Answers the request as it came, and leaves it without its beginning."""
-        given = llm_request.model_copy(
-            update={"config": llm_request.config.model_copy()}
-        )
-        llm_request.contents = llm_request.contents[-1:]
-        llm_request.config.system_instruction = llm_request.config.tools = None
-        async for response in super().generate_content_async(given, stream):
-            yield response
-
-
-async def test_another_try_asks_the_same() -> None:
-    """Whatever a client makes of the request of the first."""
-    replies: list[Reply] = [ProviderBusyError("503"), *[SUMMARY] * 20]
-    llm = Caching(context_window=WINDOW, prompt_cache=True, summary_replies=replies)
-    await talk_and_demand(make_chat(llm))
-    first, second = summary_requests(llm)
-    assert second.contents == first.contents
-    assert second.config == first.config
-
-
-async def test_thoughts_have_what_room_is_left() -> None:
-    """Room that is kept for thoughts is no reason to show a transcript."""
-    window_tokens = 32_000
-    llm = make_llm(model="openai/o3", token_ratio=1.0)
-    llm.context_window = window_tokens
-    chat = make_chat(llm, Threshold(context_window=window_tokens, recall=False))
-    for turn in range(36):
-        await chat.say(words(1_100, f"Question {turn}."))
-    assert kinds(llm) == ["at the end"] * len(kinds(llm))
-    for request in summary_requests(llm):
-        output_tokens = request.config.max_output_tokens or 0
-        assert 3_200 + 2_560 // 4 <= output_tokens <= 3_200 + 2_560
-        assert request.prompt_tokens + output_tokens <= window_tokens
-
-
-async def test_a_timeout_is_waited_for_once() -> None:
-    """A model that hangs is not asked twice; the next summary reads the originals."""
-    llm = make_llm(summary_replies=[TimeoutError("slow"), *[SUMMARY] * 20])
-    # Too short to wait for another try.
-    await talk(make_chat(llm, make_strategy(summary_timeout_seconds=0.9)), 24)
-    assert kinds(llm)[:2] == ["at the end", "transcript"]
-    first = next(index for index, r in enumerate(llm.requests) if r.is_summary)
-    assert not llm.requests[first + 1].is_summary
-    # What a mechanical summary clipped does not stand in the conversation.
-    assert "Question 0." in summary_requests(llm)[1].text

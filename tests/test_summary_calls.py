@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
 from email.utils import formatdate
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +12,6 @@ from google.genai import types
 
 from contextguard_adk import CompactionRecord, Threshold
 from contextguard_adk._measuring.budgets import summary_budget_tokens
-from contextguard_adk._providers.registry import LitellmRegistry
 from contextguard_adk._providers.retry import call_with_retries, is_transient
 from contextguard_adk.testing import Reply, SimulatedLlm, call
 from contextguard_adk.testing import SimulatedProviderError as ProviderError
@@ -25,6 +21,7 @@ from tests.chats import (
     EXACT,
     SUMMARY,
     ProviderBusyError,
+    Registry,
     guarded_chat,
     seed,
     summary_requests,
@@ -32,7 +29,6 @@ from tests.chats import (
 )
 
 GOOD = "## Current State\nThe budget is 4,711 EUR; the report is half written."
-REGISTRY = LitellmRegistry()
 
 
 class Written:
@@ -67,47 +63,9 @@ class Written:
 # --- the config of a call ---
 
 
-def list_limits() -> dict[str, int]:
-    """What chat models can write at most, where litellm's table knows it."""
-    spec = importlib.util.find_spec("litellm")
-    assert spec
-    assert spec.origin
-    file = "model_prices_and_context_window_backup.json"
-    table = json.loads(Path(spec.origin).with_name(file).read_text("utf-8"))
-    return {
-        name: entry["max_output_tokens"]
-        for name, entry in table.items()
-        if entry.get("mode") == "chat" and entry.get("max_output_tokens")
-    }
-
-
-async def test_no_summary_call_asks_for_more_than_a_model_gives() -> None:
-    """Nor for much less than the budget, where the model gives that."""
-    limits = list_limits()
-    models: dict[tuple[object, ...], str] = {}  # Others would be asked the same.
-    for name, limit in limits.items():
-        if window_tokens := REGISTRY.context_window(name):
-            found = REGISTRY.max_output_tokens(name) or 0
-            assert limit / 4 <= found <= limit or found == window_tokens, name
-            thinks = REGISTRY.supports_reasoning(name), "gemini-2.5-flash" in name
-            models[limit, thinks] = name
-    assert len(models) > 50
-    for name in models.values():
-        # A window that is configured may be larger than that of the table.
-        tokens = 1_000_000
-        written = Written(GOOD, model=name, context_window=tokens)
-        await written.compact()
-        asked = written.asked[0].max_output_tokens or 0
-        limit = min(limits[name], summary_budget_tokens(tokens))
-        assert limit // 2 <= asked <= limits[name], name
-
-
 THOUGHTS: dict[str, tuple[int, int | None, int | None, int]] = {
     "vertex_ai/gemini-2.5-flash-001": (200_000, None, 0, 0),
     "gemini-2.5-pro": (200_000, None, None, 4_096),
-    "openai/o3": (10_000, None, None, 800),
-    "gpt-4o": (50_000, None, None, 0),
-    "gemini/gemini-2.5-pro": (100_000, 128, 128, 4_096),
     "gemini-2.5-flash": (100_000, 128, 0, 0),
     "claude-sonnet-4-5": (100_000, 2_048, None, 4_096),
 }
@@ -115,8 +73,7 @@ THOUGHTS: dict[str, tuple[int, int | None, int | None, int]] = {
 
 @pytest.mark.parametrize("name", THOUGHTS)
 async def test_thinking_is_off_or_has_room(name: str) -> None:
-    """Thoughts count as output: they are turned off, or get tokens of their own; what
-    the agent asks for holds where they cannot be turned off."""
+    """Thoughts count as output: they are turned off, or get tokens of their own."""
     window_tokens, wish, expected, headroom_tokens = THOUGHTS[name]
     thinking = types.ThinkingConfig(thinking_budget=wish) if wish else None
     config = types.GenerateContentConfig(thinking_config=thinking)
@@ -129,76 +86,33 @@ async def test_thinking_is_off_or_has_room(name: str) -> None:
     assert written.asked[0].max_output_tokens == budget_tokens + headroom_tokens
 
 
-class OwnRegistry:
-    """A registry of the user's own that knows output limits, or what it says."""
+class Limited(Registry):
+    """Knows a window, and fails where it is asked for an output limit, or knows one."""
 
-    def __init__(self, answer: object) -> None:
-        self.answer = answer
+    limit_tokens: int | None = None
 
-    def context_window(self, name: str) -> int:
-        """Returns a window."""
-        return 100_000
-
-    def max_output_tokens(self, name: str) -> object:
-        """Returns the answer."""
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return self.answer
+    def max_output_tokens(self, model: str) -> int:
+        """Returns it."""
+        if self.limit_tokens is None:
+            raise RuntimeError("down")
+        return self.limit_tokens
 
 
-@pytest.mark.parametrize(
-    ("answer", "asked"),
-    [(500, 500), (None, 10_000), ("500", 10_000), (RuntimeError("down"), 10_000)],
-    ids=["known", "unknown", "text", "raises"],
-)
-async def test_a_registry_may_know_output_limits(answer: object, asked: int) -> None:
-    """What it cannot say properly means that nobody knows."""
-    guard = {"registry": OwnRegistry(answer)}
+@pytest.mark.parametrize(("limit", "asked"), [(500, 500), (None, 10_000)])
+async def test_a_registry_may_know_output_limits(limit: int | None, asked: int) -> None:
+    """One that fails knows none."""
+    guard = {"registry": (registry := Limited(100_000))}
+    registry.limit_tokens = limit
     written = Written(GOOD, model="gpt-4-turbo", guard=guard, context_window=None)
     await written.compact()
     assert written.asked[0].max_output_tokens == asked
-
-
-async def test_thoughts_that_the_agent_asks_for_have_room(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The output limit is above what `LiteLlm` was told to think."""
-    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-    from google.adk.models.lite_llm import LiteLlm, LiteLLMClient
-    from litellm import ModelResponse
-
-    sent: list[dict[str, Any]] = []
-
-    class Client(LiteLLMClient):
-        async def acompletion(
-            self, model: Any, messages: Any, tools: Any, **more: Any
-        ) -> ModelResponse:
-            sent.append(more)
-            said = {"role": "assistant", "content": GOOD}
-            choice = {"index": 0, "finish_reason": "stop", "message": said}
-            return ModelResponse(choices=[choice])
-
-    cases: list[tuple[dict[str, Any], int]] = [
-        ({"thinking": {"type": "enabled", "budget_tokens": 16_000}}, 16_000),
-        ({"reasoning_effort": "xhigh"}, 8_192),
-        ({}, 4_096),
-    ]
-    for arguments, thoughts in cases:
-        llm = LiteLlm("anthropic/claude-sonnet-4-5", llm_client=Client(), **arguments)
-        strategy = Threshold(summarizer=llm, recall=False)
-        chat = guarded_chat(SimulatedLlm(context_window=10**9), strategy)
-        await seed(chat, user(words(3_000)), state={**EXACT, **DEMAND})
-        await chat.say("Go on.")
-        budget_tokens = summary_budget_tokens(128_000)
-        assert sent[-1]["max_completion_tokens"] == budget_tokens + thoughts
 
 
 # --- asking again ---
 
 
 async def test_a_call_that_failed_is_made_again() -> None:
-    """A refused one without our limits, which can be what was wrong; to a provider that
-    is busy three times with the very same, but not after a wait that is too long."""
+    """A refused one without our limits, which can be what was wrong."""
     refused = Written(ProviderError("max_tokens is too large"), GOOD)
     assert await refused.compact() == GOOD
     first, second = refused.asked
@@ -231,17 +145,16 @@ def named(name: str) -> Exception:
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        *((failure(status_code=n), True) for n in (429, 500, 502, 503, 504, 529)),
+        *((failure(status_code=n), True) for n in (429, 500, 529)),
         *((failure(code=n), True) for n in (429, "503")),
-        *((failure(status_code=n), False) for n in (400, 401, 404, 413, 422)),
+        *((failure(status_code=n), False) for n in (400, 401, 413)),
         (failure(response=SimpleNamespace(status_code=503)), True),
         (failure(code="context_length_exceeded"), False),
         (failure(status_code=500, message="maximum context length is 600"), False),
         (failure(code=400, name="ServiceUnavailable"), False),
         *((named(n), True) for n in ("APITimeoutError", "OverloadedError")),
-        *((named(n), True) for n in ("RemoteProtocolError", "APIConnectionError")),
         *((each(), True) for each in (TimeoutError, ConnectionResetError)),
-        *((each(), False) for each in (ValueError, KeyError, OSError)),
+        *((each(), False) for each in (ValueError, OSError)),
     ],
     ids=str,
 )
@@ -284,16 +197,14 @@ DOWN = RuntimeError("out of order")
     [
         ({}, [DOWN, DOWN, DOWN, "They spoke."], [1, 1, 1, 0, 1, 1]),
         ({}, [DOWN, DOWN, "They spoke."] * 3, [1] * 9),
-        ({}, [DOWN] * 20, [1, 1, 1, 0, 1, 0, 1, 0]),
         ({"summarizer": "no-such-model"}, None, [1, 1]),
     ],
-    ids=["pauses once after three", "a success ends the count", "goes on", "unknown"],
+    ids=["pauses once after three", "a success ends the count", "unknown"],
 )
 async def test_a_failing_summarizer_is_asked_less_often(
     settings: dict[str, Any], replies: Any, expected: list[int]
 ) -> None:
-    """Only failures in a row count; one compaction is skipped, then it is tried; one
-    that nobody knows leaves it to the agent's own model."""
+    """Only failures in a row count; one compaction is skipped, then it is tried."""
     written = Written(**WIDE, **settings)
     written.llm.summary_replies = replies
     asked = []
@@ -303,25 +214,6 @@ async def test_a_failing_summarizer_is_asked_less_often(
         await written.chat.say(f"{number} {words(225)}")
         asked.append(written.llm.summaries - before)
     assert asked == expected
-
-
-@pytest.mark.parametrize("failures", [1, 2, 99])
-async def test_a_request_that_fits_waits_for_a_better_summary(failures: int) -> None:
-    """Up to 97 % of the window, with a sixth added to the newest message, it goes out
-    as it is, and the next call asks again."""
-    records = list[CompactionRecord]()
-    replies: list[Any] = [*[DOWN] * failures, *["They spoke of stars."] * 9]
-    llm = SimulatedLlm(context_window=10_000, token_ratio=1.0, summary_replies=replies)
-    strategy = Threshold(context_window=10_000)
-    chat = guarded_chat(llm, strategy, guard={"on_compaction": records.append})
-    while not records:
-        await chat.say(words(520))
-    assert records[0].is_mechanical is (failures == 99)
-    assert llm.rejections == 0
-    if failures < 99:
-        assert llm.summaries == failures + 1
-    else:
-        assert records[0].tokens_before >= 9_700 - 600 / 6  # A message is below 600.
 
 
 # --- what is a summary ---
@@ -336,21 +228,13 @@ def ended(text: str, reason: str) -> LlmResponse:
 NO_SUMMARY: dict[str, Reply] = {
     "English": "I'm sorry, but I can't help with that.",
     "typographic": "I\u2019m sorry, I can\u2019t assist with that request.",
-    "plain": "I cannot assist with this request.",
     "German": "Es tut mir leid, dabei kann ich nicht helfen.",
-    "Spanish": "Lo siento, no puedo ayudar con eso.",
-    "French": "Je suis désolé, je ne peux pas vous aider.",
-    "Chinese": "抱歉 我无法协助完成该请求。",
     "Japanese": "申し訳ありませんが、お手伝いできません。",
-    "Russian": "Извините, не могу помочь.",
     "stub": "The",
-    "half a heading": "## Current St",
     "heading": "## Current State\n",
     "cut": ended("## Current State\nThe budg", "MAX_TOKENS"),
-    "dot": ".",
     "back-ticks": "```\n```",
     "tool": '{"name": "look", "arguments": {"at": "the budget of 4,711 EUR"}}',
-    "fenced tool": '```json\n{"tool": "look", "at": "the budget"}\n```',
     "words beside a call": [types.Part(text=GOOD), call("look")],
 }
 
@@ -365,27 +249,19 @@ async def test_what_is_no_summary_is_asked_for_once_more(reply: Reply) -> None:
     assert len(hopeless.asked) == 2
 
 
-@pytest.mark.parametrize("reason", ["SAFETY", "PROHIBITED_CONTENT", "RECITATION"])
-async def test_an_answer_that_a_filter_ended_is_not_asked_for_again(
-    reason: str,
-) -> None:
+async def test_an_answer_that_a_filter_ended_is_not_asked_for_again() -> None:
     """The same transcript would end so again."""
-    written = Written(ended(GOOD, reason), GOOD)
+    written = Written(ended(GOOD, "SAFETY"), GOOD)
     assert not await written.compact()
     assert len(written.asked) == 1
 
 
 ACCEPTED: dict[str, tuple[Reply, dict[str, Any]]] = {
-    "short": ("They spoke of tea.", {}),
     "Chinese": ("用户要预订机票。", {}),
     "bad news": ("Leider war der Flug ausgebucht; es geht am Montag weiter.", {}),
-    "sorry in it": ("The user was told: I'm sorry, I can't help with that.", {}),
     "long and sorry": (f"I'm sorry, said the user. {words(200)}".strip(), {}),
-    "JSON in it": ('## Current State\nCall {"name": "look"} next.', {}),
-    "lines of JSON": ('{"said": "tea"}\n{"said": "milk"}', {}),
     "JSON of one's own": ('{"said": "tea"}', {"summary_instruction": "Write JSON."}),
     "of one's own": ("Tea.", {"summary_instruction": "Write one word."}),
-    "unknown end": (ended(GOOD, "OTHER"), {}),
 }
 
 

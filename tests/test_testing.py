@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
-import subprocess
-import sys
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from google.adk.apps.llm_event_summarizer import LlmEventSummarizer
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.genai import types
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from contextguard_adk import ContextGuardPlugin, Threshold
@@ -83,10 +78,7 @@ def test_tokens_are_counted() -> None:
     for text, ratio, expected_tokens in (
         ("x" * 41, 3.0, 31),  # Bytes by four, times the ratio, rounded up.
         ("é" * 4, 1.0, 2),
-        ("\ud800", 4.0, 3),
-        ("", 1.0, 0),
         ("hello world", None, 2),
-        ("\ud800", None, 1),
         ("The quick brown fox jumps. " * 4_000, None, 24_001),
         (" " * 1_000_000, None, 7_813),  # Tiktoken alone panics.
     ):
@@ -103,53 +95,6 @@ def test_tokens_are_counted() -> None:
         )
         request = ask(tools=[types.Tool(function_declarations=[declaration])])
         assert 2_100 < count_request_tokens(request, 1.0, 0) < 2_150
-
-
-BLOB = types.Part.from_bytes(data=b"\xff\x00" * 50_000, mime_type="image/png")
-FILE = types.Part.from_uri(file_uri="gs://bucket/a.pdf", mime_type="application/pdf")
-PICTURE = types.FunctionResponseBlob(data=b"\xff", mime_type="image/png")
-PICTURED = types.FunctionResponse(
-    name="f", parts=[types.FunctionResponsePart(inline_data=PICTURE)]
-)
-CODE = types.ExecutableCode(code="x = 1234", language=types.Language.PYTHON)
-OUTPUT = types.CodeExecutionResult(outcome=types.Outcome.OUTCOME_OK, output="1234")
-PARTS: dict[str, tuple[types.Part, int]] = {
-    "text": (types.Part(text="x" * 8), 2),
-    "call": (call_part("abcd", a="é"), 4),
-    "response": (response_part("abcd", {"a": "é"}), 4),
-    "code": (types.Part(executable_code=CODE), 2),
-    "code output": (types.Part(code_execution_result=OUTPUT), 1),
-    "server side call": (types.Part(tool_call=types.ToolCall(id="a")), 3),
-    "inline image": (BLOB, 258),
-    "file": (FILE, 258),
-    "image in a response": (types.Part(function_response=PICTURED), 1 + 258),
-    "not a number": (call_part("abcd", a=float("nan")), 4),
-    "bytes": (response_part("abcd", {"a": b"\xff"}), 4),
-    "empty": (types.Part(), 0),
-}
-
-
-def test_every_kind_of_part_counts() -> None:
-    """Text, code, calls and results count by bytes, media at a fixed rate."""
-    for name, (part, expected_tokens) in PARTS.items():
-        counted = count_request_tokens(ask(responses(part)), 1.0, 258)
-        assert counted == expected_tokens, name
-
-
-def test_the_vocabulary_needs_neither_network_nor_litellm() -> None:
-    """Counting takes what litellm ships, without the seconds of importing it, and
-    puts the user's setting back."""
-    code = (
-        "import os, sys;"
-        "from contextguard_adk.testing.provider import count_tokens;"
-        "assert 'tiktoken' not in sys.modules;"
-        "assert count_tokens(['hello world'], None) == 2;"
-        "assert 'litellm' not in sys.modules;"
-        "assert os.environ['TIKTOKEN_CACHE_DIR'] == '/mine'"
-    )
-    proxies = {"HTTPS_PROXY": "http://127.0.0.1:9", "TIKTOKEN_CACHE_DIR": "/mine"}
-    command = [sys.executable, "-W", "ignore", "-c", code]
-    subprocess.run(command, check=True, env={**os.environ, **proxies})
 
 
 STYLES: dict[ErrorStyle, str] = {
@@ -188,7 +133,6 @@ async def test_an_overflow_is_told_in_the_words_of_a_provider(
 
 ASK, ANSWER = user("hi"), model("hello")
 CALL, RESULT = calls(call_part("f")), responses(response_part("f", {"a": 1}))
-SIGNED = types.Part(text="", thought_signature=b"x")
 ID_1, ID_2 = call_part("f", "1"), call_part("f", "2")
 RESULT_1, RESULT_2 = response_part("f", {}, "1"), response_part("f", {}, "2")
 F, F_RESULT = call_part("f"), response_part("f", {})
@@ -198,15 +142,10 @@ BROKEN: dict[str, tuple[list[types.Content], str]] = {
     "no contents": ([], "contents is not specified"),
     "model first": ([ANSWER], 'must use the "user" role'),
     "system": ([ASK, SYSTEM], "valid role"),
-    "no parts": ([responses()], "at least one parts field"),
     "empty part": ([responses(types.Part())], "one initialized field"),
     "empty text": ([user("")], "must be non-empty"),
     "call at the end": ([ASK, CALL], "were not answered: 'f'"),
-    "call not answered": ([ASK, CALL, ASK], "were not answered"),
     "response alone": ([ASK, RESULT], "must answer a function call"),
-    "two responses": ([ASK, CALL, responses(F_RESULT, F_RESULT)], "answer"),
-    "two calls": ([ASK, calls(F, F), RESULT], "were not answered"),
-    "other name": ([ASK, CALL, responses(G_RESULT)], "must answer"),
     "other id": ([ASK, calls(ID_1), responses(RESULT_2)], "must answer"),
     "model returns": ([ASK, CALL, calls(F_RESULT)], "user role"),
     "user calls": ([responses(F), RESULT], "model role"),
@@ -224,90 +163,6 @@ async def test_a_broken_structure_is_refused(
     assert caught.value.status_code == 400
     assert (llm.calls, llm.rejections, llm.violations) == (1, 0, 1)
     assert [record.rejected for record in llm.requests] == ["invalid"]
-
-
-SOUND = {
-    "same role twice": [ASK, ASK, ANSWER, ANSWER],
-    "other order": [ASK, calls(F, G, F), responses(G_RESULT, F_RESULT, F_RESULT)],
-    "ids in other order": [ASK, calls(ID_1, ID_2), responses(RESULT_2, RESULT_1)],
-    "an id on one side": [ASK, calls(F, ID_1), responses(RESULT_1, RESULT_2)],
-    "signature on empty text": [ASK, calls(SIGNED)],
-    "signature alone": [ASK, calls(types.Part(thought_signature=b"x"))],
-    "media only": [responses(BLOB, FILE)],
-}
-
-
-@pytest.mark.parametrize("contents", SOUND.values(), ids=[*SOUND])
-async def test_a_sound_structure_is_accepted(contents: list[types.Content]) -> None:
-    """What providers accept is no violation."""
-    llm = SimulatedLlm()
-    await answer(llm, ask(*contents))
-    assert llm.violations == 0
-
-
-async def reply_later(request: LlmRequest) -> Reply:
-    """Replies after the event loop had its turn."""
-    await asyncio.sleep(0)
-    return "later"
-
-
-B_AND_F = [types.Part(text="b"), F]
-SCRIPTS: dict[str, tuple[Any, list[str]]] = {
-    "default": (None, ["Acknowledged: hi"] * 2),
-    "used up": (["a"], ["a", "Done."]),
-    "parts": ([types.Part(text="a"), B_AND_F], ["a", "b\nf\n{}"]),
-    "calls": ([model("a"), [call("f", x=1)]], ["a", 'f\n{"x":1}']),
-    "response": ([LlmResponse(content=model("a")), ""], ["a", ""]),
-    "coroutine function": (reply_later, ["later", "later"]),
-}
-
-
-@pytest.mark.parametrize(("script", "texts"), SCRIPTS.values(), ids=[*SCRIPTS])
-async def test_a_script_is_played(script: Any, texts: list[str]) -> None:
-    """Replies come in order and in whichever form they are given."""
-    llm = SimulatedLlm(script=script)
-    got = [await answer(llm, ask(ASK)) for _ in texts]
-    assert [text_of(response) for response in got] == texts
-    assert all(response.partial is False for response in got)
-    assert {response.model_version for response in got} == {"simulated"}
-
-
-async def test_a_scripted_exception_is_raised_and_replies_are_copied() -> None:
-    """An exception leaves a record without a response, unbilled; what ADK does to a
-    response changes neither the script nor the record."""
-    part = call("f")
-    llm = SimulatedLlm(script=[TimeoutError("slow"), part])
-    with pytest.raises(TimeoutError, match="slow"):
-        await answer(llm, ask(ASK))
-    response = await answer(llm, ask(ASK))
-    response.get_function_calls()[0].id = "adk-1"
-    failed, answered = llm.requests
-    assert (failed.response, failed.rejected) == (None, None)
-    assert part.function_call
-    assert answered.response
-    assert part.function_call.id is answered.response.get_function_calls()[0].id is None
-
-
-@pytest.mark.parametrize(
-    ("usage", "expected"),
-    [("last", [True] * 4), ("never", [False] * 4), ("late", [False] * 3 + [True])],
-)
-async def test_usage_is_reported_on_the_last_chunk(
-    usage: Literal["last", "never", "late"], expected: list[bool]
-) -> None:
-    """On no partial, and on the final response of the calls that report; summaries do
-    not bring the first late report nearer."""
-    llm = SimulatedLlm(token_ratio=1.0, usage=usage, script=["abcdefgh"] * 4)
-    summary = await answer(llm, summary_request("x"))
-    assert (summary.usage_metadata is not None) is (usage == "last")
-    for is_reported in expected:
-        *partials, final = await stream(llm, ask(user("x" * 40)))
-        assert all(partial.usage_metadata is None for partial in partials)
-        found = final.usage_metadata
-        assert (found is not None) is is_reported
-        if found:
-            assert (found.prompt_token_count, found.candidates_token_count) == (10, 2)
-            assert found.total_token_count == 12
 
 
 async def test_a_stream_ends_with_the_complete_response() -> None:
@@ -328,21 +183,6 @@ async def test_a_stream_ends_with_the_complete_response() -> None:
     assert [record.stream for record in llm.requests] == [True, False]
 
 
-async def test_a_scripted_response_is_sent_as_it_is() -> None:
-    """With zero usage, never complete, or as a provider's refusal."""
-    zero = types.GenerateContentResponseUsageMetadata(prompt_token_count=0)
-    script: list[Reply] = [
-        LlmResponse(content=ANSWER, usage_metadata=zero),
-        LlmResponse(content=ANSWER, partial=True),
-        LlmResponse(error_code="SAFETY"),
-    ]
-    llm = SimulatedLlm(script=script)
-    assert (await answer(llm, ask(ASK))).usage_metadata == zero
-    assert all(chunk.partial for chunk in await stream(llm, ask(ASK)))
-    [refusal] = await stream(llm, ask(ASK))
-    assert (refusal.error_code, refusal.content) == ("SAFETY", None)
-
-
 async def test_summaries_hold_nothing_of_what_asks_for_them() -> None:
     """Excerpts are of the conversation alone, also where one covers another."""
     llm = SimulatedLlm()
@@ -357,21 +197,8 @@ async def test_summaries_hold_nothing_of_what_asks_for_them() -> None:
         assert not re.search("write the summary|keep whatever|transcript", summary)
 
 
-@settings(max_examples=40, deadline=None)
-@given(
-    lines=st.lists(st.text(max_size=600), max_size=30),
-    budget_tokens=st.integers(1, 300),
-)
-def test_summaries_keep_to_any_budget(lines: list[str], budget_tokens: int) -> None:
-    """Whatever the text."""
-    request = summary_request("\n".join(lines), budget_tokens)
-    summary = text_of(asyncio.run(answer(SimulatedLlm(), request)))
-    assert count_tokens([summary], None) <= budget_tokens
-
-
 async def test_summary_replies_script_the_summarizer() -> None:
-    """Scripted summaries come first, extraction after; the agent's script waits. ADK's
-    own summarizer is recognized and gets its conversation summarized."""
+    """Scripted summaries come first, extraction after; the agent's script waits."""
     llm = SimulatedLlm(script=["agent"], summary_replies=[ValueError("no"), ""])
     with pytest.raises(ValueError, match="no"):
         await answer(llm, summary_request("x"))
@@ -405,17 +232,6 @@ async def test_requests_are_recorded() -> None:
     assert response.usage_metadata.prompt_token_count == record.prompt_tokens
 
 
-async def test_records_are_bounded_and_counters_are_not() -> None:
-    """The newest requests stay on record; all are counted, by copies too."""
-    for keep, expected in ((None, ["0", "1", "2"]), (2, ["1", "2"]), (0, [])):
-        llm = SimulatedLlm(keep_requests=keep, token_ratio=4.0, script=["a"] * 3)
-        for number in range(3):
-            await answer(llm.model_copy(), ask(user(str(number))))
-        assert [record.text for record in llm.requests] == expected
-        counters = (llm.calls, llm.billed_tokens, llm.largest_request_tokens)
-        assert counters == (3, 6, 1)
-
-
 async def test_a_prompt_cache_serves_what_an_earlier_prompt_began_with() -> None:
     """Contents up to the first difference; nothing with another head."""
     llm = SimulatedLlm(prompt_cache=True, token_ratio=4.0, script=["a"] * 20)
@@ -425,10 +241,6 @@ async def test_a_prompt_cache_serves_what_an_earlier_prompt_began_with() -> None
         (ask(first), 0),
         (ask(first, model("a"), user("x")), 13),
         (ask(user("one two four")), len("one two ")),
-        (ask(user("zero")), 0),
-        (ask(user("zero, zero")), 4),
-        # The first prompt is forgotten by now; the second begins with it.
-        (ask(first, model("b")), 13),
         (ask(user("one"), **brief), 0),
         (ask(user("one"), **brief), 12),
         (ask(user("one"), **brief, tools=[tool]), 0),

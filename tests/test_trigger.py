@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from google.adk.sessions import DatabaseSessionService
 from contextguard_adk import (
     CallRecord,
     CompactionRecord,
-    Costs,
     Pipeline,
     SlidingWindow,
     Threshold,
@@ -23,7 +21,6 @@ from tests.builders import Chat, answer_text, model, queued_tool, user
 from tests.chats import (
     DEMAND,
     EXACT,
-    KEY,
     agent_requests,
     guarded_chat,
     seed,
@@ -51,11 +48,7 @@ def open_chat(
     looks: tuple[int, int] = (0, 0),
     **settings: Any,
 ) -> tuple[Chat, list[CallRecord], list[CompactionRecord]]:
-    """A chat, with what its listeners hear.
-
-    Args:
-        looks: How often the agent calls a tool, and of how many tokens the results are.
-    """
+    """A chat, with what its listeners hear."""
     calls, compactions = list[CallRecord](), list[CompactionRecord]()
     listeners = {"on_call": calls.append, "on_compaction": compactions.append}
     guard = {**listeners, **settings.pop("guard", {})}
@@ -79,7 +72,6 @@ async def talk(chat: Chat, count: int, tokens: int = 4_000) -> None:
     [
         (Threshold, "trigger"),
         (SlidingWindow, "trigger"),
-        (Pipeline, "trigger"),
         (Pipeline, "compression_threshold"),
     ],
 )
@@ -108,17 +100,14 @@ async def test_a_history_is_compacted_at_the_token(
         (WINDOW, 40_000, 40_000, 5_000),
         (WINDOW, 0.2, 40_000, 5_000),
         (WINDOW, "auto", LEAST, 4_000),
-        (WINDOW, 170_000, 170_000, 10_000),
         (WINDOW, 190_000, 180_000, 10_000),
-        (WINDOW, 1.0, 180_000, 10_000),
         (8_000, "auto", 6_400, 800),
     ],
 )
 async def test_sizes_follow_from_the_trigger(
     window: int, trigger: Any, due_tokens: int, summary_tokens: int
 ) -> None:
-    """The summary's budget is an eighth. Above the usual threshold a trigger says
-    nothing."""
+    """The summary's budget is an eighth."""
     llm = make_llm(context_window=window)
     chat, calls, _ = open_chat(llm, trigger)
     await seed(chat, user("The task."), model(words(4_000)), state=DEMAND)
@@ -128,12 +117,9 @@ async def test_sizes_follow_from_the_trigger(
     assert asked.config.max_output_tokens == summary_tokens
 
 
-@pytest.mark.parametrize("fixed_tokens", [28_000, 40_000])
-async def test_a_long_instruction_above_the_trigger_neither_loops_nor_fails(
-    fixed_tokens: int,
-) -> None:
+async def test_a_long_instruction_above_the_trigger_neither_loops_nor_fails() -> None:
     """No summary is paid for that makes little room; the window stays out of reach."""
-    llm = make_llm()
+    llm, fixed_tokens = make_llm(), 40_000
     agent = {"instruction": words(fixed_tokens)}
     chat, calls, compactions = open_chat(llm, LEAST, agent=agent)
     await talk(chat, 24, 5_000)
@@ -158,18 +144,6 @@ async def test_what_a_compaction_leaves_does_not_set_off_the_next_one() -> None:
     assert all(each.tokens_before >= 1.9 * left for each in compactions[1:])
 
 
-async def test_a_trigger_does_not_climb() -> None:
-    """What a compaction leaves puts off the next one, and widens nothing; what is kept
-    is a part of the trigger, not of the window."""
-    llm = make_llm(context_window=1_000_000)
-    chat, _, compactions = open_chat(
-        llm, 20_000, strategy={"keep": 0.5}, looks=(60, 1_500)
-    )
-    assert answer_text(await chat.say("Look.")) == "Done."
-    assert len(compactions) >= 5
-    assert max(each.tokens_before for each in compactions) < 40_000
-
-
 async def test_a_failing_summarizer_below_the_window_is_asked_again_later() -> None:
     """The request goes out as it is, and is not asked about at every call."""
     llm = make_llm(summary_replies=lambda _: RuntimeError("down"))
@@ -186,73 +160,6 @@ async def test_a_failing_summarizer_below_the_window_is_asked_again_later() -> N
     llm.summary_replies = lambda _: "A summary."
     await talk(chat, 2)
     assert len(compactions) == 1
-    assert llm.rejections == 0
-
-
-async def test_a_failing_summarizer_is_not_paid_at_every_step() -> None:
-    """Far below the window it is asked again only when the request has grown."""
-    llm = make_llm(summary_replies=lambda _: "I'm sorry, I can't help with that.")
-    chat, _, compactions = open_chat(llm, 20_000)
-    await talk(chat, 20)
-    # Asked at every turn, it would be paid 18 times.
-    assert 2 <= llm.summaries <= 14
-    assert not compactions
-    assert llm.rejections == 0
-
-
-@pytest.mark.parametrize("size", [10**400, 2**60, -1])
-async def test_stored_sizes_out_of_bounds_are_ignored(size: int) -> None:
-    """Session state is untrusted: the record counts as absent, and nothing fails."""
-    chat, _, compactions = open_chat(make_llm(), "auto")
-    await talk(chat, 9)
-    assert len(compactions) == 1
-    key = KEY.format("record")
-    text = (await chat.state())[key]
-    forged = re.sub(r'"left_tokens":\d+', f'"left_tokens":{size}', text)
-    assert forged != text
-    await seed(chat, user("More."), state={key: forged})
-    await talk(chat, 1)
-    assert len(compactions) == 2
-
-
-async def test_recovery_works_with_a_trigger() -> None:
-    """A provider that takes far less than is known refuses once."""
-    llm = make_llm(context_window=24_000)
-    chat, _, compactions = open_chat(llm, LEAST, strategy={"context_window": WINDOW})
-    await talk(chat, 8)
-    assert llm.rejections == 1
-    assert compactions[0].reason == "overflow"
-    assert all(each.reason == "tokens" for each in compactions[1:])
-
-
-async def test_auto_acts_at_its_least() -> None:
-    """Whatever the model costs, and whether or not a prompt cache serves it."""
-    dear = {"simulated": Costs(input=1, output=400, cached_input=0.1)}
-    for prices, has_cache in (({}, False), (dear, True)):
-        chat, calls, compactions = open_chat(
-            make_llm(prompt_cache=has_cache), "auto", guard={"prices": prices}
-        )
-        await talk(chat, 16)
-        assert len(compactions) >= 2
-        assert all(LEAST <= c.tokens_before < LEAST + 6_000 for c in compactions)
-        assert {record.threshold_tokens for record in calls} == {LEAST}
-
-
-@pytest.mark.parametrize(
-    ("window", "full"), [(1_000_000, 980_000), (80_000, 64_000)], ids=["wide", "narrow"]
-)
-async def test_auto_is_twice_what_was_left_and_never_above_the_threshold(
-    window: int, full: int
-) -> None:
-    """The current request is quoted whole, so a long one is left by each compaction."""
-    llm = make_llm(context_window=window)
-    chat, calls, compactions = open_chat(llm, "auto", looks=(20, 2_000))
-    await seed(chat, user("Earlier."), model(words(12_000)))
-    assert answer_text(await chat.say(words(36_000, "LIVE"))) == "Done."
-    left = compactions[0].tokens_after
-    due = calls[1].threshold_tokens
-    assert due == pytest.approx(min(full, 2 * left), rel=0.1)
-    assert all(record.threshold_tokens <= full for record in calls)
     assert llm.rejections == 0
 
 
