@@ -17,7 +17,7 @@ from contextguard_adk.config import (
     STRATEGIES,
     STRICT_VARIABLE,
     PluginSettings,
-    settings_from_environment,
+    load_settings,
 )
 from contextguard_adk.errors import ConfigError
 from contextguard_adk.strategies.base import Strategy, Threshold
@@ -93,7 +93,7 @@ def choose_settings(
         warn_once(logger, message, path, ", ".join(names), path)
         return given
     try:
-        return settings_from_environment() or given
+        return load_settings(path)
     except ConfigError as error:
         if is_strict or os.environ.get(STRICT_VARIABLE, "").lower() not in _OFF:
             message = "Nothing is guarded: ADK only logs this under --extra_plugins."

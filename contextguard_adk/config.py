@@ -124,12 +124,6 @@ def load_settings(path: str | os.PathLike[str]) -> PluginSettings:
         raise _complain(path, str(error)) from error
 
 
-def settings_from_environment() -> PluginSettings | None:
-    """Reads the file that `CONTEXTGUARD_CONFIG` names; None if it is unset."""
-    path = os.environ.get(CONFIG_VARIABLE)
-    return load_settings(path) if path else None
-
-
 def is_recorded_test() -> bool:
     """Whether `adk test` records a conversation or replays one.
 
