@@ -198,7 +198,6 @@ def _load_yaml(text: str) -> object:
 
 
 def _build_strategy(key: str, table: object) -> Strategy | None:
-    """Builds the strategy that a table, or a name alone, describes."""
     if table is False:
         return None
     if not isinstance(table, dict | str):

@@ -138,7 +138,6 @@ class ContextGuardPlugin(BasePlugin):
         self._start(registry, settings)
 
     def _start(self, registry: ModelRegistry | None, settings: PluginSettings) -> None:
-        """Begins with these settings and without memory."""
         self._guard = Guard(registry)
         self._seen_apps = set[str]()
         self._settings, self._guard.prices = settings, settings.prices

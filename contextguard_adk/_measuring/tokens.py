@@ -1,8 +1,6 @@
-"""Measuring contents and requests in tokens.
+"""Measures contents and requests in tokens: the UTF-8 bytes that the model reads / 4.
 
-The heuristic is the documented one: the UTF-8 bytes of what the model reads, divided by
-four, rounded up once. Role names, call ids and thought signatures do not count.
-"""
+Role names, call ids and thought signatures do not count."""
 
 from __future__ import annotations
 

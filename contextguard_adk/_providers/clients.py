@@ -1,8 +1,6 @@
-"""What ADK's model classes send: how they spell tool results, what they reserve.
+"""What ADK's model classes send: how they spell results, what they reserve."""
 
-Read in ADK 2.0 to 2.13. The classes are told apart by name, so that none has to be
-imported.
-"""
+# Read in ADK 2.0 to 2.13. A class is known by its name, so that none is imported.
 
 from __future__ import annotations
 
