@@ -10,14 +10,14 @@ from google.adk.agents.base_agent import BaseAgent
 
 from contextguard_adk._providers.registry import ModelRegistry, resolve_context_window
 from contextguard_adk._runtime.adk_tree import walk_tree
-from contextguard_adk._support.log import log_failure, warn_once
+from contextguard_adk._support.log import warn_once
 from contextguard_adk._support.settings import short_repr, suggest
 from contextguard_adk.config import (
     CONFIG_VARIABLE,
     STRATEGIES,
     STRICT_VARIABLE,
     PluginSettings,
-    settings_from_environment,
+    load_settings,
 )
 from contextguard_adk.errors import ConfigError
 from contextguard_adk.strategies.base import Strategy, Threshold
@@ -93,7 +93,7 @@ def choose_settings(
         warn_once(logger, message, path, ", ".join(names), path)
         return given
     try:
-        return settings_from_environment() or given
+        return load_settings(path)
     except ConfigError as error:
         if is_strict or os.environ.get(STRICT_VARIABLE, "").lower() not in _OFF:
             message = "Nothing is guarded: ADK only logs this under --extra_plugins."
@@ -107,22 +107,16 @@ def look_at_app(
     app: str, root: object, settings: PluginSettings, registry: ModelRegistry | None
 ) -> None:
     """Tells what is guarded, and warns of settings for agents that the app lacks."""
-    try:
-        if root is not None:
-            _check_names(app, root, settings)
-        if logger.isEnabledFor(logging.INFO):
-            verb = "Observing" if settings.observe else "Guarding"
-            said = _list_agents(root, settings, registry)
-            logger.info("%s app %r: %s.", verb, app, "; ".join(said))
-    except Exception as error:  # noqa: BLE001 - a turn must not end here.
-        log_failure(logger, "The guard could not look at the app", error)
+    if root is not None and settings.agents:
+        _check_names(app, root, settings)
+    if logger.isEnabledFor(logging.INFO):
+        verb = "Observing" if settings.observe else "Guarding"
+        said = "; ".join(_list_agents(root, settings, registry))
+        logger.info("%s app %r: %s.", verb, app, said)
 
 
 def _check_names(app: str, root: object, settings: PluginSettings) -> None:
-    if not settings.agents:
-        return
-    tree = [node for node in walk_tree(root) if isinstance(node, BaseAgent)]
-    known = {agent.name for agent in tree}
+    known = {node.name for node in walk_tree(root) if isinstance(node, BaseAgent)}
     default = settings.default
     others = f"guarded by {type(default).__name__}" if default else "not guarded"
     for name in sorted(settings.agents.keys() - known):
@@ -137,11 +131,9 @@ def _list_agents(
     """Says of each agent how it is guarded, of a large app's first dozen."""
     from google.adk.agents.llm_agent import LlmAgent  # ADK has it by now.
 
-    if root is None:
-        agents: dict[str, object] = dict.fromkeys(settings.agents)
-    else:
-        tree = [node for node in walk_tree(root) if isinstance(node, LlmAgent)]
-        agents = {agent.name: agent for agent in tree}
+    agents: dict[str, object] = dict.fromkeys(settings.agents if root is None else ())
+    tree = (node for node in walk_tree(root) if isinstance(node, LlmAgent))
+    agents |= {agent.name: agent for agent in tree}
     named_first = sorted(agents, key=lambda name: (name not in settings.agents, name))
     said = [
         f"{name}: {_describe_agent(agents[name], strategy, registry)}"
@@ -162,8 +154,7 @@ def _describe_agent(
     if strategy is None:
         return "not guarded"
     kind, fixed = type(strategy).__name__, strategy.context_window
-    model = _find_model_name(agent)
-    if not model and fixed is None:
+    if not (model := _find_model_name(agent)) and fixed is None:
         return kind
     window = resolve_context_window(
         model, configured=fixed, registry=registry, is_quiet=True

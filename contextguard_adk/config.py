@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import textwrap
+from collections import defaultdict
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -111,25 +113,15 @@ def load_settings(path: str | os.PathLike[str]) -> PluginSettings:
         ConfigError: The file cannot be read, or a setting is wrong; it names the file,
             the key, the value and what is accepted.
     """
-    raw = _read_file(file := Path(path))
-    agents = raw.get("agents", {})
-    if not isinstance(agents, dict):
-        raise _error(file, "agents", agents, "a table of agents is expected")
-    values = {**raw, "agents": {}}
-    for name, table in agents.items():
-        if not isinstance(name, str):
-            expected = f"a name in quotes is expected, not {type(name).__name__}"
-            raise _error(file, f"agents.{name}", table, expected)
-        values["agents"][name] = _build_strategy(file, f"agents.{name}", table)
-    if "default" in raw:
-        values["default"] = _build_strategy(file, "default", raw["default"])
-    return _validate(file, "", PluginSettings, values)
-
-
-def settings_from_environment() -> PluginSettings | None:
-    """Reads the file that `CONTEXTGUARD_CONFIG` names; None if it is unset."""
-    path = os.environ.get(CONFIG_VARIABLE)
-    return load_settings(path) if path else None
+    try:
+        return _read_settings(Path(path))
+    except OSError as error:
+        said = f"cannot be read: {error.strerror or type(error).__name__}"
+        raise _complain(path, said) from error
+    except RecursionError as error:
+        raise _complain(path, "the values are nested too deeply") from error
+    except ValueError as error:
+        raise _complain(path, str(error)) from error
 
 
 def is_recorded_test() -> bool:
@@ -142,43 +134,43 @@ def is_recorded_test() -> bool:
     return test == "rebuild" or "::test_agent_replay[" in test
 
 
-def _read_file(file: Path) -> dict[str, Any]:
+def _read_settings(file: Path) -> PluginSettings:
+    if (suffix := file.suffix.lower()) not in SETTINGS_SUFFIXES:
+        raise ValueError("the name must end in .toml, .yaml or .yml")
+    # Some editors begin files with a mark.
+    raw = _read_table(file.read_text("utf-8-sig"), suffix == ".toml")
+    agents = raw.get("agents", {})
+    if not isinstance(agents, dict):
+        raise _wrong("agents", agents, "a table of agents is expected")
+    values = {**raw, "agents": {}}
+    for name, table in agents.items():
+        if not isinstance(name, str):
+            expected = f"a name in quotes is expected, not {type(name).__name__}"
+            raise _wrong(f"agents.{name}", table, expected)
+        values["agents"][name] = _build_strategy(f"agents.{name}", table)
+    if "default" in raw:
+        values["default"] = _build_strategy("default", raw["default"])
+    return _validate("", PluginSettings, values)
+
+
+def _read_table(text: str, is_toml: bool) -> dict[str, Any]:
+    """Reads a text; says so where it holds the format that its name does not say."""
     import tomllib  # Both readers take as long to import as all of this package.
 
-    suffix = file.suffix.lower()
-    if suffix not in SETTINGS_SUFFIXES:
-        raise _complain(file, "the name must end in .toml, .yaml or .yml")
-    text = ""
+    readers = (tomllib.loads, _load_yaml)
+    read, read_other = readers if is_toml else reversed(readers)
+    problem = ValueError("a table of settings is expected")
     try:
-        text = file.read_text("utf-8-sig")  # Some editors begin files with a mark.
-        raw = tomllib.loads(text) if suffix == ".toml" else _load_yaml(text)
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise _complain(file, f"cannot be read: {reason}") from error
-    except RecursionError as error:
-        raise _complain(file, "the values are nested too deeply") from error
+        if isinstance(raw := read(text), dict | None):
+            return raw or {}
     except ValueError as error:
-        reason = _find_other_format(suffix, text) or str(error)
-        raise _complain(file, reason) from error
-    if not isinstance(raw, dict | None):
-        reason = _find_other_format(suffix, text) or "a table of settings is expected"
-        raise _complain(file, reason)
-    return raw or {}
-
-
-def _find_other_format(suffix: str, text: str) -> str:
-    """Says it where a file holds the format that its name does not say."""
-    import tomllib
-
-    is_yaml = suffix == ".toml"
-    try:
-        found = _load_yaml(text) if is_yaml else tomllib.loads(text)
-    except (ValueError, RecursionError):
-        return ""
-    if not (isinstance(found, dict) and found):
-        return ""
-    kind, ending = ("YAML", ".yaml or .yml") if is_yaml else ("TOML", ".toml")
-    return f"it holds {kind}, so its name must end in {ending}"
+        problem = error
+    with suppress(ValueError, RecursionError):
+        if isinstance(found := read_other(text), dict) and found:
+            named = "YAML, so its name must end in .yaml or .yml"
+            named = named if is_toml else "TOML, so its name must end in .toml"
+            problem = ValueError(f"it holds {named}")
+    raise problem
 
 
 def _load_yaml(text: str) -> object:
@@ -205,19 +197,18 @@ def _load_yaml(text: str) -> object:
         raise ValueError("a value does not fit its tag") from error
 
 
-def _build_strategy(file: Path, key: str, table: object) -> Strategy | None:
-    """Builds the strategy that a table, or a name alone, describes."""
+def _build_strategy(key: str, table: object) -> Strategy | None:
     if table is False:
         return None
     if not isinstance(table, dict | str):
-        expected = 'a table, the name of a strategy or "none" is expected'
-        raise _error(file, key, table, expected)
+        raise _wrong(
+            key, table, 'a table, the name of a strategy or "none" is expected'
+        )
     settings = {"strategy": table} if isinstance(table, str) else dict(table)
     name = settings.pop("strategy", "threshold")
     if name == "none":
         for setting, value in settings.items():
-            expected = 'strategy "none" has no settings'
-            raise _error(file, f"{key}.{setting}", value, expected)
+            raise _wrong(f"{key}.{setting}", value, 'strategy "none" has no settings')
         return None
     try:
         base: type[Any] = Strategy  # mypy allows no abstract class as an argument.
@@ -227,32 +218,31 @@ def _build_strategy(file: Path, key: str, table: object) -> Strategy | None:
         hint = suggest(name, STRATEGIES)
         expected = f"one of {known}, or the path of a Strategy is expected.{hint}"
         expected = str(error) if "." in str(name) else expected
-        raise _error(file, f"{key}.strategy", name, expected) from error
-    built = _validate(file, key, strategy, settings)
+        raise _wrong(f"{key}.strategy", name, expected) from error
+    built = _validate(key, strategy, settings)
     if isinstance(built.summarizer, str):
         try:  # A mistyped name is found here, not at the first summary.
             LLMRegistry.resolve(built.summarizer)
         except Exception as error:  # A client may raise anything on import.
-            said = f"a name that ADK's LLMRegistry resolves is expected ({error})"
-            raise _error(file, f"{key}.summarizer", built.summarizer, said) from error
+            expected = f"a name that ADK's LLMRegistry resolves is expected ({error})"
+            raise _wrong(f"{key}.summarizer", built.summarizer, expected) from error
     return built
 
 
-def _validate(file: Path, key: str, model: type[M], values: Mapping[str, Any]) -> M:
+def _validate(key: str, model: type[M], values: Mapping[str, Any]) -> M:
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        problems: dict[str, list[str]] = {}
+        problems = defaultdict[str, list[str]](list)
         for problem in error.errors():
             place, message = _describe(problem, values)
-            place = f"{key}.{place}".strip(".") or "(top level)"
-            problems.setdefault(place, []).append(message)
+            problems[f"{key}.{place}".strip(".") or "(top level)"].append(message)
         # There is a message for each type that a value may have.
         said = [f"{place}: {' or '.join(all_)}" for place, all_ in problems.items()]
-        raise _complain(file, "; ".join(said)) from error
+        raise ValueError("; ".join(said)) from error
     except Exception as error:  # A class of the user's own may raise anything.
         raised = f"{model.__name__} raised {type(error).__name__}: {error}"
-        raise _complain(file, f"{key or '(top level)'}: {raised}") from error
+        raise ValueError(f"{key or '(top level)'}: {raised}") from error
 
 
 def _describe(problem: Any, table: Any) -> tuple[str, str]:
@@ -277,12 +267,12 @@ def _describe(problem: Any, table: Any) -> tuple[str, str]:
     return place, message
 
 
-def _error(file: Path, key: str, value: object, expected: str) -> ConfigError:
-    return _complain(file, f"{key} = {short_repr(value)}: {expected}")
+def _wrong(key: str, value: object, expected: str) -> ValueError:
+    return ValueError(f"{key} = {short_repr(value)}: {expected}")
 
 
-def _complain(file: Path, problem: str) -> ConfigError:
+def _complain(path: str | os.PathLike[str], problem: str) -> ConfigError:
     """Returns an error of one line, however many a parser has to say."""
-    said = f"{file}: {problem}"
+    said = f"{Path(path)}: {problem}"
     reason = textwrap.shorten(said, 2_000, placeholder=" …").rstrip(".")
     return ConfigError(reason if reason.endswith(("?", "…")) else f"{reason}.")

@@ -39,7 +39,7 @@ from contextguard_adk._providers.registry import ModelRegistry, resolve_context_
 from contextguard_adk._runtime.adk_tree import declares_state_schema
 from contextguard_adk._runtime.runs import Guard
 from contextguard_adk._runtime.scopes import call_key
-from contextguard_adk._support.log import log_failure, warn_once
+from contextguard_adk._support.log import log_failures, warn_once
 from contextguard_adk._support.observers import Listener, Observers
 from contextguard_adk.config import (
     PluginSettings,
@@ -51,7 +51,7 @@ from contextguard_adk.records import CallRecord, CompactionRecord, PressureRecor
 from contextguard_adk.strategies.base import Strategy
 
 logger = logging.getLogger("contextguard_adk.plugin")
-_log_failure = functools.partial(log_failure, logger)
+_log_failures = functools.partial(log_failures, logger)
 
 
 class ContextGuardPlugin(BasePlugin):
@@ -138,7 +138,6 @@ class ContextGuardPlugin(BasePlugin):
         self._start(registry, settings)
 
     def _start(self, registry: ModelRegistry | None, settings: PluginSettings) -> None:
-        """Begins with these settings and without memory."""
         self._guard = Guard(registry)
         self._seen_apps = set[str]()
         self._settings, self._guard.prices = settings, settings.prices
@@ -197,62 +196,37 @@ class ContextGuardPlugin(BasePlugin):
         self, *, invocation_context: InvocationContext
     ) -> None:
         """Decides which form of state keys this app needs; says what is guarded."""
-        try:
+        with _log_failures("The guard could not look at the app"):
             root = getattr(invocation_context.agent, "root_agent", None)
+            guard = self._guard
+            # It stands: the delta of an AgentTool's run goes back to the parent.
+            if self._settings.state_keys == "auto" and not guard.has_namespaced_keys:
+                # If the search fails, such keys pass in any case.
+                guard.has_namespaced_keys = True
+                # ADK shows no plugin the workflow at the root; it may declare a schema.
+                guard.has_namespaced_keys = root is None or declares_state_schema(root)
             app = invocation_context.session.app_name
             # An app's first run alone shows all of it, an AgentTool's only its own.
             if app not in self._seen_apps:
                 self._seen_apps.add(app)
-                look_at_app(app, root, self._settings, self._guard.registry)
-            self._choose_keys(root)
-        except Exception as error:  # noqa: BLE001 - a turn must not end here.
-            _log_failure("The guard could not look at the app", error)
-            if self._settings.state_keys == "auto":  # Such keys pass in any case.
-                self._guard.has_namespaced_keys = True
-
-    def _choose_keys(self, root: object) -> None:
-        guard = self._guard
-        # The decision stands: the delta of an AgentTool's run goes back to the parent.
-        if self._settings.state_keys != "auto" or guard.has_namespaced_keys:
-            return
-        # ADK shows no plugin the workflow at the root; it may declare one.
-        guard.has_namespaced_keys = root is None or declares_state_schema(root)
+                look_at_app(app, root, self._settings, guard.registry)
 
     async def before_model_callback(
         self, *, callback_context: CallbackContext, llm_request: LlmRequest
     ) -> None:
         """Compacts the request where it has to; otherwise leaves it as it came."""
-        try:
-            strategy = self._strategy_for(callback_context, llm_request)
-        except Exception as error:  # noqa: BLE001 - a turn must not end here.
-            _log_failure("The guard could not tell whether a request is its own", error)
-            return
-        if strategy is None:
-            return
-        if is_recorded_test():
-            if not self._settings.observe:
-                self._cut_to_fit(callback_context, llm_request, strategy)
-            return
-        try:
-            observe = self._settings.observe
-            await guard_call(
-                Call(self._guard, callback_context, llm_request, strategy, observe)
-            )
-        except Exception as error:  # noqa: BLE001 - a turn must not end here.
-            agent, observes = callback_context.agent_name, self._settings.observe
-            then = "" if observes else ", whose history is cut to fit"
-            _log_failure(f"The guard failed for agent {agent!r}{then}", error)
-            if not observes:
-                self._cut_to_fit(callback_context, llm_request, strategy)
+        with _log_failures(
+            "The guard could not tell whether a request is its own, or could not cut it"
+        ):
+            if strategy := self._strategy_for(callback_context, llm_request):
+                await self._fit(callback_context, llm_request, strategy)
 
     async def after_model_callback(
         self, *, callback_context: CallbackContext, llm_response: LlmResponse
     ) -> None:
         """Stores the prompt tokens that the provider counted, and reports the call."""
-        try:
+        with _log_failures("The guard could not store the provider's token count"):
             await take_answer(self._guard, callback_context, llm_response, self)
-        except Exception as error:  # noqa: BLE001 - a turn must not end here.
-            _log_failure("The guard could not store the provider's token count", error)
 
     async def on_model_error_callback(
         self,
@@ -262,11 +236,12 @@ class ContextGuardPlugin(BasePlugin):
         error: Exception,
     ) -> LlmResponse | None:
         """Sends a request that the provider found too long again, smaller."""
-        try:
+        with _log_failures(
+            f"The recovery failed for agent {callback_context.agent_name!r}"
+        ):
             invocation = callback_context.get_invocation_context()
             run, key = self._guard.run(invocation), call_key(callback_context)
-            calls = run.calls
-            if (sent := calls.get(key)) is not None:
+            if (sent := run.calls.get(key)) is not None:
                 sent.is_answered = True
             overflow = parse_overflow(error, llm_request.contents)
             refusal = parse_refusal(error, llm_request.contents)
@@ -279,7 +254,7 @@ class ContextGuardPlugin(BasePlugin):
             llm = await resolve_llm(invocation)
             if strategy is None or llm is None:
                 return None
-            sent = calls.pop(key, None)
+            sent = run.calls.pop(key, None)
             sent = sent or measure_sent(llm_request, run.memo(invocation))
             requests = restore_requests(sent, llm_request, invocation, self)
             before, rejected = requests or (llm_request, llm_request)
@@ -289,38 +264,29 @@ class ContextGuardPlugin(BasePlugin):
                 if overflow:  # The next request has to fit.
                     recovery.learn(overflow)
                 return None
-            work = recovery.recover(overflow, refusal)
             # In a task of its own: an error in there would else have the rejection
             # as its context, and be taken for another one.
-            answer = await asyncio.create_task(work)
+            answer = await asyncio.create_task(recovery.recover(overflow, refusal))
             if sent.is_recovered:
-                calls[key] = sent
+                run.calls[key] = sent
                 return answer
             # The agent's own callbacks may have an answer that is no error.
             names = "canonical_on_model_error_callbacks"
             return None if getattr(invocation.agent, names, None) else answer
-        except Exception as failure:  # noqa: BLE001 - the caller gets the error.
-            agent = callback_context.agent_name
-            _log_failure(f"The recovery failed for agent {agent!r}", failure)
-            return None
 
     async def on_event_callback(
         self, *, invocation_context: InvocationContext, event: Event
     ) -> None:
         """Lets the event carry the state that was written, and tell what was done."""
-        try:
+        with _log_failures("The guard could not have an event carry its state"):
             self._guard.hand_over(event, invocation_context)
-        except Exception as error:  # noqa: BLE001 - a turn must not end here.
-            _log_failure("The guard could not have an event carry its state", error)
 
     async def after_run_callback(
         self, *, invocation_context: InvocationContext
     ) -> None:
         """Forgets the model calls of a finished run."""
-        try:
+        with _log_failures("The guard could not end a run"):
             end_run(self._guard.pop_run(invocation_context))
-        except Exception as error:  # noqa: BLE001 - a turn must not end here.
-            _log_failure("The guard could not end a run", error)
 
     async def close(self) -> None:
         """Waits up to one second for summaries under way, then cancels them."""
@@ -338,49 +304,52 @@ class ContextGuardPlugin(BasePlugin):
     def _strategy_of(self, agent: str) -> Strategy | None:
         return self._settings.agents.get(agent, self._settings.default)
 
-    def _cut_to_fit(
+    async def _fit(
         self, context: CallbackContext, request: LlmRequest, strategy: Strategy
     ) -> None:
-        """Reduces a request mechanically, with nothing but its contents."""
-        try:
-            # What is remembered of an earlier call does not describe this one.
-            invocation = context.get_invocation_context()
-            self._guard.run(invocation).calls.pop(call_key(context), None)
-            window = resolve_context_window(
-                request.model or "",
-                configured=strategy.context_window,
-                registry=self._guard.registry,
-            ).tokens
-            memo = Memo(form=json_form(find_llm(invocation.agent)))
-            cut_request(request, threshold_tokens(window), memo)
-        except Exception as error:  # noqa: BLE001 - a turn must not end here.
-            _log_failure("The request goes out as it came", error)
+        """Compacts a request, or cuts it with nothing but its contents."""
+        observe, guard = self._settings.observe, self._guard
+        then = "" if observe else ", whose history is cut to fit"
+        with _log_failures(f"The guard failed for agent {context.agent_name!r}{then}"):
+            if not is_recorded_test():
+                await guard_call(Call(guard, context, request, strategy, observe))
+                return
+        if observe:
+            return
+        # What is remembered of an earlier call does not describe this one.
+        invocation = context.get_invocation_context()
+        guard.run(invocation).calls.pop(call_key(context), None)
+        window = resolve_context_window(
+            request.model or "",
+            configured=strategy.context_window,
+            registry=guard.registry,
+        )
+        memo = Memo(form=json_form(find_llm(invocation.agent)))
+        cut_request(request, threshold_tokens(window.tokens), memo)
 
     def _is_ours(self, context: CallbackContext, request: LlmRequest) -> bool:
         """Whether the request carries a history that is ours to change."""
         invocation = context.get_invocation_context()
-        if invocation.live_request_queue is not None:
+        is_held = getattr(request, "previous_interaction_id", None)  # By the provider.
+        if is_held or invocation.live_request_queue is not None:
             return False
-        if getattr(request, "previous_interaction_id", None):
-            return False  # The provider holds the history.
         app = invocation.session.app_name
-        guards = [
+        guards = (
             plugin
             for plugin in invocation.plugin_manager.plugins
             if isinstance(plugin, ContextGuardPlugin)
             and plugin._strategy_of(context.agent_name) is not None
-        ]
-        if guards and guards[0] is not self:
+        )
+        if (first := next(guards, self)) is not self:
             warn_once(
                 logger,
                 "App %r has two guards for the same agents, perhaps one in the App and "
                 "one on --extra_plugins: %r does the work, %r is idle.",
-                *(app, guards[0].name, self.name),
+                *(app, first.name, self.name),
             )
             return False
-        if not self._settings.observe and getattr(
-            invocation, "events_compaction_config", None
-        ):
+        adk_compaction = getattr(invocation, "events_compaction_config", None)
+        if adk_compaction and not self._settings.observe:
             warn_once(
                 logger,
                 "App %r also has an events_compaction_config: ADK's compaction and the "

@@ -35,15 +35,15 @@ class Budgets:
     @property
     def room_for_answer_tokens(self) -> int:
         """Up to here a request leaves room for its answer: half of the buffer."""
-        least_tokens = _base_buffer_tokens(self.window_tokens) // 2
+        least_tokens = buffer_tokens(self.window_tokens) // 2
         room_tokens = max(self.reserved_output_tokens, least_tokens)
         return max(self.full_tokens, self.window_tokens - room_tokens)
 
 
 def buffer_tokens(window_tokens: int, reserved_output_tokens: int = 0) -> int:
     """Returns what is kept free: at least the reserve, at most 3/4 of the window."""
-    buffer = max(_base_buffer_tokens(window_tokens), reserved_output_tokens)
-    return min(buffer, window_tokens * 3 // 4)
+    usual = 20_000 if window_tokens >= 200_000 else window_tokens * 20 // 100
+    return min(max(usual, reserved_output_tokens), window_tokens * 3 // 4)
 
 
 def threshold_tokens(window_tokens: int, reserved_output_tokens: int = 0) -> int:
@@ -63,8 +63,7 @@ def plan_budgets(
     if trigger_tokens is not None and trigger_tokens < full:
         due, working = trigger_tokens, min(working, scale_trigger(trigger_tokens))
         summary = min(summary, trigger_tokens // 8)
-    sizes = window_tokens, due, summary, full, working
-    return Budgets(*sizes, reserved_output_tokens)
+    return Budgets(window_tokens, due, summary, full, working, reserved_output_tokens)
 
 
 def scale_trigger(trigger_tokens: int) -> int:
@@ -74,11 +73,7 @@ def scale_trigger(trigger_tokens: int) -> int:
 
 def summary_budget_tokens(window_tokens: int) -> int:
     """Returns the output tokens of a summary: half of the buffer without reserve."""
-    return _base_buffer_tokens(window_tokens) // 2
-
-
-def _base_buffer_tokens(window_tokens: int) -> int:
-    return 20_000 if window_tokens >= 200_000 else window_tokens * 20 // 100
+    return buffer_tokens(window_tokens) // 2
 
 
 TokenCounter = Callable[[str], int]
@@ -99,14 +94,13 @@ def shorten_to_tokens(
     text: str, max_tokens: float, count_tokens: TokenCounter, handle: str = ""
 ) -> str:
     """Shortens a text to a budget of tokens, head and tail kept."""
-    whole, tokens = text, count_tokens(text)
-    for _ in range(4):
-        if tokens <= max_tokens or not text:
+    whole = text
+    for _ in range(5):
+        if (tokens := count_tokens(text)) <= max_tokens or not text:
             return text
         most = max(1, int(len(text) * max_tokens / tokens * 0.98))
         text = shorten(whole, most, handle)
-        tokens = count_tokens(text)
-    return text if tokens <= max_tokens else ""
+    return ""
 
 
 def divide_budget(
@@ -123,13 +117,13 @@ def divide_budget(
     return shares
 
 
-def excerpt(text: str, max_bytes: int, gap: str = "…") -> str:
+def excerpt(text: str, max_bytes: int) -> str:
     """Keeps head and tail of a text within a number of UTF-8 bytes."""
     raw = text.encode("utf-8", "replace")
     if len(raw) <= max_bytes:
         return raw.decode()
-    room = max_bytes - len(gap.encode())
+    room = max_bytes - len("…".encode())
     if room < 2:
         return ""
     head, tail = raw[: room - room // 3], raw[len(raw) - room // 3 :]
-    return head.decode("utf-8", "ignore") + gap + tail.decode("utf-8", "ignore")
+    return f"{head.decode('utf-8', 'ignore')}…{tail.decode('utf-8', 'ignore')}"

@@ -22,15 +22,8 @@ MAX_RATIO = 20.0
 """More real tokens per heuristic token are not believed."""
 
 
-def correction_factor(
-    real_tokens: int | None,
-    last_heuristic_tokens: int | None,
-    *,
-    default: float = DEFAULT_CORRECTION,
-) -> float:
+def correction_factor(real_tokens: int, last_heuristic_tokens: int) -> float:
     """Returns the real tokens per heuristic token of the last call, from 1 to 5."""
-    if not real_tokens or not last_heuristic_tokens:
-        return default
     return min(max(real_tokens / last_heuristic_tokens, 1.0), 5.0)
 
 
@@ -51,13 +44,13 @@ def estimate_prompt_tokens(
     is no floor for a request that has shrunk: it counts contents that are gone. Below
     bytes / 4 a count only stands where the scripts of the text explain it.
     """
-    correction = correction_factor(real_tokens, last_heuristic_tokens, default=default)
-    scaled_tokens = int(heuristic_tokens * correction)
     memo = memo or Memo()
     parts = _newest_parts(contents, memo)
     if not real_tokens or not last_heuristic_tokens:
         weighted = int(weighted_tokens(parts, heuristic_tokens))
-        return max(scaled_tokens, real_tokens or 0, weighted)
+        return max(int(heuristic_tokens * default), real_tokens or 0, weighted)
+    correction = correction_factor(real_tokens, last_heuristic_tokens)
+    scaled_tokens = int(heuristic_tokens * correction)
     growth_tokens = heuristic_tokens - last_heuristic_tokens
     # Prose counts 0.98: to look at its script gains nothing.
     if real_tokens < last_heuristic_tokens * 0.95:

@@ -1,15 +1,13 @@
-"""Measuring contents and requests in tokens.
+"""Measures contents and requests in tokens: the UTF-8 bytes that the model reads / 4.
 
-The heuristic is the documented one: the UTF-8 bytes of what the model reads, divided by
-four, rounded up once. Role names, call ids and thought signatures do not count.
-"""
+Role names, call ids and thought signatures do not count."""
 
 from __future__ import annotations
 
 import re
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
 
@@ -59,7 +57,7 @@ def text_bytes(text: str) -> int:
 
 def json_bytes(value: object) -> int:
     """Returns the size of what `json_text` returns."""
-    return text_bytes(value) if isinstance(value, str) else len(json_text(value))
+    return len(json_text(value))
 
 
 def json_text(value: object) -> bytes:
@@ -146,12 +144,7 @@ def _media_bytes(part: types.Part | types.FunctionResponsePart) -> int:
 
 def media_bytes(part: types.Part) -> int:
     """Returns four bytes for each token that the media of a part are taken for."""
-    if part.text or part.function_call:
-        return 0
-    if (result := part.function_response) is not None:
-        return sum(map(_media_bytes, result.parts or ()))
-    is_code = part.executable_code or part.code_execution_result
-    return 0 if is_code else _media_bytes(part)
+    return _read_part(part, COMPACT)[1]
 
 
 def _spell(value: object, spell: Callable[[Any], str] | None) -> object:
@@ -174,22 +167,16 @@ def _read_part(part: types.Part | None, form: JsonForm) -> tuple[Sequence[object
     if (call := part.function_call) is not None:
         return (call.name or "", _spell(call.args, form.args)), 0
     if (result := part.function_response) is not None:
-        result_text = _spell(result.response, form.result)
-        return (result.name or "", result_text), media_bytes(part)
+        said = (result.name or "", _spell(result.response, form.result))
+        return said, sum(map(_media_bytes, result.parts or ()))
     if (code := part.executable_code) is not None:
         return (code.code or "",), 0
     if (outcome := part.code_execution_result) is not None:
         return (outcome.output or "",), 0
     if part.inline_data is not None or part.file_data is not None:
         return (), _media_bytes(part)
-    others = part.__dict__.items()
-    return [value for name, value in others if value and name not in _UNREAD_FIELDS], 0
-
-
-def part_bytes(part: types.Part | None, form: JsonForm = COMPACT) -> int:
-    """Returns the UTF-8 bytes that the model reads of a part; media count as tokens."""
-    values, others = _read_part(part, form)
-    return sum(map(json_bytes, values)) + others
+    fields = part.__dict__.items()
+    return [value for name, value in fields if value and name not in _UNREAD_FIELDS], 0
 
 
 class PartMeasure(NamedTuple):
@@ -202,32 +189,22 @@ class PartMeasure(NamedTuple):
 
 
 def measure_part(part: types.Part | None, form: JsonForm = COMPACT) -> PartMeasure:
-    """Returns what `part_bytes` measures, and what depends on scripts."""
+    """Returns what a part takes, as its client spells it."""
     values, others = _read_part(part, form)
     text = b"".join(map(json_text, values))
     discount = script_discount_tokens(text)
     return PartMeasure(len(text), others, discount, text.isascii())
 
 
+def part_bytes(part: types.Part | None, form: JsonForm = COMPACT) -> int:
+    """Returns the UTF-8 bytes that the model reads of a part; media count as tokens."""
+    values, others = _read_part(part, form)
+    return sum(map(json_bytes, values)) + others
+
+
 def part_text(part: types.Part | None, form: JsonForm = COMPACT) -> bytes:
     """Returns what the model reads of a part, in UTF-8, without its media."""
     return b"".join(map(json_text, _read_part(part, form)[0]))
-
-
-def _contents_bytes(
-    contents: Iterable[types.Content],
-    count_bytes: Callable[[types.Part | None], int] = part_bytes,
-) -> int:
-    size_bytes = 0
-    for content in contents:
-        for part in content.parts or ():
-            # Most parts are text, and calling for each would triple the time.
-            text = part.text if part is not None else None
-            if text:
-                size_bytes += len(text) if text.isascii() else text_bytes(text)
-            else:
-                size_bytes += count_bytes(part)
-    return size_bytes
 
 
 def estimate_part_tokens(part: types.Part | None) -> int:
@@ -240,14 +217,20 @@ def estimate_contents_tokens(
     count_bytes: Callable[[types.Part | None], int] = part_bytes,
 ) -> int:
     """Estimates the tokens of contents: the sum of their bytes / 4, rounded up once."""
-    return _tokens(_contents_bytes(contents, count_bytes))
+    size_bytes = 0
+    for content in contents:
+        for part in content.parts or ():
+            # Most parts are text, and calling for each would triple the time.
+            text = part.text if part is not None else None
+            size_bytes += text_bytes(text) if text else count_bytes(part)
+    return _tokens(size_bytes)
 
 
 def _instruction_bytes(instruction: Any) -> int:
     if isinstance(instruction, list | tuple):
         return sum(map(_instruction_bytes, instruction))
     if isinstance(instruction, types.Content):
-        return _contents_bytes((instruction,))
+        return sum(map(part_bytes, instruction.parts or ()))
     if isinstance(instruction, types.Part):
         return part_bytes(instruction)
     return 0 if instruction is None else json_bytes(instruction)
@@ -279,20 +262,17 @@ def _class_schema_bytes(schema: type[BaseModel]) -> int:
         return 0
 
 
-def _config_bytes(config: types.GenerateContentConfig | None) -> int:
+def estimate_config_tokens(config: types.GenerateContentConfig | None) -> int:
+    """Estimates the tokens of instruction, declared functions and response schema."""
     if config is None:
         return 0
     schemas = config.response_schema, config.response_json_schema
-    fixed_bytes = _instruction_bytes(config.system_instruction)
-    fixed_bytes += sum(map(_tool_bytes, config.tools or ()))
-    return fixed_bytes + sum(map(_schema_bytes, schemas))
+    size_bytes = _instruction_bytes(config.system_instruction)
+    size_bytes += sum(map(_tool_bytes, config.tools or ()))
+    return _tokens(size_bytes + sum(map(_schema_bytes, schemas)))
 
 
-def estimate_config_tokens(config: types.GenerateContentConfig | None) -> int:
-    """Estimates the tokens of instruction, declared functions and response schema."""
-    return _tokens(_config_bytes(config))
-
-
+@dataclass(eq=False)
 class Memo:
     """Measures contents as a client spells them; knows the payloads of earlier runs.
 
@@ -300,25 +280,18 @@ class Memo:
     still change what it was given or has returned.
     """
 
-    def __init__(
-        self,
-        events: Sequence[Event] = (),
-        invocation_id: str = "",
-        form: JsonForm = COMPACT,
-    ) -> None:
-        self._events = events
-        self._invocation_id = invocation_id
-        self.form = form
-        self._measure = partial(measure_part, form=form)
-        self._known: dict[object, Any] = {}
+    events: Sequence[Event] = ()
+    invocation_id: str = ""
+    form: JsonForm = COMPACT
+    _known: dict[object, Any] = field(default_factory=dict)
 
     @cached_property
     def _old(self) -> dict[int, object]:
         """The payloads of earlier runs, by identity."""
         return {
             id(payload): payload
-            for event in self._events
-            if event.content and event.invocation_id != self._invocation_id
+            for event in self.events
+            if event.content and event.invocation_id != self.invocation_id
             for part in event.content.parts or ()
             if part and (payload := _payload_of(part)) is not None
         }
@@ -349,6 +322,10 @@ class Memo:
     def measure_part(self, part: types.Part | None) -> PartMeasure:
         """Returns what the function of that name does."""
         return self.get(self._measure, part, (part,)) if part else measure_part(part)
+
+    @cached_property
+    def _measure(self) -> Callable[[types.Part], PartMeasure]:
+        return partial(measure_part, form=self.form)
 
     def part_bytes(self, part: types.Part | None) -> int:
         """Returns what the function of that name does."""

@@ -1,8 +1,6 @@
-"""What ADK's model classes send: how they spell tool results, what they reserve.
+"""What ADK's model classes send: how they spell results, what they reserve."""
 
-Read in ADK 2.0 to 2.13. The classes are told apart by name, so that none has to be
-imported.
-"""
+# Read in ADK 2.0 to 2.13. A class is known by its name, so that none is imported.
 
 from __future__ import annotations
 
@@ -44,8 +42,8 @@ async def resolve_llm(run: InvocationContext) -> BaseLlm | None:
 def name_client(llm: object) -> str:
     """Names the class of ADK that sends a model's requests, else the model's own."""
     names = _class_names(_first_model(llm))
-    known = (name for name in ("LiteLlm", "AnthropicLlm", "Gemini") if name in names)
-    return next(known, names[0])
+    known = ("LiteLlm", "AnthropicLlm", "Gemini")
+    return next((name for name in known if name in names), names[0])
 
 
 def json_form(llm: object) -> JsonForm:
@@ -136,7 +134,6 @@ def _first_model(llm: object) -> object:
 
 
 def _litellm_arguments(llm: object) -> Mapping[str, Any]:
-    """What `LiteLlm` was made with."""
     arguments = getattr(llm, "_additional_args", None)
     return arguments if isinstance(arguments, Mapping) else {}
 
@@ -156,19 +153,19 @@ def _spell_for_claude(response: dict[str, Any]) -> str:
     """The text of an MCP result, the value that ADK has wrapped, or all as ASCII."""
     content = response.get("content")
     if content and isinstance(content, list):
-        return "\n".join(map(_spell_block, content))
+        texts = (
+            block.get("text", block)
+            if isinstance(block, dict) and block.get("type") == "text"
+            else block
+            for block in content
+        )
+        return "\n".join(map(str, texts))
     if content and isinstance(content, str):
         return content
     # ADK 2.0 sends the value where others stand beside it, too.
     is_wrapped = response.keys() == {"result"} and response["result"] is not None
     value = response["result"] if is_wrapped else response
     return json.dumps(value) if isinstance(value, dict | list) else str(value)
-
-
-def _spell_block(block: object) -> str:
-    if isinstance(block, dict) and block.get("type") == "text":
-        return str(block.get("text", block))
-    return str(block)
 
 
 _FORMS = {

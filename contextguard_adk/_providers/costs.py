@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from pydantic import Field
@@ -66,9 +67,6 @@ def price_calls(usages: Sequence[Usage], costs: Costs | None) -> float | None:
 
 def add_costs(costs: Iterable[float | None]) -> float | None:
     """Adds dollars; None where one of the summands is unknown."""
-    total = 0.0
-    for cost in costs:
-        if cost is None:
-            return None
-        total += cost
-    return total
+    dollars = list(costs)
+    known = [each for each in dollars if each is not None]
+    return math.fsum(known) if len(known) == len(dollars) else None

@@ -110,7 +110,12 @@ def _read_error(error: BaseException, sent: _Sent) -> _Reading:
     # `requests` sets False until it has read the body, and would read it now.
     if _attribute(response, "_content") is not False:
         sources.append(_attribute(response, "text"))
-    text = _flatten(dict.fromkeys(map(_text_of, sources)))
+    # Providers may echo the request; what they say stands before or after it.
+    texts = (
+        text if len(text) <= 40_000 else f"{text[:20_000]} ... {text[-20_000:]}"
+        for text in dict.fromkeys(map(_text_of, sources))
+    )
+    text = _plain(" | ".join(texts))
     if any(sent.find_own(pattern, text) for pattern in compile_wordings(REFUSALS)):
         return "refused"
     # LiteLLM calls any of them a context window that was exceeded.
@@ -157,12 +162,6 @@ def _find_count(wordings: tuple[str, ...], text: str) -> int | None:
 def _tokens(digits: str | None) -> int | None:
     count = int(re.sub("[,_]", "", digits)) if digits else 0
     return count if 0 < count <= 100_000_000 else None
-
-
-def _flatten(texts: Iterable[str]) -> str:
-    # Providers may echo the request; what they say stands before or after it.
-    cut = (x if len(x) <= 40_000 else f"{x[:20_000]} ... {x[-20_000:]}" for x in texts)
-    return _plain(" | ".join(cut))
 
 
 def _plain(text: str) -> str:
@@ -235,14 +234,12 @@ LIMITS: Final = (
     r"too large for model with <limit> maximum context length",
     r"body too large for \S{1,80} model\. max size: <limit> tokens",
     r"context length (?:is|of) only <limit> tokens",
-    r"maximum model length of <limit>",
+    r"maximum (?:model length of|prompt length is) <limit>",
     r"too long to fit into the model \(context length <limit>",
-    r"available context size \(<limit> tokens\)",
-    r"larger than the max context size \(<limit>",
+    r"(?:available|larger than the max) context size \(<limit>",
     r"n_prompt_tokens[\"': ]{1,4}<prompt>[\"', ]{1,4}n_ctx[\"': ]{1,4}<limit>",
     r"n_keep: <_>[>= ]{1,4}n_ctx: <limit>",
     r"exceed context window of <limit>",
-    r"maximum prompt length is <limit>",
     r"longer than the model'?s (?:maximum )?context length \(<limit> tokens\)",
     r"model token limit: <limit>",
     r"input length should be \[<_>, ?<limit>\]",
@@ -250,8 +247,7 @@ LIMITS: Final = (
     r"(?:input )?length (?:of )?\(?<limit>",
     r"inputs tokens \+ max_new_tokens must be <= <limit>",
     r"inputs must have less than <limit> tokens",
-    r"tokens in the prompt cannot exceed <limit>",
-    r"tokens \(prompt and prediction\) cannot exceed <limit>",
+    r"tokens (?:in the prompt|\(prompt and prediction\)) cannot exceed <limit>",
     r"size limit exceeded by <_> tokens.{0,80}the limit for this model is <limit>",
     r"input tokens <prompt> cannot exceed the total tokens limit <limit>",
     r"prompt tokens \(<prompt>\) exceed model maximum \(<limit>\)",
@@ -265,26 +261,20 @@ LIMITS: Final = (
 
 LIMITLESS: Final = (
     r"context[ _]?(?:length|window)[ _]?exceeded",
-    r"exceed_context_size_error",
-    r"model_max_prompt_tokens_exceeded",
+    r"exceed_context_size_error|model_max_prompt_tokens_exceeded",
     r"exceeds? (?:the |this )?(?:available |model'?s )?(?:max(?:imum)? )?"
     r"context (?:window|length|limit|size)",
     r"(?:greater|longer) than the (?:model'?s )?(?:maximum )?context length",
     r"larger than the max context size",
-    r"context size has been exceeded",
-    r"context window exceeds limit",
+    r"context size has been exceeded|context window exceeds limit",
     r"exceeded model token limit",
-    r"prompt is too long",
-    r"prompt too long; exceeded",
+    r"(?:prompt|input) is too long|prompt too long; exceeded",
     r"prompt exceeds max(?:imum)? length",
     r"exceeds the maximum number of tokens allowed",
     r"exceed max message tokens",
-    r"input is too long",
-    r"input tokens exceed the configured limit",
-    r"input tokens exceeded:",
+    r"input tokens (?:exceed the configured limit|exceeded:)",
     r"number of input tokens exceeds maximum length",
-    r"prompt has too many tokens",
-    r"too many input tokens",
+    r"prompt has too many tokens|too many input tokens",
     r"too many tokens: (?:total|size limit|minimal context|multi-hop)",
     r"reduce the length of the (?:messages|prompt|input)",
 )
@@ -292,8 +282,7 @@ LIMITLESS: Final = (
 # Bytes and characters: a payload is too large, whatever the window.
 PAYLOADS: Final = (
     r"request_too_large",
-    r"request entity too large",
-    r"(?:payload|content|request body)(?: is)? too large",
+    r"(?:request entity|payload|content|request body)(?: is)? too large",
     r"request payload size exceeds the limit",
     r"(?:request|payload|body)[a-z ]{0,20}"
     r"(?: \(?<_> ?(?:bytes|[kmg]i?b)\)?)? exceeds (?:the )?"
@@ -305,8 +294,7 @@ PAYLOADS: Final = (
 
 TOTALS: Final = (r"requested (?:about |a total of )?<count> tokens",)
 OUTPUTS: Final = (
-    r"<count> (?:in|for) the (?:completion|output)",
-    r"<count> tokens for the completion",
+    r"<count> (?:tokens )?(?:in|for) the (?:completion|output)",
     r"requested <count> output tokens",
     r"plus <count> '?max_tokens",
     r"max_completion_tokens'? is too large: <count>",

@@ -37,12 +37,9 @@ def parse_refusal(error: BaseException, contents: Iterable[types.Content]) -> st
         return "thoughts"  # ADK's Claude class reads a signature of another client.
     if read_status(error) not in (None, 400, 422):
         return ""
-    text, parts = (
-        str(error),
-        [part for content in contents for part in content.parts or ()],
-    )
+    parts = [part for content in contents for part in content.parts or ()]
     for kind, words in _KINDS.items():
-        said = words.search(text)
+        said = words.search(str(error))
         if said and not any(said[0].encode() in part_text(part) for part in parts):
             return kind
     return ""

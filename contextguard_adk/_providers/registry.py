@@ -8,14 +8,16 @@ import logging
 import re
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, Protocol, TypeGuard
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeGuard, TypeVar
 
 from contextguard_adk._providers.costs import Costs
 from contextguard_adk._support.log import warn_once
+
+T = TypeVar("T")
 
 _LOGGER = logging.getLogger("contextguard_adk.providers.windows")
 
@@ -76,11 +78,9 @@ class LitellmRegistry:
         self._table_path = table_path
 
     def context_window(self, model: str) -> int | None:
-        """Returns the input window of `model` in tokens; None means unknown."""
         return entry.window_tokens if (entry := self._find(model)) else None
 
     def max_output_tokens(self, model: str) -> int | None:
-        """Returns what `model` can write at most in tokens; None means unknown."""
         return entry.output_tokens if (entry := self._find(model)) else None
 
     def costs(self, model: str) -> Costs | None:
@@ -100,9 +100,9 @@ class LitellmRegistry:
         keys = (name.replace(".", "-") for name in _candidate_names(model))
         if not (key := next((key for key in keys if key in table), None)):
             return None
-        entry = table[key]
-        provider, named = entry.name.partition("/")[0], model.strip().lower()
-        is_other = "/" in named and not named.startswith(provider)  # ollama: _chat too
+        entry, named = table[key], model.strip().lower()
+        # `ollama_chat` begins as `ollama` does.
+        is_other = "/" in named and not named.startswith(entry.name.partition("/")[0])
         is_foreign = is_other and key.startswith(_ANY_PROVIDER)
         return entry._replace(costs=None) if is_foreign else entry
 
@@ -203,10 +203,6 @@ def _read_costs(name: str, value: Mapping[str, Any]) -> Costs | None:
     return costs if is_known else None
 
 
-def _is_tokens(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
 def _merge(entries: Iterable[_Entry]) -> _Entry:
     """Joins the entries of several providers, as `LitellmRegistry` explains."""
     known = sorted(entries, key=lambda entry: entry[:3])
@@ -227,12 +223,7 @@ def _find_smallest(tokens: list[int]) -> int:
 
 def resolve_output_limit(model: str, registry: ModelRegistry | None) -> int | None:
     """Returns what `model` can write at most in tokens; None means unknown."""
-    answer = _ask(registry, "max_output_tokens", model)
-    if _is_tokens(answer) or answer is None:
-        return answer
-    message = "The model registry gave no output limit for %r but %r"
-    warn_once(_LOGGER, message, model, answer)
-    return None
+    return _ask(registry, "max_output_tokens", "output limit", model, _is_tokens)
 
 
 def resolve_costs(
@@ -242,22 +233,7 @@ def resolve_costs(
 
     None means unknown; it never raises.
     """
-    answer = prices.get(model) or _ask(registry, "costs", model)
-    if isinstance(answer, Costs) or answer is None:
-        return answer
-    message = "The model registry gave no prices for %r but %r"
-    warn_once(_LOGGER, message, model, answer)
-    return None
-
-
-def _ask(registry: ModelRegistry | None, question: str, model: str) -> object:
-    """Asks what a registry of the user's own need not know; the table knows it too."""
-    ask = getattr(registry, question, getattr(LitellmRegistry(), question))
-    try:
-        answer: object = ask(model)
-    except Exception as error:  # noqa: BLE001 - anyone's code, and no turn ends here
-        return error
-    return answer
+    return prices.get(model) or _ask(registry, "costs", "prices", model, _is_costs)
 
 
 def resolve_context_window(
@@ -271,23 +247,47 @@ def resolve_context_window(
     """Returns the context window of `model` and who said so; never raises."""
     if configured is not None:
         return ResolvedWindow(configured, "configured")
-    registry = LitellmRegistry() if registry is None else registry
+    if tokens := _ask(registry, "context_window", "token count", model, _is_window):
+        return ResolvedWindow(tokens, "registry")
+    if not is_quiet:
+        message = (
+            "The context window of model %r is unknown; %d tokens are assumed. Set "
+            "context_window= on the agent's strategy, as in "
+            'ContextGuardPlugin(agents={"%s": Threshold(context_window=...)}).'
+        )
+        shown = DEFAULT_CONTEXT_WINDOW, agent or "<agent>"
+        warn_once(_LOGGER, message, model, *shown)
+    return ResolvedWindow(DEFAULT_CONTEXT_WINDOW, "default")
+
+
+def _ask(
+    registry: ModelRegistry | None,
+    question: str,
+    named: str,
+    model: str,
+    is_answer: Callable[[object], TypeGuard[T]],
+) -> T | None:
+    """Asks a registry of the user's own, or the table what that need not know."""
+    ask = getattr(registry, question, getattr(LitellmRegistry(), question))
     try:
-        answer: object = registry.context_window(model)
+        answer: object = ask(model)
     except Exception as error:  # noqa: BLE001 - anyone's code, and no turn ends here
         answer = error
-    if _is_tokens(answer) and answer >= _MIN_WINDOW_TOKENS:
-        return ResolvedWindow(answer, "registry")
-    unknown = ResolvedWindow(DEFAULT_CONTEXT_WINDOW, "default")
-    if is_quiet:
-        return unknown
+    if is_answer(answer):
+        return answer
     if answer is not None:
-        message = "The model registry gave no token count for %r but %r"
+        message = f"The model registry gave no {named} for %r but %r"
         warn_once(_LOGGER, message, model, answer)
-    message = (
-        "The context window of model %r is unknown; %d tokens are assumed. Set "
-        "context_window= on the agent's strategy, as in "
-        'ContextGuardPlugin(agents={"%s": Threshold(context_window=...)}).'
-    )
-    warn_once(_LOGGER, message, model, DEFAULT_CONTEXT_WINDOW, agent or "<agent>")
-    return unknown
+    return None
+
+
+def _is_tokens(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _is_window(value: object) -> TypeGuard[int]:
+    return _is_tokens(value) and value >= _MIN_WINDOW_TOKENS
+
+
+def _is_costs(value: object) -> TypeGuard[Costs]:
+    return isinstance(value, Costs)

@@ -21,7 +21,6 @@ from contextguard_adk._providers.overflow import parse_overflow
 
 T = TypeVar("T")
 
-_MAX_TRIES = 3
 _TRANSIENT_STATUSES = frozenset({408, 429, 500, 502, 503, 504, 529})
 
 # Of clients' exceptions that carry no status.
@@ -41,24 +40,13 @@ async def call_with_retries(
 ) -> T:
     """Makes a call, up to three times in all while errors are transient.
 
-    It waits as long as the provider says, else one second and two.
-
-    Args:
-        make_call: Makes one call.
-        patience_seconds: No other try begins later than that after the first.
-        is_worth_another: Whether an error is worth another try; None means those that
-            are transient.
-
-    Returns:
-        What the first call that did not fail has returned.
-
-    Raises:
-        Exception: What the last call has raised.
+    It waits as long as the provider says, else one second and two. No other try begins
+    later than `patience_seconds` after the first. The last error is raised.
     """
     tries = AsyncRetrying(
         retry=retry_if_exception(is_worth_another or is_transient),
         wait=_find_wait_seconds,
-        stop=stop_after_attempt(_MAX_TRIES) | stop_before_delay(patience_seconds),
+        stop=stop_after_attempt(3) | stop_before_delay(patience_seconds),
         reraise=True,
     )
 
@@ -99,7 +87,6 @@ def _find_wait_seconds(state: RetryCallState) -> float:
 
 
 def _read_retry_after(error: BaseException) -> float | None:
-    """Returns after how many seconds a provider says that it can be asked again."""
     headers = getattr(error, "litellm_response_headers", None)  # Not on its response.
     headers = headers or getattr(getattr(error, "response", None), "headers", {})
     try:

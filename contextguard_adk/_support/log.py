@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 _MAX_FRAMES = 12
@@ -40,3 +42,12 @@ def log_failure(logger: logging.Logger, what: str, error: Exception) -> None:
         *(what, type(error).__name__, " > ".join(places) or "an unknown place"),
     )
     logger.debug("%s:", what, exc_info=error)
+
+
+@contextmanager
+def log_failures(logger: logging.Logger, what: str) -> Iterator[None]:
+    """Ends what is inside at a failure, and logs it: a user's turn goes on."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - anyone's code may raise anything
+        log_failure(logger, what, error)

@@ -13,7 +13,7 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from contextguard_adk._support.log import log_failure
+from contextguard_adk._support.log import log_failures
 from contextguard_adk._support.tasks import SummaryTasks
 from contextguard_adk.records import CallRecord, CompactionRecord, PressureRecord
 
@@ -44,13 +44,11 @@ def _start_call(listener: Listener[R], record: R) -> Future[Any]:
 
 
 async def _end_call(result: Future[Any], kind: str) -> None:
-    try:
+    with log_failures(logger, f"A listener for {kind} failed"):
         if not result.done():
             await asyncio.wrap_future(result)
         if inspect.isawaitable(outcome := result.result()):
             await outcome
-    except Exception as error:  # noqa: BLE001 - a user's own code may raise anything.
-        log_failure(logger, f"A listener for {kind} failed", error)
 
 
 @dataclass

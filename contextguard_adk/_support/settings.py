@@ -47,7 +47,7 @@ def size(least_tokens: int, *also: object, may_be_all: bool = False) -> BeforeVa
     most = "at most 1" if may_be_all else "less than 1"
     part = f"a part of the window as a float, {least} and {most},"
     rest = f"{part} or {json.dumps(also[-1])}" if also else f"or {part}"
-
+    start = f"tokens as an int, at least {least_tokens:,},"
     ends = [0] * (not least_tokens) + [1] * may_be_all
 
     def read(value: object) -> object:
@@ -56,7 +56,6 @@ def size(least_tokens: int, *also: object, may_be_all: bool = False) -> BeforeVa
         else:
             is_size = type(value) is int and value >= least_tokens
         if not is_size and (type(value), value) not in [(type(a), a) for a in also]:
-            start = f"tokens as an int, at least {least_tokens:,},"
             raise ValueError(f"{start} {rest} are expected")
         return None if value is False else value
 

@@ -55,7 +55,6 @@ class SummaryTasks:
             await asyncio.wait(near, return_when=asyncio.FIRST_COMPLETED)
 
     def is_queued(self, task: asyncio.Task[Any]) -> bool:
-        """Whether a task waits for its place."""
         return self._tasks.get(task) == "queued"
 
     async def close(self) -> None:
@@ -75,7 +74,6 @@ class SummaryTasks:
             await asyncio.wait(late, timeout=0.1)
 
     def _forget(self, task: asyncio.Task[Any]) -> None:
-        """Lets go of it; notes that an error was seen."""
         with self._lock:
             self._tasks.pop(task, None)
         if not task.cancelled() and (error := task.exception()):
@@ -104,8 +102,7 @@ class PendingSummary:
 
         One ahead of time that is late, or that waits for a place itself, is cancelled.
         """
-        loop = asyncio.get_running_loop()
-        while (task := self._task) and task.get_loop() is loop:
+        while self.is_under_way and (task := self._task):
             most_seconds = None if self._is_awaited else timeout_seconds
             if not self.tasks.is_queued(task):
                 await asyncio.wait([task], timeout=most_seconds)
