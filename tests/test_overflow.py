@@ -222,3 +222,30 @@ def test_unread_response_is_left_alone() -> None:
     streaming = httpx.Response(400, stream=httpx.ByteStream(b"prompt is too long"))
     for response in (RequestsResponse(), streaming):
         assert parse_overflow(HoldingError(response=response)) is None
+
+
+def test_hostile_error_is_survived() -> None:
+    """Whatever fails when it is looked at does not hide the rest."""
+
+    class HostileError(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+        def __getattribute__(self, name: str) -> Any:
+            raise RuntimeError("no attributes")
+
+    class Hostile:
+        __hash__ = None  # type: ignore[assignment]
+
+        @property  # type: ignore[misc]
+        def __class__(self) -> Any:
+            raise RuntimeError("no class")
+
+        def __eq__(self, other: object) -> bool:
+            raise RuntimeError("no comparison")
+
+    hostile = Hostile()
+    names = ("status_code", "original_exception", "details", "body")
+    error = HoldingError(message=TEXT, **dict.fromkeys(names, hostile))
+    assert parse_overflow(error) == MEANING
+    assert parse_overflow(HostileError()) is None

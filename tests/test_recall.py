@@ -12,6 +12,7 @@ import pytest
 from google.adk.agents import LlmAgent, ParallelAgent
 from google.adk.agents.run_config import RunConfig
 from google.adk.models.llm_request import LlmRequest
+from google.adk.sessions import InMemorySessionService
 from google.adk.sessions.base_session_service import GetSessionConfig
 from google.genai import types
 
@@ -464,3 +465,44 @@ async def test_what_a_plugin_masks_does_not_come_back() -> None:
     page = await search(llm, chat, f"code {SECRET}")
     assert "Mind the code ****." in page
     assert SECRET not in page
+
+
+class FailingSessions(InMemorySessionService):
+    """Cannot be read while it is down."""
+
+    is_down = False
+
+    async def get_session(self, **place: Any) -> Session | None:
+        """Reads the session."""
+        if self.is_down:
+            raise OSError("down")
+        return await super().get_session(**place)
+
+
+async def test_a_history_that_cannot_be_read_is_said_so() -> None:
+    """The tool never ends a turn."""
+    service = FailingSessions()
+    llm, chat = open_chat(session_service=service, run_config=loading(12))
+    await fill(chat)
+    script = recalling({"query": "word"})
+
+    def reply(request: LlmRequest) -> Reply:
+        service.is_down = True
+        return script(request)
+
+    llm.script = reply
+    assert answer_text(await chat.say("Search it.")) == "Done."
+    service.is_down = False
+    assert "cannot be read" in pages_of(llm)[0]["result"]
+
+
+async def test_nothing_speaks_of_the_tool_once_it_is_turned_off() -> None:
+    """ADK ends the turn of an agent that calls a tool which it has not."""
+    service = InMemorySessionService()
+    for recall in (True, False):
+        strategy = Threshold(context_window=WINDOW, recall=recall)
+        llm, chat = open_chat(strategy=strategy, session_service=service)
+        await fill(chat, 6 if recall else 1, SECRET)
+        assert ("recall_history" in llm.requests[-1].text) is recall
+        assert ("recall_history" in offered(llm.requests[-1])) is recall
+        assert SUMMARY_BEGIN in llm.requests[-1].text

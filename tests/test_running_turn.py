@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from google.adk.models.llm_request import LlmRequest
 from google.adk.tools.base_tool import BaseTool
 from google.genai import types
 
-from contextguard_adk import Threshold
+from contextguard_adk import Pipeline, Threshold
 from contextguard_adk.testing import (
     ContextOverflowError,
     RecordedRequest,
@@ -211,3 +213,46 @@ async def test_what_is_left_of_a_turn_that_is_refused_twice(text: str) -> None:
     shown = shown_results(last)
     assert 1 <= len(shown) < len(ORDERS)
     assert (shown[-1][0], shown[-1][-1]) == ("A", "Z")
+
+
+@pytest.mark.parametrize("kind", [Threshold, Pipeline])
+async def test_failed_calls_are_tried_again(kind: type[Threshold | Pipeline]) -> None:
+    """An agent that comes back to what did not work at the end leaves nothing out."""
+    orders = [f"ORD-{number:04}" for number in range(1, 61)]
+    tried, shipped = Counter[str](), Counter[str]()
+
+    def ship(order: str) -> dict[str, Any]:
+        """Ships an order; every fourth time the carrier is away at first."""
+        tried[order] += 1
+        if int(order[-4:]) % 4 == 0 and tried[order] == 1:
+            return {"error": "the carrier is away, try again later"}
+        shipped[order] += 1
+        return {"status": "shipped", "log": words(400)}
+
+    def reply(request: LlmRequest) -> Reply:
+        """Ships the first order that is not named, else one whose last try failed."""
+        parts = [part for item in request.contents for part in item.parts or ()]
+        text = "\n".join(part.text or "" for part in parts)
+        said = re.findall(r"ORD-\d+\)?(?: → [^;\n]*)?", text)
+        has_failed = {each[:8]: "error" in each for each in said}
+        order = ""
+        for part in parts:
+            if part.function_call:
+                order = (part.function_call.args or {})["order"]
+            if part.function_response:
+                has_failed[order] = "error" in (part.function_response.response or {})
+        waiting = [order for order in orders if order not in has_failed]
+        waiting += [order for order, failed in has_failed.items() if failed]
+        return call("ship", order=waiting[0]) if waiting else "All done."
+
+    outcome = await run_turn(
+        kind(context_window=8_000),
+        reply,
+        [ship],
+        "Ship all orders.",
+        summarizer=say_nothing,
+        max_calls=90,
+    )
+    assert outcome.answer == "All done."
+    assert outcome.compactions
+    assert shipped == Counter(orders)

@@ -15,7 +15,7 @@ from contextguard_adk._providers.costs import price_calls
 from contextguard_adk._providers.registry import resolve_costs
 from contextguard_adk._runtime.runs import Guard, Run, SentCall
 from contextguard_adk._runtime.scopes import call_key
-from contextguard_adk._support.log import log_failure
+from contextguard_adk._support.log import log_failures
 from contextguard_adk._turn.units import Answered
 from contextguard_adk.records import METADATA_KEY, CallRecord, describe_call
 
@@ -39,10 +39,8 @@ async def take_answer(
     may_lose = _may_lose_events(context, plugin)
     event = Answered(guard, context, run, call, response, real, state, may_lose)
     for listener in _listeners.LISTENERS:
-        try:
+        with log_failures(logger, f"{type(listener).__name__} failed"):
             listener.answered(event)
-        except Exception as error:  # noqa: BLE001 - a turn must not end here.
-            log_failure(logger, f"{type(listener).__name__} failed", error)
     if real:
         _note_count(event, real)
     if may_lose:

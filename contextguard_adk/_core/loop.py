@@ -23,7 +23,7 @@ from contextguard_adk._runtime.scopes import call_key
 from contextguard_adk._runtime.sessions import Paid
 from contextguard_adk._shapes.sealed_thoughts import find_lost_cause
 from contextguard_adk._summaries.compose import compose
-from contextguard_adk._support.log import log_failure, warn_once
+from contextguard_adk._support.log import log_failures, warn_once
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.units import Compacted
 from contextguard_adk._turn.values import Counts, Outcome
@@ -141,10 +141,8 @@ async def _commit(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> None:
     call.compaction = record = _describe(call, turn, paid, outcome)
     event = Compacted(call.guard, call.context, state, turn, outcome, record)
     for listener in _listeners.LISTENERS:
-        try:
+        with log_failures(logger, f"{type(listener).__name__} failed"):
             await listener.compacted(event)
-        except Exception as error:  # noqa: BLE001 - a turn must not end here.
-            log_failure(logger, f"{type(listener).__name__} failed", error)
 
 
 def _describe(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> CompactionRecord:
