@@ -27,17 +27,15 @@ def find_history(
     transient: Sequence[types.Content] = (),
 ) -> list[int]:
     """Returns the indexes of the contents whose very words an event has."""
-
-    def is_history(content: types.Content) -> bool:
+    found = []
+    for place, content in enumerate(contents):
         # What ADK inserts for one request is the user's and never speaks of tools.
         # Other plugins may rewrite what the model said: it needs no event.
         is_said = content.role == "model" or has_tool(content) or index.relays(content)
-        is_transient = content in transient
-        return (is_said and not is_transient) or any(
-            map(index.holds, parts_of(content))
-        )
-
-    return [place for place, content in enumerate(contents) if is_history(content)]
+        is_said = is_said and content not in transient
+        if is_said or any(map(index.holds, parts_of(content))):
+            found.append(place)
+    return found
 
 
 class EventIndex:
@@ -110,14 +108,9 @@ class EventIndex:
 
     def is_output(self, content: types.Content) -> bool:
         """Returns whether a text is what ADK makes of the output of executed code."""
-        text = content_text(content)
+        text = content_text(content) if self._outputs else ""
         # The user may quote one.
         return text not in self._user_texts and _is_any_fenced(self._outputs, text)
-
-    @property
-    def has_outputs(self) -> bool:
-        """Whether any event holds the output of executed code."""
-        return bool(self._outputs)
 
 
 def _payload_of(part: types.Part) -> Hashable:
