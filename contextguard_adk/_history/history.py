@@ -195,7 +195,6 @@ class History:
 
     @property
     def _newest_message(self) -> int | None:
-        """The newest message of this invocation."""
         now = [e for e in self.events if e.invocation_id == self.invocation_id]
         index, ids = EventIndex(now), {event.id for event in now}
         for place in reversed(self.user_messages):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from google.genai import types
@@ -17,8 +17,6 @@ from contextguard_adk._history.contents import (
 
 if TYPE_CHECKING:
     from google.adk.events.event import Event
-
-_MAX_FENCE_CHARS = 64
 
 
 def find_history(
@@ -44,9 +42,8 @@ class EventIndex:
     def __init__(self, events: Iterable[Event]) -> None:
         self._payloads: set[Hashable] = set()
         self._user_texts: set[str] = set()
-        # By their length: only those of about a text's length can be fenced in it.
-        self._code: dict[int, set[str]] = {}
-        self._outputs: dict[int, set[str]] = {}
+        self._code: set[str] = set()
+        self._outputs: set[str] = set()
         self._authors: set[str] = set()
         spoken = ["", ""]
         for event in events:
@@ -67,10 +64,8 @@ class EventIndex:
         if author == "user":
             self._user_texts.update(part.text for part in parts if part.text)
         for part in parts:
-            if code := code_of(part):
-                self._code.setdefault(len(code), set()).add(code)
-                if part.code_execution_result:
-                    self._outputs.setdefault(len(code), set()).add(code)
+            if code := code_of(part).strip():
+                (self._outputs if part.code_execution_result else self._code).add(code)
 
     def _add_transcriptions(self, event: Event, spoken: list[str]) -> None:
         # ADK joins what was spoken in consecutive events into one content; events
@@ -88,9 +83,10 @@ class EventIndex:
     def holds(self, part: types.Part) -> bool:
         """Returns whether an event has this very payload."""
         payload = _payload_of(part)
-        return bool(payload and payload in self._payloads) or _is_any_fenced(
-            self._code, part.text or ""
-        )
+        if payload and payload in self._payloads:
+            return True
+        code = _unfence(part.text or "") if self._code or self._outputs else ""
+        return code in self._code or code in self._outputs
 
     def is_unchanged(self, content: types.Content) -> bool:
         """Returns whether all that a content says is as ADK would spell it."""
@@ -110,7 +106,7 @@ class EventIndex:
         """Returns whether a text is what ADK makes of the output of executed code."""
         text = content_text(content) if self._outputs else ""
         # The user may quote one.
-        return text not in self._user_texts and _is_any_fenced(self._outputs, text)
+        return _unfence(text) in self._outputs and text not in self._user_texts
 
 
 def _payload_of(part: types.Part) -> Hashable:
@@ -129,13 +125,8 @@ def payloads_of(content: types.Content | None) -> list[Hashable]:
     return [payload for part in parts_of(content) if (payload := _payload_of(part))]
 
 
-def _is_any_fenced(codes: Mapping[int, Collection[str]], text: str) -> bool:
-    """Returns whether a text is what ADK makes of executed code, or of its output."""
-    lengths = range(len(text) - _MAX_FENCE_CHARS, len(text)) if codes else ()
-    near = (code for length in lengths for code in codes.get(length, ()))
-    # Short code may stand in any text by chance: each fence must be a word of its own.
-    splits = (text.rpartition(code) for code in near)
-    return any(
-        found and len(before.split()) == len(after.split()) == 1
-        for before, found, after in splits
-    )
+def _unfence(text: str) -> str:
+    """The code, or its output, between the two words by which ADK fences it."""
+    _, *rest = text.split(None, 1) or [""]
+    code, *fence = rest[0].rsplit(None, 1) if rest else [""]
+    return code if fence else ""

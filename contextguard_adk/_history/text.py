@@ -149,10 +149,8 @@ def list_items(
     items: list[Item] = []
     for said in walk_parts(contents, indexes, outputs, contents):
         part, (label, hint) = said.part, _describe(said)
-        result, media = part.function_response, [part]
-        if result:
-            media = result_media(result)
-        text = said.text
+        result, text = part.function_response, said.text
+        media = result_media(result) if result else [part]
         if label and (text or result):
             is_call = part.function_call is not None
             items.append(Item(said.handle, label, hint, text, said.index, is_call))

@@ -132,7 +132,6 @@ def _flatten(
 
 
 def _one_line(value: object) -> str:
-    """The beginning of a value in one line."""
     text = value if isinstance(value, str) else payload_text(value)
     return " ".join(text[:1_000].split()) if value not in (None, "") else ""
 
@@ -228,5 +227,4 @@ def _shorten_alike(texts: Iterable[str], most_bytes: int) -> dict[str, str]:
 
 
 def _count_shared_chars(texts: Iterable[str]) -> int:
-    """How many characters all texts begin with."""
     return len(os.path.commonprefix(list(texts)))  # noqa: RUF071 - not of paths.
