@@ -74,7 +74,6 @@ class _Request:
         config: types.GenerateContentConfig,
         memo: Memo,
     ) -> _Request:
-        """Describes a request; its fixed part only where that is checked."""
         if not thinker.is_checked:
             return cls(thinker, contents, memo)
         system = _digest([canonical_json(_plain(config.system_instruction))])
@@ -84,8 +83,6 @@ class _Request:
 
 @dataclass(frozen=True)
 class _Thoughts:
-    """The signed thoughts of one content of a request."""
-
     index: int
     name: str
     messages: str  # A digest of those before them.
@@ -265,7 +262,7 @@ def _read_seal(value: object) -> Seal | None:
 def _change_thoughts(
     content: types.Content, change: Callable[[types.Part], types.Part | None]
 ) -> types.Content | None:
-    """Changes each thought of a content, or drops it; None if nothing is left."""
+    """Changes or drops each thought of a content; None if nothing is left."""
     old = parts_of(content)
     changed = (change(part) if part.thought else part for part in old)
     parts = [part for part in changed if part is not None]
