@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import operator
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +34,14 @@ class Pairs:
         return group
 
 
+def with_parts(content: types.Content, parts: Sequence[types.Part]) -> types.Content:
+    """Returns a copy with these parts; the content itself where they are its own."""
+    old = content.parts or []
+    if len(parts) == len(old) and all(map(operator.is_, parts, old)):
+        return content
+    return content.model_copy(update={"parts": [*parts]})
+
+
 def has_function_response(content: types.Content) -> bool:
     """Returns whether this content carries a tool's result."""
     return any(part.function_response for part in parts_of(content))
@@ -50,9 +59,7 @@ def is_message(content: types.Content) -> bool:
 
 def is_user_text(content: types.Content) -> bool:
     """Returns whether a content is a message that the user wrote."""
-    if content.role != "user" or has_function_response(content):
-        return False
-    return bool(content_text(content)) and not is_relay(content)
+    return is_message(content) and bool(content_text(content)) and not is_relay(content)
 
 
 def join_messages(
@@ -199,11 +206,9 @@ def find_current_request(
     wants_media = bool(not wanted and media_parts(user_content))
     if user_content and user_content.parts and not (wanted or wants_media):
         return None
-    for index in sorted(messages, reverse=True):
-        content = contents[index]
-        if content.role != "user" or has_function_response(content):
-            continue
-        texts = _visible_texts(content)
+    newest = sorted(messages, reverse=True)
+    for index in (i for i in newest if is_message(contents[i])):
+        content, texts = contents[index], _visible_texts(contents[index])
         found = media_parts(content) if wants_media else texts
         # Another plugin may have added parts.
         if wanted <= set(texts) if wanted else found and not is_relay(content):

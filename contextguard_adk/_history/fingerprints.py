@@ -7,9 +7,8 @@ import hashlib
 import json
 import re
 import struct
-from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from difflib import SequenceMatcher
@@ -111,25 +110,7 @@ def canonical_json(value: object) -> bytes:
     except (TypeError, ValueError, RecursionError):
         # Mixed key types, cycles, nesting beyond the recursion limit. The fallback
         # need not survive a round trip: what does not match is sent again.
-        return _digest_value(value)
-
-
-def _digest_value(value: object) -> bytes:
-    """Digests any value without recursion, each container in it once."""
-    digest, waiting, numbers = hashlib.blake2b(), [value], dict[int, int]()
-    while waiting:
-        node = waiting.pop()
-        kind, said = type(node).__name__, f"{numbers.get(id(node), -1)}"
-        if isinstance(node, dict | list | tuple | set | frozenset):
-            if id(node) not in numbers:
-                numbers[id(node)] = len(numbers)
-                values = node.values() if isinstance(node, dict) else ()
-                waiting += [*node, *values]
-                said = f"new {len(node)}"
-        else:  # Python refuses to print long integers in decimal.
-            said = hex(node) if type(node) is int else safe_repr(node)
-        digest.update(_spell(b"v", kind, said))
-    return digest.digest()
+        return hashlib.blake2b(json_text(value)).digest()
 
 
 def _read_float(text: str) -> float | int:
@@ -146,14 +127,13 @@ def cover(fingerprints: Sequence[bytes]) -> Covered:
     recent = tuple(item for _, item in covered[-RECENT_COUNT:])
     first_after = min(older[-1][0], MAX_GAP_BITS) if older else 0
     gaps = sum(1 << i for i in range(first_after) if not fingerprints[i])
-    digest = _digest_older([item for _, item in older])
+    digest = _digest_older(item for _, item in older)
     return Covered(len(older), digest, recent, gaps)
 
 
-def _digest_older(fingerprints: Sequence[bytes]) -> bytes:
-    if not fingerprints:
-        return b""
-    return hashlib.blake2b(b"".join(fingerprints), digest_size=8).digest()
+def _digest_older(fingerprints: Iterable[bytes]) -> bytes:
+    older = b"".join(fingerprints)
+    return hashlib.blake2b(older, digest_size=8).digest() if older else b""
 
 
 def encode_covered(covered: Covered) -> str:
@@ -188,7 +168,7 @@ def align_covered(
     """Pairs equal positions, ascending; the older ones match together or not at all."""
     end, gaps = covered.older_count + covered.gaps.bit_count(), covered.gaps
     older = [i for i in range(len(fingerprints))[:end] if not gaps >> i & 1]
-    digest = _digest_older([fingerprints[i] for i in older])
+    digest = _digest_older(fingerprints[i] for i in older)
     start = end
     if digest != covered.older_digest or len(older) != covered.older_count:
         older, start = [], 0
@@ -214,36 +194,3 @@ def _align_recent(
         for block in matcher.get_matching_blocks()
         for step in range(block.size)
     ]
-
-
-def align_in_order(
-    left: Sequence[bytes], right: Sequence[bytes]
-) -> list[tuple[int, int]]:
-    """Pairs items that both have equally often, as many as keep their order."""
-    counts, wanted = Counter(left), Counter(right)
-    places = {name: place for place, name in enumerate(_number(right))}
-    ends: list[int] = []  # For each length the lowest end of a chain, as in patience.
-    tops: list[int] = []
-    chains: list[tuple[int, int, int]] = []
-    for index, name in enumerate(_number(left)):
-        if counts[name[0]] == wanted[name[0]]:
-            length = bisect_left(ends, places[name])
-            before = tops[length - 1] if length else -1
-            ends[length : length + 1] = [places[name]]
-            tops[length : length + 1] = [len(chains)]
-            chains.append((index, places[name], before))
-    found, link = [], tops[-1] if tops else -1
-    while link >= 0:
-        index, place, link = chains[link]
-        found.append((index, place))
-    return found[::-1]
-
-
-def _number(items: Sequence[bytes]) -> list[tuple[bytes, int]]:
-    """Tells equal items apart by how many were before them."""
-    seen = Counter[bytes]()
-    named = []
-    for item in items:
-        named.append((item, seen[item]))
-        seen[item] += 1
-    return named

@@ -13,8 +13,8 @@ from contextguard_adk._history.contents import (
     Pairs,
     content_text,
     find_current_request,
-    has_function_response,
     has_tool,
+    is_message,
     is_user_text,
     keep_pairs_whole,
     media_parts,
@@ -27,7 +27,8 @@ from contextguard_adk._history.fingerprints import (
     cover,
     fingerprint,
 )
-from contextguard_adk._history.origin import EventIndex, find_history, find_rewritten
+from contextguard_adk._history.origin import EventIndex, find_history
+from contextguard_adk._history.rewritten import find_rewritten
 from contextguard_adk._history.stored import StoredSummary
 from contextguard_adk._history.truncation import Preview, truncate_content
 from contextguard_adk._measuring.tokens import Memo
@@ -126,16 +127,13 @@ class History:
     @cached_property
     def _rewritten(self) -> dict[int, Event]:
         """The events behind the texts that another plugin has rewritten."""
-        told = [
-            index
-            for index, content in enumerate(self.contents)
-            if not has_tool(content) and content not in self._transient
-        ]
-        index = self._index
-        new = {i for i in told if not index.is_unchanged(self.contents[i])}
+        contents, transient = self.contents, self._transient
+        texts = [i for i, content in enumerate(contents) if not has_tool(content)]
+        told = [i for i in texts if contents[i] not in transient]
+        new = {i for i in told if not self._index.is_unchanged(contents[i])}
         if not new or self._invocation is None:
             return {}
-        return find_rewritten(self.contents, told, new, self._invocation, self._spell)
+        return find_rewritten(contents, told, new, self._invocation, self._spell)
 
     @cached_property
     def pairs(self) -> Pairs:
@@ -146,11 +144,6 @@ class History:
     def open_groups(self) -> frozenset[int]:
         """Contents with a call still open, and all that was answered beside it."""
         return frozenset[int]().union(*map(self.pairs.group_of, self.pairs.open_calls))
-
-    @cached_property
-    def fingerprints(self) -> dict[int, bytes]:
-        """The fingerprint of each history content."""
-        return {index: self.fingerprint(index) for index in self.history}
 
     def fingerprint(self, index: int) -> bytes:
         """The fingerprint of one content; of a rewritten one, that of its event."""
@@ -166,7 +159,7 @@ class History:
 
     def release(self) -> None:
         """Forgets the run, after computing what depends on it."""
-        _ = self.fingerprints, self.request_index
+        _ = self.request_index, *map(self.fingerprint, self.history)
         self._invocation = None
 
     @cached_property
@@ -183,10 +176,11 @@ class History:
         if live is not None or (parts_of(user_content) and not has_message):
             return live
         # ADK keeps the user's words from this agent: it has an input of its own.
-        texts = (i for i in told if content_text(self.contents[i]))
-        users = (i for i in texts if self.contents[i].role == "user")
-        relays = (i for i in users if not has_function_response(self.contents[i]))
-        return self._newest_message if self.user_messages else max(relays, default=None)
+        if self.user_messages:
+            return self._newest_message
+        messages = (i for i in told if is_message(self.contents[i]))
+        relays = (i for i in messages if content_text(self.contents[i]))
+        return max(relays, default=None)
 
     @property
     def _node_input(self) -> types.Content | None:
@@ -201,7 +195,6 @@ class History:
 
     @property
     def _newest_message(self) -> int | None:
-        """The newest message of this invocation."""
         now = [e for e in self.events if e.invocation_id == self.invocation_id]
         index, ids = EventIndex(now), {event.id for event in now}
         for place in reversed(self.user_messages):
@@ -214,24 +207,20 @@ class History:
     @cached_property
     def outputs(self) -> frozenset[int]:
         """What executed code has printed, which ADK shows as the user's text."""
-        found = set()
-        has_any = self._rewritten or self._index.has_outputs
-        for index in self.history if has_any else ():
+
+        def is_output(index: int) -> bool:
             if event := self._rewritten.get(index):
                 parts = parts_of(event.content)
-                is_output = any(part.code_execution_result for part in parts)
-            else:
-                is_output = self._index.is_output(self.contents[index])
-            found.update([index] * is_output)
-        return frozenset(found)
+                return any(part.code_execution_result for part in parts)
+            return self._index.is_output(self.contents[index])
+
+        return frozenset(filter(is_output, self.history))
 
     @cached_property
     def turn(self) -> list[int]:
         """History of the running turn: what stands behind the user's request."""
-        start = self.request_index
-        if start is None:
-            start = max(self.user_messages, default=-1)
-        return [index for index in self.history if index > start]
+        newest, start = max(self.user_messages, default=-1), self.request_index
+        return [i for i in self.history if i > (newest if start is None else start)]
 
     @property
     def first_task_index(self) -> int | None:
@@ -242,13 +231,9 @@ class History:
     def user_messages(self) -> list[int]:
         """What the user wrote: nothing of tools, executed code or other agents."""
         others = {i for i, e in self._rewritten.items() if e.author != "user"}
-        return [
-            index
-            for index in self.history
-            if is_user_text(self.contents[index])
-            and index not in others
-            and index not in self.outputs
-        ]
+        others |= self.outputs
+        texts = (i for i in self.history if is_user_text(self.contents[i]))
+        return [index for index in texts if index not in others]
 
     @cached_property
     def covered(self) -> frozenset[int]:
@@ -299,15 +284,6 @@ class History:
         prints = [b"" if i in hidden else self.fingerprint(i) for i in indexes]
         return {indexes[right]: left for left, right in align_covered(covered, prints)}
 
-    def was_rewound_since(self, invocation_id: str) -> bool:
-        """Whether the session was taken back after an invocation."""
-        for event in reversed(self.events):
-            if event.invocation_id == invocation_id:
-                return False
-            if event.actions and event.actions.rewind_before_invocation_id:
-                return True
-        return False
-
     @property
     def is_summary_valid(self) -> bool:
         """Whether all that the stored summary stands for is there, and nothing of what
@@ -315,21 +291,26 @@ class History:
         stored = self.stored
         if stored is None or len(self.covered) < stored.covered.content_count:
             return False
-        return not self.was_rewound_since(stored.invocation)
+        for event in reversed(self.events):
+            if event.invocation_id == stored.invocation:
+                break
+            if event.actions and event.actions.rewind_before_invocation_id:
+                return False
+        return True
 
     def name_place(self, index: int) -> str:
         """Names a content by fingerprint and number among equal ones; "" for -1."""
         if index < 0:
             return ""
         wanted = self.fingerprint(index)
-        same = sum(self.fingerprints[i] == wanted for i in self.history if i <= index)
+        same = sum(self.fingerprint(i) == wanted for i in self.history if i <= index)
         return f"{wanted.hex()}.{same}"
 
     def find_place(self, name: str) -> int:
         """Returns the index of what `name_place` named; -1 if it is not there."""
         digest, _, number = name.partition(".")
         history = self.history if name else ()
-        same = [i for i in history if self.fingerprints[i].hex() == digest]
+        same = [i for i in history if self.fingerprint(i).hex() == digest]
         if number.isdecimal() and len(number) < 10:  # Python refuses huge numbers.
             same = same[: int(number)]
         return same[-1] if same else -1

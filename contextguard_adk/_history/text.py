@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pydantic_core
 from google.genai import types
 
-from contextguard_adk._history.adk_events import INTERNAL_CALLS, RECALL_TOOL
-from contextguard_adk._history.contents import is_relay, parts_of, take_call
+from contextguard_adk._history.adk_events import INTERNAL_CALLS, RECALL_TOOL, code_of
+from contextguard_adk._history.contents import (
+    is_relay,
+    parts_of,
+    result_media,
+    take_call,
+)
 from contextguard_adk._history.fingerprints import handle_of
 from contextguard_adk._measuring.tokens import safe_repr
 
-UNLISTED_CALLS = INTERNAL_CALLS | {RECALL_TOOL}
 MIN_LISTED_CHARS = 300  # A shorter message or result is not worth a line of a list.
 
 
@@ -53,6 +57,66 @@ def describe_media(part: types.Part | types.FunctionResponsePart) -> str:
 
 
 @dataclass(frozen=True)
+class Said:
+    """One part of a history; of a result also the call that it answers."""
+
+    index: int
+    part: types.Part
+    author: str
+    whole: types.Part | None
+    call: types.FunctionCall | None
+
+    @property
+    def handle(self) -> str:
+        """Under which the whole can be read back; "" where it cannot."""
+        return handle_of(self.whole) if self.whole else ""
+
+    @property
+    def text(self) -> str:
+        """What it says, a tool's arguments or result as JSON; "" for a file."""
+        call, result = self.part.function_call, self.part.function_response
+        payload = (call and call.args) or (result and result.response)
+        return (
+            payload_text(payload) if payload else self.part.text or code_of(self.part)
+        )
+
+
+def walk_parts(
+    contents: Sequence[types.Content],
+    indexes: Iterable[int],
+    outputs: Collection[int] = (),
+    wholes: Sequence[types.Content] | None = None,
+) -> Iterator[Said]:
+    """Yields what contents say, oldest first; no thoughts, no credentials.
+
+    `outputs` are texts that executed code has printed. Handles are those of the
+    contents that are `wholes`.
+    """
+    waiting: list[tuple[int, types.FunctionCall]] = []
+    for index in indexes:
+        content, author = contents[index], contents[index].role or "user"
+        parts = parts_of(content)
+        handled = parts_of(wholes[index]) if wholes else [None] * len(parts)
+        pairs = list(zip(parts, handled, strict=True))
+        if is_relay(content):
+            author = "other agent"
+            del pairs[0]  # ADK's preamble says nothing about the conversation.
+        for part, whole in pairs:
+            call, result = part.function_call, part.function_response
+            if call:
+                waiting.append((index, call))
+            answered = take_call(waiting, result) if result else None
+            tool = call or result
+            is_internal = tool is not None and tool.name in INTERNAL_CALLS
+            if is_internal or (part.thought and not call):
+                continue
+            if part.text and index in outputs:
+                printed = types.CodeExecutionResult(output=part.text)
+                part = types.Part(code_execution_result=printed)
+            yield Said(index, part, author, whole, answered and answered[1])
+
+
+@dataclass(frozen=True)
 class Item:
     """One message, call, tool result or file of a history; a file has no text."""
 
@@ -81,73 +145,35 @@ def list_items(
     indexes: Iterable[int],
     outputs: Collection[int] = (),
 ) -> list[Item]:
-    """Lists the items of some contents, oldest first; no thoughts, no credentials.
-
-    `outputs` are texts that executed code has printed.
-    """
+    """Lists the items of some contents, oldest first; see `walk_parts`."""
     items: list[Item] = []
-    waiting: list[tuple[int, types.FunctionCall]] = []
-    for index in indexes:
-        content = contents[index]
-        parts = parts_of(content)
-        author = f"{content.role or 'user'} message"
-        if index in outputs:
-            author = "output of code"
-        if is_relay(content):
-            author = "other agent's message"
-            del parts[0]  # ADK's preamble.
-        for part in parts:
-            if part.function_call:
-                waiting.append((index, part.function_call))
-            elif part.thought:
-                continue
-            if part.function_response:
-                items += _read_result(part.function_response, part, index, waiting)
-            elif part.inline_data or part.file_data:
-                items.append(_read_file(part, index))
-            elif said := _read_text(part, author):
-                is_call = part.function_call is not None
-                items.append(Item(handle_of(part), *said, index, is_call))
+    for said in walk_parts(contents, indexes, outputs, contents):
+        part, (label, hint) = said.part, _describe(said)
+        result, text = part.function_response, said.text
+        media = result_media(result) if result else [part]
+        if label and (text or result):
+            is_call = part.function_call is not None
+            items.append(Item(said.handle, label, hint, text, said.index, is_call))
+        items += [
+            Item(handle_of(file), described, "", "", said.index, media=file)
+            for file in media
+            if label and (described := describe_media(file))
+        ]
     return items
 
 
-def _read_text(part: types.Part, author: str) -> tuple[str, str, str] | None:
-    """Returns the label, hint and text of a message, a call, or code."""
+def _describe(said: Said) -> tuple[str, str]:
+    """Returns the label and hint of an item; "" for what has no item."""
+    part, hint = said.part, ""
+    if tool := part.function_call or part.function_response:
+        if tool.name == RECALL_TOOL:
+            return "", ""
+        if said.call and said.call.args:
+            hint = _clip(payload_text(said.call.args))
+        return f"{tool.name} {'call' if part.function_call else 'result'}", hint
     if part.text:
-        return author, f'"{_clip(part.text)}"', part.text
-    if call := part.function_call:
-        if call.name in UNLISTED_CALLS or not call.args:
-            return None
-        return f"{call.name} call", "", payload_text(call.args)
-    if part.executable_code:
-        return "code that was run", "", part.executable_code.code or ""
-    if part.code_execution_result:
-        return "output of code", "", part.code_execution_result.output or ""
-    return None
-
-
-def _read_result(
-    response: types.FunctionResponse,
-    part: types.Part,
-    index: int,
-    waiting: list[tuple[int, types.FunctionCall]],
-) -> list[Item]:
-    """Returns a tool's result, with the call's arguments as a hint, and its files."""
-    found = take_call(waiting, response)
-    if response.name in UNLISTED_CALLS:
-        return []
-    hint = _clip(payload_text(found[1].args)) if found and found[1].args else ""
-    text = payload_text(response.response) if response.response else ""
-    items = [Item(handle_of(part), f"{response.name} result", hint, text, index)]
-    for media in response.parts or ():
-        if media.inline_data or media.file_data:
-            file = types.Part.model_validate(media.model_dump(exclude_none=True))
-            items.append(_read_file(file, index))
-    return items
-
-
-def _read_file(part: types.Part, index: int) -> Item:
-    return Item(handle_of(part), describe_media(part), "", "", index, media=part)
+        return f"{said.author} message", f'"{_clip(part.text)}"'
+    return "code that was run" if part.executable_code else "output of code", ""
 
 
 def _clip(text: str) -> str:

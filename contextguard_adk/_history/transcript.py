@@ -13,10 +13,8 @@ from dataclasses import dataclass, replace
 
 from google.genai import types
 
-from contextguard_adk._history.adk_events import INTERNAL_CALLS, RECALL_TOOL
-from contextguard_adk._history.contents import is_relay, parts_of
-from contextguard_adk._history.fingerprints import handle_of
-from contextguard_adk._history.text import describe_media, payload_text
+from contextguard_adk._history.adk_events import RECALL_TOOL
+from contextguard_adk._history.text import Said, describe_media, walk_parts
 from contextguard_adk._measuring.budgets import (
     TokenCounter,
     divide_budget,
@@ -51,64 +49,46 @@ def _indent(body: str) -> str:
 def render_entries(
     contents: Sequence[types.Content],
     indexes: Iterable[int],
-    pinned: Iterable[int] = (),
+    pinned: Collection[int] = (),
     wholes: Sequence[types.Content] | None = None,
     outputs: Collection[int] = (),
 ) -> list[Entry]:
-    """Renders contents, one entry for each part; those that are pinned always stay.
-
-    Handles are those of the contents that are `wholes`. `outputs` are texts that
-    executed code has printed.
-    """
+    """Renders contents, one entry for each part; those that are pinned always stay."""
     entries = []
-    for index in indexes:
-        content, whole = contents[index], (wholes or contents)[index]
-        parts = list(zip(parts_of(content), parts_of(whole), strict=True))
-        author = content.role or "user"
-        if is_relay(content):
-            author = "other agent"
-            del parts[0]  # ADK's preamble says nothing about the conversation.
-        for part, whole_part in parts:
-            handle = handle_of(whole_part) if wholes else ""
-            if index in outputs:
-                printed = types.CodeExecutionResult(output=part.text)
-                part = types.Part(code_execution_result=printed)
-            if entry := _render_part(author, part, handle):
-                # Names of tools and files come from outside, line breaks and all.
-                heading = " ".join(entry.heading.split())
-                entry = replace(entry, heading=heading, handle=handle)
-                entries.append(replace(entry, is_pinned=index in pinned))
+    for said in walk_parts(contents, indexes, outputs, wholes):
+        # Names of tools and files come from outside, line breaks and all.
+        if heading := " ".join(_write_heading(said).split()):
+            part = said.part
+            tool = part.function_call or part.function_response
+            entry = Entry(
+                heading,
+                said.text,
+                is_tool=not part.text,
+                is_pinned=said.index in pinned,
+                is_copy=tool is not None and tool.name == RECALL_TOOL,
+                handle=said.handle,
+            )
+            entries.append(entry)
     return entries
 
 
-def _render_part(author: str, part: types.Part, handle: str) -> Entry | None:
-    if part.thought and not part.function_call:
-        return None
+def _write_heading(said: Said) -> str:
+    part, author = said.part, said.author
     if part.text:
-        return Entry(f"{author}:", part.text)
+        return f"{author}:"
     if call := part.function_call:
-        heading = f"{author}: [called tool: {call.name}]"
-        return _render_payload(heading, call.name, call.args)
+        return f"{author}: [called tool: {call.name}]"
     if response := part.function_response:
-        media = [describe_media(item) for item in response.parts or ()]
-        heading = f"tool: [tool {response.name} returned a result]"
-        heading = " ".join(filter(None, [heading, *media]))
-        return _render_payload(heading, response.name, response.response)
-    if code := part.executable_code:
-        return Entry(f"{author}: [ran code]", code.code or "", True)
-    if output := part.code_execution_result:
-        return Entry("tool: [code returned a result]", output.output or "", True)
+        media = map(describe_media, response.parts or ())
+        return " ".join([f"tool: [tool {response.name} returned a result]", *media])
+    if part.executable_code:
+        return f"{author}: [ran code]"
+    if part.code_execution_result:
+        return "tool: [code returned a result]"
     placeholder = describe_media(part)
-    if placeholder and handle:
-        placeholder = f"{placeholder[:-1]}; item {handle}]"
-    return Entry(f"{author}: {placeholder}") if placeholder else None
-
-
-def _render_payload(heading: str, tool: str | None, payload: object) -> Entry | None:
-    if tool in INTERNAL_CALLS:
-        return None
-    body = payload_text(payload) if payload else ""
-    return Entry(heading, body, is_tool=bool(body), is_copy=tool == RECALL_TOOL)
+    if placeholder and said.handle:
+        placeholder = f"{placeholder[:-1]}; item {said.handle}]"
+    return f"{author}: {placeholder}" if placeholder else ""
 
 
 def fit_entries(
@@ -147,45 +127,3 @@ def fit_entries(
     handles = [entry.handle for entry in dropped if entry.handle and entry.body]
     items = f"; the newest are items {', '.join(handles[:-4:-1])}" if handles else ""
     return [Entry(f"[{len(dropped)} earlier messages left out{items}]"), *fitted]
-
-
-def split_entries(
-    entries: Sequence[Entry], budget_tokens: int, count_tokens: TokenCounter
-) -> list[list[Entry]]:
-    """Splits a transcript into parts that fit; an entry may go on in the next one."""
-    parts: list[list[Entry]] = [[]]
-    room = budget_tokens
-    waiting = list(reversed(entries))
-    while waiting:
-        entry = waiting.pop()
-        first, rest = _cut_entry(entry, room, budget_tokens, count_tokens)
-        if not (first or parts[-1]):
-            first, rest = entry, None  # Its heading alone is too long.
-        if first:
-            parts[-1].append(first)
-            room -= count_tokens(first.heading) + 1 + count_tokens(_indent(first.body))
-        if rest:
-            waiting.append(rest)
-            parts.append([])
-            room = budget_tokens
-    return parts
-
-
-def _cut_entry(
-    entry: Entry, room_tokens: int, part_tokens: int, count_tokens: TokenCounter
-) -> tuple[Entry | None, Entry | None]:
-    """Cuts an entry into what fits the room of a part, and the rest."""
-    body, room = entry.body, room_tokens - count_tokens(entry.heading) - 1
-    cost = count_tokens(_indent(body)) if body else 0
-    if cost <= room:
-        return entry, None
-    chars = 0
-    if room >= part_tokens / 4:
-        chars = min(int(len(body) * room / cost * 0.95), len(body) - 1)
-        while chars and count_tokens(_indent(body[:chars])) > room:
-            chars = chars * 3 // 4  # Its beginning is denser than the rest.
-    if not chars:
-        return None, entry
-    heading = entry.heading.removesuffix(" (continued)")
-    rest = replace(entry, heading=f"{heading} (continued)", body=body[chars:])
-    return replace(entry, body=body[:chars]), rest

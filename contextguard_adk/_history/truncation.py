@@ -9,6 +9,7 @@ from typing import Any, Self
 from google.genai import types
 
 from contextguard_adk._history.adk_events import RECALL_TOOL
+from contextguard_adk._history.contents import with_parts
 from contextguard_adk._history.fingerprints import handle_of
 from contextguard_adk._measuring.calibration import token_counter
 from contextguard_adk._measuring.tokens import COMPACT, JsonForm, json_text, part_text
@@ -47,13 +48,9 @@ def truncate_content(
     """Shortens tool results in a copy, with the handles of what is `whole`."""
     old = content.parts or []
     handled = (whole.parts or []) if whole else [None] * len(old)
-    parts = [
-        _truncate_part(part, truncation, handle_part)
-        for part, handle_part in zip(old, handled, strict=True)
-    ]
-    if all(map(operator.is_, parts, old)):
-        return content
-    return content.model_copy(update={"parts": parts})
+    pairs = zip(old, handled, strict=True)
+    parts = [_truncate_part(part, truncation, handle) for part, handle in pairs]
+    return with_parts(content, parts)
 
 
 def _truncate_part(
@@ -122,11 +119,8 @@ class Preview:
 
     def __call__(self, content: types.Content) -> types.Content | None:
         """Returns a content as the agent is shown it; None where that is all of it."""
-        old = content.parts or []
-        parts = [self._show(part) for part in old]
-        if all(map(operator.is_, parts, old)):
-            return None
-        return content.model_copy(update={"parts": parts})
+        shown = with_parts(content, [*map(self._show, content.parts or ())])
+        return None if shown is content else shown
 
     def fits(self, size_bytes: int) -> bool:
         """Whether a content of so many bytes is shown whole, whatever stands in it."""

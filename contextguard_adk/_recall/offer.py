@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from google.adk.agents.invocation_context import InvocationContext
@@ -20,7 +21,6 @@ from contextguard_adk._history.adk_events import (
     without_rewound,
 )
 from contextguard_adk._history.history import History
-from contextguard_adk._history.stored import StoredSummary
 from contextguard_adk._history.text import Item, list_items
 from contextguard_adk._providers.clients import answers_freely
 from contextguard_adk._recall.tool import DECLARATION, RecallHistoryTool
@@ -45,9 +45,7 @@ class Recall:
         if not settings.recall or request.config.cached_content:
             return False  # A cache that the app has made holds all tools there are.
         if not (present is None or isinstance(present, RecallHistoryTool)):
-            message = (
-                "Agent %r has a tool %r of its own, so it is not offered the guard's."
-            )
+            message = "Agent %r has its own tool %r, so it is not offered the guard's."
             warn_once(logger, message, str(getattr(agent, "name", "")), RECALL_TOOL)
             return False
         has_functions = bool(request.tools_dict and request.config.tools)
@@ -77,38 +75,31 @@ class Recall:
     def make(self, turn: Turn, invocation: InvocationContext) -> BaseTool:
         """Returns the tool that reads what this request leaves out."""
         history = turn.history
-        source = RecallSource(history, history.stored, history.covered, invocation)
+        # It holds what it reads until the next request, and not this one.
+        load = functools.partial(_load_items, history, history.covered, invocation)
         page_tokens = turn.settings.recall_page_tokens
         window_tokens = turn.budgets.window_tokens
-        return RecallHistoryTool(source, window_tokens, page_tokens, turn.correction)
+        return RecallHistoryTool(load, window_tokens, page_tokens, turn.correction)
 
 
-@dataclass(frozen=True)
-class RecallSource:
-    """Where the tool reads, until the next request; it must not hold this one."""
-
-    history: History
-    stored: StoredSummary | None
-    covered: Collection[int]
-    invocation: InvocationContext
-
-    async def load(self) -> tuple[list[Item], list[Item]]:
-        """Lists all items, and those that the request does not show; newest first."""
-        history, stored = self.history, self.stored
-        older = await _load_older_items(self.invocation)
-        items = list_items(history.contents, history.history, history.outputs)[::-1]
-        hidden = {-1, *self.covered, *history.previewed}
-        if history.request_index is not None and stored and stored.request_chars < 0:
-            hidden.discard(history.request_index)  # The continuation quotes it.
-        if stored:
-            hidden.update(history.shortened_results(stored))
-        known = {item.handle for item in items}
-        # Those that ADK did not put into the request.
-        missing = (item for item in reversed(older) if item.handle not in known)
-        items += [replace(item, content_index=-1) for item in missing]
-        unseen = [item for item in items if item.content_index in hidden]
-        first = {item.handle: item for item in reversed(unseen)}
-        return items, [item for item in unseen if first[item.handle] is item]
+async def _load_items(
+    history: History, covered: Collection[int], invocation: InvocationContext
+) -> tuple[list[Item], list[Item]]:
+    """Lists all items, and those that the request does not show; newest first."""
+    stored, older = history.stored, await _load_older_items(invocation)
+    items = list_items(history.contents, history.history, history.outputs)[::-1]
+    hidden = {-1, *covered, *history.previewed}
+    if history.request_index is not None and stored and stored.request_chars < 0:
+        hidden.discard(history.request_index)  # The continuation quotes it.
+    if stored:
+        hidden.update(history.shortened_results(stored))
+    known = {item.handle for item in items}
+    # Those that ADK did not put into the request.
+    missing = (item for item in reversed(older) if item.handle not in known)
+    items += [replace(item, content_index=-1) for item in missing]
+    unseen = [item for item in items if item.content_index in hidden]
+    first = {item.handle: item for item in reversed(unseen)}
+    return items, [item for item in unseen if first[item.handle] is item]
 
 
 async def _load_older_items(invocation: InvocationContext) -> list[Item]:

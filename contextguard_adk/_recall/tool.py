@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any
 
 from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.tool_context import ToolContext
@@ -38,25 +36,18 @@ DECLARATION = types.FunctionDeclaration(
 )
 
 
-class Source(Protocol):
-    """Where the tool reads, until the next request."""
-
-    async def load(self) -> tuple[list[Item], list[Item]]:
-        """Returns all items, and those that the request does not show; newest first."""
+Load = Callable[[], Awaitable[tuple[list[Item], list[Item]]]]
+"""Lists all items, and those that the request does not show; newest first."""
 
 
 class RecallHistoryTool(BaseTool):
     """Searches and pages through the compacted part of a history."""
 
     def __init__(
-        self,
-        source: Source,
-        window_tokens: int,
-        page_tokens: int,
-        correction: float,
+        self, load: Load, window_tokens: int, page_tokens: int, correction: float
     ) -> None:
         super().__init__(name=RECALL_TOOL, description=DECLARATION.description or "")
-        self._source = source
+        self._load = load
         self._window_tokens = window_tokens
         self._page_tokens = min(page_tokens, window_tokens // 10)
         self._count = token_counter(correction)
@@ -69,8 +60,7 @@ class RecallHistoryTool(BaseTool):
     ) -> dict[str, str]:
         """Answers one call; a bad argument gets an answer that helps."""
         try:
-            items, hidden = await self._source.load()
-            answer = self._answer(items, hidden, args)
+            answer = self._answer(*await self._load(), args)
         except Exception as error:  # noqa: BLE001 - a turn must not end here.
             logger.error("recall_history failed: %s.", type(error).__name__)
             return {"result": "The history cannot be read just now."}
@@ -118,7 +108,6 @@ class RecallHistoryTool(BaseTool):
         return {"result": f"[{item.title}]\n{text}", **attached}
 
     def _list(self, hidden: Sequence[Item], offset: int) -> str:
-        """The items that were compacted, newest first."""
         items = [item for item in hidden if item.is_listed]
         if not items:
             return "Nothing was compacted yet."
@@ -129,7 +118,6 @@ class RecallHistoryTool(BaseTool):
         return self._page(head, lines, offset, len(items), "recall_history(offset={})")
 
     def _search(self, hidden: Sequence[Item], query: str, offset: int) -> str:
-        """Excerpts of the items that match best, the newest first among equals."""
         matches = find_matches(hidden, query)
         if not matches:
             hint = "Try fewer or other words; recall_history() lists the items."
@@ -139,22 +127,18 @@ class RecallHistoryTool(BaseTool):
         shown = matches[offset : offset + 5]
         head = f"{len(matches)} items match, best and newest first:"
         room = (self._page_tokens - self._count(head) - 30) // len(shown)
-        blocks = [self._excerpt(match, room) for match in shown]
+        blocks = [self._excerpt(item, position, room) for item, position in shown]
         again = "recall_history(query=…, offset={})"
         return self._page(head, blocks, offset, len(matches), again)
 
-    def _excerpt(self, match: Match, room_tokens: int) -> str:
+    def _excerpt(self, item: Item, position: int, room_tokens: int) -> str:
         """The title of an item, and its text around the best match."""
-        item = match.item
         if item.media:
             return f"[{item.title}]"
-        also = f"; also at {', '.join(map(str, match.others))}" if match.others else ""
-        longest = f"[{item.title}; from {match.position}{also}]\n"
+        longest = f"[{item.title}; from {position}]\n"
         room = max(30, room_tokens - self._count(longest))
-        start, text = self._around(item.text, match.position, room)
-        unseen = [p for p in match.others if not start <= p < start + len(text)]
-        also = f"; also at {', '.join(map(str, unseen))}" if unseen else ""
-        return f"[{item.title}; from {start}{also}]\n{text}"
+        start, text = self._around(item.text, position, room)
+        return f"[{item.title}; from {start}]\n{text}"
 
     def _around(self, text: str, position: int, room_tokens: int) -> tuple[int, str]:
         """What stands around a position, a third of it before; and where it begins."""
@@ -200,38 +184,28 @@ def _read_offset(value: object) -> int:
         return 0
 
 
-@dataclass(frozen=True)
-class Match:
-    """Where a query matches an item best, and where else; a high score is good."""
+def find_matches(items: Iterable[Item], query: str) -> list[tuple[Item, int]]:
+    """Finds items with a phrase or, further down, with many of its words together.
 
-    item: Item
-    position: int
-    others: tuple[int, ...]
-    score: int
-
-
-def find_matches(items: Iterable[Item], query: str) -> list[Match]:
-    """Finds items with a phrase or, further down, with many of its words together."""
+    The best come first, each with the place where it matches best.
+    """
     found = dict.fromkeys(re.findall(r"[\w./:@#+-]+", query.lower()))
     words = [word.strip(".:") or word for word in found][:12] or [query.lower()]
     phrase = re.compile(re.escape(query), re.IGNORECASE)
     any_word = re.compile("|".join(map(re.escape, words)), re.IGNORECASE)
-    matches = (_match(item, phrase, any_word, len(words)) for item in items)
-    return sorted(filter(None, matches), key=lambda match: -match.score)
-
-
-def _match(
-    item: Item, phrase: re.Pattern[str], any_word: re.Pattern[str], word_count: int
-) -> Match | None:
-    text = item.text if not item.media else item.label
-    found = itertools.islice(phrase.finditer(text), 4)
-    if places := [place.start() for place in found]:
-        return Match(item, places[0], tuple(places[1:]), 2 * word_count + 2)
-    in_title = {w.lower() for w in any_word.findall(f"{item.label} {item.hint}")}
-    hits = [(m.start(), m.group().lower()) for m in any_word.finditer(text)]
-    position, nearby = _densest(hits)
-    distinct = len({word for _, word in hits} | in_title)
-    return Match(item, position, (), nearby + distinct) if distinct else None
+    matches: list[tuple[int, Item, int]] = []
+    for item in items:
+        text = item.text if not item.media else item.label
+        if place := phrase.search(text):
+            matches.append((2 * len(words) + 2, item, place.start()))
+            continue
+        in_title = {w.lower() for w in any_word.findall(f"{item.label} {item.hint}")}
+        hits = [(m.start(), m.group().lower()) for m in any_word.finditer(text)]
+        position, nearby = _densest(hits)
+        if distinct := len({word for _, word in hits} | in_title):
+            matches.append((nearby + distinct, item, position))
+    matches.sort(key=lambda match: -match[0])
+    return [(item, position) for _, item, position in matches]
 
 
 def _densest(hits: Sequence[tuple[int, str]]) -> tuple[int, int]:

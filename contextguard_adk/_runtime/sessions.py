@@ -152,9 +152,9 @@ class Session:
 
     def put_in(self, paid: Paid) -> None:
         """Takes a summary off the shelf, and remembers it until the session has it."""
-        known = self.facts.put_in
-        # What stood in the session before the run counts, not before this call.
-        paid = replace(paid, replaced=known.replaced) if known else paid
+        if known := self.facts.put_in:
+            # What stood in the session before the run counts, not before this call.
+            paid = replace(paid, replaced=known.replaced)
         self.note(put_in=paid, ready=None, is_background_tried=False)
 
     def forget_arrived(self, run_id: str) -> None:

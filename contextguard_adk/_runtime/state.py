@@ -32,6 +32,9 @@ MAX_SCOPES = 16
 in which the agent is at work."""
 
 
+SCOPED_NAMES = "summary", "summarized_at", "real_tokens", "last_heuristic", "record"
+
+
 class StateLike(Protocol):
     """What the guard needs of `google.adk.sessions.State`."""
 
@@ -120,7 +123,6 @@ class AgentState:
         self._is_namespaced = is_namespaced
         self._scope = scope
         self._run = run or RunWrites()
-        self._request_suffixes = ("", f":{agent}")
 
     def key(self, name: str) -> str:
         """Returns the key under which `name` is written."""
@@ -205,49 +207,51 @@ class AgentState:
             value = 0
         if self._state.get(self.key(name)) != value:
             self.set(self.key(name), value)
-            if self._scope and value is not None:
+            is_new = self._owner not in self._run.owners
+            if self._scope and value is not None and is_new:
                 self._note_scope()
 
     def _note_scope(self) -> None:
         """Makes this scope the newest, and clears the oldest beyond `MAX_SCOPES`."""
-        if self._owner in self._run.owners:
-            return
         self._run.owners.add(self._owner)
         key = _key("scopes", self.agent, self._is_namespaced)
-        value = self._state.get(key)
-        listed = value if isinstance(value, list) else []
-        noted = [each for each in listed if isinstance(each, str)]
+        listed = self._state.get(key)
+        noted = (
+            [s for s in listed if isinstance(s, str)]
+            if isinstance(listed, list)
+            else []
+        )
         # Of parallel branches that wrote at once only one is noted.
         first = self.key("last_heuristic").removesuffix(self._scope)
         stored: dict[str, Any] = getattr(self._state, "to_dict", dict)()
-        live = [name for name, value in stored.items() if value is not None]
+        live = (name for name, value in stored.items() if value is not None)
         found = [n.removeprefix(first) for n in live if n.startswith(first)]
         scopes = [scope for scope in found if scope not in noted] + noted
         scopes = [scope for scope in scopes if scope != self._scope] + [self._scope]
-        names = "summary", "summarized_at", "real_tokens", "last_heuristic", "record"
         for scope in scopes[:-MAX_SCOPES]:
             owner = f"{self.agent}@{scope}"
-            if owner in self._run.owners:
-                continue
-            scopes.remove(scope)
-            for name in names:
-                old = _key(name, owner, self._is_namespaced)
-                if self._state.get(old) is not None:
+            if owner not in self._run.owners:
+                scopes.remove(scope)
+                keys = (_key(name, owner, self._is_namespaced) for name in SCOPED_NAMES)
+                for old in (key for key in keys if self._state.get(key) is not None):
                     self.set(old, None)
         self.set(key, scopes)
 
     @property
+    def _requests(self) -> list[str]:
+        """Suffixes of the keys with a request that is open: for any agent, for this."""
+        suffixes = "", f":{self.agent}"
+        return [s for s in suffixes if self._state.get(COMPACT_NOW_KEY + s) is True]
+
+    @property
     def is_compaction_requested(self) -> bool:
         """Whether `request_compaction` was called for this agent."""
-        keys = (COMPACT_NOW_KEY + suffix for suffix in self._request_suffixes)
-        return any(self._state.get(key) is True for key in keys)
+        return bool(self._requests)
 
     @property
     def requested_focus(self) -> str:
         """What that compaction should keep above all; "" where nothing is named."""
-        named = (
-            self._state.get(FOCUS_KEY + suffix) for suffix in self._request_suffixes
-        )
+        named = (self._state.get(FOCUS_KEY + suffix) for suffix in self._requests)
         return "\n".join(text[:1_000] for text in named if isinstance(text, str))
 
     def answer_request(self, refusal: str = "") -> None:
@@ -255,12 +259,11 @@ class AgentState:
         if refusal:
             message = "The compaction that was asked for is refused for agent %r: %s."
             logger.info(message, self.agent, refusal)
-        for suffix in self._request_suffixes:
-            if self._state.get(COMPACT_NOW_KEY + suffix) is True:
-                self.set(COMPACT_NOW_KEY + suffix, False)
-                for key, value in ((FOCUS_KEY, ""), (REFUSED_KEY, refusal)):
-                    if (self._state.get(key + suffix) or "") != value:
-                        self.set(key + suffix, value)
+        for suffix in self._requests:
+            self.set(COMPACT_NOW_KEY + suffix, False)
+            for key, value in ((FOCUS_KEY, ""), (REFUSED_KEY, refusal)):
+                if (self._state.get(key + suffix) or "") != value:
+                    self.set(key + suffix, value)
 
 
 def _key(name: str, owner: str, is_namespaced: bool) -> str:

@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from google.genai import types
 from pydantic import JsonValue
 
-from contextguard_adk._history.contents import take_call
-from contextguard_adk._history.fingerprints import handle_of
-from contextguard_adk._history.text import UNLISTED_CALLS, payload_text
+from contextguard_adk._history.adk_events import RECALL_TOOL
+from contextguard_adk._history.text import payload_text, walk_parts
 from contextguard_adk._measuring.budgets import TokenCounter, excerpt
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.units import Section
@@ -31,7 +30,7 @@ _FAILURE = re.compile(
     r'"(ok|success\w*)": ?false|"(exit|return)_?code": ?-?[1-9]',
     re.IGNORECASE,
 )
-_UNLISTED = UNLISTED_CALLS | {"todos"}  # The todo list stands beside the summary.
+_UNLISTED = {RECALL_TOOL, "todos"}  # The todo list stands beside the summary.
 
 
 @dataclass(frozen=True)
@@ -105,24 +104,19 @@ def _write_ever_shorter(calls: Sequence[_Call]) -> Iterator[list[str]]:
 def _completed_calls(
     contents: Sequence[types.Content], indexes: Iterable[int], with_handles: bool
 ) -> Iterator[_Call]:
-    waiting: list[tuple[int, types.FunctionCall]] = []
-    for index in indexes:
-        for part in filter(None, contents[index].parts or ()):
-            if part.function_call:
-                waiting.append((index, part.function_call))
-            response = part.function_response
-            found = take_call(waiting, response) if response else None
-            if response is None or found is None or response.name in _UNLISTED:
-                continue
-            args = _flatten(found[1].args or {})
-            outcome = _one_line(response.response)
-            yield _Call(
-                name=_one_line(response.name or "?"),
-                args={_one_line(key): _one_line(value) for key, value in args},
-                outcome=outcome,
-                handle=handle_of(part) if with_handles else "",
-                is_failed=_FAILURE.search(outcome) is not None,
-            )
+    wholes = contents if with_handles else None
+    for said in walk_parts(contents, indexes, wholes=wholes):
+        response, call = said.part.function_response, said.call
+        if response is None or call is None or response.name in _UNLISTED:
+            continue
+        outcome = _one_line(response.response)
+        yield _Call(
+            name=_one_line(response.name or "?"),
+            args={_one_line(k): _one_line(v) for k, v in _flatten(call.args or {})},
+            outcome=outcome,
+            handle=said.handle,
+            is_failed=_FAILURE.search(outcome) is not None,
+        )
 
 
 def _flatten(
@@ -138,7 +132,6 @@ def _flatten(
 
 
 def _one_line(value: object) -> str:
-    """The beginning of a value in one line."""
     text = value if isinstance(value, str) else payload_text(value)
     return " ".join(text[:1_000].split()) if value not in (None, "") else ""
 
@@ -234,5 +227,4 @@ def _shorten_alike(texts: Iterable[str], most_bytes: int) -> dict[str, str]:
 
 
 def _count_shared_chars(texts: Iterable[str]) -> int:
-    """How many characters all texts begin with."""
     return len(os.path.commonprefix(list(texts)))  # noqa: RUF071 - not of paths.

@@ -130,7 +130,7 @@ def render_todos(
     if count(whole) <= budget_tokens:
         return whole
     done = [i for i, (status, _) in enumerate(items) if status == "completed"]
-    still_open = sorted({*range(len(lines))}.difference(done))
+    still_open = [i for i in range(len(lines)) if i not in done]
     lines = [line[:500] for line in lines]
     note = "- … and {} more tasks that are not shown"
     room = budget_tokens - count(f"{LIST_HEADING}\n{note}") - 1

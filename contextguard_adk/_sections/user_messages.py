@@ -113,7 +113,6 @@ def telling_excerpt(text: str, max_bytes: int) -> str:
 
 
 def _count_fitting(sizes: Iterable[int], max_bytes: int) -> int:
-    """How many of the first words fit."""
     return bisect.bisect_right(list(itertools.accumulate(sizes)), max_bytes + 1)
 
 

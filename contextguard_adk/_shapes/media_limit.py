@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable
 
 from google.genai import types
 
+from contextguard_adk._history.contents import with_parts
 from contextguard_adk._history.text import describe_media
 from contextguard_adk._turn.turn import Turn
 
@@ -37,12 +38,10 @@ def leave_out_media(
             while len(kept) > 1 and sum(size for size, *_ in kept) > max_bytes // 2:
                 _, oldest, place = kept.pop(0)
                 left_out.setdefault(oldest, set()).add(place)
-    if not left_out:
-        return contents
-    return [
-        _describe_parts(content, left_out.get(index, ()))
-        for index, content in enumerate(contents)
-    ]
+    described = list(contents)
+    for index, places in left_out.items():
+        described[index] = _describe_parts(contents[index], places)
+    return described if left_out else contents
 
 
 def count_media_bytes(contents: Iterable[types.Content]) -> int:
@@ -60,9 +59,6 @@ def _media_bytes(part: types.Part | None) -> int:
 
 
 def _describe_parts(content: types.Content, places: Collection[int]) -> types.Content:
-    """Replaces the media of some parts by their descriptions."""
-    if not places:
-        return content
     parts = list(content.parts or ())
     for place in places:
         part, update = parts[place], dict[str, object]()
@@ -74,4 +70,4 @@ def _describe_parts(content: types.Content, places: Collection[int]) -> types.Co
             update = {"text": describe_media(part), "inline_data": None}
             update["video_metadata"] = None
         parts[place] = part.model_copy(update=update)
-    return content.model_copy(update={"parts": parts})
+    return with_parts(content, parts)

@@ -21,6 +21,7 @@ from contextguard_adk._history.contents import (
     media_parts,
     parts_of,
     result_media,
+    with_parts,
 )
 from contextguard_adk._history.fingerprints import fingerprint
 from contextguard_adk._history.transcript import render_entries
@@ -69,8 +70,7 @@ def find_help(
 def _name_end(contents: Sequence[types.Content]) -> str:
     """Names the newest result, or message, by fingerprint and number among equals."""
     results = (i for i, each in enumerate(contents) if has_function_response(each))
-    end = max(results, default=len(contents) - 1)
-    return [*_name_places(contents[: end + 1]), ""][end]
+    return [*_name_places(contents), ""][max(results, default=len(contents) - 1)]
 
 
 def _name_places(contents: Sequence[types.Content]) -> Iterator[str]:
@@ -120,10 +120,7 @@ def _take_turns(
         are_alike = is_message(before) == is_message(content)
         if before.role == content.role == "user" and are_alike and not were_neighbors:
             parts = [*parts_of(turns.pop()), *parts]
-        is_same = len(parts) == len(content.parts or ())
-        turns.append(
-            content if is_same else content.model_copy(update={"parts": parts})
-        )
+        turns.append(with_parts(content, parts))
     return turns
 
 
@@ -141,5 +138,5 @@ def _sign_calls(contents: list[types.Content], end: int) -> list[types.Content]:
         if index < end or not parts[first].thought_signature:
             update = {"thought_signature": _DUMMY_SIGNATURE}
             parts[first] = parts[first].model_copy(update=update)
-            signed[index] = contents[index].model_copy(update={"parts": parts})
+            signed[index] = with_parts(contents[index], parts)
     return signed

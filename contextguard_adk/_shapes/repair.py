@@ -7,7 +7,12 @@ from collections.abc import Sequence
 
 from google.genai import types
 
-from contextguard_adk._history.contents import parts_of, result_media, take_call
+from contextguard_adk._history.contents import (
+    parts_of,
+    result_media,
+    take_call,
+    with_parts,
+)
 from contextguard_adk._measuring.tokens import json_text
 from contextguard_adk._turn.turn import Turn
 
@@ -56,5 +61,5 @@ def _tell_results(
         told.append(types.Part(text=f"{head}\n{text}"))
         told += result_media(response)
     kept = [part for part in parts_of(content) if not any(part is p for p in lone)]
-    rest = [content.model_copy(update={"parts": kept})] if kept else []
+    rest = [with_parts(content, kept)] if kept else []
     return [*rest, types.Content(role="user", parts=told)]

@@ -19,7 +19,11 @@ from google.adk.events.event import Event
 from google.genai import types
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from contextguard_adk._history.contents import find_running_turn, parts_of
+from contextguard_adk._history.contents import (
+    find_running_turn,
+    parts_of,
+    with_parts,
+)
 from contextguard_adk._history.fingerprints import canonical_json, fingerprint
 from contextguard_adk._measuring.tokens import Memo
 from contextguard_adk._providers.clients import find_llm
@@ -79,8 +83,6 @@ class _Request:
 
 @dataclass(frozen=True)
 class _Thoughts:
-    """The signed thoughts of one content of a request."""
-
     index: int
     name: str
     messages: str  # A digest of those before them.
@@ -112,7 +114,7 @@ class Seals(Listener):
             return
         memo, sent = event.run.memo(run), call.sent_contents
         request = _Request.of(thinker, sent, call.sent_config, memo)
-        names = [*filter(None, map(_name_thoughts, sent))]
+        names = [name for name in map(_name_thoughts, sent) if name]
         *_, messages = _digest_before([*sent, answer], memo)
         seal = Seal(
             writer=thinker.client + thinker.family,
@@ -123,12 +125,12 @@ class Seals(Listener):
             before=names[-1] if names else "",
             count=len(names),
         )
-        said = {SEAL_KEY: seal.model_dump()}
+        said = seal.model_dump()
         if event.may_lose_event:
             known = event.response.custom_metadata or {}
-            event.response.custom_metadata = {**known, **said}
+            event.response.custom_metadata = {**known, SEAL_KEY: said}
         else:
-            event.run.describe(call_key(event.context), SEAL_KEY, said[SEAL_KEY])
+            event.run.describe(call_key(event.context), SEAL_KEY, said)
 
 
 def leave_out_thoughts(
@@ -146,9 +148,8 @@ def leave_out_thoughts(
 
 def find_lost_cause(turn: Turn) -> str:
     """Returns what others changed, so that the newest thoughts are lost; else ""."""
-    if not (newest := newest_thoughts(turn.messages)):
-        return ""
-    if newest == newest_thoughts(turn.contents):
+    newest = newest_thoughts(turn.messages)
+    if not newest or newest == newest_thoughts(turn.contents):
         return ""
     request, found = _find_all(turn, thinker_of(turn), turn.messages)
     return "" if found[-1].is_foreign else _find_change(request, found[-1], False)
@@ -245,8 +246,7 @@ def _find_thoughts(request: _Request, events: Sequence[Event]) -> Iterator[_Thou
     ):
         if signed := _find_signed(content):
             seal, family = written.get(signed[0].thought_signature, (None, ""))
-            is_known = bool(family and thinker.family)
-            is_foreign = is_known and family != thinker.family
+            is_foreign = family not in ("", thinker.family) and bool(thinker.family)
             if seal:
                 is_foreign = seal.writer != thinker.client + thinker.family
             yield _Thoughts(index, _name_thoughts(content), messages, seal, is_foreign)
@@ -262,13 +262,11 @@ def _read_seal(value: object) -> Seal | None:
 def _change_thoughts(
     content: types.Content, change: Callable[[types.Part], types.Part | None]
 ) -> types.Content | None:
-    """Changes each thought of a content, or drops it; None if nothing is left."""
+    """Changes or drops each thought of a content; None if nothing is left."""
     old = parts_of(content)
-    changed = [change(part) if part.thought else part for part in old]
-    if all(map(operator.is_, changed, old)):
-        return content
+    changed = (change(part) if part.thought else part for part in old)
     parts = [part for part in changed if part is not None]
-    return content.model_copy(update={"parts": parts}) if parts else None
+    return with_parts(content, parts) if parts or not old else None
 
 
 def newest_thoughts(contents: Sequence[types.Content]) -> str:
@@ -281,7 +279,7 @@ def _is_signed(part: types.Part) -> bool:
 
 
 def _find_signed(content: types.Content | None) -> list[types.Part]:
-    return [part for part in parts_of(content) if _is_signed(part)]
+    return [*filter(_is_signed, parts_of(content))]
 
 
 def _name_thoughts(content: types.Content) -> str:
@@ -319,7 +317,6 @@ def _spell_message(role: str | None, parts: Sequence[types.Part], memo: Memo) ->
 
 
 def _spell_tools(config: types.GenerateContentConfig) -> Iterator[bytes]:
-    """Each declared function, and each tool of another kind, as JSON."""
     for tool in config.tools or ():
         declared: Sequence[object] = getattr(tool, "function_declarations", None) or ()
         yield from (canonical_json(_plain(each)) for each in declared or [tool])
@@ -349,6 +346,5 @@ def fit_claude(contents: list[types.Content], thinker: Thinker) -> list[types.Co
     if (thinker.client, thinker.family) != ("AnthropicLlm", "claude"):
         return contents
     fitting = [_change_thoughts(content, fit) for content in contents]
-    if all(map(operator.is_, fitting, contents)):
-        return contents
-    return [content for content in fitting if content is not None]
+    is_same = all(map(operator.is_, fitting, contents))
+    return contents if is_same else [content for content in fitting if content]
