@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import logging
 import os
@@ -25,16 +24,14 @@ from contextguard_adk._announce import (
     look_at_app,
 )
 from contextguard_adk._core.after_call import end_run, take_answer
+from contextguard_adk._core.after_error import answer_error
 from contextguard_adk._core.call import Call
 from contextguard_adk._core.fit import cut_request
 from contextguard_adk._core.loop import guard_call
-from contextguard_adk._core.recover import Recovery, measure_sent, restore_requests
 from contextguard_adk._measuring.budgets import threshold_tokens
 from contextguard_adk._measuring.tokens import Memo
-from contextguard_adk._providers.clients import find_llm, json_form, resolve_llm
+from contextguard_adk._providers.clients import find_llm, json_form
 from contextguard_adk._providers.costs import Costs
-from contextguard_adk._providers.overflow import parse_overflow
-from contextguard_adk._providers.refusals import parse_refusal
 from contextguard_adk._providers.registry import ModelRegistry, resolve_context_window
 from contextguard_adk._runtime.adk_tree import declares_state_schema
 from contextguard_adk._runtime.runs import Guard
@@ -239,40 +236,14 @@ class ContextGuardPlugin(BasePlugin):
         with _log_failures(
             f"The recovery failed for agent {callback_context.agent_name!r}"
         ):
-            invocation = callback_context.get_invocation_context()
-            run, key = self._guard.run(invocation), call_key(callback_context)
-            if (sent := run.calls.get(key)) is not None:
-                sent.is_answered = True
-            overflow = parse_overflow(error, llm_request.contents)
-            refusal = parse_refusal(error, llm_request.contents)
-            is_ours = (overflow or refusal) and not self._settings.observe
-            if not is_ours or is_recorded_test():
-                if sent is not None:
-                    sent.release()
-                return None
             strategy = self._strategy_for(callback_context, llm_request)
-            llm = await resolve_llm(invocation)
-            if strategy is None or llm is None:
-                return None
-            sent = run.calls.pop(key, None)
-            sent = sent or measure_sent(llm_request, run.memo(invocation))
-            requests = restore_requests(sent, llm_request, invocation, self)
-            before, rejected = requests or (llm_request, llm_request)
-            call = Call(self._guard, callback_context, before, strategy)
-            recovery = Recovery(call, sent, rejected, llm)
-            if requests is None:
-                if overflow:  # The next request has to fit.
-                    recovery.learn(overflow)
-                return None
-            # In a task of its own: an error in there would else have the rejection
-            # as its context, and be taken for another one.
-            answer = await asyncio.create_task(recovery.recover(overflow, refusal))
-            if sent.is_recovered:
-                run.calls[key] = sent
-                return answer
-            # The agent's own callbacks may have an answer that is no error.
-            names = "canonical_on_model_error_callbacks"
-            return None if getattr(invocation.agent, names, None) else answer
+            if self._settings.observe or is_recorded_test():
+                strategy = None
+            context, guard = callback_context, self._guard
+            return await answer_error(
+                guard, context, llm_request, error, strategy, self
+            )
+        return None
 
     async def on_event_callback(
         self, *, invocation_context: InvocationContext, event: Event

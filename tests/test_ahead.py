@@ -457,28 +457,6 @@ async def test_a_rejected_request_takes_it() -> None:
     assert talk.were_ahead == [True]
 
 
-@pytest.mark.parametrize("case", ["ahead", "cancelled", "two runs"])
-@in_virtual_time
-async def test_a_summary_of_several_calls_is_waited_for(case: str) -> None:
-    """The timeout is that of one call; nothing is paid for twice."""
-    ahead, tokens = (0.75, 1_800) if case == "ahead" else (None, 2_500)
-    update = {"ahead": ahead, "summarizer_context_window": 3_000}
-    talk = Talk(STRATEGY.model_copy(update=update))
-    talk.llm.summary_replies = takes(25)
-    told = [user("Go on."), model(words(tokens, "ORIGINAL"))] * 4
-    await seed(talk.chat, *told, state=EXACT)
-    first = asyncio.create_task(talk.chat.say("First."))
-    await asyncio.sleep(1)
-    if case == "cancelled":
-        first.cancel()
-    second = talk.chat.say(words(2_000, "SECOND"))
-    await asyncio.gather(first, second, return_exceptions=True)
-    assert 60 < asyncio.get_running_loop().time() <= 76
-    assert talk.llm.summaries == 3
-    sent = agent_requests(talk.llm)[case == "ahead" :]
-    assert all(map(is_compacted, sent))
-
-
 async def test_a_result_that_came_since_is_not_cut() -> None:
     """Nobody would have seen what is left out, neither agent nor summarizer."""
     large = f"{words(1_900, 'HEAD')} THE-FACT {words(2_400)}"

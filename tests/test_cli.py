@@ -163,7 +163,7 @@ def test_a_failure_with_summaries_ahead_is_one(
 WRONG = """
 demo /no/such/folder | …'/no/such/folder' does not exist…
 demo --window 999 | …'--window': at least 1,000, not 999
-demo --window 8k | demo: error: Invalid value for '--context-window' / '--window': '8k' is not a number
+demo --window 8k | demo: error: Invalid value for '--context-window' …is not a number
 demo --steps 0 | …'--steps': at least 1, not 0
 demo --latency 0 | …at least 0.001, at most 3,500, not 0
 demo --latency 3501 | …at most 3,500, not 3501

@@ -72,7 +72,8 @@ async def test_summary_stays_on_later_calls_turns_and_processes() -> None:
     llm = SimulatedLlm(script=[call("look"), "Found.", call("look"), "Bye."])
     chat = await long_chat(llm, tools=[queued_tool("look", ["a result"])])
     await chat.say("And now?")
-    successor = guarded_chat(llm, chat={"session_service": chat.sessions})
+    tools = [queued_tool("look", [])]
+    successor = guarded_chat(llm, chat={"session_service": chat.sessions}, tools=tools)
     await successor.say("Thanks.")
     first, *later = agent_requests(llm)
     [head] = first.contents

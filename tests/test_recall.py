@@ -12,14 +12,13 @@ import pytest
 from google.adk.agents import LlmAgent, ParallelAgent
 from google.adk.agents.run_config import RunConfig
 from google.adk.models.llm_request import LlmRequest
-from google.adk.sessions import InMemorySessionService
+from google.adk.sessions import InMemorySessionService, Session
 from google.adk.sessions.base_session_service import GetSessionConfig
 from google.genai import types
 
 from contextguard_adk import ContextGuardPlugin, Threshold
 from contextguard_adk.testing import RecordedRequest, Reply, SimulatedLlm
 from contextguard_adk.testing import call as tool_call
-from contextguard_adk.testing.provider import count_tokens
 from tests.builders import (
     SUMMARY_BEGIN,
     Chat,
@@ -42,7 +41,6 @@ from tests.chats import (
     guarded_chat,
     hide,
     seed,
-    text_of,
     without_head,
     words,
 )
@@ -303,14 +301,6 @@ async def test_what_was_compacted_can_be_read_back(
     had_tool = ["recall_history" in offered(request) for request in requests]
     assert had_tool == [SUMMARY_BEGIN in request.text for request in requests]
     assert {*had_tool} == {True, False}
-    head = text_of(requests[-1].contents[0]).splitlines()
-    index = [line for line in head if re.match(r"- \w{10} look result", line)]
-    assert 0 < count_tokens(["\n".join(index)], None) <= window // 10
-    contents = [event.content for event in await chat.events() if event.content]
-    items = await read(contents, {})
-    order = re.findall(r"- (\w{10}) look result", items[0])
-    listed = [line[2:12] for line in index]
-    assert listed == [handle for handle in order if handle in listed]
     assert llm.rejections == llm.violations == 0
 
 
@@ -461,7 +451,7 @@ async def test_what_a_plugin_masks_does_not_come_back() -> None:
     llm, chat = open_chat(before=[mask], run_config=loading(30))
     await fill(chat, 10)
     await chat.say(f"Mind the code {SECRET}.")
-    await fill(chat, 2)
+    await fill(chat, 6)
     page = await search(llm, chat, f"code {SECRET}")
     assert "Mind the code ****." in page
     assert SECRET not in page

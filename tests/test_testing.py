@@ -189,7 +189,7 @@ async def test_summaries_hold_nothing_of_what_asks_for_them() -> None:
     guard = ContextGuardPlugin(default=Threshold(context_window=4_000))
     chat = Chat(guarded_agent(llm), [guard])
     for number in range(2):
-        await chat.tell([user(f"Fact {number}."), model("notebooks " * 1_400)])
+        await chat.tell([user(f"Fact {number}."), model("notebooks " * 1_900)])
         await chat.say("Go on.")
     summaries = [text_of(each.response) for each in llm.requests if each.is_summary]
     assert ["Fact 0." in summary for summary in summaries[:2]] == [True, True]

@@ -151,7 +151,7 @@ async def test_paid_summary_outlives_the_events_of_its_run(is_late: bool) -> Non
     numbers = itertools.count(1)
     llm = SimulatedLlm(
         context_window=100_000,  # What was lost is summarized in one piece.
-        script=[*[call("look", step=step) for step in range(40)], "Found."],
+        script=[*[call("look", step=step) for step in range(42)], "Found."],
         summary_replies=lambda _: f"Summary {next(numbers)}.",
     )
     dropping = Dropping("dropping")

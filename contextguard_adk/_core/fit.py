@@ -22,10 +22,12 @@ from contextguard_adk._measuring.budgets import shorten_to_tokens
 from contextguard_adk._measuring.calibration import DEFAULT_CORRECTION, token_counter
 from contextguard_adk._measuring.density import estimate_text_density
 from contextguard_adk._measuring.tokens import Memo, estimate_config_tokens
-from contextguard_adk._sections.done import DONE_RATIO, write_done_list
+from contextguard_adk._sections.done import write_done_list
 from contextguard_adk._shapes.repair import repair_contents
 
 NOTICE = "[System: Earlier messages were left out, they exceed the context window.]"
+
+DONE_ROOM_RATIO = 0.20  # For the list of what is done: else it is done again.
 
 
 def reduce_contents(
@@ -55,7 +57,7 @@ def reduce_contents(
         turn = range(-1 if request_index is None else request_index, len(contents))[1:]
     count = token_counter(factor)
     # The list of what is left out may take no more than the list of all.
-    most_tokens = int(room_tokens * DONE_RATIO)
+    most_tokens = int(room_tokens * DONE_ROOM_RATIO)
     done_tokens = count(write_done_list(contents, turn, most_tokens, count))
     room_tokens -= done_tokens
     kept: dict[int, types.Content] = {}

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
-from google.adk.agents.invocation_context import InvocationContext
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
@@ -26,7 +25,7 @@ from contextguard_adk._core.loop import run
 from contextguard_adk._history.history import History
 from contextguard_adk._history.stored import StoredSummary
 from contextguard_adk._measuring.calibration import DEFAULT_CORRECTION, MAX_RATIO
-from contextguard_adk._measuring.tokens import Memo, estimate_config_tokens
+from contextguard_adk._measuring.tokens import estimate_config_tokens
 from contextguard_adk._providers.overflow import Overflow, parse_overflow
 from contextguard_adk._providers.refusals import parse_refusal
 from contextguard_adk._providers.retry import call_with_retries
@@ -286,43 +285,3 @@ def _is_request_quoted(history: History, stored: StoredSummary) -> bool:
     if index is None or not stored.has_continuation:
         return False
     return stored.request == history.fingerprint(index).hex()
-
-
-def restore_requests(
-    sent: SentCall, rejected: LlmRequest, run: InvocationContext, plugin: object
-) -> tuple[LlmRequest, LlmRequest] | None:
-    """Returns the request before the guard changed it, and as it was rejected.
-
-    Both are the rejected one where another callback has put other contents into it:
-    they may be masked. What others added stands in both, and what ADK's Gemini class
-    takes out as cached; None where callbacks behind the plugin may have masked that.
-    """
-    present = {id(content) for content in rejected.contents}
-    config, stripped = rejected.config, dict[str, object]()
-    was_cached = sent.sent_config and sent.sent_config.cached_content
-    if config.cached_content and sent.sent_config and not was_cached:
-        tail = sent.sent_contents[-len(rejected.contents) :]
-        masks = getattr(run.agent, "canonical_before_model_callbacks", None)
-        is_last = run.plugin_manager.plugins[-1] is plugin
-        if masks or not is_last or present != set(map(id, tail)):
-            return None
-        names = ("cached_content", "system_instruction", "tools", "tool_config")
-        stripped = {name: getattr(sent.sent_config, name) for name in names}
-    elif any(id(content) not in present for content in sent.sent_contents):
-        # Another callback has replaced or removed contents.
-        return rejected, rejected
-    known = {id(content) for content in (*sent.sent_contents, *sent.original_contents)}
-    added = [content for content in rejected.contents if id(content) not in known]
-    update: dict[str, object] = {"config": config.model_copy(update=stripped)}
-    before = update | {"contents": [*sent.original_contents, *added]}
-    after = update | {"contents": [*sent.sent_contents, *added]}
-    return rejected.model_copy(update=before), rejected.model_copy(update=after)
-
-
-def measure_sent(request: LlmRequest, memo: Memo) -> SentCall:
-    """Describes a request that the guard did not get to measure."""
-    heuristic = estimate_config_tokens(request.config)
-    heuristic += memo.estimate_tokens(request.contents)
-    estimated = int(heuristic * DEFAULT_CORRECTION)
-    contents, model = tuple(request.contents), request.model or ""
-    return SentCall(heuristic, estimated, estimated, 0, model, contents, contents)

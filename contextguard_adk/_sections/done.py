@@ -161,9 +161,9 @@ def _write_groups(calls: Iterable[_Call]) -> list[str]:
             args = {n: call.args[n] for n in own if n in call.args}
             text = ", ".join(_name_args(args) if len(own) > 1 else args.values())
             items.append(f"{text} → error" if call.is_failed else text)
-        said = "; ".join(items) if any(items) else f"{len(group)} times"
         made = f"- {group[0].name}({', '.join(_name_args(shared))})"
-        lines.append(f"{made}: {said}")
+        said = "; ".join(items) if any(items) else f"{len(group)} times"
+        lines.append(f"{made}: {said}" if len(group) > 1 else f"{made}{items[0]}")
     return lines
 
 
@@ -184,7 +184,7 @@ def _find_telling(calls: Iterable[_Call]) -> dict[str, frozenset[str]]:
     for group in _by_tool(calls):
         names = {name for call in group for name in call.args}
         lengths = {n: sum(len(c.args.get(n, "")) for c in group) for n in names}
-        chosen: list[str] = []
+        chosen = sorted(names) if len(group) == 1 else []
         different = 1
         for name in sorted(names, key=lambda name: (lengths[name], name)):
             wider = [*chosen, name]

@@ -1,0 +1,105 @@
+"""What is done when a model call fails: a request that can be mended is sent again."""
+
+from __future__ import annotations
+
+import asyncio
+
+from google.adk.agents.callback_context import CallbackContext
+from google.adk.agents.invocation_context import InvocationContext
+from google.adk.models.llm_request import LlmRequest
+from google.adk.models.llm_response import LlmResponse
+from google.adk.plugins.base_plugin import BasePlugin
+
+from contextguard_adk._core.call import Call
+from contextguard_adk._core.recover import Recovery
+from contextguard_adk._measuring.calibration import DEFAULT_CORRECTION
+from contextguard_adk._measuring.tokens import Memo, estimate_config_tokens
+from contextguard_adk._providers.clients import resolve_llm
+from contextguard_adk._providers.overflow import parse_overflow
+from contextguard_adk._providers.refusals import parse_refusal
+from contextguard_adk._runtime.runs import Guard, SentCall
+from contextguard_adk._runtime.scopes import call_key
+from contextguard_adk.strategies.base import Strategy
+
+
+async def answer_error(
+    guard: Guard,
+    context: CallbackContext,
+    request: LlmRequest,
+    error: Exception,
+    strategy: Strategy | None,
+    plugin: BasePlugin,
+) -> LlmResponse | None:
+    """Returns the answer to a request that was sent again; None for none.
+
+    `strategy` is None where nothing is to be changed.
+    """
+    invocation = context.get_invocation_context()
+    run, key = guard.run(invocation), call_key(context)
+    if (sent := run.calls.get(key)) is not None:
+        sent.is_answered = True
+    overflow = parse_overflow(error, request.contents)
+    refusal = parse_refusal(error, request.contents)
+    if strategy is None or not (overflow or refusal):
+        if sent is not None:
+            sent.release()
+        return None
+    if (llm := await resolve_llm(invocation)) is None:
+        return None
+    sent = run.calls.pop(key, None) or measure_sent(request, run.memo(invocation))
+    requests = restore_requests(sent, request, invocation, plugin)
+    before, rejected = requests or (request, request)
+    recovery = Recovery(Call(guard, context, before, strategy), sent, rejected, llm)
+    if requests is None:
+        if overflow:  # The next request has to fit.
+            recovery.learn(overflow)
+        return None
+    # In a task of its own: an error in there would else have the rejection
+    # as its context, and be taken for another one.
+    answer = await asyncio.create_task(recovery.recover(overflow, refusal))
+    if sent.is_recovered:
+        run.calls[key] = sent
+        return answer
+    # The agent's own callbacks may have an answer that is no error.
+    names = "canonical_on_model_error_callbacks"
+    return None if getattr(invocation.agent, names, None) else answer
+
+
+def restore_requests(
+    sent: SentCall, rejected: LlmRequest, run: InvocationContext, plugin: object
+) -> tuple[LlmRequest, LlmRequest] | None:
+    """Returns the request before the guard changed it, and as it was rejected.
+
+    Both are the rejected one where another callback has put other contents into it:
+    they may be masked. What others added stands in both, and what ADK's Gemini class
+    takes out as cached; None where callbacks behind the plugin may have masked that.
+    """
+    present = {id(content) for content in rejected.contents}
+    config, stripped = rejected.config, dict[str, object]()
+    was_cached = sent.sent_config and sent.sent_config.cached_content
+    if config.cached_content and sent.sent_config and not was_cached:
+        tail = sent.sent_contents[-len(rejected.contents) :]
+        masks = getattr(run.agent, "canonical_before_model_callbacks", None)
+        is_last = run.plugin_manager.plugins[-1] is plugin
+        if masks or not is_last or present != set(map(id, tail)):
+            return None
+        names = ("cached_content", "system_instruction", "tools", "tool_config")
+        stripped = {name: getattr(sent.sent_config, name) for name in names}
+    elif any(id(content) not in present for content in sent.sent_contents):
+        # Another callback has replaced or removed contents.
+        return rejected, rejected
+    known = {id(content) for content in (*sent.sent_contents, *sent.original_contents)}
+    added = [content for content in rejected.contents if id(content) not in known]
+    update: dict[str, object] = {"config": config.model_copy(update=stripped)}
+    before = update | {"contents": [*sent.original_contents, *added]}
+    after = update | {"contents": [*sent.sent_contents, *added]}
+    return rejected.model_copy(update=before), rejected.model_copy(update=after)
+
+
+def measure_sent(request: LlmRequest, memo: Memo) -> SentCall:
+    """Describes a request that the guard did not get to measure."""
+    heuristic = estimate_config_tokens(request.config)
+    heuristic += memo.estimate_tokens(request.contents)
+    estimated = int(heuristic * DEFAULT_CORRECTION)
+    contents, model = tuple(request.contents), request.model or ""
+    return SentCall(heuristic, estimated, estimated, 0, model, contents, contents)
