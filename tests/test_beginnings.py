@@ -54,7 +54,9 @@ async def test_no_turn_is_lost_wherever_the_history_begins(
     chat = guarded_chat(llm, strategy, agent=agent, run_config=newest)
     for number in range(12):
         assert answer_text(await chat.say(message(number)))
-    assert (llm.rejections > 0) is (name == "resend" and count > 5)
+    # ADK 2.0 loads all events, whatever a run asks for.
+    assert llm.rejections <= (name == "resend")
+    assert llm.rejections or name != "resend" or count == 1
     assert llm.violations == 0
     # It is no part of the history.
     assert not any(BEGINNING in request.text for request in summary_requests(llm))

@@ -122,17 +122,17 @@ async def test_the_list_tells_items_apart() -> None:
     thought = types.Part(text="hmm", thought=True)
     contents = [
         user("Read  it,\nplease."),
-        call("read", path="a.py"),
-        response("read", "x" * 1_200),
+        call("read", "0", path="a.py"),
+        response("read", "x" * 1_200, "0"),
         types.Content(role="model", parts=[thought, types.Part(text="word " * 40)]),
         types.Content(role="model", parts=[CODE, OUTPUT]),
         types.Content(role="user", parts=[IMAGE]),
         calls(call_part("look", "1", at="c"), call_part("look", "2", at="d")),
         responses(response_part("look", "yy", "2"), response_part("look", "y", "1")),
-        call("adk_request_credential", token="s3cret"),
-        response("adk_request_credential", "s3cret"),
-        call("recall_history", query="x"),
-        response("recall_history", "a page"),
+        call("adk_request_credential", "3", token="s3cret"),
+        response("adk_request_credential", "s3cret", "3"),
+        call("recall_history", "4", query="x"),
+        response("recall_history", "a page", "4"),
     ]
     [page] = await read(contents, {})
     for expected in (

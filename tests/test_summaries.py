@@ -121,6 +121,7 @@ CODE = types.Part(executable_code=types.ExecutableCode(code="f()"))
 OUTPUT = types.Part(code_execution_result=types.CodeExecutionResult(output="5"))
 THOUGHT = types.Part(text="I think.", thought=True)
 LOOKED = types.FunctionResponse(
+    id="looked",
     name="look",
     response={"result": "seen"},
     parts=[types.FunctionResponsePart.from_bytes(data=b"ab", mime_type="image/png")],
@@ -171,14 +172,14 @@ async def test_each_content_has_its_lines_and_stays_covered() -> None:
         content(THOUGHT, types.Part(text="Yes."), role="model"),
         content(CODE, OUTPUT, role="model"),
         content(IMAGE, FILE, LONG_FILE),
-        call("look"),
+        call("look", "looked"),
         content(types.Part(function_response=LOOKED)),
-        call("adk_request_credential"),
-        response("adk_request_credential", {"token": "s3cret"}),
+        call("adk_request_credential", "asked"),
+        response("adk_request_credential", {"token": "s3cret"}, "asked"),
         *(
             c
             for n in range(len(PAYLOADS))
-            for c in (call("odd"), response("odd", {"n": n}))
+            for c in (call("odd", f"odd-{n}"), response("odd", {"n": n}, f"odd-{n}"))
         ),
     ]
     talk = Talk("A summary.", before=[Changing(replace)])

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
+import time
 from dataclasses import replace
+
+from google.genai import types
 
 from contextguard_adk import _listeners, _recall
 from contextguard_adk._core.background import plan_background
@@ -73,6 +77,9 @@ async def _put_in(call: Call, turn: Turn) -> None:
     outcome = _fit_paid(call, turn, paid) if paid else None
     if paid and outcome:
         await _commit(call, turn, paid, outcome)
+    elif turn.is_settled:
+        session.note(fruitless_tokens=turn.tokens)
+        logger.info("A summary for agent %r was dropped: it gains nothing.", turn.agent)
 
 
 def _fit_paid(call: Call, turn: Turn, paid: Paid) -> Outcome | None:
@@ -123,6 +130,7 @@ async def _commit(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> None:
         replaced=turn.record.summary,
         is_background=False,
         is_reported=True,
+        paid_seconds=time.monotonic(),
     )
     call.run.put_in(session, paid, state.key("record"))
     state.save_summary(outcome.stored, turn.tokens)
@@ -133,7 +141,7 @@ async def _commit(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> None:
         shown = call.counts.measured_correction
         call.counts = Counts(correction=shown, measured_correction=shown)
         session.note(was_full=turn.reason != "requested")
-    if turn.reason == "requested":
+    if turn.reason == outcome.draft.reason == "requested":
         state.answer_request()
     call.request.cache_metadata = None  # It describes a prefix that is gone.
     if not is_new:
@@ -175,7 +183,7 @@ async def send(call: Call, turn: Turn) -> None:
     if not call.is_observed:
         if turn.is_changed(turn.contents):
             request.contents = list(turn.contents)
-        _declare_tools(call, turn)
+        declare_tools(call, turn)
         fit_output(call, model, turn.tokens)
         _warn_lost_thoughts(call, turn)
         run_id = call.run.invocation_id
@@ -197,14 +205,24 @@ async def send(call: Call, turn: Turn) -> None:
         model=model.name,
         original_contents=tuple(original),
         sent_contents=tuple(turn.contents),
-        sent_config=request.config.model_copy(),
+        sent_config=_copy_config(request.config),
         session=session,
         compaction=call.compaction,
         begin_background=begin_background,
     )
 
 
-def _declare_tools(call: Call, turn: Turn) -> None:
+def _copy_config(config: types.GenerateContentConfig) -> types.GenerateContentConfig:
+    """Copies a config with its tools: callbacks behind the guard add some in place."""
+    tools = [copy.copy(tool) for tool in config.tools or ()]
+    for tool in tools:
+        if isinstance(tool, types.Tool) and tool.function_declarations:
+            tool.function_declarations = [*tool.function_declarations]
+    return config.model_copy(update={"tools": tools} if tools else None)
+
+
+def declare_tools(call: Call, turn: Turn) -> None:
+    """Gives the request the tools that read what it leaves out."""
     for tool in _recall.TOOLS:
         if not tool.is_wanted(turn):
             continue
@@ -247,7 +265,7 @@ async def _watch_pressure(call: Call, turn: Turn, is_coming: bool) -> None:
     """
     observers, session = call.guard.observers, call.session
     window_tokens = turn.budgets.window_tokens
-    is_final = turn.is_observed or turn.is_settled
+    is_final = turn.is_observed or call.is_compacted
     is_final |= turn.is_due and not (is_coming or turn.is_writing)
     if turn.tokens / window_tokens < observers.warning_threshold:
         session.note(is_under_pressure=False)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from contextguard_adk._core.call import Call
+from contextguard_adk._history.contents import keep_pairs_whole
 from contextguard_adk._history.draft import Draft
 from contextguard_adk._runtime.runs import Guard
 from contextguard_adk._runtime.sessions import Paid, Session
@@ -42,6 +43,11 @@ class Payer:
             # It goes out as it is; once it has grown, there may be a summary.
             self.session.note(fruitless_tokens=turn.tokens)
             return
+        # What a strategy of the user's own covers may split a call from its result.
+        covered = draft.covered - turn.history.open_groups
+        covered = keep_pairs_whole(covered, turn.history.pairs)
+        summarized = draft.model_covered & covered
+        draft = replace(draft, covered=covered, model_covered=summarized)
         outcome, tokens = compose(turn, draft), turn.measure(turn.contents)
         if outcome.tokens >= tokens:
             self.session.note(fruitless_tokens=turn.tokens)

@@ -21,7 +21,7 @@ from contextguard_adk._core.limits import (
     resolve_model,
 )
 from contextguard_adk._core.look import look, render_unshaped
-from contextguard_adk._core.loop import run
+from contextguard_adk._core.loop import declare_tools, run
 from contextguard_adk._history.history import History
 from contextguard_adk._history.stored import StoredSummary
 from contextguard_adk._measuring.calibration import DEFAULT_CORRECTION, MAX_RATIO
@@ -169,9 +169,10 @@ class Recovery:
         before = self._call.state.record.summary
         turn = await run(self._call, self._bounds)
         made = self._call.state.record.summary
-        if made is before or not self._is_smaller(turn.contents):
+        if made is before:
             return None
-        return list(turn.contents)
+        declare_tools(self._call, turn)
+        return list(turn.contents) if self._is_smaller(turn.contents) else None
 
     async def _minimize(self, overflow: Overflow) -> list[types.Content] | None:
         """Summary, current request and the newest contents, in 40 % of the room."""
