@@ -159,7 +159,7 @@ def _describe_agent(
     window = resolve_context_window(
         model, configured=fixed, registry=registry, is_quiet=True
     )
-    source = _SOURCES.get(window.source, f"assumed: nobody knows model {model!r}")
+    source = _SOURCES.get(window.source, f"assumed: unknown model {model!r}")
     return f"{kind}, window {window.tokens:,} tokens ({source})"
 
 

@@ -77,7 +77,7 @@ async def test_an_agent_compacts_with_a_focus(in_place: bool) -> None:
     assert f"names of people\n{FOCUS}" in summary.text
     assert (len(summary.contents) > 1) == in_place
     _, after, *_ = take_apart(agent_requests(llm)[-1].contents)
-    assert "was compacted because somebody asked for it." in text_of(after)
+    assert "was compacted because it was requested." in text_of(after)
     assert "result" in answers_of_the_tool(llm)[0]
     state = await chat.state()
     assert FOCUS not in json.dumps(list(state.values()))

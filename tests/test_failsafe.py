@@ -141,7 +141,7 @@ FIRST_RUNS: dict[str, tuple[Any, ContextGuardPlugin, str]] = {
         ContextGuardPlugin(agents=STRATEGIES),
         "Guarding app 'app': operator: Threshold, window 8,000 tokens (configured); "
         f"router: not guarded; writer: SlidingWindow, {KNOWN}; helper: Threshold, "
-        "window 128,000 tokens (assumed: nobody knows model 'house').",
+        "window 128,000 tokens (assumed: unknown model 'house').",
     ),
     "ADK shows no workflow": (
         Workflow(name="root", edges=[(START, named("writer"))]),

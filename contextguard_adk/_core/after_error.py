@@ -72,7 +72,7 @@ def restore_requests(
 
     Both are the rejected one where another callback has put other contents into it:
     they may be masked. What others added stands in both, and what ADK's Gemini class
-    takes out as cached; None where callbacks behind the plugin may have masked that.
+    takes out as cached; None where later callbacks may have masked that.
     """
     present = {id(content) for content in rejected.contents}
     config, stripped = rejected.config, dict[str, object]()

@@ -213,7 +213,7 @@ async def send(call: Call, turn: Turn) -> None:
 
 
 def _copy_config(config: types.GenerateContentConfig) -> types.GenerateContentConfig:
-    """Copies a config with its tools: callbacks behind the guard add some in place."""
+    """Copies a config with its tools: later callbacks may add some in place."""
     tools = [copy.copy(tool) for tool in config.tools or ()]
     for tool in tools:
         if isinstance(tool, types.Tool) and tool.function_declarations:

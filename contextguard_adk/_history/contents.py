@@ -77,7 +77,7 @@ def join_messages(
 def find_running_turn(contents: Sequence[types.Content]) -> int:
     """Where the steps begin that follow the newest message of the user.
 
-    What ADK puts behind a tool's result, as a changing instruction, ends no turn.
+    What ADK adds after a tool's result, such as a moving instruction, ends no turn.
     """
     start, is_answered = 0, False
     for index, content in enumerate(contents):

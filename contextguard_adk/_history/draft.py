@@ -16,11 +16,11 @@ MAX_SHRINK = 4
 
 @dataclass(frozen=True)
 class Draft:
-    """What a strategy decided: which text stands for which contents.
+    """What a strategy decided: which text replaces which contents.
 
     Attributes:
         text: The summary; "" where contents are only left out.
-        covered: Indexes of the contents that it stands for.
+        covered: Indexes of the contents that it replaces.
         model_covered: Those of them that a model summarized.
         model_chars: How much of the text a model wrote.
         reason: Why the history is compacted.

@@ -33,7 +33,7 @@ _NUMBER_AS_KEY = re.compile(r'"[-0-9][-0-9.e]*":')
 
 @dataclass(frozen=True)
 class Covered:
-    """Fingerprints of what a summary stands for; of those before `recent` a digest.
+    """Fingerprints of what a summary replaces; of those before `recent` a digest.
 
     `gaps` has a bit for each place among the oldest contents, set where one is left
     out. Where that stands behind 16,384 others, the older ones do not count as covered.

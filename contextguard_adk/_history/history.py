@@ -126,7 +126,7 @@ class History:
 
     @cached_property
     def _rewritten(self) -> dict[int, Event]:
-        """The events behind the texts that another plugin has rewritten."""
+        """The events whose texts another plugin has rewritten."""
         contents, transient = self.contents, self._transient
         texts = [i for i, content in enumerate(contents) if not has_tool(content)]
         told = [i for i in texts if contents[i] not in transient]
@@ -218,7 +218,7 @@ class History:
 
     @cached_property
     def turn(self) -> list[int]:
-        """History of the running turn: what stands behind the user's request."""
+        """History of the running turn: what follows the user's request."""
         newest, start = max(self.user_messages, default=-1), self.request_index
         return [i for i in self.history if i > (newest if start is None else start)]
 
@@ -237,7 +237,7 @@ class History:
 
     @cached_property
     def covered(self) -> frozenset[int]:
-        """The contents that the stored summary stands for."""
+        """The contents that the stored summary replaces."""
         return frozenset(self._matches)
 
     @cached_property
@@ -286,7 +286,7 @@ class History:
 
     @property
     def is_summary_valid(self) -> bool:
-        """Whether all that the stored summary stands for is there, and nothing of what
+        """Whether all that the stored summary replaces is there, and nothing of what
         it was shown was taken back."""
         stored = self.stored
         if stored is None or len(self.covered) < stored.covered.content_count:

@@ -1,4 +1,4 @@
-"""Where a request's contents come from: the session's events that stand behind them."""
+"""Finds the session's events that a request's contents come from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The session's events behind the texts that another plugin has rewritten."""
+"""Finds the events whose texts another plugin has rewritten."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def find_rewritten(
     invocation: InvocationContext,
     spell: Callable[[types.Content], bytes],
 ) -> dict[int, Event]:
-    """Finds the events behind the candidates that another plugin has changed.
+    """Finds the events of the candidates that another plugin has changed.
 
     A text stands where its event stood, between neighbors that were left as
     they are. There it has most words in common with its event, or there are as many

@@ -28,10 +28,10 @@ class _Stored(BaseModel):
 
 
 class StoredSummary(_Stored):
-    """A summary, and what it stands for.
+    """A summary, and what it replaces.
 
     Its text has a key of its own in session state. A model wrote the first
-    `model_chars` of it, which stand for the first `model_covered_count` contents.
+    `model_chars` of it, which replace the first `model_covered_count` contents.
     `beside` holds what each section keeps, by its name. `scope` is where the summary
     may be used. The continuation gives the `reason` and quotes `request_chars` (-1 for
     all) of `request`, a fingerprint in hex. Tool results are shortened up to

@@ -47,7 +47,7 @@ def name_client(llm: object) -> str:
 
 
 def json_form(llm: object) -> JsonForm:
-    """Returns how a model's client spells JSON; compact where nobody knows."""
+    """Returns how a model's client spells JSON; compact where that is unknown."""
     names = _class_names(_first_model(llm))
     return next((_FORMS[name] for name in names if name in _FORMS), COMPACT)
 

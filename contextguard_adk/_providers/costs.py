@@ -49,14 +49,14 @@ class Costs(Settings):
 
 
 TYPICAL_COSTS = Costs(input=1.0, cached_input=0.1, output=8.0)
-"""Multiples of a prompt token, where nobody knows the price: as GPT-5 and Gemini 2.5
+"""Multiples of a prompt token, where the price is unknown: as GPT-5 and Gemini 2.5
 Pro are priced. Claude's output costs 5, Gemini 2.5 Flash's 8.3."""
 
 
 def price_calls(usages: Sequence[Usage], costs: Costs | None) -> float | None:
     """Returns what some calls cost in dollars; no calls cost 0.
 
-    None means unknown: nobody knows the price, or for a call there was no usage.
+    None means unknown: the price is not known, or a call reported no usage.
     """
     if not usages:
         return 0.0

@@ -22,7 +22,7 @@ T = TypeVar("T")
 _LOGGER = logging.getLogger("contextguard_adk.providers.windows")
 
 DEFAULT_CONTEXT_WINDOW: Final = 128_000
-"""The window, in tokens, that is assumed for a model nobody knows."""
+"""The window, in tokens, that is assumed for an unknown model."""
 
 _MIN_WINDOW_TOKENS = 1_000  # smaller values are no chat windows
 _VENDOR_PREFIX = re.compile(r"[a-z][a-z0-9]*(?:-gov)?\.(?=[a-z])")  # us. anthropic.
@@ -71,7 +71,7 @@ class LitellmRegistry:
     smallest window counts that is at least a quarter of the low median, and so does the
     smallest output limit; prices are known where all of them ask the same, and none are
     to a provider that is named but not in the table. Only local servers are free: other
-    zeros in the table are prices that nobody entered.
+    zeros in the table are missing prices.
     """
 
     def __init__(self, table_path: Path | None = None) -> None:

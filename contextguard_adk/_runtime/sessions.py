@@ -49,7 +49,7 @@ class Paid:
 
     Attributes:
         draft: What the strategy decided; its indexes are those of the request then.
-        stored: What would be stored, which tells what it stands for.
+        stored: What would be stored, which tells what it replaces.
         facts: Fields of its `CompactionRecord`: what it took.
         run_id: The run that made it, or put it in.
         is_background: Whether it waits until a compaction is due.

@@ -1,4 +1,4 @@
-"""The list of the running turn's calls that the summary stands for."""
+"""The list of the running turn's calls that the summary replaces."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ _NAME = re.compile(r"[\d_/\\@#`]")
 
 
 class UserMessages(Section):
-    """Excerpts of the user's messages that the summary stands for."""
+    """Excerpts of the user's messages that the summary replaces."""
 
     name = "user_messages"
 

@@ -53,7 +53,7 @@ def repair_contents(contents: list[types.Content]) -> list[types.Content]:
 def _tell_results(
     content: types.Content, lone: Sequence[types.Part]
 ) -> list[types.Content]:
-    """Moves results from a content into texts behind it, with their files."""
+    """Moves results from a content into texts after it, with their files."""
     told: list[types.Part] = []
     for response in filter(None, (part.function_response for part in lone)):
         text = json_text(response.response or {}).decode("utf-8", "replace")

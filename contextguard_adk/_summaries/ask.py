@@ -128,7 +128,7 @@ class Ask:
         return text_tokens > budget_tokens and without_text < turn.limit_tokens
 
     def outcome(self, turn: Turn, draft: Draft) -> Outcome:
-        """Returns the request with a draft in place, and its estimate; asks nobody."""
+        """Returns the request with a draft in place, and its estimate."""
         return compose.compose(turn, draft)
 
     def _summarize_mechanically(self, turn: Turn, covered: frozenset[int]) -> Draft:

@@ -37,7 +37,7 @@ _CONTINUATION = (
     "asking the user to repeat anything. If a newer message of the user follows below, "
     "that message is the current request{instead}.]"
 )
-_WHY = {"requested": "somebody asked for it", "turns": "it had grown long"}
+_WHY = {"requested": "it was requested", "turns": "it had grown long"}
 _SHRINK = ((1.0, 1.0), (1.0, 1.0), (0.5, 1.0), (0.25, 0.3), (0.25, 0.02))
 """For each step what stays of the summary and of the quoted request."""
 

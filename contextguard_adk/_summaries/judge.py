@@ -13,7 +13,7 @@ from contextguard_adk.records import Usage
 
 @dataclass(frozen=True)
 class Answer:
-    """What a model wrote, without thoughts; 0 tokens where nobody counted them."""
+    """What a model wrote, without thoughts; 0 tokens where they were not counted."""
 
     text: str
     output_tokens: int = 0

@@ -101,7 +101,7 @@ async def ask_in_place(
     budget_tokens: int,
     output_tokens: int,
 ) -> Answer:
-    """Asks behind the conversation, unchanged so that a prompt cache can serve it."""
+    """Asks after the conversation, unchanged so that a prompt cache can serve it."""
     request = conversation.model_copy()
     request.contents = [*conversation.contents, _user_content(prompt)]
     update = {"max_output_tokens": output_tokens}

@@ -96,7 +96,7 @@ async def write_in_place(
     prompt = closing_prompt(budget, model.instruction, task.briefs, task.focus)
     count = token_counter(task.correction or DEFAULT_CORRECTION)
     room = model.window_tokens - task.conversation_tokens - count(prompt)
-    # Room for thoughts that nobody has asked for may be less.
+    # Room for thoughts that were not asked for may be less.
     asked = thinking_tokens(model.llm, model.config)
     if room < budget + max(asked, thoughts // 4):
         return ""

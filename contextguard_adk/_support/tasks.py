@@ -23,7 +23,7 @@ class SummaryTasks:
         self._lock = threading.Lock()
 
     def start(self, work: Coroutine[Any, Any, V]) -> asyncio.Task[V]:
-        """Starts a task that nobody has to wait for; it ends with its event loop."""
+        """Starts a task that need not be awaited; it ends with its event loop."""
         task = asyncio.create_task(work)
         # A loop that is closed with it under way is the user's own, and no news.
         task._log_destroy_pending = False  # type: ignore[attr-defined]

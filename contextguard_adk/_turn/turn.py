@@ -114,7 +114,7 @@ class Turn:
 
     @property
     def is_demanded(self) -> bool:
-        """Whether somebody asked for a compaction, or the provider refused."""
+        """Whether a compaction was requested, or the provider rejected the request."""
         return self.reason in ("requested", "overflow")
 
     @property

@@ -35,7 +35,7 @@ class Section:
 
         Args:
             turn: The model call.
-            covered: Indexes of the messages that the summary stands for.
+            covered: Indexes of the messages that the summary replaces.
             known: What was stored with the summary before; session state is untrusted.
             room_tokens: What the value may take, at four bytes of JSON a token.
         """
