@@ -103,7 +103,7 @@ def choose_settings(
         return given
 
 
-def look_at_app(
+def announce_app(
     app: str, root: object, settings: PluginSettings, registry: ModelRegistry | None
 ) -> None:
     """Tells what is guarded, and warns of settings for agents that the app lacks."""

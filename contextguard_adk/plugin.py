@@ -19,9 +19,9 @@ from google.adk.plugins.plugin_manager import PluginManager
 from contextguard_adk._announce import (
     FROM_FILE,
     GUARD_ALL,
+    announce_app,
     check_arguments,
     choose_settings,
-    look_at_app,
 )
 from contextguard_adk._core.after_call import end_run, take_answer
 from contextguard_adk._core.after_error import answer_error
@@ -196,7 +196,7 @@ class ContextGuardPlugin(BasePlugin):
         with _log_failures("The guard could not look at the app"):
             root = getattr(invocation_context.agent, "root_agent", None)
             guard = self._guard
-            # It stands: the delta of an AgentTool's run goes back to the parent.
+            # Once chosen it stays: the delta of an AgentTool's run goes to the parent.
             if self._settings.state_keys == "auto" and not guard.has_namespaced_keys:
                 # If the search fails, such keys pass in any case.
                 guard.has_namespaced_keys = True
@@ -206,7 +206,7 @@ class ContextGuardPlugin(BasePlugin):
             # An app's first run alone shows all of it, an AgentTool's only its own.
             if app not in self._seen_apps:
                 self._seen_apps.add(app)
-                look_at_app(app, root, self._settings, guard.registry)
+                announce_app(app, root, self._settings, guard.registry)
 
     async def before_model_callback(
         self, *, callback_context: CallbackContext, llm_request: LlmRequest

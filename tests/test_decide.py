@@ -40,7 +40,7 @@ def turn_of(
         request=LlmRequest(contents=contents),
         history=History(contents),
         settings=settings,
-        model=ModelFacts("model", None, WINDOW, WINDOW, 0, "configured"),
+        model=ModelFacts("model", None, WINDOW, WINDOW, 0),
         record=AgentRecord(),
         state=AgentState({}, "agent"),
         facts=SessionFacts(**(facts or {})),

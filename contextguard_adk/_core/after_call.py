@@ -106,7 +106,7 @@ def _describe(event: Answered) -> CallRecord:
 
 def end_run(run: Run) -> None:
     """Warns of model calls of a run that came to nothing."""
-    run.settle()
+    run.forget_delivered()
     for (agent, _), call in run.calls.items():
         if _is_suspect(call):
             logger.warning(

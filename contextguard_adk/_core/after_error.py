@@ -71,8 +71,9 @@ def restore_requests(
     """Returns the request before the guard changed it, and as it was rejected.
 
     Both are the rejected one where another callback has put other contents into it:
-    they may be masked. What others added stands in both, and what ADK's Gemini class
-    takes out as cached; None where later callbacks may have masked that.
+    they may be masked. Both hold what others have added, and what ADK's Gemini class
+    has taken out because it is cached. None where later callbacks may have masked what
+    was taken out: then nothing is sent again.
     """
     present = {id(content) for content in rejected.contents}
     config, stripped = rejected.config, dict[str, object]()

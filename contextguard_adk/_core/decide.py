@@ -42,7 +42,7 @@ def is_worth_it(turn: Turn) -> bool:
 
 
 def _is_ready(turn: Turn) -> bool:
-    """Whether a summary is on the shelf that has its turn now."""
+    """Whether a finished summary is to be put in now."""
     ready = turn.facts.ready
     if turn.facts.find_lost(turn.record.summary):
         return True

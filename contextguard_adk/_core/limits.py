@@ -44,7 +44,6 @@ def resolve_model(call: Call, bounds: Bounds) -> ModelFacts:
         known_window_tokens=known,
         window_tokens=min(known, bounds.window_tokens or known),
         reserved_output_tokens=reserved or shown.learned_output_tokens or 0,
-        source=resolved.source,
     )
 
 

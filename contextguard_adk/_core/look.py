@@ -125,7 +125,7 @@ def _measure(turn: Turn, bounds: Bounds) -> Turn:
     heuristic_tokens = config_tokens + memo.estimate_tokens(turn.contents)
     known, real_tokens = counts.correction or DEFAULT_CORRECTION, counts.real_tokens
     tokens = max(int(heuristic_tokens * known), real_tokens or 0)
-    # No text takes three tokens for four bytes: far below, nothing is to be weighed.
+    # No text takes three tokens for four bytes: far below, this estimate will do.
     is_near = 3 * max(tokens, heuristic_tokens) >= turn.budgets.threshold_tokens
     if is_near or turn.is_settled:
         tokens = estimate_prompt_tokens(

@@ -57,8 +57,9 @@ async def run(call: Call, bounds: Bounds) -> Turn:
             case Step.COMPACT:
                 is_settled = True
                 call.is_recovery_paid = bounds.is_rejected
-                await call.wait()  # A resend may find that of another turn.
-                # It goes on when this call is cancelled; a later one finds it.
+                # After a rejection another call's summary may be under way.
+                await call.wait()
+                # It survives the cancellation of this call; a later one uses it.
                 await call.session.pending.write(Payer.of(call).pay(turn))
             case Step.PUT_IN:
                 is_settled = is_settled or bounds.is_rejected
@@ -74,7 +75,7 @@ async def _put_in(call: Call, turn: Turn) -> None:
     lost, session = turn.facts.find_lost(turn.record.summary), call.session
     paid = lost or turn.facts.ready
     session.note(**{"put_in" if lost else "ready": None})
-    outcome = _fit_paid(call, turn, paid) if paid else None
+    outcome = _rebase(call, turn, paid) if paid else None
     if paid and outcome:
         await _commit(call, turn, paid, outcome)
     elif turn.is_settled:
@@ -82,7 +83,7 @@ async def _put_in(call: Call, turn: Turn) -> None:
         logger.info("A summary for agent %r was dropped: it gains nothing.", turn.agent)
 
 
-def _fit_paid(call: Call, turn: Turn, paid: Paid) -> Outcome | None:
+def _rebase(call: Call, turn: Turn, paid: Paid) -> Outcome | None:
     """Returns the request with a paid summary in place; None where it does not hold."""
     history = turn.history.with_summary(paid.stored)
     if not history.is_summary_valid:
@@ -110,7 +111,7 @@ def _fit_paid(call: Call, turn: Turn, paid: Paid) -> Outcome | None:
     if outcome.tokens >= turn.measure(turn.contents):
         return None
     if paid.is_background:
-        # What came since is left by this compaction, but not by one like it.
+        # Newer messages stay now; the next compaction will remove them.
         kept, shown = turn.kept.indexes, history.shown
         since = [shown[i] for i in history.uncovered if i not in kept]
         left_tokens = outcome.tokens - turn.measure_alone(since)
@@ -226,7 +227,7 @@ def declare_tools(call: Call, turn: Turn) -> None:
     for tool in _recall.TOOLS:
         if not tool.is_wanted(turn):
             continue
-        if tool.is_lasting(turn) and not turn.record.has_recall:
+        if tool.must_stay_declared(turn) and not turn.record.has_recall:
             call.state.note(has_recall=True)
         made = tool.make(turn, call.invocation)
         if made.name not in call.request.tools_dict:

@@ -40,7 +40,7 @@ class Payer:
         if draft is None:
             return
         if turn.is_due and turn.fits_yet and ask.may_recover:
-            # It goes out as it is; once it has grown, there may be a summary.
+            # It still fits: the next try is made once it has grown.
             self.session.note(fruitless_tokens=turn.tokens)
             return
         # What a strategy of the user's own covers may split a call from its result.

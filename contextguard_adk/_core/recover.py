@@ -98,13 +98,13 @@ class Recovery:
         contents: Sequence[types.Content] = self._rejected.contents
         if refusal == "turn":  # What it lacks may have been left out.
             contents = render_unshaped(look(self._call, self._bounds))
-        is_prepared = self._prepare(refusal, contents)
+        is_prepared = self._keep_help(refusal, contents)
         outcome = await self._send(contents) if is_prepared else None
         if isinstance(outcome, Overflow):
             return await self._run(outcome)
         return outcome if self._sent.is_recovered else None
 
-    def _prepare(self, refusal: str, contents: Sequence[types.Content]) -> bool:
+    def _keep_help(self, refusal: str, contents: Sequence[types.Content]) -> bool:
         """Keeps what helps against a refusal, once for each kind and request."""
         call, session = self._call, self._call.session
         for kind in (refusal, "flat") if refusal else ():  # At last as plain text.
@@ -244,7 +244,7 @@ class Recovery:
         except Exception as error:  # noqa: BLE001 - a client may raise anything.
             if overflow := parse_overflow(error, request.contents):
                 return overflow
-            if self._prepare(parse_refusal(error, request.contents), contents):
+            if self._keep_help(parse_refusal(error, request.contents), contents):
                 return await self._send(contents)
             name, agent = type(error).__name__, self._call.agent
             logger.warning("The resend for agent %r failed with %s.", agent, name)
@@ -266,7 +266,7 @@ class Recovery:
         return answer
 
     def _describe_sent(self, heuristic_tokens: int, request: LlmRequest) -> None:
-        """Makes the call in flight that of the request that was answered."""
+        """Updates what is remembered of the call to the request that was accepted."""
         call, sent = self._call, self._sent
         bounds = Bounds()
         model = resolve_model(call, bounds)

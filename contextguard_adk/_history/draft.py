@@ -8,7 +8,7 @@ from typing import Literal
 from contextguard_adk._history.truncation import Truncation
 
 Reason = Literal["tokens", "requested", "overflow", "turns"]
-"""Why a history is compacted; `turns` where there are too many messages."""
+"""Why a history is compacted; `turns` means too many messages."""
 
 MAX_SHRINK = 4
 """The last step by which a summary and what stands beside it are shortened."""

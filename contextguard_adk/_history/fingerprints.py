@@ -36,7 +36,7 @@ class Covered:
     """Fingerprints of what a summary replaces; of those before `recent` a digest.
 
     `gaps` has a bit for each place among the oldest contents, set where one is left
-    out. Where that stands behind 16,384 others, the older ones do not count as covered.
+    out. A gap after place 16,384 is not stored: the older ones then match nothing.
     """
 
     older_count: int = 0

@@ -286,8 +286,8 @@ class History:
 
     @property
     def is_summary_valid(self) -> bool:
-        """Whether all that the stored summary replaces is there, and nothing of what
-        it was shown was taken back."""
+        """Whether all that the stored summary replaces is there, and nothing was
+        rewound since it was written."""
         stored = self.stored
         if stored is None or len(self.covered) < stored.covered.content_count:
             return False

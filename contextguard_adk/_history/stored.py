@@ -74,7 +74,7 @@ class StoredSummary(_Stored):
 class AgentRecord(_Stored):
     """What the guard keeps of an agent in a scope, and what one model has shown.
 
-    A provider that names `learned_output_tokens` has refused a sum of input and output.
+    `learned_output_tokens` is set where the provider refused a sum of input and output.
     `has_recall` tells that the agent's requests declare the recall tool; `helped`
     is what helped where the provider refused the form of a history.
     """

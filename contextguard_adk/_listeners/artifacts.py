@@ -33,10 +33,10 @@ class Artifacts(Listener):
         service, session = invocation.artifact_service, invocation.session
         if service is None or not guard.has_artifacts:
             return
-        name = f"compaction-{record.agent}.md"
-        data = _write_markdown(record, event.outcome.stored.text)
         if _shows_artifacts(invocation):
             return  # The model would be told of one that is not for it.
+        name = f"compaction-{record.agent}.md"
+        data = _write_markdown(record, event.outcome.stored.text)
         try:
             async with asyncio.timeout(SAVE_SECONDS):
                 version = await service.save_artifact(

@@ -15,8 +15,9 @@ class Budgets:
         threshold_tokens: From here on a compaction is due.
         summary_tokens: What a summary may take.
         full_tokens: The window less its buffer; a trigger may lie below it.
-        working_tokens: The window, or what a trigger makes of it: so much more than the
-            threshold as windows are. What a compaction leaves is a part of that.
+        working_tokens: The window; with a trigger below the threshold 5/4 of the
+            trigger, but at most 20,000 tokens more than it. Settings that are a part of
+            the window are a part of this.
         reserved_output_tokens: What the request asks to be kept free for its answer.
     """
 

@@ -56,9 +56,9 @@ class Recall:
         """Returns whether to declare the tool: once there is something to read."""
         if not turn.has_recall or turn.record.has_recall:
             return turn.has_recall
-        return self._has_more(turn) or self.is_lasting(turn)
+        return self._has_more(turn) or self.must_stay_declared(turn)
 
-    def is_lasting(self, turn: Turn) -> bool:
+    def must_stay_declared(self, turn: Turn) -> bool:
         """Returns whether every later request has to declare it as well.
 
         Where a tool that comes later would change what thoughts or a cache stand on, it

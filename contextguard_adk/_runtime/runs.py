@@ -108,7 +108,7 @@ class Run:
             # The dict may be that of the model's own response.
             event.custom_metadata = {**(event.custom_metadata or {}), **said}
 
-    def settle(self) -> None:
+    def forget_delivered(self) -> None:
         """Forgets the summaries that an event has brought to the session."""
         for session in self._paid:
             paid = session.facts.put_in
@@ -137,8 +137,8 @@ class Guard:
     _sessions: BoundedDict[tuple[str, str, str], Session] = field(
         default_factory=BoundedDict
     )
-    # By the identity of a session's state: the sessions that have it, and by
-    # invocation. ADK 2.0 gives each node of a workflow a copy of the session.
+    # id(state) to the ids of its session objects, and to its runs by invocation id:
+    # ADK 2.0 gives each node of a workflow a copy of the session.
     _runs: dict[int, tuple[set[int], dict[str, Run]]] = field(default_factory=dict)
 
     def session(self, invocation: InvocationContext, agent: str, scope: str) -> Session:
@@ -179,7 +179,7 @@ class Guard:
         if not sessions:
             del self._runs[state_id]
             for run in runs.values():
-                run.settle()
+                run.forget_delivered()
 
     def state(self, context: CallbackContext) -> AgentState:
         """Returns the values of a callback's agent in session state."""

@@ -27,7 +27,7 @@ def call_key(context: CallbackContext) -> CallKey:
 
 
 def summary_scope(invocation: InvocationContext) -> str:
-    """Names where a summary is valid; of an agent without history, the run."""
+    """Names where a summary is valid: without history only in one run."""
     place = _branch_and_isolation(invocation)
     return _digest([invocation.session.id, *place, *name_run(invocation)])
 

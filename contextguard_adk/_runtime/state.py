@@ -193,7 +193,7 @@ class AgentState:
     def set(self, key: str, value: object) -> None:
         """Writes a key as it is; the event of the call brings it to the session."""
         self._run.write(self._scope, key, value)
-        if self._state.get(key) != value:  # Another's is on the same event.
+        if self._state.get(key) != value:  # The event may hold another value.
             self._state[key] = value
 
     def _write_record(self, record: AgentRecord) -> None:

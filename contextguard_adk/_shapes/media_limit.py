@@ -25,8 +25,9 @@ def leave_out_media(
 ) -> list[types.Content]:
     """Describes the oldest images and files in words, where all take too many bytes.
 
-    Down to half of `max_bytes` where that is exceeded, at each point of the history
-    anew: so the next requests begin with the same bytes. The newest one stays.
+    It counts from the oldest message on; where the sum exceeds `max_bytes`, the oldest
+    go until half is left. So the next requests begin with the same bytes. The newest
+    one stays.
     """
     kept: list[tuple[int, int, int]] = []
     left_out: dict[int, set[int]] = {}

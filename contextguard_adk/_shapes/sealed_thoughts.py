@@ -167,9 +167,9 @@ def _choose_kept(
 ) -> list[_Thoughts]:
     """Chooses the thoughts that the model would accept.
 
-    In the running turn only models that bind thoughts lose any: others want those
-    back. `gone` names thoughts that go with all before them. Thoughts without a seal
-    are older than the guard; they go once it has changed the request.
+    Within the running turn only models that check thoughts lose any: other models want
+    them back. `gone` names thoughts that go with all before them. Thoughts without a
+    seal are older than the guard; they go once it has changed the request.
     """
     thinker, contents = request.thinker, request.contents
     gone, names = (turn.record.helped or {}).get("gone", ""), [e.name for e in found]

@@ -102,13 +102,7 @@ class Ask:
             stored = turn.history.stored
             if stored is None or turn.kept.truncation is None:
                 return None
-            known = Draft(
-                stored.text,
-                turn.history.covered,
-                turn.summarized,
-                stored.model_chars,
-                turn.reason,
-            )
+            known = replace(turn.draft, truncation=None, truncated_upto=-1)
             return compose.squeeze(turn, _with_kept(turn, known)).draft
         budget_tokens = turn.budgets.summary_tokens // 2
         draft = await self.summarize(turn, covered)
@@ -224,8 +218,8 @@ class Ask:
         except SummaryError as error:
             self.failures.append(error)
             logger.warning(
-                "The summarizer of agent %r failed (%s); a mechanical summary takes "
-                "its place where the window is nearly full.",
+                "The summarizer of agent %r failed (%s); excerpts take the place of "
+                "its summary where the window is nearly full.",
                 *(turn.agent, error),
             )
             return ""
@@ -263,7 +257,10 @@ class Ask:
             # Where the answer shows that it is no use, it is not asked so again.
             if isinstance(error, UnusableAnswerError) or is_overflow(error):
                 self._session.note(is_in_place_useless=True)
-            logger.info("No summary in place (%s); a transcript is used.", error)
+            logger.info(
+                "The conversation was not summarized in place (%s); a transcript is used.",
+                error,
+            )
             return ""
 
 

@@ -44,7 +44,7 @@ _SHRINK = ((1.0, 1.0), (1.0, 1.0), (0.5, 1.0), (0.25, 0.3), (0.25, 0.02))
 
 def compose(turn: Turn, draft: Draft) -> Outcome:
     """Returns the request with a draft in place, and what would be stored."""
-    stored = _store(turn, draft)
+    stored = _build_stored(turn, draft)
     contents = shape(turn, render(turn.history, stored, draft.covered))
     tokens = turn.measure(contents)
     stored = stored.model_copy(update={"left_tokens": tokens})
@@ -77,7 +77,7 @@ def shape(turn: Turn, contents: list[types.Content]) -> list[types.Content]:
     return contents
 
 
-def _store(turn: Turn, draft: Draft) -> StoredSummary:
+def _build_stored(turn: Turn, draft: Draft) -> StoredSummary:
     """Returns a summary with all that stands beside it."""
     history, request = turn.history, turn.history.request_index
     covered = sorted(draft.covered)
@@ -128,7 +128,7 @@ def _shrink(turn: Turn, draft: Draft) -> tuple[str, int]:
 
 
 def shorten_stored(turn: Turn, stored: StoredSummary) -> Iterator[StoredSummary]:
-    """Yields a stored summary ever shorter; what is done is listed elsewhere."""
+    """Yields a stored summary ever shorter, without the list of what is done."""
     goes_at = {section.name: section.goes_at for section in _sections.SECTIONS}
     goes_at["done"] = 0
     for shrink in range(MAX_SHRINK + 1):

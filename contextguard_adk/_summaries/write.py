@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from google.adk.models.llm_request import LlmRequest
-from google.genai import types
 
 from contextguard_adk._history.transcript import Entry, fit_entries
 from contextguard_adk._measuring.budgets import TokenCounter, shorten_to_tokens
@@ -39,8 +38,6 @@ class SummaryTask:
     focus: str = ""
     budget_tokens: int = 1_000
     correction: float | None = None
-    # The conversation itself, where it shows all of the transcript.
-    conversation: Sequence[types.Content] = ()
     conversation_tokens: int = 0
 
     def clip(self, answer: Answer) -> str:

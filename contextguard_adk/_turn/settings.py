@@ -17,8 +17,8 @@ LEAST_AUTO_TOKENS = 32_000
 AUTO_PREVIEW_TOKENS = 4_000
 """From which size on results are shortened under `"auto"`, unless something is set.
 
-Of results of 40 KB each is most of what a session costs: shown whole, 600 calls in a
-window of a million tokens cost 0.63 of what they do with the usual trigger, else 0.19.
+With results of 40 KB, 600 calls in a window of a million tokens cost 0.63 of what they
+cost with the usual trigger if results are shown whole, and 0.19 if they are shortened.
 """
 
 Recall = Literal["auto"] | bool

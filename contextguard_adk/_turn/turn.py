@@ -249,7 +249,7 @@ class Turn:
         quoted_tokens = min(self.count(self.request_text), quoted_tokens)
         room_tokens = self.limit_tokens - self.fixed_tokens - quoted_tokens
         room_tokens -= int(1.25 * budgets.summary_tokens + 0.1 * budgets.working_tokens)
-        # Where there is none, what stands beside them can be shortened.
+        # Without room a twentieth is still kept: the summary can be shortened.
         return _find_kept_steps(self, max(budgets.working_tokens // 20, room_tokens))
 
     def older_than(self, keep_count: int) -> frozenset[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from google.adk.models.base_llm import BaseLlm
 from google.genai import types
@@ -28,14 +28,13 @@ class Counts(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """The model that a request goes to; who named its window is the `source`."""
+    """The model that a request goes to."""
 
     name: str
     llm: BaseLlm | None
     known_window_tokens: int
     window_tokens: int
     reserved_output_tokens: int
-    source: Literal["configured", "registry", "default"]
 
 
 @dataclass(frozen=True)
