@@ -95,7 +95,7 @@ ROWS: list[tuple[str, Turn, Step, str]] = [
         Step.REFUSE,
         "nothing could be compacted",
     ),
-    ("settled", turn_of(is_settled=True), Step.SEND, "had its chance"),
+    ("settled", turn_of(is_settled=True), Step.SEND, "already tried"),
     ("under way, room", turn_of(8_100, is_writing=True), Step.SEND, "under way"),
     (
         "asked for again in the run",

@@ -40,7 +40,7 @@ def _begin(payer: Payer, turn: Turn, tokens: int) -> None:
     at_trigger = replace(size, tokens=max(tokens, budgets.threshold_tokens))
     if is_full and not is_worth_it(replace(turn, size=at_trigger)):
         return
-    # As if it had just become due. What comes from here on stays word for word.
+    # As if this size were the threshold. What comes later stays word for word.
     ratio = min(1.0, 0.99 * tokens / budgets.threshold_tokens)
     budgets = replace(
         budgets,

@@ -28,7 +28,7 @@ class Bounds:
 
     Attributes:
         is_rejected: Whether the provider found the request too long.
-        is_rendered: Whether its contents hold the stored summary already.
+        is_rendered: Whether the stored summary is already in its contents.
         threshold_ratio: Which part of the usual threshold counts.
         window_tokens: A window for this request alone; None for that of the model.
         correction: Real tokens per heuristic token; None for what is known.

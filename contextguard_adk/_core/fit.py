@@ -27,7 +27,7 @@ from contextguard_adk._shapes.repair import repair_contents
 
 NOTICE = "[System: Earlier messages were left out, they exceed the context window.]"
 
-DONE_ROOM_RATIO = 0.20  # For the list of what is done: else it is done again.
+DONE_ROOM_RATIO = 0.20  # For the list of calls: without it the agent repeats them.
 
 
 def reduce_contents(

@@ -59,7 +59,7 @@ class Recovery:
     ) -> LlmResponse | None:
         """Asks again, smaller or in another form; None if nothing was accepted.
 
-        What did not help against refusals is not kept.
+        Where nothing was accepted, `helped` is as it was before.
         """
         helped = self._call.state.record.helped
         answer = await (self._run(overflow) if overflow else self._answer(refusal))
@@ -96,7 +96,7 @@ class Recovery:
     async def _answer(self, refusal: str) -> LlmResponse | None:
         """Asks again in the form that helps against a refusal; None if nothing did."""
         contents: Sequence[types.Content] = self._rejected.contents
-        if refusal == "turn":  # What it lacks may have been left out.
+        if refusal == "turn":  # The guard may have left out what it misses.
             contents = render_unshaped(look(self._call, self._bounds))
         is_prepared = self._keep_help(refusal, contents)
         outcome = await self._send(contents) if is_prepared else None

@@ -30,7 +30,7 @@ class TruncatingServers(Listener):
         """Compares the provider's count with what was sent."""
         call, real_tokens = event.call, event.real_tokens
         if not (real_tokens and call.sent_contents):
-            return  # A stream may end in several whole responses.
+            return  # The second whole response of a stream is ignored.
         usage = event.response.usage_metadata
         cached = usage.cached_content_token_count if usage else None
         memo = event.run.memo(event.context.get_invocation_context())

@@ -1,6 +1,4 @@
-"""Measures contents and requests in tokens: the UTF-8 bytes that the model reads / 4.
-
-Role names, call ids and thought signatures do not count."""
+"""Measures contents and requests in tokens: the UTF-8 bytes of what is read, / 4."""
 
 from __future__ import annotations
 
@@ -220,9 +218,12 @@ def estimate_contents_tokens(
     size_bytes = 0
     for content in contents:
         for part in content.parts or ():
-            # Most parts are text, and calling for each would triple the time.
-            text = part.text if part is not None else None
-            size_bytes += text_bytes(text) if text else count_bytes(part)
+            # Most parts are ASCII, and calling for each would triple the time.
+            text = part.text if part else None
+            if text and text.isascii():
+                size_bytes += len(text)
+            else:
+                size_bytes += text_bytes(text) if text else count_bytes(part)
     return _tokens(size_bytes)
 
 

@@ -51,7 +51,7 @@ class Paid:
         draft: What the strategy decided; its indexes are those of the request then.
         stored: What would be stored, which tells what it replaces.
         facts: Fields of its `CompactionRecord`: what it took.
-        run_id: The run that made it, or put it in.
+        run_id: The run that wrote it; once it was put in, the run that did.
         is_background: Whether it waits until a compaction is due.
         is_reported: Whether listeners were told of it.
         replaced: What stood in the session before the run that put it in.

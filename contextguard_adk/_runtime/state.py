@@ -78,7 +78,9 @@ class RunWrites:
 
     state: dict[str, Any] = field(default_factory=dict)
     pending: dict[str, dict[str, Any]] = field(default_factory=dict)
-    given: set[str] = field(default_factory=set)  # Keys that ADK has; still pending.
+    given: set[str] = field(
+        default_factory=set
+    )  # To ADK with an answer; still pending.
     owners: set[str] = field(default_factory=set)  # Agents at work, with their scopes.
 
     def write(self, scope: str, key: str, value: object) -> None:

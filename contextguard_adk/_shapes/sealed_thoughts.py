@@ -28,7 +28,6 @@ from contextguard_adk._history.fingerprints import canonical_json, fingerprint
 from contextguard_adk._measuring.tokens import Memo
 from contextguard_adk._providers.clients import find_llm
 from contextguard_adk._providers.thinkers import Thinker, name_family
-from contextguard_adk._runtime.scopes import call_key
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.units import Answered, Listener
 
@@ -125,12 +124,7 @@ class Seals(Listener):
             before=names[-1] if names else "",
             count=len(names),
         )
-        said = seal.model_dump()
-        if event.may_lose_event:
-            known = event.response.custom_metadata or {}
-            event.response.custom_metadata = {**known, SEAL_KEY: said}
-        else:
-            event.run.describe(call_key(event.context), SEAL_KEY, said)
+        event.attach(SEAL_KEY, seal.model_dump())
 
 
 def leave_out_thoughts(
@@ -138,7 +132,7 @@ def leave_out_thoughts(
 ) -> list[types.Content]:
     """Leaves out the signed thoughts that the provider would refuse."""
     thinker = thinker_of(turn)
-    if any(map(_name_thoughts, contents)):
+    if newest_thoughts(contents):
         request, found = _find_all(turn, thinker, contents)
         kept = {each.index for each in _choose_kept(turn, request, found)}
         lost = {each.index for each in found} - kept
@@ -271,7 +265,12 @@ def _change_thoughts(
 
 def newest_thoughts(contents: Sequence[types.Content]) -> str:
     """Names the newest signed thoughts in contents; "" where there are none."""
-    return next(filter(None, map(_name_thoughts, reversed(contents))), "")
+    # Most requests hold none, and calling for each part would double the time.
+    for content in reversed(contents):
+        for part in content.parts or ():
+            if part and part.thought and part.thought_signature:
+                return _name_thoughts(content)
+    return ""
 
 
 def _is_signed(part: types.Part) -> bool:

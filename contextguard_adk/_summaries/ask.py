@@ -257,10 +257,10 @@ class Ask:
             # Where the answer shows that it is no use, it is not asked so again.
             if isinstance(error, UnusableAnswerError) or is_overflow(error):
                 self._session.note(is_in_place_useless=True)
-            logger.info(
-                "The conversation was not summarized in place (%s); a transcript is used.",
-                error,
+            text = (
+                "No summary at the end of the conversation (%s): it gets a transcript."
             )
+            logger.info(text, error)
             return ""
 
 

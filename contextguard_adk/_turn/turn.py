@@ -63,7 +63,7 @@ class Turn:
         keep_count: How many messages may stay word for word as newest steps of the
             running turn; 0 keeps none, not even pending results.
         is_observed: Whether the guard only watches.
-        is_settled: Whether a compaction has had its chance in this call.
+        is_settled: Whether this call has already tried to compact.
         is_writing: Whether a summary of this agent is under way.
         config: Its instruction and tools, those that the guard adds included.
         contents: What would be sent.
@@ -156,6 +156,8 @@ class Turn:
     def is_changed(self, contents: Sequence[types.Content]) -> bool:
         """Returns whether the guard has changed these contents."""
         messages = self.messages
+        if contents is messages:
+            return False
         return len(contents) != len(messages) or any(map(is_not, contents, messages))
 
     @property

@@ -11,6 +11,7 @@ from google.genai import types
 from pydantic import JsonValue
 
 from contextguard_adk._runtime.runs import Guard, Run, SentCall
+from contextguard_adk._runtime.scopes import call_key
 from contextguard_adk._runtime.state import AgentState
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.values import Outcome
@@ -22,7 +23,8 @@ class Section:
 
     Attributes:
         name: Under which its value is stored.
-        goes_at: At which step of `Draft.shrink` it is left out; None for never.
+        goes_at: The step of `Draft.shrink`, 1 to 4, from which on it is left out; None
+            for never.
     """
 
     name: str
@@ -81,6 +83,14 @@ class Answered:
     real_tokens: int | None
     state: AgentState
     may_lose_event: bool  # A plugin may keep the answer's event from the guard.
+
+    def attach(self, name: str, said: object) -> None:
+        """Lets the answer's event carry something in `custom_metadata`."""
+        if self.may_lose_event:
+            known = self.response.custom_metadata or {}
+            self.response.custom_metadata = {**known, name: said}
+        else:
+            self.run.describe(call_key(self.context), name, said)
 
 
 class Listener:
