@@ -327,3 +327,23 @@ async def test_sessions_at_once_do_not_mix(
         assert state_bytes(state) <= MAX_STATE_BYTES
     summaries = [record for record in llm.requests if record.is_summary]
     assert all(len(set(SECRET.findall(record.text))) == 1 for record in summaries)
+
+
+async def test_a_record_of_an_earlier_version_is_ignored(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """With one warning; the history is sent and summarized anew."""
+    llm = SimulatedLlm()
+    chat = guarded_chat(llm, SMALL)
+    old = {"version": 1, "summary": {"scope": "", "ledger": ["Old."], "done": ""}}
+    state = {KEY.format("record"): json.dumps(old), SUMMARY: "What was summarized."}
+    await seed(chat, user("The task."), model("Yes."), state=state)
+    for _ in range(2):
+        await chat.say("Go on.")
+    assert "What was summarized." not in llm.requests[-1].text
+    assert "The task." in llm.requests[-1].text
+    warned = [r for r in caplog.records if "a record of this version" in r.getMessage()]
+    assert len(warned) == 1
+    await chat.set_state(DEMAND)
+    await chat.say(words(2_000))
+    assert json.loads((await chat.state())[KEY.format("record")])["version"] == 2
