@@ -123,20 +123,15 @@ def _measure(turn: Turn, bounds: Bounds) -> Turn:
     counts, memo = turn.counts, turn.history.memo
     config_tokens = estimate_config_tokens(turn.config)
     heuristic_tokens = config_tokens + memo.estimate_tokens(turn.contents)
-    known, real_tokens = counts.correction or DEFAULT_CORRECTION, counts.real_tokens
-    tokens = max(int(heuristic_tokens * known), real_tokens or 0)
-    # No text takes three tokens for four bytes: far below, this estimate will do.
-    is_near = 3 * max(tokens, heuristic_tokens) >= turn.budgets.threshold_tokens
-    if is_near or turn.is_settled:
-        tokens = estimate_prompt_tokens(
-            heuristic_tokens,
-            real_tokens,
-            counts.heuristic_tokens,
-            turn.contents,
-            default=known,
-            config=turn.config,
-            memo=memo,
-        )
+    tokens = estimate_prompt_tokens(
+        heuristic_tokens,
+        counts.real_tokens,
+        counts.heuristic_tokens,
+        turn.contents,
+        default=counts.correction or DEFAULT_CORRECTION,
+        config=turn.config,
+        memo=memo,
+    )
     missing_tokens = 0
     if turn.has_recall and turn.config is turn.request.config:
         # What a compaction adds: the tools are declared from then on.
