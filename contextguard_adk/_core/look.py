@@ -77,7 +77,9 @@ def _read_history(
             call.memo,
             preview and replace(preview, form=call.memo.form),
         )
-    return call.history.with_summary(stored)
+    elif call.history.stored != stored:
+        call.history = call.history.with_summary(stored)
+    return call.history
 
 
 def _render(turn: Turn) -> Turn:
@@ -135,9 +137,12 @@ def _measure(turn: Turn, bounds: Bounds) -> Turn:
     missing_tokens = 0
     if turn.has_recall and turn.config is turn.request.config:
         # What a compaction adds: the tools are declared from then on.
-        config = _declare(turn, [tool.declaration for tool in _recall.TOOLS])
-        if config is not turn.config:
-            missing_tokens = estimate_config_tokens(config) - config_tokens
+        known, tools = turn.request.tools_dict, _recall.TOOLS
+        new = [t.declaration for t in tools if t.declaration.name not in known]
+        added = types.GenerateContentConfig(
+            tools=[types.Tool(function_declarations=new)]
+        )
+        missing_tokens = estimate_config_tokens(added) if new else 0
     return replace(
         turn,
         size=Size(

@@ -216,18 +216,18 @@ class Recovery:
         self._bounds = replace(self._bounds, correction=correction)
 
     def _is_smaller(self, contents: Sequence[types.Content]) -> bool:
-        return self._measure(contents) < self._tried_tokens[-1]
+        return self._measure(self._shape(contents)) < self._tried_tokens[-1]
 
-    def _measure(self, contents: Sequence[types.Content]) -> int:
-        contents_tokens = self._call.memo.estimate_tokens(self._shape(contents))
+    def _measure(self, shaped: Sequence[types.Content]) -> int:
+        contents_tokens = self._call.memo.estimate_tokens(shaped)
         return estimate_config_tokens(self._rejected.config) + contents_tokens
 
     def _shape(self, contents: Sequence[types.Content]) -> list[types.Content]:
         return shape(look(self._call, self._bounds), list(contents))
 
-    def _copy_request(self, contents: Sequence[types.Content]) -> LlmRequest:
+    def _copy_request(self, shaped: list[types.Content]) -> LlmRequest:
         """A request with other contents; a client may change it, and caches nothing."""
-        update: dict[str, object] = {"contents": self._shape(contents)}
+        update: dict[str, object] = {"contents": shaped}
         update["config"] = self._rejected.config.model_copy()
         update |= {"cache_metadata": None, "cacheable_contents_token_count": None}
         return self._rejected.model_copy(update=update)
@@ -236,9 +236,10 @@ class Recovery:
         self, contents: Sequence[types.Content]
     ) -> LlmResponse | Overflow | None:
         """Asks the model; returns its answer, a new rejection, or another error."""
-        heuristic = self._measure(contents)
+        shaped = self._shape(contents)
+        heuristic = self._measure(shaped)
         self._tried_tokens.append(heuristic)
-        request = self._copy_request(contents)
+        request = self._copy_request(shaped)
         try:
             answer = await call_with_retries(lambda: self._ask(request), 30)
         except Exception as error:  # noqa: BLE001 - a client may raise anything.

@@ -1,4 +1,4 @@
-"""The tools by which an agent reads back, or asks for, what a compaction does."""
+"""Tools to read compacted history, and to ask for a compaction."""
 
 from __future__ import annotations
 

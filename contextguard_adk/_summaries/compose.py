@@ -99,18 +99,18 @@ def _build_stored(turn: Turn, draft: Draft) -> StoredSummary:
         has_recall=turn.has_recall,
     )
     known = history.stored.beside if history.stored else {}
+    room_bytes = stored.room_bytes
     for section in _sections.SECTIONS:
         if section.goes_at is not None and draft.shrink >= section.goes_at:
             continue
-        room_bytes = stored.room_bytes
         name, seen = section.name, known.get(section.name)
         value = section.write(turn, draft.covered, seen, room_bytes // 4)
         if not value:
             continue
         beside = {**stored.beside, name: _storable(value)}
         whole = stored.model_copy(update={"beside": beside})
-        if whole.room_bytes:  # Escapes may take several times what was counted.
-            stored = whole
+        if left_bytes := whole.room_bytes:  # Escapes may take more than was counted.
+            stored, room_bytes = whole, left_bytes
     return stored
 
 
