@@ -43,7 +43,7 @@ def original(token_count: int = 3_000) -> types.Content:
 
 
 async def long_chat(
-    llm: SimulatedLlm, tokens: int = 3_000, say: str = "Go on.", **settings: Any
+    llm: SimulatedLlm, tokens: int = 3_300, say: str = "Go on.", **settings: Any
 ) -> Chat:
     """A chat that goes on after a long answer of the model."""
     state = settings.pop("state", None)

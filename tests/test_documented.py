@@ -124,14 +124,14 @@ ESTIMATES: dict[str, tuple[Any, Any, int, int | None]] = {
     "capped at 5, below": (100_000, 10_000, 35_999, None),
     "never below 1": (50_000, 100_000, 180_000, 180_000),
     "never below 1, below": (50_000, 100_000, 179_999, None),
-    "unknown is 1.5": (None, None, 120_000, 180_000),
-    "unknown is 1.5, below": (None, None, 119_999, None),
+    "unknown is its density, at least 1": (None, None, 180_000, 180_000),
+    "unknown is its density, below": (None, None, 179_999, None),
     "real count is a floor": (190_000, None, 100_000, 190_000),
     "not grown: as counted": (185_000, 90_000, 90_000, 185_000),
     "shrunk: no floor": (190_000, 170_000, 90_000, None),
-    "odd numbers are unknown": (math.nan, 2.0**60, 120_000, 180_000),
-    "negative numbers are unknown": (-9, -9, 120_000, 180_000),
-    "truth values are unknown": (True, True, 120_000, 180_000),
+    "odd numbers are unknown": (math.nan, 2.0**60, 180_000, 180_000),
+    "negative numbers are unknown": (-9, -9, 180_000, 180_000),
+    "truth values are unknown": (True, True, 180_000, 180_000),
 }
 
 
@@ -215,7 +215,7 @@ async def test_after_compaction_the_request_is_summary_and_continuation(
         chat,
         user("Check the pods"),
         call("kubectl_get_pods"),
-        response("kubectl_get_pods", words(2_500)),
+        response("kubectl_get_pods", words(3_300)),
         model("There are 40 pods running."),
         call("approve", "id-1"),
         response("approve", "pending", "id-1"),

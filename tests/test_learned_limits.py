@@ -65,7 +65,8 @@ def searching(turns: int, searches: int) -> list[Reply]:
 async def learned(chat: Chat) -> dict[str, Any]:
     """What session state says about limits."""
     record = json.loads((await chat.state()).get(RECORD) or "{}")
-    return {key: value for key, value in record.items() if key.startswith("learned")}
+    learned: dict[str, Any] = record.get("learned", {}).get("simulated", {})
+    return learned
 
 
 def overflow(limit: int) -> ContextOverflowError:
@@ -211,7 +212,7 @@ async def test_a_quoted_rate_limit_does_not_hide_a_rejection() -> None:
     llm = make_llm([call_part("search"), error, "Resent."])
     chat = open_chat(llm, f"HTTP 429: too many requests. {words(2_000)}")
     assert answer_text(await chat.say("Look it up.")) == "Resent."
-    assert (await learned(chat))["learned_window_tokens"] == 8_000
+    assert (await learned(chat))["window_tokens"] == 8_000
 
 
 async def test_other_error_in_the_resend_is_the_answer(
@@ -225,7 +226,7 @@ async def test_other_error_in_the_resend_is_the_answer(
     assert (last.error_code, last.error_message) == ("RuntimeError", str(error))
     assert llm.calls - llm.summaries == 3
     assert "RuntimeError" in caplog.text
-    assert (await learned(chat))["learned_window_tokens"] == 3_000
+    assert (await learned(chat))["window_tokens"] == 3_000
     assert answer_text(await chat.say("Try again.")) == "Better."
 
 
@@ -264,12 +265,16 @@ async def test_silent_truncation_is_taken_for_the_window(
     """Counts that fall behind twice running show the window; tasks are seen again."""
     llm = Truncating(token_ratio=1.0, context_window=10**6)
     llm.script = searching(5, 8)
-    chat = open_chat(llm, words(700))
+    chat = open_chat(llm, words(700), window_tokens=None)
     for turn in range(5):
         await chat.say(f"TASK-{turn}. {words(300)}")
-    assert 2_048 <= (await learned(chat))["learned_window_tokens"] <= 4_096
-    assert {*llm.lost} == {"TASK-0"}  # Before two counts were known.
+    assert 2_048 <= (await learned(chat))["window_tokens"] <= 4_096
+    # Before the counts were known, and once where the guess is put to the test.
+    assert llm.lost.count("TASK-0") >= len(llm.lost) - 1
     own = [r for r in caplog.records if r.name.startswith("contextguard")]
     warned = [r.getMessage() for r in own if r.levelno == logging.WARNING]
     told = [each for each in warned if "under pressure" not in each]
-    assert ["context_window" in each for each in told] == [True]
+    assert ["context_window" in each for each in told] == [
+        True,
+        True,
+    ]  # Unknown; then guessed.

@@ -189,5 +189,6 @@ async def test_a_window_that_was_set_too_large_is_learned(address: str) -> None:
     assert (overflow.prompt_tokens or 0) > WINDOW_TOKENS
     assert answer_text(events)
     record = json.loads((await chat.state())[KEY.format("record")])
-    assert record["learned_window_tokens"] == WINDOW_TOKENS
+    [learned] = record["learned"].values()
+    assert learned["window_tokens"] == WINDOW_TOKENS
     assert 0 < prompt_counts(events)[-1] <= WINDOW_TOKENS

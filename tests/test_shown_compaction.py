@@ -69,7 +69,7 @@ async def open_chat(
     plugin = ContextGuardPlugin(default=Threshold(context_window=4_000), **guard)
     opened = Chat(agent or make_agent(), [plugin], **(chat or {}))
     opened.runner.artifact_service = artifacts
-    old = user("The task."), model(words(1_500)), user("And?"), model(words(1_500))
+    old = user("The task."), model(words(1_700)), user("And?"), model(words(1_700))
     await opened.tell(old)
     return opened
 
@@ -112,7 +112,7 @@ async def test_event_of_a_compaction_names_its_artifact() -> None:
     assert "- Strategy: Threshold\n" in text
     assert f"````\n{SUMMARY}\n````\n" in text
     assert SUMMARY not in line
-    await chat.tell([model(words(3_000)), user("More?"), model("No.")])
+    await chat.tell([model(words(3_300)), user("More?"), model("No.")])
     assert deltas(await chat.say("Look.")) == [{ARTIFACT: 1}]
     assert (await chat.state())[KEY] != line
     assert "- Waited: " in await load(service, 1)

@@ -50,7 +50,7 @@ def streaming_llm() -> SimulatedLlm:
     return SimulatedLlm(script=[ANSWER] * 9, **LONG)
 
 
-async def seed_long(chat: Chat, tokens: int = 3_000) -> None:
+async def seed_long(chat: Chat, tokens: int = 3_300) -> None:
     """Puts a long answer into the session."""
     await seed(chat, user("The task."), model(words(tokens, "ORIGINAL")))
 

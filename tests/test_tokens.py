@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 
 from contextguard_adk._measuring.tokens import (
     estimate_config_tokens,
-    estimate_part_tokens,
+    estimate_contents_tokens,
     measure_part,
     media_tokens,
     part_bytes,
@@ -61,7 +61,8 @@ PARTS: dict[str, tuple[types.Part, int]] = {
 def test_part_counts_what_the_model_reads(part: types.Part, size_bytes: int) -> None:
     """Text, names, arguments, results and code count; media by kind; no ids."""
     assert part_bytes(part) == size_bytes
-    assert estimate_part_tokens(part) == -(-size_bytes // 4)
+    tokens = estimate_contents_tokens([types.Content(parts=[part])])
+    assert tokens == -(-size_bytes // 4)
     measure = measure_part(part)
     assert measure.text_bytes + measure.media_bytes == size_bytes
     assert measure.text_bytes == len(part_text(part))

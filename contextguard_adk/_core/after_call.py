@@ -10,6 +10,7 @@ from google.adk.models.llm_response import LlmResponse
 from google.adk.plugins.base_plugin import BasePlugin
 
 from contextguard_adk import _listeners
+from contextguard_adk._core.counts import weigh_count
 from contextguard_adk._providers.clients import read_usage
 from contextguard_adk._providers.costs import price_calls
 from contextguard_adk._providers.registry import resolve_costs
@@ -17,6 +18,7 @@ from contextguard_adk._runtime.runs import Guard, Run, SentCall
 from contextguard_adk._runtime.scopes import call_key
 from contextguard_adk._support.log import log_failures
 from contextguard_adk._turn.units import Answered
+from contextguard_adk._turn.values import Count
 from contextguard_adk.records import METADATA_KEY, CallRecord, describe_call
 
 logger = logging.getLogger("contextguard_adk.answers")
@@ -37,12 +39,14 @@ async def take_answer(
         return
     begin_background, state = call.begin_background, guard.state(context)
     may_lose = _may_lose_events(context, plugin)
-    event = Answered(guard, context, run, call, response, real, state, may_lose)
+    memo = run.memo(context.get_invocation_context())
+    count = weigh_count(call, real, memo) if real else None
+    event = Answered(guard, context, run, call, response, real, count, state, may_lose)
     for listener in _listeners.LISTENERS:
         with log_failures(logger, f"{type(listener).__name__} failed"):
             listener.answered(event)
-    if real:
-        _note_count(event, real)
+    if count:
+        _note_count(event, count)
     if may_lose:
         invocation = context.get_invocation_context()
         context.state.update(run.writes.give(key[1], invocation.session.state))
@@ -69,16 +73,26 @@ def _may_lose_events(context: CallbackContext, plugin: BasePlugin) -> bool:
     return any(type(each).on_event_callback is not usual for each in before)
 
 
-def _note_count(event: Answered, real_tokens: int) -> None:
+def _note_count(event: Answered, count: Count) -> None:
     """Keeps what the provider counted; a recovery needs the contents no more."""
-    call, session = event.call, event.call.session
-    usage = event.response.usage_metadata
+    call, session, state = event.call, event.call.session, event.state
+    usage, real_tokens = event.response.usage_metadata, count.real_tokens
     cached = (usage.cached_content_token_count if usage else None) or 0
-    most_tokens = max(real_tokens, session.facts.accepted_tokens(call.model))
-    session.note(cached_ratio=cached / real_tokens, accepted=(call.model, most_tokens))
+    session.note(cached_ratio=cached / real_tokens)
+    seen = session.facts.of(call.model)
+    session.see(call.model, was_cached=seen.was_cached or bool(cached))
     call.release()
-    event.state.write("real_tokens", real_tokens)
-    event.state.write("last_heuristic", call.heuristic_tokens)
+    if count.is_size:
+        session.see(
+            call.model,
+            accepted_tokens=max(real_tokens, seen.accepted_tokens),
+            counted=(real_tokens, count.heuristic_tokens),
+        )
+        session.note(counting_model=call.model)
+        state.write("real_tokens", real_tokens)
+        state.write("last_heuristic", count.heuristic_tokens)
+    else:  # What led to it may have been wrong as well.
+        state.write("real_tokens", None)
 
 
 def _describe(event: Answered) -> CallRecord:

@@ -6,14 +6,13 @@ import logging
 from dataclasses import replace
 
 from contextguard_adk._core.call import Bounds, Call
+from contextguard_adk._history.stored import MIN_WINDOW_TOKENS
 from contextguard_adk._measuring.budgets import Budgets, plan_budgets
-from contextguard_adk._measuring.calibration import MAX_RATIO, correction_factor
 from contextguard_adk._providers.clients import reserved_output_tokens, thinking_tokens
 from contextguard_adk._providers.overflow import MIN_LIMIT_TOKENS, Overflow
 from contextguard_adk._providers.registry import resolve_context_window
-from contextguard_adk._runtime.state import AgentState
 from contextguard_adk._support.log import warn_once
-from contextguard_adk._turn.values import Counts, ModelFacts
+from contextguard_adk._turn.values import ModelFacts
 
 logger = logging.getLogger("contextguard_adk.limits")
 
@@ -34,29 +33,23 @@ def resolve_model(call: Call, bounds: Bounds) -> ModelFacts:
         name, configured=strategy.context_window, registry=registry, agent=call.agent
     )
     known, shown = resolved.tokens, call.state.record.of(name)
-    learned_tokens = shown.learned_window_tokens or 0
-    if learned_tokens >= MIN_LIMIT_TOKENS:
-        known = min(known, learned_tokens)
+    # Ollama's window is what the server was started with, whatever a table says.
+    is_local = resolved.source == "registry" and "ollama" in name.lower()
+    is_assumed = is_local or resolved.source == "default"
+    seen = call.session.facts.of(name)
+    is_ignored = shown.is_guess and (seen.is_probing or not is_assumed)
+    if shown.window_tokens and not is_ignored:
+        known = min(known, max(shown.window_tokens, seen.accepted_tokens))
     reserved = reserved_output_tokens(call.llm, name, call.request.config, registry)
     return ModelFacts(
         name=name,
         llm=call.llm,
         known_window_tokens=known,
         window_tokens=min(known, bounds.window_tokens or known),
-        reserved_output_tokens=reserved or shown.learned_output_tokens or 0,
+        reserved_output_tokens=reserved or shown.output_tokens or 0,
+        stated_window_tokens=resolved.tokens,
+        is_assumed=is_assumed,
     )
-
-
-def read_counts(state: AgentState, model: str) -> Counts:
-    """Returns what the provider counted last, and what follows from it."""
-    real = state.read_count("real_tokens")
-    last = state.read_count("last_heuristic")
-    if not (real and last):
-        learned = state.record.of(model).learned_correction
-        return Counts(real, last, learned, learned)
-    correction = correction_factor(real, last)
-    measured = max(correction, min(real / last, MAX_RATIO))
-    return Counts(real, last, correction, measured)
 
 
 def plan_call(call: Call, model: ModelFacts, bounds: Bounds) -> Budgets:
@@ -81,7 +74,7 @@ def fit_output(call: Call, model: ModelFacts, prompt_tokens: int) -> None:
     A tenth stays free: what is known of the prompt is an estimate.
     """
     window_tokens = model.window_tokens
-    is_sum = call.state.record.of(model.name).learned_output_tokens is not None
+    is_sum = call.state.record.of(model.name).output_tokens is not None
     if is_sum and prompt_tokens + model.reserved_output_tokens > window_tokens:
         reserve_output(call, int((window_tokens - prompt_tokens) * 0.9))
 
@@ -108,13 +101,14 @@ def learn_window(
     if overflow.in_bytes or overflow.is_quotation:
         return replace(bounds, window_tokens=max(shown_tokens, MIN_LIMIT_TOKENS))
     model, learned = resolve_model(call, bounds), overflow.limit_tokens
-    accepted = call.session.facts.accepted_tokens(model.name)
+    accepted = call.session.facts.of(model.name).accepted_tokens
     if learned is None or learned < accepted:
         if learned is not None:
-            call.session.note(accepted=(model.name, 0))
+            call.session.see(model.name, accepted_tokens=0)
         learned = max(accepted, shown_tokens)
+    learned = max(learned, MIN_WINDOW_TOKENS)
     if learned < model.window_tokens:
-        call.state.learn(model.name, window_tokens=learned)
+        call.state.learn(model.name, window_tokens=learned, is_guess=False)
         _warn_window(call, overflow, learned, estimated_tokens)
     return bounds
 

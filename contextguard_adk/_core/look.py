@@ -12,10 +12,7 @@ from contextguard_adk._core.limits import plan_call, resolve_model
 from contextguard_adk._history.draft import Reason
 from contextguard_adk._history.history import History
 from contextguard_adk._history.stored import StoredSummary
-from contextguard_adk._measuring.calibration import (
-    DEFAULT_CORRECTION,
-    estimate_prompt_tokens,
-)
+from contextguard_adk._measuring.calibration import estimate_prompt_tokens
 from contextguard_adk._measuring.tokens import estimate_config_tokens
 from contextguard_adk._summaries.compose import render, shape
 from contextguard_adk._turn.turn import Turn
@@ -130,9 +127,10 @@ def _measure(turn: Turn, bounds: Bounds) -> Turn:
         counts.real_tokens,
         counts.heuristic_tokens,
         turn.contents,
-        default=counts.correction or DEFAULT_CORRECTION,
+        default=counts.correction,
         config=turn.config,
         memo=memo,
+        model=turn.model.name,
     )
     missing_tokens = 0
     if turn.has_recall and turn.config is turn.request.config:
@@ -149,7 +147,9 @@ def _measure(turn: Turn, bounds: Bounds) -> Turn:
             tokens=tokens,
             heuristic_tokens=heuristic_tokens,
             config_tokens=config_tokens + missing_tokens,
-            correction=bounds.correction or counts.measured_correction,
+            correction=bounds.correction
+            or counts.measured_correction
+            or tokens / max(1, heuristic_tokens),
             uncounted_tokens=max(0, tokens - (counts.real_tokens or 0)),
         ),
     )

@@ -6,22 +6,23 @@ import asyncio
 import copy
 import logging
 import time
+import weakref
 from dataclasses import replace
 
 from google.genai import types
 
 from contextguard_adk import _listeners, _recall
-from contextguard_adk._core.background import plan_background
 from contextguard_adk._core.call import Bounds, Call
+from contextguard_adk._core.counts import read_counts
 from contextguard_adk._core.decide import (
     FIXED_PART_TOO_LARGE,
     Step,
     decide,
     fixed_part_tokens,
 )
-from contextguard_adk._core.limits import fit_output, read_counts
+from contextguard_adk._core.limits import fit_output
 from contextguard_adk._core.look import look
-from contextguard_adk._core.pay import Payer
+from contextguard_adk._core.pay import Payer, plan_background
 from contextguard_adk._runtime.runs import SentCall
 from contextguard_adk._runtime.scopes import call_key
 from contextguard_adk._runtime.sessions import Paid
@@ -43,7 +44,10 @@ async def guard_call(call: Call) -> None:
 
 async def run(call: Call, bounds: Bounds) -> Turn:
     """Returns the call as it is to be sent; compacts before, where that is due."""
-    call.counts, is_settled = read_counts(call.state, call.model), False
+    call.counts, is_settled = (
+        read_counts(call.state, call.session.facts, call.model),
+        False,
+    )
     while True:
         turn = look(call, bounds, is_settled)
         call.tokens_before = call.tokens_before or turn.tokens
@@ -207,6 +211,10 @@ async def send(call: Call, turn: Turn) -> None:
         original_contents=tuple(original),
         sent_contents=tuple(turn.contents),
         sent_config=_copy_config(request.config),
+        request=weakref.ref(request),
+        stated_window_tokens=model.stated_window_tokens,
+        is_assumed=model.is_assumed,
+        is_observed=call.is_observed,
         session=session,
         compaction=call.compaction,
         begin_background=begin_background,

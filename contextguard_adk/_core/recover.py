@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -12,11 +13,11 @@ from google.adk.models.llm_response import LlmResponse
 from google.genai import types
 
 from contextguard_adk._core.call import Bounds, Call
+from contextguard_adk._core.counts import read_counts
 from contextguard_adk._core.fit import reduce_contents
 from contextguard_adk._core.limits import (
     learn_window,
     plan_call,
-    read_counts,
     reserve_output,
     resolve_model,
 )
@@ -52,7 +53,7 @@ class Recovery:
         self._tried_tokens = [sent.heuristic_tokens]
         self._answered = set[str]()  # Kinds of refusals.
         self._factor = sent.estimated_tokens / max(1, sent.heuristic_tokens)
-        call.counts = read_counts(call.state, call.model)
+        call.counts = read_counts(call.state, call.session.facts, call.model)
 
     async def recover(
         self, overflow: Overflow | None, refusal: str
@@ -274,6 +275,8 @@ class Recovery:
         budgets = plan_call(call, model, bounds)
         sent.heuristic_tokens = heuristic_tokens
         sent.sent_contents, sent.sent_config = request.contents, request.config
+        sent.request, sent.is_assumed = weakref.ref(request), model.is_assumed
+        sent.stated_window_tokens = model.stated_window_tokens
         sent.estimated_tokens = int(heuristic_tokens * self._factor)
         sent.window_tokens = budgets.window_tokens
         sent.threshold_tokens = budgets.threshold_tokens

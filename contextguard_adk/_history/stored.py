@@ -15,6 +15,12 @@ from contextguard_adk._history.fingerprints import (
 )
 from contextguard_adk._history.truncation import Truncation
 
+MIN_WINDOW_TOKENS = 1_000
+"""Smaller windows are not learned."""
+
+MAX_MODELS = 8
+"""Of one agent, whose limits are remembered; the newest stay."""
+
 MAX_RECORD_BYTES = 16 * 1024
 """The most that a record takes as JSON, whatever the length of the session."""
 
@@ -71,25 +77,39 @@ class StoredSummary(_Stored):
         return max(0, MAX_RECORD_BYTES - 200 - len(self.model_dump_json().encode()))
 
 
-class AgentRecord(_Stored):
-    """What the guard keeps of an agent in a scope, and what one model has shown.
+class Learned(_Stored):
+    """What a model has shown.
 
-    `learned_output_tokens` is set where the provider refused a sum of input and output.
+    The provider named the window in a rejection; where it `is_guess`, its counts only
+    suggest it. `output_tokens` is set where it refused a sum of input and output.
+    """
+
+    window_tokens: int | None = Field(default=None, ge=MIN_WINDOW_TOKENS, le=2**53)
+    is_guess: bool = False
+    output_tokens: int | None = Field(default=None, ge=1, le=2**53)
+    correction: float | None = Field(default=None, ge=1, le=100)
+
+
+_NOTHING_LEARNED = Learned()
+
+
+class AgentRecord(_Stored):
+    """What the guard keeps of an agent in a scope, and what its models have shown.
+
     `has_recall` tells that the agent's requests declare the recall tool; `helped`
     is what helped where the provider refused the form of a history.
     """
 
     version: Literal[2] = 2
-    learned_model: str | None = None
-    learned_window_tokens: int | None = Field(default=None, ge=1, le=2**53)
-    learned_output_tokens: int | None = Field(default=None, ge=1, le=2**53)
-    learned_correction: float | None = Field(default=None, ge=1, le=100)
+    learned: dict[Annotated[str, Field(max_length=256)], Learned] = Field(
+        default={}, max_length=MAX_MODELS
+    )
     summary: StoredSummary | None = None
     has_recall: bool | None = None
     helped: dict[str, Annotated[str, Field(max_length=256)]] | None = Field(
         default=None, max_length=16
     )
 
-    def of(self, model: str) -> AgentRecord:
-        """Returns the record, or an empty one where another model was learned of."""
-        return self if self.learned_model == model else AgentRecord()
+    def of(self, model: str) -> Learned:
+        """Returns what a model has shown."""
+        return self.learned.get(model, _NOTHING_LEARNED)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
@@ -205,11 +205,6 @@ def part_text(part: types.Part | None, form: JsonForm = COMPACT) -> bytes:
     return b"".join(map(json_text, _read_part(part, form)[0]))
 
 
-def estimate_part_tokens(part: types.Part | None) -> int:
-    """Estimates the tokens of a part: its bytes / 4, rounded up."""
-    return _tokens(part_bytes(part))
-
-
 def estimate_contents_tokens(
     contents: Iterable[types.Content],
     count_bytes: Callable[[types.Part | None], int] = part_bytes,
@@ -227,50 +222,54 @@ def estimate_contents_tokens(
     return _tokens(size_bytes)
 
 
-def _instruction_bytes(instruction: Any) -> int:
+def config_texts(config: types.GenerateContentConfig | None) -> Iterator[bytes]:
+    """Yields the texts of instruction, declared functions and response schema."""
+    if config is None:
+        return
+    yield from _instruction_texts(config.system_instruction)
+    for tool in config.tools or ():
+        found = tool.function_declarations if isinstance(tool, types.Tool) else None
+        for declaration in found or ():
+            for name, value in declaration.__dict__.items():
+                if value is not None and name != "behavior":
+                    yield json_text(value)
+    for schema in (config.response_schema, config.response_json_schema):
+        yield from _schema_texts(schema)
+
+
+def _instruction_texts(instruction: Any) -> Iterator[bytes]:
     if isinstance(instruction, list | tuple):
-        return sum(map(_instruction_bytes, instruction))
-    if isinstance(instruction, types.Content):
-        return sum(map(part_bytes, instruction.parts or ()))
-    if isinstance(instruction, types.Part):
-        return part_bytes(instruction)
-    return 0 if instruction is None else json_bytes(instruction)
+        for item in instruction:
+            yield from _instruction_texts(item)
+    elif isinstance(instruction, types.Content):
+        yield from map(part_text, instruction.parts or ())
+    elif isinstance(instruction, types.Part):
+        yield part_text(instruction)
+    elif instruction is not None:
+        yield json_text(instruction)
 
 
-def _tool_bytes(tool: object) -> int:
-    declarations = tool.function_declarations if isinstance(tool, types.Tool) else None
-    return sum(
-        json_bytes(value)
-        for declaration in declarations or ()
-        for name, value in declaration.__dict__.items()
-        if value is not None and name != "behavior"
-    )
-
-
-def _schema_bytes(schema: object) -> int:
+def _schema_texts(schema: object) -> Iterator[bytes]:
     if arguments := get_args(schema):
-        return sum(map(_schema_bytes, arguments))
-    if isinstance(schema, type):
-        return _class_schema_bytes(schema) if issubclass(schema, BaseModel) else 0
-    return 0 if schema is None else json_bytes(schema)
+        for argument in arguments:
+            yield from _schema_texts(argument)
+    elif isinstance(schema, type):
+        yield _class_schema_text(schema) if issubclass(schema, BaseModel) else b""
+    elif schema is not None:
+        yield json_text(schema)
 
 
 @lru_cache(maxsize=256)
-def _class_schema_bytes(schema: type[BaseModel]) -> int:
+def _class_schema_text(schema: type[BaseModel]) -> bytes:
     try:
-        return json_bytes(schema.model_json_schema())
+        return json_text(schema.model_json_schema())
     except PydanticUserError:
-        return 0
+        return b""
 
 
 def estimate_config_tokens(config: types.GenerateContentConfig | None) -> int:
     """Estimates the tokens of instruction, declared functions and response schema."""
-    if config is None:
-        return 0
-    schemas = config.response_schema, config.response_json_schema
-    size_bytes = _instruction_bytes(config.system_instruction)
-    size_bytes += sum(map(_tool_bytes, config.tools or ()))
-    return _tokens(size_bytes + sum(map(_schema_bytes, schemas)))
+    return _tokens(sum(map(len, config_texts(config))))
 
 
 @dataclass(eq=False)

@@ -15,7 +15,7 @@ from google.genai import types
 from contextguard_adk._history.adk_events import RECALL_TOOL
 from contextguard_adk._history.text import Item
 from contextguard_adk._measuring.calibration import token_counter
-from contextguard_adk._measuring.tokens import estimate_part_tokens
+from contextguard_adk._measuring.tokens import estimate_contents_tokens
 from contextguard_adk._shapes.recalled_files import ATTACHED_KEY
 
 logger = logging.getLogger("contextguard_adk.recall")
@@ -98,7 +98,7 @@ class RecallHistoryTool(BaseTool):
         return head + page + tail
 
     def _attach(self, item: Item, media: types.Part) -> dict[str, str]:
-        tokens, attached = estimate_part_tokens(media), {}
+        tokens, attached = estimate_contents_tokens([types.Content(parts=[media])]), {}
         if item.content_index < 0:
             text = "This run does not load its message, so it cannot be attached."
         elif tokens > self._window_tokens * 0.3:

@@ -15,6 +15,7 @@ from typing import Any
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.invocation_context import InvocationContext
 from google.adk.events.event import Event
+from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
 from contextguard_adk._measuring.tokens import Memo
@@ -46,6 +47,11 @@ class SentCall:
     original_contents: Sequence[types.Content] = ()
     sent_contents: Sequence[types.Content] = ()
     sent_config: types.GenerateContentConfig | None = None
+    # As later callbacks leave it; its tools hold the session, so it is held weakly.
+    request: Callable[[], LlmRequest | None] = lambda: None
+    stated_window_tokens: int = 0  # Without what was learned; 0 if unknown.
+    is_assumed: bool = False  # That window.
+    is_observed: bool = False
     session: Session = field(default_factory=Session)
     compaction: CompactionRecord | None = None
     begin_background: Callable[[int], None] | None = None  # By the prompt's tokens.

@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from contextguard_adk._history.draft import Draft
-from contextguard_adk._history.stored import StoredSummary
+from contextguard_adk._history.stored import MAX_MODELS, StoredSummary
 from contextguard_adk._providers.costs import add_costs
 from contextguard_adk._support.tasks import PendingSummary
 from contextguard_adk.records import Usage
@@ -20,6 +20,9 @@ V = TypeVar("V")
 
 PAID_SECONDS = 600
 """How long the summary of a cancelled or failed call waits for the next call."""
+
+PROBE_COUNT = 20
+"""Calls after which a guess of a window is put to the test."""
 
 
 class BoundedDict(OrderedDict[K, V], Generic[K, V]):
@@ -77,17 +80,48 @@ class Paid:
         return age_seconds > PAID_SECONDS and not self.is_background
 
 
-@dataclass(frozen=True)
-class Counted:
-    """What a model counted last, and bytes / 4 of the text that it counted."""
+class Ceiling(NamedTuple):
+    """The highest count so far, bytes / 4 of the text that reached it, and how often
+    running the last count, which fell behind what was sent, was the same."""
 
-    model: str = ""
-    real_tokens: int = 0
+    highest_tokens: int = 0
     text_tokens: int = 0
-    is_behind: bool = False  # It counted far less than was sent.
+    last_tokens: int = 0
+    same_count: int = 0
 
 
-_NO_USAGE = Usage()
+_NO_CEILING = Ceiling()
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the answers of one model have shown.
+
+    Attributes:
+        accepted_tokens: The largest prompt that it has accepted.
+        counted: What it counted last, and bytes / 4 of that request.
+        lowest_ratio: Its lowest count that is believed, over the estimate.
+        doubted_ratio: Its last count that is not believed, over the estimate.
+        was_cached: Whether a cache has served a part of a prompt.
+        ceiling: How its counts stop rising, if they do.
+        guess_count: How many calls a guess of its window has stood.
+    """
+
+    accepted_tokens: int = 0
+    counted: tuple[int, int] | None = None
+    lowest_ratio: float = 0.0
+    doubted_ratio: float = 0.0
+    was_cached: bool = False
+    ceiling: Ceiling = _NO_CEILING
+    guess_count: int = 0
+
+    @property
+    def is_probing(self) -> bool:
+        """Whether the guess is put to the test by a request that exceeds it."""
+        return self.guess_count >= PROBE_COUNT
+
+
+_NO_USAGE, _NOTHING_SEEN = Usage(), Seen()
 
 
 @dataclass(frozen=True)
@@ -102,7 +136,8 @@ class SessionFacts:
         was_full: Whether that call was compacted for its size.
         fruitless_tokens: The estimate at which compacting gained nothing.
         cached_ratio: Which part of the last prompt a cache served.
-        accepted: A model, and the largest prompt that it was seen to accept.
+        counting_model: The model whose count stands in session state; "" if unknown.
+        models: What the newest models have shown, by name.
         max_media_bytes: More bytes of images and files were refused.
         summary_usage: What summary calls took since the last `CallRecord`.
     """
@@ -118,8 +153,8 @@ class SessionFacts:
     is_in_place_useless: bool = False
     changed_count: int = 0
     refusals: frozenset[str] = frozenset()
-    accepted: tuple[str, int] = ("", 0)
-    counted: Counted = Counted()
+    counting_model: str = ""
+    models: Mapping[str, Seen] = field(default_factory=dict)
     max_media_bytes: int | None = None
     summary_usage: Usage = _NO_USAGE
     summary_cost: float | None = 0.0
@@ -133,10 +168,9 @@ class SessionFacts:
         paid = self.put_in
         return paid if paid and paid.replaced == stored else None
 
-    def accepted_tokens(self, model: str) -> int:
-        """Returns the largest prompt that the model was seen to accept; else 0."""
-        name, tokens = self.accepted
-        return tokens if name == model else 0
+    def of(self, model: str) -> Seen:
+        """Returns what a model has shown."""
+        return self.models.get(model, _NOTHING_SEEN)
 
 
 @dataclass
@@ -149,6 +183,12 @@ class Session:
     def note(self, **facts: Any) -> None:
         """Changes facts."""
         self.facts = replace(self.facts, **facts)
+
+    def see(self, model: str, **shown: Any) -> None:
+        """Changes what a model has shown."""
+        models = dict(self.facts.models)
+        models[model] = replace(models.pop(model, _NOTHING_SEEN), **shown)
+        self.note(models=dict([*models.items()][-MAX_MODELS:]))
 
     def put_in(self, paid: Paid) -> None:
         """Takes a summary off the shelf, and remembers it until the session has it."""

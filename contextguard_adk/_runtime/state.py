@@ -13,7 +13,12 @@ from typing import Any, Protocol
 
 from pydantic import ValidationError
 
-from contextguard_adk._history.stored import AgentRecord, StoredSummary
+from contextguard_adk._history.stored import (
+    MAX_MODELS,
+    AgentRecord,
+    Learned,
+    StoredSummary,
+)
 from contextguard_adk._support.log import warn_once
 
 logger = logging.getLogger("contextguard_adk.state")
@@ -163,14 +168,12 @@ class AgentState:
             _warn(self.key("record"), type(stored).__name__, "a record of this version")
             return AgentRecord()
 
-    def learn(self, model: str, **learned: float | None) -> None:
-        """Remembers what a model has shown, None to forget it; of one model only."""
-        known = self.record
-        names = AgentRecord.model_fields.keys() if known.learned_model != model else ()
-        update: dict[str, object] = {n: None for n in names if n.startswith("learned_")}
-        update |= {f"learned_{name}": value for name, value in learned.items()}
-        update["learned_model"] = model
-        self._write_record(known.model_copy(update=update))
+    def learn(self, model: str, **shown: float | None) -> None:
+        """Remembers what a model has shown, None to forget it."""
+        known = dict(self.record.learned)
+        known[model] = known.pop(model, Learned()).model_copy(update=shown)
+        newest = dict([*known.items()][-MAX_MODELS:])
+        self._write_record(self.record.model_copy(update={"learned": newest}))
 
     def note(self, **facts: object) -> None:
         """Keeps facts of the record that are not those of one model."""

@@ -14,7 +14,7 @@ from contextguard_adk._runtime.runs import Guard, Run, SentCall
 from contextguard_adk._runtime.scopes import call_key
 from contextguard_adk._runtime.state import AgentState
 from contextguard_adk._turn.turn import Turn
-from contextguard_adk._turn.values import Outcome
+from contextguard_adk._turn.values import Count, Outcome
 from contextguard_adk.records import CompactionRecord
 
 
@@ -73,7 +73,10 @@ class Compacted:
 
 @dataclass(frozen=True)
 class Answered:
-    """An answer that is whole, and what its provider counted; None for no count."""
+    """An answer that is whole, and what its provider counted; None for no count.
+
+    `count` is None also for what is counted again.
+    """
 
     guard: Guard
     context: CallbackContext
@@ -81,6 +84,7 @@ class Answered:
     call: SentCall
     response: LlmResponse
     real_tokens: int | None
+    count: Count | None
     state: AgentState
     may_lose_event: bool  # A plugin may keep the answer's event from the guard.
 

@@ -26,15 +26,39 @@ class Counts(NamedTuple):
     measured_correction: float | None = None
 
 
+class Count(NamedTuple):
+    """What a provider has counted of a request, and bytes / 4 of what was sent.
+
+    Attributes:
+        real_tokens: What it reported.
+        heuristic_tokens: Of all that was sent.
+        text_tokens: Of that without images and files.
+        is_behind: Whether the report is less than was surely sent.
+        is_size: Whether it can be believed to be the size of the request.
+    """
+
+    real_tokens: int
+    heuristic_tokens: int
+    text_tokens: int
+    is_behind: bool
+    is_size: bool
+
+
 @dataclass(frozen=True)
 class ModelFacts:
-    """The model that a request goes to."""
+    """The model that a request goes to.
+
+    What its provider has shown may make the stated window smaller, a guess only one
+    that `is_assumed`: the server may have been started with another one.
+    """
 
     name: str
     llm: BaseLlm | None
     known_window_tokens: int
     window_tokens: int
     reserved_output_tokens: int
+    stated_window_tokens: int = 0
+    is_assumed: bool = False
 
 
 @dataclass(frozen=True)
@@ -45,7 +69,7 @@ class Size:
         tokens: The estimate, in tokens of the model.
         heuristic_tokens: Its UTF-8 bytes / 4.
         config_tokens: Those of system instruction and tools.
-        correction: Real tokens per heuristic token; None while unknown.
+        correction: Tokens of the model per heuristic token; None while unknown.
         uncounted_tokens: By how much `tokens` exceeds what the provider counted last.
     """
 

@@ -1,0 +1,122 @@
+"""What a provider's count says: it is evidence of a request's size, not the size."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from operator import is_
+
+from google.genai import types
+
+from contextguard_adk._history.contents import parts_of
+from contextguard_adk._measuring.calibration import (
+    MAX_RATIO,
+    correction_factor,
+    estimate_prompt_tokens,
+    request_script_discount,
+)
+from contextguard_adk._measuring.tokens import (
+    Memo,
+    estimate_config_tokens,
+    media_bytes,
+)
+from contextguard_adk._runtime.runs import SentCall
+from contextguard_adk._runtime.sessions import SessionFacts
+from contextguard_adk._runtime.state import AgentState
+from contextguard_adk._turn.values import Count, Counts
+
+# Of bytes / 4, less what the scripts of a text may save: Georgian takes 0.42 of it,
+# Hindi 0.45. A lower count leaves out what a cache held, or what was cut.
+_LEAST_RATIO = 0.5
+_LEAST_SENT_TOKENS = 4_000  # Of less, bytes / 4 say little.
+
+# How many times the estimate of the very request a count may be: at first, later than
+# what was usual, with room for a chat template. More is believed if it is repeated.
+_MOST_RATIO, _USUAL_RATIO, _TEMPLATE_TOKENS = 5.0, 2.5, 500
+_REPEATED_RATIO = 1.1
+
+
+def read_counts(state: AgentState, facts: SessionFacts, model: str) -> Counts:
+    """Returns what the provider counted last, and what follows from it."""
+    real = state.read_count("real_tokens")
+    last = state.read_count("last_heuristic")
+    learned = state.record.of(model).correction
+    if facts.counting_model not in ("", model):
+        # What another model counted, by its own vocabulary, says nothing of this one.
+        counted = facts.of(model).counted
+        learned = correction_factor(*counted) if counted else learned
+        real = last = None
+    if not (real and last):
+        return Counts(real, last, learned, learned)
+    correction = correction_factor(real, last)
+    measured = max(correction, min(real / last, MAX_RATIO))
+    return Counts(real, last, correction, measured)
+
+
+def weigh_count(call: SentCall, real_tokens: int, memo: Memo) -> Count | None:
+    """Compares a count with what was sent, as later callbacks have left it.
+
+    None where the answer was counted before.
+    """
+    if not call.sent_contents:
+        return None
+    contents, config, heuristic_tokens = _read_sent(call, memo)
+    parts = itertools.chain.from_iterable(map(parts_of, contents))
+    media_tokens = sum(map(media_bytes, parts)) // 4
+    is_behind = False
+    least_tokens = heuristic_tokens * _LEAST_RATIO
+    if real_tokens < least_tokens and heuristic_tokens > _LEAST_SENT_TOKENS:
+        discount = media_tokens + request_script_discount(contents, config, memo)
+        is_behind = real_tokens < least_tokens - discount * _LEAST_RATIO
+    return Count(
+        real_tokens,
+        heuristic_tokens,
+        heuristic_tokens - media_tokens,
+        is_behind,
+        not is_behind and _is_size(call, real_tokens, contents, config, memo),
+    )
+
+
+def _read_sent(
+    call: SentCall, memo: Memo
+) -> tuple[Sequence[types.Content], types.GenerateContentConfig | None, int]:
+    """Returns what was sent, and its bytes / 4: callbacks after the guard may edit."""
+    sent, config, request = call.sent_contents, call.sent_config, call.request()
+    # ADK's Gemini class takes out of the request what a cache holds.
+    is_cached = request and request.config.cached_content
+    if request is None or is_cached:
+        return sent, config, call.heuristic_tokens
+    edited = request.contents
+    if len(edited) == len(sent) and all(map(is_, edited, sent)):
+        return sent, config, call.heuristic_tokens
+    tokens = memo.estimate_tokens(edited) + estimate_config_tokens(request.config)
+    return edited, request.config, tokens
+
+
+def _is_size(
+    call: SentCall,
+    real_tokens: int,
+    contents: Sequence[types.Content],
+    config: types.GenerateContentConfig | None,
+    memo: Memo,
+) -> bool:
+    """Whether a count may be the size of one request, not the sum of several."""
+    window_tokens = call.stated_window_tokens
+    if real_tokens > (window_tokens or real_tokens) and not call.is_observed:
+        return False
+    session, model = call.session, call.model
+    seen = session.facts.of(model)
+    heuristic_tokens = memo.estimate_tokens(contents) + estimate_config_tokens(config)
+    estimated_tokens = estimate_prompt_tokens(
+        heuristic_tokens, None, None, contents, config=config, memo=memo
+    )
+    ratio = max(0, real_tokens - _TEMPLATE_TOKENS) / max(1, estimated_tokens)
+    usual = max(1.0, seen.lowest_ratio) * _USUAL_RATIO
+    is_usual = ratio <= (usual if seen.lowest_ratio else _MOST_RATIO)
+    is_same = 1 / _REPEATED_RATIO < ratio / (seen.doubted_ratio or -1) < _REPEATED_RATIO
+    if is_usual or (is_same and ratio <= _MOST_RATIO):
+        lowest = min(ratio, seen.lowest_ratio or ratio)
+        session.see(model, doubted_ratio=0.0, lowest_ratio=lowest)
+        return True
+    session.see(model, doubted_ratio=ratio)
+    return False

@@ -1,0 +1,297 @@
+"""What providers, clients and callbacks make of a token count, and what it may do."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any
+
+import pytest
+from google.adk.agents.callback_context import CallbackContext
+from google.adk.models.llm_request import LlmRequest
+from google.adk.models.llm_response import LlmResponse
+from google.adk.plugins.context_filter_plugin import ContextFilterPlugin
+from google.adk.sessions import InMemorySessionService
+from google.genai import types
+from pydantic import Field
+
+from contextguard_adk import (
+    CallRecord,
+    Pipeline,
+    SlidingWindow,
+    Threshold,
+)
+from contextguard_adk.strategies import Strategy
+from contextguard_adk.testing import Reply, SimulatedLlm, call
+from contextguard_adk.testing.provider import count_request_tokens
+from tests.builders import Chat, answer_text, queued_tool
+from tests.chats import HEURISTIC, KEY, REAL, guarded_chat, words
+
+STRATEGIES = [Threshold, SlidingWindow, Pipeline]
+WIDE: dict[str, Any] = {"context_window": 200_000}
+FEW: dict[Any, dict[str, Any]] = {SlidingWindow: {"max_messages": 1_000}}
+UNKNOWN_TOKENS = 128_000
+
+Count = Callable[["Counting", LlmRequest, int], int]
+
+
+class Counting(SimulatedLlm):
+    """A model that reports what `report` makes of its true count."""
+
+    report: Any = None
+    numbers: list[int] = Field(default_factory=list)
+
+    async def generate_content_async(
+        self, llm_request: LlmRequest, stream: bool = False
+    ) -> AsyncGenerator[LlmResponse, None]:
+        """Answers as ever, with another count."""
+        true = count_request_tokens(llm_request, self.token_ratio, 258)
+        async for response in super().generate_content_async(llm_request, stream):
+            self.numbers.append(true)
+            usage = types.GenerateContentResponseUsageMetadata(
+                prompt_token_count=self.report(self, llm_request, true)
+            )
+            yield response.model_copy(update={"usage_metadata": usage})
+
+
+def newest_alone(llm: Counting, request: LlmRequest, true: int) -> int:
+    """Without what a cache has served: all but the last two messages."""
+    rest = request.model_copy(update={"contents": request.contents[-2:]})
+    return true if len(llm.numbers) == 1 else count_request_tokens(rest, 1.0, 258)
+
+
+def without_old_results(llm: Counting, request: LlmRequest, true: int) -> int:
+    """As a server that clears all results but the newest three, beyond 6,000 tokens."""
+    if true < 6_000:
+        return true
+    kept, left = list[types.Content](), 3
+    for content in reversed(request.contents):
+        part = (content.parts or [types.Part()])[0]
+        if part.function_response:
+            left -= 1
+            if left < 0:
+                cleared = {"response": {"result": "[Old tool result content cleared]"}}
+                response = part.function_response.model_copy(update=cleared)
+                content = types.Content(
+                    role="user", parts=[types.Part(function_response=response)]
+                )
+        kept.append(content)
+    edited = request.model_copy(update={"contents": kept[::-1]})
+    return count_request_tokens(edited, 1.0, 258)
+
+
+def sums(llm: Counting, request: LlmRequest, true: int) -> int:
+    """One answer in six has come in six passes, all of which are counted."""
+    return true * (6 if len(llm.numbers) % 6 == 3 else 1)
+
+
+def all_so_far(llm: Counting, request: LlmRequest, true: int) -> int:
+    """What the whole session has taken."""
+    return sum(llm.numbers)
+
+
+def absurd(llm: Counting, request: LlmRequest, true: int) -> int:
+    """A number that no window holds."""
+    return 10**9
+
+
+def true_count(llm: Counting, request: LlmRequest, true: int) -> int:
+    """What was sent."""
+    return true
+
+
+async def play(
+    report: Count,
+    strategy: Strategy | None = None,
+    turns: int = 30,
+    result_tokens: int = 700,
+    growth_tokens: int = 37,
+    **settings: Any,
+) -> tuple[Counting, list[CallRecord], Chat]:
+    """A long session of searches with results of different sizes."""
+    script = list[Reply]()
+    for turn in range(turns):
+        script += [call("search", query=f"{turn}"), f"Answer {turn}."]
+    llm = Counting(
+        context_window=10**6,
+        token_ratio=1.0,
+        report=report,
+        numbers=[],
+        script=script,
+        **settings.pop("llm", {}),
+    )
+    sizes = [result_tokens + growth_tokens * (turn % 11) for turn in range(turns)]
+    found = [words(size, f"Found {turn}.") for turn, size in enumerate(sizes)]
+    records = list[CallRecord]()
+    chat = guarded_chat(
+        llm,
+        strategy or Threshold(),
+        guard={"on_call": records.append, **settings.pop("guard", {})},
+        agent={"tools": [queued_tool("search", found)], **settings.pop("agent", {})},
+        **settings,
+    )
+    for turn in range(turns):
+        text = answer_text(await chat.say(f"Question {turn}, about the notebooks."))
+        assert text == f"Answer {turn}."
+    return llm, records, chat
+
+
+async def learned(chat: Chat) -> dict[str, Any]:
+    """What is stored of the model."""
+    record = json.loads((await chat.state()).get(KEY.format("record")) or "{}")
+    found: dict[str, Any] = record.get("learned", {}).get("simulated", {})
+    return found
+
+
+def compactions(records: Sequence[CallRecord]) -> int:
+    """How many there were."""
+    return sum(record.compaction is not None for record in records)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("report", [newest_alone, without_old_results])
+async def test_a_low_count_never_narrows_a_configured_window(
+    report: Count, strategy: type[Strategy]
+) -> None:
+    """It leaves something out, a cache or old results; no compaction is due."""
+    kind: Any = strategy
+    llm, records, chat = await play(report, kind(**{**WIDE, **FEW.get(kind, {})}))
+    assert {record.window_tokens for record in records} == {200_000}
+    assert (llm.summaries, await learned(chat)) == (0, {})
+
+
+@pytest.mark.parametrize("result_tokens", [300, 700, 2_000])
+async def test_an_editing_server_is_no_truncating_one(result_tokens: int) -> None:
+    """Its counts go on rising, though slowly: an unknown window stays as assumed."""
+    llm, records, _ = await play(
+        without_old_results, turns=30, result_tokens=result_tokens
+    )
+    assert {record.window_tokens for record in records} == {UNKNOWN_TOKENS}
+    assert llm.summaries == 0
+
+
+@pytest.mark.parametrize("result_tokens", [700, 7_000])
+async def test_results_of_one_size_are_no_ceiling(result_tokens: int) -> None:
+    """Each call leaves a little more, however large the newest results are."""
+    _, records, _ = await play(
+        without_old_results, None, 30, result_tokens, growth_tokens=0
+    )
+    assert {record.window_tokens for record in records} == {UNKNOWN_TOKENS}
+
+
+def keep_newest(callback_context: CallbackContext, llm_request: LlmRequest) -> None:
+    """Keeps the newest messages alone, as an agent's own callback."""
+    texts = [i for i, c in enumerate(llm_request.contents) if (c.parts or [])[0].text]
+    users = [i for i in texts if llm_request.contents[i].role == "user"]
+    del llm_request.contents[: users[-3:][0]]
+
+
+@pytest.mark.parametrize("window", [None, 200_000])
+@pytest.mark.parametrize("way", ["callback", "plugin"])
+async def test_who_trims_behind_the_guard_is_no_server(
+    way: str, window: int | None
+) -> None:
+    """What was really sent is read; its count is that of a small request."""
+    settings: dict[str, Any] = {"agent": {"before_model_callback": keep_newest}}
+    if way == "plugin":
+        settings = {"plugins": [ContextFilterPlugin(num_invocations_to_keep=2)]}
+    strategy = Threshold(context_window=window)
+    llm, records, chat = await play(true_count, strategy, 24, **settings)
+    assert max(llm.numbers) < 4_000
+    assert {record.window_tokens for record in records} == {window or UNKNOWN_TOKENS}
+    assert llm.summaries == 0
+    state = await chat.state()
+    assert state[REAL] == llm.numbers[-1]
+    assert state[HEURISTIC] == pytest.approx(llm.numbers[-1], rel=0.1)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("report", [sums, all_so_far, absurd])
+async def test_what_is_no_size_brings_no_compaction_about(
+    report: Count, strategy: type[Strategy]
+) -> None:
+    """As many compactions as with true counts, and the calls are estimated as well."""
+    kind: Any = strategy
+    played = [
+        await play(each, kind(context_window=8_000), 24, llm={"summary_replies": None})
+        for each in (true_count, report)
+    ]
+    clean, attacked = (compactions(records) for _, records, _ in played)
+    assert attacked <= clean + 1
+    assert all(not llm.rejections for llm, _, _ in played)
+    llm, records, _ = played[1]
+    agents = [each.prompt_tokens for each in llm.requests if not each.is_summary]
+    for record, true in zip(records[8:], agents[8:], strict=True):
+        assert 0.8 * true <= record.estimated_tokens <= 1.35 * true
+
+
+def truncated(llm: Counting, request: LlmRequest, true: int) -> int:
+    """Counts what is left of a request in 4,096 tokens."""
+    contents = list(request.contents)
+    while true > 4_096 and len(contents) > 1:
+        del contents[0]
+        rest = request.model_copy(update={"contents": contents})
+        true = count_request_tokens(rest, 1.0, 258)
+    return min(true, 4_096)
+
+
+@pytest.mark.parametrize("is_observed", [False, True])
+async def test_a_guess_is_not_stored_where_the_guard_observes(
+    is_observed: bool,
+) -> None:
+    """Nor is it one that a later guard would find."""
+    guard = {"observe": is_observed}
+    _, records, chat = await play(truncated, guard=guard, turns=30)
+    windows = {record.window_tokens for record in records}
+    assert (windows == {UNKNOWN_TOKENS}) is is_observed
+    assert ("window_tokens" in await learned(chat)) is not is_observed
+
+
+async def test_a_guess_is_forgotten_when_it_is_passed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """And put to the test after 20 calls: the server may have been started anew."""
+    room = [4_096]
+
+    def report(llm: Counting, request: LlmRequest, true: int) -> int:
+        return truncated(llm, request, true) if room[0] == 4_096 else true
+
+    llm, records, chat = await play(report, turns=28)
+    assert (await learned(chat))["is_guess"] is True
+    assert 2_048 <= records[-1].window_tokens <= 4_096
+    room[0] = 100_000
+    llm.script = ["Well."] * 30
+    for _ in range(30):
+        await chat.say(f"{words(120)} What else?")
+    assert records[-1].window_tokens == UNKNOWN_TOKENS
+    warned = [r for r in caplog.records if r.levelno == logging.WARNING]
+    assert sum("truncate silently" in each.getMessage() for each in warned) == 1
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_a_first_message_that_fits_is_not_cut(strategy: type[Strategy]) -> None:
+    """JSON of three quarters of the window, before anything was counted."""
+    kind: Any = strategy
+    rows = [{"id": n * 7_919, "name": f"item-{n}", "ok": True} for n in range(2_000)]
+    llm = SimulatedLlm(context_window=16_000)
+    chat = guarded_chat(llm, kind(context_window=16_000))
+    text = json.dumps(rows)[:25_500]
+    assert answer_text(await chat.say(text))
+    [request] = llm.requests
+    assert text in request.text
+    assert request.prompt_tokens > 0.65 * 16_000
+
+
+async def test_limits_of_two_models_that_take_turns_are_kept() -> None:
+    """Each is rejected once."""
+    sessions = InMemorySessionService()
+    llms = [
+        SimulatedLlm(model=name, context_window=window, token_ratio=1.0)
+        for name, window in (("small", 8_000), ("medium", 12_000))
+    ]
+    strategy = Threshold(context_window=100_000)
+    chats = [guarded_chat(llm, strategy, session_service=sessions) for llm in llms]
+    for turn, chat in enumerate([*chats[1:] * 9, *chats * 12]):
+        assert answer_text(await chat.say(words(1_500, f"Question {turn}.")))
+    assert [llm.rejections for llm in llms] == [1, 1]
