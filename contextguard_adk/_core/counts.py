@@ -73,7 +73,8 @@ def weigh_count(call: SentCall, real_tokens: int, memo: Memo) -> Count | None:
         heuristic_tokens,
         heuristic_tokens - media_tokens,
         is_behind,
-        not is_behind and _is_size(call, real_tokens, contents, config, memo),
+        not is_behind
+        and _is_size(call, real_tokens, heuristic_tokens, contents, config, memo),
     )
 
 
@@ -96,6 +97,7 @@ def _read_sent(
 def _is_size(
     call: SentCall,
     real_tokens: int,
+    heuristic_tokens: int,
     contents: Sequence[types.Content],
     config: types.GenerateContentConfig | None,
     memo: Memo,
@@ -106,7 +108,6 @@ def _is_size(
         return False
     session, model = call.session, call.model
     seen = session.facts.of(model)
-    heuristic_tokens = memo.estimate_tokens(contents) + estimate_config_tokens(config)
     estimated_tokens = estimate_prompt_tokens(
         heuristic_tokens, None, None, contents, config=config, memo=memo
     )
