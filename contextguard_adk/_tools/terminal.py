@@ -16,6 +16,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from contextguard_adk._listeners import announcements
+from contextguard_adk._support.log import one_line
 
 console = Console(highlight=False)
 
@@ -81,13 +82,8 @@ def clean_text(text: str, output: Console = console) -> str:
     """Replaces what an output cannot show, control characters first."""
     if output.options.ascii_only:
         text = text.replace("→", ">").replace("✕", "x")
-    data = show_text(text).encode(output.encoding, "replace")
+    data = one_line(text).encode(output.encoding, "replace")
     return data.decode(output.encoding, "replace")
-
-
-def show_text(text: str) -> str:
-    """Replaces control characters, which would act on a terminal."""
-    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 class _WarningHandler(logging.Handler):
