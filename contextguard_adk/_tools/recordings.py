@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 import statistics
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, closing, suppress
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import combinations
@@ -225,6 +226,34 @@ _PICKLED = (
 )
 
 
+_COMPUTED = (
+    "{} is not as ADK writes such a file: it has views, triggers, virtual tables or "
+    "computed columns, so what it holds may be anything"
+)
+# As SQLite itself spells it, however it was written.
+_PLAIN = re.compile("CREATE (TABLE|(UNIQUE )?INDEX) ")
+_TABLES = ("adk_internal_metadata", "app_states", "user_states", "sessions", "events")
+
+
+def _check_tables(path: Path, copy: Path) -> None:
+    """Refuses a file that has more than plain tables, or tables with pickles."""
+    with closing(sqlite3.connect(copy)) as connection:
+        made = connection.execute("SELECT sql FROM sqlite_master WHERE sql NOT NULL")
+        is_plain = all(_PLAIN.match(str(sql)) for (sql,) in made)
+        columns = [
+            (table, name.lower(), hidden)
+            for table in _TABLES
+            if is_plain
+            for _, name, *_, hidden in connection.execute(
+                f"PRAGMA table_xinfo({table})"
+            )
+        ]
+    if not is_plain or any(hidden for _, _, hidden in columns):
+        raise CommandError(_COMPUTED.format(path))
+    if ("events", "actions", 0) in columns:
+        raise CommandError(_PICKLED.format(path))
+
+
 @asynccontextmanager
 async def _open_sqlite_file(path: Path) -> AsyncIterator[_Database]:
     """Opens a copy: ADK's service makes missing tables in what it opens."""
@@ -246,11 +275,9 @@ async def _open_sqlite_file(path: Path) -> AsyncIterator[_Database]:
                 closing(sqlite3.connect(copy)) as target,
             ):
                 source.backup(target)
+            _check_tables(path, copy)
             kinds = await query("SELECT typeof(update_time) FROM sessions LIMIT 1", {})
             if kinds == [("text",)]:  # DatabaseSessionService has written the file.
-                with suppress(sqlite3.OperationalError):  # There is no such column.
-                    await query("SELECT events.actions FROM events LIMIT 0", {})
-                    raise CommandError(_PICKLED.format(path))
                 async with _open_url(f"sqlite+aiosqlite:///{copy}") as database:
                     yield database
             else:
