@@ -23,6 +23,8 @@ from contextguard_adk._runtime.scopes import branch_scope
 from contextguard_adk._tools.terminal import CommandError
 from contextguard_adk.records import METADATA_KEY
 
+MAX_TOKENS = 20_000_000
+
 
 @dataclass(frozen=True)
 class SessionKey:
@@ -56,6 +58,13 @@ class RecordedCall:
     event: Event
     prompt_tokens: int
     is_guarded: bool  # The request was changed, so not the whole history counted.
+    heuristic_tokens: int | None  # What a guard has measured of it as it was sent.
+
+    @property
+    def ratio(self) -> float | None:
+        """Real tokens per heuristic token of what was sent."""
+        sent = self.heuristic_tokens
+        return self.prompt_tokens / sent if sent else None
 
 
 async def list_sessions(source: str, key: SessionKey) -> list[ListedSession]:
@@ -317,18 +326,38 @@ def list_calls(session: Session, agent: str | None = None) -> Iterator[RecordedC
             continue
         for name, count in usage or ():
             # A request of that size will be made up.
-            if isinstance(count, int) and not 0 <= count <= 20_000_000:
+            if isinstance(count, int) and not 0 <= count <= MAX_TOKENS:
                 found = f"event {index}: {name} is {count:,}"
-                raise CommandError(f"{found}; 0 to 20,000,000 tokens are accepted")
+                raise CommandError(f"{found}; 0 to {MAX_TOKENS:,} tokens are accepted")
         is_guarded = bool(read_facts(event).get("recovered"))
         keys = ("__context_guard_summary_", "context_guard:summary:")
         owner = f"{event.author}@{branch_scope(event)}".removesuffix("@")
         is_guarded |= any(state.get(key + owner) is not None for key in keys)
-        yield RecordedCall(index, event, prompt_tokens, is_guarded)
+        heuristic = _read_heuristic(
+            session.events[index : index + 4], owner, prompt_tokens
+        )
+        yield RecordedCall(index, event, prompt_tokens, is_guarded, heuristic)
 
 
-def fit_counts(pairs: Sequence[tuple[int, int]]) -> tuple[int, float]:
-    """Infers what requests have beside their contents, by bytes / 4, and the error."""
+def _read_heuristic(events: list[Event], owner: str, real_tokens: int) -> int | None:
+    """Finds what a guard has stored beside this count, at the end of a response."""
+    for event in events:
+        delta = event.actions.state_delta
+        for form in ("__context_guard_{}_{}", "context_guard:{}:{}"):
+            found = delta.get(form.format("last_heuristic", owner))
+            is_own = delta.get(form.format("real_tokens", owner)) == real_tokens
+            if is_own and type(found) is int and 0 < found <= MAX_TOKENS:
+                return found
+    return None
+
+
+def fit_counts(
+    pairs: Sequence[tuple[int, int]], is_heuristic: bool
+) -> tuple[int, float]:
+    """Infers what requests have beside their contents, by bytes / 4, and the error.
+
+    A guard's heuristic is bytes / 4 as well, but it has cut all but the first.
+    """
     if not pairs:
         return 0, 0.0
     slopes = [
@@ -338,7 +367,9 @@ def fit_counts(pairs: Sequence[tuple[int, int]]) -> tuple[int, float]:
         if abs(bytes_b - bytes_a) > 0.1 * max(bytes_a, bytes_b)
     ]
     weight = min(max(statistics.median(slopes), 0.5), 5.0) if slopes else 1.0
-    intercept = statistics.median(real - weight * tokens for tokens, real in pairs)
+    weight = 1.0 if is_heuristic else weight
+    first = pairs[:1] if is_heuristic else pairs
+    intercept = statistics.median(real - weight * tokens for tokens, real in first)
     fixed_tokens = max(0, round(intercept / weight))
     errors = [abs(weight * (n + fixed_tokens) - real) / real for n, real in pairs]
     return fixed_tokens, statistics.median(errors)

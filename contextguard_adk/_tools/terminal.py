@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from rich.console import Console
 from rich.measure import Measurement
 from rich.padding import Padding
+from rich.progress import track
 from rich.table import Column, Table
 from rich.text import Text
 
 from contextguard_adk._listeners import announcements
 from contextguard_adk._support.log import one_line
+
+T = TypeVar("T")
 
 console = Console(highlight=False)
 
@@ -58,6 +63,12 @@ def print_sparkline(label: str, sizes: Sequence[int], most: int) -> None:
         bar = bars[min(size * len(bars) // (most + 1), len(bars) - 1)]
         line.append(*((cross, "red") if size > most else (bar, "cyan")))
     console.print(line)
+
+
+def show_progress(items: Sequence[T], label: str) -> Iterable[T]:
+    """Yields items, meanwhile with a bar if stderr is a terminal."""
+    output, is_hidden = Console(stderr=True), not sys.stderr.isatty()
+    return track(items, label, console=output, transient=True, disable=is_hidden)
 
 
 def number_column(name: str) -> Column:
