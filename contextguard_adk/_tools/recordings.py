@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
-import statistics
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -241,7 +239,10 @@ _COMPUTED = (
 )
 # As SQLite itself spells it, however it was written.
 _PLAIN = re.compile("CREATE (TABLE|(UNIQUE )?INDEX) ")
-_TABLES = ("adk_internal_metadata", "app_states", "user_states", "sessions", "events")
+_ALL_COLUMNS = """
+SELECT lower(made.name), lower(columns.name), columns.hidden
+FROM sqlite_master AS made, pragma_table_xinfo(made.name) AS columns
+"""
 
 
 def _check_tables(path: Path, copy: Path) -> None:
@@ -249,14 +250,7 @@ def _check_tables(path: Path, copy: Path) -> None:
     with closing(sqlite3.connect(copy)) as connection:
         made = connection.execute("SELECT sql FROM sqlite_master WHERE sql NOT NULL")
         is_plain = all(_PLAIN.match(str(sql)) for (sql,) in made)
-        columns = [
-            (table, name.lower(), hidden)
-            for table in _TABLES
-            if is_plain
-            for _, name, *_, hidden in connection.execute(
-                f"PRAGMA table_xinfo({table})"
-            )
-        ]
+        columns = connection.execute(_ALL_COLUMNS).fetchall() if is_plain else []
     if not is_plain or any(hidden for _, _, hidden in columns):
         raise CommandError(_COMPUTED.format(path))
     if ("events", "actions", 0) in columns:
@@ -349,27 +343,3 @@ def _read_heuristic(events: list[Event], owner: str, real_tokens: int) -> int | 
             if is_own and type(found) is int and 0 < found <= MAX_TOKENS:
                 return found
     return None
-
-
-def fit_counts(
-    pairs: Sequence[tuple[int, int]], is_heuristic: bool
-) -> tuple[int, float]:
-    """Infers what requests have beside their contents, by bytes / 4, and the error.
-
-    A guard's heuristic is bytes / 4 as well, but it has cut all but the first.
-    """
-    if not pairs:
-        return 0, 0.0
-    slopes = [
-        (real_b - real_a) / (bytes_b - bytes_a)
-        for (bytes_a, real_a), (bytes_b, real_b) in combinations(pairs, 2)
-        # Requests of nearly the same size say nothing of the slope.
-        if abs(bytes_b - bytes_a) > 0.1 * max(bytes_a, bytes_b)
-    ]
-    weight = min(max(statistics.median(slopes), 0.5), 5.0) if slopes else 1.0
-    weight = 1.0 if is_heuristic else weight
-    first = pairs[:1] if is_heuristic else pairs
-    intercept = statistics.median(real - weight * tokens for tokens, real in first)
-    fixed_tokens = max(0, round(intercept / weight))
-    errors = [abs(weight * (n + fixed_tokens) - real) / real for n, real in pairs]
-    return fixed_tokens, statistics.median(errors)

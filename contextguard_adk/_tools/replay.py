@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -233,7 +235,7 @@ class _Replay:
                 request = await side.build(call, agent)
                 tokens = self._memo.estimate_tokens(request.contents)
                 counts.append((tokens, call.heuristic_tokens or call.prompt_tokens))
-            fits.append(recordings.fit_counts(counts, bool(measured)))
+            fits.append(_fit_counts(counts, bool(measured)))
         (turn, turn_error), (whole, whole_error) = fits
         self.fixed_tokens[name] = whole
         # The recorded counts must speak clearly for the rarer setting.
@@ -312,3 +314,27 @@ def _list_tools(session: Session, agent: str) -> list[Any]:
     names = dict.fromkeys(call.name or "adk_" for call in calls)
     wanted = [name for name in names if not name.startswith((RECALL_TOOL, "adk_"))]
     return [_RecordedTool(name=name, description=name) for name in wanted]
+
+
+def _fit_counts(
+    pairs: Sequence[tuple[int, int]], is_heuristic: bool
+) -> tuple[int, float]:
+    """Infers what requests have beside their contents, by bytes / 4, and the error.
+
+    A guard's heuristic is bytes / 4 as well, but it has cut all but the first.
+    """
+    if not pairs:
+        return 0, 0.0
+    slopes = [
+        (real_b - real_a) / (bytes_b - bytes_a)
+        for (bytes_a, real_a), (bytes_b, real_b) in combinations(pairs, 2)
+        # Requests of nearly the same size say nothing of the slope.
+        if abs(bytes_b - bytes_a) > 0.1 * max(bytes_a, bytes_b)
+    ]
+    weight = min(max(statistics.median(slopes), 0.5), 5.0) if slopes else 1.0
+    weight = 1.0 if is_heuristic else weight
+    first = pairs[:1] if is_heuristic else pairs
+    intercept = statistics.median(real - weight * tokens for tokens, real in first)
+    fixed_tokens = max(0, round(intercept / weight))
+    errors = [abs(weight * (n + fixed_tokens) - real) / real for n, real in pairs]
+    return fixed_tokens, statistics.median(errors)

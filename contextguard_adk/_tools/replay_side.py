@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from google.adk.agents import LlmAgent
@@ -138,10 +138,11 @@ class _RecordedModel(BaseLlm):
         if not self.has_cache:
             return count, 0
         names = [memo.get(fingerprint, c, c.parts or (), c.role) for c in contents]
-        now = [request.config.system_instruction, head, *names]
-        begins = [len(os.path.commonprefix([old, now])) - 2 for old in self.cached]  # noqa: RUF071
+        now = [str(request.config.system_instruction), head, *names]
+        pairs = [zip(old, now, strict=False) for old in self.cached]
+        begins = [sum(1 for _ in takewhile(lambda p: p[0] == p[1], p)) for p in pairs]
         self.cached = [*self.cached[-3:], now]
-        if (same := max(begins, default=-1)) < 0:
+        if (same := max(begins, default=0) - 2) < 0:
             return count, 0
         shared = head + memo.estimate_tokens(contents[:same])
         return count, round(shared * self.scale.ratio)
