@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
+from difflib import get_close_matches
 
 from google.adk.agents.base_agent import BaseAgent
 
 from contextguard_adk._providers.registry import ModelRegistry, resolve_context_window
 from contextguard_adk._runtime.adk_tree import walk_tree
-from contextguard_adk._support.log import warn_once
+from contextguard_adk._support.log import one_line, warn_once
 from contextguard_adk._support.settings import short_repr, suggest
 from contextguard_adk.config import (
     CONFIG_VARIABLE,
@@ -104,22 +105,35 @@ def choose_settings(
 
 
 def announce_app(
-    app: str, root: object, settings: PluginSettings, registry: ModelRegistry | None
+    app: str,
+    root: object,
+    settings: PluginSettings,
+    registry: ModelRegistry | None,
+    is_shared: bool,
 ) -> None:
-    """Tells what is guarded, and warns of settings for agents that the app lacks."""
+    """Tells what is guarded, and warns of settings for agents that the app lacks.
+
+    Where the settings may be shared with other apps, it warns of misspelled names only.
+    """
     if root is not None and settings.agents:
-        _check_names(app, root, settings)
+        _check_names(app, root, settings, is_shared)
     if logger.isEnabledFor(logging.INFO):
         verb = "Observing" if settings.observe else "Guarding"
         said = "; ".join(_list_agents(root, settings, registry))
-        logger.info("%s app %r: %s.", verb, app, said)
+        logger.info("%s app %r: %s.", verb, app, one_line(said))
 
 
-def _check_names(app: str, root: object, settings: PluginSettings) -> None:
+def _check_names(
+    app: str, root: object, settings: PluginSettings, is_shared: bool
+) -> None:
     known = {node.name for node in walk_tree(root) if isinstance(node, BaseAgent)}
     default = settings.default
     others = f"guarded by {type(default).__name__}" if default else "not guarded"
+    unnamed = known - settings.agents.keys()
     for name in sorted(settings.agents.keys() - known):
+        if is_shared and not get_close_matches(name, unnamed, 1, 0.8):
+            logger.debug("App %r has no agent %r; another app may.", app, name)
+            continue
         message = "`agents` names %r, but app %r has no agent of that name.%s "
         message += "Agents that `agents` does not name are %s."
         warn_once(logger, message, name, app, suggest(name, known), others)

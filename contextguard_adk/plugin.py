@@ -130,7 +130,8 @@ class ContextGuardPlugin(BasePlugin):
             summary_artifacts=summary_artifacts,
             listener_timeout_seconds=listener_timeout_seconds,
         )
-        settings = choose_settings(settings, default, strict)
+        given, settings = settings, choose_settings(settings, default, strict)
+        self._is_shared = settings is not given  # One variable serves all apps.
         self._listeners = (on_pressure, on_compaction, on_call)
         self._start(registry, settings)
 
@@ -206,7 +207,8 @@ class ContextGuardPlugin(BasePlugin):
             # An app's first run alone shows all of it, an AgentTool's only its own.
             if app not in self._seen_apps:
                 self._seen_apps.add(app)
-                announce_app(app, root, self._settings, guard.registry)
+                registry, is_shared = guard.registry, self._is_shared
+                announce_app(app, root, self._settings, registry, is_shared)
 
     async def before_model_callback(
         self, *, callback_context: CallbackContext, llm_request: LlmRequest

@@ -131,6 +131,7 @@ class Paid:
         self,
         *replies: Reply,
         prices: dict[str, Costs] | None = None,
+        timeout_seconds: float = 60,
         **settings: Any,
     ) -> None:
         said = list(replies)
@@ -143,7 +144,11 @@ class Paid:
             "on_compaction": self.compactions.append,
             "prices": {"writer": CHEAP} if prices is None else prices,
         }
-        strategy = Threshold(context_window=8_000, summarizer=self.writer)
+        strategy = Threshold(
+            context_window=8_000,
+            summarizer=self.writer,
+            summary_timeout_seconds=timeout_seconds,
+        )
         self.chat = guarded_chat(self.llm, strategy, guard=guard)
 
     async def talk(self) -> None:
@@ -186,17 +191,21 @@ async def test_an_unknown_price_is_never_zero(
     """Nor is what a provider does not report; tokens are told as far as known."""
     caplog.set_level(logging.INFO, "contextguard_adk")
     unknown, silent = Paid(GOOD, prices={}), Paid(GOOD, usage="never")
-    down = Paid(RuntimeError("down"))
-    for paid in (unknown, silent, down):
+    down, late = Paid(RuntimeError("down")), Paid(GOOD, timeout_seconds=0.01)
+    late.writer.latency_seconds = 60
+    failed = (down, late)
+    for paid in (unknown, silent, *failed):
         await paid.talk()
         assert [record.model for record in paid.compactions] == ["writer"]
-        assert paid.compactions[0].is_mechanical is (paid is down)
+        assert paid.compactions[0].is_mechanical is (paid in failed)
     taken = [
         (paid.compactions[0].usage, paid.compactions[0].cost)
-        for paid in (unknown, silent, down)
+        for paid in (unknown, silent, *failed)
     ]
-    assert taken == [(unknown.answered[0], None), (Usage(), None), (Usage(), 0.0)]
+    assert taken == [(unknown.answered[0], None)] + [(Usage(), None)] * 3
     costs = [(call.cost, call.summary_cost) for call in unknown.calls]
     assert costs == [(None, None), (None, 0.0)]
     assert "by writer, cost unknown;" in caplog.text
+    assert "cost $0.0000" not in caplog.text
+    assert down.calls[0].summary_cost is None
     assert (silent.calls[0].usage, silent.calls[0].cost) == (Usage(), None)

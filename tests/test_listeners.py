@@ -112,20 +112,25 @@ async def test_a_late_call_ends_and_the_listener_is_called_again(
 async def test_a_late_failure_is_logged_as_any_other(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """By type and place, without its text."""
+    """As one warning, by type and place, without its text."""
     may_fail = asyncio.Event()
 
     async def listen(_: object) -> None:
         await may_fail.wait()
         raise RuntimeError(SECRET)
 
-    await talk(chat_with(on_call=listen), turns=1)
+    chat = chat_with(on_call=listen)
+    await talk(chat, turns=1)
     assert "failed" not in caplog.text
     may_fail.set()
     said = "A listener for CallRecord failed: RuntimeError at "
     await until(lambda: said in caplog.text)
+    await talk(chat, turns=2)
     visible = [r for r in caplog.records if r.levelno >= logging.INFO]
     assert SECRET not in "".join(r.getMessage() for r in visible)
+    [failure] = [r for r in visible if "failed" in r.getMessage()]
+    assert failure.levelno == logging.WARNING
+    assert failure.exc_info is None
 
 
 @pytest.mark.parametrize("seconds", [0, 3_601, float("nan"), "5"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from google.adk.workflow import START, Workflow
 from pydantic import BaseModel
 
 from contextguard_adk import ContextGuardPlugin, SlidingWindow, Threshold
+from contextguard_adk.config import CONFIG_VARIABLE
 from contextguard_adk.testing import SimulatedLlm
 from contextguard_adk.testing import call as scripted_call
 from tests.builders import Chat, answer_text, guarded_agent, model, queued_tool, user
@@ -271,3 +273,24 @@ async def test_a_name_that_no_agent_has_is_reported_once(
     [said] = [r.getMessage() for r in warnings if r.name.startswith("contextguard")]
     assert "'clerc'" in said
     assert "Did you mean 'clerk'?" in said
+
+
+async def test_a_file_that_apps_share_may_name_agents_of_others(
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only what looks like a misspelled name of this app's agents is reported."""
+    path = tmp_path / "guard.toml"
+    monkeypatch.setenv(CONFIG_VARIABLE, str(path))
+    others = ("writer", "router", "scanner", "agent_of_sales")
+    for names, is_told in ((("agent", *others), False), ((*others, "agnet"), True)):
+        caplog.clear()
+        path.write_text("".join(f"[agents.{name}]\n" for name in names))
+        chat = Chat(looking_agent(big_llm()), [ContextGuardPlugin()])
+        assert await chat.say("Hello.")
+        warnings = [r for r in caplog.records if r.levelno >= logging.WARNING]
+        said = [text for r in warnings if "`agents`" in (text := r.getMessage())]
+        assert len(said) == is_told
+        assert ("'agnet'" in "".join(said)) is is_told
+        assert ("Did you mean 'agent'?" in "".join(said)) is is_told

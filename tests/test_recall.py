@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import re
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 from google.adk.agents import LlmAgent, ParallelAgent
 from google.adk.agents.run_config import RunConfig
 from google.adk.models.llm_request import LlmRequest
+from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.sessions import InMemorySessionService, Session
 from google.adk.sessions.base_session_service import GetSessionConfig
 from google.genai import types
@@ -92,6 +95,7 @@ async def read(
     *asked: Asked,
     page_tokens: int = 2_000,
     to_end: bool = True,
+    plugins: Sequence[BasePlugin] = (),
 ) -> list[str]:
     """The pages that an agent reads of a history that was compacted altogether."""
     llm = SimulatedLlm(context_window=200_000, token_ratio=1.0)
@@ -99,7 +103,8 @@ async def read(
     strategy = Threshold(
         context_window=200_000, preview_tokens=None, recall_page_tokens=page_tokens
     )
-    chat = guarded_chat(llm, strategy, agent={"tools": [queued_tool("look", ["x"])]})
+    agent = {"tools": [queued_tool("look", ["x"])]}
+    chat = guarded_chat(llm, strategy, agent=agent, plugins=plugins)
     await seed(chat, user(words(2_000, "FILLER")), *contents, state=DEMAND)
     llm.script = recalling(*asked, to_end=to_end)
     assert answer_text(await chat.say("Read.")) == "Done."
@@ -207,6 +212,56 @@ async def test_the_best_matches_come_first() -> None:
     assert "matches; offset 99" in pages[5]
     assert "items, newest first" in pages[6]
     assert "no item" in pages[7]
+
+
+class Ticking(BasePlugin):
+    """Measures for how much CPU time other tasks stand still while a tool works."""
+
+    def __init__(self) -> None:
+        super().__init__(name="ticking")
+        self.standstills: list[float] = []
+
+    async def _tick(self) -> None:
+        before = time.process_time()
+        while True:
+            await asyncio.sleep(0)
+            now = time.process_time()
+            self.standstills[-1] = max(self.standstills[-1], now - before)
+            before = now
+
+    async def before_tool_callback(self, **_: Any) -> None:
+        """Begins to tick."""
+        self.standstills.append(0.0)
+        self._task = asyncio.create_task(self._tick())
+        await asyncio.sleep(0)
+
+    async def after_tool_callback(self, **_: Any) -> None:
+        """Ends it."""
+        await asyncio.sleep(0)
+        self._task.cancel()
+
+
+async def test_no_query_holds_the_event_loop() -> None:
+    """Not even of single letters, in 4 MB of history, a part of it in one message."""
+    nasty = ["a e i o", " ", ".*+?([", "(a+)+$", "a" * 199 + "b", "the ing 令牌 ion"]
+    queries = [*nasty, " ".join(map(chr, range(97, 123))), "token note book " * 12]
+    ticking = Ticking()
+    texts = [words(500) for _ in range(1_000)] + ["a" * 10**6, words(250_000)]
+    await read(
+        [(user, model)[n % 2](text) for n, text in enumerate(texts)],
+        *({"query": query} for query in queries),
+        to_end=False,
+        plugins=[ticking],
+    )
+    assert len(ticking.standstills) == len(queries)
+    assert max(ticking.standstills) < 0.25
+
+
+@pytest.mark.parametrize(("query", "is_found"), [("te", False), ("7", True)])
+async def test_the_shortest_words_stand_alone(query: str, is_found: bool) -> None:
+    """A letter within a word is no match."""
+    [page] = await read([user("notes of api-7")], {"query": query}, to_end=False)
+    assert ("notes of api-7" in page) is is_found
 
 
 # --- who is offered the tool ---

@@ -245,6 +245,34 @@ def test_no_pickle_in_a_file_is_read(
     assert not trace.exists()
 
 
+DISGUISES = {
+    "view": """ALTER TABLE events RENAME TO real;
+        CREATE VIEW events AS SELECT * FROM real WHERE 'a' REGEXP 'a';""",
+    "trigger": """CREATE TRIGGER t AFTER INSERT ON events BEGIN SELECT 1; END;""",
+    "virtual": "CREATE VIRTUAL TABLE v USING fts5(x);",
+    "computed": """ALTER TABLE events DROP COLUMN actions;
+        ALTER TABLE events ADD COLUMN actions AS (x'80044e2e');""",
+}
+
+
+@pytest.mark.parametrize("script", DISGUISES.values(), ids=DISGUISES)
+def test_a_file_that_is_more_than_tables_is_refused(
+    tmp_path: Path, capsys: Output, script: str
+) -> None:
+    """What it is decides, and no query, which fails or not as the file wants."""
+    path, trace = tmp_path / "old.db", tmp_path / "executed"
+    write_old_file(path, pickle.dumps(Evil(trace)))
+    with closing(sqlite3.connect(path)) as connection:
+        connection.create_function("regexp", 2, lambda *_: True)
+        connection.executescript(script)
+        connection.commit()
+    for command in ("replay", "report"):
+        assert main([command, str(path)]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "it has views, triggers, virtual tables or computed columns" in line
+    assert not trace.exists()
+
+
 async def test_pickles_that_are_trusted_are_read(tmp_path: Path) -> None:
     """By the URL of the same file."""
     actions = EventActions(state_delta={"colour": "green"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from email.utils import formatdate
 from types import SimpleNamespace
 from typing import Any
@@ -254,6 +255,52 @@ async def test_an_answer_that_a_filter_ended_is_not_asked_for_again() -> None:
     written = Written(ended(GOOD, "SAFETY"), GOOD)
     assert not await written.compact()
     assert len(written.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "shown"),
+    [
+        ("SAFETY", "(the answer was ended by SAFETY)"),
+        ("429", "(the answer holds no text (429))"),
+        ("block\n\x1b[2J of zq-77", "(the answer was ended by a filter)"),
+        ("bad\nERROR zq-77", "(the answer holds no text (an unnamed reason))"),
+        ("zq-77" * 9, "(the answer holds no text (an unnamed reason))"),
+    ],
+)
+async def test_a_code_is_logged_only_if_it_is_one(
+    code: str, shown: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What a client puts in its place may be anything, also of the conversation."""
+    written = Written(*[LlmResponse(error_code=code)] * 2)
+    assert not await written.compact()
+    said = [r.getMessage() for r in caplog.records if r.name.startswith("contextguard")]
+    assert shown in "".join(said)
+    assert "zq-77" not in "".join(said)
+    assert all(line.isprintable() for line in said)
+
+
+async def test_names_from_outside_break_no_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Those of models, and what a registry of the user's own says."""
+    caplog.set_level(logging.INFO, "contextguard_adk")
+
+    class Odd:
+        def __repr__(self) -> str:
+            return "odd\n\x1b[2J"
+
+        def context_window(self, model: str) -> Any:
+            return self
+
+    llm = SimulatedLlm(context_window=100_000, model="gpt\n\x1b[2J\u2028x")
+    chat = guarded_chat(llm, Threshold(), guard={"registry": Odd()})
+    await seed(chat, user(words(600)), model(words(600)), state=DEMAND)
+    await chat.say("Go on.")
+    said = [r.getMessage() for r in caplog.records if r.name.startswith("contextguard")]
+    assert (
+        sum(text.startswith(("Compacted", "The model registry")) for text in said) == 2
+    )
+    assert all(line.isprintable() for line in said)
 
 
 ACCEPTED: dict[str, tuple[Reply, dict[str, Any]]] = {

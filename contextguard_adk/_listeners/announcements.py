@@ -6,6 +6,7 @@ import logging
 import time
 
 from contextguard_adk._runtime.state import COMPACTED_KEY
+from contextguard_adk._support.log import one_line
 from contextguard_adk._turn.units import Compacted, Listener
 from contextguard_adk.records import CompactionRecord, Usage, describe_compaction
 
@@ -22,7 +23,8 @@ class LogLine(Listener):
             "Compacted agent %r (%s): %s; threshold %d, %d tokens read (%d cached), "
             "%d written.",
             *(record.agent, record.reason),
-            describe_compaction(record).replace("→", "to"),  # A log may be ASCII.
+            # A log may be ASCII.
+            one_line(describe_compaction(record).replace("→", "to")),
             *(event.turn.budgets.threshold_tokens, usage.prompt_tokens),
             *(usage.cached_tokens, usage.output_tokens),
         )

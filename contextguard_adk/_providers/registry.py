@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, NamedTuple, Protocol, TypeGuard, TypeVar
 
 from contextguard_adk._providers.costs import Costs
 from contextguard_adk._support.log import warn_once
+from contextguard_adk._support.settings import short_repr
 
 T = TypeVar("T")
 
@@ -276,8 +277,8 @@ def _ask(
     if is_answer(answer):
         return answer
     if answer is not None:
-        message = f"The model registry gave no {named} for %r but %r"
-        warn_once(_LOGGER, message, model, answer)
+        message = f"The model registry gave no {named} for %r but %s"
+        warn_once(_LOGGER, message, model, short_repr(answer))
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
 from collections.abc import Collection, Sequence
@@ -12,6 +13,7 @@ from google.adk.agents.invocation_context import InvocationContext
 from google.adk.events.event import Event
 from google.adk.models.llm_request import LlmRequest
 from google.adk.tools.base_tool import BaseTool
+from google.genai import types
 
 from contextguard_adk._history.adk_events import (
     RECALL_TOOL,
@@ -86,7 +88,15 @@ async def _load_items(
     history: History, covered: Collection[int], invocation: InvocationContext
 ) -> tuple[list[Item], list[Item]]:
     """Lists all items, and those that the request does not show; newest first."""
-    stored, older = history.stored, await _load_older_items(invocation)
+    older = await _load_older(invocation)
+    # Megabytes take a while, in which nothing else would run.
+    return await asyncio.to_thread(_list_items, history, covered, older)
+
+
+def _list_items(
+    history: History, covered: Collection[int], contents: Sequence[types.Content]
+) -> tuple[list[Item], list[Item]]:
+    stored, older = history.stored, list_items(contents, range(len(contents)))
     items = list_items(history.contents, history.history, history.outputs)[::-1]
     hidden = {-1, *covered, *history.previewed}
     if history.request_index is not None and stored and stored.request_chars < 0:
@@ -102,8 +112,8 @@ async def _load_items(
     return items, [item for item in unseen if first[item.handle] is item]
 
 
-async def _load_older_items(invocation: InvocationContext) -> list[Item]:
-    """Items of events that a run does not load, or that ADK itself has compacted."""
+async def _load_older(invocation: InvocationContext) -> list[types.Content]:
+    """Contents of events that a run does not load, or that ADK itself has compacted."""
     # No others: what plugins have masked must not come back from here.
     session = invocation.session
     if getattr(invocation.agent, "include_contents", "default") == "none":
@@ -122,5 +132,4 @@ async def _load_older_items(invocation: InvocationContext) -> list[Item]:
         for event in standing
         if event.id not in loaded or is_within(event.timestamp, spans)
     )
-    contents = [e.content for e in older if e.content and is_visible(e, invocation)]
-    return list_items(contents, range(len(contents)))
+    return [e.content for e in older if e.content and is_visible(e, invocation)]

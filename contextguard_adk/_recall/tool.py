@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from google.adk.tools.base_tool import BaseTool
@@ -35,6 +36,9 @@ DECLARATION = types.FunctionDeclaration(
     },
 )
 
+_MAX_QUERY_CHARS = 200
+_SLICE_CHARS = 20_000
+"""A regex with a long query takes less than 50 ms for as many."""
 
 Load = Callable[[], Awaitable[tuple[list[Item], list[Item]]]]
 """Lists all items, and those that the request does not show; newest first."""
@@ -60,7 +64,9 @@ class RecallHistoryTool(BaseTool):
     ) -> dict[str, str]:
         """Answers one call; a bad argument gets an answer that helps."""
         try:
-            answer = self._answer(*await self._load(), args)
+            loaded = await self._load()
+            # Megabytes take seconds, in which nothing else would run.
+            answer = await asyncio.to_thread(self._answer, *loaded, args)
         except Exception as error:  # noqa: BLE001 - a turn must not end here.
             logger.error("recall_history failed: %s.", type(error).__name__)
             return {"result": "The history cannot be read just now."}
@@ -70,7 +76,7 @@ class RecallHistoryTool(BaseTool):
     def _answer(
         self, items: Sequence[Item], hidden: Sequence[Item], args: dict[str, Any]
     ) -> dict[str, str]:
-        query = " ".join(str(args.get("query") or "")[:200].split())
+        query = " ".join(str(args.get("query") or "")[:_MAX_QUERY_CHARS].split())
         handle = str(args.get("item") or "").strip(" #[]`'\"")
         offset = _read_offset(args.get("offset"))
         if not handle:
@@ -191,32 +197,60 @@ def find_matches(items: Iterable[Item], query: str) -> list[tuple[Item, int]]:
     """
     found = dict.fromkeys(re.findall(r"[\w./:@#+-]+", query.lower()))
     words = [word.strip(".:") or word for word in found][:12] or [query.lower()]
-    phrase = re.compile(re.escape(query), re.IGNORECASE)
-    any_word = re.compile("|".join(map(re.escape, words)), re.IGNORECASE)
+    phrase, any_word = _any_of([query]), _any_of(words)
     matches: list[tuple[int, Item, int]] = []
     for item in items:
         text = item.text if not item.media else item.label
-        if place := phrase.search(text):
+        if place := next(_scan(phrase, text), None):
             matches.append((2 * len(words) + 2, item, place.start()))
             continue
         in_title = {w.lower() for w in any_word.findall(f"{item.label} {item.hint}")}
-        hits = [(m.start(), m.group().lower()) for m in any_word.finditer(text)]
-        position, nearby = _densest(hits)
-        if distinct := len({word for _, word in hits} | in_title):
+        position, nearby, in_text = _densest(_scan(any_word, text))
+        if distinct := len(in_text | in_title):
             matches.append((nearby + distinct, item, position))
     matches.sort(key=lambda match: -match[0])
     return [(item, position) for _, item, position in matches]
 
 
-def _densest(hits: Sequence[tuple[int, str]]) -> tuple[int, int]:
-    """Where most different words stand within 200 characters; how many they are."""
-    best_position, best_count, start = 0, 0, 0
+def _any_of(words: Iterable[str]) -> re.Pattern[str]:
+    """Matches any of the words; the shortest only where they stand alone."""
+    forms = (
+        rf"(?<![^\W_]){re.escape(word)}(?![^\W_])"
+        if len(word) < 3 and word.isascii() and word.isalnum()
+        else re.escape(word)
+        for word in words
+    )
+    return re.compile("|".join(forms), re.IGNORECASE)
+
+
+def _scan(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
+    """Finds all matches, in slices: no other thread runs while a regex does."""
+    start = 0
+    while start < len(text):
+        end = start + _SLICE_CHARS
+        for match in pattern.finditer(text, start, end + _MAX_QUERY_CHARS):
+            if match.start() >= end:
+                break
+            yield match
+            end = max(end, match.end())
+        start = end
+
+
+def _densest(hits: Iterable[re.Match[str]]) -> tuple[int, int, set[str]]:
+    """Where most different words stand within 200 characters; how many, and all."""
+    best_position, best_count, found = 0, 0, set[str]()
+    near: deque[tuple[int, str]] = deque()
     inside: Counter[str] = Counter()
-    for position, word in hits:
+    for hit in hits:
+        position, word = hit.start(), hit.group().lower()
+        near.append((position, word))
         inside[word] += 1
-        while position - hits[start][0] > 200:
-            inside[hits[start][1]] -= 1
-            start += 1
-        if len(+inside) > best_count:
-            best_position, best_count = hits[start][0], len(+inside)
-    return best_position, best_count
+        while position - near[0][0] > 200:
+            _, gone = near.popleft()
+            inside[gone] -= 1
+            if not inside[gone]:
+                del inside[gone]
+        if len(inside) > best_count:
+            best_position, best_count = near[0][0], len(inside)
+        found.add(word)
+    return best_position, best_count, found

@@ -68,19 +68,20 @@ class SentCall:
 class Run:
     """What is remembered of a run for as long as ADK keeps its session object."""
 
-    def __init__(self, invocation: InvocationContext) -> None:
+    def __init__(self, invocation: InvocationContext, memo: Memo | None) -> None:
         self.invocation_id = invocation.invocation_id
         self.writes = RunWrites(invocation.session.state)
         self.calls: dict[CallKey, SentCall] = {}
         self.metadata: dict[CallKey, dict[str, Any]] = {}  # For the next event.
         self._memos: dict[str, Memo] = {}
+        self._recorded = memo
         self._paid: list[Session] = []  # Whose summaries it has put in.
         self._events = invocation.session.events
 
     def memo(self, invocation: InvocationContext) -> Memo:
         """Returns what measures an agent's contents, and knows earlier results."""
         agent = getattr(invocation.agent, "name", "")
-        if (memo := self._memos.get(agent)) is None:
+        if (memo := self._recorded or self._memos.get(agent)) is None:
             form = json_form(find_llm(invocation.agent))
             memo = Memo(self._events, self.invocation_id, form)
             self._memos[agent] = memo
@@ -134,6 +135,7 @@ class Guard:
     observers: Observers = field(default_factory=Observers)
     has_namespaced_keys: bool = False
     has_artifacts: bool = True
+    recorded: Memo | None = None  # Of a replay, in which no tool changes a result.
     breaker: CircuitBreaker = field(default_factory=CircuitBreaker)
     tasks: SummaryTasks = field(default_factory=SummaryTasks)
     # Name and version of what no event has named yet.
@@ -170,7 +172,7 @@ class Guard:
             sessions.add(place[1])
             weakref.finalize(session, self._leave, *place).atexit = False
         if (run := runs.get(run_id)) is None:
-            runs[run_id] = run = Run(invocation)
+            runs[run_id] = run = Run(invocation, self.recorded)
         return run
 
     def pop_run(self, invocation: InvocationContext) -> Run:

@@ -13,8 +13,10 @@ from google.genai import types
 from pydantic import JsonValue
 
 from contextguard_adk._history.adk_events import RECALL_TOOL
+from contextguard_adk._history.fingerprints import handle_of
 from contextguard_adk._history.text import payload_text, walk_parts
 from contextguard_adk._measuring.budgets import TokenCounter, excerpt
+from contextguard_adk._measuring.tokens import Memo
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.units import Section
 
@@ -62,8 +64,10 @@ class DoneCalls(Section):
             stored_bytes = len(json.dumps(text, ensure_ascii=False).encode())
             return turn.count(text) if stored_bytes <= 4 * room_tokens else sys.maxsize
 
-        has_recall = turn.has_recall
-        return write_done_list(turn.messages, steps, budget_tokens, count, has_recall)
+        has_recall, memo = turn.has_recall, turn.history.memo
+        return write_done_list(
+            turn.messages, steps, budget_tokens, count, has_recall, memo
+        )
 
 
 def write_done_list(
@@ -72,13 +76,15 @@ def write_done_list(
     budget_tokens: int,
     count: TokenCounter,
     with_handles: bool = False,
+    memo: Memo | None = None,
 ) -> str:
     """Lists the completed calls in some contents, ever shorter until it fits.
 
     First a line for each call, then one for each tool with what tells its calls apart;
     at last the oldest calls are only counted. What failed always shows.
     """
-    calls = list(_completed_calls(contents, indexes, with_handles))
+    memo = memo or Memo()
+    calls = list(_completed_calls(contents, indexes, with_handles, memo))
     for lines in _write_ever_shorter(calls) if calls else ():
         text = "\n".join([DONE_HEADING, *lines]).encode("utf-8", "replace").decode()
         if count(text) <= budget_tokens:
@@ -102,21 +108,30 @@ def _write_ever_shorter(calls: Sequence[_Call]) -> Iterator[list[str]]:
 
 
 def _completed_calls(
-    contents: Sequence[types.Content], indexes: Iterable[int], with_handles: bool
+    contents: Sequence[types.Content],
+    indexes: Iterable[int],
+    with_handles: bool,
+    memo: Memo,
 ) -> Iterator[_Call]:
-    wholes = contents if with_handles else None
-    for said in walk_parts(contents, indexes, wholes=wholes):
+    for said in walk_parts(contents, indexes):
         response, call = said.part.function_response, said.call
         if response is None or call is None or response.name in _UNLISTED:
             continue
-        outcome = _one_line(response.response)
+        outcome, handle, is_failed = memo.get(_read_result, said.part, (said.part,))
         yield _Call(
             name=_one_line(response.name or "?"),
             args={_one_line(k): _one_line(v) for k, v in _flatten(call.args or {})},
             outcome=outcome,
-            handle=said.handle,
-            is_failed=_FAILURE.search(outcome) is not None,
+            handle=handle if with_handles else "",
+            is_failed=is_failed,
         )
+
+
+def _read_result(part: types.Part) -> tuple[str, str, bool]:
+    """Returns what a result says, its handle, and whether the call failed."""
+    response = part.function_response
+    outcome = _one_line(response.response) if response else ""
+    return outcome, handle_of(part), _FAILURE.search(outcome) is not None
 
 
 def _flatten(

@@ -177,7 +177,7 @@ class Ask:
     def end(self) -> dict[str, Any]:
         """Counts what the compaction took, once; returns it as fields of a record."""
         asked: SummaryModel | None = vars(self).get("model")  # Where it was wanted.
-        name, usages = (asked.llm.model, asked.answered) if asked else ("", [])
+        name, usages = (asked.llm.model, asked.usages) if asked else ("", [])
         usage, cost = sum(usages, Usage()), 0.0 if asked is None else None
         if asked is not None:
             self._guard.breaker.note(name, bool(self.failures))

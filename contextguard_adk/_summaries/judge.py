@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, field, replace
 
 from contextguard_adk._measuring.tokens import text_bytes
+from contextguard_adk._support.log import safe_code
 from contextguard_adk.errors import UnusableAnswerError
 from contextguard_adk.records import Usage
 
@@ -52,9 +53,14 @@ def judge(answer: Answer, budget_tokens: int, has_own_form: bool) -> Answer:
     """
     text, finish = answer.text, answer.finish
     if _BLOCKED.search(finish):
-        raise UnusableAnswerError(f"the answer was ended by {finish}", is_blocked=True)
+        by = safe_code(finish, "a filter")
+        raise UnusableAnswerError(f"the answer was ended by {by}", is_blocked=True)
     if not text:
-        why = "" if finish in ("", "STOP") else f" ({finish})"
+        why = (
+            ""
+            if finish in ("", "STOP")
+            else f" ({safe_code(finish, 'an unnamed reason')})"
+        )
         raise UnusableAnswerError(f"the answer holds no text{why}")
     if finish == "MAX_TOKENS":
         if text_bytes(text) / 4 < budget_tokens / 2:

@@ -37,7 +37,7 @@ class SummaryModel:
     is_agents_own: bool = False
     can_think: bool = False
     max_output_tokens: int | None = None
-    answered: list[Usage] = field(default_factory=list)  # Also what was no summary.
+    usages: list[Usage] = field(default_factory=list)  # Zeros where it is unknown.
 
     @property
     def has_own_form(self) -> bool:
@@ -129,8 +129,15 @@ class _Question:
         # A client may change it, as ADK's takes out what a Gemini cache holds.
         update = {"config": self.request.config.model_copy()}
         request = self.request.model_copy(update=update)
-        answer = await _read_answer(self.model.llm, request)
-        self.model.answered.append(answer.usage)
+        usages = self.model.usages
+        usages.append(Usage())  # Until there is an answer, nobody knows.
+        try:
+            answer = await _read_answer(self.model.llm, request)
+        except Exception as error:
+            if 400 <= (read_status(error) or 0) < 500:
+                usages.pop()  # No provider bills what it refuses.
+            raise
+        usages[-1] = answer.usage
         return judge(answer, self.budget_tokens, self.model.has_own_form)
 
     def may_ask_again(self, error: BaseException) -> bool:

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import logging
+import re
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 _MAX_FRAMES = 12
+_CODE = re.compile(r"[A-Za-z0-9][\w.]{0,39}", re.ASCII)
 _warned: set[tuple[str, str]] = set()
+
+
+def safe_code(said: object, otherwise: str) -> str:
+    """Returns what others gave as a code; what has no such form may quote messages."""
+    return str(said) if _CODE.fullmatch(str(said)) else otherwise
+
+
+def one_line(text: str) -> str:
+    """Replaces line breaks and other control characters, which would act in a log."""
+    return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text)
 
 
 def warn_once(
@@ -24,10 +36,13 @@ def warn_once(
         if len(_warned) >= 1_024:
             _warned.clear()
         _warned.add((message, about))
-        logger.log(level, message, about, *args)
+        said = (one_line(each) if isinstance(each, str) else each for each in args)
+        logger.log(level, message, one_line(about), *said)
 
 
-def log_failure(logger: logging.Logger, what: str, error: Exception) -> None:
+def log_failure(
+    logger: logging.Logger, what: str, error: Exception, level: int = logging.ERROR
+) -> None:
     """Logs a failure and its place, without its text: that may quote messages."""
     places = [
         f"{'/'.join(Path(code.co_filename).parts[-2:])}:{line} in {code.co_name}"
@@ -37,7 +52,8 @@ def log_failure(logger: logging.Logger, what: str, error: Exception) -> None:
     if len(places) > _MAX_FRAMES:
         half = _MAX_FRAMES // 2
         places[half:-half] = ["…"]
-    logger.error(
+    logger.log(
+        level,
         "%s: %s at %s. Its text may quote messages: it is logged at DEBUG.",
         *(what, type(error).__name__, " > ".join(places) or "an unknown place"),
     )

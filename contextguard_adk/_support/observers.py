@@ -13,7 +13,7 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from contextguard_adk._support.log import log_failures
+from contextguard_adk._support.log import log_failure
 from contextguard_adk._support.tasks import SummaryTasks
 from contextguard_adk.records import CallRecord, CompactionRecord, PressureRecord
 
@@ -43,14 +43,6 @@ def _start_call(listener: Listener[R], record: R) -> Future[Any]:
     return result
 
 
-async def _end_call(result: Future[Any], kind: str) -> None:
-    with log_failures(logger, f"A listener for {kind} failed"):
-        if not result.done():
-            await asyncio.wrap_future(result)
-        if inspect.isawaitable(outcome := result.result()):
-            await outcome
-
-
 @dataclass
 class Observers:
     """Who is told what happened; pressure is a share of the context window."""
@@ -61,7 +53,21 @@ class Observers:
     on_compaction: Listener[CompactionRecord] | None = None
     on_call: Listener[CallRecord] | None = None
     _tasks: SummaryTasks = field(default_factory=SummaryTasks)
+    _failed: set[type] = field(default_factory=set)
     _late: dict[type, tuple[Task[None], Future[Any]]] = field(default_factory=dict)
+
+    async def _end_call(self, result: Future[Any], kind: type) -> None:
+        """Waits for the end of a call; of failures only the first is a warning."""
+        try:
+            if not result.done():
+                await asyncio.wrap_future(result)
+            if inspect.isawaitable(outcome := result.result()):
+                await outcome
+        except Exception as error:  # noqa: BLE001 - anyone's code may raise anything
+            level = logging.DEBUG if kind in self._failed else logging.WARNING
+            self._failed.add(kind)
+            what = f"A listener for {kind.__name__} failed"
+            log_failure(logger, what, error, level)
 
     async def tell(self, listener: Listener[R] | None, record: R) -> None:
         """Calls a listener and waits for a time, unless a late call is under way."""
@@ -72,7 +78,7 @@ class Observers:
         if listener is None:
             return
         result = _start_call(listener, record)
-        ending = _end_call(result, kind.__name__)
+        ending = self._end_call(result, kind)
         if result.done() and (result.exception() or result.result() is None):
             await ending
             return

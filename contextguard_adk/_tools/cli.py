@@ -15,7 +15,8 @@ from typing import Any
 
 import click
 
-from contextguard_adk._tools.terminal import CommandError, show_text
+from contextguard_adk._support.log import one_line
+from contextguard_adk._tools.terminal import CommandError
 from contextguard_adk.errors import ConfigError
 
 STRATEGIES = ["threshold", "sliding_window", "pipeline"]
@@ -52,7 +53,7 @@ def _run(words: list[str]) -> int:
     except click.UsageError as error:
         name = error.ctx.command_path if error.ctx else "contextguard"
         # YAML reports take several lines; a database's names may hold any character.
-        text = show_text(" ".join(error.format_message().split()))
+        text = one_line(" ".join(error.format_message().split()))
         print(f"{name}: error: {text}", file=sys.stderr)
         return 2
 

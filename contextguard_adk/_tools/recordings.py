@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
-import statistics
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, closing, suppress
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,8 @@ from pydantic import ValidationError
 from contextguard_adk._runtime.scopes import branch_scope
 from contextguard_adk._tools.terminal import CommandError
 from contextguard_adk.records import METADATA_KEY
+
+MAX_TOKENS = 20_000_000
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,13 @@ class RecordedCall:
     event: Event
     prompt_tokens: int
     is_guarded: bool  # The request was changed, so not the whole history counted.
+    heuristic_tokens: int | None  # What a guard has measured of it as it was sent.
+
+    @property
+    def ratio(self) -> float | None:
+        """Real tokens per heuristic token of what was sent."""
+        sent = self.heuristic_tokens
+        return self.prompt_tokens / sent if sent else None
 
 
 async def list_sessions(source: str, key: SessionKey) -> list[ListedSession]:
@@ -225,6 +233,30 @@ _PICKLED = (
 )
 
 
+_COMPUTED = (
+    "{} is not as ADK writes such a file: it has views, triggers, virtual tables or "
+    "computed columns, so what it holds may be anything"
+)
+# As SQLite itself spells it, however it was written.
+_PLAIN = re.compile("CREATE (TABLE|(UNIQUE )?INDEX) ")
+_ALL_COLUMNS = """
+SELECT lower(made.name), lower(columns.name), columns.hidden
+FROM sqlite_master AS made, pragma_table_xinfo(made.name) AS columns
+"""
+
+
+def _check_tables(path: Path, copy: Path) -> None:
+    """Refuses a file that has more than plain tables, or tables with pickles."""
+    with closing(sqlite3.connect(copy)) as connection:
+        made = connection.execute("SELECT sql FROM sqlite_master WHERE sql NOT NULL")
+        is_plain = all(_PLAIN.match(str(sql)) for (sql,) in made)
+        columns = connection.execute(_ALL_COLUMNS).fetchall() if is_plain else []
+    if not is_plain or any(hidden for _, _, hidden in columns):
+        raise CommandError(_COMPUTED.format(path))
+    if ("events", "actions", 0) in columns:
+        raise CommandError(_PICKLED.format(path))
+
+
 @asynccontextmanager
 async def _open_sqlite_file(path: Path) -> AsyncIterator[_Database]:
     """Opens a copy: ADK's service makes missing tables in what it opens."""
@@ -246,11 +278,9 @@ async def _open_sqlite_file(path: Path) -> AsyncIterator[_Database]:
                 closing(sqlite3.connect(copy)) as target,
             ):
                 source.backup(target)
+            _check_tables(path, copy)
             kinds = await query("SELECT typeof(update_time) FROM sessions LIMIT 1", {})
             if kinds == [("text",)]:  # DatabaseSessionService has written the file.
-                with suppress(sqlite3.OperationalError):  # There is no such column.
-                    await query("SELECT events.actions FROM events LIMIT 0", {})
-                    raise CommandError(_PICKLED.format(path))
                 async with _open_url(f"sqlite+aiosqlite:///{copy}") as database:
                     yield database
             else:
@@ -290,28 +320,26 @@ def list_calls(session: Session, agent: str | None = None) -> Iterator[RecordedC
             continue
         for name, count in usage or ():
             # A request of that size will be made up.
-            if isinstance(count, int) and not 0 <= count <= 20_000_000:
+            if isinstance(count, int) and not 0 <= count <= MAX_TOKENS:
                 found = f"event {index}: {name} is {count:,}"
-                raise CommandError(f"{found}; 0 to 20,000,000 tokens are accepted")
+                raise CommandError(f"{found}; 0 to {MAX_TOKENS:,} tokens are accepted")
         is_guarded = bool(read_facts(event).get("recovered"))
         keys = ("__context_guard_summary_", "context_guard:summary:")
         owner = f"{event.author}@{branch_scope(event)}".removesuffix("@")
         is_guarded |= any(state.get(key + owner) is not None for key in keys)
-        yield RecordedCall(index, event, prompt_tokens, is_guarded)
+        heuristic = _read_heuristic(
+            session.events[index : index + 4], owner, prompt_tokens
+        )
+        yield RecordedCall(index, event, prompt_tokens, is_guarded, heuristic)
 
 
-def fit_counts(pairs: Sequence[tuple[int, int]]) -> tuple[int, float]:
-    """Infers what requests have beside their contents, by bytes / 4, and the error."""
-    if not pairs:
-        return 0, 0.0
-    slopes = [
-        (real_b - real_a) / (bytes_b - bytes_a)
-        for (bytes_a, real_a), (bytes_b, real_b) in combinations(pairs, 2)
-        # Requests of nearly the same size say nothing of the slope.
-        if abs(bytes_b - bytes_a) > 0.1 * max(bytes_a, bytes_b)
-    ]
-    weight = min(max(statistics.median(slopes), 0.5), 5.0) if slopes else 1.0
-    intercept = statistics.median(real - weight * tokens for tokens, real in pairs)
-    fixed_tokens = max(0, round(intercept / weight))
-    errors = [abs(weight * (n + fixed_tokens) - real) / real for n, real in pairs]
-    return fixed_tokens, statistics.median(errors)
+def _read_heuristic(events: list[Event], owner: str, real_tokens: int) -> int | None:
+    """Finds what a guard has stored beside this count, at the end of a response."""
+    for event in events:
+        delta = event.actions.state_delta
+        for form in ("__context_guard_{}_{}", "context_guard:{}:{}"):
+            found = delta.get(form.format("last_heuristic", owner))
+            is_own = delta.get(form.format("real_tokens", owner)) == real_tokens
+            if is_own and type(found) is int and 0 < found <= MAX_TOKENS:
+                return found
+    return None

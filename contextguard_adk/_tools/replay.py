@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from rich.console import Console
 
 from contextguard_adk._core import loop
 from contextguard_adk._history.adk_events import RECALL_TOOL
-from contextguard_adk._measuring.tokens import estimate_config_tokens
+from contextguard_adk._measuring.tokens import Memo, estimate_config_tokens
 from contextguard_adk._providers.clients import read_usage
 from contextguard_adk._providers.costs import price_calls
 from contextguard_adk._providers.registry import resolve_context_window, resolve_costs
@@ -27,7 +29,7 @@ from contextguard_adk._tools import recordings, replay_report, terminal
 from contextguard_adk._tools.recordings import RecordedCall, SessionKey
 from contextguard_adk._tools.replay_compare import Comparison, Row, list_rows
 from contextguard_adk._tools.replay_report import Bill, Replayed, ReplayedCall
-from contextguard_adk._tools.replay_side import Sent, Side, count_bytes, make_summarizer
+from contextguard_adk._tools.replay_side import Scale, Sent, Side, make_summarizer
 from contextguard_adk._tools.terminal import CommandError, print_line
 from contextguard_adk.config import PluginSettings, load_settings
 from contextguard_adk.plugin import ContextGuardPlugin
@@ -168,7 +170,8 @@ async def replay_guards(
     replay = _Replay(session, settings, guards, has_cache)
     for name in dict.fromkeys(call.event.author for call in calls):
         await replay.infer(name, [c for c in calls if c.event.author == name])
-    steps = [await replay.step(number, call) for number, call in enumerate(calls, 1)]
+    numbered = terminal.show_progress(list(enumerate(calls, 1)), "Replaying")
+    steps = [await replay.step(number, call) for number, call in numbered]
     return [
         Replayed(session.id, replay.fixed_tokens, list(own), has_cache)
         for own in zip(*steps, strict=True)
@@ -189,19 +192,18 @@ class _Replay:
         has_cache: bool,
     ) -> None:
         self._recorded, self._settings = recorded, settings
-        self._has_cache = has_cache
+        self._has_cache, self._memo = has_cache, Memo(recorded.events)
         self._watching = self._guard(settings.guard, observe=True)
         self._acting = list(map(self._guard, guards))
         self._agents: dict[str, LlmAgent] = {}
-        # Real tokens / (bytes / 4) of an agent's last request with a real count.
-        self._ratios: dict[str, float] = {}
-        self._is_guarded = any(map(recordings.read_facts, recorded.events))
+        self._scales: dict[str, Scale] = {}
         self.fixed_tokens: dict[str, int] = {}
 
     def _guard(self, guard: PluginSettings, observe: bool = False) -> Side:
         """Makes a side of the session that a guard watches or changes."""
         adapt = self._settings.adapt
-        side = Side(self._recorded, self._settings.model, self._has_cache)
+        recorded, model = self._recorded, self._settings.model
+        side = Side(recorded, model, self._memo, self._has_cache)
         plugin = ContextGuardPlugin(
             agents={name: adapt(strategy) for name, strategy in guard.agents.items()},
             default=adapt(guard.default),
@@ -211,6 +213,7 @@ class _Replay:
             prices=guard.prices,
             on_call=side.records.append,
         )
+        plugin._guard.recorded = self._memo
         side.plugins.register_plugin(plugin)
         return side
 
@@ -220,22 +223,23 @@ class _Replay:
             agent = LlmAgent(name=name, tools=_list_tools(self._recorded, name))
         except ValidationError as error:
             raise CommandError(f"{name!r} is not a name of an agent") from error
-        self._agents[name], self._ratios[name] = agent, 1.0
+        self._agents[name], self._scales[name] = agent, Scale()
         own = [call for call in calls if not call.is_guarded]
-        sample = own[:: max(1, len(own) // 40)]
+        measured = [call for call in own if call.heuristic_tokens]
+        sample = (measured or own)[:: max(1, len(measured or own) // 40)]
         request, fits = LlmRequest(), []
         for agent.include_contents in ("none", "default"):
-            side = Side(self._recorded, self._settings.model)
+            side = Side(self._recorded, self._settings.model, self._memo)
             counts = []
             for call in sample:
-                request = (await side.play(call, agent)).request
-                contents = LlmRequest(contents=request.contents)
-                counts.append((count_bytes(contents), call.prompt_tokens))
-            fits.append(recordings.fit_counts(counts))
+                request = await side.build(call, agent)
+                tokens = self._memo.estimate_tokens(request.contents)
+                counts.append((tokens, call.heuristic_tokens or call.prompt_tokens))
+            fits.append(_fit_counts(counts, bool(measured)))
         (turn, turn_error), (whole, whole_error) = fits
         self.fixed_tokens[name] = whole
         # The recorded counts must speak clearly for the rarer setting.
-        if turn_error < whole_error / 2:
+        if turn_error < (0.05 if measured else 1.0) and turn_error < whole_error / 2:
             agent.include_contents, self.fixed_tokens[name] = "none", turn
         if sample:
             config_tokens = estimate_config_tokens(request.config)
@@ -245,22 +249,24 @@ class _Replay:
     async def step(self, number: int, call: RecordedCall) -> list[ReplayedCall]:
         """Replays one call, with each guard."""
         name, watching = call.event.author, self._watching
-        agent = self._agents[name]
-        real = None if call.is_guarded else call.prompt_tokens
-        watching.llm.real_tokens, watching.llm.ratio = real, self._ratios[name]
-        whole = await watching.play(call, agent)
-        self._ratios[name] = watching.llm.ratio
+        agent, scale = self._agents[name], self._scales[name]
+        watching.llm.call, watching.llm.scale = call, scale
+        before = scale.last and scale.last.ratio
+        whole = await watching.send(call, agent, await watching.build(call, agent))
         estimate = whole.record.estimated_tokens if whole.record else None
+        real: int | None = call.prompt_tokens
+        if not watching.llm.is_whole:  # A guard had cut it, and kept what it measured.
+            if estimate and call.heuristic_tokens and before:
+                estimate = round(call.heuristic_tokens * before)
+            else:
+                real = None
         # Whatever each guard takes for the window, what fits is the same for all.
         window_tokens = self._find_window(whole)
         replayed = []
         for acting in self._acting:
-            acting.llm.ratio = self._ratios[name]
+            acting.llm.scale = scale
             sent = await acting.send(call, agent, whole.request)
             acted = sent.record
-            if self._is_guarded and real:  # Of what was cut already then.
-                ratio = real / max(1, count_bytes(sent.request))
-                self._ratios[name] = max(self._ratios[name], ratio)
             compaction = acted.compaction if acted else None
             replayed.append(
                 ReplayedCall(
@@ -308,3 +314,27 @@ def _list_tools(session: Session, agent: str) -> list[Any]:
     names = dict.fromkeys(call.name or "adk_" for call in calls)
     wanted = [name for name in names if not name.startswith((RECALL_TOOL, "adk_"))]
     return [_RecordedTool(name=name, description=name) for name in wanted]
+
+
+def _fit_counts(
+    pairs: Sequence[tuple[int, int]], is_heuristic: bool
+) -> tuple[int, float]:
+    """Infers what requests have beside their contents, by bytes / 4, and the error.
+
+    A guard's heuristic is bytes / 4 as well, but it has cut all but the first.
+    """
+    if not pairs:
+        return 0, 0.0
+    slopes = [
+        (real_b - real_a) / (bytes_b - bytes_a)
+        for (bytes_a, real_a), (bytes_b, real_b) in combinations(pairs, 2)
+        # Requests of nearly the same size say nothing of the slope.
+        if abs(bytes_b - bytes_a) > 0.1 * max(bytes_a, bytes_b)
+    ]
+    weight = min(max(statistics.median(slopes), 0.5), 5.0) if slopes else 1.0
+    weight = 1.0 if is_heuristic else weight
+    first = pairs[:1] if is_heuristic else pairs
+    intercept = statistics.median(real - weight * tokens for tokens, real in first)
+    fixed_tokens = max(0, round(intercept / weight))
+    errors = [abs(weight * (n + fixed_tokens) - real) / real for n, real in pairs]
+    return fixed_tokens, statistics.median(errors)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from google.adk.agents import LlmAgent
@@ -14,21 +16,19 @@ from google.adk.events.event_actions import EventActions
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
+from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.plugins.plugin_manager import PluginManager
 from google.adk.sessions import InMemorySessionService, Session
 from google.genai import types
 from pydantic import Field
 
+from contextguard_adk._history.fingerprints import fingerprint
+from contextguard_adk._measuring.tokens import Memo, estimate_config_tokens
 from contextguard_adk._providers.clients import read_usage
-from contextguard_adk._tools.recordings import RecordedCall
+from contextguard_adk._tools.recordings import RecordedCall, read_facts
 from contextguard_adk._tools.terminal import CommandError
 from contextguard_adk.records import CallRecord, Usage
 from contextguard_adk.testing import SimulatedLlm
-from contextguard_adk.testing.provider import (
-    count_request_tokens,
-    count_shared_tokens,
-    list_prompt_texts,
-)
 
 # Todos and a request for a compaction are the user's.
 _OWN_KEY = re.compile(
@@ -51,35 +51,77 @@ class Sent(NamedTuple):
     record: CallRecord | None
 
 
+@dataclass
+class Scale:
+    """Real tokens / (bytes / 4) of the whole history that an agent has.
+
+    Once a guard has cut the requests, no count is that of all. What is new in one tells
+    how many tokens it takes, since it is new in the whole history as well.
+    """
+
+    ratio: float = 1.0
+    last: RecordedCall | None = None
+    _last_bytes: int = 0
+
+    def of_sent(self, count: int) -> float:
+        """The same of what a guard sends: as recorded, if that is what was sent."""
+        sent, ratio = (self.last and self.last.heuristic_tokens), self.ratio
+        is_same = sent and abs(count / sent - 1) < 0.05
+        return self.last.ratio or ratio if self.last and is_same else ratio
+
+    def read(self, call: RecordedCall, count: int) -> bool:
+        """Reads a recorded count; returns whether it is that of the whole history."""
+        sent, last = call.heuristic_tokens or 0, self.last
+        # A preview leaves no other trace.
+        is_whole = not (call.is_guarded or (sent and count > 1.03 * sent + 30))
+        if is_whole:
+            self.ratio = call.prompt_tokens / count
+        elif call.ratio and last is None:
+            self.ratio = call.ratio
+        elif last:
+            density, new = self.ratio, sent - (last.heuristic_tokens or sent)
+            if new > 0 and not read_facts(call.event):  # Else it may be a summary.
+                found = (call.prompt_tokens - last.prompt_tokens) / new
+                density = min(max(found, 0.2), 5.0)
+            grown = max(0, count - self._last_bytes)
+            self.ratio += grown * (density - self.ratio) / count
+        self.last, self._last_bytes = call, count
+        return is_whole
+
+
 class _RecordedModel(BaseLlm):
     """Reports tokens in place of an answer, and writes summaries offline."""
 
     model: str = ""
     has_cache: bool = False
-    real_tokens: int | None = None  # What was recorded of the next request.
+    call: RecordedCall | None = None  # Which corrects the scale, if it is given.
+    scale: Scale = Field(default_factory=Scale)
+    is_whole: bool = False  # Whether the call's count is that of the request.
     output_tokens: int = 0
-    ratio: float = 1.0  # Real tokens / (bytes / 4); a recorded count corrects it.
     summarizer: SimulatedLlm = Field(default_factory=make_summarizer)
     last: tuple[LlmRequest, Usage] | None = None  # Of those that ask for no summary.
-    cached: list[list[tuple[str, str]]] = Field(default_factory=list)
+    memo: Any = None  # Of what was recorded.
+    cached: list[list[Any]] = Field(default_factory=list)
 
     async def generate_content_async(
         self, llm_request: LlmRequest, stream: bool = False
     ) -> AsyncGenerator[LlmResponse, None]:
         """Answers a request with a dot, or with the summary that it asks for."""
         if self.summarizer.is_summary_request(llm_request):
-            self.summarizer.token_ratio = self.ratio
+            self.summarizer.token_ratio = self.scale.ratio
             async for response in self.summarizer.generate_content_async(llm_request):
                 if usage := response.usage_metadata:
-                    cached_tokens = self._serve_from_cache(llm_request)
+                    _, cached_tokens = self._read(llm_request)
                     usage.cached_content_token_count = cached_tokens
                 yield response
             return
-        count = max(1, count_bytes(llm_request))
-        if self.real_tokens:
-            self.ratio = self.real_tokens / count
-        tokens = max(1, round(count * self.ratio))
-        cached_tokens = min(tokens, self._serve_from_cache(llm_request))
+        count, cached_tokens = self._read(llm_request)
+        ratio = self.scale.of_sent(count)
+        if self.call:
+            self.is_whole = self.scale.read(self.call, count)
+            ratio = self.scale.ratio
+        tokens = max(1, round(count * ratio))
+        cached_tokens = min(tokens, cached_tokens)
         self.last = llm_request, Usage(tokens, cached_tokens, self.output_tokens)
         usage = types.GenerateContentResponseUsageMetadata(
             prompt_token_count=tokens,
@@ -88,21 +130,46 @@ class _RecordedModel(BaseLlm):
         )
         yield LlmResponse(content=types.ModelContent("."), usage_metadata=usage)
 
-    def _serve_from_cache(self, request: LlmRequest) -> int:
-        """Counts what one of the last four prompts began with; keeps this one."""
+    def _read(self, request: LlmRequest) -> tuple[int, int]:
+        """Counts bytes / 4, and the tokens that a cache serves of them."""
+        memo, contents = self.memo, request.contents
+        head = estimate_config_tokens(request.config)
+        count = max(1, head + memo.estimate_tokens(contents))
         if not self.has_cache:
-            return 0
-        now = list_prompt_texts(request)
-        shared = [count_shared_tokens(old, now, self.ratio) for old in self.cached]
+            return count, 0
+        names = [memo.get(fingerprint, c, c.parts or (), c.role) for c in contents]
+        now = [str(request.config.system_instruction), head, *names]
+        pairs = [zip(old, now, strict=False) for old in self.cached]
+        begins = [sum(1 for _ in takewhile(lambda p: p[0] == p[1], p)) for p in pairs]
         self.cached = [*self.cached[-3:], now]
-        return max(shared, default=0)
+        if (same := max(begins, default=0) - 2) < 0:
+            return count, 0
+        shared = head + memo.estimate_tokens(contents[:same])
+        return count, round(shared * self.scale.ratio)
+
+
+class _Builder(BasePlugin):
+    """Takes the request that ADK has built, and has no model called."""
+
+    request: LlmRequest | None = None
+
+    async def before_model_callback(
+        self, *, callback_context: CallbackContext, llm_request: LlmRequest
+    ) -> LlmResponse:
+        """Answers in place of the model."""
+        self.request = llm_request
+        return LlmResponse(content=types.ModelContent("."))
 
 
 class Side:
     """A session that grows as the recording does, and a guard's records, if any."""
 
     def __init__(
-        self, recorded: Session, model: str | None, has_cache: bool = False
+        self,
+        recorded: Session,
+        model: str | None,
+        memo: Memo,
+        has_cache: bool = False,
     ) -> None:
         self._model, self._recorded = model, recorded
         later = {key for event in recorded.events for key in event.actions.state_delta}
@@ -112,31 +179,34 @@ class Side:
         self.state = self._session.state
         self.plugins = PluginManager()
         self.records: list[CallRecord] = []
-        self.llm = _RecordedModel(has_cache=has_cache)
+        self.llm = _RecordedModel(memo=memo, has_cache=has_cache)
 
-    async def play(self, call: RecordedCall, agent: LlmAgent) -> Sent:
-        """Has ADK build the request of a call and make it."""
+    async def build(self, call: RecordedCall, agent: LlmAgent) -> LlmRequest:
+        """Has ADK build the request of a call."""
+        builder = _Builder(name="builder")
+        invocation = self._begin(call, agent, PluginManager([builder]))
         try:
-            async for _ in agent.run_async(self._begin(call, agent)):
+            async for _ in agent.run_async(invocation):
                 pass
         except Exception as error:  # A result without its call, for instance.
             text = f"ADK cannot build a request from the recording: {error}"
             raise CommandError(text) from error
-        return self._take()
+        if builder.request is None:
+            raise CommandError("ADK makes no model call where one was recorded")
+        return builder.request
 
     async def send(
         self, call: RecordedCall, agent: LlmAgent, request: LlmRequest
     ) -> Sent:
-        """Makes the same call as ADK would: to build each anew takes most time."""
+        """Makes the call as ADK would, without the traces, which take most time."""
         changes = {
             "contents": list(request.contents),
             "config": request.config.model_copy(deep=True),
             "tools_dict": dict(request.tools_dict),
         }
         request = request.model_copy(update=changes)
-        context = CallbackContext(
-            self._begin(call, agent), event_actions=EventActions()
-        )
+        invocation = self._begin(call, agent, self.plugins)
+        context = CallbackContext(invocation, event_actions=EventActions())
         await self.plugins.run_before_model_callback(
             callback_context=context, llm_request=request
         )
@@ -144,9 +214,14 @@ class Side:
             await self.plugins.run_after_model_callback(
                 callback_context=context, llm_response=response
             )
-        return self._take()
+        assert self.llm.last is not None, "The model has just noted it."
+        (request, usage), self.llm.last = self.llm.last, None
+        # An exempt agent has no record of it.
+        return Sent(request, usage, self.records.pop() if self.records else None)
 
-    def _begin(self, call: RecordedCall, agent: LlmAgent) -> InvocationContext:
+    def _begin(
+        self, call: RecordedCall, agent: LlmAgent, plugins: PluginManager
+    ) -> InvocationContext:
         """Adds what was recorded before a model call."""
         event = call.event
         for new in self._recorded.events[len(self._session.events) : call.index]:
@@ -164,22 +239,10 @@ class Side:
             isolation_scope=event.isolation_scope,
             node_path=event.node_info.path or None,
             run_config=RunConfig(),
-            plugin_manager=self.plugins,
+            plugin_manager=plugins,
         )
-
-    def _take(self) -> Sent:
-        """Returns what was sent last; an exempt agent has no record of it."""
-        if self.llm.last is None:
-            raise CommandError("ADK makes no model call where one was recorded")
-        (request, usage), self.llm.last = self.llm.last, None
-        return Sent(request, usage, self.records.pop() if self.records else None)
 
 
 def _own_state(values: dict[str, Any]) -> dict[str, Any]:
     """Returns what is in state without what a guard keeps there for itself."""
     return {k: value for k, value in values.items() if not _OWN_KEY.match(k)}
-
-
-def count_bytes(request: LlmRequest) -> int:
-    """Counts a request's tokens as its bytes / 4."""
-    return count_request_tokens(request, token_ratio=1.0, media_tokens=258)

@@ -178,16 +178,17 @@ class _Reader:
         return Compaction(facts, usage, cost, removed_count, removed, summary)
 
     def _read_bill(self, facts: dict[str, Any]) -> tuple[Usage, float | None]:
-        """Reads what summaries took; a price that is missing is looked up."""
+        """Reads what summaries took; where nothing was counted, nobody knows."""
         used = facts.get("usage")
         counts = used if isinstance(used, dict) else {}
         names = vars(Usage())
         usage = Usage(**{name: int(read_number(counts.get(name))) for name in names})
-        cost = read_number(facts.get("cost"))
-        if facts.get("cost") == cost:
-            return usage, cost
-        model = str(facts.get("model") or "")
-        return usage, self._price(model, usage) if model else 0.0
+        cost, model = facts.get("cost"), facts.get("model")
+        if model == "":
+            return usage, 0.0  # No model was asked.
+        if usage == Usage() or cost != (known := read_number(cost)):
+            return usage, self._price(str(model), usage) if model else None
+        return usage, known
 
 
 def _read_covered(stored: AgentState) -> Counter[bytes]:

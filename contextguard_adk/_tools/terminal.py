@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from rich.console import Console
 from rich.measure import Measurement
 from rich.padding import Padding
+from rich.progress import track
 from rich.table import Column, Table
 from rich.text import Text
 
 from contextguard_adk._listeners import announcements
+from contextguard_adk._support.log import one_line
+
+T = TypeVar("T")
 
 console = Console(highlight=False)
 
@@ -59,6 +65,12 @@ def print_sparkline(label: str, sizes: Sequence[int], most: int) -> None:
     console.print(line)
 
 
+def show_progress(items: Sequence[T], label: str) -> Iterable[T]:
+    """Yields items, meanwhile with a bar if stderr is a terminal."""
+    output, is_hidden = Console(stderr=True), not sys.stderr.isatty()
+    return track(items, label, console=output, transient=True, disable=is_hidden)
+
+
 def number_column(name: str) -> Column:
     """Makes a column of numbers."""
     return Column(name, justify="right", no_wrap=True)
@@ -81,13 +93,8 @@ def clean_text(text: str, output: Console = console) -> str:
     """Replaces what an output cannot show, control characters first."""
     if output.options.ascii_only:
         text = text.replace("→", ">").replace("✕", "x")
-    data = show_text(text).encode(output.encoding, "replace")
+    data = one_line(text).encode(output.encoding, "replace")
     return data.decode(output.encoding, "replace")
-
-
-def show_text(text: str) -> str:
-    """Replaces control characters, which would act on a terminal."""
-    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 class _WarningHandler(logging.Handler):
