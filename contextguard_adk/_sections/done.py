@@ -15,14 +15,12 @@ from pydantic import JsonValue
 from contextguard_adk._history.adk_events import RECALL_TOOL
 from contextguard_adk._history.text import payload_text, walk_parts
 from contextguard_adk._measuring.budgets import TokenCounter, excerpt
+from contextguard_adk._support.phrases import CALLS_BEFORE, DONE_SO_FAR, quote_line
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.units import Section
 
 DONE_RATIO = 0.10  # Of the window, for the list of what is done.
 MAX_TELLING_BYTES = 200  # For an argument that tells calls apart: a path, a URL.
-DONE_HEADING = (
-    "[Done so far for this request: each call below was made and has its result]"
-)
 
 _FAILURE = re.compile(
     r'^"?error\b|"(is_?)?error\w*": ?(?!null|false|0|""|\[\]|\{\})|'
@@ -48,6 +46,7 @@ class DoneCalls(Section):
     """Lists the completed calls of the running turn, so that none is made twice."""
 
     name = "done"
+    heading = DONE_SO_FAR
     goes_at = None
 
     def write(
@@ -80,7 +79,7 @@ def write_done_list(
     """
     calls = list(_completed_calls(contents, indexes, with_handles))
     for lines in _write_ever_shorter(calls) if calls else ():
-        text = "\n".join([DONE_HEADING, *lines]).encode("utf-8", "replace").decode()
+        text = "\n".join([DONE_SO_FAR, *lines]).encode("utf-8", "replace").decode()
         if count(text) <= budget_tokens:
             return text
     return ""
@@ -97,7 +96,7 @@ def _write_ever_shorter(calls: Sequence[_Call]) -> Iterator[list[str]]:
         short = _shorten_args(short, {}, most_bytes)
         yield _write_groups(short)
     while short := short[len(short) // 8 + 1 :]:
-        note = f"- … and {len(calls) - len(short)} calls before these"
+        note = f"- {CALLS_BEFORE.format(len(calls) - len(short))}"
         yield [*_write_groups(short), note]
 
 
@@ -133,7 +132,7 @@ def _flatten(
 
 def _one_line(value: object) -> str:
     text = value if isinstance(value, str) else payload_text(value)
-    return " ".join(text[:1_000].split()) if value not in (None, "") else ""
+    return quote_line(text[:1_000]) if value not in (None, "") else ""
 
 
 def _write_lines(calls: Iterable[_Call], outcome_bytes: int) -> list[str]:

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, field, replace
 
 from contextguard_adk._measuring.tokens import text_bytes
+from contextguard_adk._support.phrases import quote
 from contextguard_adk.errors import UnusableAnswerError
 from contextguard_adk.records import Usage
 
@@ -67,7 +68,7 @@ def judge(answer: Answer, budget_tokens: int, has_own_form: bool) -> Answer:
     said = re.sub(r"(?m)^[ \t]*#.*$", "", text) if has_own_form else text
     if len(_WORD.findall(said)) < (2 if has_own_form else 1):
         raise UnusableAnswerError("the answer is no summary")
-    return replace(answer, text=text)
+    return replace(answer, text=quote(text))
 
 
 def _is_json(text: str) -> bool:
