@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -123,6 +124,24 @@ async def test_failed_calls_show_at_every_length(failure: Any) -> None:
         first, rest = done.split("ORD-0002", 1)
         assert re.search(r"error|carrier", first, re.IGNORECASE)
         assert not re.search(r"→ error", rest)
+
+
+EMPTY = [None, [], False, "", 0, {}, "none"]
+
+
+@pytest.mark.parametrize(("indent", "is_text"), [(None, True), (1, True), (0, False)])
+async def test_an_empty_error_is_no_failure(indent: int | None, is_text: bool) -> None:
+    """Tools name fields for errors that there were none; also in JSON as a text."""
+    results: list[Any] = [
+        {"error": none, "nested": {"errors": none}, "log": words(600)} for none in EMPTY
+    ]
+    results.append({"ok": True, "errors": {"a": 1}, "log": words(600)})
+    if is_text:
+        results = [json.dumps(result, indent=indent) for result in results]
+    arguments = [{"order": it, "note": words(60, it)} for it in ORDERS]
+    done = await list_done(arguments, *results, window=8_000)
+    listed = [item for item in ORDERS if re.search(rf"{item}[^;]*→ error", done)]
+    assert listed == ORDERS[len(EMPTY) : len(EMPTY) + len(listed)] != []
 
 
 # --- the newest steps ---

@@ -24,7 +24,6 @@ from contextguard_adk._providers.registry import ModelRegistry
 from contextguard_adk._runtime.scopes import CallKey, branch_scope, name_session
 from contextguard_adk._runtime.sessions import (
     BoundedDict,
-    CircuitBreaker,
     Paid,
     Session,
 )
@@ -128,7 +127,6 @@ class Guard:
     observers: Observers = field(default_factory=Observers)
     has_namespaced_keys: bool = False
     has_artifacts: bool = True
-    breaker: CircuitBreaker = field(default_factory=CircuitBreaker)
     tasks: SummaryTasks = field(default_factory=SummaryTasks)
     # Name and version of what no event has named yet.
     artifacts: BoundedDict[tuple[str, str, str], tuple[str, int]] = field(

@@ -23,11 +23,18 @@ DONE_RATIO = 0.10  # Of the window, for the list of what is done.
 MAX_TELLING_BYTES = 200  # For an argument that tells calls apart: a path, a URL.
 
 _FAILURE = re.compile(
-    r'^"?error\b|"(is_?)?error\w*": ?(?!null|false|0|""|\[\]|\{\})|'
+    r'^"?error\b|"(is_?)?error\w*": ?+(?!null|false|0|""|\[\]|\{\})|'
     r'"status": ?"(error|fail)|^\{"result": ?"error\b|'
     r'"(ok|success\w*)": ?false|"(exit|return)_?code": ?-?[1-9]',
     re.IGNORECASE,
 )
+_FAULT = re.compile(  # A field of parsed JSON.
+    r"(is_?)?error\w*: (?!\s*(0(\.0)?|null|none|false|no|\[\]|\{\})?\s*$)|"
+    r"status: (error|fail)|(ok|success\w*): false$|(exit|return)_?code: -?[1-9]|"
+    r"result: error\b",
+    re.IGNORECASE,
+)
+MAX_PARSED_CHARS = 100_000  # Of a longer text the beginning tells.
 _UNLISTED = {RECALL_TOOL, "todos"}  # The todo list stands beside the summary.
 
 
@@ -114,8 +121,28 @@ def _completed_calls(
             args={_one_line(k): _one_line(v) for k, v in _flatten(call.args or {})},
             outcome=outcome,
             handle=said.handle,
-            is_failed=_FAILURE.search(outcome) is not None,
+            is_failed=_is_failure(payload_text(response.response), outcome),
         )
+
+
+def _is_failure(text: str, outcome: str) -> bool:
+    """Whether a result says that its call failed, by its fields where it is JSON."""
+    try:
+        parsed = json.loads(text) if len(text) <= MAX_PARSED_CHARS else None
+    except (ValueError, RecursionError):
+        parsed = None
+    if isinstance(parsed, dict | list):
+        return _tells_failure("", parsed)
+    return _FAILURE.search(outcome) is not None
+
+
+def _tells_failure(name: str, value: object, depth: int = 8) -> bool:
+    if not (value and depth and isinstance(value, dict | list)):
+        return _FAULT.match(f"{name}: {str(value)[:200]}") is not None
+    if _FAULT.match(f"{name}: …"):
+        return True
+    pairs = value.items() if isinstance(value, dict) else enumerate(value[:50])
+    return any(_tells_failure(str(k), item, depth - 1) for k, item in pairs)
 
 
 def _flatten(

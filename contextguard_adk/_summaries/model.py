@@ -10,6 +10,7 @@ from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
+from contextguard_adk._history.contents import content_text
 from contextguard_adk._providers.clients import read_usage, thinking_tokens
 from contextguard_adk._providers.overflow import parse_overflow
 from contextguard_adk._providers.retry import (
@@ -131,7 +132,8 @@ class _Question:
         request = self.request.model_copy(update=update)
         answer = await _read_answer(self.model.llm, request)
         self.model.answered.append(answer.usage)
-        return judge(answer, self.budget_tokens, self.model.has_own_form)
+        shown = "\n".join(map(content_text, request.contents))
+        return judge(answer, self.budget_tokens, self.model.has_own_form, shown)
 
     def may_ask_again(self, error: BaseException) -> bool:
         """Whether another try is worth it; decides what is asked then."""
