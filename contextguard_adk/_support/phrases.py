@@ -19,7 +19,7 @@ def _line(opening: str, rest: str = "", openings: list[str] = _FRAME) -> str:
 
 
 SYSTEM = _line("[System:", " ")
-SUMMARY_BEGIN = _line("[Previous conversation summary]")
+SUMMARY_BEGIN = _line("[Previous conversation summary", "]")
 SUMMARY_END = _line("[End of summary", " — conversation continues below]")
 NO_SUMMARY = _line("[Older messages were left out", "; they are not summarized.]")
 USER_MESSAGES = _line(
@@ -35,8 +35,8 @@ RECALL_NOTE = _line(
 _line("[{handle} ")  # The title of an item that is read back.
 MORE = _line("[more:", " {}]")
 GOES_ON = _line("[goes on:", " {}]")
-END_OF_LIST = _line("[end of the list]")
-END_OF_ITEM = _line("[end of the item]")
+END_OF_LIST = _line("[end of the list", "]")
+END_OF_ITEM = _line("[end of the item", "]")
 
 EXCERPTS = _line("[Excerpts of what came later", "]", _NOTICES)
 ATTACHED = _line("[attached ", "{}]", _NOTICES)
