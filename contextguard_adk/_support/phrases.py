@@ -62,7 +62,11 @@ _ALIKE = {
 def _spell(opening: str) -> str:
     """What a reader would take for an opening, behind its bracket."""
     plain = opening[1:].replace("{handle}", "\0").replace("{}", "\1")
-    known = {**_ALIKE, "\0": "[0-9a-f]{10}", "\1": r"\d[\d,.]*"}
+    known = {
+        **_ALIKE,
+        "\0": rf"(?:[0-9a-f\uff10-\uff19\uff41-\uff46][{_UNSEEN}]*+){{10}}",
+        "\1": r"\d[\d,.]*",
+    }
     # Full-width forms stand in the order of ASCII.
     spelled = (known.get(c) or f"[{re.escape(c)}{chr(ord(c) + 0xFEE0)}]" for c in plain)
     return f"[{_UNSEEN}]*+".join(spelled)
