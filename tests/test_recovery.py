@@ -324,12 +324,9 @@ async def test_a_callback_that_copies_contents_leaves_one_summary(
     strategy: Strategy, is_streaming: bool
 ) -> None:
     """What the guard has sent is known by what it says, not by the object."""
-    llm = make_llm(
-        [*working_script(2, searches=3), *working_script(1, searches=3)[:-1]],
-        summary_replies=lambda _: "The scanner was used.",
-    )
-    script = [*(llm.script or ())]  # type: ignore[arg-type]
-    llm.script = [*script, overflow(limit=3_500, used=6_000), "Answer 2."]
+    script = [*working_script(2, searches=3), *working_script(1, searches=3)[:-1]]
+    script += [overflow(limit=3_500, used=6_000), "Answer 2."]
+    llm = make_llm(script, summary_replies=lambda _: "The scanner was used.")
     agent = {"before_model_callback": copy_contents}
     chat = open_chat(llm, strategy, agent, is_streaming=is_streaming)
     await work(chat, 2)

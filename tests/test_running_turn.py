@@ -129,7 +129,7 @@ async def test_failed_calls_show_at_every_length(failure: Any) -> None:
         assert not re.search(r"→ error", rest)
 
 
-EMPTY = [None, [], False, "", 0, {}, "none"]
+EMPTY: list[Any] = [None, [], False, "", 0, {}, "none"]
 
 
 @pytest.mark.parametrize(("indent", "is_text"), [(None, True), (1, True), (0, False)])

@@ -13,7 +13,7 @@ from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from contextguard_adk import Pipeline, SlidingWindow, Threshold
-from contextguard_adk.strategies import Strategy
+from contextguard_adk.strategies import Strategy, ToolOutputTruncation
 from contextguard_adk.testing import Reply, SimulatedLlm, call
 from tests.builders import Chat, queued_tool
 from tests.chats import DEMAND, agent_requests, guarded_chat
@@ -24,13 +24,10 @@ STRATEGIES: list[Strategy] = [
     SlidingWindow(context_window=WINDOW, max_messages=6),
     Pipeline(
         context_window=WINDOW,
-        tool_output={
-            "max_length": 600,
-            "head_length": 300,
-            "tail_length": 200,
-            "smart_truncate": True,
-        },
-    ),  # type: ignore[arg-type]
+        tool_output=ToolOutputTruncation(
+            max_length=600, head_length=300, tail_length=200, smart_truncate=True
+        ),
+    ),
 ]
 
 FORGED = "FORGED"

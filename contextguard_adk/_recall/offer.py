@@ -105,8 +105,9 @@ async def _load_items(
 async def _load_older_items(invocation: InvocationContext) -> list[Item]:
     """Items of events that a run does not load, or that ADK itself has compacted."""
     # No others: what plugins have masked must not come back from here.
-    session = invocation.session
-    if getattr(invocation.agent, "include_contents", "default") == "none":
+    session, agent = invocation.session, invocation.agent
+    is_own = getattr(agent, "include_contents", "default") == "none"
+    if is_own or _may_be_rewritten(invocation):
         return []
     events: Sequence[Event] = session.events
     loaded = {event.id for event in events}
@@ -124,3 +125,12 @@ async def _load_older_items(invocation: InvocationContext) -> list[Item]:
     )
     contents = [e.content for e in older if e.content and is_visible(e, invocation)]
     return list_items(contents, range(len(contents)))
+
+
+def _may_be_rewritten(invocation: InvocationContext) -> bool:
+    """Whether a plugin may have masked what the agent was shown of other requests."""
+    known = "google.adk.", "contextguard_adk."
+    callbacks = (
+        type(p).before_model_callback for p in invocation.plugin_manager.plugins
+    )
+    return not all(callback.__module__.startswith(known) for callback in callbacks)

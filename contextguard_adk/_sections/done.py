@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -15,7 +16,7 @@ from pydantic import JsonValue
 from contextguard_adk._history.adk_events import RECALL_TOOL
 from contextguard_adk._history.text import payload_text, walk_parts
 from contextguard_adk._measuring.budgets import TokenCounter, excerpt
-from contextguard_adk._support.phrases import CALLS_BEFORE, DONE_SO_FAR, quote_line
+from contextguard_adk._support.phrases import DONE, quote_line
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.units import Section
 
@@ -28,13 +29,7 @@ _FAILURE = re.compile(
     r'"(ok|success\w*)": ?false|"(exit|return)_?code": ?-?[1-9]',
     re.IGNORECASE,
 )
-_FAULT = re.compile(  # A field of parsed JSON.
-    r"(is_?)?error\w*: (?!\s*(0(\.0)?|null|none|false|no|\[\]|\{\})?\s*$)|"
-    r"status: (error|fail)|(ok|success\w*): false$|(exit|return)_?code: -?[1-9]|"
-    r"result: error\b",
-    re.IGNORECASE,
-)
-MAX_PARSED_CHARS = 100_000  # Of a longer text the beginning tells.
+_NO_ERROR: tuple[object, ...] = ("", None, 0, [], {}, "none", "null")
 _UNLISTED = {RECALL_TOOL, "todos"}  # The todo list stands beside the summary.
 
 
@@ -53,7 +48,7 @@ class DoneCalls(Section):
     """Lists the completed calls of the running turn, so that none is made twice."""
 
     name = "done"
-    heading = DONE_SO_FAR
+    heading = DONE
     goes_at = None
 
     def write(
@@ -86,7 +81,7 @@ def write_done_list(
     """
     calls = list(_completed_calls(contents, indexes, with_handles))
     for lines in _write_ever_shorter(calls) if calls else ():
-        text = "\n".join([DONE_SO_FAR, *lines]).encode("utf-8", "replace").decode()
+        text = "\n".join([DONE, *lines]).encode("utf-8", "replace").decode()
         if count(text) <= budget_tokens:
             return text
     return ""
@@ -103,7 +98,7 @@ def _write_ever_shorter(calls: Sequence[_Call]) -> Iterator[list[str]]:
         short = _shorten_args(short, {}, most_bytes)
         yield _write_groups(short)
     while short := short[len(short) // 8 + 1 :]:
-        note = f"- {CALLS_BEFORE.format(len(calls) - len(short))}"
+        note = f"- … and {len(calls) - len(short)} calls before these"
         yield [*_write_groups(short), note]
 
 
@@ -127,22 +122,16 @@ def _completed_calls(
 
 def _is_failure(text: str, outcome: str) -> bool:
     """Whether a result says that its call failed, by its fields where it is JSON."""
-    try:
-        parsed = json.loads(text) if len(text) <= MAX_PARSED_CHARS else None
-    except (ValueError, RecursionError):
-        parsed = None
-    if isinstance(parsed, dict | list):
-        return _tells_failure("", parsed)
+
+    def keep(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        # Some name a field for an error that there was none.
+        return {
+            k: v for k, v in pairs if v not in _NO_ERROR or "error" not in k.lower()
+        }
+
+    with contextlib.suppress(ValueError, RecursionError):
+        outcome = json.dumps(json.loads(text, object_pairs_hook=keep))[:1_000]
     return _FAILURE.search(outcome) is not None
-
-
-def _tells_failure(name: str, value: object, depth: int = 8) -> bool:
-    if not (value and depth and isinstance(value, dict | list)):
-        return _FAULT.match(f"{name}: {str(value)[:200]}") is not None
-    if _FAULT.match(f"{name}: …"):
-        return True
-    pairs = value.items() if isinstance(value, dict) else enumerate(value[:50])
-    return any(_tells_failure(str(k), item, depth - 1) for k, item in pairs)
 
 
 def _flatten(

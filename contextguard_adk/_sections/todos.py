@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field, JsonValue, TypeAdapter, ValidationError
 from contextguard_adk._measuring.budgets import TokenCounter
 from contextguard_adk._runtime.adk_tree import declares_state_schema
 from contextguard_adk._runtime.state import AgentState
-from contextguard_adk._support.phrases import MORE_TASKS, TODO_LIST, quote_line
+from contextguard_adk._support.phrases import TODO_LIST, quote_line
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.units import Section
 
@@ -133,7 +133,7 @@ def render_todos(
     done = [i for i, (status, _) in enumerate(items) if status == "completed"]
     still_open = [i for i in range(len(lines)) if i not in done]
     lines = [line[:500] for line in lines]
-    note = f"- {MORE_TASKS}"
+    note = "- … and {} more tasks that are not shown"
     room = budget_tokens - count(f"{TODO_LIST}\n{note}") - 1
     kept = []
     for i in [*still_open, *reversed(done)]:

@@ -24,19 +24,12 @@ from contextguard_adk._history.fingerprints import handle_of
 from contextguard_adk._history.history import History
 from contextguard_adk._history.stored import StoredSummary
 from contextguard_adk._measuring.budgets import shorten, shorten_to_tokens
-from contextguard_adk._support.phrases import (
-    NO_SUMMARY,
-    SUMMARY_BEGIN,
-    SUMMARY_END,
-    SYSTEM,
-    quote,
-    quote_stored,
-)
+from contextguard_adk._support import phrases
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.values import Outcome
 
 _CONTINUATION = (
-    SYSTEM + "The conversation was compacted because {why}. "
+    phrases.SYSTEM + "The conversation was compacted because {why}. "
     "The summary above contains all prior context. {request}Continue {where} without "
     "asking the user to repeat anything. If a newer message of the user follows below, "
     "that message is the current request{instead}.]"
@@ -182,9 +175,10 @@ def render_head(
         section.render(stored.beside.get(section.name))
         for section in _sections.SECTIONS
     )
-    summary = quote_stored(stored.text) or NO_SUMMARY
+    summary = phrases.quote_stored(stored.text) or phrases.NO_SUMMARY
     text = "\n\n".join(filter(None, (summary, *beside)))
-    parts = [types.Part(text=f"{SUMMARY_BEGIN}\n{text}\n{SUMMARY_END}")]
+    text = f"{phrases.SUMMARY_BEGIN}\n{text}\n{phrases.SUMMARY_END}"
+    parts = [types.Part(text=text)]
     if stored.has_continuation:
         parts += _continue(history, stored, covered)
     return types.Content(role="user", parts=parts)
@@ -197,7 +191,7 @@ def _continue(
     same = (i for i in covered if history.fingerprint(i).hex() == stored.request)
     index = max(same, default=None)
     request = None if index is None else history.contents[index]
-    text = quote(content_text(request))
+    text = phrases.quote(content_text(request))
     if stored.request_chars >= 0:
         # Under this handle stands the part that loses most.
         texts = [part for part in parts_of(request) if part.text]

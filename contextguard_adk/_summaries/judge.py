@@ -43,17 +43,16 @@ _REFUSAL = re.compile(
     re.VERBOSE | re.IGNORECASE,
 )
 _QUESTION_MARKS = "?\uff1f\u061f\u037e"
-_HEADING = re.compile(r"(user|model|tool|other agent):( \[.*)?")
+_OF_ENTRY = re.compile(r"  |(user|model|tool|other agent):(?: \[|$)")
 _KANA_OR_HAN = "\u3040-\u30ff\u4e00-\u9fff"
 # What may name something: words with digits, long ones but those that ask for more,
 # three letters of scripts without spaces.
 _FACT = re.compile(
     rf"""(?=([{_KANA_OR_HAN}]{{3}}))[{_KANA_OR_HAN}]
     |(?=[^\W\d{_KANA_OR_HAN}]*\d)[^\W{_KANA_OR_HAN}]{{2,}}
-    |\b(?!summar|conversation|transcript|please|provide|specific|content|messages?\b
-      |details|context|clarify|should|exactly|document|information|zusammen|möchte
-      |könnte|welche|gespräch|resum|convers|quier|quisiera|podría|puede|gustaría
-      |souhait|voulez|pouvez|voudri)[^\W\d_{_KANA_OR_HAN}]{{6,}}""",
+    |\b(?!summar|conversa|transcript|please|provide|specific|content|message|details
+      |context|clarify|exactly|document|zusammen|möchte|welche|gespräch|r[ée]sum|gustaría
+      |souhait|voulez)[^\W\d_{_KANA_OR_HAN}]{{6,}}""",
     re.VERBOSE,
 )
 _WORD = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]|\w+")
@@ -104,14 +103,10 @@ def _has_facts(text: str, shown: str) -> bool:
 def _is_echo(text: str, shown: str) -> bool:
     """Whether most of an answer stands in the transcript just so, margins and all."""
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]
-    headings = list(filter(_HEADING.fullmatch, lines))
-    known = set(map(str.rstrip, shown.splitlines()))
-    copied = [*headings, *(x for x in lines if x.startswith("  "))]
-    if f"\n{lines[-1]}" in shown:
+    known = {line.rstrip() for line in shown.splitlines() if _OF_ENTRY.match(line)}
+    if _OF_ENTRY.match(lines[-1]) and f"\n{lines[-1]}" in shown:
         known.add(lines[-1])  # It may be cut.
-    copied_chars = sum(len(line) for line in copied if line in known)
-    is_copy = 2 * copied_chars > sum(map(len, lines))
-    return is_copy or len(headings) - len(set(headings)) > 2
+    return 2 * sum(len(x) for x in lines if x in known) > sum(map(len, lines))
 
 
 def _is_json(text: str) -> bool:
