@@ -91,9 +91,8 @@ class RecallHistoryTool(BaseTool):
         if offset >= count:
             return f"[{item.title}]\nOffset {offset} lies behind its end."
         head = f"[{item.title}; from {offset}]\n"
-        more = phrases.GOES_ON.format(
-            f"recall_history(item={item.handle!r}, offset={{}})"
-        )
+        again = f"recall_history(item={item.handle!r}, offset={{}})"
+        more = phrases.GOES_ON.format(again)
         room = self._page_tokens - self._count(f"{head}\n{more.format(count)}")
         page = self._fill(item.text[offset:], room)
         end = offset + len(page)
@@ -167,12 +166,8 @@ class RecallHistoryTool(BaseTool):
                 break
             shown.append(block)
         end = offset + len(shown)
-        more = (
-            phrases.MORE.format(again.format(end))
-            if end < total
-            else phrases.END_OF_LIST
-        )
-        return "\n".join([head, *shown, more])
+        more = phrases.MORE.format(again.format(end))
+        return "\n".join([head, *shown, more if end < total else phrases.END_OF_LIST])
 
     def _fill(self, text: str, room_tokens: int) -> str:
         """The longest beginning of a text that fits; at least one character."""

@@ -121,6 +121,5 @@ def write_mechanical_summary(
     """Writes a summary without a model: what was said before, then excerpts."""
     lines = [entry.text for entry in fit_entries(entries, budget_tokens, count)]
     # At the margin of what follows only the guard writes.
-    return "\n".join(
-        [previous_summary, EXCERPTS, *lines] if previous_summary else lines
-    )
+    before = [previous_summary, EXCERPTS] if previous_summary else []
+    return "\n".join([*before, *lines])

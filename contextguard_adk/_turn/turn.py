@@ -28,6 +28,7 @@ from contextguard_adk._measuring.calibration import (
     estimate_prompt_tokens,
     token_counter,
 )
+from contextguard_adk._measuring.density import script_discount_tokens
 from contextguard_adk._measuring.tokens import estimate_contents_tokens
 from contextguard_adk._runtime.sessions import SessionFacts
 from contextguard_adk._runtime.state import AgentState
@@ -221,8 +222,13 @@ class Turn:
     def quoted_chars(self) -> int:
         """How many characters of the current request to quote; -1 for all."""
         most_tokens = int(self.budgets.window_tokens * QUOTED_RATIO)
-        # By its own density: a factor for whole requests would cut what fits.
-        count = token_counter(None)
+
+        def count(text: str) -> int:
+            # By its own density: the factor of a whole request would cut what fits.
+            raw = text.encode("utf-8", "replace")
+            least_tokens = len(raw) / 4 - script_discount_tokens(raw)
+            return max(token_counter(None)(text), int(least_tokens))
+
         if count(self.request_text) <= most_tokens:
             return -1
         return len(shorten_to_tokens(self.request_text, most_tokens, count))
