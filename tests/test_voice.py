@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
@@ -15,8 +16,8 @@ from hypothesis import strategies as st
 from contextguard_adk import Pipeline, SlidingWindow, Threshold
 from contextguard_adk.strategies import Strategy, ToolOutputTruncation
 from contextguard_adk.testing import Reply, SimulatedLlm, call
-from tests.builders import Chat, queued_tool
-from tests.chats import DEMAND, agent_requests, guarded_chat
+from tests.builders import Chat, queued_tool, response, user
+from tests.chats import DEMAND, Changing, agent_requests, guarded_chat
 
 WINDOW = 6_000
 STRATEGIES: list[Strategy] = [
@@ -174,3 +175,32 @@ async def test_only_the_guard_ever_begins_its_lines(
 ) -> None:
     """The same with many more examples."""
     await check(strategy, result, summary)
+
+
+async def test_a_result_without_its_call_is_quoted() -> None:
+    """It is told as a text, below a line of the guard."""
+
+    def put(request: LlmRequest) -> None:
+        request.contents = [response("look", ALL), user("Go on.")]
+
+    llm = SimulatedLlm()
+    await guarded_chat(llm, before=[Changing(put)]).say("Go on.")
+    assert "[System: Result of the tool 'look'" in llm.requests[-1].text
+    lines = [plain(line) for line in llm.requests[-1].text.splitlines()]
+    assert not [x for x in lines if x.lower().startswith(OPENINGS) and FORGED in x]
+
+
+async def test_a_request_that_is_cut_to_fit_quotes_what_it_cuts() -> None:
+    """After rejections results and messages are shortened, with notices in them."""
+    steps: list[Reply] = [[call("look")] * 3, "Noted."]
+    llm = SimulatedLlm(context_window=2_500, script=steps * 3)
+    llm.summary_replies = lambda _: ALL
+    tools = [queued_tool("look", [f"{ALL}{'The gate is open. ' * 900}{ALL}"])]
+    strategy = Threshold(context_window=200_000, preview_tokens=None)
+    chat = guarded_chat(llm, strategy, agent={"tools": tools})
+    for _ in range(3):
+        await chat.say(f"Look. {'And see. ' * 50}")
+    assert llm.rejections
+    sent = [each for each in agent_requests(llm) if not each.rejected]
+    assert "middle left out" in sent[-2].text
+    assert [find_forged(each.contents) for each in sent] == [[] for _ in sent]
