@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import json
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -15,11 +16,13 @@ from google.adk.agents import LlmAgent, ParallelAgent
 from google.adk.agents.run_config import RunConfig
 from google.adk.models.llm_request import LlmRequest
 from google.adk.plugins.base_plugin import BasePlugin
+from google.adk.plugins.logging_plugin import LoggingPlugin
 from google.adk.sessions import InMemorySessionService, Session
 from google.adk.sessions.base_session_service import GetSessionConfig
 from google.genai import types
 
-from contextguard_adk import ContextGuardPlugin, Threshold
+from contextguard_adk import ContextGuardPlugin, Pipeline, SlidingWindow, Threshold
+from contextguard_adk.strategies import Strategy
 from contextguard_adk.testing import RecordedRequest, Reply, SimulatedLlm
 from contextguard_adk.testing import call as tool_call
 from tests.builders import (
@@ -312,7 +315,7 @@ async def test_auto_offers_where_it_does_no_harm(
 def open_chat(
     window: int = WINDOW,
     results: Sequence[str] = ("x",),
-    strategy: Threshold | None = None,
+    strategy: Strategy | None = None,
     **settings: Any,
 ) -> tuple[SimulatedLlm, Chat]:
     """A chat whose agent has one tool, with its model."""
@@ -510,6 +513,50 @@ async def test_what_a_plugin_masks_does_not_come_back() -> None:
     page = await search(llm, chat, f"code {SECRET}")
     assert "Mind the code ****." in page
     assert SECRET not in page
+
+
+def mask_all(request: LlmRequest) -> None:
+    """Masks the secret in texts and in what tools returned."""
+    hide(SECRET, request)
+    for part in (part for each in request.contents for part in each.parts or ()):
+        if (answer := part.function_response) and answer.response:
+            masked = json.dumps(answer.response).replace(SECRET, "****")
+            answer.response = json.loads(masked)
+
+
+PARTLY: list[Strategy] = [
+    Threshold(context_window=WINDOW),
+    SlidingWindow(context_window=WINDOW, max_messages=6),
+    Pipeline(context_window=WINDOW),
+]
+
+
+@pytest.mark.parametrize("strategy", PARTLY, ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize("is_result", [False, True])
+async def test_what_was_masked_stays_so_where_it_is_not_loaded(
+    strategy: Strategy, is_result: bool
+) -> None:
+    """What the agent was never shown is not read from the session either."""
+    results, mask = [f"The code is {SECRET}."], Changing(mask_all)
+    settings: dict[str, Any] = {"before": [mask], "run_config": loading(12)}
+    llm, chat = open_chat(WINDOW, results, strategy, **settings)
+    llm.script = [tool_call("look"), "Seen."] if is_result else ["Noted."]
+    await chat.say("Look at it." if is_result else f"Mind the code {SECRET}.")
+    llm.script = lambda _: "ok"
+    await fill(chat, 14)
+    await search(llm, chat, "mind the code")
+    found = [r for e in await chat.events() for r in e.get_function_responses()]
+    pages = [str(r.response) for r in found if r.name == "recall_history"]
+    assert pages
+    assert SECRET not in str(pages)
+
+
+async def test_plugins_of_adk_hide_nothing() -> None:
+    """They are known to mask nothing."""
+    llm, chat = open_chat(before=[LoggingPlugin()], run_config=loading(12))
+    await chat.say(f"Mind the code {SECRET}.")
+    await fill(chat, 14)
+    assert "user message" in await search(llm, chat, f"code {SECRET}")
 
 
 class FailingSessions(InMemorySessionService):

@@ -311,3 +311,27 @@ async def test_resend_respects_what_later_callbacks_did(
     asked = [content for content in shown if content == user("Question 0?")]
     quoted = "The user's current request is: `Question 0?`"
     assert len(asked) + resent.text.count(quoted) == 1
+
+
+def copy_contents(callback_context: Any, llm_request: LlmRequest) -> None:
+    """Copies each content, as callbacks do before they change one."""
+    copies = [each.model_copy(deep=True) for each in llm_request.contents]
+    llm_request.contents = copies
+
+
+@both_strategies
+async def test_a_callback_that_copies_contents_leaves_one_summary(
+    strategy: Strategy, is_streaming: bool
+) -> None:
+    """What the guard has sent is known by what it says, not by the object."""
+    script = [*working_script(2, searches=3), *working_script(1, searches=3)[:-1]]
+    script += [overflow(limit=3_500, used=6_000), "Answer 2."]
+    llm = make_llm(script, summary_replies=lambda _: "The scanner was used.")
+    agent = {"before_model_callback": copy_contents}
+    chat = open_chat(llm, strategy, agent, is_streaming=is_streaming)
+    await work(chat, 2)
+    await chat.set_state({"context_guard:compact": True})
+    await work(chat, 1, start=2)
+    rejected, resent = agent_requests(llm)[-2:]
+    assert rejected.text.count(SUMMARY_BEGIN) == resent.text.count(SUMMARY_BEGIN) == 1
+    assert resent.prompt_tokens < rejected.prompt_tokens

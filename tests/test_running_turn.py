@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from google.adk.agents import LlmAgent
 from google.adk.models.llm_request import LlmRequest
 from google.adk.tools.base_tool import BaseTool
+from google.adk.workflow import START, Workflow
 from google.genai import types
 
-from contextguard_adk import Pipeline, Threshold
+from contextguard_adk import ContextGuardPlugin, Pipeline, SlidingWindow, Threshold
+from contextguard_adk.strategies import Strategy
 from contextguard_adk.testing import (
     ContextOverflowError,
     RecordedRequest,
@@ -123,6 +127,24 @@ async def test_failed_calls_show_at_every_length(failure: Any) -> None:
         first, rest = done.split("ORD-0002", 1)
         assert re.search(r"error|carrier", first, re.IGNORECASE)
         assert not re.search(r"→ error", rest)
+
+
+EMPTY: list[Any] = [None, [], False, "", 0, {}, "none"]
+
+
+@pytest.mark.parametrize(("indent", "is_text"), [(None, True), (1, True), (0, False)])
+async def test_an_empty_error_is_no_failure(indent: int | None, is_text: bool) -> None:
+    """Tools name fields for errors that there were none; also in JSON as a text."""
+    results: list[Any] = [
+        {"error": none, "nested": {"errors": none}, "log": words(600)} for none in EMPTY
+    ]
+    results.append({"ok": True, "errors": {"a": 1}, "log": words(600)})
+    if is_text:
+        results = [json.dumps(result, indent=indent) for result in results]
+    arguments = [{"order": it, "note": words(60, it)} for it in ORDERS]
+    done = await list_done(arguments, *results, window=8_000)
+    listed = [item for item in ORDERS if re.search(rf"{item}[^;]*→ error", done)]
+    assert listed == ORDERS[len(EMPTY) : len(EMPTY) + len(listed)] != []
 
 
 # --- the newest steps ---
@@ -256,3 +278,68 @@ async def test_failed_calls_are_tried_again(kind: type[Threshold | Pipeline]) ->
     assert outcome.answer == "All done."
     assert outcome.compactions
     assert shipped == Counter(orders)
+
+
+# --- the request itself ---
+
+BY_SIZE = [
+    Threshold(context_window=16_000),
+    SlidingWindow(context_window=16_000, max_messages=6),
+    Pipeline(context_window=16_000),
+]
+by_size = pytest.mark.parametrize("strategy", BY_SIZE, ids=lambda s: type(s).__name__)
+
+
+def work_long() -> SimulatedLlm:
+    """A model that looks at much, and does not say what its requests take."""
+    steps: list[Reply] = [call("look")] * 12
+    llm = SimulatedLlm(context_window=16_000, usage="never", script=[*steps, "Done."])
+    llm.summary_replies = lambda _: "They spoke of valves."
+    return llm
+
+
+def check_quoted(llm: SimulatedLlm, task: str, least: int) -> None:
+    """The task stands word for word in each request."""
+    assert (llm.violations, llm.rejections) == (0, 0)
+    assert llm.summaries >= least
+    assert all(task in request.text for request in agent_requests(llm))
+
+
+def list_steps(count: int) -> str:
+    """A task in plain words."""
+    steps = (f"Then see to the {place} valve of the press. " for place in "north east")
+    return "".join([*steps] * count)[: 4 * 4_300]
+
+
+@by_size
+async def test_a_task_below_30_percent_is_quoted_whole(strategy: Strategy) -> None:
+    """Measured by its own text: factors that all of a request needs are too large."""
+    llm = work_long()
+    chat = guarded_chat(
+        llm, strategy, agent={"tools": [builders.queued_tool("look", [words(2_400)])]}
+    )
+    task = list_steps(100)
+    await chat.say(task)
+    check_quoted(llm, task, least=not isinstance(strategy, Pipeline))
+
+
+@by_size
+@pytest.mark.parametrize("contents", ["none", "default"])
+async def test_the_input_of_a_node_is_its_request(
+    strategy: Strategy, contents: Any
+) -> None:
+    """A node of a workflow that takes a single turn is quoted all that it was given."""
+    if "mode" not in LlmAgent.model_fields:
+        pytest.skip("this ADK has no tasks")
+    llm, task = work_long(), list_steps(50)
+    kind: dict[str, Any] = {"mode": "single_turn", "include_contents": contents}
+    tools = [builders.queued_tool("look", [words(2_400)])]
+    own = LlmAgent(name="own", model=llm, tools=[*tools], **kind)
+
+    async def give(node_input: Any) -> str:
+        return task
+
+    flow = Workflow(name="flow", edges=[(START, give, own)])
+    chat = builders.Chat(flow, [ContextGuardPlugin(default=strategy)])
+    await chat.say("Do the usual.")
+    check_quoted(llm, task, least=not isinstance(strategy, Pipeline))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from email.utils import formatdate
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.genai import types
 
@@ -26,6 +28,7 @@ from tests.chats import (
     guarded_chat,
     seed,
     summary_requests,
+    text_of,
     words,
 )
 
@@ -48,9 +51,10 @@ class Written:
         strategy = Threshold(recall=False, reuse_prompt_cache=False, **settings)
         self.chat = guarded_chat(self.llm, strategy, guard=guard, agent=agent)
 
-    async def compact(self) -> str:
+    async def compact(self, *said: types.Content) -> str:
         """Has it written; "" for a mechanical one."""
-        await seed(self.chat, user(words(3_000)), state={**EXACT, **DEMAND})
+        said = said or (user(words(3_000)),)
+        await seed(self.chat, *said, state={**EXACT, **DEMAND})
         assert answer_text(await self.chat.say("Go on."))
         text = str((await self.chat.state())[SUMMARY])
         return "" if self.records[0].is_mechanical else text
@@ -189,24 +193,26 @@ async def test_a_provider_says_when_to_come_back(says: dict[str, Any]) -> None:
     assert await call_with_retries(ask_once, 0.9) == "Here."
 
 
-WIDE: dict[str, Any] = {"context_window": 100_000}
 DOWN = RuntimeError("out of order")
+REFUSAL = "I'm sorry, but I can't help with that."
 
 
 @pytest.mark.parametrize(
     ("settings", "replies", "expected"),
     [
-        ({}, [DOWN, DOWN, DOWN, "They spoke."], [1, 1, 1, 0, 1, 1]),
-        ({}, [DOWN, DOWN, "They spoke."] * 3, [1] * 9),
+        ({}, [DOWN, DOWN, DOWN, "They spoke."], [1, 1, 0, 1, 0, 0, 1, 1]),
+        ({}, [DOWN, "They spoke."] * 3, [1] * 6),
+        ({}, [REFUSAL] * 4 + ["They spoke."], [2, 0, 2, 0, 0, 0, 0, 1]),
         ({"summarizer": "no-such-model"}, None, [1, 1]),
     ],
-    ids=["pauses once after three", "a success ends the count", "unknown"],
+    ids=["fails", "a success ends the count", "refuses", "unknown"],
 )
 async def test_a_failing_summarizer_is_asked_less_often(
     settings: dict[str, Any], replies: Any, expected: list[int]
 ) -> None:
-    """Only failures in a row count; one compaction is skipped, then it is tried."""
-    written = Written(**WIDE, **settings)
+    """After two failures in a row it is left alone until the history has grown by a
+    tenth of the window, with each further one by another tenth."""
+    written = Written(context_window=20_000, **settings)
     written.llm.summary_replies = replies
     asked = []
     for number in range(len(expected)):
@@ -215,6 +221,15 @@ async def test_a_failing_summarizer_is_asked_less_often(
         await written.chat.say(f"{number} {words(225)}")
         asked.append(written.llm.summaries - before)
     assert asked == expected
+
+
+async def test_a_refusing_summarizer_leaves_others_alone() -> None:
+    """Another session's history may be nothing to refuse."""
+    written = Written(REFUSAL, REFUSAL, GOOD)
+    assert not await written.compact()
+    written.chat.session_id = "another"
+    written.records.clear()
+    assert await written.compact() == GOOD
 
 
 # --- what is a summary ---
@@ -237,6 +252,12 @@ NO_SUMMARY: dict[str, Reply] = {
     "back-ticks": "```\n```",
     "tool": '{"name": "look", "arguments": {"at": "the budget of 4,711 EUR"}}',
     "words beside a call": [types.Part(text=GOOD), call("look")],
+    "question": "Sure! What would you like me to summarize?",
+    "polite": "Could you please provide the conversation you'd like summarized?",
+    "French": "Que souhaitez-vous que je résume ?",
+    "Spanish": "¡Claro! ¿Qué texto te gustaría que resumiera?",
+    "Chinese": "您想让我总结什么内容?",
+    "Arabic": "بالتأكيد! ماذا تريد أن ألخص؟",
 }
 
 
@@ -301,6 +322,55 @@ async def test_names_from_outside_break_no_line(
         sum(text.startswith(("Compacted", "The model registry")) for text in said) == 2
     )
     assert all(line.isprintable() for line in said)
+
+
+def parrot(part: str) -> Callable[[LlmRequest], Reply]:
+    """Answers with a part of what it is asked."""
+
+    def reply(request: LlmRequest) -> Reply:
+        prompt = text_of(request.contents[-1])
+        whole = prompt.partition(">\n")[2].rpartition("\n</transcript")[0]
+        return {"all": prompt, "transcript": whole, "beginning": whole[:2_000]}[part]
+
+    return reply
+
+
+@pytest.mark.parametrize("part", ["all", "transcript", "beginning"])
+async def test_an_echo_of_the_transcript_is_no_summary(part: str) -> None:
+    """It would stand there in place of a summary, and as long as that may be."""
+    written = Written()
+    written.llm.summary_replies = parrot(part)
+    said = [user(words(3_000)), model("Noted.\nAnd now?"), user("Look.")] * 3
+    assert not await written.compact(*said)
+    assert len(written.asked) == 2
+
+
+GENUINE = {
+    "English": "The user books a flight to Lisbon for May 3 (PNR KX42PD), 212 EUR.",
+    "German": "## Stand\nDer Bericht ist halb fertig.\n## Offen\nSoll es mit?",
+    "French": "L'utilisateur veut un vol pour Lisbonne le 3 mai ; reste le siège.",
+    "Spanish": "El usuario reserva un vuelo a Lisboa (KX42PD). ¿Ventana o pasillo?",
+    "Chinese": "用户要预订五月三日飞往里斯本的航班, 编号KX42PD。靠窗吗?",
+    "Japanese": "利用者は五月三日のリスボン行きの便を予約中。窓側の席にするか?",
+    "Russian": "Пользователь бронирует рейс в Лиссабон на 3 мая. Место выбрать?",
+    "Arabic": "يحجز المستخدم رحلة إلى لشبونة في 3 مايو. أي مقعد بجانب النافذة؟",
+    "quoting": "The code so far:\n  def book(flight):\n      return PNRS[flight]\n"
+    "user: wants a window seat\nmodel: asked which side\nOpen: which side?",
+    "a list": "- KX42PD is paid\n- the seat is open\n  - window or aisle?",
+}
+FLIGHT = """Book the flight KX42PD to Lisbon on May 3, window seat if possible. Chapter
+  def book(flight):
+Reserva un vuelo a Lisboa, por favor. Пожалуйста, рейс в Лиссабон, пользователь.
+请预订五月三日飞往里斯本的航班. 五月三日のリスボン行きの便、窓側の席で。
+رحلة إلى لشبونة في 3 مايو، مقعد بجانب النافذة من فضلك"""
+
+
+@pytest.mark.parametrize("text", GENUINE.values(), ids=GENUINE)
+async def test_a_genuine_summary_is_taken(text: str) -> None:
+    """Also where it is short, ends with an open question, or quotes."""
+    written = Written(text)
+    assert await written.compact(user(f"{FLIGHT} {words(3_000)}")) == text
+    assert len(written.asked) == 1
 
 
 ACCEPTED: dict[str, tuple[Reply, dict[str, Any]]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.invocation_context import InvocationContext
@@ -12,6 +13,7 @@ from google.adk.plugins.base_plugin import BasePlugin
 
 from contextguard_adk._core.call import Call
 from contextguard_adk._core.recover import Recovery
+from contextguard_adk._history.fingerprints import fingerprint
 from contextguard_adk._measuring.calibration import DEFAULT_CORRECTION
 from contextguard_adk._measuring.tokens import Memo, estimate_config_tokens
 from contextguard_adk._providers.clients import resolve_llm
@@ -86,11 +88,17 @@ def restore_requests(
             return None
         names = ("cached_content", "system_instruction", "tools", "tool_config")
         stripped = {name: getattr(sent.sent_config, name) for name in names}
-    elif any(id(content) not in present for content in sent.sent_contents):
+    # By what they say: an agent's own callback may have copied them.
+    missing, added = Counter(map(fingerprint, sent.sent_contents)), []
+    for content in rejected.contents:
+        said = fingerprint(content)
+        if missing[said]:
+            missing[said] -= 1
+        elif not any(content is original for original in sent.original_contents):
+            added.append(content)
+    if not stripped and missing.total():
         # Another callback has replaced or removed contents.
         return rejected, rejected
-    known = {id(content) for content in (*sent.sent_contents, *sent.original_contents)}
-    added = [content for content in rejected.contents if id(content) not in known]
     update: dict[str, object] = {"config": config.model_copy(update=stripped)}
     before = update | {"contents": [*sent.original_contents, *added]}
     after = update | {"contents": [*sent.sent_contents, *added]}

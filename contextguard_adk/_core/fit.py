@@ -24,8 +24,9 @@ from contextguard_adk._measuring.density import estimate_text_density
 from contextguard_adk._measuring.tokens import Memo, estimate_config_tokens
 from contextguard_adk._sections.done import write_done_list
 from contextguard_adk._shapes.repair import repair_contents
+from contextguard_adk._support.phrases import SYSTEM, quote
 
-NOTICE = "[System: Earlier messages were left out, they exceed the context window.]"
+NOTICE = f"{SYSTEM}Earlier messages were left out, they exceed the context window.]"
 
 DONE_ROOM_RATIO = 0.20  # For the list of calls: without it the agent repeats them.
 
@@ -126,7 +127,7 @@ class _Scale:
         ratio, count = max_tokens / cost * 0.95, token_counter(self.factor)
         parts = []
         for part in parts_of(content):
-            text = _text_of(part)
+            text = quote(_text_of(part))
             shortened = shorten_to_tokens(text, count(text) * ratio, count)
             update: dict[str, object] = {}
             if text and part.text:

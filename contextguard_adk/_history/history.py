@@ -188,8 +188,9 @@ class History:
         path = getattr(self._invocation, "node_path", None)
         for event in reversed(self.events if path else ()):
             place = getattr(getattr(event, "node_info", None), "path", None)
-            is_own = event.author == "user" and place == path
-            if is_own and event.invocation_id == self.invocation_id:
+            if event.invocation_id not in ("", self.invocation_id):
+                break  # ADK gives the input of a single turn no id.
+            if event.author == "user" and place == path:
                 return None if event.get_function_responses() else event.content
         return None
 

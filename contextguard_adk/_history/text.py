@@ -18,6 +18,7 @@ from contextguard_adk._history.contents import (
 )
 from contextguard_adk._history.fingerprints import handle_of
 from contextguard_adk._measuring.tokens import safe_repr
+from contextguard_adk._support.phrases import ATTACHED, quote_line
 
 MIN_LISTED_CHARS = 300  # A shorter message or result is not worth a line of a list.
 
@@ -53,7 +54,8 @@ def describe_media(part: types.Part | types.FunctionResponsePart) -> str:
     address = part.file_data.file_uri if part.file_data else ""
     name = (media.display_name or address or "")[-120:]  # Some addresses hold pages.
     label = f" {name!r}" if name else ""
-    return f"[attached {media.mime_type or 'file'}{label}{size}]"
+    described = f"{media.mime_type or 'file'}{label}{size}"
+    return ATTACHED.format(quote_line(described))
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,8 @@ class Item:
     def title(self) -> str:
         """The item in one line, without its text."""
         extent = "" if self.media else f", {len(self.text):,} characters"
-        return " ".join(filter(None, (self.handle, self.label, self.hint))) + extent
+        described = quote_line(" ".join(filter(None, (self.label, self.hint))))
+        return " ".join(filter(None, (self.handle, described))) + extent
 
 
 def list_items(

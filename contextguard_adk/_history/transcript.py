@@ -20,6 +20,7 @@ from contextguard_adk._measuring.budgets import (
     divide_budget,
     shorten_to_tokens,
 )
+from contextguard_adk._support.phrases import LEFT_OUT, quote
 
 MIN_BODY_TOKENS = 40  # A shorter excerpt says nothing; the entry is dropped instead.
 
@@ -62,7 +63,7 @@ def render_entries(
             tool = part.function_call or part.function_response
             entry = Entry(
                 heading,
-                said.text,
+                quote(said.text),
                 is_tool=not part.text,
                 is_pinned=said.index in pinned,
                 is_copy=tool is not None and tool.name == RECALL_TOOL,
@@ -126,4 +127,4 @@ def fit_entries(
         return fitted
     handles = [entry.handle for entry in dropped if entry.handle and entry.body]
     items = f"; the newest are items {', '.join(handles[:-4:-1])}" if handles else ""
-    return [Entry(f"[{len(dropped)} earlier messages left out{items}]"), *fitted]
+    return [Entry(LEFT_OUT.format(len(dropped), items)), *fitted]

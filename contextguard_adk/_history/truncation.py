@@ -13,6 +13,7 @@ from contextguard_adk._history.contents import with_parts
 from contextguard_adk._history.fingerprints import handle_of
 from contextguard_adk._measuring.calibration import token_counter
 from contextguard_adk._measuring.tokens import COMPACT, JsonForm, json_text, part_text
+from contextguard_adk._support.phrases import TRUNCATED, quote_value
 
 HANDLE_KEY = "recall_item"
 """In a shortened result: the handle under which the whole can be read back."""
@@ -59,19 +60,25 @@ def _truncate_part(
     response = part.function_response if part is not None else None
     if response is None or not response.response:
         return part
-    shortened = truncate_value(response.response, truncation)
-    length = truncation.result_length
-    text = json_text(shortened).decode("utf-8", "surrogatepass") if length else ""
-    # Strings that were shortened come with notices and keys around them.
-    if len(text) > 2 * length:
-        excerpt = truncate_text(text, replace(truncation, max_length=length))
-        shortened = {"result": excerpt}
+    shortened = _truncate_result(response.response, truncation)
     if shortened is response.response:
         return part
+    # Now it holds notices, which the tool's own text must not pass for.
+    shortened = _truncate_result(quote_value(response.response), truncation)
     if whole:
         shortened = {**shortened, HANDLE_KEY: handle_of(whole)}
     copied = response.model_copy(update={"response": shortened})
     return part.model_copy(update={"function_response": copied})
+
+
+def _truncate_result(result: dict[str, Any], truncation: Truncation) -> dict[str, Any]:
+    shortened: dict[str, Any] = truncate_value(result, truncation)
+    length = truncation.result_length
+    text = json_text(shortened).decode("utf-8", "surrogatepass") if length else ""
+    # Strings that were shortened come with notices and keys around them.
+    if len(text) <= 2 * length:
+        return shortened
+    return {"result": truncate_text(text, replace(truncation, max_length=length))}
 
 
 def truncate_value(value: Any, truncation: Truncation, depth: int = 0) -> Any:
@@ -97,7 +104,7 @@ def truncate_text(text: str, truncation: Truncation) -> str:
         tail = text[len(text) - truncation.tail_length :]
     if truncation.show_truncation_notice:
         kept = len(head) + len(tail)
-        notice = f"\n[… truncated: {kept} of {len(text)} characters kept …]\n"
+        notice = f"\n{TRUNCATED.format(kept, len(text))}\n"
     shortened = head + notice + tail
     return shortened if len(shortened) < len(text) else text
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from contextguard_adk._support.phrases import SHORTENED
+
 
 @dataclass(frozen=True)
 class Budgets:
@@ -85,7 +87,7 @@ def shorten(text: str, max_chars: int, handle: str = "") -> str:
     if len(text) <= max_chars:
         return text
     item = f"; item {handle}" if handle else ""
-    notice = f"\n[… {len(text)} characters in all, middle left out{item} …]\n"
+    notice = f"\n{SHORTENED.format(len(text), item)}\n"
     room = max(0, max_chars - len(notice))
     head = int(room * 0.6)
     return text[:head] + notice + text[len(text) - (room - head) :]

@@ -115,8 +115,9 @@ def _list_items(
 async def _load_older(invocation: InvocationContext) -> list[types.Content]:
     """Contents of events that a run does not load, or that ADK itself has compacted."""
     # No others: what plugins have masked must not come back from here.
-    session = invocation.session
-    if getattr(invocation.agent, "include_contents", "default") == "none":
+    session, agent = invocation.session, invocation.agent
+    is_own = getattr(agent, "include_contents", "default") == "none"
+    if is_own or _may_be_rewritten(invocation):
         return []
     events: Sequence[Event] = session.events
     loaded = {event.id for event in events}
@@ -133,3 +134,12 @@ async def _load_older(invocation: InvocationContext) -> list[types.Content]:
         if event.id not in loaded or is_within(event.timestamp, spans)
     )
     return [e.content for e in older if e.content and is_visible(e, invocation)]
+
+
+def _may_be_rewritten(invocation: InvocationContext) -> bool:
+    """Whether a plugin may have masked what the agent was shown of other requests."""
+    known = "google.adk.", "contextguard_adk."
+    callbacks = (
+        type(p).before_model_callback for p in invocation.plugin_manager.plugins
+    )
+    return not all(callback.__module__.startswith(known) for callback in callbacks)

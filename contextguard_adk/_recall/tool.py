@@ -18,6 +18,7 @@ from contextguard_adk._history.text import Item
 from contextguard_adk._measuring.calibration import token_counter
 from contextguard_adk._measuring.tokens import estimate_contents_tokens
 from contextguard_adk._shapes.recalled_files import ATTACHED_KEY
+from contextguard_adk._support import phrases
 
 logger = logging.getLogger("contextguard_adk.recall")
 
@@ -96,12 +97,13 @@ class RecallHistoryTool(BaseTool):
         if offset >= count:
             return f"[{item.title}]\nOffset {offset} lies behind its end."
         head = f"[{item.title}; from {offset}]\n"
-        more = f"\n[goes on: recall_history(item={item.handle!r}, offset={{}})]"
-        room = self._page_tokens - self._count(head + more.format(count))
+        again = f"recall_history(item={item.handle!r}, offset={{}})"
+        more = phrases.GOES_ON.format(again)
+        room = self._page_tokens - self._count(f"{head}\n{more.format(count)}")
         page = self._fill(item.text[offset:], room)
         end = offset + len(page)
-        tail = more.format(end) if end < count else "\n[end of the item]"
-        return head + page + tail
+        tail = more.format(end) if end < count else phrases.END_OF_ITEM
+        return f"{head}{phrases.quote(page)}\n{tail}"
 
     def _attach(self, item: Item, media: types.Part) -> dict[str, str]:
         tokens, attached = estimate_contents_tokens([types.Content(parts=[media])]), {}
@@ -144,7 +146,7 @@ class RecallHistoryTool(BaseTool):
         longest = f"[{item.title}; from {position}]\n"
         room = max(30, room_tokens - self._count(longest))
         start, text = self._around(item.text, position, room)
-        return f"[{item.title}; from {start}]\n{text}"
+        return f"[{item.title}; from {start}]\n{phrases.quote(text)}"
 
     def _around(self, text: str, position: int, room_tokens: int) -> tuple[int, str]:
         """What stands around a position, a third of it before; and where it begins."""
@@ -170,8 +172,8 @@ class RecallHistoryTool(BaseTool):
                 break
             shown.append(block)
         end = offset + len(shown)
-        more = f"[more: {again.format(end)}]" if end < total else "[end of the list]"
-        return "\n".join([head, *shown, more])
+        more = phrases.MORE.format(again.format(end))
+        return "\n".join([head, *shown, more if end < total else phrases.END_OF_LIST])
 
     def _fill(self, text: str, room_tokens: int) -> str:
         """The longest beginning of a text that fits; at least one character."""

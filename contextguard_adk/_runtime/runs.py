@@ -23,12 +23,7 @@ from contextguard_adk._providers.clients import find_llm, json_form
 from contextguard_adk._providers.costs import Costs
 from contextguard_adk._providers.registry import ModelRegistry
 from contextguard_adk._runtime.scopes import CallKey, branch_scope, name_session
-from contextguard_adk._runtime.sessions import (
-    BoundedDict,
-    CircuitBreaker,
-    Paid,
-    Session,
-)
+from contextguard_adk._runtime.sessions import BoundedDict, Paid, Session
 from contextguard_adk._runtime.state import COMPACTED_KEY, AgentState, RunWrites
 from contextguard_adk._support.observers import Observers
 from contextguard_adk._support.tasks import PendingSummary, SummaryTasks
@@ -136,7 +131,6 @@ class Guard:
     has_namespaced_keys: bool = False
     has_artifacts: bool = True
     recorded: Memo | None = None  # Of a replay, in which no tool changes a result.
-    breaker: CircuitBreaker = field(default_factory=CircuitBreaker)
     tasks: SummaryTasks = field(default_factory=SummaryTasks)
     # Name and version of what no event has named yet.
     artifacts: BoundedDict[tuple[str, str, str], tuple[str, int]] = field(

@@ -80,6 +80,20 @@ class Paid:
         return age_seconds > PAID_SECONDS and not self.is_background
 
 
+@dataclass(frozen=True)
+class Failed:
+    """A summarizer's failures in a row, and which content was newest at the last."""
+
+    model: str = ""
+    count: int = 0
+    newest: str = ""
+
+    def after(self, model: str, count: int, newest: str) -> Failed:
+        """Adds failures of a model that was asked; an answer ends the count."""
+        before = self.count if self.model == model else 0
+        return Failed(model, before + count, newest) if count else Failed()
+
+
 class Ceiling(NamedTuple):
     """The highest count so far, bytes / 4 of the text that reached it, and how often
     running the last count, which fell behind what was sent, was the same."""
@@ -139,6 +153,7 @@ class SessionFacts:
         counting_model: The model whose count stands in session state; "" if unknown.
         models: What the newest models have shown, by name.
         max_media_bytes: More bytes of images and files were refused.
+        failed: How often the summarizer has failed in a row.
         summary_usage: What summary calls took since the last `CallRecord`.
     """
 
@@ -156,6 +171,7 @@ class SessionFacts:
     counting_model: str = ""
     models: Mapping[str, Seen] = field(default_factory=dict)
     max_media_bytes: int | None = None
+    failed: Failed = Failed()
     summary_usage: Usage = _NO_USAGE
     summary_cost: float | None = 0.0
 
@@ -221,24 +237,3 @@ class Session:
         taken = self.facts.summary_usage, self.facts.summary_cost
         self.note(summary_usage=Usage(), summary_cost=0.0)
         return taken
-
-
-class CircuitBreaker:
-    """Skips a summarizer for one compaction after three failures in a row.
-
-    Then it is asked again; while it goes on failing, every second compaction skips it.
-    """
-
-    def __init__(self) -> None:
-        self._failures: BoundedDict[str, int] = BoundedDict()  # In a row, by model.
-
-    def allows(self, model: str) -> bool:
-        """Returns whether to ask a model; called once for each compaction."""
-        if self._failures.get(model, 0) < 3:
-            return True
-        self._failures[model] = 2
-        return False
-
-    def note(self, model: str, has_failed: bool) -> None:
-        """Counts a failure of a model that was asked; a success ends the count."""
-        self._failures[model] = self._failures.get(model, 0) + 1 if has_failed else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -17,21 +18,20 @@ from contextguard_adk._history.fingerprints import handle_of
 from contextguard_adk._history.text import payload_text, walk_parts
 from contextguard_adk._measuring.budgets import TokenCounter, excerpt
 from contextguard_adk._measuring.tokens import Memo
+from contextguard_adk._support.phrases import DONE, quote_line
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.units import Section
 
 DONE_RATIO = 0.10  # Of the window, for the list of what is done.
 MAX_TELLING_BYTES = 200  # For an argument that tells calls apart: a path, a URL.
-DONE_HEADING = (
-    "[Done so far for this request: each call below was made and has its result]"
-)
 
 _FAILURE = re.compile(
-    r'^"?error\b|"(is_?)?error\w*": ?(?!null|false|0|""|\[\]|\{\})|'
+    r'^"?error\b|"(is_?)?error\w*": ?+(?!null|false|0|""|\[\]|\{\})|'
     r'"status": ?"(error|fail)|^\{"result": ?"error\b|'
     r'"(ok|success\w*)": ?false|"(exit|return)_?code": ?-?[1-9]',
     re.IGNORECASE,
 )
+_NO_ERROR: tuple[object, ...] = ("", None, 0, [], {}, "none", "null")
 _UNLISTED = {RECALL_TOOL, "todos"}  # The todo list stands beside the summary.
 
 
@@ -50,6 +50,7 @@ class DoneCalls(Section):
     """Lists the completed calls of the running turn, so that none is made twice."""
 
     name = "done"
+    heading = DONE
     goes_at = None
 
     def write(
@@ -86,7 +87,7 @@ def write_done_list(
     memo = memo or Memo()
     calls = list(_completed_calls(contents, indexes, with_handles, memo))
     for lines in _write_ever_shorter(calls) if calls else ():
-        text = "\n".join([DONE_HEADING, *lines]).encode("utf-8", "replace").decode()
+        text = "\n".join([DONE, *lines]).encode("utf-8", "replace").decode()
         if count(text) <= budget_tokens:
             return text
     return ""
@@ -131,7 +132,22 @@ def _read_result(part: types.Part) -> tuple[str, str, bool]:
     """Returns what a result says, its handle, and whether the call failed."""
     response = part.function_response
     outcome = _one_line(response.response) if response else ""
-    return outcome, handle_of(part), _FAILURE.search(outcome) is not None
+    text = payload_text(response.response) if response else ""
+    return outcome, handle_of(part), _is_failure(text, outcome)
+
+
+def _is_failure(text: str, outcome: str) -> bool:
+    """Whether a result says that its call failed, by its fields where it is JSON."""
+
+    def keep(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        # Some name a field for an error that there was none.
+        return {
+            k: v for k, v in pairs if v not in _NO_ERROR or "error" not in k.lower()
+        }
+
+    with contextlib.suppress(ValueError, RecursionError):
+        outcome = json.dumps(json.loads(text, object_pairs_hook=keep))[:1_000]
+    return _FAILURE.search(outcome) is not None
 
 
 def _flatten(
@@ -148,7 +164,7 @@ def _flatten(
 
 def _one_line(value: object) -> str:
     text = value if isinstance(value, str) else payload_text(value)
-    return " ".join(text[:1_000].split()) if value not in (None, "") else ""
+    return quote_line(text[:1_000]) if value not in (None, "") else ""
 
 
 def _write_lines(calls: Iterable[_Call], outcome_bytes: int) -> list[str]:

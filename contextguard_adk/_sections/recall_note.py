@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from pydantic import JsonValue
 
+from contextguard_adk._support.phrases import RECALL
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.units import Section
-
-NOTE = "[recall_history(query=…) searches what this summary leaves out.]"
 
 
 class RecallNote(Section):
     """Points at the recall tool, where the agent has it."""
 
     name = "recall"
+    heading = RECALL
     goes_at = None
 
     def write(
         self, turn: Turn, covered: frozenset[int], known: JsonValue, room_tokens: int
     ) -> JsonValue:
         """Returns the note; the tool is named only where the request declares it."""
-        return NOTE if turn.has_recall else ""
+        return RECALL if turn.has_recall else ""

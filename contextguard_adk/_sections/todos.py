@@ -13,12 +13,12 @@ from pydantic import BaseModel, Field, JsonValue, TypeAdapter, ValidationError
 from contextguard_adk._measuring.budgets import TokenCounter
 from contextguard_adk._runtime.adk_tree import declares_state_schema
 from contextguard_adk._runtime.state import AgentState
+from contextguard_adk._support.phrases import TODO_LIST, quote_line
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.units import Section
 
 SHARED_TODOS_KEY = "todos"
 TODOS_TOOL = "todos"
-LIST_HEADING = "[The todo list as it stands]"
 
 
 class TodoItem(BaseModel):
@@ -99,6 +99,7 @@ class Todos(Section):
     """Shows the todo list that the agent keeps in session state."""
 
     name = "todo-list"
+    heading = TODO_LIST
 
     def write(
         self, turn: Turn, covered: frozenset[int], known: JsonValue, room_tokens: int
@@ -125,15 +126,15 @@ def render_todos(
     items: Sequence[tuple[str, str]], budget_tokens: int, count: TokenCounter
 ) -> str:
     """Renders a list; completed tasks are left out first, the oldest before others."""
-    lines = [" ".join(f"- [{s}] {text}".split()) for s, text in items]
-    whole = "\n".join([LIST_HEADING, *lines]) if lines else ""
+    lines = [quote_line(f"- [{s}] {text}") for s, text in items]
+    whole = "\n".join([TODO_LIST, *lines]) if lines else ""
     if count(whole) <= budget_tokens:
         return whole
     done = [i for i, (status, _) in enumerate(items) if status == "completed"]
     still_open = [i for i in range(len(lines)) if i not in done]
     lines = [line[:500] for line in lines]
     note = "- … and {} more tasks that are not shown"
-    room = budget_tokens - count(f"{LIST_HEADING}\n{note}") - 1
+    room = budget_tokens - count(f"{TODO_LIST}\n{note}") - 1
     kept = []
     for i in [*still_open, *reversed(done)]:
         if (cost := count(lines[i]) + 1) <= room:
@@ -144,7 +145,7 @@ def render_todos(
     shown = [lines[i] for i in sorted(kept)]
     if missing := len(lines) - len(kept):
         shown.append(note.format(missing))
-    return "\n".join([LIST_HEADING, *shown])
+    return "\n".join([TODO_LIST, *shown])
 
 
 def _read_item(item: object) -> tuple[str, str] | None:

@@ -12,10 +12,9 @@ from pydantic import JsonValue
 
 from contextguard_adk._history.contents import content_text
 from contextguard_adk._measuring.budgets import divide_budget, excerpt
+from contextguard_adk._support.phrases import USER_MESSAGES, quote_line
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.units import Section
-
-HEADING = "[The user's messages up to here, in order; long ones are excerpts]"
 
 MAX_EXCERPTS_BYTES = 6 * 1024  # What all excerpts may take together.
 MAX_STORED_BYTES = 8 * 1024  # What they may take in session state, as JSON.
@@ -47,8 +46,8 @@ class UserMessages(Section):
 
     def render(self, value: JsonValue) -> str:
         """Returns one line for each message."""
-        lines = [f"- {text}" for text in _read(value)]
-        return "\n".join([HEADING, *lines]) if lines else ""
+        lines = [f"- {quote_line(text)}" for text in _read(value)]
+        return "\n".join([USER_MESSAGES, *lines]) if lines else ""
 
 
 def _read(value: JsonValue) -> list[str]:

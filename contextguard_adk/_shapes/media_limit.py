@@ -8,6 +8,7 @@ from google.genai import types
 
 from contextguard_adk._history.contents import with_parts
 from contextguard_adk._history.text import describe_media
+from contextguard_adk._support.phrases import quote_value
 from contextguard_adk._turn.turn import Turn
 
 LEFT_OUT_KEY = "attachments_left_out"
@@ -65,8 +66,10 @@ def _describe_parts(content: types.Content, places: Collection[int]) -> types.Co
         part, update = parts[place], dict[str, object]()
         if response := part.function_response:
             said = {LEFT_OUT_KEY: [*map(describe_media, response.parts or ())]}
-            result = {"parts": None, "response": {**(response.response or {}), **said}}
-            update["function_response"] = response.model_copy(update=result)
+            result = {**quote_value(response.response or {}), **said}
+            update["function_response"] = response.model_copy(
+                update={"parts": None, "response": result}
+            )
         else:
             update = {"text": describe_media(part), "inline_data": None}
             update["video_metadata"] = None

@@ -27,6 +27,7 @@ from contextguard_adk._history.fingerprints import fingerprint
 from contextguard_adk._history.transcript import render_entries
 from contextguard_adk._shapes.repair import repair_contents
 from contextguard_adk._shapes.sealed_thoughts import newest_thoughts, thinker_of
+from contextguard_adk._support.phrases import SYSTEM
 from contextguard_adk._turn.turn import Turn
 
 _SIGNING = re.compile(r"gemini-([3-9]|\d\d)")  # Wants its calls signed.
@@ -89,9 +90,9 @@ def _find_end(contents: Sequence[types.Content], name: str) -> int:
 
 def _flatten(contents: Sequence[types.Content], end: int) -> list[types.Content]:
     """Tells the first contents in one message, with their images and files."""
-    told = ["[System: The conversation so far, as text.]"]
+    told = [f"{SYSTEM}The conversation so far, as text.]"]
     told += [entry.text for entry in render_entries(contents, range(end))]
-    told.append("[System: Continue with the newest request of the user above.]")
+    told.append(f"{SYSTEM}Continue with the newest request of the user above.]")
     parts = [types.Part(text="\n\n".join(told))]
     for content in contents[:end]:
         results = (part.function_response for part in parts_of(content))

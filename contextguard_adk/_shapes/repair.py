@@ -14,10 +14,11 @@ from contextguard_adk._history.contents import (
     with_parts,
 )
 from contextguard_adk._measuring.tokens import json_text
+from contextguard_adk._support.phrases import SYSTEM, quote
 from contextguard_adk._turn.turn import Turn
 
-_BEGINNING = "[System: Earlier messages, if there are any, are not shown.]"
-_LONE_RESULT = "[System: Result of the tool {name!r}, whose call is not shown]"
+_BEGINNING = f"{SYSTEM}Earlier messages, if there are any, are not shown.]"
+_LONE_RESULT = SYSTEM + "Result of the tool {name!r}, whose call is not shown]"
 
 
 def repair(turn: Turn, contents: list[types.Content]) -> list[types.Content]:
@@ -58,7 +59,7 @@ def _tell_results(
     for response in filter(None, (part.function_response for part in lone)):
         text = json_text(response.response or {}).decode("utf-8", "replace")
         head = _LONE_RESULT.format(name=response.name)
-        told.append(types.Part(text=f"{head}\n{text}"))
+        told.append(types.Part(text=f"{head}\n{quote(text)}"))
         told += result_media(response)
     kept = [part for part in parts_of(content) if not any(part is p for p in lone)]
     rest = [with_parts(content, kept)] if kept else []

@@ -63,9 +63,9 @@ class Ask:
     def __init__(self, turn: Turn, agent: object, session: Session, guard: Guard):
         self.attempts = 0
         self.failures: list[SummaryError] = []
+        self._turn = turn
         self._settings: StrategySettings = turn.settings
         self._request = turn.request
-        self._window_tokens = turn.budgets.window_tokens
         self._agent = agent
         self._session = session
         self._guard = guard
@@ -144,11 +144,11 @@ class Ask:
         """The model to ask; None where there is none, or its circuit is open."""
         settings, own = self._settings, find_llm(self._agent)
         llm = _resolve(settings.summarizer) or own
-        if llm is None or not self._guard.breaker.allows(llm.model):
+        if llm is None or self._is_left_alone(llm.model):
             return None
         registry, window = self._guard.registry, settings.summarizer_context_window
         if window is None and llm is own:
-            window = self._window_tokens
+            window = self._turn.budgets.window_tokens
         if window is None:
             window = resolve_context_window(llm.model, registry=registry).tokens
         # A registry of the user's own need not know which models think.
@@ -163,6 +163,19 @@ class Ask:
             can_think=bool(ask(llm.model)),
             max_output_tokens=resolve_output_limit(llm.model, registry),
         )
+
+    def _is_left_alone(self, model: str) -> bool:
+        """Whether a model has failed twice in a row, and little has come since.
+
+        After two a tenth of the window; with each further failure another tenth, up to
+        half of it, about what comes between two compactions.
+        """
+        failed, history = self._session.facts.failed, self._turn.history
+        if failed.model != model or failed.count < 2:
+            return False
+        new = history.contents[history.find_place(failed.newest) + 1 :]
+        most_tokens = self._turn.budgets.window_tokens * min(failed.count - 1, 5) // 10
+        return self._turn.measure_alone(new) < most_tokens
 
     @property
     def may_recover(self) -> bool:
@@ -180,11 +193,18 @@ class Ask:
         name, usages = (asked.llm.model, asked.usages) if asked else ("", [])
         usage, cost = sum(usages, Usage()), 0.0 if asked is None else None
         if asked is not None:
-            self._guard.breaker.note(name, bool(self.failures))
+            self._note_failures(name)
             costs = resolve_costs(name, self._guard.prices, self._guard.registry)
             cost = price_calls(usages, costs)
         self._session.add_costs(usage, cost)
         return {"model": name, "usage": usage, "cost": cost, "attempts": self.attempts}
+
+    def _note_failures(self, model: str) -> None:
+        """Counts failures in a row; for what is no summary a model is asked twice."""
+        history, known = self._turn.history, self._session.facts.failed
+        count = sum(2 - getattr(error, "is_blocked", True) for error in self.failures)
+        newest = history.name_place(max(history.history, default=-1))
+        self._session.note(failed=known.after(model, count, newest))
 
     async def _write(
         self, turn: Turn, covered: frozenset[int], budget_tokens: int

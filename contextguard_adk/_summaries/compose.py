@@ -24,15 +24,12 @@ from contextguard_adk._history.fingerprints import handle_of
 from contextguard_adk._history.history import History
 from contextguard_adk._history.stored import StoredSummary
 from contextguard_adk._measuring.budgets import shorten, shorten_to_tokens
+from contextguard_adk._support import phrases
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.values import Outcome
 
-SUMMARY_BEGIN = "[Previous conversation summary]"
-SUMMARY_END = "[End of summary — conversation continues below]"
-NO_SUMMARY = "Older messages were left out; they are not summarized."
-
 _CONTINUATION = (
-    "[System: The conversation was compacted because {why}. "
+    phrases.SYSTEM + "The conversation was compacted because {why}. "
     "The summary above contains all prior context. {request}Continue {where} without "
     "asking the user to repeat anything. If a newer message of the user follows below, "
     "that message is the current request{instead}.]"
@@ -178,8 +175,10 @@ def render_head(
         section.render(stored.beside.get(section.name))
         for section in _sections.SECTIONS
     )
-    text = "\n\n".join(filter(None, (stored.text or NO_SUMMARY, *beside)))
-    parts = [types.Part(text=summary_text(text))]
+    summary = phrases.quote_stored(stored.text) or phrases.NO_SUMMARY
+    text = "\n\n".join(filter(None, (summary, *beside)))
+    text = f"{phrases.SUMMARY_BEGIN}\n{text}\n{phrases.SUMMARY_END}"
+    parts = [types.Part(text=text)]
     if stored.has_continuation:
         parts += _continue(history, stored, covered)
     return types.Content(role="user", parts=parts)
@@ -192,7 +191,7 @@ def _continue(
     same = (i for i in covered if history.fingerprint(i).hex() == stored.request)
     index = max(same, default=None)
     request = None if index is None else history.contents[index]
-    text = content_text(request)
+    text = phrases.quote(content_text(request))
     if stored.request_chars >= 0:
         # Under this handle stands the part that loses most.
         texts = [part for part in parts_of(request) if part.text]
@@ -201,14 +200,6 @@ def _continue(
         text = shorten(text, stored.request_chars, handle)
     yield types.Part(text=continuation_text(text, stored.reason))
     yield from media_parts(request)
-
-
-def summary_text(summary: str) -> str:
-    """Wraps a summary in markers; those inside it lose their brackets."""
-    for marker in (SUMMARY_BEGIN, SUMMARY_END):
-        while marker in summary:  # "[[…]]" leaves one behind.
-            summary = summary.replace(marker, marker[1:-1])
-    return f"{SUMMARY_BEGIN}\n{summary}\n{SUMMARY_END}"
 
 
 def continuation_text(request: str, reason: str) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from contextguard_adk._measuring.tokens import text_bytes
 from contextguard_adk._support.log import safe_code
+from contextguard_adk._support.phrases import quote
 from contextguard_adk.errors import UnusableAnswerError
 from contextguard_adk.records import Usage
 
@@ -42,14 +43,29 @@ _REFUSAL = re.compile(
     | (정말\ )?죄송 | क्षमा | माफ़ | آسف | عذر)""",
     re.VERBOSE | re.IGNORECASE,
 )
+_QUESTION_MARKS = "?\uff1f\u061f\u037e"
+_OF_ENTRY = re.compile(r"  |(user|model|tool|other agent):(?: \[|$)")
+_KANA_OR_HAN = "\u3040-\u30ff\u4e00-\u9fff"
+# What may name something: words with digits, long ones but those that ask for more,
+# three letters of scripts without spaces.
+_FACT = re.compile(
+    rf"""(?=([{_KANA_OR_HAN}]{{3}}))[{_KANA_OR_HAN}]
+    |(?=[^\W\d{_KANA_OR_HAN}]*\d)[^\W{_KANA_OR_HAN}]{{2,}}
+    |\b(?!summar|conversa|transcript|please|provide|specific|content|message|details
+      |context|clarify|exactly|document|zusammen|möchte|welche|gespräch|r[ée]sum|gustaría
+      |souhait|voulez)[^\W\d_{_KANA_OR_HAN}]{{6,}}""",
+    re.VERBOSE,
+)
 _WORD = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]|\w+")
 
 
-def judge(answer: Answer, budget_tokens: int, has_own_form: bool) -> Answer:
+def judge(
+    answer: Answer, budget_tokens: int, has_own_form: bool, shown: str = ""
+) -> Answer:
     """Returns an answer that is a summary; raises `UnusableAnswerError` for others.
 
     Of one that was cut, half of what it might have taken is worth more than excerpts:
-    it is used up to its last whole line.
+    it is used up to its last whole line. `shown` is what was to be summarized.
     """
     text, finish = answer.text, answer.finish
     if _BLOCKED.search(finish):
@@ -70,10 +86,33 @@ def judge(answer: Answer, budget_tokens: int, has_own_form: bool) -> Answer:
         raise UnusableAnswerError("the answer calls a tool")
     if len(text) < 400 and _REFUSAL.match(text):
         raise UnusableAnswerError("the answer is a refusal")
+    is_question = "#" not in text and text[-1] in _QUESTION_MARKS
+    if len(text) < 400 and is_question and not _has_facts(text, shown):
+        raise UnusableAnswerError("the answer is a question")
+    if _is_echo(text, shown):
+        raise UnusableAnswerError("the answer repeats the transcript")
     said = re.sub(r"(?m)^[ \t]*#.*$", "", text) if has_own_form else text
     if len(_WORD.findall(said)) < (2 if has_own_form else 1):
         raise UnusableAnswerError("the answer is no summary")
-    return replace(answer, text=text)
+    return replace(answer, text=quote(text))
+
+
+def _has_facts(text: str, shown: str) -> bool:
+    """Whether a short answer names things that stand in what was to be summarized."""
+    known, said = (
+        {m[1] or m[0] for m in _FACT.finditer(t.lower())} for t in (shown, text)
+    )
+    found = known & said
+    return len(found) > 1 or any(not word.isalpha() for word in found)
+
+
+def _is_echo(text: str, shown: str) -> bool:
+    """Whether most of an answer stands in the transcript just so, margins and all."""
+    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
+    known = {line.rstrip() for line in shown.splitlines() if _OF_ENTRY.match(line)}
+    if _OF_ENTRY.match(lines[-1]) and f"\n{lines[-1]}" in shown:
+        known.add(lines[-1])  # It may be cut.
+    return 2 * sum(len(x) for x in lines if x in known) > sum(map(len, lines))
 
 
 def _is_json(text: str) -> bool:

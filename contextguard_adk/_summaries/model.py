@@ -10,6 +10,7 @@ from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
+from contextguard_adk._history.contents import content_text
 from contextguard_adk._providers.clients import read_usage, thinking_tokens
 from contextguard_adk._providers.overflow import parse_overflow
 from contextguard_adk._providers.retry import (
@@ -138,7 +139,8 @@ class _Question:
                 usages.pop()  # No provider bills what it refuses.
             raise
         usages[-1] = answer.usage
-        return judge(answer, self.budget_tokens, self.model.has_own_form)
+        shown = "\n".join(map(content_text, request.contents))
+        return judge(answer, self.budget_tokens, self.model.has_own_form, shown)
 
     def may_ask_again(self, error: BaseException) -> bool:
         """Whether another try is worth it; decides what is asked then."""

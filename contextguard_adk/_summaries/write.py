@@ -24,6 +24,7 @@ from contextguard_adk._summaries.prompts import (
     summary_instruction,
     summary_prompt,
 )
+from contextguard_adk._support.phrases import EXCERPTS
 from contextguard_adk.errors import SummaryError, UnusableAnswerError
 
 
@@ -119,4 +120,6 @@ def write_mechanical_summary(
 ) -> str:
     """Writes a summary without a model: what was said before, then excerpts."""
     lines = [entry.text for entry in fit_entries(entries, budget_tokens, count)]
-    return "\n".join([previous_summary, *lines] if previous_summary else lines)
+    # At the margin of what follows only the guard writes.
+    before = [previous_summary, EXCERPTS] if previous_summary else []
+    return "\n".join([*before, *lines])

@@ -28,6 +28,7 @@ from contextguard_adk._measuring.calibration import (
     estimate_prompt_tokens,
     token_counter,
 )
+from contextguard_adk._measuring.density import script_discount_tokens
 from contextguard_adk._measuring.tokens import estimate_contents_tokens
 from contextguard_adk._runtime.sessions import SessionFacts
 from contextguard_adk._runtime.state import AgentState
@@ -221,9 +222,16 @@ class Turn:
     def quoted_chars(self) -> int:
         """How many characters of the current request to quote; -1 for all."""
         most_tokens = int(self.budgets.window_tokens * QUOTED_RATIO)
-        if self.count(self.request_text) <= most_tokens:
+
+        def count(text: str) -> int:
+            # By its own density: the factor of a whole request would cut what fits.
+            raw = text.encode("utf-8", "replace")
+            least_tokens = len(raw) / 4 - script_discount_tokens(raw)
+            return max(token_counter(None)(text), int(least_tokens))
+
+        if count(self.request_text) <= most_tokens:
             return -1
-        return len(shorten_to_tokens(self.request_text, most_tokens, self.count))
+        return len(shorten_to_tokens(self.request_text, most_tokens, count))
 
     @property
     def draft(self) -> Draft:
@@ -247,8 +255,9 @@ class Turn:
     def kept(self) -> KeptSteps:
         """The newest steps of the running turn, which stay word for word."""
         budgets = self.budgets
-        quoted_tokens = int(budgets.window_tokens * QUOTED_RATIO)
-        quoted_tokens = min(self.count(self.request_text), quoted_tokens)
+        quoted_tokens = self.count(self.request_text)
+        if (quoted_chars := self.quoted_chars) >= 0:
+            quoted_tokens = quoted_tokens * quoted_chars // len(self.request_text)
         room_tokens = self.limit_tokens - self.fixed_tokens - quoted_tokens
         room_tokens -= int(1.25 * budgets.summary_tokens + 0.1 * budgets.working_tokens)
         # Without room a twentieth is still kept: the summary can be shortened.

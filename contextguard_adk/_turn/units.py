@@ -13,6 +13,7 @@ from pydantic import JsonValue
 from contextguard_adk._runtime.runs import Guard, Run, SentCall
 from contextguard_adk._runtime.scopes import call_key
 from contextguard_adk._runtime.state import AgentState
+from contextguard_adk._support.phrases import quote_stored
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.values import Count, Outcome
 from contextguard_adk.records import CompactionRecord
@@ -23,11 +24,13 @@ class Section:
 
     Attributes:
         name: Under which its value is stored.
+        heading: The line of the guard with which its text begins; "" for none.
         goes_at: The step of `Draft.shrink`, 1 to 4, from which on it is left out; None
             for never.
     """
 
     name: str
+    heading: str = ""
     goes_at: int | None = 2
 
     def write(
@@ -45,7 +48,9 @@ class Section:
 
     def render(self, value: JsonValue) -> str:
         """Returns the text of a stored value; "" for none."""
-        return value if isinstance(value, str) else ""
+        text = value if isinstance(value, str) else ""
+        heading = self.heading if text.startswith(self.heading) else ""
+        return heading + quote_stored(text.removeprefix(heading))
 
     def brief(self, turn: Turn) -> str:
         """Returns what the summarizer is told of it; "" for nothing."""

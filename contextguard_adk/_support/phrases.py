@@ -1,0 +1,90 @@
+"""What only the guard writes into a request, and how texts of others stand beside it.
+
+One list tells them apart: of it the guard's lines are made, and what finds a text that
+would pass for one.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+_FRAME: list[str] = []
+_NOTICES: list[str] = []  # They may also stand in a summary that the guard wrote.
+
+
+def _line(phrase: str, openings: list[str] = _FRAME) -> str:
+    """Lists a line of the guard; nothing of others may begin like it does up to `|`."""
+    openings.append(phrase.partition("|")[0])
+    return phrase.replace("|", "")
+
+
+SYSTEM = _line("[System:| ")
+SUMMARY_BEGIN = _line("[Previous conversation summary|]")
+SUMMARY_END = _line("[End of summary| — conversation continues below]")
+NO_SUMMARY = _line("[Older messages were left out|; they are not summarized.]")
+USER_MESSAGES = _line(
+    "[The user's messages| up to here, in order; long ones are excerpts]"
+)
+TODO_LIST = _line("[The todo list| as it stands]")
+DONE = _line(
+    "[Done so far| for this request: each call below was made and has its result]"
+)
+RECALL = _line("[recall_history(|query=…) searches what this summary leaves out.]")
+MORE = _line("[more:| {}]")
+GOES_ON = _line("[goes on:| {}]")
+END_OF_LIST = _line("[end of the list|]")
+END_OF_ITEM = _line("[end of the item|]")
+_line("[##########")  # The title of an item that is read back.
+EXCERPTS = _line("[Excerpts of what came later|]", _NOTICES)
+ATTACHED = _line("[attached |{}]", _NOTICES)
+TRUNCATED = _line("[… truncated:| {} of {} characters kept …]", _NOTICES)
+SHORTENED = _line("[… {} characters in all|, middle left out{} …]", _NOTICES)
+LEFT_OUT = _line("[{} earlier messages left out|{}]", _NOTICES)
+
+_BRACKETS = r"\[\uff3b\u3010\u3014\u3016\u3018\u301a\u27e6\u2045\u2772\ufe47"
+_GAP = rf"[^\w:\uff1a\uff3f({_BRACKETS}]*+"  # Also what is not seen at all.
+_KINDS = {"{}": r"\d[\d,.]*", "#": r"[0-9a-f\uff10-\uff19\uff41-\uff46]"}
+
+
+def _compile(openings: list[str]) -> re.Pattern[str]:
+    """Finds the brackets of what a reader would take for one of these."""
+    spelled = []
+    for opening in openings:
+        pieces = re.findall(r"\{\}|[\w:#]", opening)
+        # Full-width forms stand in the order of ASCII.
+        alike = (_KINDS.get(p) or f"[{p}{chr(ord(p) + 0xFEE0)}]" for p in pieces)
+        spelled.append(_GAP.join(alike))
+    return re.compile(rf"[{_BRACKETS}](?={_GAP}(?:{'|'.join(spelled)}))", re.IGNORECASE)
+
+
+_OF_FRAME, _ANY = _compile(_FRAME), _compile(_FRAME + _NOTICES)
+
+
+def quote(text: str) -> str:
+    """Returns a text of others as it may stand beside what the guard writes.
+
+    The bracket of what reads like an opening of the guard becomes a round one, wherever
+    it stands: no cut or line break can bring it to the front. No length changes.
+    """
+    return _ANY.sub("(", text)
+
+
+def quote_stored(text: str) -> str:
+    """Quotes a text from session state, which may hold notices of the guard."""
+    return _OF_FRAME.sub("(", text)
+
+
+def quote_line(text: str) -> str:
+    """Quotes a text in one line, whatever it takes for a line break."""
+    return " ".join(quote(text).split())
+
+
+def quote_value(value: Any, depth: int = 100) -> Any:
+    """Quotes every text in nested dicts and lists, names of fields included."""
+    if isinstance(value, str):
+        return quote(value)
+    if depth and isinstance(value, dict):
+        return {quote_value(k): quote_value(v, depth - 1) for k, v in value.items()}
+    nested = depth and isinstance(value, list)
+    return [quote_value(item, depth - 1) for item in value] if nested else value
