@@ -11,7 +11,6 @@ from contextguard_adk._measuring.calibration import MAX_RATIO, correction_factor
 from contextguard_adk._providers.clients import reserved_output_tokens, thinking_tokens
 from contextguard_adk._providers.overflow import MIN_LIMIT_TOKENS, Overflow
 from contextguard_adk._providers.registry import resolve_context_window
-from contextguard_adk._runtime.state import AgentState
 from contextguard_adk._support.log import warn_once
 from contextguard_adk._turn.values import Counts, ModelFacts
 
@@ -19,6 +18,8 @@ logger = logging.getLogger("contextguard_adk.limits")
 
 MIN_OUTPUT_TOKENS = 256
 """Less is too little for an answer."""
+
+MIN_LEARNED_TOKENS = 1_000  # Of a window.
 
 _WHO_SAID = {
     "configured": "configured",
@@ -33,10 +34,10 @@ def resolve_model(call: Call, bounds: Bounds) -> ModelFacts:
     resolved = resolve_context_window(
         name, configured=strategy.context_window, registry=registry, agent=call.agent
     )
-    known, shown = resolved.tokens, call.state.record.of(name)
-    learned_tokens = shown.learned_window_tokens or 0
-    if learned_tokens >= MIN_LIMIT_TOKENS:
-        known = min(known, learned_tokens)
+    known, shown = resolved.tokens, call.state.shown(name)
+    if learned_tokens := shown.learned_window_tokens:
+        accepted_tokens = call.session.facts.accepted_tokens(name)
+        known = min(known, max(learned_tokens, accepted_tokens, MIN_LEARNED_TOKENS))
     reserved = reserved_output_tokens(call.llm, name, call.request.config, registry)
     return ModelFacts(
         name=name,
@@ -47,13 +48,20 @@ def resolve_model(call: Call, bounds: Bounds) -> ModelFacts:
     )
 
 
-def read_counts(state: AgentState, model: str) -> Counts:
-    """Returns what the provider counted last, and what follows from it."""
-    real = state.read_count("real_tokens")
-    last = state.read_count("last_heuristic")
-    if not (real and last):
-        learned = state.record.of(model).learned_correction
-        return Counts(real, last, learned, learned)
+def read_counts(call: Call) -> Counts:
+    """Returns what the provider counted last, and what follows from it.
+
+    What no answer of this process has shown is no count where it is more than the
+    window, or far more than what was sent.
+    """
+    real = int(call.state.read("real_tokens") or 0)
+    last = int(call.state.read("last_heuristic") or 0)
+    window_tokens = resolve_model(call, Bounds()).known_window_tokens
+    most_tokens = min(window_tokens, MAX_RATIO * last)
+    most_tokens = max(most_tokens, call.session.facts.accepted_tokens(call.model))
+    if not (last and 0 < real <= most_tokens):
+        learned = call.state.shown(call.model).learned_correction
+        return Counts(correction=learned, measured_correction=learned)
     correction = correction_factor(real, last)
     measured = max(correction, min(real / last, MAX_RATIO))
     return Counts(real, last, correction, measured)
@@ -81,7 +89,7 @@ def fit_output(call: Call, model: ModelFacts, prompt_tokens: int) -> None:
     A tenth stays free: what is known of the prompt is an estimate.
     """
     window_tokens = model.window_tokens
-    is_sum = call.state.record.of(model.name).learned_output_tokens is not None
+    is_sum = call.state.shown(model.name).learned_output_tokens is not None
     if is_sum and prompt_tokens + model.reserved_output_tokens > window_tokens:
         reserve_output(call, int((window_tokens - prompt_tokens) * 0.9))
 
