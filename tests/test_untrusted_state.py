@@ -185,7 +185,7 @@ CRAFTED: dict[str, Attack] = {
 }
 
 
-@pytest.mark.parametrize(("turn", "usage"), [(0, "last"), (6, "last"), (3, "never")])
+@pytest.mark.parametrize(("turn", "usage"), [(0, "last"), (6, "last"), (0, "never")])
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda each: type(each).__name__)
 @pytest.mark.parametrize("attack", CRAFTED.values(), ids=CRAFTED)
 async def test_a_crafted_value_costs_little(

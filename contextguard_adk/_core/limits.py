@@ -57,11 +57,12 @@ def read_counts(call: Call) -> Counts:
     real = int(call.state.read("real_tokens") or 0)
     last = int(call.state.read("last_heuristic") or 0)
     window_tokens = resolve_model(call, Bounds()).known_window_tokens
-    most_tokens = min(window_tokens, MAX_RATIO * last)
-    most_tokens = max(most_tokens, call.session.facts.accepted_tokens(call.model))
-    if not (last and 0 < real <= most_tokens):
+    most_tokens = min(window_tokens, MAX_RATIO * last or window_tokens)
+    if real > max(most_tokens, call.session.facts.accepted_tokens(call.model)):
+        real = 0
+    if not (real and last):
         learned = call.state.shown(call.model).learned_correction
-        return Counts(correction=learned, measured_correction=learned)
+        return Counts(real or None, last or None, learned, learned)
     correction = correction_factor(real, last)
     measured = max(correction, min(real / last, MAX_RATIO))
     return Counts(real, last, correction, measured)
