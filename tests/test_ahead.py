@@ -33,6 +33,7 @@ from contextguard_adk.testing import (
 from tests.builders import (
     SUMMARY_BEGIN,
     Chat,
+    KeptSessions,
     answer_text,
     guarded_agent,
     model,
@@ -283,6 +284,21 @@ async def test_the_next_one_covers_what_came_since(talk: Talk) -> None:
     assert words(5_000, "THIRD") not in sent.text
     assert talk.were_ahead == [True, True]
     assert talk.llm.summaries == 2
+
+
+@pytest.mark.parametrize("is_written", [True, False], ids=["waits", "is under way"])
+async def test_other_sessions_do_not_push_it_out(is_written: bool) -> None:
+    """It is paid for once, however many sessions call in between."""
+    talk = Talk(session_service=KeptSessions())
+    await talk.begin(is_written=is_written)
+    session_id = talk.chat.session_id
+    for number in range(1_100):
+        talk.chat.session_id = f"other {number}"
+        await talk.say("Hello.")
+    await talk.writer.end()
+    talk.chat.session_id = session_id
+    assert is_compacted(await talk.say(words(2_000, "SECOND")))
+    assert talk.llm.summaries == 1
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from google.adk.tools.function_tool import FunctionTool
 from google.adk.tools.long_running_tool import LongRunningFunctionTool
 from google.genai import types
 
-from contextguard_adk import SlidingWindow, Threshold
+from contextguard_adk import Pipeline, SlidingWindow, Threshold
 from contextguard_adk.strategies import Strategy
 from contextguard_adk.testing import RecordedRequest, Reply, SimulatedLlm
 from contextguard_adk.testing import call as scripted_call
@@ -406,25 +406,44 @@ def edit(number: int) -> Change:
     return lambda events: setattr(events[number], "content", user(f"fact {number}."))
 
 
-CHANGES: dict[str, tuple[Change, Callable[[set[int]], bool]]] = {
-    "an old one": (edit(900), lambda shown: 900 in shown and max(shown) < COUNT - 500),
-    "a recent one": (edit(1_990), lambda shown: shown == {1_990}),
-    "the beginning is not loaded": (
-        lambda events: events.__delitem__(slice(500)),
-        lambda shown: max(shown) < COUNT - 500,
-    ),
+def load_newest(count: int) -> Change:
+    """Has a session be loaded in part."""
+    return lambda events: events.__delitem__(slice(COUNT - count))
+
+
+CHANGES: dict[str, tuple[Change, set[int]]] = {
+    "nothing": (lambda events: None, set()),
+    "an old one": (edit(300), set()),
+    "a recent one": (edit(1_990), {1_990}),
+    "the newest 1,500 are loaded": (load_newest(1_500), set()),
+    "the newest 600 are loaded": (load_newest(600), set()),
+    "the newest 300 are loaded": (load_newest(300), set()),
 }
 
 
-@pytest.mark.parametrize(("change", "is_right"), CHANGES.values(), ids=CHANGES)
+def find_facts(request: RecordedRequest) -> set[int]:
+    """The facts that stand beside the summary."""
+    stays = without_head(request.contents)
+    return {*map(int, re.findall(r"fact (\d+)", "\n".join(map(text_of, stays))))}
+
+
+LARGE: dict[str, Strategy] = {
+    "threshold": Threshold(context_window=100_000),
+    "sliding": SlidingWindow(context_window=100_000, max_messages=1_000),
+    "pipeline": Pipeline(context_window=100_000),
+}
+
+every_large_strategy = pytest.mark.parametrize("strategy", LARGE.values(), ids=LARGE)
+
+
+@pytest.mark.parametrize(("change", "expected"), CHANGES.values(), ids=CHANGES)
+@every_large_strategy
 async def test_a_change_of_a_long_history_uncovers_what_it_must(
-    change: Change, is_right: Callable[[set[int]], bool]
+    change: Change, expected: set[int], strategy: Strategy
 ) -> None:
-    """A change among the older messages uncovers these."""
-    window = 100_000
-    llm = SimulatedLlm(context_window=window, summary_replies=["A summary."] * 3)
+    """What stands before the oldest that is known again stays covered."""
+    llm = SimulatedLlm(context_window=100_000, summary_replies=["A summary."] * 3)
     sessions = KeptSessions()
-    strategy = Threshold(context_window=window)
     chat = guarded_chat(llm, strategy, session_service=sessions)
     await seed(chat, state=DEMAND)
     events = sessions.kept["session"].events
@@ -433,8 +452,42 @@ async def test_a_change_of_a_long_history_uncovers_what_it_must(
     await chat.say("Go on.")
     state = json.dumps(await chat.state())
     assert len(state) < 16 * 1024
+    before = find_facts(llm.requests[-1])
+    assert len(before) < 1_000
     change(events)
+    loaded = {
+        *range(COUNT - len([e for e in events if "fact" in str(e.content)]), COUNT)
+    }
     await chat.say("And now?")
-    stays = without_head(llm.requests[-1].contents)
-    found = re.findall(r"fact (\d+)", "\n".join(map(text_of, stays)))
-    assert is_right({*map(int, found)})
+    assert find_facts(llm.requests[-1]) == before & loaded | expected
+
+
+@every_large_strategy
+async def test_a_late_result_of_a_long_history_comes_back_alone(
+    strategy: Strategy,
+) -> None:
+    """With its call; all else that is summarized stays so."""
+    job = starting(scripted_call("start_job", name="build"))
+    llm = SimulatedLlm(
+        context_window=100_000, script=job, summary_replies=["A summary."] * 3
+    )
+    sessions = KeptSessions()
+
+    agent = {"tools": [LongRunningFunctionTool(start_job)]}
+    chat = guarded_chat(llm, strategy, session_service=sessions, agent=agent)
+    call_id = find_call_id(await chat.say("Begin."), "start_job")
+    events = sessions.kept["session"].events
+    events[1:1] = [event(user(f"fact {number}")) for number in range(900)]
+    events += [event(user(f"fact {number}")) for number in range(900, COUNT)]
+    await chat.set_state(DEMAND)
+    await chat.say("Go on.")
+    before = find_facts(llm.requests[-1])
+    assert len(before) < 1_000
+    for _ in range(2):
+        await chat.say(result_of("start_job", call_id, {"status": "done"}))
+        request = agent_requests(llm)[-1]
+        assert find_results(request, "start_job") == [{"status": "done"}]
+        assert find_facts(request) <= before
+    await chat.say("And now?")
+    assert find_facts(llm.requests[-1]) == before
+    assert llm.summaries <= 1

@@ -128,7 +128,7 @@ def repair(request: LlmRequest) -> None:
 
 def break_state(patch: pytest.MonkeyPatch, reads: str = "", writes: str = "") -> None:
     """Has reads or writes of the guard's keys raise; the patterns say which."""
-    get, put = State.get, State.__setitem__
+    get, put, to_dict = State.get, State.__setitem__, State.to_dict
 
     def check(key: str, pattern: str, value: Any) -> None:
         if pattern and "context_guard" in key and re.search(pattern, key):
@@ -142,7 +142,13 @@ def break_state(patch: pytest.MonkeyPatch, reads: str = "", writes: str = "") ->
         check(key, writes, value)
         put(state, key, value)
 
+    class FailingDict(dict[str, Any]):
+        def get(self, key: str, default: Any = None) -> Any:
+            check(key, reads, default)
+            return super().get(key, default)
+
     patch.setattr(State, "get", failing_get)
+    patch.setattr(State, "to_dict", lambda state: FailingDict(to_dict(state)))
     patch.setattr(State, "__setitem__", failing_put)
 
 

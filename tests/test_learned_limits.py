@@ -83,12 +83,24 @@ async def test_a_limit_is_of_the_model_that_named_it() -> None:
     for name in ("small", "large", "small", "other"):
         llm = make_llm(model=name, context_window=windows[name])
         chat = open_chat(llm, session_service=sessions, guard={"on_call": calls.append})
-        for turn in range(7):
+        for turn in range(7 if name in rejected else 2):
             assert answer_text(await chat.say(words(1_500, f"Question {turn}.")))
         assert llm.rejections == rejected.pop(name, 0)
         assert bool(llm.summaries) is (name != "large")
         expected = CONFIGURED_TOKENS if name == "large" else 8_000
         assert calls[-1].window_tokens == expected
+
+
+async def test_a_limit_that_only_state_says_has_to_be_named_again() -> None:
+    """A process that goes on with a session is refused once, and knows it again."""
+    sessions, calls = InMemorySessionService(), list[CallRecord]()
+    for count in (7, 14):
+        llm = make_llm(context_window=8_000)
+        chat = open_chat(llm, session_service=sessions, guard={"on_call": calls.append})
+        for turn in range(count):
+            assert answer_text(await chat.say(words(1_500, f"Question {turn}.")))
+        assert llm.rejections == 1
+        assert calls[-1].window_tokens == 8_000
 
 
 async def test_a_limit_below_what_was_accepted_is_believed_when_named_again() -> None:

@@ -8,6 +8,8 @@ from operator import is_
 
 from google.genai import types
 
+from contextguard_adk._core.call import Bounds, Call
+from contextguard_adk._core.limits import resolve_model
 from contextguard_adk._history.contents import parts_of
 from contextguard_adk._measuring.calibration import (
     MAX_RATIO,
@@ -21,8 +23,6 @@ from contextguard_adk._measuring.tokens import (
     media_bytes,
 )
 from contextguard_adk._runtime.runs import SentCall
-from contextguard_adk._runtime.sessions import SessionFacts
-from contextguard_adk._runtime.state import AgentState
 from contextguard_adk._turn.values import Count, Counts
 
 # Of bytes / 4, less what the scripts of a text may save: Georgian takes 0.42 of it,
@@ -36,18 +36,27 @@ _MOST_RATIO, _USUAL_RATIO, _TEMPLATE_TOKENS = 5.0, 2.5, 500
 _REPEATED_RATIO = 1.1
 
 
-def read_counts(state: AgentState, facts: SessionFacts, model: str) -> Counts:
-    """Returns what the provider counted last, and what follows from it."""
-    real = state.read_count("real_tokens")
-    last = state.read_count("last_heuristic")
-    learned = state.record.of(model).correction
+def read_counts(call: Call) -> Counts:
+    """Returns what the provider counted last, and what follows from it.
+
+    What no answer of this process has shown is no count where it is more than the
+    window, or far more than what was sent.
+    """
+    state, facts, model = call.state, call.session.facts, call.model
+    real = int(state.read("real_tokens") or 0)
+    last = int(state.read("last_heuristic") or 0)
+    window_tokens = resolve_model(call, Bounds()).known_window_tokens
+    most_tokens = min(window_tokens, MAX_RATIO * last or window_tokens)
+    if real > max(most_tokens, facts.of(model).accepted_tokens):
+        real = 0
+    learned = state.shown(model).correction
     if facts.counting_model not in ("", model):
         # What another model counted, by its own vocabulary, says nothing of this one.
         counted = facts.of(model).counted
         learned = correction_factor(*counted) if counted else learned
-        real = last = None
+        real = last = 0
     if not (real and last):
-        return Counts(real, last, learned, learned)
+        return Counts(real or None, last or None, learned, learned)
     correction = correction_factor(real, last)
     measured = max(correction, min(real / last, MAX_RATIO))
     return Counts(real, last, correction, measured)

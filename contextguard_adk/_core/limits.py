@@ -19,6 +19,8 @@ logger = logging.getLogger("contextguard_adk.limits")
 MIN_OUTPUT_TOKENS = 256
 """Less is too little for an answer."""
 
+MIN_LEARNED_TOKENS = 1_000  # Of a window.
+
 _WHO_SAID = {
     "configured": "configured",
     "registry": "the model registry says",
@@ -32,14 +34,15 @@ def resolve_model(call: Call, bounds: Bounds) -> ModelFacts:
     resolved = resolve_context_window(
         name, configured=strategy.context_window, registry=registry, agent=call.agent
     )
-    known, shown = resolved.tokens, call.state.record.of(name)
+    known, shown = resolved.tokens, call.state.shown(name)
     # Ollama's window is what the server was started with, whatever a table says.
     is_local = resolved.source == "registry" and "ollama" in name.lower()
     is_assumed = is_local or resolved.source == "default"
     seen = call.session.facts.of(name)
     is_ignored = shown.is_guess and (seen.is_probing or not is_assumed)
     if shown.window_tokens and not is_ignored:
-        known = min(known, max(shown.window_tokens, seen.accepted_tokens))
+        least_tokens = max(seen.accepted_tokens, MIN_WINDOW_TOKENS)
+        known = min(known, max(shown.window_tokens, least_tokens))
     reserved = reserved_output_tokens(call.llm, name, call.request.config, registry)
     return ModelFacts(
         name=name,
@@ -74,7 +77,7 @@ def fit_output(call: Call, model: ModelFacts, prompt_tokens: int) -> None:
     A tenth stays free: what is known of the prompt is an estimate.
     """
     window_tokens = model.window_tokens
-    is_sum = call.state.record.of(model.name).output_tokens is not None
+    is_sum = call.state.shown(model.name).output_tokens is not None
     if is_sum and prompt_tokens + model.reserved_output_tokens > window_tokens:
         reserve_output(call, int((window_tokens - prompt_tokens) * 0.9))
 

@@ -44,10 +44,7 @@ async def guard_call(call: Call) -> None:
 
 async def run(call: Call, bounds: Bounds) -> Turn:
     """Returns the call as it is to be sent; compacts before, where that is due."""
-    call.counts, is_settled = (
-        read_counts(call.state, call.session.facts, call.model),
-        False,
-    )
+    call.counts, is_settled = read_counts(call), False
     while True:
         turn = look(call, bounds, is_settled)
         call.tokens_before = call.tokens_before or turn.tokens
@@ -58,6 +55,8 @@ async def run(call: Call, bounds: Bounds) -> Turn:
                 await call.wait()
             case Step.REFUSE:
                 call.state.answer_request(row.why)
+            case Step.COMPACT if _is_again(turn) and call.state.doubt():
+                call.counts = read_counts(call)
             case Step.COMPACT:
                 is_settled = True
                 call.is_recovery_paid = bounds.is_rejected
@@ -72,6 +71,10 @@ async def run(call: Call, bounds: Bounds) -> Turn:
                 if row is FIXED_PART_TOO_LARGE:
                     _warn_fixed_part(turn)
                 return turn
+
+
+def _is_again(turn: Turn) -> bool:
+    return turn.reason == "tokens" and bool(turn.facts.compacted_run)
 
 
 async def _put_in(call: Call, turn: Turn) -> None:

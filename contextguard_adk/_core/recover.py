@@ -53,7 +53,7 @@ class Recovery:
         self._tried_tokens = [sent.heuristic_tokens]
         self._answered = set[str]()  # Kinds of refusals.
         self._factor = sent.estimated_tokens / max(1, sent.heuristic_tokens)
-        call.counts = read_counts(call.state, call.session.facts, call.model)
+        call.counts = read_counts(call)
 
     async def recover(
         self, overflow: Overflow | None, refusal: str

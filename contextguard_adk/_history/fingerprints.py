@@ -188,7 +188,10 @@ def _align_recent(
     shift = shifts.most_common(1)[0][0] if shifts else 0
     start = max(0, shift - RECENT_COUNT // 2)
     window = sent[start : start + 2 * RECENT_COUNT]
-    matcher = SequenceMatcher(None, recent, window, autojunk=False)
+    counts = Counter(window)
+    # What repeats all the time then only lengthens runs: else it may take seconds.
+    has_many = sum(counts[item] for item in recent) > 4 * RECENT_COUNT
+    matcher = SequenceMatcher(None, recent, window, autojunk=has_many)
     return [
         (block.a + step, start + block.b + step)
         for block in matcher.get_matching_blocks()

@@ -21,12 +21,12 @@ from contextguard_adk._history.contents import (
     pair_contents,
     parts_of,
 )
-from contextguard_adk._history.fingerprints import (
-    Covered,
-    align_covered,
-    cover,
-    fingerprint,
+from contextguard_adk._history.covering import (
+    begins_before,
+    find_covered,
+    find_last_event,
 )
+from contextguard_adk._history.fingerprints import Covered, cover, fingerprint
 from contextguard_adk._history.origin import EventIndex, find_history
 from contextguard_adk._history.rewritten import find_rewritten
 from contextguard_adk._history.stored import StoredSummary
@@ -63,6 +63,7 @@ class History:
         self.stored = stored
         self._invocation = invocation
         self.events = invocation.session.events if invocation else []
+        self._event_count = len(self.events)  # A summary may be written later.
         self.memo = memo or Memo()
         self.preview = preview
         self._fingerprints: dict[int, bytes] = {}
@@ -267,10 +268,13 @@ class History:
         if self.open_groups & matches.keys():
             # A call that waits for its result must not pass for an equal one.
             matches = self._align(self.stored.covered, self.open_groups)
-        live = self.request_index
-        if self.stored.invocation != self.invocation_id and live is not None:
-            # A repeated message ("yes", "yes") must not pass for the covered one.
-            matches = {i: place for i, place in matches.items() if i < live}
+        live, runs = self.request_index, (self.invocation_id, self.stored.invocation)
+        if runs[0] != runs[1] and live is not None:
+            # A repeated message ("yes", "yes") must not pass for the covered one. With
+            # a late result a run goes on that is older than the summary.
+            is_old = begins_before(self.events, *runs)
+            new = {live} if is_old else range(live, len(self.contents))
+            matches = {i: place for i, place in matches.items() if i not in new}
         whole = keep_pairs_whole(matches, self.pairs)
         return {i: place for i, place in matches.items() if i in whole}
 
@@ -283,7 +287,10 @@ class History:
         if not hidden and len(prints) == count and cover(prints) == covered:
             return dict(zip(indexes, range(count), strict=False))
         prints = [b"" if i in hidden else self.fingerprint(i) for i in indexes]
-        return {indexes[right]: left for left, right in align_covered(covered, prints)}
+        contents = [self.contents[i] for i in indexes]
+        last = self.stored.last_event if self.stored else ""
+        pairs = find_covered(covered, prints, contents, self.events, last)
+        return {indexes[right]: left for left, right in pairs}
 
     @property
     def is_summary_valid(self) -> bool:
@@ -327,6 +334,11 @@ class History:
             if content is not self.shown[i]:
                 short[i] = content
         return short
+
+    def last_event(self, covered: frozenset[int]) -> str:
+        """The id of the newest event that these contents tell of; "" if unknown."""
+        told = ((self.fingerprint(i), i in covered) for i in reversed(self.history))
+        return find_last_event(self.events[: self._event_count], told, self._spell)
 
     def cover(self, indexes: frozenset[int]) -> Covered:
         """Builds what a summary of these contents is stored with."""

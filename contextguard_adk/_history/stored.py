@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from pydantic import PlainSerializer as Write
@@ -13,16 +13,21 @@ from contextguard_adk._history.fingerprints import (
     decode_covered,
     encode_covered,
 )
-from contextguard_adk._history.truncation import Truncation
+from contextguard_adk._history.truncation import Length, Truncation
 
 MIN_WINDOW_TOKENS = 1_000
-"""Smaller windows are not learned."""
+"""A learned window is at least this."""
 
 MAX_MODELS = 8
 """Of one agent, whose limits are remembered; the newest stay."""
 
 MAX_RECORD_BYTES = 16 * 1024
 """The most that a record takes as JSON, whatever the length of the session."""
+
+MAX_SUMMARY_CHARS = 256 * 1024
+"""Summaries of ours take 20,000 tokens at most; longer ones of others are cut."""
+
+MAX_TODOS = 1_000
 
 
 def _read_covered(value: object) -> Covered:
@@ -39,10 +44,10 @@ class StoredSummary(_Stored):
     Its text has a key of its own in session state. A model wrote the first
     `model_chars` of it, which replace the first `model_covered_count` contents.
     `beside` holds what each section keeps, by its name. `scope` is where the summary
-    may be used. The continuation gives the `reason` and quotes `request_chars` (-1 for
-    all) of `request`, a fingerprint in hex. Tool results are shortened up to
-    `truncated_upto`, which `History.name_place` has named. A compacted request took
-    `left_tokens`.
+    may be used; `last_event` is the newest that is covered. The continuation gives the
+    `reason` and quotes `request_chars` (-1 for all) of `request`, a fingerprint in hex.
+    Tool results are shortened up to `truncated_upto`, which `History.name_place` has
+    named. A compacted request took `left_tokens`.
     """
 
     text: str = Field(default="", exclude=True)
@@ -50,16 +55,17 @@ class StoredSummary(_Stored):
     beside: dict[str, JsonValue] = Field(default={})
     scope: str = ""
     invocation: str = ""
+    last_event: str = ""
     reason: str = ""
     request: str = ""
-    request_chars: int = -1
+    request_chars: int = Field(default=-1, ge=-1, le=2**53)
     has_continuation: bool = True
-    model_chars: int = 0
-    model_covered_count: int = 0
+    model_chars: Length = 0
+    model_covered_count: Length = 0
     truncation: Truncation | None = None
     truncated_upto: str = ""
     has_recall: bool = False
-    left_tokens: int = Field(default=0, ge=0, le=2**53)
+    left_tokens: Length = 0
 
     @property
     def is_mechanical(self) -> bool:
@@ -84,10 +90,10 @@ class Learned(_Stored):
     suggest it. `output_tokens` is set where it refused a sum of input and output.
     """
 
-    window_tokens: int | None = Field(default=None, ge=MIN_WINDOW_TOKENS, le=2**53)
+    window_tokens: int | None = Field(default=None, ge=1, le=2**53)
     is_guess: bool = False
     output_tokens: int | None = Field(default=None, ge=1, le=2**53)
-    correction: float | None = Field(default=None, ge=1, le=100)
+    correction: float | None = Field(default=None, ge=1, le=20)
 
 
 _NOTHING_LEARNED = Learned()
@@ -113,3 +119,15 @@ class AgentRecord(_Stored):
     def of(self, model: str) -> Learned:
         """Returns what a model has shown."""
         return self.learned.get(model, _NOTHING_LEARNED)
+
+
+class StateValues(_Stored):
+    """What stands under the keys of an agent; no more of it is ever read."""
+
+    summary: str = Field(default="", max_length=MAX_SUMMARY_CHARS)
+    # With the texts of what helped.
+    record: str = Field(default="{}", max_length=2 * MAX_RECORD_BYTES)
+    real_tokens: float = Field(default=1, ge=1, le=2**53)
+    last_heuristic: float = Field(default=1, ge=1, le=2**53)
+    scopes: list[Annotated[str, Field(max_length=64)]] = Field([], max_length=1_024)
+    todos: list[Any] = Field([], max_length=MAX_TODOS)

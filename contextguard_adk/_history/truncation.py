@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 from google.genai import types
+from pydantic import Field
 
 from contextguard_adk._history.adk_events import RECALL_TOOL
 from contextguard_adk._history.contents import with_parts
@@ -21,6 +22,8 @@ HANDLE_KEY = "recall_item"
 MAX_DEPTH = 100
 """Strings nested deeper than this stay as they are."""
 
+Length = Annotated[int, Field(ge=0, le=2**53)]  # As session state keeps it.
+
 
 @dataclass(frozen=True)
 class Truncation:
@@ -29,12 +32,12 @@ class Truncation:
     A result whose JSON is over `result_length` becomes an excerpt of it; 0 for never.
     """
 
-    max_length: int = 4_000
+    max_length: Length = 4_000
     show_truncation_notice: bool = True
     smart_truncate: bool = False
-    head_length: int = 3_000
-    tail_length: int = 1_000
-    result_length: int = 0
+    head_length: Length = 3_000
+    tail_length: Length = 1_000
+    result_length: Length = 0
 
     @classmethod
     def in_the_middle(cls, length: int, result_length: int) -> Self:

@@ -29,6 +29,9 @@ from contextguard_adk._support.observers import Observers
 from contextguard_adk._support.tasks import PendingSummary, SummaryTasks
 from contextguard_adk.records import CompactionRecord
 
+MAX_IDLE_SESSIONS = 1_024
+MAX_SESSIONS = 8_192  # With the others, each with a summary of about 10 KB.
+
 
 @dataclass
 class SentCall:
@@ -63,9 +66,14 @@ class SentCall:
 class Run:
     """What is remembered of a run for as long as ADK keeps its session object."""
 
-    def __init__(self, invocation: InvocationContext, memo: Memo | None) -> None:
+    def __init__(
+        self,
+        invocation: InvocationContext,
+        memo: Memo | None,
+        unproven: dict[object, float],
+    ) -> None:
         self.invocation_id = invocation.invocation_id
-        self.writes = RunWrites(invocation.session.state)
+        self.writes = RunWrites(invocation.session.state, unproven=unproven)
         self.calls: dict[CallKey, SentCall] = {}
         self.metadata: dict[CallKey, dict[str, Any]] = {}  # For the next event.
         self._memos: dict[str, Memo] = {}
@@ -137,20 +145,26 @@ class Guard:
         default_factory=BoundedDict
     )
     _sessions: BoundedDict[tuple[str, str, str], Session] = field(
-        default_factory=BoundedDict
+        default_factory=lambda: BoundedDict(MAX_SESSIONS)
     )
+    _unproven: BoundedDict[object, float] = field(default_factory=BoundedDict)
     # id(state) to the ids of its session objects, and to its runs by invocation id:
     # ADK 2.0 gives each node of a workflow a copy of the session.
     _runs: dict[int, tuple[set[int], dict[str, Run]]] = field(default_factory=dict)
 
     def session(self, invocation: InvocationContext, agent: str, scope: str) -> Session:
         """Returns what is remembered of an agent in a scope of a session."""
-        for session in self._sessions.snapshot():
-            if session.facts.ready or session.facts.put_in:
-                session.drop_late()
         key = name_session(invocation), agent, scope
         found = self._sessions.get(key) or Session(PendingSummary(self.tasks))
         self._sessions[key] = found
+        idle = []
+        for each, session in self._sessions.snapshot():
+            if session.facts.ready or session.facts.put_in:
+                session.drop_late()
+            elif session.pending.task is None:
+                idle.append(each)
+        for each in idle[:-MAX_IDLE_SESSIONS]:
+            self._sessions.pop(each, None)
         return found
 
     def run(self, invocation: InvocationContext) -> Run:
@@ -166,7 +180,7 @@ class Guard:
             sessions.add(place[1])
             weakref.finalize(session, self._leave, *place).atexit = False
         if (run := runs.get(run_id)) is None:
-            runs[run_id] = run = Run(invocation, self.recorded)
+            runs[run_id] = run = Run(invocation, self.recorded, self._unproven)
         return run
 
     def pop_run(self, invocation: InvocationContext) -> Run:

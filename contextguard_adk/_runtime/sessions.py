@@ -40,10 +40,10 @@ class BoundedDict(OrderedDict[K, V], Generic[K, V]):
             while len(self) > self._max_count:
                 self.popitem(last=False)
 
-    def snapshot(self) -> list[V]:
-        """Returns the values; to iterate over the dict itself is not thread-safe."""
+    def snapshot(self) -> list[tuple[K, V]]:
+        """Returns the items; to iterate over the dict itself is not thread-safe."""
         with self._lock:
-            return list(self.values())
+            return list(self.items())
 
 
 @dataclass(frozen=True)

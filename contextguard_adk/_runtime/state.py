@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -17,6 +18,7 @@ from contextguard_adk._history.stored import (
     MAX_MODELS,
     AgentRecord,
     Learned,
+    StateValues,
     StoredSummary,
 )
 from contextguard_adk._support.log import warn_once
@@ -87,6 +89,8 @@ class RunWrites:
         default_factory=set
     )  # To ADK with an answer; still pending.
     owners: set[str] = field(default_factory=set)  # Agents at work, with their scopes.
+    # How many compactions were made by limits that this process has not learned.
+    unproven: dict[object, float] = field(default_factory=dict)
 
     def write(self, scope: str, key: str, value: object) -> None:
         """Shows a value to all that read it in this run; an event is to bring it."""
@@ -135,28 +139,31 @@ class AgentState:
         """Returns the key under which `name` is written."""
         return _key(name, self._owner, self._is_namespaced)
 
-    def _read_other(self, name: str) -> Any:
-        return self._state.get(_key(name, self._owner, not self._is_namespaced))
+    def _get(self, key: str) -> Any:
+        # ADK's `State.get` copies each list and dict that it returns.
+        to_dict = getattr(self._state, "to_dict", None)
+        return to_dict().get(key) if to_dict else self._state.get(key)
 
-    def get(self, key: str) -> Any:
-        """Returns what stands under a key as it is, or None."""
-        return self._state.get(key)
+    def _read_other(self, name: str) -> Any:
+        return self._get(_key(name, self._owner, not self._is_namespaced))
 
     def read(self, name: str) -> Any:
         """Returns a value of this agent, under either form of its key, or None."""
-        value = self._state.get(self.key(name))
-        return self._read_other(name) if value is None else value
+        key = self.key(name)
+        if self._get(key) is None:
+            key = _key(name, self._owner, not self._is_namespaced)
+        return self.read_at(key, name)
 
-    def read_count(self, name: str) -> int | None:
-        """Returns a stored count, at least 1; None when absent or no number."""
-        value = self.read(name)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        # Not every database keeps a larger number exactly.
-        if is_number and 1 <= value <= 2**53:
-            return int(value)
-        if value is not None and value != 0:
-            _warn(self.key(name), type(value).__name__, "a positive number")
-        return None
+    def read_at(self, key: str, name: str) -> Any:
+        """Returns what stands under a key, if it is a `name` within its bounds."""
+        if (value := self._get(key)) is None:
+            return None
+        try:
+            return getattr(StateValues.model_validate({name: value}), name)
+        except (ValidationError, RecursionError):
+            if not isinstance(value, int) or value:
+                _warn(key, value, "another one, or a smaller one,")
+            return None
 
     @functools.cached_property
     def record(self) -> AgentRecord:
@@ -165,7 +172,7 @@ class AgentState:
         try:
             return AgentRecord.model_validate_json(stored)
         except (ValidationError, RecursionError):
-            _warn(self.key("record"), type(stored).__name__, "a record of this version")
+            _warn(self.key("record"), stored, "a record of this version")
             return AgentRecord()
 
     def learn(self, model: str, **shown: float | None) -> None:
@@ -174,6 +181,24 @@ class AgentState:
         known[model] = known.pop(model, Learned()).model_copy(update=shown)
         newest = dict([*known.items()][-MAX_MODELS:])
         self._write_record(self.record.model_copy(update={"learned": newest}))
+        self._run.unproven[model, known[model]] = -math.inf
+
+    def shown(self, model: str) -> Learned:
+        """Returns what a model has shown.
+
+        What only session state says may be anybody's: it is good for two compactions,
+        and not for one right after another. A rejection shows it anew.
+        """
+        learned = self.record.of(model)
+        is_doubted = self._run.unproven.get((model, learned), 0) >= 2
+        return Learned() if is_doubted else learned
+
+    def doubt(self) -> bool:
+        """Doubts the limits that a compaction was made by; whether that is new."""
+        known = self._run.unproven
+        new = [item for item in self.record.learned.items() if known.get(item) == 1]
+        known.update(dict.fromkeys(new, 2))
+        return bool(new)
 
     def note(self, **facts: object) -> None:
         """Keeps facts of the record that are not those of one model."""
@@ -182,8 +207,8 @@ class AgentState:
     def load_summary(self, scope: str) -> StoredSummary | None:
         """Returns the stored summary, if it was made in this very scope."""
         summary, text = self.record.summary, self.read("summary")
-        # "" says that messages were dropped; anything but a text is lost or broken.
-        if summary is None or summary.scope != scope or not isinstance(text, str):
+        # "" says that messages were dropped; None that the text is lost or broken.
+        if summary is None or summary.scope != scope or text is None:
             return None
         return summary.model_copy(update={"text": text})
 
@@ -191,6 +216,8 @@ class AgentState:
         """Stores a summary, made at so many tokens; calibration starts anew."""
         self.write("summary", summary.text)
         self._write_record(self.record.model_copy(update={"summary": summary}))
+        for item in self.record.learned.items():
+            self._run.unproven[item] = self._run.unproven.get(item, 0) + 1
         self.write("summarized_at", tokens)
         self.write("real_tokens", None)
         self.write("last_heuristic", None)
@@ -198,7 +225,7 @@ class AgentState:
     def set(self, key: str, value: object) -> None:
         """Writes a key as it is; the event of the call brings it to the session."""
         self._run.write(self._scope, key, value)
-        if self._state.get(key) != value:  # The event may hold another value.
+        if self._get(key) != value:  # The event may hold another value.
             self._state[key] = value
 
     def _write_record(self, record: AgentRecord) -> None:
@@ -210,7 +237,7 @@ class AgentState:
         # A `state_schema` may forbid to touch the other form of the key; a 0 hides it.
         if value is None and self._read_other(name) is not None:
             value = 0
-        if self._state.get(self.key(name)) != value:
+        if self._get(self.key(name)) != value:
             self.set(self.key(name), value)
             is_new = self._owner not in self._run.owners
             if self._scope and value is not None and is_new:
@@ -220,25 +247,22 @@ class AgentState:
         """Makes this scope the newest, and clears the oldest beyond `MAX_SCOPES`."""
         self._run.owners.add(self._owner)
         key = _key("scopes", self.agent, self._is_namespaced)
-        listed = self._state.get(key)
-        noted = (
-            [s for s in listed if isinstance(s, str)]
-            if isinstance(listed, list)
-            else []
-        )
+        noted = self.read_at(key, "scopes") or []
         # Of parallel branches that wrote at once only one is noted.
         first = self.key("last_heuristic").removesuffix(self._scope)
         stored: dict[str, Any] = getattr(self._state, "to_dict", dict)()
         live = (name for name, value in stored.items() if value is not None)
         found = [n.removeprefix(first) for n in live if n.startswith(first)]
-        scopes = [scope for scope in found if scope not in noted] + noted
-        scopes = [scope for scope in scopes if scope != self._scope] + [self._scope]
+        seen = {*noted, self._scope}
+        scopes = [scope for scope in found if scope not in seen]
+        scopes += [*(scope for scope in noted if scope != self._scope), self._scope]
+        del scopes[: -4 * MAX_SCOPES]
         for scope in scopes[:-MAX_SCOPES]:
             owner = f"{self.agent}@{scope}"
             if owner not in self._run.owners:
                 scopes.remove(scope)
                 keys = (_key(name, owner, self._is_namespaced) for name in SCOPED_NAMES)
-                for old in (key for key in keys if self._state.get(key) is not None):
+                for old in (key for key in keys if self._get(key) is not None):
                     self.set(old, None)
         self.set(key, scopes)
 
@@ -246,7 +270,7 @@ class AgentState:
     def _requests(self) -> list[str]:
         """Suffixes of the keys with a request that is open: for any agent, for this."""
         suffixes = "", f":{self.agent}"
-        return [s for s in suffixes if self._state.get(COMPACT_NOW_KEY + s) is True]
+        return [s for s in suffixes if self._get(COMPACT_NOW_KEY + s) is True]
 
     @property
     def is_compaction_requested(self) -> bool:
@@ -256,7 +280,7 @@ class AgentState:
     @property
     def requested_focus(self) -> str:
         """What that compaction should keep above all; "" where nothing is named."""
-        named = (self._state.get(FOCUS_KEY + suffix) for suffix in self._requests)
+        named = (self._get(FOCUS_KEY + suffix) for suffix in self._requests)
         return "\n".join(text[:1_000] for text in named if isinstance(text, str))
 
     def answer_request(self, refusal: str = "") -> None:
@@ -267,7 +291,7 @@ class AgentState:
         for suffix in self._requests:
             self.set(COMPACT_NOW_KEY + suffix, False)
             for key, value in ((FOCUS_KEY, ""), (REFUSED_KEY, refusal)):
-                if (self._state.get(key + suffix) or "") != value:
+                if (self._get(key + suffix) or "") != value:
                     self.set(key + suffix, value)
 
 
@@ -276,6 +300,6 @@ def _key(name: str, owner: str, is_namespaced: bool) -> str:
     return form.format(name, owner)
 
 
-def _warn(key: str, found: str, wanted: str) -> None:
+def _warn(key: str, value: object, wanted: str) -> None:
     message = "Session state %r holds a value of type %s where %s is expected; ignored."
-    warn_once(logger, message, key, found, wanted)
+    warn_once(logger, message, key, type(value).__name__, wanted)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 from pydantic import BaseModel, Field, JsonValue, TypeAdapter, ValidationError
 
+from contextguard_adk._history.stored import MAX_TODOS
 from contextguard_adk._measuring.budgets import TokenCounter
 from contextguard_adk._runtime.adk_tree import declares_state_schema
 from contextguard_adk._runtime.state import AgentState
@@ -19,6 +21,7 @@ from contextguard_adk._turn.units import Section
 
 SHARED_TODOS_KEY = "todos"
 TODOS_TOOL = "todos"
+MAX_CHARS = 100_000  # Of the list; of what comes after nothing is read.
 
 
 class TodoItem(BaseModel):
@@ -29,7 +32,7 @@ class TodoItem(BaseModel):
     active_form: str = ""
 
 
-_TODOS = TypeAdapter(list[TodoItem])
+_TODOS = TypeAdapter(Annotated[list[TodoItem], Field(max_length=MAX_TODOS)])
 
 
 class TodosTool(BaseTool):
@@ -115,11 +118,12 @@ class Todos(Section):
 
 def read_todos(state: AgentState) -> list[tuple[str, str]]:
     """Reads status and content of each task: under the agent's key, else `todos`."""
-    stored = state.read(SHARED_TODOS_KEY)
-    if not isinstance(stored, list):
-        stored = state.get(SHARED_TODOS_KEY)
-    items = map(_read_item, stored if isinstance(stored, list) else ())
-    return [item for item in items if item]
+    stored = state.read("todos")
+    if stored is None:
+        stored = state.read_at(SHARED_TODOS_KEY, "todos")
+    items = [item for item in map(_read_item, stored or ()) if item]
+    ends = itertools.accumulate(len(text) for _, text in items)
+    return [item for item, end in zip(items, ends, strict=True) if end <= MAX_CHARS]
 
 
 def render_todos(
@@ -155,4 +159,4 @@ def _read_item(item: object) -> tuple[str, str] | None:
     )
     if not isinstance(content, str) or not content.strip():
         return None
-    return (status if isinstance(status, str) else "pending", content)
+    return (status[:20] if isinstance(status, str) else "pending", content)

@@ -22,7 +22,7 @@ from contextguard_adk._history.contents import (
 from contextguard_adk._history.draft import MAX_SHRINK, Draft
 from contextguard_adk._history.fingerprints import handle_of
 from contextguard_adk._history.history import History
-from contextguard_adk._history.stored import StoredSummary
+from contextguard_adk._history.stored import MAX_SUMMARY_CHARS, StoredSummary
 from contextguard_adk._measuring.budgets import shorten, shorten_to_tokens
 from contextguard_adk._support import phrases
 from contextguard_adk._turn.turn import Turn
@@ -85,6 +85,7 @@ def _build_stored(turn: Turn, draft: Draft) -> StoredSummary:
         covered=history.cover(draft.covered),
         scope=turn.scope,
         invocation=history.invocation_id,
+        last_event=history.last_event(draft.covered),
         reason=draft.reason,
         request="" if request is None else history.fingerprint(request).hex(),
         request_chars=request_chars,
@@ -116,6 +117,7 @@ def _shrink(turn: Turn, draft: Draft) -> tuple[str, int]:
     summary_ratio, request_ratio = _SHRINK[draft.shrink]
     most_tokens = summary_ratio * turn.count(draft.text)
     text = shorten_to_tokens(draft.text, most_tokens, turn.count)
+    text = shorten(text, MAX_SUMMARY_CHARS)
     quoted = turn.quoted_chars
     if request_ratio < 1:
         whole_chars = quoted if quoted >= 0 else len(turn.request_text)

@@ -88,13 +88,13 @@ class PendingSummary:
 
     def __init__(self, tasks: SummaryTasks | None = None) -> None:
         self.tasks = tasks or SummaryTasks()
-        self._task: asyncio.Task[Any] | None = None
+        self.task: asyncio.Task[Any] | None = None
         self._is_awaited = False
 
     @property
     def is_under_way(self) -> bool:
         """Whether one is being written on this event loop; others may be dead."""
-        task = self._task
+        task = self.task
         return task is not None and task.get_loop() is asyncio.get_running_loop()
 
     async def wait(self, timeout_seconds: float) -> None:
@@ -102,18 +102,18 @@ class PendingSummary:
 
         One ahead of time that is late, or that waits for a place itself, is cancelled.
         """
-        while self.is_under_way and (task := self._task):
+        while self.is_under_way and (task := self.task):
             most_seconds = None if self._is_awaited else timeout_seconds
             if not self.tasks.is_queued(task):
                 await asyncio.wait([task], timeout=most_seconds)
-            if self._task is task:
-                self._task = None
+            if self.task is task:
+                self.task = None
                 task.cancel()
 
     def start(self, work: Coroutine[Any, Any, V]) -> asyncio.Task[V]:
         """Starts work ahead of time; no other may be under way."""
         self._is_awaited = False
-        self._task = task = self.tasks.start(work)
+        self.task = task = self.tasks.start(work)
         task.add_done_callback(self._forget)
         return task
 
@@ -126,5 +126,5 @@ class PendingSummary:
 
     def _forget(self, task: asyncio.Task[Any]) -> None:
         """Lets go of the conversation in a result."""
-        if self._task is task:
-            self._task = None
+        if self.task is task:
+            self.task = None
