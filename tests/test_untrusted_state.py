@@ -149,8 +149,7 @@ def change(of_summary: State | None = None, **values: Any) -> Attack:
 
 def learned(**values: Any) -> Attack:
     """Changes what the model is said to have shown."""
-    named = {f"learned_{name}": value for name, value in values.items()}
-    return change(learned_model="simulated", **named)
+    return change(learned={"simulated": values})
 
 
 NEGATIVE = dict.fromkeys(("max_length", "head_length", "result_length"), -100)
@@ -185,8 +184,11 @@ CRAFTED: dict[str, Attack] = {
 }
 
 
-@pytest.mark.parametrize(("turn", "usage"), [(0, "last"), (6, "last"), (0, "never")])
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda each: type(each).__name__)
+CASES = [(each, 0, "last") for each in STRATEGIES]
+CASES += [(STRATEGIES[0], 6, "last"), (STRATEGIES[0], 0, "never")]
+
+
+@pytest.mark.parametrize(("strategy", "turn", "usage"), CASES)
 @pytest.mark.parametrize("attack", CRAFTED.values(), ids=CRAFTED)
 async def test_a_crafted_value_costs_little(
     attack: Attack, strategy: Strategy, turn: int, usage: str
