@@ -19,8 +19,6 @@ logger = logging.getLogger("contextguard_adk.limits")
 MIN_OUTPUT_TOKENS = 256
 """Less is too little for an answer."""
 
-MIN_LEARNED_TOKENS = 1_000  # Of a window.
-
 _WHO_SAID = {
     "configured": "configured",
     "registry": "the model registry says",
