@@ -24,9 +24,12 @@ from contextguard_adk import (
 )
 from contextguard_adk.strategies import Strategy
 from contextguard_adk.testing import Reply, SimulatedLlm, call
-from contextguard_adk.testing.provider import count_request_tokens
-from tests.builders import Chat, answer_text, queued_tool
-from tests.chats import HEURISTIC, KEY, REAL, guarded_chat, words
+from contextguard_adk.testing.provider import (
+    count_request_tokens,
+    count_tokens,
+)
+from tests.builders import Chat, answer_text, model, queued_tool, user
+from tests.chats import HEURISTIC, KEY, REAL, guarded_chat, seed, words
 
 STRATEGIES = [Threshold, SlidingWindow, Pipeline]
 WIDE: dict[str, Any] = {"context_window": 200_000}
@@ -295,3 +298,33 @@ async def test_limits_of_two_models_that_take_turns_are_kept() -> None:
     for turn, chat in enumerate([*chats[1:] * 9, *chats * 12]):
         assert answer_text(await chat.say(words(1_500, f"Question {turn}.")))
     assert [llm.rejections for llm in llms] == [1, 1]
+
+
+async def test_what_a_gateway_adds_to_every_request_is_counted() -> None:
+    """Far more than was sent, but each time as much."""
+    hidden_tokens = 20_000
+
+    def gateway(llm: Counting, request: LlmRequest, true: int) -> int:
+        return true + hidden_tokens
+
+    strategy = Threshold(context_window=32_000)
+    llm, records, _ = await play(gateway, strategy, 24, result_tokens=300)
+    assert max(llm.numbers) + hidden_tokens < 32_000
+    for record in records[2:10]:
+        assert record.estimated_tokens == pytest.approx(record.real_tokens, rel=0.25)
+
+
+@pytest.mark.parametrize("window_tokens", [32_000, 200_000, 1_000_000])
+@pytest.mark.parametrize("factor", [1.0, 1.35])
+async def test_no_first_request_is_rejected(window_tokens: int, factor: float) -> None:
+    """Whatever part of the window it takes, and whatever the vocabulary."""
+    text = "The committee met on Tuesday to discuss the budget of the new library. "
+    one = count_tokens([text * 100], None) / 100
+    ratio = one / len(text) * 4 * factor
+    for part in (0.78, 0.88, 0.99):
+        llm = SimulatedLlm(context_window=window_tokens, token_ratio=ratio)
+        chat = guarded_chat(llm, Threshold(context_window=window_tokens))
+        said = text * int(window_tokens * part / one / factor)
+        await seed(chat, user("Read this."), model(said))
+        assert answer_text(await chat.say("What does it say?"))
+        assert llm.rejections == 0

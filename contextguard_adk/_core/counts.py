@@ -33,7 +33,6 @@ _LEAST_SENT_TOKENS = 4_000  # Of less, bytes / 4 say little.
 # How many times the estimate of the very request a count may be: at first, later than
 # what was usual, with room for a chat template. More is believed if it is repeated.
 _MOST_RATIO, _USUAL_RATIO, _TEMPLATE_TOKENS = 5.0, 2.5, 500
-_REPEATED_RATIO = 1.1
 
 
 def read_counts(call: Call) -> Counts:
@@ -120,13 +119,21 @@ def _is_size(
     estimated_tokens = estimate_prompt_tokens(
         heuristic_tokens, None, None, contents, config=config, memo=memo
     )
-    ratio = max(0, real_tokens - _TEMPLATE_TOKENS) / max(1, estimated_tokens)
+    more_tokens = max(0, real_tokens - _TEMPLATE_TOKENS)
+    ratio = more_tokens / max(1, estimated_tokens)
     usual = max(1.0, seen.lowest_ratio) * _USUAL_RATIO
     is_usual = ratio <= (usual if seen.lowest_ratio else _MOST_RATIO)
-    is_same = 1 / _REPEATED_RATIO < ratio / (seen.doubted_ratio or -1) < _REPEATED_RATIO
-    if is_usual or (is_same and ratio <= _MOST_RATIO):
+    # A vocabulary that takes more for a script, or what a gateway adds to all requests.
+    doubted_ratio, doubted_tokens = seen.doubted
+    is_same = ratio <= _MOST_RATIO and _is_near(ratio, doubted_ratio, 0.1)
+    is_same |= _is_near(more_tokens - estimated_tokens, doubted_tokens, 0.03)
+    if is_usual:
         lowest = min(ratio, seen.lowest_ratio or ratio)
-        session.see(model, doubted_ratio=0.0, lowest_ratio=lowest)
-        return True
-    session.see(model, doubted_ratio=ratio)
-    return False
+        session.see(model, doubted=(0.0, 0), lowest_ratio=lowest)
+    else:
+        session.see(model, doubted=(ratio, more_tokens - estimated_tokens))
+    return is_usual or is_same
+
+
+def _is_near(value: float, before: float, most: float) -> bool:
+    return bool(before) and abs(value / before - 1) < most

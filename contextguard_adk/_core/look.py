@@ -12,7 +12,10 @@ from contextguard_adk._core.limits import plan_call, resolve_model
 from contextguard_adk._history.draft import Reason
 from contextguard_adk._history.history import History
 from contextguard_adk._history.stored import StoredSummary
-from contextguard_adk._measuring.calibration import estimate_prompt_tokens
+from contextguard_adk._measuring.calibration import (
+    estimate_prompt_tokens,
+    first_margin,
+)
 from contextguard_adk._measuring.tokens import estimate_config_tokens
 from contextguard_adk._summaries.compose import render, shape
 from contextguard_adk._turn.turn import Turn
@@ -119,7 +122,8 @@ def _declare(
 
 def _measure(turn: Turn, bounds: Bounds) -> Turn:
     """Returns the turn with the size of what would be sent."""
-    counts, memo = turn.counts, turn.history.memo
+    counts, memo, budgets = turn.counts, turn.history.memo, turn.budgets
+    ratio = budgets.threshold_tokens / budgets.window_tokens
     config_tokens = estimate_config_tokens(turn.config)
     heuristic_tokens = config_tokens + memo.estimate_tokens(turn.contents)
     tokens = estimate_prompt_tokens(
@@ -130,7 +134,7 @@ def _measure(turn: Turn, bounds: Bounds) -> Turn:
         default=counts.correction,
         config=turn.config,
         memo=memo,
-        model=turn.model.name,
+        margin=first_margin(turn.model.name, ratio),
     )
     missing_tokens = 0
     if turn.has_recall and turn.config is turn.request.config:

@@ -24,10 +24,13 @@ DEFAULT_CORRECTION = 1.5
 """Real tokens per heuristic token of what has no text, as images, while the provider
 has counted nothing; of a whole request where it was rejected without a count."""
 
-_FIRST_MARGIN, _CLAUDE_MARGIN = 1.15, 1.5
-"""What a first estimate by the density of the text is multiplied by. Vocabularies of
-up to 1.35 times the tokens of o200k_base stay within the buffer of 20 %. Claude's take
-up to 1.2 times, since Opus 4.7 up to 1.35 times that (Anthropic's release notes)."""
+FIRST_MARGIN, _CLAUDE_MARGIN = 1.15, 1.5
+"""What a first estimate by the density of the text is multiplied by. Claude's
+vocabularies take up to 1.2 times the tokens of o200k_base, since Opus 4.7 up to 1.35
+times that (Anthropic's release notes)."""
+
+_MOST_VOCABULARY = 1.35
+"""Of other vocabularies: so much has to fit where the threshold is not reached."""
 
 MAX_RATIO = 20.0
 """More real tokens per heuristic token are not believed."""
@@ -47,7 +50,7 @@ def estimate_prompt_tokens(
     default: float | None = None,
     config: types.GenerateContentConfig | None = None,
     memo: Memo | None = None,
-    model: str = "",
+    margin: float = FIRST_MARGIN,
 ) -> int:
     """Estimates the prompt tokens of a request before it is sent.
 
@@ -66,7 +69,6 @@ def estimate_prompt_tokens(
             every = [*parts, SizedText(len(text), 0, lambda: text)]
             media_tokens = sum(part.other_bytes for part in every) / 4
             tokens = weighted_tokens(every, heuristic_tokens) - media_tokens
-            margin = _CLAUDE_MARGIN if "claude" in model.lower() else _FIRST_MARGIN
             tokens = tokens * margin + media_tokens * DEFAULT_CORRECTION
             discount_tokens = request_script_discount(contents, config, memo)
             least_tokens = max(heuristic_tokens - discount_tokens, real_tokens or 0)
@@ -92,6 +94,12 @@ def estimate_prompt_tokens(
         ratio = real_tokens / weighted_tokens(parts, last_heuristic_tokens)
         grown *= min(max(ratio, 1.0), 2.0)
     return max(scaled_tokens, real_tokens + max(int(grown), growth_tokens))
+
+
+def first_margin(model: str, threshold_ratio: float) -> float:
+    """Returns the margin of a first estimate, by the threshold's part of the window."""
+    least = _CLAUDE_MARGIN if "claude" in model.lower() else FIRST_MARGIN
+    return max(least, _MOST_VOCABULARY * threshold_ratio / 0.97)
 
 
 def _newest_parts(

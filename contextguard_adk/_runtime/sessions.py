@@ -115,7 +115,8 @@ class Seen:
         accepted_tokens: The largest prompt that it has accepted.
         counted: What it counted last, and bytes / 4 of that request.
         lowest_ratio: Its lowest count that is believed, over the estimate.
-        doubted_ratio: Its last count that is not believed, over the estimate.
+        doubted: Its last count, where that is no usual one: over the estimate, and by
+            how many tokens it exceeds that.
         was_cached: Whether a cache has served a part of a prompt.
         ceiling: How its counts stop rising, if they do.
         guess_count: How many calls a guess of its window has stood.
@@ -124,7 +125,7 @@ class Seen:
     accepted_tokens: int = 0
     counted: tuple[int, int] | None = None
     lowest_ratio: float = 0.0
-    doubted_ratio: float = 0.0
+    doubted: tuple[float, int] = (0.0, 0)
     was_cached: bool = False
     ceiling: Ceiling = _NO_CEILING
     guess_count: int = 0

@@ -43,8 +43,9 @@ SHORTENED = _line("[… {} characters in all|, middle left out{} …]", _NOTICES
 LEFT_OUT = _line("[{} earlier messages left out|{}]", _NOTICES)
 
 _BRACKETS = r"\[\uff3b\u3010\u3014\u3016\u3018\u301a\u27e6\u2045\u2772\ufe47"
-_GAP = rf"[^\w:\uff1a\uff3f({_BRACKETS}]*+"  # Also what is not seen at all.
-_KINDS = {"{}": r"\d[\d,.]*", "#": r"[0-9a-f\uff10-\uff19\uff41-\uff46]"}
+# Also what is not seen at all. Bounded, as all here: no text makes it slow.
+_GAP = rf"[^\w:\uff1a\uff3f({_BRACKETS}]{{0,32}}+"
+_KINDS = {"{}": r"\d[\d,.]{0,15}+", "#": r"[0-9a-f\uff10-\uff19\uff41-\uff46]"}
 
 
 def _compile(openings: list[str]) -> re.Pattern[str]:
