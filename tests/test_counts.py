@@ -18,6 +18,7 @@ from pydantic import Field
 
 from contextguard_adk import (
     CallRecord,
+    CompactionRecord,
     Pipeline,
     SlidingWindow,
     Threshold,
@@ -43,6 +44,7 @@ class Counting(SimulatedLlm):
     """A model that reports what `report` makes of its true count."""
 
     report: Any = None
+    cached_tokens: int | None = None
     numbers: list[int] = Field(default_factory=list)
 
     async def generate_content_async(
@@ -53,7 +55,8 @@ class Counting(SimulatedLlm):
         async for response in super().generate_content_async(llm_request, stream):
             self.numbers.append(true)
             usage = types.GenerateContentResponseUsageMetadata(
-                prompt_token_count=self.report(self, llm_request, true)
+                prompt_token_count=self.report(self, llm_request, true),
+                cached_content_token_count=self.cached_tokens,
             )
             yield response.model_copy(update={"usage_metadata": usage})
 
@@ -287,17 +290,55 @@ async def test_a_first_message_that_fits_is_not_cut(strategy: type[Strategy]) ->
 
 
 async def test_limits_of_two_models_that_take_turns_are_kept() -> None:
-    """Each is rejected once."""
+    """Each is rejected once, however often the other one is."""
     sessions = InMemorySessionService()
     llms = [
         SimulatedLlm(model=name, context_window=window, token_ratio=1.0)
         for name, window in (("small", 8_000), ("medium", 12_000))
     ]
     strategy = Threshold(context_window=100_000)
-    chats = [guarded_chat(llm, strategy, session_service=sessions) for llm in llms]
-    for turn, chat in enumerate([*chats[1:] * 9, *chats * 12]):
+    small, medium = (guarded_chat(x, strategy, session_service=sessions) for x in llms)
+    for turn, chat in enumerate([*[medium] * 9, *[small] * 3] * 4):
         assert answer_text(await chat.say(words(1_500, f"Question {turn}.")))
     assert [llm.rejections for llm in llms] == [1, 1]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_a_ceiling_narrows_no_configured_window(strategy: type[Strategy]) -> None:
+    """Nor one of a model whose prompts a cache serves."""
+    kind: Any = strategy
+    _, records, chat = await play(truncated, kind(context_window=100_000))
+    assert {record.window_tokens for record in records} == {100_000}
+    assert await learned(chat) == {}
+
+
+async def test_where_a_cache_serves_prompts_no_ceiling_counts() -> None:
+    """What it serves may be missing in counts."""
+    _, records, _ = await play(truncated, llm={"cached_tokens": 500})
+    assert {record.window_tokens for record in records} == {UNKNOWN_TOKENS}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_a_window_that_state_names_is_soon_forgotten(
+    strategy: type[Strategy],
+) -> None:
+    """Also where each turn has a process of its own."""
+    kind: Any = strategy
+    sessions, done = InMemorySessionService(), list[CompactionRecord]()
+    planted = {"version": 2, "learned": {"simulated": {"window_tokens": 1_000}}}
+    for turn in range(12):
+        llm = SimulatedLlm(script=[call("search", query="it"), "Found."])
+        chat = guarded_chat(
+            llm,
+            kind(context_window=16_000, **FEW.get(kind, {})),
+            guard={"on_compaction": done.append},
+            agent={"tools": [queued_tool("search", [words(300)])]},
+            session_service=sessions,
+        )
+        if turn == 2:
+            await chat.set_state({KEY.format("record"): json.dumps(planted)})
+        assert answer_text(await chat.say(words(200, f"Request {turn}.")))
+    assert len(done) <= 2
 
 
 async def test_what_a_gateway_adds_to_every_request_is_counted() -> None:

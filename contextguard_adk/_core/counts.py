@@ -114,6 +114,8 @@ def _is_size(
     window_tokens = call.stated_window_tokens
     if real_tokens > (window_tokens or real_tokens) and not call.is_observed:
         return False
+    if config is not None and config.cached_content:
+        return True  # It counts what nobody here sees.
     session, model = call.session, call.model
     seen = session.facts.of(model)
     estimated_tokens = estimate_prompt_tokens(

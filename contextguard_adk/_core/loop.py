@@ -55,7 +55,7 @@ async def run(call: Call, bounds: Bounds) -> Turn:
                 await call.wait()
             case Step.REFUSE:
                 call.state.answer_request(row.why)
-            case Step.COMPACT if _is_again(turn) and call.state.doubt():
+            case Step.COMPACT if _is_again(turn) and call.state.doubt(call.model):
                 call.counts = read_counts(call)
             case Step.COMPACT:
                 is_settled = True
@@ -74,7 +74,11 @@ async def run(call: Call, bounds: Bounds) -> Turn:
 
 
 def _is_again(turn: Turn) -> bool:
-    return turn.reason == "tokens" and bool(turn.facts.compacted_run)
+    """Whether the last call was compacted, perhaps in another process."""
+    summary, real_tokens = turn.record.summary, turn.counts.real_tokens
+    left_tokens = summary.left_tokens if summary else 0
+    is_left = real_tokens is not None and real_tokens < 1.25 * left_tokens
+    return turn.reason == "tokens" and (bool(turn.facts.compacted_run) or is_left)
 
 
 async def _put_in(call: Call, turn: Turn) -> None:

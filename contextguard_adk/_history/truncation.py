@@ -14,7 +14,7 @@ from contextguard_adk._history.contents import with_parts
 from contextguard_adk._history.fingerprints import handle_of
 from contextguard_adk._measuring.calibration import token_counter
 from contextguard_adk._measuring.tokens import COMPACT, JsonForm, json_text, part_text
-from contextguard_adk._support.phrases import TRUNCATED, quote_value
+from contextguard_adk._support.phrases import TRUNCATED, quote, quote_value
 
 HANDLE_KEY = "recall_item"
 """In a shortened result: the handle under which the whole can be read back."""
@@ -104,7 +104,7 @@ def truncate_text(text: str, truncation: Truncation) -> str:
     head, tail, notice = text[: truncation.max_length], "", ""
     if truncation.smart_truncate:
         head = text[: truncation.head_length]
-        tail = text[len(text) - truncation.tail_length :]
+        tail = quote(text[len(text) - truncation.tail_length :])
     if truncation.show_truncation_notice:
         kept = len(head) + len(tail)
         notice = f"\n{TRUNCATED.format(kept, len(text))}\n"

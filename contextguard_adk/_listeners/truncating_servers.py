@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 
-from contextguard_adk._history.stored import MIN_WINDOW_TOKENS
 from contextguard_adk._runtime.sessions import Ceiling
 from contextguard_adk._support.log import warn_once
 from contextguard_adk._turn.units import Answered, Listener
@@ -32,7 +31,7 @@ class TruncatingServers(Listener):
         if count is None or call.is_observed:
             return
         session, model = call.session, call.model
-        seen, learned = session.facts.of(model), event.state.record.of(model)
+        seen, learned = session.facts.of(model), event.state.shown(model)
         ceiling = _follow(seen.ceiling, count)
         session.see(model, ceiling=ceiling, guess_count=seen.guess_count + 1)
         if known_tokens := learned.window_tokens:
@@ -46,7 +45,8 @@ class TruncatingServers(Listener):
         if is_known or not (count.is_behind and _is_reached(ceiling, count)):
             return
         shown_tokens, known_tokens = ceiling.highest_tokens, call.stated_window_tokens
-        if MIN_WINDOW_TOKENS <= shown_tokens < known_tokens:
+        # Of messages that were cut, the last may have taken a quarter.
+        if _MIN_TRUNCATED_TOKENS * _LEAST_RATIO <= shown_tokens < known_tokens:
             shown_tokens = max(shown_tokens, _MIN_TRUNCATED_TOKENS)
             event.state.learn(model, window_tokens=shown_tokens, is_guess=True)
             session.see(model, guess_count=0)
@@ -63,13 +63,18 @@ def _follow(ceiling: Ceiling, count: Count) -> Ceiling:
         highest = real_tokens, text_tokens
     is_same = abs(real_tokens - ceiling.last_tokens) <= _SAME_TOKENS
     same_count = ceiling.same_count + 1 if is_same and count.is_behind else 1
-    return Ceiling(*highest, real_tokens, same_count)
+    followed_tokens = ceiling.followed_tokens
+    if real_tokens >= text_tokens * _LEAST_RATIO:
+        followed_tokens = max(followed_tokens, real_tokens)
+    return Ceiling(*highest, followed_tokens, real_tokens, same_count)
 
 
 def _is_reached(ceiling: Ceiling, count: Count) -> bool:
     grown_tokens = count.text_tokens - ceiling.text_tokens
     has_grown = grown_tokens >= ceiling.highest_tokens * _GROWN_RATIO
-    is_full = count.real_tokens >= ceiling.highest_tokens * _LEAST_RATIO
+    # Where a cache serves what is not counted, counts follow the text only at first.
+    least_tokens = ceiling.highest_tokens * _LEAST_RATIO
+    is_full = min(count.real_tokens, ceiling.followed_tokens) >= least_tokens
     return is_full and (has_grown or ceiling.same_count >= _SAME_COUNT)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from contextguard_adk._support.phrases import SHORTENED
+from contextguard_adk._support.phrases import SHORTENED, quote
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def shorten(text: str, max_chars: int, handle: str = "") -> str:
     notice = f"\n{SHORTENED.format(len(text), item)}\n"
     room = max(0, max_chars - len(notice))
     head = int(room * 0.6)
-    return text[:head] + notice + text[len(text) - (room - head) :]
+    return text[:head] + notice + quote(text[len(text) - (room - head) :])
 
 
 def shorten_to_tokens(

@@ -139,7 +139,9 @@ async def _load_older(invocation: InvocationContext) -> list[types.Content]:
 def _may_be_rewritten(invocation: InvocationContext) -> bool:
     """Whether a plugin may have masked what the agent was shown of other requests."""
     known = "google.adk.", "contextguard_adk."
-    callbacks = (
-        type(p).before_model_callback for p in invocation.plugin_manager.plugins
+    return not all(
+        type(plugin).before_model_callback.__module__.startswith(known)
+        # That of ADK's filter is anybody's.
+        and getattr(plugin, "_custom_filter", None) is None
+        for plugin in invocation.plugin_manager.plugins
     )
-    return not all(callback.__module__.startswith(known) for callback in callbacks)

@@ -70,10 +70,10 @@ class Run:
         self,
         invocation: InvocationContext,
         memo: Memo | None,
-        unproven: dict[object, float],
+        proven: dict[object, bool],
     ) -> None:
         self.invocation_id = invocation.invocation_id
-        self.writes = RunWrites(invocation.session.state, unproven=unproven)
+        self.writes = RunWrites(invocation.session.state, proven=proven)
         self.calls: dict[CallKey, SentCall] = {}
         self.metadata: dict[CallKey, dict[str, Any]] = {}  # For the next event.
         self._memos: dict[str, Memo] = {}
@@ -147,7 +147,7 @@ class Guard:
     _sessions: BoundedDict[tuple[str, str, str], Session] = field(
         default_factory=lambda: BoundedDict(MAX_SESSIONS)
     )
-    _unproven: BoundedDict[object, float] = field(default_factory=BoundedDict)
+    _proven: BoundedDict[object, bool] = field(default_factory=BoundedDict)
     # id(state) to the ids of its session objects, and to its runs by invocation id:
     # ADK 2.0 gives each node of a workflow a copy of the session.
     _runs: dict[int, tuple[set[int], dict[str, Run]]] = field(default_factory=dict)
@@ -180,7 +180,7 @@ class Guard:
             sessions.add(place[1])
             weakref.finalize(session, self._leave, *place).atexit = False
         if (run := runs.get(run_id)) is None:
-            runs[run_id] = run = Run(invocation, self.recorded, self._unproven)
+            runs[run_id] = run = Run(invocation, self.recorded, self._proven)
         return run
 
     def pop_run(self, invocation: InvocationContext) -> Run:

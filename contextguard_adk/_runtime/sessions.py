@@ -95,11 +95,13 @@ class Failed:
 
 
 class Ceiling(NamedTuple):
-    """The highest count so far, bytes / 4 of the text that reached it, and how often
-    running the last count, which fell behind what was sent, was the same."""
+    """The highest count so far, bytes / 4 of the text that reached it, the highest
+    count of all that was sent, and how often running the last count, which fell behind
+    what was sent, was the same."""
 
     highest_tokens: int = 0
     text_tokens: int = 0
+    followed_tokens: int = 0
     last_tokens: int = 0
     same_count: int = 0
 

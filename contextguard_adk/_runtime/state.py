@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import math
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -90,7 +89,7 @@ class RunWrites:
     )  # To ADK with an answer; still pending.
     owners: set[str] = field(default_factory=set)  # Agents at work, with their scopes.
     # How many compactions were made by limits that this process has not learned.
-    unproven: dict[object, float] = field(default_factory=dict)
+    proven: dict[object, bool] = field(default_factory=dict)
 
     def write(self, scope: str, key: str, value: object) -> None:
         """Shows a value to all that read it in this run; an event is to bring it."""
@@ -177,11 +176,15 @@ class AgentState:
 
     def learn(self, model: str, **shown: float | None) -> None:
         """Remembers what a model has shown, None to forget it."""
-        known = dict(self.record.learned)
-        known[model] = known.pop(model, Learned()).model_copy(update=shown)
+        known, update = dict(self.record.learned), {**shown, "unproven_count": 0}
+        known[model] = known.pop(model, Learned()).model_copy(update=update)
         newest = dict([*known.items()][-MAX_MODELS:])
         self._write_record(self.record.model_copy(update={"learned": newest}))
-        self._run.unproven[model, known[model]] = -math.inf
+        self._run.proven[model, known[model]] = True
+
+    def _is_proven(self, model: str, learned: Learned) -> bool:
+        key = model, learned.model_copy(update={"unproven_count": 0})
+        return key in self._run.proven
 
     def shown(self, model: str) -> Learned:
         """Returns what a model has shown.
@@ -190,15 +193,18 @@ class AgentState:
         and not for one right after another. A rejection shows it anew.
         """
         learned = self.record.of(model)
-        is_doubted = self._run.unproven.get((model, learned), 0) >= 2
-        return Learned() if is_doubted else learned
+        is_doubted = learned.unproven_count >= 2
+        is_ignored = is_doubted and not self._is_proven(model, learned)
+        return Learned() if is_ignored else learned
 
-    def doubt(self) -> bool:
-        """Doubts the limits that a compaction was made by; whether that is new."""
-        known = self._run.unproven
-        new = [item for item in self.record.learned.items() if known.get(item) == 1]
-        known.update(dict.fromkeys(new, 2))
-        return bool(new)
+    def doubt(self, model: str) -> bool:
+        """Forgets limits that only session state says; whether there were any."""
+        shown = self.shown(model)
+        is_new = shown != Learned() and not self._is_proven(model, shown)
+        if is_new:
+            nothing = dict.fromkeys(Learned.model_fields)
+            self.learn(model, **{**nothing, "is_guess": False})
+        return is_new
 
     def note(self, **facts: object) -> None:
         """Keeps facts of the record that are not those of one model."""
@@ -215,9 +221,12 @@ class AgentState:
     def save_summary(self, summary: StoredSummary, tokens: int) -> None:
         """Stores a summary, made at so many tokens; calibration starts anew."""
         self.write("summary", summary.text)
-        self._write_record(self.record.model_copy(update={"summary": summary}))
-        for item in self.record.learned.items():
-            self._run.unproven[item] = self._run.unproven.get(item, 0) + 1
+        learned = dict(self.record.learned)
+        for model, each in learned.items():
+            count = each.unproven_count + (not self._is_proven(model, each))
+            learned[model] = each.model_copy(update={"unproven_count": count})
+        update = {"summary": summary, "learned": learned}
+        self._write_record(self.record.model_copy(update=update))
         self.write("summarized_at", tokens)
         self.write("real_tokens", None)
         self.write("last_heuristic", None)

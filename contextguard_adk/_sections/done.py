@@ -31,7 +31,10 @@ _FAILURE = re.compile(
     r'"(ok|success\w*)": ?false|"(exit|return)_?code": ?-?[1-9]',
     re.IGNORECASE,
 )
-_NO_ERROR: tuple[object, ...] = ("", None, 0, [], {}, "none", "null")
+_NO_ERROR: tuple[object, ...] = (
+    *("", None, 0, [], {}),
+    *("none", "null", "0", "false", "no", "ok", "success", "no error"),
+)
 _UNLISTED = {RECALL_TOOL, "todos"}  # The todo list stands beside the summary.
 
 
@@ -141,12 +144,14 @@ def _is_failure(text: str, outcome: str) -> bool:
 
     def keep(pairs: list[tuple[str, object]]) -> dict[str, object]:
         # Some name a field for an error that there was none.
-        return {
-            k: v for k, v in pairs if v not in _NO_ERROR or "error" not in k.lower()
-        }
+        return {k: v for k, v in pairs if "error" not in k.lower() or _says(v)}
+
+    def _says(value: object) -> bool:
+        return (value.lower() if isinstance(value, str) else value) not in _NO_ERROR
 
     with contextlib.suppress(ValueError, RecursionError):
-        outcome = json.dumps(json.loads(text, object_pairs_hook=keep))[:1_000]
+        said = json.loads(text, object_pairs_hook=keep)
+        outcome = json.dumps(said, ensure_ascii=False)[:1_000]
     return _FAILURE.search(outcome) is not None
 
 

@@ -37,6 +37,7 @@ _REFUSAL = re.compile(
     | (es\ )?tut\ mir\ leid | leider\ kann\ ich\b | entschuldigung
     | lo\ siento | lo\ lamento | no\ puedo | (je\ suis\ )?désolée?\b | je\ ne\ peux
     | mi\ dispiace | non\ posso | (sinto|lamento)\ muito | desculpe | não\ posso
+    | ((sure|certainly|of\ course|understood|got\ it)\W+)?please\ (provide|share|paste)
     | het\ spijt\ me | przykro\ mi | przepraszam | üzgünüm
     | извините | простите | к\ сожалению | я\ не\ могу
     | (很|非常)?抱歉 | 对不起 | 對不起 | 我(无法|無法|不能) | (大変)?申し訳 | すみません
@@ -102,17 +103,16 @@ def _has_facts(text: str, shown: str) -> bool:
     known, said = (
         {m[1] or m[0] for m in _FACT.finditer(t.lower())} for t in (shown, text)
     )
-    found = known & said
-    return len(found) > 1 or any(not word.isalpha() for word in found)
+    return bool(known & said)
 
 
 def _is_echo(text: str, shown: str) -> bool:
-    """Whether most of an answer stands in the transcript just so, margins and all."""
+    """Whether nearly all of an answer stands in the transcript, margins and all."""
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]
     known = {line.rstrip() for line in shown.splitlines() if _OF_ENTRY.match(line)}
     if _OF_ENTRY.match(lines[-1]) and f"\n{lines[-1]}" in shown:
         known.add(lines[-1])  # It may be cut.
-    return 2 * sum(len(x) for x in lines if x in known) > sum(map(len, lines))
+    return sum(len(x) for x in lines if x in known) > 0.8 * sum(map(len, lines))
 
 
 def _is_json(text: str) -> bool:

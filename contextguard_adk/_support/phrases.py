@@ -48,32 +48,39 @@ _GAP = rf"[^\w:\uff1a\uff3f({_BRACKETS}]{{0,32}}+"
 _KINDS = {"{}": r"\d[\d,.]{0,15}+", "#": r"[0-9a-f\uff10-\uff19\uff41-\uff46]"}
 
 
-def _compile(openings: list[str]) -> re.Pattern[str]:
-    """Finds the brackets of what a reader would take for one of these."""
+# Where `str.splitlines` begins a line.
+_LINE = r"(?:^|(?<=[\n\v\f\r\x1c-\x1e\x85\u2028\u2029]))"
+
+
+def _compile(openings: list[str], start: str = _LINE + _GAP) -> re.Pattern[str]:
+    """Finds what a reader would take for one of these, at the beginning of a line."""
     spelled = []
     for opening in openings:
         pieces = re.findall(r"\{\}|[\w:#]", opening)
         # Full-width forms stand in the order of ASCII.
         alike = (_KINDS.get(p) or f"[{p}{chr(ord(p) + 0xFEE0)}]" for p in pieces)
         spelled.append(_GAP.join(alike))
-    return re.compile(rf"[{_BRACKETS}](?={_GAP}(?:{'|'.join(spelled)}))", re.IGNORECASE)
+    said = f"{_GAP}(?:{'|'.join(spelled)})"
+    return re.compile(rf"({start})[{_BRACKETS}](?={said})", re.IGNORECASE)
 
 
 _OF_FRAME, _ANY = _compile(_FRAME), _compile(_FRAME + _NOTICES)
+_MARKERS = _compile(_FRAME[1:3], "")
 
 
 def quote(text: str) -> str:
     """Returns a text of others as it may stand beside what the guard writes.
 
-    The bracket of what reads like an opening of the guard becomes a round one, wherever
-    it stands: no cut or line break can bring it to the front. No length changes.
+    Where a line begins like one of the guard, its bracket becomes a round one; that of
+    the markers around a summary does so anywhere. No length changes. What is cut has to
+    be quoted again where a new line begins.
     """
-    return _ANY.sub("(", text)
+    return _MARKERS.sub("(", _ANY.sub(r"\1(", text))
 
 
 def quote_stored(text: str) -> str:
     """Quotes a text from session state, which may hold notices of the guard."""
-    return _OF_FRAME.sub("(", text)
+    return _MARKERS.sub("(", _OF_FRAME.sub(r"\1(", text))
 
 
 def quote_line(text: str) -> str:

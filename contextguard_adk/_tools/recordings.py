@@ -233,26 +233,29 @@ _PICKLED = (
 )
 
 
-_COMPUTED = (
-    "{} is not as ADK writes such a file: it has views, triggers, virtual tables or "
-    "computed columns, so what it holds may be anything"
-)
+_COMPUTED = "{}: {} is no plain table, as ADK writes it; what it holds may be anything"
 # As SQLite itself spells it, however it was written.
 _PLAIN = re.compile("CREATE (TABLE|(UNIQUE )?INDEX) ")
-_ALL_COLUMNS = """
-SELECT lower(made.name), lower(columns.name), columns.hidden
-FROM sqlite_master AS made, pragma_table_xinfo(made.name) AS columns
-"""
+_READ = "sessions", "events", "app_states", "user_states", "adk_internal_metadata"
+_OF_READ = f"WHERE lower(made.tbl_name) IN {_READ}"
 
 
 def _check_tables(path: Path, copy: Path) -> None:
-    """Refuses a file that has more than plain tables, or tables with pickles."""
+    """Refuses a file in which what ADK reads is no plain table, or holds pickles."""
     with closing(sqlite3.connect(copy)) as connection:
-        made = connection.execute("SELECT sql FROM sqlite_master WHERE sql NOT NULL")
-        is_plain = all(_PLAIN.match(str(sql)) for (sql,) in made)
-        columns = connection.execute(_ALL_COLUMNS).fetchall() if is_plain else []
-    if not is_plain or any(hidden for _, _, hidden in columns):
-        raise CommandError(_COMPUTED.format(path))
+        made = connection.execute(
+            f"SELECT tbl_name, sql FROM sqlite_master AS made {_OF_READ} "
+            "AND sql NOT NULL"
+        )
+        odd = [name for name, sql in made if not _PLAIN.match(str(sql))]
+        query = (
+            "SELECT lower(made.name), lower(columns.name), columns.hidden FROM "
+            "sqlite_master AS made, pragma_table_xinfo(made.name) AS columns "
+        )
+        columns = [] if odd else connection.execute(query + _OF_READ).fetchall()
+    odd += [name for name, _, hidden in columns if hidden]
+    if odd:
+        raise CommandError(_COMPUTED.format(path, odd[0]))
     if ("events", "actions", 0) in columns:
         raise CommandError(_PICKLED.format(path))
 

@@ -36,7 +36,8 @@ from contextguard_adk._turn.settings import StrategySettings
 from contextguard_adk._turn.values import Counts, KeptSteps, ModelFacts, Size
 
 MAX_PENDING_RATIO = 0.30  # Of the window, for results that the model has not seen.
-QUOTED_RATIO = 0.30  # Of the window, for the user's request after a summary.
+# Of the window, for the user's request: 30 %, and what an estimate may be too high.
+QUOTED_RATIO = 0.33
 
 _NO_COUNTS, _NO_SIZE = Counts(), Size()
 
