@@ -287,12 +287,15 @@ async def test_the_next_one_covers_what_came_since(talk: Talk) -> None:
 
 
 @pytest.mark.parametrize("is_written", [True, False], ids=["waits", "is under way"])
-async def test_other_sessions_do_not_push_it_out(is_written: bool) -> None:
+async def test_other_sessions_do_not_push_it_out(
+    is_written: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is paid for once, however many sessions call in between."""
+    monkeypatch.setattr("contextguard_adk._runtime.runs.MAX_IDLE_SESSIONS", 100)
     talk = Talk(session_service=KeptSessions())
     await talk.begin(is_written=is_written)
     session_id = talk.chat.session_id
-    for number in range(1_100):
+    for number in range(150):
         talk.chat.session_id = f"other {number}"
         await talk.say("Hello.")
     await talk.writer.end()

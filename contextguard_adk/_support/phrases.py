@@ -65,6 +65,7 @@ def _compile(openings: list[str], start: str = _LINE + _GAP) -> re.Pattern[str]:
 
 
 _OF_FRAME, _ANY = _compile(_FRAME), _compile(_FRAME + _NOTICES)
+_BRACKET = re.compile(f"[{_BRACKETS}]")
 _MARKERS = _compile(_FRAME[1:3], "")
 
 
@@ -75,6 +76,8 @@ def quote(text: str) -> str:
     the markers around a summary does so anywhere. No length changes. What is cut has to
     be quoted again where a new line begins.
     """
+    if not _BRACKET.search(text):
+        return text
     return _MARKERS.sub("(", _ANY.sub(r"\1(", text))
 
 
