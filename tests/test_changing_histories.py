@@ -45,6 +45,7 @@ from tests.chats import (
     begin_as_user,
     guarded_chat,
     seed,
+    slow,
     take_apart,
     text_of,
     without_head,
@@ -437,14 +438,14 @@ every_large_strategy = pytest.mark.parametrize("strategy", LARGE.values(), ids=L
 
 
 @pytest.mark.parametrize(("change", "expected"), CHANGES.values(), ids=CHANGES)
-@every_large_strategy
+@pytest.mark.parametrize("strategy", ["threshold", *slow("sliding", "pipeline")])
 async def test_a_change_of_a_long_history_uncovers_what_it_must(
-    change: Change, expected: set[int], strategy: Strategy
+    change: Change, expected: set[int], strategy: str
 ) -> None:
     """What stands before the oldest that is known again stays covered."""
     llm = SimulatedLlm(context_window=100_000, summary_replies=["A summary."] * 3)
     sessions = KeptSessions()
-    chat = guarded_chat(llm, strategy, session_service=sessions)
+    chat = guarded_chat(llm, LARGE[strategy], session_service=sessions)
     await seed(chat, state=DEMAND)
     events = sessions.kept["session"].events
     facts = [user(f"fact {number}") for number in range(COUNT)]

@@ -30,7 +30,7 @@ from contextguard_adk.testing.provider import (
     count_tokens,
 )
 from tests.builders import Chat, answer_text, model, queued_tool, user
-from tests.chats import HEURISTIC, KEY, REAL, guarded_chat, seed, words
+from tests.chats import HEURISTIC, KEY, REAL, guarded_chat, seed, slow, words
 
 STRATEGIES = [Threshold, SlidingWindow, Pipeline]
 WIDE: dict[str, Any] = {"context_window": 200_000}
@@ -155,7 +155,7 @@ def compactions(records: Sequence[CallRecord]) -> int:
     return sum(record.compaction is not None for record in records)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", [Threshold, *slow(SlidingWindow, Pipeline)])
 @pytest.mark.parametrize("report", [newest_alone, without_old_results])
 async def test_a_low_count_never_narrows_a_configured_window(
     report: Count, strategy: type[Strategy]
@@ -167,7 +167,7 @@ async def test_a_low_count_never_narrows_a_configured_window(
     assert (llm.summaries, await learned(chat)) == (0, {})
 
 
-@pytest.mark.parametrize("result_tokens", [300, 700, 2_000])
+@pytest.mark.parametrize("result_tokens", [*slow(300, 700), 2_000])
 async def test_an_editing_server_is_no_truncating_one(result_tokens: int) -> None:
     """Its counts go on rising, though slowly: an unknown window stays as assumed."""
     llm, records, _ = await play(
@@ -177,7 +177,7 @@ async def test_an_editing_server_is_no_truncating_one(result_tokens: int) -> Non
     assert llm.summaries == 0
 
 
-@pytest.mark.parametrize("result_tokens", [700, 7_000])
+@pytest.mark.parametrize("result_tokens", [*slow(700), 7_000])
 async def test_results_of_one_size_are_no_ceiling(result_tokens: int) -> None:
     """Each call leaves a little more, however large the newest results are."""
     _, records, _ = await play(
@@ -193,7 +193,7 @@ def keep_newest(callback_context: CallbackContext, llm_request: LlmRequest) -> N
     del llm_request.contents[: users[-3:][0]]
 
 
-@pytest.mark.parametrize("window", [None, 200_000])
+@pytest.mark.parametrize("window", [None, *slow(200_000)])
 @pytest.mark.parametrize("way", ["callback", "plugin"])
 async def test_who_trims_behind_the_guard_is_no_server(
     way: str, window: int | None
@@ -308,7 +308,7 @@ async def test_limits_of_two_models_that_take_turns_are_kept() -> None:
     assert [llm.rejections for llm in llms] == [1, 1]
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", [Threshold, *slow(SlidingWindow, Pipeline)])
 async def test_a_ceiling_narrows_no_configured_window(strategy: type[Strategy]) -> None:
     """Nor one of a model whose prompts a cache serves."""
     kind: Any = strategy

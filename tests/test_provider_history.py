@@ -116,9 +116,8 @@ def check(player: Player, compactions: int = 2) -> None:
     "case",
     [
         "bound threshold redacts omits",
-        "bound sliding streams",
         "bound pipeline restarts",
-        "adaptive threshold redacts streams",
+        *slow("bound sliding streams", "adaptive threshold redacts streams"),
         "unsigned threshold",
         "gemini pipeline",
         "deepseek! threshold",

@@ -25,6 +25,7 @@ from contextguard_adk.testing import Reply, SimulatedLlm
 from contextguard_adk.testing import call as tool_call
 from contextguard_adk.testing.provider import count_request_tokens
 from tests.builders import Chat, KeptSessions, guarded_agent, queued_tool
+from tests.chats import slow
 from tests.test_replay import INSTRUCTION, save
 
 GUARD = Threshold(context_window=8_000)
@@ -78,7 +79,7 @@ async def record(
     return await chat.session(), llm, counting.counts
 
 
-@pytest.mark.parametrize("token_ratio", [None, 1.0])
+@pytest.mark.parametrize("token_ratio", [*slow(None), 1.0])
 async def test_what_a_guard_has_cut_is_known_whole(token_ratio: float | None) -> None:
     """By each replay, and as it is played without a guard; what was sent is known."""
     session, llm, counts = await record(45, token_ratio)
@@ -108,7 +109,7 @@ async def test_what_a_guard_has_cut_is_known_whole(token_ratio: float | None) ->
     assert sum(abs(each - 1) > 0.15 for each in played) <= 0.1 * len(played)
 
 
-@pytest.mark.parametrize("command", ["replay", "report"])
+@pytest.mark.parametrize("command", ["replay", *slow("report")])
 def test_each_payload_is_written_a_few_times_and_a_bar_shows_how_far_it_is(
     command: str,
     tmp_path: Path,

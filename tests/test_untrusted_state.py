@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -184,10 +184,16 @@ CRAFTED: dict[str, Attack] = {
 }
 
 
+def slow_rows(rows: Iterable[tuple[object, ...]]) -> list[Any]:
+    """Rows for the slow tier."""
+    return [pytest.param(*row, marks=pytest.mark.slow) for row in rows]
+
+
 NUMBERS = [name for name in CRAFTED if name.startswith(("window", "out", "c", "half"))]
-CASES = [(name, 0, 0, "last") for name in CRAFTED]
-CASES += [(name, 0, 6, "last") for name in CRAFTED]
-CASES += [(name, other, 0, "last") for name in NUMBERS for other in (1, 2)]
+CASES: list[Any] = [(name, 0, 0, "last") for name in CRAFTED]
+CASES += slow_rows((name, 0, 6, "last") for name in CRAFTED)
+CASES += [(name, n % 2 + 1, 0, "last") for n, name in enumerate(NUMBERS)]
+CASES += slow_rows((name, (n + 1) % 2 + 1, 0, "last") for n, name in enumerate(NUMBERS))
 CASES += [(name, 0, 0, "never") for name in NUMBERS]
 
 
