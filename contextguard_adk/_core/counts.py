@@ -118,11 +118,13 @@ def _is_size(
         return True  # It counts what nobody here sees.
     session, model = call.session, call.model
     seen = session.facts.of(model)
-    estimated_tokens = estimate_prompt_tokens(
-        heuristic_tokens, None, None, contents, config=config, memo=memo
-    )
     more_tokens = max(0, real_tokens - _TEMPLATE_TOKENS)
-    ratio = more_tokens / max(1, estimated_tokens)
+    estimated_tokens = max(1, heuristic_tokens)  # It is at least that.
+    if more_tokens > heuristic_tokens * _USUAL_RATIO:
+        estimated_tokens = estimate_prompt_tokens(
+            heuristic_tokens, None, None, contents, config=config, memo=memo
+        )
+    ratio = more_tokens / estimated_tokens
     usual = max(1.0, seen.lowest_ratio) * _USUAL_RATIO
     is_usual = ratio <= (usual if seen.lowest_ratio else _MOST_RATIO)
     # A vocabulary that takes more for a script, or what a gateway adds to all requests.
