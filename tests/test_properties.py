@@ -192,11 +192,14 @@ async def test_a_session_goes_on_whatever_happens(
         kept = [text for text in sent if text in original]
         assert kept == [text for text in original if text in kept]
         assert len(sent) - len(kept) <= 2  # What the guard has put in.
-        if any(record.is_mechanical for record in play.compactions):
+        # A summarizer that has failed may be left alone.
+        is_mechanical = any(record.is_mechanical for record in play.compactions)
+        if is_mechanical:
             left_out.clear()  # It is made from the originals, as far as it must.
         assert not left_out & {*kept}
         gone = {*original} - {*kept}
-        if play.llm.summaries == paid and not isinstance(strategy, Pipeline):
+        is_paid = play.llm.summaries > paid
+        if not (is_paid or is_mechanical or isinstance(strategy, Pipeline)):
             assert gone <= left_out
         left_out |= gone
         state = await play.chat.state()
@@ -206,9 +209,9 @@ async def test_a_session_goes_on_whatever_happens(
         assert len(json.dumps(ours)) <= MAX_STATE_BYTES
     if data.draw(st.booleans(), "another process answers the last request"):
         play.chat = play.open()
-    paid = play.llm.summaries
+    play.compactions.clear()
     after = await play.ask("And the last?")
-    if play.llm.summaries == paid and not isinstance(strategy, Pipeline):
+    if not (play.compactions or isinstance(strategy, Pipeline)):
         assert after.contents[: len(request.contents)] == request.contents
 
 
