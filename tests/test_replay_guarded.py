@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from google.adk.apps.app import EventsCompactionConfig
 from google.adk.models.llm_request import LlmRequest
 from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.sessions import Session
@@ -109,6 +110,10 @@ async def test_what_a_guard_has_cut_is_known_whole(token_ratio: float | None) ->
     assert sum(abs(each - 1) > 0.15 for each in played) <= 0.1 * len(played)
 
 
+@pytest.mark.skipif(
+    EventsCompactionConfig.model_fields["compaction_interval"].is_required(),
+    reason="this google-adk copies each payload for each request",
+)
 @pytest.mark.parametrize("command", ["replay", *slow("report")])
 def test_each_payload_is_written_a_few_times_and_a_bar_shows_how_far_it_is(
     command: str,
