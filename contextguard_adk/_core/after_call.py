@@ -80,19 +80,17 @@ def _note_count(event: Answered, count: Count) -> None:
     cached = (usage.cached_content_token_count if usage else None) or 0
     session.note(cached_ratio=cached / real_tokens)
     seen = session.facts.of(call.model)
-    session.see(call.model, was_cached=seen.was_cached or bool(cached))
+    shown: dict[str, object] = {"was_cached": seen.was_cached or bool(cached)}
     call.release()
     if count.is_size:
-        session.see(
-            call.model,
-            accepted_tokens=max(real_tokens, seen.accepted_tokens),
-            counted=(real_tokens, count.heuristic_tokens),
-        )
+        shown["accepted_tokens"] = max(real_tokens, seen.accepted_tokens)
+        shown["counted"] = real_tokens, count.heuristic_tokens
         session.note(counting_model=call.model)
         state.write("real_tokens", real_tokens)
         state.write("last_heuristic", count.heuristic_tokens)
     else:  # What led to it may have been wrong as well.
         state.write("real_tokens", None)
+    session.see(call.model, **shown)
 
 
 def _describe(event: Answered) -> CallRecord:

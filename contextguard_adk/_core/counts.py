@@ -34,6 +34,8 @@ _LEAST_SENT_TOKENS = 4_000  # Of less, bytes / 4 say little.
 # what was usual, with room for a chat template. More is believed if it is repeated.
 _MOST_RATIO, _USUAL_RATIO, _TEMPLATE_TOKENS = 5.0, 2.5, 500
 
+Sent = tuple[Sequence[types.Content], types.GenerateContentConfig | None, int]
+
 
 def read_counts(call: Call) -> Counts:
     """Returns what the provider counted last, and what follows from it.
@@ -68,7 +70,7 @@ def weigh_count(call: SentCall, real_tokens: int, memo: Memo) -> Count | None:
     """
     if not call.sent_contents:
         return None
-    contents, config, heuristic_tokens = _read_sent(call, memo)
+    sent = contents, config, heuristic_tokens = _read_sent(call, memo)
     parts = itertools.chain.from_iterable(map(parts_of, contents))
     media_tokens = sum(map(media_bytes, parts)) // 4
     is_behind = False
@@ -81,14 +83,11 @@ def weigh_count(call: SentCall, real_tokens: int, memo: Memo) -> Count | None:
         heuristic_tokens,
         heuristic_tokens - media_tokens,
         is_behind,
-        not is_behind
-        and _is_size(call, real_tokens, heuristic_tokens, contents, config, memo),
+        not is_behind and _is_size(call, real_tokens, sent, memo),
     )
 
 
-def _read_sent(
-    call: SentCall, memo: Memo
-) -> tuple[Sequence[types.Content], types.GenerateContentConfig | None, int]:
+def _read_sent(call: SentCall, memo: Memo) -> Sent:
     """Returns what was sent, and its bytes / 4: callbacks after the guard may edit."""
     sent, config, request = call.sent_contents, call.sent_config, call.request()
     # ADK's Gemini class takes out of the request what a cache holds.
@@ -102,15 +101,9 @@ def _read_sent(
     return edited, request.config, tokens
 
 
-def _is_size(
-    call: SentCall,
-    real_tokens: int,
-    heuristic_tokens: int,
-    contents: Sequence[types.Content],
-    config: types.GenerateContentConfig | None,
-    memo: Memo,
-) -> bool:
+def _is_size(call: SentCall, real_tokens: int, sent: Sent, memo: Memo) -> bool:
     """Whether a count may be the size of one request, not the sum of several."""
+    contents, config, heuristic_tokens = sent
     window_tokens = call.stated_window_tokens
     if real_tokens > (window_tokens or real_tokens) and not call.is_observed:
         return False

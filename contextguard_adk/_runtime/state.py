@@ -88,7 +88,7 @@ class RunWrites:
         default_factory=set
     )  # To ADK with an answer; still pending.
     owners: set[str] = field(default_factory=set)  # Agents at work, with their scopes.
-    # How many compactions were made by limits that this process has not learned.
+    # Limits, with their model, that this process has seen a provider show.
     proven: dict[object, bool] = field(default_factory=dict)
 
     def write(self, scope: str, key: str, value: object) -> None:
