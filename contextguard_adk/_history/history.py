@@ -134,7 +134,7 @@ class History:
         new = {i for i in told if not self._index.is_unchanged(contents[i])}
         if not new or self._invocation is None:
             return {}
-        return find_rewritten(contents, told, new, self._invocation, self._spell)
+        return find_rewritten(contents, told, new, self._invocation, self.spell)
 
     @cached_property
     def pairs(self) -> Pairs:
@@ -152,10 +152,11 @@ class History:
             # What another plugin adds may be new on each call, as the time is.
             event = self._rewritten.get(index)
             content = event.content if event else None
-            self._fingerprints[index] = self._spell(content or self.contents[index])
+            self._fingerprints[index] = self.spell(content or self.contents[index])
         return self._fingerprints[index]
 
-    def _spell(self, content: types.Content) -> bytes:
+    def spell(self, content: types.Content) -> bytes:
+        """The fingerprint of a content as it stands."""
         return self.memo.get(fingerprint, content, content.parts or (), content.role)
 
     def release(self) -> None:
@@ -299,12 +300,17 @@ class History:
         stored = self.stored
         if stored is None or len(self.covered) < stored.covered.content_count:
             return False
-        for event in reversed(self.events):
-            if event.invocation_id == stored.invocation:
+        return not self.is_rewound
+
+    @property
+    def is_rewound(self) -> bool:
+        """Whether something was rewound since the stored summary was written."""
+        for event in reversed(self.events if self.stored else ()):
+            if self.stored and event.invocation_id == self.stored.invocation:
                 break
             if event.actions and event.actions.rewind_before_invocation_id:
-                return False
-        return True
+                return True
+        return False
 
     def name_place(self, index: int) -> str:
         """Names a content by fingerprint and number among equal ones; "" for -1."""
@@ -338,7 +344,7 @@ class History:
     def last_event(self, covered: frozenset[int]) -> str:
         """The id of the newest event that these contents tell of; "" if unknown."""
         told = ((self.fingerprint(i), i in covered) for i in reversed(self.history))
-        return find_last_event(self.events[: self._event_count], told, self._spell)
+        return find_last_event(self.events[: self._event_count], told, self.spell)
 
     def cover(self, indexes: frozenset[int]) -> Covered:
         """Builds what a summary of these contents is stored with."""

@@ -11,13 +11,21 @@ from pydantic import Field
 
 from contextguard_adk._history.adk_events import RECALL_TOOL
 from contextguard_adk._history.contents import with_parts
+from contextguard_adk._history.extraction import name_hidden
 from contextguard_adk._history.fingerprints import handle_of
+from contextguard_adk._history.text import payload_text
 from contextguard_adk._measuring.calibration import token_counter
 from contextguard_adk._measuring.tokens import COMPACT, JsonForm, json_text, part_text
-from contextguard_adk._support.phrases import TRUNCATED, quote, quote_value
+from contextguard_adk._support.phrases import TRUNCATED, quote, quote_line, quote_value
 
 HANDLE_KEY = "recall_item"
 """In a shortened result: the handle under which the whole can be read back."""
+
+NAMES_KEY = "not_shown"
+"""In a shortened result: values of the part that is left out, in their order."""
+
+NAMES_RATIO = 0.5
+"""What they may take beside the part that is shown."""
 
 MAX_DEPTH = 100
 """Strings nested deeper than this stay as they are."""
@@ -30,6 +38,7 @@ class Truncation:
     """How strings over `max_length` characters in tool results are shortened.
 
     A result whose JSON is over `result_length` becomes an excerpt of it; 0 for never.
+    What is not shown is named by its values, in at most `names_length` bytes.
     """
 
     max_length: Length = 4_000
@@ -38,12 +47,13 @@ class Truncation:
     head_length: Length = 3_000
     tail_length: Length = 1_000
     result_length: Length = 0
+    names_length: Length = 0
 
     @classmethod
     def in_the_middle(cls, length: int, result_length: int) -> Self:
         """Leaves 60 % of the length from the beginning, and the rest from the end."""
-        head = int(length * 0.6)
-        return cls(length, True, True, head, length - head, result_length)
+        head, names = int(length * 0.6), int(length * NAMES_RATIO)
+        return cls(length, True, True, head, length - head, result_length, names)
 
 
 def truncate_content(
@@ -68,6 +78,10 @@ def _truncate_part(
         return part
     # Now it holds notices, which the tool's own text must not pass for.
     shortened = _truncate_result(quote_value(response.response), truncation)
+    if length := truncation.names_length:
+        shown = payload_text(shortened)
+        if names := name_hidden(payload_text(response.response), shown, length):
+            shortened = {**shortened, NAMES_KEY: quote_line(names)}
     if whole:
         shortened = {**shortened, HANDLE_KEY: handle_of(whole)}
     copied = response.model_copy(update={"response": shortened})

@@ -6,7 +6,14 @@ from contextguard_adk._sections.done import DoneCalls
 from contextguard_adk._sections.recall_note import RecallNote
 from contextguard_adk._sections.todos import Todos
 from contextguard_adk._sections.user_messages import UserMessages
+from contextguard_adk._sections.values import Values
 from contextguard_adk._turn.units import Section
 
-SECTIONS: tuple[Section, ...] = (UserMessages(), Todos(), DoneCalls(), RecallNote())
+SECTIONS: tuple[Section, ...] = (
+    UserMessages(),
+    Todos(),
+    Values(),
+    DoneCalls(),
+    RecallNote(),
+)
 """In the order in which they stand after the summary."""

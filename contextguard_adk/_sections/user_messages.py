@@ -6,11 +6,12 @@ import bisect
 import itertools
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from pydantic import JsonValue
 
 from contextguard_adk._history.contents import content_text
+from contextguard_adk._history.history import History
 from contextguard_adk._measuring.budgets import divide_budget, excerpt
 from contextguard_adk._support.phrases import USER_MESSAGES, quote_line
 from contextguard_adk._turn.turn import Turn
@@ -44,7 +45,9 @@ class UserMessages(Section):
         max_bytes = int(turn.budgets.summary_tokens * 4 / max(1.0, turn.correction))
         return [*extend_excerpts(_read(known), new, max_bytes)]
 
-    def render(self, value: JsonValue) -> str:
+    def render(
+        self, value: JsonValue, history: History, covered: Collection[int]
+    ) -> str:
         """Returns one line for each message."""
         lines = [f"- {quote_line(text)}" for text in _read(value)]
         return "\n".join([USER_MESSAGES, *lines]) if lines else ""

@@ -174,7 +174,7 @@ def render_head(
 ) -> types.Content:
     """Returns the message with the summary and, if it has one, the continuation."""
     beside = (
-        section.render(stored.beside.get(section.name))
+        section.render(stored.beside.get(section.name), history, covered)
         for section in _sections.SECTIONS
     )
     summary = phrases.quote_stored(stored.text) or phrases.NO_SUMMARY

@@ -30,6 +30,7 @@ TODO_LIST = _line("[The todo list| as it stands]")
 DONE = _line(
     "[Done so far| for this request: each call below was made and has its result]"
 )
+VALUES = _line("[Values| of what was left out, each line with where they stood]")
 RECALL = _line("[recall_history(|query=…) searches what this summary leaves out.]")
 MORE = _line("[more:| {}]")
 GOES_ON = _line("[goes on:| {}]")

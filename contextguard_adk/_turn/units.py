@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from google.adk.agents.callback_context import CallbackContext
@@ -10,6 +10,7 @@ from google.adk.models.llm_response import LlmResponse
 from google.genai import types
 from pydantic import JsonValue
 
+from contextguard_adk._history.history import History
 from contextguard_adk._runtime.runs import Guard, Run, SentCall
 from contextguard_adk._runtime.scopes import call_key
 from contextguard_adk._runtime.state import AgentState
@@ -46,8 +47,16 @@ class Section:
         """
         raise NotImplementedError
 
-    def render(self, value: JsonValue) -> str:
-        """Returns the text of a stored value; "" for none."""
+    def render(
+        self, value: JsonValue, history: History, covered: Collection[int]
+    ) -> str:
+        """Returns the text of a stored value; "" for none.
+
+        Args:
+            value: What `write` returned; session state is untrusted.
+            history: That of the request.
+            covered: Indexes of the messages that the summary replaces.
+        """
         text = value if isinstance(value, str) else ""
         heading = self.heading if text.startswith(self.heading) else ""
         return heading + quote_stored(text.removeprefix(heading))

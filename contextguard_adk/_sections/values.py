@@ -1,0 +1,306 @@
+"""The values that the left-out part held, as ids, numbers, paths, and their sources."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import re
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from google.genai import types
+from pydantic import JsonValue
+
+from contextguard_adk._history.adk_events import RECALL_TOOL
+from contextguard_adk._history.extraction import (
+    find_values,
+    hide_secrets,
+    is_secret_name,
+    is_value,
+)
+from contextguard_adk._history.history import History
+from contextguard_adk._history.text import Said, payload_text, walk_parts
+from contextguard_adk._measuring.budgets import excerpt
+from contextguard_adk._support.phrases import VALUES, quote_line, quote_stored
+from contextguard_adk._turn.turn import Turn
+from contextguard_adk._turn.units import Section
+
+VALUES_RATIO = 0.05  # Of the window.
+MAX_VALUES_TOKENS = 8_000
+MAX_STORED_BYTES = 4 * 1024  # In session state, for a history that is loaded in part.
+MAX_LABEL_BYTES = 60
+MAX_WHOLE_CHARS = 48  # A shorter text in a field is a value as it stands.
+REUSE_WEIGHT, RECENCY_WEIGHT, CALL_WEIGHT, KIN_WEIGHT = 2.0, 2.0, 1.0, 1.0
+"""How values are ranked: by use in later calls, age, use in a call, and words that
+they share with what calls have used. Chosen on recorded sessions of agents."""
+
+_PIECE = re.compile(r"[A-Za-z][a-z]{2,}|[A-Z]{3,}")
+_MAX_KNOWN = 4_096
+_KNOWN: OrderedDict[Hashable, Sequence[tuple[str, float]]] = OrderedDict()
+_TEXTS: OrderedDict[Hashable, str] = OrderedDict()
+
+
+@dataclass
+class _Source:
+    """A call with its result, or a message, and those of its values that are listed."""
+
+    label: str
+    listed: list[str] = field(default_factory=list)
+
+
+@dataclass
+class _Value:
+    """A value: how telling its kind is, where it stood last, how often calls used it."""
+
+    kind: float
+    source: _Source
+    place: int = 0
+    calls: int = 0
+    reuses: int = 0
+
+
+class Values(Section):
+    """Lists ids, numbers, paths and names of what the summary replaces.
+
+    The list follows from the covered contents, so that session state holds its size and
+    4 KB of it only, which stand in where the history is loaded in part.
+    """
+
+    name = "values"
+    heading = VALUES
+    goes_at = 3
+
+    def write(
+        self, turn: Turn, covered: frozenset[int], known: JsonValue, room_tokens: int
+    ) -> JsonValue:
+        """Returns how long the list is to be, and the beginning of it."""
+        budget_tokens = turn.budgets.working_tokens * VALUES_RATIO
+        budget_tokens = min(budget_tokens, MAX_VALUES_TOKENS)
+        max_bytes = int(budget_tokens * 3 / max(1.0, turn.correction))
+        text = list_values(turn.history, covered, max_bytes)
+        if (tokens := turn.count(text)) > budget_tokens:
+            max_bytes = int(max_bytes * budget_tokens / tokens)
+            text = list_values(turn.history, covered, max_bytes)
+        if not text:
+            return None
+        older = _read(known)["older"]
+        history, stored = turn.history, turn.history.stored
+        if stored and len(history.covered) < stored.covered.content_count:
+            older = "" if history.is_rewound else _read(known)["text"]
+        stored_bytes = min(MAX_STORED_BYTES, 2 * room_tokens)
+        older = _first_lines(older, stored_bytes // 2)
+        short = _first_lines(text.partition("\n")[2], stored_bytes - len(older))
+        count = len(covered)
+        return {"bytes": max_bytes, "count": count, "text": short, "older": older}
+
+    def render(
+        self, value: JsonValue, history: History, covered: Collection[int]
+    ) -> str:
+        """Returns the list anew, or what is stored of it where contents are missing."""
+        known = _read(value)
+        if not known["bytes"]:
+            return ""
+        is_whole = len(covered) >= known["count"] or history.is_rewound
+        text = "" if history.is_rewound else known["older"]
+        if is_whole:
+            listed = list_values(history, frozenset(covered), known["bytes"])
+            lines = [text, listed.partition("\n")[2]]
+        else:
+            lines = [text, known["text"]]
+        lines = [quote_stored(line) for line in lines if line]
+        return "\n".join([VALUES, *lines]) if lines else ""
+
+
+def _read(value: JsonValue) -> dict[str, Any]:
+    """Reads what is stored, which may be anything."""
+    fields = value if isinstance(value, dict) else {}
+    numbers = {
+        name: found if isinstance(found := fields.get(name), int) else 0
+        for name in ("bytes", "count")
+    }
+    texts = {
+        name: found[:MAX_STORED_BYTES]
+        if isinstance(found := fields.get(name), str)
+        else ""
+        for name in ("text", "older")
+    }
+    most = 4 * MAX_VALUES_TOKENS
+    return {**texts, **{name: min(max(0, n), most) for name, n in numbers.items()}}
+
+
+def _first_lines(text: str, max_bytes: int) -> str:
+    """The newest whole lines that fit, escapes of JSON included."""
+    kept: list[str] = []
+    for line in reversed(text.splitlines()):
+        max_bytes -= len(
+            json.dumps(line, ensure_ascii=False).encode("utf-8", "replace")
+        )
+        if max_bytes < 0:
+            break
+        kept.insert(0, line)
+    return "\n".join(kept)
+
+
+def list_values(history: History, covered: Collection[int], max_bytes: int) -> str:
+    """Lists the values of some contents with their sources; "" for none.
+
+    It depends on these contents and the size alone.
+    """
+    contents = [history.contents[index] for index in sorted(covered)]
+    prints = tuple(history.spell(content) for content in contents)
+    key = prints, max_bytes
+    if key in _TEXTS:
+        _TEXTS.move_to_end(key)
+        return _TEXTS[key]
+    indexes = sorted(covered)
+    values, sources = _gather(history, indexes, dict(zip(indexes, prints, strict=True)))
+    text = _write_list(values, sources, max_bytes)
+    _TEXTS[key] = text
+    while len(_TEXTS) > 64:
+        _TEXTS.popitem(last=False)
+    return text
+
+
+def _gather(
+    history: History, indexes: Sequence[int], prints: dict[int, bytes]
+) -> tuple[dict[str, _Value], list[_Source]]:
+    values: dict[str, _Value] = {}
+    sources: dict[Hashable, _Source] = {}
+    places = {index: place for place, index in enumerate(indexes, 1)}
+    number: Counter[int] = Counter()
+    for said in walk_parts(history.contents, indexes, history.outputs):
+        number[said.index] += 1
+        tool = said.part.function_call or said.part.function_response
+        if tool and tool.name == RECALL_TOOL:
+            continue
+        is_call = said.part.function_call is not None
+        call = said.part.function_call or said.call
+        source = sources.setdefault(
+            id(call) if call else (said.index, number[said.index]),
+            _Source(_label(call) if call else said.author),
+        )
+        key = prints[said.index], number[said.index]
+        for text, kind in _remember(key, said):
+            value = values.setdefault(text, _Value(kind, source))
+            value.reuses += is_call and value.place > 0
+            value.calls += is_call
+            if value.place != places[said.index]:
+                value.place, value.source = places[said.index], source
+    return values, list(sources.values())
+
+
+def _remember(key: Hashable, said: Said) -> Sequence[tuple[str, float]]:
+    """The values of one part with how telling they are; from memory where known."""
+    if key not in _KNOWN:
+        _KNOWN[key] = list(dict.fromkeys(_find(said)))
+        while len(_KNOWN) > _MAX_KNOWN:
+            _KNOWN.popitem(last=False)
+    _KNOWN.move_to_end(key)
+    return _KNOWN[key]
+
+
+def _find(said: Said) -> Iterator[tuple[str, float]]:
+    call, result = said.part.function_call, said.part.function_response
+    payload = (call and call.args) or (result and result.response)
+    return _walk(payload) if payload else _walk(said.text)
+
+
+def _walk(value: object, depth: int = 0) -> Iterator[tuple[str, float]]:
+    """Yields the values of a payload; fields that hold credentials are left out."""
+    if depth > 20 or value is None or isinstance(value, bool):
+        return
+    if isinstance(value, dict):
+        for name, item in value.items():
+            name = str(name)
+            if is_secret_name(name):
+                continue
+            if any(map(str.isdigit, name)) and is_value(name):
+                yield name, 1.0  # Some key objects by their ids.
+            yield from _walk(item, depth + 1)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _walk(item, depth + 1)
+    elif isinstance(value, int | float):
+        if len(text := str(value)) >= 2:
+            yield from ((v, 0.5) for v in [text] if len(v) < 13 or is_value(v))
+    elif isinstance(value, str):
+        yield from _read_text(value.strip(), depth)
+
+
+def _read_text(text: str, depth: int) -> Iterator[tuple[str, float]]:
+    if text[:1] in ("{", "[") and depth < 3:
+        with contextlib.suppress(ValueError, RecursionError):
+            yield from _walk(json.loads(text), depth + 1)
+            return
+    found = list(find_values(text))
+    is_short = depth and 3 <= len(text) <= MAX_WHOLE_CHARS and "\n" not in text
+    if is_short and text not in found and hide_secrets(text) == text:
+        yield text, 0.5
+    yield from ((value, 1.0) for value in found)
+
+
+def _label(call: types.FunctionCall) -> str:
+    args = (
+        item if isinstance(item, str) else payload_text(item)
+        for name, item in (call.args or {}).items()
+        if not is_secret_name(name)
+    )
+    # Of megabytes of arguments nothing but the beginning shows.
+    said = " ".join(hide_secrets(", ".join(args)[:4_000]).split())
+    return f"{call.name}({excerpt(said, MAX_LABEL_BYTES)})"
+
+
+def _write_list(
+    values: dict[str, _Value], sources: Sequence[_Source], max_bytes: int
+) -> str:
+    newest = max((value.place for value in values.values()), default=1)
+    used = {p for text, value in values.items() if value.calls for p in _pieces(text)}
+
+    def rank(item: tuple[str, _Value]) -> float:
+        text, value = item
+        pieces = _pieces(text)
+        kin = len(pieces & used) / len(pieces) if pieces else 0.3
+        return (
+            value.kind
+            + REUSE_WEIGHT * math.log1p(value.reuses)
+            + RECENCY_WEIGHT * value.place / newest
+            + CALL_WEIGHT * bool(value.calls)
+            + KIN_WEIGHT * kin
+        )
+
+    room, written = max_bytes - len(VALUES), "\n"
+    shown: set[int] = set()
+    for text, value in sorted(values.items(), key=rank, reverse=True):
+        if room < 12:
+            break
+        source = value.source
+        is_new = id(source) not in shown
+        cost = len(text.encode("utf-8", "replace")) + 2
+        cost += len(source.label.encode("utf-8", "replace")) + 5 if is_new else 0
+        if cost > room or (text in written and _stands_in(text, written)):
+            continue
+        room -= cost
+        if is_new:
+            shown.add(id(source))
+            written += source.label + "\n"
+        if not _stands_in(text, source.label):
+            source.listed.append(text)
+            written += text + "\n"
+    lines = [
+        f"- {source.label}: {', '.join(source.listed)}".removesuffix(": ")
+        for source in sources
+        if id(source) in shown
+    ]
+    return "\n".join([VALUES, *map(quote_line, lines)]) if lines else ""
+
+
+def _pieces(text: str) -> set[str]:
+    return {piece.lower() for piece in _PIECE.findall(text)}
+
+
+def _stands_in(value: str, text: str) -> bool:
+    """Whether a value stands in a text by itself, not within a longer word."""
+    return re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text) is not None
