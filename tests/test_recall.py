@@ -185,7 +185,7 @@ async def test_pages_hold_all_that_there_is() -> None:
     lists = [page for page in pages if "newest first:" in page.splitlines()[0]]
     searched = [page for page in lists if " match" in page.splitlines()[0]]
     for some in ([page for page in lists if page not in searched], searched[1:]):
-        found = re.findall(r'"note (\d+):', "".join(some))
+        found = re.findall(r"note (\d+):", "".join(some))
         assert sorted(map(int, found)) == list(range(60))
 
 
