@@ -52,9 +52,8 @@ class Match:
 def rank_items(items: Sequence[Item], query: str) -> list[Match]:
     """Finds the items that match a query: the best passage of each, the best first.
 
-    Items that hold the whole query as it was typed stand before all others; equal ones
-    stay in their order. Nothing handles more than a passage at once: no other thread
-    runs while a regex does.
+    Those that hold the whole query as it was typed come before all others. No call into
+    C reads more than a passage: no other thread runs while a regex does.
     """
     terms = _Terms(query.lower())
     groups = [list(terms.find_passages(item)) for item in items]
@@ -110,13 +109,17 @@ class _Terms:
         missing = {term for term in self._typed if self._stem(term) not in found}
         sought = {t for t in missing if len(t) >= 5 or not t.isalpha()} | self._pairs
         for passage in passages if sought else ():
-            passage.hits.update({t: n for t in sought if (n := passage.text.count(t))})
+            for term in sought:
+                if count := passage.text.count(term):
+                    is_whole = term in self._typed and re.search(
+                        rf"(?<!\w){re.escape(term)}(?!\w)", passage.text
+                    )
+                    passage.hits[term] = count + bool(is_whole)
 
 
 def _stem(word: str) -> str:
     """A word without accents and common English endings."""
     if not word.isascii():
         word = "".join(filter(str.isalnum, unicodedata.normalize("NFKD", word[:40])))
-    stem = re.sub(_ENDING, "", word)
-    stem = re.sub(r"([b-df-km-rtv-x])\1$", r"\1", stem)
+    stem = re.sub(r"([b-df-km-rtv-x])\1$", r"\1", re.sub(_ENDING, "", word))
     return stem[:-1] + "i" if len(stem) > 3 and stem[-1] == "y" else stem

@@ -134,8 +134,7 @@ class RecallHistoryTool(BaseTool):
         again = "recall_history(query=…, offset={})"
         blocks, room = list[str](), self._room(head, again)
         for place, match in enumerate(matches[offset:], offset):
-            # The best get most; what short ones leave goes to those behind them.
-            share = room // min(2, len(matches) - place)
+            share = room // min(2, len(matches) - place)  # The best get most.
             blocks.append(self._excerpt(match, max(_MIN_EXCERPT_TOKENS, share)))
             room -= self._count(blocks[-1]) + 1
             if room < 0:
@@ -145,13 +144,11 @@ class RecallHistoryTool(BaseTool):
     def _excerpt(self, match: Match, room_tokens: int) -> str:
         """An item whole, or its title and the text around the best match."""
         item = match.item
-        if item.media:
-            return f"[{item.title}]"
         about = f"{item.label} {item.hint}" if item.args else item.label
         whole = f"[{item.handle} {phrases.quote_line(about)}]\n"
         room = room_tokens - self._count(whole)
         if len(item.text) <= 8 * room and self._count(item.text) <= room:
-            return whole + phrases.quote(item.text)
+            return f"{whole}{phrases.quote(item.text)}".rstrip("\n")
         position = match.position
         room = max(30, room_tokens - self._count(f"[{item.title}; from {position}]\n"))
         before = item.text[max(0, position - 3 * room_tokens) : position][::-1]
