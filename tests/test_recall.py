@@ -185,7 +185,7 @@ async def test_pages_hold_all_that_there_is() -> None:
     lists = [page for page in pages if "newest first:" in page.splitlines()[0]]
     searched = [page for page in lists if " match" in page.splitlines()[0]]
     for some in ([page for page in lists if page not in searched], searched[1:]):
-        found = re.findall(r'"note (\d+):', "".join(some))
+        found = re.findall(r"note (\d+):", "".join(some))
         assert sorted(map(int, found)) == list(range(60))
 
 
@@ -247,6 +247,7 @@ class Ticking(BasePlugin):
 async def test_no_query_holds_the_event_loop() -> None:
     """Not even of single letters, in 4 MB of history, a part of it in one message."""
     nasty = ["a e i o", " ", ".*+?([", "(a+)+$", "a" * 199 + "b", "the ing 令牌 ion"]
+    nasty += ["令牌是部署" * 40, "a-b b-a a.b " * 16, "xbooks nötebooks e-books"]
     queries = [*nasty, " ".join(map(chr, range(97, 123))), "token note book " * 12]
     ticking = Ticking()
     texts = [words(500) for _ in range(1_000)] + ["a" * 10**6, words(250_000)]
@@ -265,6 +266,159 @@ async def test_the_shortest_words_stand_alone(query: str, is_found: bool) -> Non
     """A letter within a word is no match."""
     [page] = await read([user("notes of api-7")], {"query": query}, to_end=False)
     assert ("notes of api-7" in page) is is_found
+
+
+# --- what a search finds ---
+
+
+def shown(page: str) -> list[str]:
+    """The first lines of the items on a page."""
+    return re.findall(r"^\[\w{10} .*\]\n(.*)", page, re.MULTILINE)
+
+
+SAID = [
+    *(
+        f"And the other day, the {n} of them were at the sea with the dog."
+        for n in range(30)
+    ),
+    "We painted the garden gate with Ana.",
+    "Rule HAT271 failed.",
+    "Rule HAT2711 failed.",
+    "See src/app/foo.py:12 for the cause.",
+    "See src/app/foo.py:123 and 12 more.",
+    "The log has ERR-4711.",
+    "The log has ERR 4712 and number 4711.",
+    'Got {"user_id=mia_li_3668": 1}.',
+    "Mia and Li have 3668 points.",
+    "The red lamp broke.",
+    "A lamp, and it is red.",
+    "Use getUserName there.",
+    "Él llegó mañana al café.",
+    "我们的部署令牌是七。",
+    "รหัสของเซิร์ฟเวอร์คือเจ็ด",
+    "서버에서 오류가 났다.",
+    "Где лежат ключи?",
+]
+FINDS = {
+    "the rare word": ("where was the garden, and the other", 30),
+    "another form": ("painting gates", 30),
+    "whole code": ("HAT271", 31),
+    "code as typed": ("hat2711", 32),
+    "place in a file": ("src/app/foo.py:12", 33),
+    "beside other words": ("what is wrong at `src/app/foo.py:12`?", 33),
+    "code with a hyphen": ("ERR-4711", 35),
+    "field": ("user_id=mia_li_3668", 37),
+    "id": ("mia_li_3668", 37),
+    "half an id": ("mia_li_36", 37),
+    "phrase": ("red lamp", 39),
+    "words": ("lamp red it", 40),
+    "part of a name": ("username", 41),
+    "part of a code": ("AT2711", 32),
+    "no accents": ("cafe manana", 42),
+    "other accents": ("CAFÉ", 42),
+    "Chinese": ("部署令牌", 43),
+    "Chinese, in pieces": ("令牌 我们", 43),
+    "Thai": ("เซิร์ฟเวอร์", 44),
+    "Korean": ("서버 오류", 45),
+    "Cyrillic": ("КЛЮЧИ", 46),
+}
+
+
+@pytest.mark.parametrize(("query", "number"), FINDS.values(), ids=FINDS)
+async def test_a_search_finds_words_and_what_was_typed(query: str, number: int) -> None:
+    """Rare words and other forms of them; codes and phrases as they were typed."""
+    [page] = await read([*map(user, SAID)], {"query": query}, to_end=False)
+    assert shown(page)[0] == SAID[number]
+
+
+async def test_common_words_alone_are_no_match() -> None:
+    """Beside a rare word; where nothing else is asked for, they are found."""
+    queries = [{"query": "the garden"}, {"query": "the"}]
+    rare, common = await read([*map(user, SAID)], *queries, to_end=False)
+    assert shown(rare) == [SAID[30]]
+    assert len(shown(common)) > 20
+
+
+async def test_a_page_holds_passages_of_several_items() -> None:
+    """Short ones whole; of long ones what is around the match, and more of the best."""
+    long = "".join(f"Line {n} of a long report.\n" for n in range(4_000))
+    middle = len(long) // 2
+    texts = [
+        f"{long[:middle]}The boiler of hall {n} leaks. {long[middle:]}" for n in "ab"
+    ]
+    texts += [f"Boiler {n} was seen, hall {n} was not." for n in range(20)]
+    query = {"query": "boiler hall leaks"}
+    [page] = await read([*map(user, texts)], query, page_tokens=800, to_end=False)
+    assert len(page) <= 4 * 800
+    assert page.count("hall a leaks") == page.count("hall b leaks") == 1
+    assert sum(text in page for text in texts[2:]) >= 5
+
+
+async def test_tools_are_found_by_name_and_arguments() -> None:
+    """Also by arguments that a title has no room for."""
+    contents = [*map(user, SAID)]
+    for number, city in enumerate(("Riga", "Oslo")):
+        args = {"columns": ["a long list of columns"] * 4, "city": city}
+        contents += [call("find_hotels", str(number), **args)]
+        contents += [response("find_hotels", f"{number + 3} rooms", str(number))]
+    query = {"query": "find_hotels Oslo"}
+    [page] = await read(contents, query, to_end=False)
+    assert shown(page)[0].startswith('{"columns"') or shown(page)[0] == "4 rooms"
+    assert "4 rooms" in shown(page)[:2]
+
+
+UNTRUSTED = {
+    "operators": 'lamp NEAR(red, 2) AND text:* OR ^"broke" -x',
+    "quotes": "\"'`lamp",
+    "NUL": "lamp\0red",
+    "half a pair": "lamp \ud800",
+    "long": "lamp " * 20_000,
+    "regex": "lamp (?i)[a-z]+(a+)+$ \\",
+    "SQL": "lamp'); DROP TABLE items; --",
+}
+
+
+async def test_no_query_does_harm() -> None:
+    """Whatever it holds, its words are found."""
+    queries = [{"query": query} for query in UNTRUSTED.values()]
+    pages = await read([*map(user, SAID)], *queries, to_end=False)
+    assert all("lamp" in shown(page)[0] for page in pages)
+
+
+class Timing(BasePlugin):
+    """Measures the CPU time that tools take."""
+
+    def __init__(self) -> None:
+        super().__init__(name="timing")
+        self.seconds = 0.0
+
+    async def before_tool_callback(self, **_: Any) -> None:
+        """Begins."""
+        self.seconds -= time.process_time()
+
+    async def after_tool_callback(self, **_: Any) -> None:
+        """Ends."""
+        self.seconds += time.process_time()
+
+
+@pytest.mark.parametrize("count", [2_000, 4])
+async def test_four_megabytes_are_searched_at_once(count: int) -> None:
+    """In many items or in few, in a small multiple of the time to read their words."""
+    names = [f"{'abcdefgh'[n % 8]}{n:x}" for n in range(10_007)]
+    chars = 4 * 10**6 // count
+    spoken = " ".join(names[n * 7919 % 10_007] for n in range(1_000_000))
+    texts = [spoken[n * chars : (n + 1) * chars] for n in range(count)]
+    query, timing = f"where is {names[5]} in the {names[7]} of mia_li_3668?", Timing()
+    [page] = await read(
+        [(user, model)[n % 2](text) for n, text in enumerate(texts)],
+        {"query": query},
+        to_end=False,
+        plugins=[timing],
+    )
+    before = time.process_time()
+    assert len({word for text in texts for word in re.findall(r"\w+", text)}) > 10_000
+    assert names[5] in page
+    assert timing.seconds < 10 * (time.process_time() - before) + 0.2
 
 
 # --- who is offered the tool ---

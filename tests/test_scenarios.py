@@ -170,13 +170,13 @@ def check_form(calls: list[AgentCall]) -> None:
 # --- What a compaction must not lose, and must remove -----------------------------
 
 TERSE_SUMMARY = """\
-## Current State
+## Done
 All rows were fetched and checked.
 
 ## Key Information
 Shard 3 is behind by 41 s; trace 5e2c0a91 shows the slow query.
 
-## Exact Next Steps
+## Decisions & Next Steps
 Compare shard 3 with shard 2, then write the report."""
 
 both_strategies = pytest.mark.parametrize("strategy", [Threshold, SlidingWindow])

@@ -247,7 +247,8 @@ NO_SUMMARY: dict[str, Reply] = {
     "German": "Es tut mir leid, dabei kann ich nicht helfen.",
     "Japanese": "申し訳ありませんが、お手伝いできません。",
     "stub": "The",
-    "heading": "## Current State\n",
+    "heading": "## Done\n",
+    "nothing said": "## Constraints\nNone\n\n## Done\n- None.\n\n## Pending\n**None**",
     "cut": ended("## Current State\nThe budg", "MAX_TOKENS"),
     "back-ticks": "```\n```",
     "tool": '{"name": "look", "arguments": {"at": "the budget of 4,711 EUR"}}',
@@ -259,6 +260,23 @@ NO_SUMMARY: dict[str, Reply] = {
     "Chinese": "您想让我总结什么内容?",
     "Arabic": "بالتأكيد! ماذا تريد أن ألخص؟",
 }
+
+
+async def test_sections_may_say_that_there_is_nothing() -> None:
+    """One fact makes it a summary, whatever stands under the other headings."""
+    partly = "## Constraints\nNone\n\n## Done\nThe budget is set.\n\n## Pending\nNone"
+    assert await Written(partly).compact() == partly
+
+
+async def test_the_prompt_asks_for_what_is_there_and_what_is_not() -> None:
+    """Also None where there is nothing; the guard's own lines are no wishes."""
+    written = Written(GOOD)
+    await written.compact()
+    said = str(written.asked[0].system_instruction)
+    for expected in ("## Constraints", "word for word", "## Artifacts", "## Done"):
+        assert expected in said
+    for expected in ("## Pending", "## Open Questions", "write None", "[System: …]"):
+        assert expected in said
 
 
 @pytest.mark.parametrize("reply", NO_SUMMARY.values(), ids=NO_SUMMARY)

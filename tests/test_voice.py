@@ -51,7 +51,7 @@ LINES = {
     r"\[… truncated: \d+ of \d+ characters kept …\]": "[… truncated:",
     r"\[\d+ earlier messages left out.*\]": "[7 earlier messages left out",
     r"\[Excerpts of what came later\]": "[Excerpts of what came later",
-    r"\[\w{10} .* characters(; from \d+)?\]": "[0123456789 look result",
+    r"\[\w{10} .*( characters(; from \d+)?)?\]": "[0123456789 look result",
     r"\[goes on: recall_history\(item='\w{10}', offset=\d+\)\]": "[goes on:",
     r"\[end of the (item|list)\]": "[end of the item",
     r"\[more: recall_history\(.*\)\]": "[more:",

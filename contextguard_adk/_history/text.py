@@ -120,13 +120,14 @@ def walk_parts(
 
 @dataclass(frozen=True)
 class Item:
-    """One message, call, tool result or file of a history; a file has no text."""
+    """One message, call, tool result (with its call's arguments), or file (no text)."""
 
     handle: str
     label: str
     hint: str
     text: str
     content_index: int
+    args: str = ""
     is_call: bool = False
     media: types.Part | None = None
 
@@ -155,8 +156,9 @@ def list_items(
         result, text = part.function_response, said.text
         media = result_media(result) if result else [part]
         if label and (text or result):
-            is_call = part.function_call is not None
-            items.append(Item(said.handle, label, hint, text, said.index, is_call))
+            args = payload_text(said.call.args)[:1_000] if said.call and hint else ""
+            about = label, hint, text, said.index, args
+            items.append(Item(said.handle, *about, part.function_call is not None))
         items += [
             Item(handle_of(file), described, "", "", said.index, media=file)
             for file in media

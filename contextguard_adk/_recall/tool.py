@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
-from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from google.adk.tools.base_tool import BaseTool
@@ -17,6 +15,7 @@ from contextguard_adk._history.adk_events import RECALL_TOOL
 from contextguard_adk._history.text import Item
 from contextguard_adk._measuring.calibration import token_counter
 from contextguard_adk._measuring.tokens import estimate_contents_tokens
+from contextguard_adk._recall.search import Match, rank_items
 from contextguard_adk._shapes.recalled_files import ATTACHED_KEY
 from contextguard_adk._support import phrases
 
@@ -38,8 +37,7 @@ DECLARATION = types.FunctionDeclaration(
 )
 
 _MAX_QUERY_CHARS = 200
-_SLICE_CHARS = 20_000
-"""A regex with a long query takes less than 50 ms for as many."""
+_MIN_EXCERPT_TOKENS = 60
 
 Load = Callable[[], Awaitable[tuple[list[Item], list[Item]]]]
 """Lists all items, and those that the request does not show; newest first."""
@@ -126,45 +124,43 @@ class RecallHistoryTool(BaseTool):
         return self._page(head, lines, offset, len(items), "recall_history(offset={})")
 
     def _search(self, hidden: Sequence[Item], query: str, offset: int) -> str:
-        matches = find_matches(hidden, query)
+        matches = rank_items(hidden, query)
         if not matches:
             hint = "Try fewer or other words; recall_history() lists the items."
             return f"Nothing matches {query[:40]!r}. {hint}"
         if offset >= len(matches):
             return f"There are {len(matches)} matches; offset {offset} is behind them."
-        shown = matches[offset : offset + 5]
         head = f"{len(matches)} items match, best and newest first:"
-        room = (self._page_tokens - self._count(head) - 30) // len(shown)
-        blocks = [self._excerpt(item, position, room) for item, position in shown]
         again = "recall_history(query=…, offset={})"
+        blocks, room = list[str](), self._room(head, again)
+        for place, match in enumerate(matches[offset:], offset):
+            share = room // min(2, len(matches) - place)  # The best get most.
+            blocks.append(self._excerpt(match, max(_MIN_EXCERPT_TOKENS, share)))
+            room -= self._count(blocks[-1]) + 1
+            if room < 0:
+                break
         return self._page(head, blocks, offset, len(matches), again)
 
-    def _excerpt(self, item: Item, position: int, room_tokens: int) -> str:
-        """The title of an item, and its text around the best match."""
-        if item.media:
-            return f"[{item.title}]"
-        longest = f"[{item.title}; from {position}]\n"
-        room = max(30, room_tokens - self._count(longest))
-        start, text = self._around(item.text, position, room)
+    def _excerpt(self, match: Match, room_tokens: int) -> str:
+        """An item whole, or its title and the text around the best match."""
+        item = match.item
+        about = f"{item.label} {item.hint}" if item.args else item.label
+        whole = f"[{item.handle} {phrases.quote_line(about)}]\n"
+        room = room_tokens - self._count(whole)
+        if len(item.text) <= 8 * room and self._count(item.text) <= room:
+            return f"{whole}{phrases.quote(item.text)}".rstrip("\n")
+        position = match.position
+        room = max(30, room_tokens - self._count(f"[{item.title}; from {position}]\n"))
+        before = item.text[max(0, position - 3 * room_tokens) : position][::-1]
+        start = position - len(self._fill(before, room // 3))
+        text = self._fill(item.text[start:], room)
         return f"[{item.title}; from {start}]\n{phrases.quote(text)}"
-
-    def _around(self, text: str, position: int, room_tokens: int) -> tuple[int, str]:
-        """What stands around a position, a third of it before; and where it begins."""
-        chars = 3 * room_tokens
-        backwards = text[max(0, position - chars) : position][::-1]
-        before = self._fill(backwards, room_tokens // 3)
-        room_tokens -= self._count(before)
-        after = self._fill(text[position : position + 3 * chars], room_tokens)
-        if position + len(after) == len(text):  # There is room before it.
-            room_tokens += self._count(before) - self._count(after)
-            before = self._fill(backwards, room_tokens)
-        return position - len(before), before[::-1] + after
 
     def _page(
         self, head: str, blocks: Sequence[str], offset: int, total: int, again: str
     ) -> str:
         """As many blocks as a page holds, and how to get the next ones."""
-        room = self._page_tokens - self._count(head) - self._count(again) - 20
+        room = self._room(head, again)
         shown: list[str] = []
         for block in blocks:
             room -= self._count(block) + 1
@@ -174,6 +170,9 @@ class RecallHistoryTool(BaseTool):
         end = offset + len(shown)
         more = phrases.MORE.format(again.format(end))
         return "\n".join([head, *shown, more if end < total else phrases.END_OF_LIST])
+
+    def _room(self, head: str, again: str) -> int:
+        return self._page_tokens - self._count(head) - self._count(again) - 20
 
     def _fill(self, text: str, room_tokens: int) -> str:
         """The longest beginning of a text that fits; at least one character."""
@@ -190,69 +189,3 @@ def _read_offset(value: object) -> int:
         return min(max(0, number), 10**12)
     except (TypeError, ValueError, OverflowError):
         return 0
-
-
-def find_matches(items: Iterable[Item], query: str) -> list[tuple[Item, int]]:
-    """Finds items with a phrase or, further down, with many of its words together.
-
-    The best come first, each with the place where it matches best.
-    """
-    found = dict.fromkeys(re.findall(r"[\w./:@#+-]+", query.lower()))
-    words = [word.strip(".:") or word for word in found][:12] or [query.lower()]
-    phrase, any_word = _any_of([query]), _any_of(words)
-    matches: list[tuple[int, Item, int]] = []
-    for item in items:
-        text = item.text if not item.media else item.label
-        if place := next(_scan(phrase, text), None):
-            matches.append((2 * len(words) + 2, item, place.start()))
-            continue
-        in_title = {w.lower() for w in any_word.findall(f"{item.label} {item.hint}")}
-        position, nearby, in_text = _densest(_scan(any_word, text))
-        if distinct := len(in_text | in_title):
-            matches.append((nearby + distinct, item, position))
-    matches.sort(key=lambda match: -match[0])
-    return [(item, position) for _, item, position in matches]
-
-
-def _any_of(words: Iterable[str]) -> re.Pattern[str]:
-    """Matches any of the words; the shortest only where they stand alone."""
-    forms = (
-        rf"(?<![^\W_]){re.escape(word)}(?![^\W_])"
-        if len(word) < 3 and word.isascii() and word.isalnum()
-        else re.escape(word)
-        for word in words
-    )
-    return re.compile("|".join(forms), re.IGNORECASE)
-
-
-def _scan(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
-    """Finds all matches, in slices: no other thread runs while a regex does."""
-    start = 0
-    while start < len(text):
-        end = start + _SLICE_CHARS
-        for match in pattern.finditer(text, start, end + _MAX_QUERY_CHARS):
-            if match.start() >= end:
-                break
-            yield match
-            end = max(end, match.end())
-        start = end
-
-
-def _densest(hits: Iterable[re.Match[str]]) -> tuple[int, int, set[str]]:
-    """Where most different words stand within 200 characters; how many, and all."""
-    best_position, best_count, found = 0, 0, set[str]()
-    near: deque[tuple[int, str]] = deque()
-    inside: Counter[str] = Counter()
-    for hit in hits:
-        position, word = hit.start(), hit.group().lower()
-        near.append((position, word))
-        inside[word] += 1
-        while position - near[0][0] > 200:
-            _, gone = near.popleft()
-            inside[gone] -= 1
-            if not inside[gone]:
-                del inside[gone]
-        if len(inside) > best_count:
-            best_position, best_count = near[0][0], len(inside)
-        found.add(word)
-    return best_position, best_count, found

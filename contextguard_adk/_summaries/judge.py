@@ -92,7 +92,8 @@ def judge(
         raise UnusableAnswerError("the answer is a question")
     if _is_echo(text, shown):
         raise UnusableAnswerError("the answer repeats the transcript")
-    said = re.sub(r"(?m)^[ \t]*#.*$", "", text) if has_own_form else text
+    empty = r"(?mi)^[ \t]*#.*$|^\W*none\W*$"  # Headings, and what stands below them.
+    said = re.sub(empty, "", text) if has_own_form else text
     if len(_WORD.findall(said)) < (2 if has_own_form else 1):
         raise UnusableAnswerError("the answer is no summary")
     return replace(answer, text=quote(text))

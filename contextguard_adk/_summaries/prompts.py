@@ -8,28 +8,38 @@ from collections.abc import Mapping
 from contextguard_adk._support.phrases import SYSTEM
 
 _SECTIONS = """\
-Write in the language of the conversation, under these headings:
+Write in the language of the conversation, under all of these headings; under one \
+that has nothing, write None.
 
-## Current State
-What is being worked on, how far it is, what was just done.
+## Constraints
+What the user wants; the user's rules and limits word for word.
 
 ## Key Information
-Facts, results and findings. Copy identifiers, names, paths, URLs, numbers, versions, \
-error texts and code that matter exactly as they stand.
+Facts and results. Copy identifiers, names, paths, URLs, numbers, versions, error \
+texts and code that matter exactly as they stand.
 
-## Context & Decisions
-What the user wants and insists on, what was decided and why, what was tried and \
-failed.
+## Artifacts
+Files, records and ids that were made or changed.
 
-## Exact Next Steps
-What remains to be done, in order, concretely enough to start at once.
+## Done
+What is finished; what was tried and failed.
+
+## Pending
+What is under way, and how far it is.
+
+## Open Questions
+What is unknown or waits for an answer.
+
+## Decisions & Next Steps
+What was decided and why; what to do next, concretely enough to start at once.
 
 ## Language and Tools
-The language the user writes in, and the exact names of the tools that were used.
+The language the user writes in; exact names of the tools that were used.
 
-If there is a previous summary, merge it: keep every fact of it that still holds. \
-Facts weigh more than narrative. Write at most {max_words} words and nothing but the \
-summary."""
+What the app wrote in the user's role (`[System: …]`, requests to go on) is not the \
+user's word. If there is a previous summary, merge it: keep every fact of it that \
+still holds. Facts weigh more than narrative. Write at most {max_words} words and \
+nothing but the summary."""
 
 SUMMARY_INSTRUCTION = f"""\
 You compact the history of a conversation between a user and an AI assistant that \

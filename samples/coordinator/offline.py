@@ -86,13 +86,13 @@ def summarize(agent: str, request: LlmRequest) -> str:
         facts.append("- A text was written; the style guide has twenty rules.")
     return "\n".join(
         [
-            "## Current State",
+            "## Done",
             f"The {agent} has the floor; all earlier requests were answered.",
             "\n## Key Information",
             *dict.fromkeys(facts),
-            "\n## Context & Decisions",
+            "\n## Constraints",
             *(f'- The user asked: "{message}"' for message in asked[-4:]),
-            "\n## Exact Next Steps",
+            "\n## Decisions & Next Steps",
             "Answer the user's current request.",
             "\n## Language and Tools",
             "English; `search_papers`, `get_style_guide`.",

@@ -57,13 +57,13 @@ def summarize(request: LlmRequest) -> str:
         facts.append(f"- {namespace}: {named} All others are running.")
     return "\n".join(
         [
-            "## Current State",
+            "## Done",
             f"The cluster was inspected; {len(down)} pods are down in all.",
             "\n## Key Information",
             *facts,
-            "\n## Context & Decisions",
+            "\n## Constraints",
             *(f'- The user asked: "{message}"' for message in asked[-4:]),
-            "\n## Exact Next Steps",
+            "\n## Decisions & Next Steps",
             "Inspect the cluster before the next answer.",
             "\n## Language and Tools",
             "English; `get_pods`.",
