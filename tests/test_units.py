@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from google.genai import types
 from pydantic import JsonValue
 
 from contextguard_adk import Threshold, _listeners, _recall, _sections, _shapes
+from contextguard_adk._history.history import History
 from contextguard_adk._tools.cli import main
 from contextguard_adk.strategies import Section, Turn
 from contextguard_adk.testing import SimulatedLlm
@@ -100,7 +102,9 @@ class Rules(Section):
                 rules.append(text)
         return rules
 
-    def render(self, value: JsonValue) -> str:
+    def render(
+        self, value: JsonValue, history: History, covered: Collection[int]
+    ) -> str:
         """One line for each rule."""
         rules = value if isinstance(value, list) else []
         return "\n".join(["[Rules of the user]", *map(str, rules)]) if rules else ""

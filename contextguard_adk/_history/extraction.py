@@ -18,6 +18,7 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE,
 )
+_WORD = re.compile(r"[^\s,;\"']{8,}")
 _LINE_NUMBER = re.compile(r"(?m)^[ \t]{0,16}\d{1,6}(?=[\t:| ])")
 _CODE = re.compile(r"[a-z]\w*?[A-Z]|\w_\w|\w\.\w|::|->|@|/")
 _SECRET_NAME = re.compile(
@@ -28,7 +29,7 @@ _SECRET_NAME = re.compile(
 _SECRET = re.compile(
     r"(?:bearer|basic)[ \t]{1,4}\S{8,2000}|"
     r"(?:passw\w{0,8}|\w{0,16}secret|\w{0,16}token|\w{0,8}api[_-]?key|authorization)"
-    r"[\"']{0,2}[ \t]{0,4}[:=][ \t]{0,4}\S{1,2000}|"
+    r"[\"']{0,2}[ \t]{0,4}[:=][ \t]{0,4}(?:(?:bearer|basic)[ \t]{1,4})?\S{1,2000}|"
     r"-----BEGIN[^-]{1,40}-----[^-]{1,8000}|(?<!\d)\d(?:[ -]?\d){12,18}(?!\d)",
     re.IGNORECASE,
 )
@@ -59,9 +60,7 @@ def find_values(text: str) -> Iterator[str]:
 def hide_secrets(text: str) -> str:
     """Leaves credentials out of a text, by their shape or what stands before them."""
     text = _SECRET.sub(_blank_secret, text)
-    return re.sub(
-        r"[^\s,;\"']{8,}", lambda m: "" if _looks_secret(m[0]) else m[0], text
-    )
+    return _WORD.sub(lambda m: "" if _looks_secret(m[0]) else m[0], text)
 
 
 def is_value(word: str) -> bool:

@@ -53,7 +53,7 @@ class _Source:
 
 @dataclass
 class _Value:
-    """A value: how telling its kind is, where it stood last, how often calls used it."""
+    """A value: its kind, where it stood last, how often calls used it."""
 
     kind: float
     source: _Source
