@@ -151,8 +151,9 @@ def write_turns(count: int) -> list[Turn]:
 
 
 def facts(record: RecordedRequest) -> set[str]:
-    """The markers of tool results and answers that stand in a request."""
-    return set(re.findall(r"(?:fact|answer)-\w+", record.text))
+    """The markers of tool results and answers in a request, not in lists of values."""
+    text = re.sub(r"(?ms)^\[Values .*?(?=^\[)", "", record.text)
+    return set(re.findall(r"(?:fact|answer)-\w+", text))
 
 
 def rounds(llm: SimulatedLlm) -> Iterator[tuple[set[str], list[RecordedRequest]]]:

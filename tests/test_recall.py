@@ -351,7 +351,7 @@ async def test_a_page_holds_passages_of_several_items() -> None:
     [page] = await read([*map(user, texts)], query, page_tokens=800, to_end=False)
     assert len(page) <= 4 * 800
     assert page.count("hall a leaks") == page.count("hall b leaks") == 1
-    assert sum(text in page for text in texts[2:]) >= 5
+    assert sum(text in page for text in texts[2:]) >= 4
 
 
 async def test_tools_are_found_by_name_and_arguments() -> None:

@@ -454,7 +454,8 @@ async def test_squeezing_touches_the_users_request_last() -> None:
         assert request.prompt_tokens <= 4_000
         head, continuation = map(text_of, take_apart(request.contents))
         quoted = continuation.partition("`")[2].partition("`")[0]
-        kept.append((head.count("\n- "), len(summary), len(quoted)))
+        messages = head.partition("\n[Values")[0]
+        kept.append((messages.count("\n- "), len(summary), len(quoted)))
     whole = kept[0]
     assert whole == (31, 4 * 390, 4 * 1_100)
     for listed_count, summary_chars, quoted_chars in kept:

@@ -70,7 +70,8 @@ def is_value(word: str) -> bool:
     if any(map(str.isdigit, word)):
         return len(word) >= 4 or not word.isdigit()
     is_code = _CODE.search(word) is not None
-    return is_code or (word.isascii() and word.isupper())
+    # Codes as of airports or currencies; longer ones are mostly words.
+    return is_code or (word.isascii() and word.isupper() and len(word) <= 4)
 
 
 def _blank_secret(match: re.Match[str]) -> str:

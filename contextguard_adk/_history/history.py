@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -295,19 +296,16 @@ class History:
 
     @property
     def is_summary_valid(self) -> bool:
-        """Whether all that the stored summary replaces is there, and nothing was
-        rewound since it was written."""
-        stored = self.stored
-        if stored is None or len(self.covered) < stored.covered.content_count:
-            return False
-        return not self.is_rewound
+        """Whether all that the stored summary replaces is there, nothing rewound."""
+        count = self.stored.covered.content_count if self.stored else math.inf
+        return len(self.covered) >= count and not self.is_rewound
 
     @property
     def is_rewound(self) -> bool:
         """Whether something was rewound since the stored summary was written."""
-        for event in reversed(self.events if self.stored else ()):
+        for event in reversed(self.events):
             if self.stored and event.invocation_id == self.stored.invocation:
-                break
+                return False
             if event.actions and event.actions.rewind_before_invocation_id:
                 return True
         return False

@@ -224,8 +224,10 @@ def _walk(value: object, depth: int = 0) -> Iterator[tuple[str, float]]:
         for item in value:
             yield from _walk(item, depth + 1)
     elif isinstance(value, int | float):
-        if len(text := str(value)) >= 2:
-            yield from ((v, 0.5) for v in [text] if len(v) < 13 or is_value(v))
+        # Neither infinite, nor with more digits than Python writes.
+        text = str(value) if abs(value) < 1e18 else ""
+        if len(text) >= 2 and hide_secrets(text) == text:
+            yield text, 0.5
     elif isinstance(value, str):
         yield from _read_text(value.strip(), depth)
 
