@@ -215,7 +215,7 @@ class _Replay:
             prices=guard.prices,
             on_call=side.records.append,
         )
-        plugin._guard.recorded = self._memo
+        plugin._guard.recorded, side.guard = self._memo, plugin._guard
         side.plugins.register_plugin(plugin)
         return side
 
@@ -267,6 +267,7 @@ class _Replay:
         # Whatever each guard takes for the window, what fits is the same for all.
         window_tokens = self._find_window(whole)
         needed = needs.find(call, whole.request.contents, window_tokens)
+        watching.share_history(whole.request.contents, self._acting)
         replayed = []
         for acting in self._acting:
             acting.llm.scale = scale
