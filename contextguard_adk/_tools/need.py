@@ -172,12 +172,14 @@ def _list_values(events: Sequence[Event], recorded: RecordedCall) -> list[str]:
 
 def list_missing(missing: Sequence[tuple[int, Needed]], most: int = 20) -> list[str]:
     """Says of values where they last stood; each with the first call that needed it."""
-    first = {each.value: (number, each) for number, each in reversed(missing)}
+    first = dict[str, tuple[int, Needed]]()
+    for number, each in missing:
+        first.setdefault(each.value, (number, each))
     lines = [
         f"call {number:,}: {quote_line(each.value)[:80]!r} was missing; last in a "
         f"{quote_line(each.place)}, {each.calls_ago:,} call{'s'[: each.calls_ago - 1]} "
         "before"
-        for number, each in sorted(first.values(), key=lambda item: item[0])
+        for number, each in first.values()
     ]
-    more = f"and {len(lines) - most:,} more values"
+    more = f"and {len(lines) - most:,} more"
     return lines[:most] + [more] * (len(lines) > most)
