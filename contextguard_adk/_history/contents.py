@@ -161,10 +161,8 @@ def keep_pairs_whole(covered: Collection[int], pairs: Pairs) -> frozenset[int]:
     """Returns the largest part of `covered` that splits no call from its response."""
     kept = set(covered)
     for index in covered:
-        if index in kept and index in pairs.partners:
-            group = pairs.group_of(index)
-            if not group <= kept:
-                kept -= group
+        if index in kept and not kept.issuperset(pairs.partners.get(index, ())):
+            kept -= pairs.group_of(index)
     return frozenset(kept)
 
 

@@ -26,6 +26,7 @@ from contextguard_adk._providers.clients import read_usage
 from contextguard_adk._providers.costs import price_calls
 from contextguard_adk._providers.registry import resolve_context_window, resolve_costs
 from contextguard_adk._tools import recordings, replay_report, terminal
+from contextguard_adk._tools.need import Needs
 from contextguard_adk._tools.recordings import RecordedCall, SessionKey
 from contextguard_adk._tools.replay_compare import Comparison, Row, list_rows
 from contextguard_adk._tools.replay_report import Bill, Replayed, ReplayedCall
@@ -168,10 +169,11 @@ async def replay_guards(
     usages = [read_usage(call.event.usage_metadata) for call in calls]
     has_cache = any(usage.cached_tokens for usage in usages)
     replay = _Replay(session, settings, guards, has_cache)
+    needs = Needs(session.events, calls)
     for name in dict.fromkeys(call.event.author for call in calls):
         await replay.infer(name, [c for c in calls if c.event.author == name])
     numbered = terminal.show_progress(list(enumerate(calls, 1)), "Replaying")
-    steps = [await replay.step(number, call) for number, call in numbered]
+    steps = [await replay.step(number, call, needs) for number, call in numbered]
     return [
         Replayed(session.id, replay.fixed_tokens, list(own), has_cache)
         for own in zip(*steps, strict=True)
@@ -213,7 +215,7 @@ class _Replay:
             prices=guard.prices,
             on_call=side.records.append,
         )
-        plugin._guard.recorded = self._memo
+        plugin._guard.recorded, side.guard = self._memo, plugin._guard
         side.plugins.register_plugin(plugin)
         return side
 
@@ -246,7 +248,9 @@ class _Replay:
             text_chars = 4 * max(0, self.fixed_tokens[name] - config_tokens)
             agent.instruction = ("instruction " * text_chars)[:text_chars]
 
-    async def step(self, number: int, call: RecordedCall) -> list[ReplayedCall]:
+    async def step(
+        self, number: int, call: RecordedCall, needs: Needs
+    ) -> list[ReplayedCall]:
         """Replays one call, with each guard."""
         name, watching = call.event.author, self._watching
         agent, scale = self._agents[name], self._scales[name]
@@ -262,6 +266,8 @@ class _Replay:
                 real = None
         # Whatever each guard takes for the window, what fits is the same for all.
         window_tokens = self._find_window(whole)
+        needed = needs.find(call, whole.request.contents, window_tokens)
+        watching.share_history(whole.request.contents, self._acting)
         replayed = []
         for acting in self._acting:
             acting.llm.scale = scale
@@ -285,6 +291,8 @@ class _Replay:
                     compaction=compaction,
                     error_ratio=estimate / real - 1 if estimate and real else None,
                     pressure=estimate / window_tokens if estimate else None,
+                    needed=needed,
+                    missing=needs.find_missing(needed, sent.request.contents),
                     state=dict(acting.state) if compaction else {},
                 )
             )

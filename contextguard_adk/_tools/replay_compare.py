@@ -33,10 +33,16 @@ COLUMNS = {
     "cost": "{1}",
     "weighted": "{0.weighted_tokens:,}",
     "largest": "{0.largest_request_tokens:,}",
+    "need": "{0.need}",
+    "far": "{0.far}",
 }
 
 PREVIEWS = """\
 Large tool results are shown as previews; calls of recall_history are not played."""
+
+NEED = """\
+Need: of the values that the recorded calls took from the conversation, the part that \
+was in the request; far: of those last said more than half a window before."""
 
 UNPRICED = """\
 The price is unknown. Weighted: uncached prompt tokens, plus a tenth of the cached \
@@ -123,6 +129,7 @@ class Comparison:
             yield UNPRICED
         yield from list_assumptions(self._replay.has_cache)
         yield PREVIEWS
+        yield NEED
         windows = [call.window_tokens for call in self._replay.calls]
         least, most = min(windows), max(windows)
         if threshold_tokens(most) <= LEAST_AUTO_TOKENS:

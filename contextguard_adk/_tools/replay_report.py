@@ -14,6 +14,7 @@ from rich.table import Column
 
 from contextguard_adk._providers.costs import TYPICAL_COSTS, add_costs
 from contextguard_adk._tools import terminal
+from contextguard_adk._tools.need import Needed, Share, list_missing
 from contextguard_adk._tools.terminal import CommandError, number_column, print_line
 from contextguard_adk.records import CompactionRecord, Usage, format_cost
 
@@ -56,6 +57,8 @@ class Totals:
     usage: Usage
     cost: float | None
     largest_request_tokens: int
+    need: Share  # Of the values that the recorded calls took from the conversation.
+    far: Share  # Of those of them that were last said more than half a window before.
 
     @property
     def uncached_tokens(self) -> int:
@@ -97,6 +100,8 @@ class ReplayedCall:
     compaction: CompactionRecord | None
     error_ratio: float | None  # Of the estimate, against the real count.
     pressure: float | None  # The estimate of the whole request / window.
+    needed: list[Needed]
+    missing: list[Needed]  # Those that would not have been in the request.
     # What session state has after a compaction, in the replay; no part of the figures.
     state: dict[str, Any] = field(default_factory=dict, repr=False)
 
@@ -118,21 +123,36 @@ class Replayed:
     @property
     def without_guard(self) -> Totals:
         """The calls as they were recorded."""
-        return self._add_up([(c.whole_tokens, c.whole_bill) for c in self.calls])
+        return self._add_up([(c.whole_tokens, c.whole_bill) for c in self.calls], [])
 
     @property
     def with_guard(self) -> Totals:
         """The calls as the guard would have sent them."""
         compactions = sum(call.compaction is not None for call in self.calls)
         requests = [(call.sent_tokens, call.sent_bill) for call in self.calls]
-        return self._add_up(requests, compactions)
+        missing = [each for _, each in self.missing]
+        return self._add_up(requests, missing, compactions)
 
-    def _add_up(self, requests: list[tuple[int, Bill]], compactions: int = 0) -> Totals:
+    @property
+    def missing(self) -> list[tuple[int, Needed]]:
+        """What would not have been in requests, by the number of the call."""
+        return [(call.number, each) for call in self.calls for each in call.missing]
+
+    def _add_up(
+        self,
+        requests: list[tuple[int, Bill]],
+        missing: list[Needed],
+        compactions: int = 0,
+    ) -> Totals:
         sizes = [tokens for tokens, _ in requests]
         windows = [call.window_tokens for call in self.calls]
         over = sum(n > most for n, most in zip(sizes, windows, strict=True))
         bill = sum((bill for _, bill in requests), Bill())
-        return Totals(over, compactions, bill.usage, bill.cost, max(sizes))
+        needed = [each for call in self.calls for each in call.needed]
+        need = Share(len(needed), len(missing))
+        far = Share(*(sum(n.is_far for n in each) for each in (needed, missing)))
+        most = max(sizes)
+        return Totals(over, compactions, bill.usage, bill.cost, most, need, far)
 
     def to_json(self) -> dict[str, Any]:
         """Describes all of it, safe as JSON."""
@@ -253,6 +273,12 @@ def _list_facts(replayed: Replayed) -> Iterator[str]:
             f"{usage.cached_tokens:,} cached, {usage.output_tokens:,} of output; "
             f"cost {cost}{end}."
         )
+    need, far = guarded.need, guarded.far
+    yield (
+        f"Need: {need} of {need.needed:,} values that the calls took from the "
+        f"conversation were in the request; far back, {far} of {far.needed:,}."
+    )
+    yield from (f"  {line}" for line in list_missing(replayed.missing))
 
 
 def require_plotting(path: Path) -> None:

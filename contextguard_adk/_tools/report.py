@@ -29,6 +29,7 @@ from contextguard_adk._providers.registry import resolve_costs
 from contextguard_adk._runtime.scopes import branch_scope
 from contextguard_adk._runtime.state import AgentState
 from contextguard_adk._tools import recordings, replay
+from contextguard_adk._tools.need import list_missing
 from contextguard_adk._tools.recordings import RecordedCall, describe_session
 from contextguard_adk._tools.replay import ReplaySettings
 from contextguard_adk._tools.replay_report import Replayed, ReplayedCall
@@ -255,6 +256,7 @@ def _build_page(report: Report) -> str:
         usage=sum((call.usage + call.summary_usage for call in calls), Usage()),
         cost=add_costs(call.cost for call in calls),
         reasons=REASONS,
+        missing=list_missing(report.replayed.missing),
         charts=_describe_charts(calls, report.is_guarded),
     )
 

@@ -84,7 +84,9 @@ def print_table(
     for cells, style in rows:
         table.add_row(*(Text(clean_text(cell)) for cell in cells), style=style)
     unbounded = console.options.update(max_width=10_000)
-    least_columns = Measurement.get(console, unbounded, table).minimum
+    needs = Measurement.get(console, unbounded, table)
+    is_rigid = all(column.no_wrap for column in table.columns)
+    least_columns = needs.maximum if is_rigid else needs.minimum
     width = max(console.width if console.is_terminal else 120, least_columns)
     Console(width=width).print(table, "", sep="\n")
 
