@@ -106,8 +106,10 @@ class Needs:
         return found
 
     def _count_chars(self, content: types.Content) -> int:
-        numbers = (self._numbers.get(_key(part)) for part in parts_of(content))
-        return sum(len(self._texts[n]) for n in numbers if n is not None)
+        # An older ADK copies payloads, which are unknown then.
+        found = ((part, self._numbers.get(_key(part))) for part in parts_of(content))
+        texts = (_read(p) if n is None else self._texts[n] for p, n in found)
+        return sum(map(len, texts))
 
 
 def _key(part: types.Part) -> object:
