@@ -9,8 +9,9 @@ from google.genai import types
 
 from contextguard_adk._history.extraction import find_values, hide_secrets, name_hidden
 from contextguard_adk._history.history import History
+from contextguard_adk._history.text import Said
 from contextguard_adk._history.truncation import NAMES_KEY, Preview
-from contextguard_adk._sections.values import Values, list_values
+from contextguard_adk._sections.values import Values, _find, list_values
 from contextguard_adk._support.phrases import VALUES
 from tests.builders import model, user
 
@@ -146,3 +147,15 @@ def test_names_of_the_hidden_part_keep_to_their_room() -> None:
     names = name_hidden(text, "", 40)
 
     assert names == "id-1000, id-1001, id-1002, id-1003"
+
+
+def test_a_payload_that_contains_itself_is_read_once() -> None:
+    """A tool may return anything; numbers may be too long for Python to write."""
+    loop: dict[Any, Any] = {"id": "ord_48213", "n": 10**5_000, 10**5_000: 1}
+    loop |= {letter: loop for letter in "abcde"}
+    answer = types.FunctionResponse.model_construct(name="odd", response=loop)
+    part = types.Part.model_construct(function_response=answer)
+
+    found = [*_find(Said(0, part, "tool", None, None))]
+
+    assert found == [("ord_48213", 1.0)]

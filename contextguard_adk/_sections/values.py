@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import re
@@ -32,6 +33,7 @@ VALUES_RATIO = 0.05  # Of the window.
 MAX_VALUES_TOKENS = 8_000
 MAX_STORED_BYTES = 4 * 1024  # In session state, for a history that is loaded in part.
 MAX_LABEL_BYTES = 60
+MAX_FOUND = 10_000  # In one message or result, repeated ones included.
 MAX_WHOLE_CHARS = 48  # A shorter text in a field is a value as it stands.
 REUSE_WEIGHT, RECENCY_WEIGHT, CALL_WEIGHT, KIN_WEIGHT = 2.0, 2.0, 1.0, 1.0
 """How values are ranked: by use in later calls, age, use in a call, and words that
@@ -195,7 +197,8 @@ def _gather(
 def _remember(key: Hashable, said: Said) -> Sequence[tuple[str, float]]:
     """The values of one part with how telling they are; from memory where known."""
     if key not in _KNOWN:
-        _KNOWN[key] = list(dict.fromkeys(_find(said)))
+        found = itertools.islice(_find(said), MAX_FOUND)
+        _KNOWN[key] = list(dict.fromkeys(found))
         while len(_KNOWN) > _MAX_KNOWN:
             _KNOWN.popitem(last=False)
     _KNOWN.move_to_end(key)
@@ -205,37 +208,46 @@ def _remember(key: Hashable, said: Said) -> Sequence[tuple[str, float]]:
 def _find(said: Said) -> Iterator[tuple[str, float]]:
     call, result = said.part.function_call, said.part.function_response
     payload = (call and call.args) or (result and result.response)
-    return _walk(payload) if payload else _walk(said.text)
+    return _walk(payload if payload else said.text, {})
 
 
-def _walk(value: object, depth: int = 0) -> Iterator[tuple[str, float]]:
-    """Yields the values of a payload; fields that hold credentials are left out."""
-    if depth > 20 or value is None or isinstance(value, bool):
+def _walk(
+    value: object, seen: dict[int, object], depth: int = 0
+) -> Iterator[tuple[str, float]]:
+    """Yields the values of a payload; fields that hold credentials are left out.
+
+    What was `seen` is not walked again: a payload may contain itself.
+    """
+    if depth > 20 or id(value) in seen or value is None or isinstance(value, bool):
         return
+    if isinstance(value, dict | list | tuple):
+        seen[id(value)] = value  # Kept, so that no other object has its id.
     if isinstance(value, dict):
         for name, item in value.items():
-            name = str(name)
+            name = name if isinstance(name, str) else ""
             if is_secret_name(name):
                 continue
             if any(map(str.isdigit, name)) and is_value(name):
                 yield name, 1.0  # Some key objects by their ids.
-            yield from _walk(item, depth + 1)
+            yield from _walk(item, seen, depth + 1)
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _walk(item, depth + 1)
+            yield from _walk(item, seen, depth + 1)
     elif isinstance(value, int | float):
         # Neither infinite, nor with more digits than Python writes.
         text = str(value) if abs(value) < 1e18 else ""
         if len(text) >= 2 and hide_secrets(text) == text:
             yield text, 0.5
     elif isinstance(value, str):
-        yield from _read_text(value.strip(), depth)
+        yield from _read_text(value.strip(), seen, depth)
 
 
-def _read_text(text: str, depth: int) -> Iterator[tuple[str, float]]:
+def _read_text(
+    text: str, seen: dict[int, object], depth: int
+) -> Iterator[tuple[str, float]]:
     if text[:1] in ("{", "[") and depth < 3:
         with contextlib.suppress(ValueError, RecursionError):
-            yield from _walk(json.loads(text), depth + 1)
+            yield from _walk(json.loads(text), seen, depth + 1)
             return
     found = list(find_values(text))
     is_short = depth and 3 <= len(text) <= MAX_WHOLE_CHARS and "\n" not in text
@@ -250,8 +262,10 @@ def _label(call: types.FunctionCall) -> str:
         for name, item in (call.args or {}).items()
         if not is_secret_name(name)
     )
-    # Of megabytes of arguments nothing but the beginning shows.
-    said = " ".join(hide_secrets(", ".join(args)[:4_000]).split())
+    said = ", ".join(args)
+    # Of long ones nothing but the beginning: half a credential has no shape.
+    is_long, said = len(said) > 4_000, " ".join(hide_secrets(said[:4_000]).split())
+    said = said[:MAX_LABEL_BYTES] if is_long else said
     return f"{call.name}({excerpt(said, MAX_LABEL_BYTES)})"
 
 
