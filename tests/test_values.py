@@ -152,7 +152,7 @@ def test_names_of_the_hidden_part_keep_to_their_room() -> None:
 def test_a_payload_that_contains_itself_is_read_once() -> None:
     """A tool may return anything; numbers may be too long for Python to write."""
     loop: dict[Any, Any] = {"id": "ord_48213", "n": 10**5_000, 10**5_000: 1}
-    loop |= {letter: loop for letter in "abcde"}
+    loop |= dict.fromkeys("abcde", loop)
     answer = types.FunctionResponse.model_construct(name="odd", response=loop)
     part = types.Part.model_construct(function_response=answer)
 
