@@ -94,6 +94,15 @@ def print_table(
         console.print(notes, highlight=False, markup=False, soft_wrap=True)
 
 
+def print_markdown(
+    title: str, header: Sequence[str], rows: Sequence[Sequence[object]]
+) -> None:
+    """Prints a table as the documentation has it, below its title."""
+    cells = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    lines = (f"| {' | '.join(map(_cell, row))} |" for row in cells)
+    print(title, "", *lines, "", sep="\n")
+
+
 def _cell(value: object) -> str:
     if value is None:
         return "-"

@@ -26,7 +26,8 @@ from google.adk.sessions import InMemorySessionService, Session
 from google.genai import types
 
 from benchmarks import _common
-from benchmarks._play import CountingLlm, ScriptedTool
+from benchmarks._play import CountingLlm
+from benchmarks._scripts import ScriptedTool
 from contextguard_adk import CompactionRecord, ContextGuardPlugin, Threshold
 from contextguard_adk._providers.costs import TYPICAL_COSTS
 from contextguard_adk.strategies import Strategy

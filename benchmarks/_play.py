@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -17,13 +17,13 @@ from google.adk.models.llm_response import LlmResponse
 from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.runners import Runner
 from google.adk.sessions import InMemorySessionService
-from google.adk.tools.base_tool import BaseTool
 from google.genai import types
 from pydantic import PrivateAttr
 
 from benchmarks import _common
 from benchmarks._conversations import Conversation
 from benchmarks._extractive import SUMMARY_TOKENS, ExtractiveSummaries
+from benchmarks._scripts import Script
 from contextguard_adk._measuring.budgets import summary_budget_tokens
 from contextguard_adk.testing import Reply, SimulatedLlm
 from contextguard_adk.testing.provider import (
@@ -37,8 +37,6 @@ CACHED_PROMPTS = 4
 """How many of the newest prompts a cache holds, as that of `SimulatedLlm`."""
 
 CountedText = tuple[str, int]  # With its UTF-8 bytes.
-
-INSTRUCTION = "You help an engineer with whatever is asked, and use the tools for it."
 
 
 @dataclass(frozen=True)
@@ -182,25 +180,6 @@ class NotedSummaries(ExtractiveSummaries):
         return "\n".join(lines) if kept else extract
 
 
-class ScriptedTool(BaseTool):
-    """A tool that returns what was prepared for the `ref` of its call."""
-
-    def __init__(self, name: str, results: dict[str, Any]) -> None:
-        super().__init__(name=name, description="Returns what it finds.")
-        self._results = results
-
-    def _get_declaration(self) -> types.FunctionDeclaration:
-        ref = types.Schema(type=types.Type.STRING, description="What to look up.")
-        schema = types.Schema(type=types.Type.OBJECT, properties={"ref": ref})
-        return types.FunctionDeclaration(
-            name=self.name, description=self.description, parameters=schema
-        )
-
-    async def run_async(self, *, args: dict[str, Any], tool_context: Any) -> Any:
-        """Returns the prepared result."""
-        return self._results[args["ref"]]
-
-
 @dataclass
 class Played:
     """What one conversation showed.
@@ -214,6 +193,8 @@ class Played:
         served_tokens: What it serves of summary requests as well.
         output_tokens: Of answers and summaries.
         user_facts, tool_facts: Of those planted, how many stand in the last request.
+        hidden_facts: Of those of tools, how many stand in a part of a result that no
+            request showed, and not by name in the last one.
         ideal_user_facts: The former where the summarizer keeps every fact it is shown.
         ideal_tool_facts: The latter where the summarizer keeps every fact it is shown.
         seconds: The event loop's time at the last answer; virtual time begins at 0.
@@ -232,6 +213,7 @@ class Played:
     output_tokens: int = 0
     user_facts: int = 0
     tool_facts: int = 0
+    hidden_facts: int = 0
     ideal_user_facts: int = 0
     ideal_tool_facts: int = 0
     seconds: float = 0.0
@@ -253,47 +235,13 @@ class Played:
         return _common.price(prompt_tokens, self.served_tokens, self.output_tokens)
 
 
-@dataclass
-class _Script:
-    """The model's part; it keeps to the turn, whatever became of the one before."""
-
-    conversation: Conversation
-    turn: int = 0
-    step: int = 0
-    turn_of: list[int] = field(default_factory=list)
-
-    def answer(self, request: LlmRequest) -> Reply:
-        """Says what comes next in this turn."""
-        turn, step = self.conversation.turns[self.turn], self.step
-        self.step += 1
-        if step >= len(turn.steps):
-            return turn.answer
-        return [
-            types.Part(
-                function_call=types.FunctionCall(
-                    name=use.tool,
-                    args={**use.args, "ref": f"{self.turn}.{step}.{number}"},
-                )
-            )
-            for number, use in enumerate(turn.steps[step])
-        ]
-
-    def results(self) -> dict[str, Any]:
-        """What the tools return, by `ref`."""
-        return {
-            f"{t}.{s}.{n}": use.result
-            for t, turn in enumerate(self.conversation.turns)
-            for s, step in enumerate(turn.steps)
-            for n, use in enumerate(step)
-        }
-
-
 async def play(
     conversation: Conversation,
     way: Way,
     is_ideal: bool = False,
     answer_seconds: float = 0.0,
     summary_seconds: float = 0.0,
+    script: Script | None = None,
 ) -> Played:
     """Plays a conversation to its end through a real Runner.
 
@@ -302,8 +250,9 @@ async def play(
         way: How it is kept inside the window.
         is_ideal: Whether the summarizer keeps every fact that it is shown.
         answer_seconds, summary_seconds: What each answer and each summary takes.
+        script: The model's part; None makes one.
     """
-    script = _Script(conversation)
+    script = script or Script(conversation)
     summarizer = NotedSummaries(dict(conversation.notes) if is_ideal else {})
     llm = Provider(
         context_window=conversation.window_tokens,
@@ -312,9 +261,12 @@ async def play(
         summary_replies=_delay(summarizer, summary_seconds),
         prompt_cache=True,
     )
-    results = script.results()
-    tools = [ScriptedTool(name, results) for name in sorted(conversation.tools)]
-    agent = LlmAgent(name="agent", model=llm, instruction=INSTRUCTION, tools=[*tools])
+    agent = LlmAgent(
+        name="agent",
+        model=llm,
+        instruction=lambda _: script.instruction,  # As it is: braces are no state.
+        tools=[*script.make_tools()],
+    )
     app = App(
         name="app",
         root_agent=agent,
@@ -334,6 +286,7 @@ async def play(
     await asyncio.sleep(summary_seconds)  # A summary that was begun is paid for.
     played = _examine(conversation, llm, lost, [*first_calls, llm.calls])
     played.seconds = seconds
+    played.hidden_facts *= way.is_ours  # Others lose what they do not show.
     return played
 
 
@@ -397,4 +350,7 @@ def _examine(
     final = accepted[-1].text if is_asked and accepted else ""
     played.user_facts = sum(fact in final for fact in conversation.user_facts)
     played.tool_facts = sum(fact in final for fact in conversation.tool_facts)
+    sent = "\n".join(record.text for record in accepted)
+    notes = (conversation.notes[f] for f in conversation.tool_facts if f not in final)
+    played.hidden_facts = sum(note not in sent for note in notes)
     return played

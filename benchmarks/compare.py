@@ -65,12 +65,15 @@ HEADER = (
     "cost, k",
     "user facts",
     "tool facts",
+    "behind previews",
     "ideal: user facts",
     "ideal: tool facts",
 )
 
 
-def _adk(name: str, kept_events: int, is_early: bool = False) -> Way:
+def adk_compaction(name: str, kept_events: int, is_early: bool = False) -> Way:
+    """Makes a row of ADK's own compaction."""
+
     def configure(talk: Conversation, llm: SimulatedLlm) -> dict[str, Any]:
         window_tokens = talk.configured_tokens
         config = EventsCompactionConfig(
@@ -85,7 +88,8 @@ def _adk(name: str, kept_events: int, is_early: bool = False) -> Way:
     return Way(name, app=configure)
 
 
-def _ours(strategy: type[Strategy], name: str = "", **settings: Any) -> Way:
+def guard_with(strategy: type[Strategy], name: str = "", **settings: Any) -> Way:
+    """Guards with a strategy, all else default."""
     return Way(
         name or strategy.__name__,
         is_ours=True,
@@ -105,17 +109,17 @@ WAYS = (
             ContextFilterPlugin(num_invocations_to_keep=KEPT_INVOCATIONS)
         ],
     ),
-    _adk(BASELINE, 0),
-    _adk(EARLY, 0, is_early=True),
-    _adk("ADK compaction, keeps 6", 6),
-    _ours(Threshold),
-    _ours(Threshold, "Threshold, at half", trigger=0.5),
-    _ours(Threshold, "Threshold, auto", trigger="auto"),
-    _ours(Threshold, "Threshold, no previews", preview_tokens=None),
-    _ours(Threshold, "Threshold, small previews", preview_tokens=0.05),
-    _ours(SlidingWindow),
-    _ours(Pipeline),
-    _ours(
+    adk_compaction(BASELINE, 0),
+    adk_compaction(EARLY, 0, is_early=True),
+    adk_compaction("ADK compaction, keeps 6", 6),
+    guard_with(Threshold),
+    guard_with(Threshold, "Threshold, at half", trigger=0.5),
+    guard_with(Threshold, "Threshold, auto", trigger="auto"),
+    guard_with(Threshold, "Threshold, no previews", preview_tokens=None),
+    guard_with(Threshold, "Threshold, large previews", preview_tokens=0.2),
+    guard_with(SlidingWindow),
+    guard_with(Pipeline),
+    guard_with(
         Pipeline,
         f"Pipeline, last {NEWEST_TOKENS // 1_000}k",
         window=TokenWindow(budget_tokens=NEWEST_TOKENS),
@@ -140,8 +144,8 @@ Threshold, at half       the same with trigger=0.5.
 Threshold, auto          the same with trigger="auto", which is the default in a window
                          below 40,000 tokens.
 Threshold, no previews   the same with preview_tokens=None.
-Threshold, small previews
-                         the same with preview_tokens=0.05.
+Threshold, large previews
+                         the same with preview_tokens=0.2.
 Pipeline, last Nk        all default but window=TokenWindow(budget_tokens=N,000): what
                          is older leaves without a summary.
 
@@ -159,6 +163,9 @@ facts            of the notes planted in messages and tool results, each with a 
                  identifier, how many stand in the request that carries the last
                  question; none where the provider refused it. The agents never call
                  `recall_history`: nothing is looked up again in the session.
+behind previews  of the facts of tools, how many stand in a part of a result that no
+                 request showed, and not by name in the last one: the result was
+                 shortened on arrival, and one call of `recall_history` shows them.
 ideal            facts once more, where the summarizer keeps every one that it is
                  shown: what is lost there, no summarizer could have kept. In all other
                  columns it works by extraction, which favors terse statements with
@@ -225,6 +232,7 @@ def summarize_way(played: Sequence[Played]) -> dict[str, Any]:
         "cost_tokens": total("cost_tokens"),
         "user_facts": share(total("user_facts"), by_users),
         "tool_facts": share(total("tool_facts"), by_tools),
+        "hidden_facts": share(total("hidden_facts"), by_tools),
         "ideal_user_facts": share(total("ideal_user_facts"), by_users),
         "ideal_tool_facts": share(total("ideal_tool_facts"), by_tools),
     }
@@ -286,7 +294,7 @@ def print_figures(figures: Mapping[str, Any], notes: str) -> None:
         for name, row in figures["ways"].items()
     ]
     _common.print_table("All conversations (* this package)", HEADER, rows, notes)
-    header = ("", "finished by both", "billed", "uncached", "cost", *HEADER[-4:-2])
+    header = ("", "finished by both", "billed", "uncached", "cost", *HEADER[-5:-3])
     for baseline, compared in figures["against"].items():
         rows = [
             [name, *(row.values() if row else [0, *[None] * 5])]

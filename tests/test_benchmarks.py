@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from google.adk.apps.app import EventsCompactionConfig
 
-from benchmarks import _common, compare
+from benchmarks import _common, _recordings_picture, compare, recordings
 from benchmarks._conversations import write_conversation
 from benchmarks._play import Way, play
+from benchmarks._recorded import read_recording
 
 WINDOW = 8_000
 OURS = [way for way in compare.WAYS if way.is_ours]
@@ -66,3 +68,50 @@ def test_the_comparison_says_what_it_compares(
     against = figures["against"][compare.BASELINE]
     assert against["no guard"] is None
     assert against[compare.BASELINE]["cost"] == 1.0
+
+
+async def test_recorded_sessions_go_on_where_they_would_end() -> None:
+    """Without a limit all that calls needed is there; ours loses no turn in a window
+    in which a session without a guard comes to its end."""
+    customers = recordings.CUSTOMERS[-2:]
+    whole = read_recording("airline", customers, 1_000_000)
+    no_guard, ours = recordings.WAYS["no guard"], recordings.WAYS["Threshold"]
+    free = await recordings.play_recording(whole, no_guard)
+    assert free["needed"] > 30
+    assert (free["missing"], free["lost_turns"], free["summaries"]) == (0, 0, 0)
+    talk = read_recording("airline", customers, 8_000)
+    ended = await recordings.play_recording(talk, no_guard)
+    assert ended["lost_turns"] == ended["rejections"] > 0
+    kept = await recordings.play_recording(talk, ours)
+    assert (kept["lost_turns"], kept["rejections"]) == (0, 0)
+    assert kept["summaries"]
+    assert free["needed"] == kept["needed"] > ended["missing"] > kept["missing"]
+
+
+@needs_newer_adk
+async def test_a_recorded_turn_is_not_lost_where_adk_loses_it() -> None:
+    """A long turn fills the window by itself."""
+    talk = read_recording("code", recordings.CODE[3:4], 8_000)
+    theirs, ours = [
+        await recordings.play_recording(talk, recordings.WAYS[name])
+        for name in ("ADK compaction, keeps 6", "Threshold")
+    ]
+    assert (theirs["lost_turns"], ours["lost_turns"]) == (1, 0)
+    assert theirs["missing"] > ours["missing"]
+
+
+def test_recorded_sessions_are_shown_as_tables_and_as_a_picture(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Of the rows that are drawn, each has a bar with its figure."""
+    counted = dict.fromkeys(recordings.COUNTS, 1_000)
+    values = {"needed": 8, "missing": 2, "needed_far": 0, "missing_far": 0}
+    row = recordings.add_up([counted | values, counted | values])
+    ways = dict.fromkeys(recordings.WAYS, row)
+    figures = {"some": {"title": "2 sessions, window 8", "turns": 4, "ways": ways}}
+    recordings.print_figures(figures, is_markdown=True)
+    line = "| Threshold * | 2,000 | 2,000 | 2,000 | 2 | 0.750 | - |"
+    assert line in capsys.readouterr().out.splitlines()
+    drawn = _recordings_picture.draw(figures)
+    assert drawn.count(">0.75</text>") == len(_recordings_picture.COLORS)
+    ElementTree.fromstring(drawn)
