@@ -429,9 +429,9 @@ def find_facts(request: RecordedRequest) -> set[int]:
 
 
 LARGE: dict[str, Strategy] = {
-    "threshold": Threshold(context_window=100_000),
-    "sliding": SlidingWindow(context_window=100_000, max_messages=1_000),
-    "pipeline": Pipeline(context_window=100_000),
+    "threshold": Threshold(context_window=100_000, keep=0),
+    "sliding": SlidingWindow(context_window=100_000, max_messages=1_000, keep=0),
+    "pipeline": Pipeline(context_window=100_000, keep=0),
 }
 
 every_large_strategy = pytest.mark.parametrize("strategy", LARGE.values(), ids=LARGE)

@@ -105,15 +105,16 @@ def test_demo_finishes_only_with_the_guard(
 
 def test_latency_shows_what_summaries_ahead_save(tree: Path, capsys: Output) -> None:
     """Without them a call waits for every summary, however slow; with them, for few."""
-    assert run_demo(tree, "--latency", "90") == 0
+    # So large that a summary is written before the window is full.
+    assert run_demo(tree, "--latency", "90", "--window", "8000", "--steps", "50") == 0
     output = capsys.readouterr().out
     assert "Times are simulated: 90 s for every answer and every summary." in output
-    assert "30 of 30 steps were done, no request refused" in output
+    assert "50 of 50 steps were done, no request refused" in output
     assert "mechanical" not in output
     table = read_table(output)
     compactions, steps = numbers(table["compactions"]), numbers(table["steps done"])
     assert compactions[0] == 0 < min(compactions[1:])
-    assert steps[1:] == [30, 30]
+    assert steps[1:] == [50, 50]
     waits = [read_seconds(value) for value in table["waited for summaries"]]
     assert waits[:2] == [0, 90 * compactions[1]]
     assert waits[2] < 0.6 * waits[1]

@@ -31,9 +31,9 @@ WINDOW = 20_000
 CLIENTS = ("gemini", "openai", "anthropic", "claude")
 INSTRUCTION = Writer("instruction", WINDOW, None).text("prose", 0.05)
 SETTINGS = {
-    "right": Threshold(context_window=WINDOW),
-    "too large": Threshold(context_window=6 * WINDOW),
-    "unknown": Threshold(),
+    "right": Threshold(context_window=WINDOW, preview_tokens=0.2),
+    "too large": Threshold(context_window=6 * WINDOW, preview_tokens=0.2),
+    "unknown": Threshold(preview_tokens=0.2),
 }
 
 

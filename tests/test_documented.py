@@ -46,7 +46,7 @@ def documented_chat(
     llm: SimulatedLlm, window_tokens: int = 200_000, **agent: Any
 ) -> Chat:
     """A chat with one agent whose history fits one summary call."""
-    sizes: Any = {"context_window": window_tokens, "preview_tokens": None}
+    sizes: Any = {"context_window": window_tokens, "preview_tokens": None, "keep": 0}
     strategy = Threshold(summarizer_context_window=1_000_000, **sizes)
     return guarded_chat(llm, strategy, agent=agent)
 

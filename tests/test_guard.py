@@ -20,6 +20,7 @@ from tests.builders import (
     RequestTap,
     answer_text,
     guarded_agent,
+    model,
     queued_tool,
     user,
 )
@@ -235,3 +236,22 @@ async def test_a_second_run_does_not_end_the_first_ones_bookkeeping(
     assert [record.is_recovered for record in records] == [False, False, is_rejected]
     assert llm.summaries == 1 + is_rejected
     assert llm.requests[-1].text.count(SUMMARY_BEGINS) == 1
+
+
+async def test_the_newest_messages_stay_beside_a_summary() -> None:
+    """What "the second one" means stands there; with `keep=0` all is summarized."""
+    for keep, is_kept in (0.1, True), (0, False):
+        llm = SimulatedLlm(**TWENTY, summary_replies=["They talked."])
+        strategy = Threshold(context_window=20_000, keep=keep)
+        chat = chats.guarded_chat(llm, strategy)
+        offered = "1. A red kite. 2. A green boat. 3. A blue tram."
+        said = [user(words(17_000)), model(words(50)), user("Offer three.")]
+        await seed(chat, *said, model(offered), state=EXACT)
+        await chat.say("Change the second one.")
+        contents = take_apart(llm.requests[-1].contents)
+        assert text_of(contents[0]).startswith(SUMMARY_BEGINS)
+        texts = [*map(text_of, contents[1:])]
+        kept = [words(50), "Offer three.", offered, "Change the second one."]
+        assert (texts == kept) is is_kept
+        assert (len(texts) == 1) is not is_kept
+        assert llm.rejections == llm.violations == 0

@@ -23,10 +23,10 @@ from tests.builders import (
     queued_tool,
     user,
 )
-from tests.chats import Changing, guarded_chat, words
+from tests.chats import DEMAND, Changing, guarded_chat, summary_requests, words
 
 WINDOW = 16_000
-MOST = int(0.2 * WINDOW)
+MOST = int(0.05 * WINDOW)
 """What a result may take by default."""
 
 HANDLE = "recall_item"
@@ -181,7 +181,7 @@ async def test_a_pipeline_shortens_strings_wherever_they_stand() -> None:
     assert shown["in"] == [TAILS]
 
 
-@pytest.mark.parametrize("result", [words(2_500), {"a": [1, "x"], "b": None}, []])
+@pytest.mark.parametrize("result", [words(600), {"a": [1, "x"], "b": None}, []])
 async def test_small_results_stay_as_they_are(result: Any) -> None:
     """Nothing is added to them, and no tool is offered because of them."""
     llm, chat = open_chat(result)
@@ -206,8 +206,9 @@ SHOWN: dict[str, tuple[str, dict[str, Any], int | None]] = {
     "no recall, tokens": (REPORT, {"recall": False, "preview_tokens": 1_000}, 1_000),
     "none": (REPORT, {"preview_tokens": False}, None),  # TOML has no None.
     "observing": (REPORT, {"observe": True}, None),
-    # From 4,000 tokens on, whatever the window; what the user says stands.
-    "automatic trigger": (LONGER, LARGE, 4_000),
+    # Of 5/4 of the trigger, whatever the window.
+    "automatic trigger": (LONGER, LARGE, 2_000),
+    "a small window": (REPORT, {"context_window": 8_000}, 800),
 }
 
 
@@ -247,3 +248,30 @@ async def test_the_preview_is_of_what_another_plugin_left() -> None:
     assert "gamma" not in llm.requests[-1].text
     shown = [payloads(request) for request in llm.requests[1:]]
     assert all(each == shown[0] for each in shown)
+
+
+PATHS = [f"src/app/module_{number}.py" for number in range(20)]
+LISTING = "\n".join([words(5_000), *PATHS, words(5_000)])
+
+
+async def test_names_are_of_the_whole_result_where_it_is_shortened_twice() -> None:
+    """`Pipeline` cuts long strings before the preview does; both hide the middle."""
+    shown = await read(LISTING, strategy=Pipeline(context_window=WINDOW))
+    assert PATHS[0] not in shown["result"]
+    assert shown["not_shown"].split(", ") == PATHS
+
+
+async def test_a_summarizer_is_not_shown_the_names() -> None:
+    """The guard lists values itself; a tool's own field of that name is shown."""
+    results = [LISTING, {"not_shown": "my own field"}]
+    llm = SimulatedLlm(script=[call("read", n=1), call("read", n=2), "Read.", "Done."])
+    agent = {"tools": [queued_tool("read", results)]}
+    chat = guarded_chat(llm, Threshold(context_window=WINDOW, keep=0), agent=agent)
+    await chat.say("Read.")
+    assert PATHS[7] in llm.requests[-1].text
+    await chat.set_state(DEMAND)
+    await chat.say("And now?")
+    [asked] = summary_requests(llm)
+    assert "truncated" in asked.text
+    assert PATHS[7] not in asked.text
+    assert "my own field" in asked.text

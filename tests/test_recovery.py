@@ -42,8 +42,9 @@ from tests.chats import (
 CONFIGURED_TOKENS = 200_000
 REAL_TOKENS = 8_000
 FINDING = "The scanner found part 7f3a of the old press in hall B. " * 130
-THRESHOLD = Threshold(context_window=CONFIGURED_TOKENS)
-SLIDING = SlidingWindow(context_window=CONFIGURED_TOKENS, max_messages=1_000)
+LIMITS: dict[str, Any] = {"context_window": CONFIGURED_TOKENS, "preview_tokens": 0.2}
+THRESHOLD = Threshold(**LIMITS)
+SLIDING = SlidingWindow(**LIMITS, max_messages=1_000)
 UNNAMED = ("openai-responses", "bedrock", "groq", "ollama")
 """The providers that do not say how much would have been accepted."""
 

@@ -155,16 +155,21 @@ def check_pauses(cell: str, calls: list[AgentCall], window_tokens: int) -> None:
 
 
 def check_form(calls: list[AgentCall]) -> None:
-    """A compacted request is the summary, the continuation and the newest steps."""
-    for call in calls:
-        if call.is_compacted:
-            summary, continuation, *newest = take_apart(call.contents)
-            assert text_of(summary).startswith(SUMMARY_BEGIN)
-            assert text_of(continuation).startswith("[System: The conversation")
+    """A compacted request is the summary and the newest messages as they are, or the
+    summary, the continuation and the newest steps."""
+    for call in (call for call in calls if call.is_compacted):
+        summary, *newest = take_apart(call.contents)
+        assert text_of(summary).startswith(SUMMARY_BEGIN)
+        if text_of(newest[0]).startswith("[System: The conversation"):
+            newest = newest[1:]
             parts = [part for content in newest for part in content.parts or ()]
             assert all(p.function_call or p.function_response for p in parts)
             assert newest == call.contents[1:]
             assert len(newest) % 2 == 0
+        else:
+            assert call.turn.text in map(text_of, newest)
+            texts = [*map(text_of, call.original)]
+            assert [*map(text_of, newest)] == texts[-len(newest) :]
 
 
 # --- What a compaction must not lose, and must remove -----------------------------
@@ -237,7 +242,7 @@ async def test_compaction_in_a_tool_loop_keeps_moving_instructions(
         turns.append(Turn(writer.ask(0.02), steps, writer.text("prose", 0.02)))
     played = await play_fitting(
         turns,
-        strategy(context_window=8_000),
+        strategy(context_window=8_000, preview_tokens=None),
         instruction=DYNAMIC_RULE,
         agent={"static_instruction": STATIC_RULE},
         summary_replies=None,
@@ -280,7 +285,7 @@ async def test_facts_reach_the_summarizer_and_the_next_request(
         turns.append(Turn(writer.ask(0.01), steps, "Noted."))
     played = await play_fitting(
         turns,
-        strategy(context_window=32_000),
+        strategy(context_window=32_000, preview_tokens=None),
         summary_replies=lambda request: (
             "Keys: " + ", ".join(find_facts(request.contents[-1:]))
         ),

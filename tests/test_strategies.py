@@ -172,8 +172,8 @@ def test_bad_settings_are_refused(
 @pytest.mark.parametrize(
     ("fixed_tokens", "reply", "budgets"),
     [
-        (1_780, "fact 4711. " * 1_000, [400, 200, 100]),
-        (1_700, RuntimeError("down"), [400]),
+        (1_780, "fact 4711. " * 1_000, [203, 101, 50]),
+        (1_700, RuntimeError("down"), [215]),
     ],
     ids=["over the threshold", "down"],
 )
@@ -181,7 +181,7 @@ async def test_more_summaries_only_where_they_help(
     fixed_tokens: int, reply: Any, budgets: list[int]
 ) -> None:
     """Each further attempt asks for half the length; else the request is shortened."""
-    # The live request and the fixed part leave no room for a summary of 200.
+    # The live request and the fixed part leave no room for a summary of 100.
     contents = [*small_talk(4, 300)[:-1], user(words(1_100, "live"))]
     strategy = Threshold(context_window=4_000, summarizer_context_window=100_000)
     done = await send(
@@ -230,7 +230,7 @@ FITS = range(79_999)
 @pytest.mark.parametrize(
     ("settings", "contents", "summaries", "sizes"),
     [
-        ({}, small_talk(100, 900), 0, range(25_000, 40_000)),
+        ({}, small_talk(100, 900), 0, range(20_000, 30_000)),
         ({"window": MessageWindow()}, small_talk(49, 1_700), 1, FITS),
         (BARE, small_talk(100, 950), 1, FITS),
         ({"summary": None, **BARE}, small_talk(100, 900), 1, FITS),

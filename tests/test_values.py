@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from typing import Any
 
 import pytest
+from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
+from contextguard_adk import Threshold
+from contextguard_adk._core.fit import reduce_contents
+from contextguard_adk._history.contents import content_text
 from contextguard_adk._history.extraction import find_values, hide_secrets, name_hidden
 from contextguard_adk._history.history import History
 from contextguard_adk._history.text import Said
 from contextguard_adk._history.truncation import NAMES_KEY, Preview
 from contextguard_adk._sections.values import Values, _find, list_values
 from contextguard_adk._support.phrases import VALUES
+from contextguard_adk.testing import SimulatedLlm
 from tests.builders import model, user
+from tests.chats import (
+    DEMAND,
+    Changing,
+    agent_requests,
+    guarded_chat,
+    seed,
+    summary_requests,
+    words,
+)
 
 
 def call(
@@ -144,7 +160,7 @@ def test_names_of_the_hidden_part_keep_to_their_room() -> None:
     """Ids go first; the order is that of the text."""
     text = "some_name other_name " + " ".join(f"id-{n}" for n in range(1_000, 2_000))
 
-    names = name_hidden(text, "", 40)
+    names = name_hidden(find_values(text), "", 40)
 
     assert names == "id-1000, id-1001, id-1002, id-1003"
 
@@ -159,3 +175,99 @@ def test_a_payload_that_contains_itself_is_read_once() -> None:
     found = [*_find(Said(0, part, "tool", None, None))]
 
     assert found == [("ord_48213", 1.0)]
+
+
+async def test_the_list_is_small_beside_what_it_stands_for() -> None:
+    """A short history of nothing but ids is not replaced by a list as long."""
+    llm = SimulatedLlm(summary_replies=["Ids."])
+    chat = guarded_chat(llm, Threshold(context_window=100_000, keep=0))
+    ids = [user(f"ref_{number:05}") for number in range(1_000)]
+    await seed(chat, *ids, state=DEMAND)
+    await chat.say("And now?")
+    text = llm.requests[-1].text
+    assert "ref_00999" in text
+    assert 40 < len(re.findall(r"ref_\d{5}", text.partition(VALUES)[2])) < 400
+
+
+async def test_instruction_and_tools_leave_less_room_for_it() -> None:
+    """The list and the summary take a part of what is left below the threshold."""
+    sizes = []
+    for instruction in ("Help.", words(5_000)):
+        llm = SimulatedLlm(context_window=8_000, summary_replies=["Found."])
+        agent = {"instruction": instruction}
+        chat = guarded_chat(llm, Threshold(context_window=8_000), agent=agent)
+        found = [f"ref_{number:05}" for number in range(1_000)]
+        answers = [user("Look."), *call("search", {"q": "any"}, {"found": found})]
+        await seed(chat, *answers, state=DEMAND)
+        await chat.say("And now?")
+        asked, *_ = summary_requests(llm)
+        text = llm.requests[-1].text
+        listed = text.partition(VALUES)[2].partition("\n\n")[0]
+        sizes.append((asked.config.max_output_tokens or 0, len(listed)))
+    assert sizes[0][0] == 800
+    assert sizes[1][0] < 300
+    assert sizes[1][1] < 0.7 * sizes[0][1]
+
+
+def test_the_last_resort_names_what_it_cuts() -> None:
+    """A result that is cut because nothing else fits."""
+    lines = [f"row {number} of /var/data/part-{number}.csv" for number in range(400)]
+    contents = [user("Go."), *call("read", {"n": 1}, {"result": "\n".join(lines)})]
+    cut = reduce_contents(contents, 2_000)
+    [said] = [
+        p.function_response for c in cut for p in c.parts or () if p.function_response
+    ]
+    shown = said.response or {}
+    assert "/var/data/part-200.csv" not in shown["result"]
+    assert shown[NAMES_KEY].count("/var/data/part-") > 5
+
+
+def test_names_are_read_of_the_payload_not_of_its_json() -> None:
+    """No letter of an escape sticks to a value; fields of credentials name none."""
+    output = "\n".join(
+        [words(400), "ord_48213", "src/shop/pay.py\tINV_22911", words(400)]
+    )
+    result = {"returncode": 0, "output": output, "cookie": "sid_ab12cd34"}
+    answer = types.FunctionResponse(name="run", response=result)
+    part = types.Part(function_response=answer)
+    shown = Preview(100)(types.Content(role="user", parts=[part]))
+    assert shown
+    [said] = [p.function_response for p in shown.parts or () if p.function_response]
+    names = (said.response or {})[NAMES_KEY]
+    assert names.split(", ") == ["ord_48213", "src/shop/pay.py", "INV_22911"]
+
+
+def test_of_a_long_history_old_results_are_not_read() -> None:
+    """But their calls are, and no list takes long to be made."""
+    calls = [
+        call("read", {"p": f"file_{n}.py"}, {"t": words(80_000)}) for n in range(4)
+    ]
+    old = call("find", {"p": "old_call.py"}, {"t": "old_result.py"})
+    text = listed([*old, *(each for pair in calls for each in pair)])
+    assert "old_call.py" in text
+    assert "old_result.py" not in text
+    assert "file_3.py" in text
+
+
+async def test_an_agent_has_the_values_of_what_was_left_out_and_no_others() -> None:
+    """Not those that another plugin masks or adds; the list stays as it is."""
+    times = itertools.count(10)
+
+    def mask(request: LlmRequest) -> None:
+        time = f"[12:03:{next(times)}] "
+        for index, content in enumerate(request.contents):
+            if content.role == "user" and (text := content_text(content)):
+                masked = text.replace("ref_secret_1", "(hidden)")
+                request.contents[index] = user(time + masked)
+
+    llm = SimulatedLlm(summary_replies=["Looked up."])
+    strategy = Threshold(context_window=100_000, keep=0)
+    chat = guarded_chat(llm, strategy, before=[Changing(mask)])
+    said = [user("Use ref_secret_1 and ref_open_2."), model(f"INV-7731. {words(200)}")]
+    await seed(chat, *said, state=DEMAND)
+    for _ in range(3):
+        await chat.say("And ref_now_3?")
+    found = [r.text.partition(VALUES)[2] for r in agent_requests(llm)]
+    lists = {text.partition("\n[")[0].strip() for text in found}
+    lines = ["user: ref_open_2", "model: INV-7731", "user: ref_now_3"]
+    assert lists == {"\n".join(f"- {line}" for line in lines)}

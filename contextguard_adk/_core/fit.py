@@ -18,6 +18,7 @@ from contextguard_adk._history.contents import (
     parts_of,
 )
 from contextguard_adk._history.text import payload_text
+from contextguard_adk._history.truncation import list_names, name_rest
 from contextguard_adk._measuring.budgets import shorten_to_tokens
 from contextguard_adk._measuring.calibration import DEFAULT_CORRECTION, token_counter
 from contextguard_adk._measuring.density import estimate_text_density
@@ -127,15 +128,18 @@ class _Scale:
         ratio, count = max_tokens / cost * 0.95, token_counter(self.factor)
         parts = []
         for part in parts_of(content):
-            text = quote(_text_of(part))
-            shortened = shorten_to_tokens(text, count(text) * ratio, count)
+            text, response = quote(_text_of(part)), part.function_response
+            most_tokens = count(text) * ratio * (0.6 if response else 1.0)
+            shortened = shorten_to_tokens(text, most_tokens, count)
             update: dict[str, object] = {}
             if text and part.text:
                 update["text"] = shortened or "…"
-            elif text and part.function_response:
-                result = {"response": {"result": shortened}}
-                response = part.function_response.model_copy(update=result)
-                update["function_response"] = response
+            elif text and response and response.response:
+                values = list_names(response.response)
+                named = name_rest(values, {"result": shortened}, len(shortened) // 4)
+                update["function_response"] = response.model_copy(
+                    update={"response": named}
+                )
             parts.append(part.model_copy(update=update) if update else part)
         return content.model_copy(update={"parts": parts})
 

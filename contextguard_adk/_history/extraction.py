@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 MAX_VALUE_CHARS = 120
+MAX_WHOLE_CHARS = 48  # A shorter text in a field is a value as it stands.
 MAX_TEXT_CHARS = 100_000  # Of what comes after in one text nothing is read.
 
 _TOKEN = re.compile(
@@ -28,9 +32,12 @@ _SECRET_NAME = re.compile(
 )
 _SECRET = re.compile(
     r"(?:bearer|basic)[ \t]{1,4}\S{8,2000}|"
-    r"(?:passw\w{0,8}|\w{0,16}secret|\w{0,16}token|\w{0,8}api[_-]?key|authorization)"
-    r"[\"']{0,2}[ \t]{0,4}[:=][ \t]{0,4}(?:(?:bearer|basic)[ \t]{1,4})?\S{1,2000}|"
-    r"-----BEGIN[^-]{1,40}-----[^-]{1,8000}|(?<!\d)\d(?:[ -]?\d){12,18}(?!\d)",
+    r"(?:passw\w{0,8}|\w{1,16}_pass|\w{0,16}secret\w{0,16}|\w{0,16}token|"
+    r"\w{0,8}api[_-]?key|authorization|credentials?|cookie|cvv|private_?key)"
+    r"[\\\"']{0,4}[ \t]{0,4}[:=][ \t]{0,4}(?:(?:bearer|basic)[ \t]{1,4})?\S{1,2000}|"
+    r"-----BEGIN[^-]{1,40}-----[^-]{1,8000}|"
+    r"(?<!\d)(?:\d{4}(?P<gap>[ -])(?:\d{4}(?P=gap)\d{4}(?P=gap)\d{4}|"
+    r"\d{6}(?P=gap)\d{5})|\d{13,19})(?!\d)",
     re.IGNORECASE,
 )
 _KEY_SHAPE = re.compile(
@@ -44,6 +51,16 @@ def is_secret_name(name: str) -> bool:
     return _SECRET_NAME.search(name) is not None
 
 
+def without_secrets(value: Any, depth: int = 0) -> Any:
+    """Returns a payload without the fields that hold credentials."""
+    if isinstance(value, dict):
+        kept = {k: v for k, v in value.items() if not is_secret_name(str(k))}
+        return {k: without_secrets(v, depth + 1) for k, v in kept.items() if depth < 20}
+    if isinstance(value, list | tuple):
+        return [without_secrets(item, depth + 1) for item in value if depth < 20]
+    return value
+
+
 def find_values(text: str) -> Iterator[str]:
     """Yields the values of a text in their order, repeated ones each time.
 
@@ -55,6 +72,53 @@ def find_values(text: str) -> Iterator[str]:
         value = value if value.startswith("/") else value.lstrip(".-:,+")
         if 3 <= len(value) <= MAX_VALUE_CHARS and is_value(value):
             yield value
+
+
+def walk_values(
+    value: object, seen: dict[int, object] | None = None, depth: int = 0
+) -> Iterator[tuple[str, float]]:
+    """Yields the values of a payload, and how telling each is: 0.5 or 1.
+
+    Fields that hold credentials are left out. What was `seen` is not walked again: a
+    payload may contain itself.
+    """
+    seen = {} if seen is None else seen
+    if depth > 20 or id(value) in seen or value is None or isinstance(value, bool):
+        return
+    if isinstance(value, dict | list | tuple):
+        seen[id(value)] = value  # Kept, so that no other object has its id.
+    if isinstance(value, dict):
+        for name, item in value.items():
+            name = name if isinstance(name, str) else ""
+            if is_secret_name(name):
+                continue
+            if any(map(str.isdigit, name)) and is_value(name):
+                yield name, 1.0  # Some key objects by their ids.
+            yield from walk_values(item, seen, depth + 1)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from walk_values(item, seen, depth + 1)
+    elif isinstance(value, int | float):
+        # Neither infinite, nor with more digits than Python writes.
+        text = str(value) if abs(value) < 1e18 else ""
+        if len(text) >= 2 and hide_secrets(text) == text:
+            yield text, 0.5
+    elif isinstance(value, str):
+        yield from _read_text(value.strip(), seen, depth)
+
+
+def _read_text(
+    text: str, seen: dict[int, object], depth: int
+) -> Iterator[tuple[str, float]]:
+    if text[:1] in ("{", "[") and depth < 3:
+        with contextlib.suppress(ValueError, RecursionError):
+            yield from walk_values(json.loads(text), seen, depth + 1)
+            return
+    found = list(find_values(text))
+    is_short = depth and 3 <= len(text) <= MAX_WHOLE_CHARS and "\n" not in text
+    if is_short and text not in found and hide_secrets(text) == text:
+        yield text, 0.5
+    yield from ((value, 1.0) for value in found)
 
 
 def hide_secrets(text: str) -> str:
@@ -97,15 +161,21 @@ def _looks_secret(word: str) -> bool:
     return len(word) >= 24 and word.isalnum() and is_mixed
 
 
-def name_hidden(text: str, shown: str, max_bytes: int) -> str:
-    """Names values of a text that its shortened form does not show, in their order."""
-    hidden = [value for value in dict.fromkeys(find_values(text)) if value not in shown]
+def _rank_kind(value: str) -> int:
+    """Ranks paths and addresses before ids, these before numbers and words of code."""
+    if "/" in value or "@" in value:
+        return 0
+    return 1 if re.search(r"\d", value) and re.search(r"[^\W\d]", value) else 2
+
+
+def name_hidden(values: Iterable[str], shown: str, max_bytes: int) -> str:
+    """Names the values that a text does not show, in their order."""
+    hidden = [value for value in dict.fromkeys(values) if value not in shown]
     places = {value: place for place, value in enumerate(hidden)}
     chosen = []
-    # Ids and paths before words of code.
-    for value in sorted(hidden, key=lambda value: not re.search(r"[\d/@]", value)):
-        max_bytes -= len(value.encode("utf-8", "replace")) + 2
-        if max_bytes < 0:
-            break
-        chosen.append(value)
+    for value in sorted(hidden, key=_rank_kind):
+        size_bytes = len(value.encode("utf-8", "replace")) + 2
+        if size_bytes <= max_bytes:
+            max_bytes -= size_bytes
+            chosen.append(value)
     return ", ".join(sorted(chosen, key=places.__getitem__))

@@ -102,11 +102,9 @@ class History:
             if is_text or index in summarized:
                 continue
             results = [p for p in parts or () if p is not None and p.function_response]
-            # What is measured here is measured for the estimate as well.
             if self.preview.fits(sum(map(self.memo.part_bytes, results))):
                 continue
-            shown = self.memo.get(self.preview, content, content.parts or ())
-            if shown is not None:
+            if shown := self.memo.get(self.preview, content, content.parts or ()):
                 previews[index] = shown
         return previews
 
@@ -150,11 +148,13 @@ class History:
     def fingerprint(self, index: int) -> bytes:
         """The fingerprint of one content; of a rewritten one, that of its event."""
         if index not in self._fingerprints:
-            # What another plugin adds may be new on each call, as the time is.
-            event = self._rewritten.get(index)
-            content = event.content if event else None
-            self._fingerprints[index] = self.spell(content or self.contents[index])
+            self._fingerprints[index] = self.spell(self.original(index))
         return self._fingerprints[index]
+
+    def original(self, index: int) -> types.Content:
+        """A content as its event has it: a plugin may add another time on each call."""
+        event = self._rewritten.get(index)
+        return (event and event.content) or self.contents[index]
 
     def spell(self, content: types.Content) -> bytes:
         """The fingerprint of a content as it stands."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Self
 
@@ -11,7 +13,7 @@ from pydantic import Field
 
 from contextguard_adk._history.adk_events import RECALL_TOOL
 from contextguard_adk._history.contents import with_parts
-from contextguard_adk._history.extraction import name_hidden
+from contextguard_adk._history.extraction import name_hidden, walk_values
 from contextguard_adk._history.fingerprints import handle_of
 from contextguard_adk._history.text import payload_text
 from contextguard_adk._measuring.calibration import token_counter
@@ -27,6 +29,9 @@ NAMES_KEY = "not_shown"
 NAMES_RATIO = 0.5
 """What they may take beside the part that is shown."""
 
+MAX_NAMES = 10_000
+"""Of so many values of a result, repeated ones included, some are named."""
+
 MAX_DEPTH = 100
 """Strings nested deeper than this stay as they are."""
 
@@ -38,7 +43,7 @@ class Truncation:
     """How strings over `max_length` characters in tool results are shortened.
 
     A result whose JSON is over `result_length` becomes an excerpt of it; 0 for never.
-    What is not shown is named by its values, in at most `names_length` bytes.
+    A notice also names values of what is not shown, in half of that length.
     """
 
     max_length: Length = 4_000
@@ -47,13 +52,12 @@ class Truncation:
     head_length: Length = 3_000
     tail_length: Length = 1_000
     result_length: Length = 0
-    names_length: Length = 0
 
     @classmethod
     def in_the_middle(cls, length: int, result_length: int) -> Self:
         """Leaves 60 % of the length from the beginning, and the rest from the end."""
-        head, names = int(length * 0.6), int(length * NAMES_RATIO)
-        return cls(length, True, True, head, length - head, result_length, names)
+        head = int(length * 0.6)
+        return cls(length, True, True, head, length - head, result_length)
 
 
 def truncate_content(
@@ -68,8 +72,12 @@ def truncate_content(
 
 
 def _truncate_part(
-    part: types.Part, truncation: Truncation, whole: types.Part | None
+    part: types.Part,
+    truncation: Truncation,
+    whole: types.Part | None,
+    values: Sequence[str] | None = None,
 ) -> types.Part:
+    """Shortens a result and names `values` that are not shown, by default its own."""
     response = part.function_response if part is not None else None
     if response is None or not response.response:
         return part
@@ -78,13 +86,50 @@ def _truncate_part(
         return part
     # Now it holds notices, which the tool's own text must not pass for.
     shortened = _truncate_result(quote_value(response.response), truncation)
-    if length := truncation.names_length:
-        shown = payload_text(shortened)
-        if names := name_hidden(payload_text(response.response), shown, length):
-            shortened = {**shortened, NAMES_KEY: quote_line(names)}
+    if truncation.show_truncation_notice and NAMES_KEY not in response.response:
+        max_bytes = int(truncation.max_length * NAMES_RATIO)
+        values = list_names(response.response) if values is None else values
+        named = name_rest(values, shortened, max_bytes)
+        is_less = len(payload_text(named)) < len(payload_text(response.response))
+        shortened = named if is_less else shortened
     if whole:
         shortened = {**shortened, HANDLE_KEY: handle_of(whole)}
     copied = response.model_copy(update={"response": shortened})
+    return part.model_copy(update={"function_response": copied})
+
+
+def list_names(result: dict[str, Any]) -> list[str]:
+    """The values of a result, but for texts that are values by being short alone."""
+    found = itertools.islice(walk_values(result), MAX_NAMES)
+    return [text for text, kind in found if kind == 1 or text.isdecimal()]
+
+
+def name_rest(
+    values: Sequence[str], shown: dict[str, Any], max_bytes: int
+) -> dict[str, Any]:
+    """Adds values that a shortened result does not show, under the key for them."""
+    names = name_hidden(values, payload_text(shown), max_bytes)
+    return {**shown, NAMES_KEY: quote_line(names)} if names else shown
+
+
+def without_names(shown: types.Content, whole: types.Content) -> types.Content:
+    """Returns a content as it is shown, without values that the guard names in it."""
+    if shown is whole:
+        return shown
+    pairs = zip(shown.parts or (), whole.parts or (), strict=True)
+    return with_parts(shown, [_drop_names(*pair) for pair in pairs])
+
+
+def _drop_names(part: types.Part, whole: types.Part) -> types.Part:
+    response = part.function_response if part is not None else None
+    shown = (response and response.response) or {}
+    own = (
+        response and whole.function_response and whole.function_response.response
+    ) or {}
+    if response is None or NAMES_KEY not in shown or NAMES_KEY in own:
+        return part
+    shown = {name: value for name, value in shown.items() if name != NAMES_KEY}
+    copied = response.model_copy(update={"response": shown})
     return part.model_copy(update={"function_response": copied})
 
 
@@ -163,10 +208,14 @@ class Preview:
         if self.strings:
             short = _truncate_part(part, self.strings, whole)
         size_bytes = len(part_text(short, self.form))
-        return short if self._is_small(size_bytes) else self._fit(short, whole)
+        return short if self._is_small(size_bytes) else self._fit(short, whole, part)
 
-    def _fit(self, part: types.Part, whole: types.Part | None) -> types.Part:
+    def _fit(
+        self, part: types.Part, whole: types.Part | None, named: types.Part
+    ) -> types.Part:
         """Cuts the long strings of a result; where that is not enough, its JSON."""
+        response, part = named.function_response, _drop_names(part, named)
+        values = list_names((response and response.response) or {})
         most, shown = self.max_tokens or 0, part
         text = part_text(part, self.form).decode("utf-8", "replace")
         whole_tokens = token_counter(None)(text)
@@ -177,7 +226,7 @@ class Preview:
                 length = max(100, int(length * 0.95 * most / tokens))
                 result_length = length // 2 if is_excerpt else 0
                 truncation = Truncation.in_the_middle(length, result_length)
-                shown = _truncate_part(part, truncation, whole)
+                shown = _truncate_part(part, truncation, whole, values)
                 if shown is part:
                     break
                 shown_text = part_text(shown, self.form).decode("utf-8", "replace")

@@ -42,7 +42,7 @@ class UserMessages(Section):
         history = turn.history
         new_indexes = (covered - history.covered).intersection(history.user_messages)
         new = [content_text(turn.messages[index]) for index in sorted(new_indexes)]
-        max_bytes = int(turn.budgets.summary_tokens * 4 / max(1.0, turn.correction))
+        max_bytes = int(turn.budgets.working_tokens * 0.5 / max(1.0, turn.correction))
         return [*extend_excerpts(_read(known), new, max_bytes)]
 
     def render(

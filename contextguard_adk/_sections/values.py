@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import math
@@ -16,11 +15,11 @@ from google.genai import types
 from pydantic import JsonValue
 
 from contextguard_adk._history.adk_events import RECALL_TOOL
+from contextguard_adk._history.contents import content_text
 from contextguard_adk._history.extraction import (
-    find_values,
     hide_secrets,
-    is_secret_name,
-    is_value,
+    walk_values,
+    without_secrets,
 )
 from contextguard_adk._history.history import History
 from contextguard_adk._history.text import Said, payload_text, walk_parts
@@ -29,12 +28,14 @@ from contextguard_adk._support.phrases import VALUES, quote_line, quote_stored
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.units import Section
 
-VALUES_RATIO = 0.05  # Of the window.
+VALUES_RATIO, ROOM_RATIO, COVERED_RATIO = 0.10, 0.25, 0.25
+"""What the list may take at most: of the window, of what instruction and tools leave
+below the threshold, of what is left out."""
 MAX_VALUES_TOKENS = 8_000
 MAX_STORED_BYTES = 4 * 1024  # In session state, for a history that is loaded in part.
 MAX_LABEL_BYTES = 60
 MAX_FOUND = 10_000  # In one message or result, repeated ones included.
-MAX_WHOLE_CHARS = 48  # A shorter text in a field is a value as it stands.
+MAX_READ_BYTES = 750_000  # Of what is older nothing is read but calls.
 REUSE_WEIGHT, RECENCY_WEIGHT, CALL_WEIGHT, KIN_WEIGHT = 2.0, 2.0, 1.0, 1.0
 """How values are ranked: by use in later calls, age, use in a call, and words that
 they share with what calls have used. Chosen on recorded sessions of agents."""
@@ -78,9 +79,14 @@ class Values(Section):
     def write(
         self, turn: Turn, covered: frozenset[int], known: JsonValue, room_tokens: int
     ) -> JsonValue:
-        """Returns how long the list is to be, and the beginning of it."""
-        budget_tokens = turn.budgets.working_tokens * VALUES_RATIO
-        budget_tokens = min(budget_tokens, MAX_VALUES_TOKENS)
+        """Returns how long the list is to be, and the newest lines of it."""
+        left_out = [turn.history.shown[index] for index in covered]
+        budget_tokens = min(
+            turn.budgets.working_tokens * VALUES_RATIO,
+            turn.room_tokens * ROOM_RATIO,
+            turn.measure_alone(left_out) * COVERED_RATIO,
+            MAX_VALUES_TOKENS,
+        )
         max_bytes = int(budget_tokens * 3 / max(1.0, turn.correction))
         text = list_values(turn.history, covered, max_bytes)
         if (tokens := turn.count(text)) > budget_tokens:
@@ -93,8 +99,8 @@ class Values(Section):
         if stored and len(history.covered) < stored.covered.content_count:
             older = "" if history.is_rewound else _read(known)["text"]
         stored_bytes = min(MAX_STORED_BYTES, 2 * room_tokens)
-        older = _first_lines(older, stored_bytes // 2)
-        short = _first_lines(text.partition("\n")[2], stored_bytes - len(older))
+        older = _newest_lines(older, stored_bytes // 2)
+        short = _newest_lines(text.partition("\n")[2], stored_bytes - len(older))
         count = len(covered)
         return {"bytes": max_bytes, "count": count, "text": short, "older": older}
 
@@ -133,7 +139,7 @@ def _read(value: JsonValue) -> dict[str, Any]:
     return {**texts, **{name: min(max(0, n), most) for name, n in numbers.items()}}
 
 
-def _first_lines(text: str, max_bytes: int) -> str:
+def _newest_lines(text: str, max_bytes: int) -> str:
     """The newest whole lines that fit, escapes of JSON included."""
     kept: list[str] = []
     for line in reversed(text.splitlines()):
@@ -173,25 +179,45 @@ def _gather(
     sources: dict[Hashable, _Source] = {}
     places = {index: place for place, index in enumerate(indexes, 1)}
     number: Counter[int] = Counter()
+    oldest = _find_oldest(history, indexes)
     for said in walk_parts(history.contents, indexes, history.outputs):
         number[said.index] += 1
-        tool = said.part.function_call or said.part.function_response
-        if tool and tool.name == RECALL_TOOL:
-            continue
         is_call = said.part.function_call is not None
+        tool = said.part.function_call or said.part.function_response
+        is_recalled = tool is not None and tool.name == RECALL_TOOL
+        if is_recalled or not (is_call or said.index >= oldest):
+            continue
         call = said.part.function_call or said.call
+        author = "code" if said.part.code_execution_result else said.author
         source = sources.setdefault(
             id(call) if call else (said.index, number[said.index]),
-            _Source(_label(call) if call else said.author),
+            _Source(_label(call) if call else author),
         )
         key = prints[said.index], number[said.index]
-        for text, kind in _remember(key, said):
+        found = _remember(key, said)
+        original = history.original(said.index)
+        if original is not history.contents[said.index]:
+            # What another plugin adds may be new on each call, as the time is.
+            known = content_text(original)
+            found = [each for each in found if each[0] in known]
+        for text, kind in found:
             value = values.setdefault(text, _Value(kind, source))
             value.reuses += is_call and value.place > 0
             value.calls += is_call
             if value.place != places[said.index]:
                 value.place, value.source = places[said.index], source
     return values, list(sources.values())
+
+
+def _find_oldest(history: History, indexes: Sequence[int]) -> int:
+    """The oldest content that is read: a long list holds up the event loop."""
+    left_bytes, oldest = MAX_READ_BYTES, len(history.contents)
+    for index in reversed(indexes):
+        left_bytes -= 4 * history.memo.estimate_tokens([history.contents[index]])
+        if left_bytes < 0:
+            break
+        oldest = index
+    return oldest
 
 
 def _remember(key: Hashable, said: Said) -> Sequence[tuple[str, float]]:
@@ -208,61 +234,14 @@ def _remember(key: Hashable, said: Said) -> Sequence[tuple[str, float]]:
 def _find(said: Said) -> Iterator[tuple[str, float]]:
     call, result = said.part.function_call, said.part.function_response
     payload = (call and call.args) or (result and result.response)
-    return _walk(payload if payload else said.text, {})
-
-
-def _walk(
-    value: object, seen: dict[int, object], depth: int = 0
-) -> Iterator[tuple[str, float]]:
-    """Yields the values of a payload; fields that hold credentials are left out.
-
-    What was `seen` is not walked again: a payload may contain itself.
-    """
-    if depth > 20 or id(value) in seen or value is None or isinstance(value, bool):
-        return
-    if isinstance(value, dict | list | tuple):
-        seen[id(value)] = value  # Kept, so that no other object has its id.
-    if isinstance(value, dict):
-        for name, item in value.items():
-            name = name if isinstance(name, str) else ""
-            if is_secret_name(name):
-                continue
-            if any(map(str.isdigit, name)) and is_value(name):
-                yield name, 1.0  # Some key objects by their ids.
-            yield from _walk(item, seen, depth + 1)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _walk(item, seen, depth + 1)
-    elif isinstance(value, int | float):
-        # Neither infinite, nor with more digits than Python writes.
-        text = str(value) if abs(value) < 1e18 else ""
-        if len(text) >= 2 and hide_secrets(text) == text:
-            yield text, 0.5
-    elif isinstance(value, str):
-        yield from _read_text(value.strip(), seen, depth)
-
-
-def _read_text(
-    text: str, seen: dict[int, object], depth: int
-) -> Iterator[tuple[str, float]]:
-    if text[:1] in ("{", "[") and depth < 3:
-        with contextlib.suppress(ValueError, RecursionError):
-            yield from _walk(json.loads(text), seen, depth + 1)
-            return
-    found = list(find_values(text))
-    is_short = depth and 3 <= len(text) <= MAX_WHOLE_CHARS and "\n" not in text
-    if is_short and text not in found and hide_secrets(text) == text:
-        yield text, 0.5
-    yield from ((value, 1.0) for value in found)
+    return walk_values(payload if payload else said.text)
 
 
 def _label(call: types.FunctionCall) -> str:
-    args = (
-        item if isinstance(item, str) else payload_text(item)
-        for name, item in (call.args or {}).items()
-        if not is_secret_name(name)
+    args = without_secrets(call.args or {})
+    said = ", ".join(
+        item if isinstance(item, str) else payload_text(item) for item in args.values()
     )
-    said = ", ".join(args)
     # Of long ones nothing but the beginning: half a credential has no shape.
     is_long, said = len(said) > 4_000, " ".join(hide_secrets(said[:4_000]).split())
     said = said[:MAX_LABEL_BYTES] if is_long else said

@@ -17,6 +17,7 @@ from contextguard_adk import _sections
 from contextguard_adk._history.contents import pair_boundaries, pair_contents
 from contextguard_adk._history.draft import Draft
 from contextguard_adk._history.transcript import Entry, render_entries
+from contextguard_adk._history.truncation import without_names
 from contextguard_adk._providers.clients import answers_freely, find_llm
 from contextguard_adk._providers.costs import price_calls
 from contextguard_adk._providers.registry import (
@@ -85,7 +86,7 @@ class Ask:
         """
         self.attempts += 1
         covered = turn.whole(covered - turn.kept.pending)
-        budget_tokens = budget_tokens or turn.budgets.summary_tokens
+        budget_tokens = budget_tokens or turn.summary_tokens
         text = await self._write(turn, covered, budget_tokens)
         if not text:
             return self._summarize_mechanically(turn, covered)
@@ -94,8 +95,8 @@ class Ask:
     async def summarize_all(self, turn: Turn) -> Draft | None:
         """Summarizes all that may be, ever shorter while the request does not fit.
 
-        At most `max_compaction_attempts` summaries are written in a compaction, but one
-        in any case. None where there is nothing to summarize.
+        At most `max_compaction_attempts` summaries are written, but one in any case.
+        None where there is nothing to summarize.
         """
         covered = turn.older_than(0)
         if not covered - turn.summarized:
@@ -104,7 +105,7 @@ class Ask:
                 return None
             known = replace(turn.draft, truncation=None, truncated_upto=-1)
             return compose.squeeze(turn, _with_kept(turn, known)).draft
-        budget_tokens = turn.budgets.summary_tokens // 2
+        budget_tokens = turn.summary_tokens // 2
         draft = await self.summarize(turn, covered)
         most = turn.settings.max_compaction_attempts
         while self.attempts < most and self._may_fit(turn, draft, budget_tokens):
@@ -277,10 +278,7 @@ class Ask:
             # Where the answer shows that it is no use, it is not asked so again.
             if isinstance(error, UnusableAnswerError) or is_overflow(error):
                 self._session.note(is_in_place_useless=True)
-            text = (
-                "No summary at the end of the conversation (%s): it gets a transcript."
-            )
-            logger.info(text, error)
+            logger.info("No summary in place (%s): it gets a transcript.", error)
             return ""
 
 
@@ -296,9 +294,11 @@ def _with_kept(turn: Turn, draft: Draft) -> Draft:
 def _render_entries(
     turn: Turn, indexes: Iterable[int], pinned: Collection[int] = ()
 ) -> list[Entry]:
-    history = turn.history  # The summarizer reads what the agent was shown.
+    history = turn.history
+    # The summarizer reads what the agent was shown, but for values: they are listed.
+    read = [*map(without_names, history.shown, history.contents)]
     wholes = history.contents if turn.has_recall else None
-    return render_entries(history.shown, indexes, pinned, wholes, history.outputs)
+    return render_entries(read, indexes, pinned, wholes, history.outputs)
 
 
 def _find_mechanical_end(turn: Turn, new: Sequence[int], budget_tokens: int) -> int:

@@ -64,7 +64,7 @@ def squeeze(turn: Turn, draft: Draft) -> Outcome:
 def expect_tokens(turn: Turn, covered: frozenset[int]) -> int:
     """Estimates the request with a full-length summary of these messages."""
     beside = compose(turn, Draft("", covered, covered, 0, turn.reason))
-    return beside.tokens + turn.budgets.summary_tokens
+    return beside.tokens + turn.summary_tokens
 
 
 def shape(turn: Turn, contents: list[types.Content]) -> list[types.Content]:

@@ -62,8 +62,8 @@ class Turn:
         reason: Why a compaction is considered: `requested` and `overflow` demand one.
         focus: What a compaction that was asked for should keep above all.
         has_recall: Whether the agent can read back what is left out.
-        keep_count: How many messages may stay word for word as newest steps of the
-            running turn; 0 keeps none, not even pending results.
+        keep_count: How many of the newest messages may stay word for word for `keep`;
+            0 keeps none, not even pending results.
         is_observed: Whether the guard only watches.
         is_settled: Whether this call has already tried to compact.
         is_writing: Whether a summary of this agent is under way.
@@ -158,8 +158,6 @@ class Turn:
     def is_changed(self, contents: Sequence[types.Content]) -> bool:
         """Returns whether the guard has changed these contents."""
         messages = self.messages
-        if contents is messages:
-            return False
         return len(contents) != len(messages) or any(map(is_not, contents, messages))
 
     @property
@@ -194,6 +192,16 @@ class Turn:
     def fixed_tokens(self) -> int:
         """What instruction, tools, open calls and what is not history take."""
         return self.measure(self.fixed_contents)
+
+    @property
+    def room_tokens(self) -> int:
+        """What instruction, tools and open calls leave below the threshold."""
+        return max(0, self.budgets.threshold_tokens - self.fixed_tokens)
+
+    @property
+    def summary_tokens(self) -> int:
+        """What a summary may take: at most a seventh of that room, but 200 tokens."""
+        return min(self.budgets.summary_tokens, max(200, self.room_tokens // 7))
 
     @property
     def limit_tokens(self) -> int:
@@ -254,7 +262,7 @@ class Turn:
 
     @cached_property
     def kept(self) -> KeptSteps:
-        """The newest steps of the running turn, which stay word for word."""
+        """The newest messages and steps, which stay word for word."""
         budgets = self.budgets
         quoted_tokens = self.count(self.request_text)
         if (quoted_chars := self.quoted_chars) >= 0:
@@ -267,8 +275,8 @@ class Turn:
     def older_than(self, keep_count: int) -> frozenset[int]:
         """Returns all but about the newest `keep_count` messages, and splits no pair.
 
-        The steps of the running turn that stay are not among them. Where nothing is
-        left to summarize, it is empty or holds only what is summarized already.
+        What stays for `keep` is not among them. Where nothing is left to summarize, it
+        is empty or holds only what is summarized already.
         """
         kept, compactable = self.kept.indexes, self.history.compactable
         candidates = [i for i in compactable if i not in kept]
@@ -287,22 +295,19 @@ class Turn:
 
 
 def _find_kept_steps(turn: Turn, room_tokens: int) -> KeptSteps:
-    """Finds the newest pairs within `keep`, and those with pending results always.
-
-    Whatever is kept takes no more than the room.
-    """
-    history, running = turn.history, frozenset(turn.history.turn)
-    steps = [index for index in history.compactable if index in running]
+    """Finds the newest messages within `keep`, and pending results, within the room."""
+    history, said = turn.history, frozenset(turn.history.user_messages)
+    steps = list(history.compactable)
     contents = [history.shown[index] for index in steps]
     boundaries = pair_boundaries(pair_contents(contents), len(contents))
     starts = [
         place
         for place, content in enumerate(contents)
-        if boundaries[place] and content.role == "model"
+        if boundaries[place] and (content.role == "model" or steps[place] in said)
     ]
     if not starts or not turn.keep_count:
         return KeptSteps()
-    has_pending = contents[-1].role != "model"
+    has_pending = contents[-1].role != "model" and steps[-1] not in said
     pending = frozenset(steps[starts[-1] :] if has_pending else ())
     most_tokens = min(turn.keep_tokens, room_tokens)
     first, tokens = len(contents), 0
@@ -311,8 +316,10 @@ def _find_kept_steps(turn: Turn, room_tokens: int) -> KeptSteps:
         if tokens > most_tokens or len(contents) - start > turn.keep_count:
             break
         first = start
-    if has_pending and first > starts[-1]:
-        first = starts[-1]
+    first = min(first, starts[-1]) if has_pending else first
+    if first == 0 or steps[first:][:1] == [history.request_index]:
+        # Something has to go; and a request with nothing before it is quoted.
+        first = max(first, len(steps) - len({*steps}.intersection(history.turn)))
     kept = contents[first:]
     indexes, tokens = frozenset(steps[first:]), turn.measure_alone(kept)
     most_tokens = int(turn.budgets.working_tokens * MAX_PENDING_RATIO)

@@ -82,7 +82,7 @@ class Size:
 
 @dataclass(frozen=True)
 class KeptSteps:
-    """The newest steps of the running turn, by index, that a compaction leaves.
+    """The newest messages and steps, by index, that a compaction leaves.
 
     They take `tokens`. The model has not seen the results of `pending` steps. Where the
     results are too large, `truncation` shortens them.

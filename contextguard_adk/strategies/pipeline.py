@@ -59,15 +59,15 @@ class Pipeline(Strategy):
     target, `target_token_ratio` of the window. What was decided stays in place on later
     calls. While the request would not fit, settings are relaxed: first lengths, then
     triggers, minima and what is preserved; at last all is summarized but the newest
-    steps of the running turn (see `keep`). Lengths are also relaxed when the request
-    would stay above the middle between target and threshold, because a run that gains
-    little has to be repeated soon.
+    messages (see `keep`). Lengths are also relaxed when the request would stay above
+    the middle between target and threshold, because a run that gains little has to be
+    repeated soon.
     """
 
     window: MessageWindow | TokenWindow | None = Field(
-        default=TokenWindow(budget_tokens=0.30),
+        default=TokenWindow(budget_tokens=0.20),
         description="Drops old messages: a `MessageWindow` or a `TokenWindow`. The "
-        "default keeps the newest that take 0.3 of the context window. None (false in "
+        "default keeps the newest that take 0.2 of the context window. None (false in "
         "a file): this step drops nothing.",
     )
     tool_output: ToolOutputTruncation | None = Field(

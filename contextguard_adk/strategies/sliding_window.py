@@ -23,7 +23,7 @@ class SlidingWindow(Strategy):
     reach the threshold. It keeps the newest 30 % of them, at least 3, at a
     cut that separates no tool call from its result. While the result would not
     fit, or what is kept would fill the window again soon, the number kept is halved
-    down to 3, beside the newest steps of the running turn (see `keep`); where even that
+    down to 3, beside the newest messages (see `keep`); where even that
     does not fit, all but these is summarized.
     """
 

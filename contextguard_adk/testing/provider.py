@@ -58,6 +58,10 @@ _TOKENS_PER_CONTENT = 3  # OpenAI's cookbook: every message costs three more.
 _loading = threading.Lock()
 
 _FENCE = re.compile(r"^<transcript-([^>\s]*)", re.MULTILINE)
+_LISTED = re.compile(  # What the guard keeps by itself, and asks not to be copied.
+    r"(?ms)^\[(?:The user's messages up|Values of what).*?(?=^$|^\[)"
+    r'|,"not_shown":"(?:[^"\\]|\\.)*"'
+)
 _IN_PLACE = re.compile(r"\[System: Summari[sz]e the conversation above now")
 _ADK_PROMPT = "The following is a conversation history between a user and an AI agent"
 
@@ -265,7 +269,7 @@ def read_summary_material(request: LlmRequest) -> str:
     """Returns what a request wants summarized, without what asks for the summary."""
     text = "\n".join(list_content_texts(request.contents[-1:]))
     if _IN_PLACE.match(text):
-        return "\n".join(list_content_texts(request.contents[:-1]))
+        return _LISTED.sub("", "\n".join(list_content_texts(request.contents[:-1])))
     if text.startswith(_ADK_PROMPT):
         text = text.partition("capture the essence of the interaction.")[2]
         # ADK 2.0 escapes the line breaks of its prompt by mistake.

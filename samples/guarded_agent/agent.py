@@ -42,6 +42,11 @@ app = App(
     root_agent=root_agent,
     plugins=[
         # With a model that the registry knows, ContextGuardPlugin() is enough.
-        ContextGuardPlugin(agents={"operator": Threshold(context_window=WINDOW_TOKENS)})
+        ContextGuardPlugin(
+            agents={
+                # So that each list of pods is shown whole.
+                "operator": Threshold(context_window=WINDOW_TOKENS, preview_tokens=0.2)
+            }
+        )
     ],
 )
