@@ -236,7 +236,11 @@ def test_the_extra_plugin_guards_an_app_without_code(
     source = tmp_path / "agents" / "plain" / "agent.py"
     source.write_text(source.read_text().partition("\napp = App(")[0])
     config = tmp_path / "guard.toml"
-    config.write_text("[default]\nstrategy = 'threshold'\ncontext_window = 8000\n")
+    # So that each list of pods is shown whole, as in the sample.
+    config.write_text(
+        "[default]\nstrategy = 'threshold'\ncontext_window = 8000\n"
+        "preview_tokens = 0.2\n"
+    )
     plugin = "--extra_plugins=contextguard_adk.ContextGuardPlugin"
     address = serve(source.parent.parent, plugin, CONTEXTGUARD_CONFIG=str(config))
     talk_until_compacted(page, address, "plain")

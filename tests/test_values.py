@@ -13,7 +13,12 @@ from google.genai import types
 from contextguard_adk import Threshold
 from contextguard_adk._core.fit import reduce_contents
 from contextguard_adk._history.contents import content_text
-from contextguard_adk._history.extraction import find_values, hide_secrets, name_hidden
+from contextguard_adk._history.extraction import (
+    find_values,
+    hide_secrets,
+    name_hidden,
+    read_values,
+)
 from contextguard_adk._history.history import History
 from contextguard_adk._history.text import Said
 from contextguard_adk._history.truncation import NAMES_KEY, Preview
@@ -105,6 +110,48 @@ def test_no_credential_is_listed(secret: str) -> None:
     assert "order_77123" in text
     assert [part for part in parts if part in text] == []
     assert all(part not in hide_secrets(f"x {secret} y") for part in parts)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "postgres://mia:{}@db.example.com:5432/shop",
+        "redis://:{}@cache:6379/0",
+        "https://files.example.com/a?sig={}&se=1",
+        "DB_PWD: {}",
+        "pwd={}",
+        "--token {}",
+        "client_secret:\n  {}",
+        "Authorization: Token {}",
+        "encryption_key={}",
+        "aws_secret_access_key = {}",
+        'password: "correct horse {}"',
+        "passphrase = 'correct horse {}'",
+        '"{{\\"password\\": \\"correct {}\\"}}"',
+    ],
+)
+def test_what_is_named_as_a_credential_is_none_of_the_values(text: str) -> None:
+    """As an address, a setting, an option, quoted, escaped."""
+    values = [*find_values(f"run_17 {text.format('hunter22')} done_18")]
+
+    assert "run_17" in values
+    assert [value for value in values if "hunter22" in value] == []
+    assert "hunter22" not in hide_secrets(text.format("hunter22"))
+
+
+def test_where_a_list_goes_on_and_a_folder_are_no_credentials() -> None:
+    """They are called nearly so, and the agent needs them."""
+    values = [*find_values("next_page_token: CAE812 pwd: /home/mia/app1")]
+
+    assert {"CAE812", "/home/mia/app1"} <= {*values}
+
+
+def test_a_payload_is_walked_once() -> None:
+    """It is shortened anew for each length and each request."""
+    first, again = ({"rows": [f"ref_{n:04}" for n in range(50)]} for _ in range(2))
+
+    assert read_values(first) is read_values(again)
+    assert read_values(str(first)) is not read_values(first)
 
 
 def test_a_long_number_that_is_no_card_is_listed() -> None:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from hashlib import blake2b
 from typing import Any
+
+from contextguard_adk._measuring.tokens import json_text
 
 MAX_VALUE_CHARS = 120
 MAX_WHOLE_CHARS = 48  # A shorter text in a field is a value as it stands.
 MAX_TEXT_CHARS = 100_000  # Of what comes after in one text nothing is read.
+MAX_FOUND = 10_000  # Values of one payload, repeated ones included.
+MAX_KNOWN = 300_000  # Values that the process remembers, of all payloads.
 
 _TOKEN = re.compile(
     r"""https?://[^\s"'<>()\[\]{}|\\`]{3,200}
@@ -25,17 +32,32 @@ _TOKEN = re.compile(
 _WORD = re.compile(r"[^\s,;\"']{8,}")
 _LINE_NUMBER = re.compile(r"(?m)^[ \t]{0,16}\d{1,6}(?=[\t:| ])")
 _CODE = re.compile(r"[a-z]\w*?[A-Z]|\w_\w|\w\.\w|::|->|@|/")
+_PAGE = r"(?<!page)(?<!page[_-])"  # Not where a list goes on.
+_KEY = r"(?:api|access|account|encryption|master|private|signing|ssh)[_-]?key"
 _SECRET_NAME = re.compile(
-    r"passw|secret|api_?key|(?<!page)(?<!page[_-])token(?!s)|authoriz|credential|cookie|"
-    r"cvv|private_?key",
+    rf"passw|passphrase|(?<![a-z])pass$|pwd$|secret|{_KEY}|authoriz|credential|cookie|"
+    rf"cvv|{_PAGE}token(?!s)",
     re.IGNORECASE,
 )
+_NAME = (
+    r"(?:\w{0,16}passw\w{0,8}|passphrase|\w{1,16}_pass|"
+    r"\w{0,16}pwd(?![\\\"']{0,4}[ \t]{0,4}[:=][ \t]{0,4}[/~])|"  # No folder.
+    rf"\w{{0,16}}secret\w{{0,24}}|\w{{0,16}}{_PAGE}token|\w{{0,16}}{_KEY}|"
+    r"authorization|credentials?|cookie|cvv)"
+)
+_SCHEME = r"(?:(?:bearer|basic|digest|token)[ \t]{1,4})"
 _SECRET = re.compile(
-    r"(?:bearer|basic)[ \t]{1,4}\S{8,2000}|"
-    r"(?:passw\w{0,8}|\w{1,16}_pass|\w{0,16}secret\w{0,16}|\w{0,16}token|"
-    r"\w{0,8}api[_-]?key|authorization|credentials?|cookie|cvv|private_?key)"
-    r"[\\\"']{0,4}[ \t]{0,4}[:=][ \t]{0,4}(?:(?:bearer|basic)[ \t]{1,4})?\S{1,2000}|"
+    # An address with a password, or a signed one.
+    r"\w[\w+.-]{0,20}://[^\s/@]{0,200}:[^\s/@]{1,200}@\S{0,2000}|"
+    r"(?<=[?&])(?:x-amz-\w{1,20}|sig|signature|key)=[^&\s\"']{1,2000}|"
+    rf"{_SCHEME}\S{{8,2000}}|"
+    # A name, and what stands behind it: in quotes, also escaped ones, or a word.
+    rf"(?:--{_NAME}[ \t]{{1,4}}|{_NAME}[\\\"']{{0,4}}[ \t]{{0,4}}[:=][ \t]{{0,4}}"
+    rf"(?:\r?\n[ \t]{{1,16}})?){_SCHEME}?"
+    r"(?:\"(?:[^\"\\\n]|\\.){1,2000}|'(?:[^'\\\n]|\\.){1,2000}|"
+    r"\\{1,3}[\"'][^\"'\\\n]{1,2000}|\S{1,2000})|"
     r"-----BEGIN[^-]{1,40}-----[^-]{1,8000}|"
+    # Numbers of cards.
     r"(?<!\d)(?:\d{4}(?P<gap>[ -])(?:\d{4}(?P=gap)\d{4}(?P=gap)\d{4}|"
     r"\d{6}(?P=gap)\d{5})|\d{13,19})(?!\d)",
     re.IGNORECASE,
@@ -44,6 +66,22 @@ _KEY_SHAPE = re.compile(
     r"(?:sk|pk|rk)[-_]\w|gh[pousr]_|github_pat_|glpat-|xox[a-z]-|A[KS]IA[A-Z0-9]{12}|"
     r"AIza|ya29\.|eyJ[\w-]{8}"
 )
+
+
+_KNOWN: OrderedDict[Hashable, Sequence[tuple[str, float]]] = OrderedDict()
+
+
+def read_values(payload: object) -> Sequence[tuple[str, float]]:
+    """Returns what `walk_values` finds, each once; a payload is walked only once."""
+    key = isinstance(payload, str), blake2b(json_text(payload)).digest()
+    if key not in _KNOWN:
+        found = itertools.islice(walk_values(payload), MAX_FOUND)
+        _KNOWN[key] = [*dict.fromkeys(found)]
+        while sum(map(len, _KNOWN.values())) > MAX_KNOWN:
+            _KNOWN.popitem(last=False)
+        return _KNOWN[key]
+    _KNOWN.move_to_end(key)
+    return _KNOWN[key]
 
 
 def is_secret_name(name: str) -> bool:
@@ -170,12 +208,13 @@ def _rank_kind(value: str) -> int:
 
 def name_hidden(values: Iterable[str], shown: str, max_bytes: int) -> str:
     """Names the values that a text does not show, in their order."""
-    hidden = [value for value in dict.fromkeys(values) if value not in shown]
-    places = {value: place for place, value in enumerate(hidden)}
+    places = {value: place for place, value in enumerate(dict.fromkeys(values))}
     chosen = []
-    for value in sorted(hidden, key=_rank_kind):
+    for value in sorted(places, key=_rank_kind):
         size_bytes = len(value.encode("utf-8", "replace")) + 2
-        if size_bytes <= max_bytes:
+        if size_bytes <= max_bytes and value not in shown:
             max_bytes -= size_bytes
             chosen.append(value)
+        if max_bytes < 5:
+            break
     return ", ".join(sorted(chosen, key=places.__getitem__))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
-from functools import cached_property
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Hashable, Sequence
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, cast
 
 from google.genai import types
 
@@ -32,7 +32,7 @@ from contextguard_adk._history.origin import EventIndex, find_history
 from contextguard_adk._history.rewritten import find_rewritten
 from contextguard_adk._history.stored import StoredSummary
 from contextguard_adk._history.truncation import Preview, truncate_content
-from contextguard_adk._measuring.tokens import Memo
+from contextguard_adk._measuring.tokens import Memo, V
 
 if TYPE_CHECKING:
     from google.adk.agents.invocation_context import InvocationContext
@@ -67,7 +67,7 @@ class History:
         self._event_count = len(self.events)  # A summary may be written later.
         self.memo = memo or Memo()
         self.preview = preview
-        self._fingerprints: dict[int, bytes] = {}
+        self._known: dict[Hashable, Any] = {}  # With any summary.
 
     def with_summary(self, stored: StoredSummary | None) -> History:
         """Returns the same history with another summary in place."""
@@ -104,7 +104,8 @@ class History:
             results = [p for p in parts or () if p is not None and p.function_response]
             if self.preview.fits(sum(map(self.memo.part_bytes, results))):
                 continue
-            if shown := self.memo.get(self.preview, content, content.parts or ()):
+            see = partial(self.memo.get, self.preview, content, content.parts or ())
+            if shown := self._once((index, self.preview), see):
                 previews[index] = shown
         return previews
 
@@ -147,9 +148,12 @@ class History:
 
     def fingerprint(self, index: int) -> bytes:
         """The fingerprint of one content; of a rewritten one, that of its event."""
-        if index not in self._fingerprints:
-            self._fingerprints[index] = self.spell(self.original(index))
-        return self._fingerprints[index]
+        return self._once(index, lambda: self.spell(self.original(index)))
+
+    def _once(self, key: Hashable, compute: Callable[[], V]) -> V:
+        if key not in self._known:
+            self._known[key] = compute()
+        return cast("V", self._known[key])
 
     def original(self, index: int) -> types.Content:
         """A content as its event has it: a plugin may add another time on each call."""
@@ -225,11 +229,6 @@ class History:
         """History of the running turn: what follows the user's request."""
         newest, start = max(self.user_messages, default=-1), self.request_index
         return [i for i in self.history if i > (newest if start is None else start)]
-
-    @property
-    def first_task_index(self) -> int | None:
-        """Where the first message of the user stands."""
-        return next(iter(self.user_messages), None)
 
     @cached_property
     def user_messages(self) -> list[int]:
@@ -329,13 +328,14 @@ class History:
 
     def shortened_results(self, stored: StoredSummary) -> dict[int, types.Content]:
         """Returns the contents whose tool results a compaction has shortened."""
-        if not stored.truncation:
+        if not (how := stored.truncation):
             return {}
         upto, short = self.find_place(stored.truncated_upto), dict[int, types.Content]()
         for i in (i for i in self.history if i <= upto):
             whole = self.contents[i] if stored.has_recall else None
-            content = truncate_content(self.shown[i], stored.truncation, whole)
-            if content is not self.shown[i]:
+            key = i, i in self.previewed and self.preview, how, stored.has_recall
+            cut = partial(truncate_content, self.shown[i], how, whole)
+            if (content := self._once(key, cut)) is not self.shown[i]:
                 short[i] = content
         return short
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +12,7 @@ from pydantic import Field
 
 from contextguard_adk._history.adk_events import RECALL_TOOL
 from contextguard_adk._history.contents import with_parts
-from contextguard_adk._history.extraction import name_hidden, walk_values
+from contextguard_adk._history.extraction import name_hidden, read_values
 from contextguard_adk._history.fingerprints import handle_of
 from contextguard_adk._history.text import payload_text
 from contextguard_adk._measuring.calibration import token_counter
@@ -26,11 +25,8 @@ HANDLE_KEY = "recall_item"
 NAMES_KEY = "not_shown"
 """In a shortened result: values of the part that is left out, in their order."""
 
-NAMES_RATIO = 0.5
-"""What they may take beside the part that is shown."""
-
-MAX_NAMES = 10_000
-"""Of so many values of a result, repeated ones included, some are named."""
+NAMES_RATIO, MAX_NAMES_BYTES = 0.5, 16_000
+"""What they may take: of the part that is shown, and at most."""
 
 MAX_DEPTH = 100
 """Strings nested deeper than this stay as they are."""
@@ -87,7 +83,7 @@ def _truncate_part(
     # Now it holds notices, which the tool's own text must not pass for.
     shortened = _truncate_result(quote_value(response.response), truncation)
     if truncation.show_truncation_notice and NAMES_KEY not in response.response:
-        max_bytes = int(truncation.max_length * NAMES_RATIO)
+        max_bytes = min(MAX_NAMES_BYTES, int(truncation.max_length * NAMES_RATIO))
         values = list_names(response.response) if values is None else values
         named = name_rest(values, shortened, max_bytes)
         is_less = len(payload_text(named)) < len(payload_text(response.response))
@@ -100,7 +96,7 @@ def _truncate_part(
 
 def list_names(result: dict[str, Any]) -> list[str]:
     """The values of a result, but for texts that are values by being short alone."""
-    found = itertools.islice(walk_values(result), MAX_NAMES)
+    found = read_values(result)
     return [text for text, kind in found if kind == 1 or text.isdecimal()]
 
 

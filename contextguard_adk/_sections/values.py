@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import re
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +17,7 @@ from contextguard_adk._history.adk_events import RECALL_TOOL
 from contextguard_adk._history.contents import content_text
 from contextguard_adk._history.extraction import (
     hide_secrets,
-    walk_values,
+    read_values,
     without_secrets,
 )
 from contextguard_adk._history.history import History
@@ -34,15 +33,12 @@ below the threshold, of what is left out."""
 MAX_VALUES_TOKENS = 8_000
 MAX_STORED_BYTES = 4 * 1024  # In session state, for a history that is loaded in part.
 MAX_LABEL_BYTES = 60
-MAX_FOUND = 10_000  # In one message or result, repeated ones included.
-MAX_READ_BYTES = 750_000  # Of what is older nothing is read but calls.
+MAX_READ_BYTES = 400_000  # Of what is older nothing is read but calls.
 REUSE_WEIGHT, RECENCY_WEIGHT, CALL_WEIGHT, KIN_WEIGHT = 2.0, 2.0, 1.0, 1.0
 """How values are ranked: by use in later calls, age, use in a call, and words that
 they share with what calls have used. Chosen on recorded sessions of agents."""
 
 _PIECE = re.compile(r"[A-Za-z][a-z]{2,}|[A-Z]{3,}")
-_MAX_KNOWN = 4_096
-_KNOWN: OrderedDict[Hashable, Sequence[tuple[str, float]]] = OrderedDict()
 _TEXTS: OrderedDict[Hashable, str] = OrderedDict()
 
 
@@ -163,8 +159,7 @@ def list_values(history: History, covered: Collection[int], max_bytes: int) -> s
     if key in _TEXTS:
         _TEXTS.move_to_end(key)
         return _TEXTS[key]
-    indexes = sorted(covered)
-    values, sources = _gather(history, indexes, dict(zip(indexes, prints, strict=True)))
+    values, sources = _gather(history, sorted(covered))
     text = _write_list(values, sources, max_bytes)
     _TEXTS[key] = text
     while len(_TEXTS) > 64:
@@ -173,7 +168,7 @@ def list_values(history: History, covered: Collection[int], max_bytes: int) -> s
 
 
 def _gather(
-    history: History, indexes: Sequence[int], prints: dict[int, bytes]
+    history: History, indexes: Sequence[int]
 ) -> tuple[dict[str, _Value], list[_Source]]:
     values: dict[str, _Value] = {}
     sources: dict[Hashable, _Source] = {}
@@ -193,8 +188,7 @@ def _gather(
             id(call) if call else (said.index, number[said.index]),
             _Source(_label(call) if call else author),
         )
-        key = prints[said.index], number[said.index]
-        found = _remember(key, said)
+        found = _find(said)
         original = history.original(said.index)
         if original is not history.contents[said.index]:
             # What another plugin adds may be new on each call, as the time is.
@@ -220,21 +214,10 @@ def _find_oldest(history: History, indexes: Sequence[int]) -> int:
     return oldest
 
 
-def _remember(key: Hashable, said: Said) -> Sequence[tuple[str, float]]:
-    """The values of one part with how telling they are; from memory where known."""
-    if key not in _KNOWN:
-        found = itertools.islice(_find(said), MAX_FOUND)
-        _KNOWN[key] = list(dict.fromkeys(found))
-        while len(_KNOWN) > _MAX_KNOWN:
-            _KNOWN.popitem(last=False)
-    _KNOWN.move_to_end(key)
-    return _KNOWN[key]
-
-
-def _find(said: Said) -> Iterator[tuple[str, float]]:
+def _find(said: Said) -> Sequence[tuple[str, float]]:
     call, result = said.part.function_call, said.part.function_response
     payload = (call and call.args) or (result and result.response)
-    return walk_values(payload if payload else said.text)
+    return read_values(payload if payload else said.text)
 
 
 def _label(call: types.FunctionCall) -> str:

@@ -215,7 +215,7 @@ class Ask:
         if self.failures or self.model is None:
             return ""
         history = turn.history
-        pinned = [history.first_task_index, history.request_index]
+        pinned = [*history.user_messages[:1], history.request_index]
         new = sorted(covered - turn.summarized)
         if turn.kept.truncation:
             new += sorted(turn.kept.indexes)  # The agent is not shown all of it.

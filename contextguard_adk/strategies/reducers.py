@@ -40,12 +40,12 @@ class _Window(Reducer, ABC):
         """What stays whatever its age, oldest first."""
         if reduction.relaxed.preferences:
             return []
-        first = reduction.turn.history.first_task_index
+        first = reduction.turn.history.user_messages[:1]
         return [
             index
             for index in reduction.kept
             if (self.preserve_system and reduction.is_instruction(index))
-            or (self.preserve_initial_task and index == first)
+            or (self.preserve_initial_task and index in first)
         ]
 
 
