@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import OrderedDict
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from google.genai import types
 
 from contextguard_adk import Threshold
 from contextguard_adk._core.fit import reduce_contents
+from contextguard_adk._history import extraction
 from contextguard_adk._history.contents import content_text
 from contextguard_adk._history.extraction import (
     find_values,
@@ -152,6 +154,19 @@ def test_a_payload_is_walked_once() -> None:
 
     assert read_values(first) is read_values(again)
     assert read_values(str(first)) is not read_values(first)
+
+
+def test_what_is_known_of_payloads_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many without a value, and of few with many values."""
+    monkeypatch.setattr(extraction, "_KNOWN", known := OrderedDict[Any, Any]())
+    monkeypatch.setattr(extraction, "MAX_PAYLOADS", 8)
+    monkeypatch.setattr(extraction, "MAX_KNOWN", 100)
+    for n in range(50):
+        assert not read_values({"said": "so " * (n + 30)})
+    assert len(known) == 8
+    for n in range(50):
+        assert len(read_values([f"ref_{n}_{m}" for m in range(30)])) == 30
+        assert sum(map(len, known.values())) <= 100
 
 
 def test_a_long_number_that_is_no_card_is_listed() -> None:

@@ -18,6 +18,7 @@ MAX_WHOLE_CHARS = 48  # A shorter text in a field is a value as it stands.
 MAX_TEXT_CHARS = 100_000  # Of what comes after in one text nothing is read.
 MAX_FOUND = 10_000  # Values of one payload, repeated ones included.
 MAX_KNOWN = 300_000  # Values that the process remembers, of all payloads.
+MAX_PAYLOADS = 4_096  # Those included that hold no value.
 
 _TOKEN = re.compile(
     r"""https?://[^\s"'<>()\[\]{}|\\`]{3,200}
@@ -74,14 +75,16 @@ _KNOWN: OrderedDict[Hashable, Sequence[tuple[str, float]]] = OrderedDict()
 def read_values(payload: object) -> Sequence[tuple[str, float]]:
     """Returns what `walk_values` finds, each once; a payload is walked only once."""
     key = isinstance(payload, str), blake2b(json_text(payload)).digest()
-    if key not in _KNOWN:
-        found = itertools.islice(walk_values(payload), MAX_FOUND)
-        _KNOWN[key] = [*dict.fromkeys(found)]
-        while sum(map(len, _KNOWN.values())) > MAX_KNOWN:
+    if (known := _KNOWN.pop(key, None)) is None:
+        known = [*dict.fromkeys(itertools.islice(walk_values(payload), MAX_FOUND))]
+        while len(_KNOWN) >= MAX_PAYLOADS or _count_known() > MAX_KNOWN - len(known):
             _KNOWN.popitem(last=False)
-        return _KNOWN[key]
-    _KNOWN.move_to_end(key)
-    return _KNOWN[key]
+    _KNOWN[key] = known  # The newest stand last.
+    return known
+
+
+def _count_known() -> int:
+    return sum(map(len, _KNOWN.values()))
 
 
 def is_secret_name(name: str) -> bool:
