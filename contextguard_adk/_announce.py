@@ -1,4 +1,4 @@
-"""What the plugin does once: it checks its arguments and looks at the app."""
+"""What agents are guarded with: checked once, told of, or chosen for each call."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 
 from google.adk.agents.base_agent import BaseAgent
+from google.adk.agents.callback_context import CallbackContext
 
 from contextguard_adk._providers.registry import ModelRegistry, resolve_context_window
 from contextguard_adk._runtime.adk_tree import walk_tree
@@ -17,6 +18,7 @@ from contextguard_adk.config import (
     CONFIG_VARIABLE,
     STRATEGIES,
     STRICT_VARIABLE,
+    Chooser,
     PluginSettings,
     load_settings,
 )
@@ -46,7 +48,8 @@ def check_arguments(agents: object, default: object, registry: object) -> None:
         )
     named = [(f"agents[{name!r}]", each) for name, each in (agents or {}).items()]
     for place, strategy in (*named, ("default", default)):
-        if strategy is not None and not isinstance(strategy, Strategy):
+        is_function = callable(strategy) and not isinstance(strategy, type)
+        if not (is_function or isinstance(strategy, Strategy | None)):
             given = _describe_wrong(strategy)
             raise TypeError(f"{place} must be a Strategy or None, not {given}")
     if registry is not None and not hasattr(registry, "context_window"):
@@ -71,7 +74,7 @@ def _describe_wrong(value: object) -> str:
 
 
 def choose_settings(
-    given: PluginSettings, default: Strategy | None, is_strict: bool
+    given: PluginSettings, default: Strategy | Chooser | None, is_strict: bool
 ) -> PluginSettings:
     """Takes the settings given as arguments, or those of the file in the environment.
 
@@ -104,6 +107,22 @@ def choose_settings(
         return given
 
 
+def choose_strategy(choose: object, context: CallbackContext) -> Strategy | None:
+    """Returns a strategy, or what a function chooses; `Threshold()` where it fails."""
+    chosen = choose
+    try:
+        if not isinstance(choose, Strategy) and callable(choose):
+            chosen = choose(context)
+    except Exception as error:
+        logger.debug("No strategy was chosen:", exc_info=(chosen := error))
+    if chosen is None or isinstance(chosen, Strategy):
+        return chosen
+    message = "The function that chooses a strategy for agent %r gave %s in place of "
+    message += "one; the agent is guarded with Threshold()."
+    warn_once(logger, message, context.agent_name, type(chosen).__name__)
+    return GUARD_ALL
+
+
 def announce_app(
     app: str,
     root: object,
@@ -128,7 +147,8 @@ def _check_names(
 ) -> None:
     known = {node.name for node in walk_tree(root) if isinstance(node, BaseAgent)}
     default = settings.default
-    others = f"guarded by {type(default).__name__}" if default else "not guarded"
+    kind = getattr(default, "__name__", type(default).__name__)  # Or of a function.
+    others = f"guarded by {kind}" if default is not None else "not guarded"
     unnamed = known - settings.agents.keys()
     for name in sorted(settings.agents.keys() - known):
         if is_shared and not get_close_matches(name, unnamed, 1, 0.8):
@@ -163,10 +183,12 @@ def _list_agents(
 
 
 def _describe_agent(
-    agent: object, strategy: Strategy | None, registry: ModelRegistry | None
+    agent: object, strategy: Strategy | Chooser | None, registry: ModelRegistry | None
 ) -> str:
     if strategy is None:
         return "not guarded"
+    if not isinstance(strategy, Strategy):
+        return "chosen by a function"
     kind, fixed = type(strategy).__name__, strategy.context_window
     if not (model := _find_model_name(agent)) and fixed is None:
         return kind

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import textwrap
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from google.adk.agents.callback_context import CallbackContext
 from google.adk.models.registry import LLMRegistry
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -38,21 +40,24 @@ STRATEGIES: Mapping[str, type[Strategy]] = {
 StateKeys = Literal["auto", "plain", "namespaced"]
 M = TypeVar("M", bound=BaseModel)
 
+Chooser = Callable[[CallbackContext], Strategy | None]
+"""A function that says before each model call how it is guarded; None: not at all."""
+
 
 class PluginSettings(Settings):
     """All settings of the plugin that a file can hold."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
-    agents: Mapping[str, Strategy | None] = Field(
+    agents: Mapping[str, Strategy | Chooser | None] = Field(
         default_factory=dict,
-        description='A strategy for each agent name; None ("none" in a file) leaves '
-        "the agent unguarded.",
+        description="A strategy for each agent name, or in Python a function that "
+        'chooses one; None ("none" in a file) leaves the agent unguarded.',
     )
-    default: Strategy | None = Field(
+    default: Strategy | Chooser | None = Field(
         default_factory=Threshold,
-        description='The strategy of all other agents; None ("none" in a file) guards '
-        "only the agents that are named.",
+        description="The strategy of all other agents, or in Python a function that "
+        'chooses one; None ("none" in a file) guards only the agents that are named.',
     )
     observe: bool = Field(
         default=False,
@@ -92,6 +97,11 @@ class PluginSettings(Settings):
         "artifact `compaction-{agent}.md`, for people to read, where the app has an "
         "artifact service and no agent with ADK's `LoadArtifactsTool`, which would "
         "list it for the model. Whoever sees the session's artifacts can read it.",
+    )
+    usage_in_state: bool = Field(
+        default=True,
+        description="True keeps one line about how full the window is in session state "
+        "(`context_guard:usage:{agent}`), for people; `adk web` shows it.",
     )
     listener_timeout_seconds: float = Field(
         default=5.0,
@@ -259,11 +269,12 @@ def _describe(problem: Any, table: Any) -> tuple[str, str]:
     if not isinstance(problem["input"], Mapping):
         place += f" = {short_repr(problem['input'])}"
     message = str(problem["msg"]).removeprefix("Value error, ")
-    if problem["type"] == "unknown_setting" and "Did you mean" not in message:
+    if problem["type"] == "unknown_setting":
         for name, kind in STRATEGIES.items():
             if problem["loc"][-1] in kind.model_fields:
                 owner = f"[default] or [agents.<name>] with strategy = {name!r}"
-                return place, f"{message}. It belongs in a table {owner}"
+                said = re.sub(" Did you mean [^?]*[?]", "", message)
+                return place, f"{said}. It belongs in a table {owner}"
     return place, message
 
 

@@ -22,6 +22,7 @@ from contextguard_adk._announce import (
     announce_app,
     check_arguments,
     choose_settings,
+    choose_strategy,
 )
 from contextguard_adk._core.after_call import end_run, take_answer
 from contextguard_adk._core.after_error import answer_error
@@ -36,9 +37,11 @@ from contextguard_adk._providers.registry import ModelRegistry, resolve_context_
 from contextguard_adk._runtime.adk_tree import declares_state_schema
 from contextguard_adk._runtime.runs import Guard
 from contextguard_adk._runtime.scopes import call_key
+from contextguard_adk._runtime.state import OFF_KEY
 from contextguard_adk._support.log import log_failures, warn_once
-from contextguard_adk._support.observers import Listener, Observers
+from contextguard_adk._support.observers import BeforeCompaction, Listener, Observers
 from contextguard_adk.config import (
+    Chooser,
     PluginSettings,
     StateKeys,
     is_recorded_test,
@@ -60,9 +63,10 @@ class ContextGuardPlugin(BasePlugin):
     it last, so that it sees what the model will see.
 
     Args:
-        agents: A strategy per agent name; None exempts an agent.
-        default: The strategy of agents that are not named; None guards only the
-            named ones.
+        agents: A strategy per agent name; None exempts an agent. A function of the
+            callback context that returns one of these is asked before each model call.
+        default: The strategy of agents that are not named, or such a function; None
+            guards only the named ones.
         observe: Measures and reports, but changes no request and stores no summary.
         registry: Where windows and prices of models are looked up; None reads the
             table that litellm ships.
@@ -78,11 +82,14 @@ class ContextGuardPlugin(BasePlugin):
             `ahead` of the strategies) at once, at least 1; others wait.
         summary_artifacts: Whether each compaction saves its summary as the artifact
             `compaction-{agent}.md` where the app has an artifact service.
+        usage_in_state: Whether session state has one line about how full the window is.
         listener_timeout_seconds: How long a model call waits for a listener, more than
             0 and at most 3,600.
         on_pressure: A function, sync or async, told of such a request.
         on_compaction: A function, sync or async, told of every compaction.
         on_call: A function, sync or async, told of every answered model call.
+        before_compaction: A function, sync or async, asked before a compaction is paid
+            for. It returns None, a focus for the summarizer, or False to put it off.
         name: The plugin's name; ADK passes one under `--extra_plugins`.
         strict: What happens if the file in the environment is wrong (see below). False
             logs one line at ERROR and guards every agent with the defaults; True, or
@@ -101,8 +108,8 @@ class ContextGuardPlugin(BasePlugin):
     def __init__(
         self,
         *,
-        agents: Mapping[str, Strategy | None] | None = None,
-        default: Strategy | None = GUARD_ALL,
+        agents: Mapping[str, Strategy | Chooser | None] | None = None,
+        default: Strategy | Chooser | None = GUARD_ALL,
         observe: bool = False,
         registry: ModelRegistry | None = None,
         state_keys: StateKeys = "auto",
@@ -110,10 +117,12 @@ class ContextGuardPlugin(BasePlugin):
         prices: Mapping[str, Costs] | None = None,
         max_background_summaries: int = 4,
         summary_artifacts: bool = True,
+        usage_in_state: bool = True,
         listener_timeout_seconds: float = 5.0,
         on_pressure: Listener[PressureRecord] | None = None,
         on_compaction: Listener[CompactionRecord] | None = None,
         on_call: Listener[CallRecord] | None = None,
+        before_compaction: BeforeCompaction | None = None,
         name: str = "context_guard",
         strict: bool = False,
     ) -> None:
@@ -128,11 +137,12 @@ class ContextGuardPlugin(BasePlugin):
             prices=prices or {},
             max_background_summaries=max_background_summaries,
             summary_artifacts=summary_artifacts,
+            usage_in_state=usage_in_state,
             listener_timeout_seconds=listener_timeout_seconds,
         )
         given, settings = settings, choose_settings(settings, default, strict)
         self._is_shared = settings is not given  # One variable serves all apps.
-        self._listeners = (on_pressure, on_compaction, on_call)
+        self._listeners = (on_pressure, on_compaction, on_call, before_compaction)
         self._start(registry, settings)
 
     def _start(self, registry: ModelRegistry | None, settings: PluginSettings) -> None:
@@ -141,6 +151,7 @@ class ContextGuardPlugin(BasePlugin):
         self._settings, self._guard.prices = settings, settings.prices
         self._guard.tasks.most = settings.max_background_summaries
         self._guard.has_artifacts = settings.summary_artifacts
+        self._guard.has_usage = settings.usage_in_state
         self._guard.has_namespaced_keys = settings.state_keys == "namespaced"
         ratio, seconds = settings.warning_threshold, settings.listener_timeout_seconds
         self._guard.observers = Observers(ratio, seconds, *self._listeners)
@@ -167,6 +178,7 @@ class ContextGuardPlugin(BasePlugin):
         on_pressure: Listener[PressureRecord] | None = None,
         on_compaction: Listener[CompactionRecord] | None = None,
         on_call: Listener[CallRecord] | None = None,
+        before_compaction: BeforeCompaction | None = None,
         name: str = "context_guard",
     ) -> Self:
         """Makes a guard with the settings of a TOML or YAML file.
@@ -185,6 +197,7 @@ class ContextGuardPlugin(BasePlugin):
             on_pressure=on_pressure,
             on_compaction=on_compaction,
             on_call=on_call,
+            before_compaction=before_compaction,
             name=name,
         )
         plugin._start(registry, settings)
@@ -217,6 +230,9 @@ class ContextGuardPlugin(BasePlugin):
         with _log_failures(
             "The guard could not tell whether a request is its own, or could not cut it"
         ):
+            # What is remembered of an earlier call does not describe this one.
+            run = self._guard.run(callback_context.get_invocation_context())
+            run.calls.pop(call_key(callback_context), None)
             if strategy := self._strategy_for(callback_context, llm_request):
                 await self._fit(callback_context, llm_request, strategy)
 
@@ -272,9 +288,10 @@ class ContextGuardPlugin(BasePlugin):
     ) -> Strategy | None:
         """The strategy to apply; None where the request is not ours to change."""
         strategy = self._strategy_of(context.agent_name)
-        return strategy if strategy and self._is_ours(context, request) else None
+        is_ours = strategy is not None and self._is_ours(context, request)
+        return choose_strategy(strategy, context) if is_ours else None
 
-    def _strategy_of(self, agent: str) -> Strategy | None:
+    def _strategy_of(self, agent: str) -> Strategy | Chooser | None:
         return self._settings.agents.get(agent, self._settings.default)
 
     async def _fit(
@@ -289,22 +306,20 @@ class ContextGuardPlugin(BasePlugin):
                 return
         if observe:
             return
-        # What is remembered of an earlier call does not describe this one.
-        invocation = context.get_invocation_context()
-        guard.run(invocation).calls.pop(call_key(context), None)
         window = resolve_context_window(
             request.model or "",
             configured=strategy.context_window,
             registry=guard.registry,
         )
-        memo = Memo(form=json_form(find_llm(invocation.agent)))
+        memo = Memo(form=json_form(find_llm(context.get_invocation_context().agent)))
         cut_request(request, threshold_tokens(window.tokens), memo)
 
     def _is_ours(self, context: CallbackContext, request: LlmRequest) -> bool:
         """Whether the request carries a history that is ours to change."""
         invocation = context.get_invocation_context()
         is_held = getattr(request, "previous_interaction_id", None)  # By the provider.
-        if is_held or invocation.live_request_queue is not None:
+        is_off = invocation.session.state.get(OFF_KEY) is True
+        if is_off or is_held or invocation.live_request_queue is not None:
             return False
         app = invocation.session.app_name
         guards = (

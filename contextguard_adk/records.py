@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from google.genai import types
+
 METADATA_KEY = "context_guard"
 """Where an event's `custom_metadata` tells of a compaction or a recovery."""
 
@@ -39,6 +41,29 @@ REASONS = {
     "overflow": "the provider rejected the request as too long",
 }
 """What `CompactionRecord.reason` means."""
+
+
+@dataclass(frozen=True)
+class PlannedCompaction:
+    """What `before_compaction` is given: a compaction that is about to be paid for.
+
+    Attributes:
+        reason: `tokens`, `turns` (too many messages), `requested` or `overflow`.
+        messages: Copies of the messages that may be left out, oldest first, without
+            those that a summary covers already. Some may stay in the request.
+        tokens: The estimate of the request, in real tokens.
+        threshold_tokens: From here on a compaction is due.
+        summary_tokens: What the summary may take, at most.
+    """
+
+    agent: str
+    session_id: str
+    reason: str
+    messages: tuple[types.Content, ...]
+    tokens: int
+    window_tokens: int
+    threshold_tokens: int
+    summary_tokens: int
 
 
 @dataclass(frozen=True)

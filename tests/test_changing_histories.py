@@ -399,6 +399,13 @@ async def test_a_summary_covers_what_says_the_same(
 
 
 COUNT = 2_000
+
+
+def fact(number: int) -> types.Content:
+    """A message that can be recognized, of the user and of the model in turn."""
+    return (user, model)[number % 2](f"fact {number}")
+
+
 Change = Callable[[list[Event]], None]
 
 
@@ -448,8 +455,7 @@ async def test_a_change_of_a_long_history_uncovers_what_it_must(
     chat = guarded_chat(llm, LARGE[strategy], session_service=sessions)
     await seed(chat, state=DEMAND)
     events = sessions.kept["session"].events
-    facts = [user(f"fact {number}") for number in range(COUNT)]
-    events[:0] = map(event, facts)
+    events[:0] = map(event, map(fact, range(COUNT)))
     await chat.say("Go on.")
     state = json.dumps(await chat.state())
     assert len(state) < 16 * 1024
@@ -478,8 +484,8 @@ async def test_a_late_result_of_a_long_history_comes_back_alone(
     chat = guarded_chat(llm, strategy, session_service=sessions, agent=agent)
     call_id = find_call_id(await chat.say("Begin."), "start_job")
     events = sessions.kept["session"].events
-    events[1:1] = [event(user(f"fact {number}")) for number in range(900)]
-    events += [event(user(f"fact {number}")) for number in range(900, COUNT)]
+    events[1:1] = map(event, map(fact, range(900)))
+    events += map(event, map(fact, range(900, COUNT)))
     await chat.set_state(DEMAND)
     await chat.say("Go on.")
     before = find_facts(llm.requests[-1])

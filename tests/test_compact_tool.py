@@ -140,7 +140,7 @@ async def test_a_request_in_vain_is_refused(
     demand: dict[str, Any] = {}
     request_compaction(demand, agent, FOCUS)
     is_idle = isinstance(strategy, Idle)
-    await seed(chat, user(words(3_000 if is_idle else 2)), state=demand)
+    await seed(chat, model(words(3_000 if is_idle else 2)), state=demand)
     await chat.say("Go on.")
     assert not llm.summaries
     key = f"{REFUSED}:{agent}" if agent else REFUSED

@@ -126,7 +126,7 @@ def test_the_sample_has_every_setting() -> None:
     assert {name for kind in kinds for name in kind.model_fields} <= written
     settings = load_settings(SAMPLE)
     said = settings.default
-    assert said
+    assert isinstance(said, Strategy)
     assert said.summarizer == "gemini-2.5-flash-lite"
     no_default = {name for name, value in Threshold() if value is None}
     given = said.model_dump(include=no_default)
@@ -150,19 +150,20 @@ def test_the_sample_has_every_setting() -> None:
 
 
 OF_THRESHOLD = (
-    "Known here: ahead, binds_thoughts, context_window, keep, max_compaction_attempts, "
-    "preview_tokens, recall, recall_page_tokens, reuse_prompt_cache, summarizer, "
-    "summarizer_context_window, summary_instruction, summary_timeout_seconds, trigger"
+    "Known here: ahead, binds_thoughts, context_window, keep, keep_tools, "
+    "max_compaction_attempts, preview_tokens, recall, recall_page_tokens, "
+    "reuse_prompt_cache, summarizer, summarizer_context_window, summary_instruction, "
+    "summary_timeout_seconds, trigger, user_messages"
 )
 OF_PLUGIN = (
     "Known here: agents, default, listener_timeout_seconds, max_background_summaries, "
-    "observe, prices, state_keys, summary_artifacts, warning_threshold."
+    "observe, prices, state_keys, summary_artifacts, usage_in_state, warning_threshold."
 )
 OF_TOKENS = "Known here: budget_tokens, preserve_initial_task, preserve_system."
 OF_STRATEGIES = "one of threshold, sliding_window, pipeline, none, or the path of a "
 OF_STRATEGIES += "Strategy is expected. Did you mean"
 IN_TABLE = "It belongs in a table [default] or [agents.<name>] with strategy ="
-KEEP = "tokens as an int, at least 0, or a part of the window as a float, at least 0 "
+KEEP = "tokens as an int, at least 0, a part of the window as a float, at least 0 "
 PRICES = "prices.'gpt-4o' = {input = 2, output = "
 
 
@@ -237,8 +238,8 @@ MISTAKES = {
     "ADK's LLMRegistry resolves is expected (Model gemni not found.…",
     "default = {context_window = '8k'}": "default.context_window = '8k': Input should "
     "be a valid integer.",
-    "default = {keep = '10%'}": f"default.keep = '10%': {KEEP}and less than 1, are "
-    "expected.",
+    "default = {keep = '10%'}": f"default.keep = '10%': {KEEP}and less than 1, or "
+    '"auto" are expected.',
     "default = {keep = 1.0}": f"default.keep = 1.0: {KEEP}…",
     "default = {keep = -1}": f"default.keep = -1: {KEEP}…",
     "default = {keep = true}": f"default.keep = True: {KEEP}…",

@@ -20,6 +20,7 @@ from contextguard_adk import (
     ContextGuardPlugin,
     Costs,
     Pipeline,
+    PlannedCompaction,
     SlidingWindow,
     Threshold,
     TodosTool,
@@ -29,12 +30,17 @@ from tests.builders import Chat, answer_text
 from tests.chats import Registry, words
 from tests.guarded import NOW, WINDOW, is_compacted
 
-heard: list[CallRecord | CompactionRecord] = []
+heard: list[CallRecord | CompactionRecord | PlannedCompaction] = []
 
 
 def listen(record: CallRecord | CompactionRecord) -> None:
     """A listener that copies share, as all functions of a module are."""
     heard.append(record)
+
+
+def say_nothing(planned: PlannedCompaction) -> None:
+    """What is asked before a compaction, and shared as well."""
+    heard.append(planned)
 
 
 def through_pickle(value: Any) -> Any:
@@ -60,6 +66,7 @@ def make_guard(**settings: Any) -> ContextGuardPlugin:
         "registry": Registry(WINDOW),
         "prices": {"simulated": Costs(input=1, output=2)},
         "on_call": listen,
+        "before_compaction": say_nothing,
         "on_compaction": listen,
         "name": "own_name",
     }
@@ -110,6 +117,7 @@ async def test_a_copy_guards_as_its_original_does(duplicate: Copier) -> None:
     await fill(fresh)
     assert is_compacted(last_request(app))
     assert [r for r in heard if isinstance(r, CompactionRecord)]
+    assert [r for r in heard if isinstance(r, PlannedCompaction)]
     calls = [r for r in heard if isinstance(r, CallRecord)]
     assert {r.window_tokens for r in calls} == {WINDOW}
     assert all(r.cost for r in calls)

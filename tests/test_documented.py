@@ -109,8 +109,8 @@ async def test_threshold_and_summary_budget_follow_from_the_window(
     for tokens in (threshold_tokens - 1, threshold_tokens):
         llm = counting()
         chat = documented_chat(llm, window_tokens)
-        message = user(words(tokens - fixed_tokens - 2))
-        await seed(chat, message, model("word"), state=EXACT)
+        message = model(words(tokens - fixed_tokens - 2))
+        await seed(chat, user("word"), message, state=EXACT)
         await chat.say("word")
         assert llm.summaries == (tokens == threshold_tokens)
     [asked] = summary_requests(llm)

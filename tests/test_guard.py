@@ -53,7 +53,8 @@ TWENTY: dict[str, Any] = {"context_window": 20_000, "token_ratio": 1.0}
 
 @pytest.mark.parametrize("is_streaming", [False, True])
 async def test_small_requests_leave_as_they_came(is_streaming: bool) -> None:
-    """The same list with the same contents is sent, and two numbers are stored."""
+    """The same list with the same contents is sent; two numbers and a line for people
+    are stored."""
     before, after = RequestTap("before"), RequestTap("after")
     llm = SimulatedLlm(script=[call("look"), "Found.", "Bye."])
     agent = guarded_agent(llm, [queued_tool("look", [{"n": [1, {"x": None}]}])])
@@ -65,7 +66,7 @@ async def test_small_requests_leave_as_they_came(is_streaming: bool) -> None:
     ids = [[list(map(id, c)) for c in tap.contents] for tap in (before, after)]
     assert ids[0] == ids[1]
     assert [id(c) for c in before.lists] == [id(c) for c in after.lists]
-    assert set(await chat.state()) == {REAL, HEURISTIC}
+    assert set(await chat.state()) == {REAL, HEURISTIC, "context_guard:usage:agent"}
 
 
 async def test_summary_stays_on_later_calls_turns_and_processes() -> None:

@@ -125,8 +125,9 @@ def test_the_simulated_provider_does_not_know_the_guard() -> None:
 
 PUBLIC = """
 CallRecord CompactTool CompactionRecord ConfigError ContextGuardError ContextGuardPlugin
-Costs ModelRegistry Pipeline PressureRecord SlidingWindow Threshold TodosTool
-request_compaction
+Costs ModelRegistry PinTool Pipeline PlannedCompaction PressureRecord SlidingWindow
+Threshold TodosTool
+pin request_compaction unpin
 """
 
 

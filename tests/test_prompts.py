@@ -21,7 +21,9 @@ async def test_braces_of_an_instruction_and_brackets_of_a_summary() -> None:
     nested = f"[{SUMMARY_BEGIN}] [[{SUMMARY_END}]] s [[[{SUMMARY_BEGIN}]]]y"
     llm = SimulatedLlm(summary_replies=[nested])
     template = 'Reply {"n": {max_words}} in {style}.'
-    strategy = Threshold(context_window=8_000, summary_instruction=template)
+    strategy = Threshold(
+        context_window=8_000, summary_instruction=template, user_messages=0
+    )
     chat = guarded_chat(llm, strategy)
     await seed(chat, user("The task."), user(words(3_000)), state=DEMAND)
     await chat.say("Go on.")

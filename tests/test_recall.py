@@ -108,7 +108,7 @@ async def read(
     )
     agent = {"tools": [queued_tool("look", ["x"])]}
     chat = guarded_chat(llm, strategy, agent=agent, plugins=plugins)
-    await seed(chat, user(words(2_000, "FILLER")), *contents, state=DEMAND)
+    await seed(chat, model(words(2_000, "FILLER")), *contents, state=DEMAND)
     llm.script = recalling(*asked, to_end=to_end)
     assert answer_text(await chat.say("Read.")) == "Done."
     assert llm.rejections == llm.violations == 0
@@ -456,7 +456,7 @@ async def test_auto_offers_where_it_does_no_harm(
     strategy = Threshold(context_window=16_000, recall=recall)
     llm, chat = open_chat(strategy=strategy, before=[Changing(configure)])
     llm.context_window = 16_000
-    await seed(chat, user(words(1_500, SECRET)), state=DEMAND)
+    await seed(chat, model(words(1_500, SECRET)), state=DEMAND)
     await chat.say("Hello.")
     is_offered = recall is True or (recall == "auto" and is_harmless)
     assert ("recall_history" in offered(llm.requests[-1])) is is_offered

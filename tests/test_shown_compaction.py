@@ -1,4 +1,4 @@
-"""What people see of a compaction: a line in session state, and an artifact."""
+"""What people see in session state, of a compaction and of each call; artifacts."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from google.adk.artifacts import (
 )
 from google.adk.events import Event
 from google.adk.models.llm_request import LlmRequest
+from google.adk.models.llm_response import LlmResponse
 from google.adk.tools.load_artifacts_tool import load_artifacts_tool
 from google.adk.tools.long_running_tool import LongRunningFunctionTool
+from google.genai import types
 
 from contextguard_adk import CompactionRecord, ContextGuardPlugin, Costs, Threshold
 from contextguard_adk.testing import Reply, SimulatedLlm, call
@@ -225,3 +227,43 @@ async def test_a_turn_that_is_cancelled_while_saving_is_reported() -> None:
     service.seconds = 0
     assert answer_text(await chat.say("Look.")) == "It is done."
     assert (llm.summaries, len(told)) == (paid, 1)
+
+
+USAGE = "context_guard:usage:agent"
+
+
+@pytest.mark.parametrize("observe", [False, True], ids=["guarding", "observing"])
+@pytest.mark.parametrize("is_streaming", [False, True], ids=["whole", "streamed"])
+async def test_state_says_how_full_the_window_is(
+    is_streaming: bool, observe: bool
+) -> None:
+    """One line for people, of the last request, with the event of each answer."""
+    llm = SimulatedLlm(context_window=8_000)
+    strategy = Threshold(context_window=8_000)
+    plugin = ContextGuardPlugin(default=strategy, observe=observe)
+    chat = Chat(make_agent(model=llm), [plugin], is_streaming=is_streaming)
+    for number in range(3):
+        events = await chat.say(f"Turn {number}. {words(700)}")
+        tokens = llm.requests[-1].prompt_tokens
+        said = f"{tokens:,} of 8,000 tokens, {100 * tokens / 8_000:.0f} %"
+        deltas = [event.actions.state_delta for event in events]
+        assert [d[USAGE] for d in deltas if USAGE in d] == [said]
+        assert (await chat.state())[USAGE] == said
+
+
+@pytest.mark.parametrize(
+    ("settings", "usage"),
+    [({"usage_in_state": False}, 900), ({}, None), ({}, 90_000)],
+    ids=["switched off", "no count", "no size"],
+)
+async def test_what_is_no_size_is_not_written(
+    settings: dict[str, Any], usage: int | None
+) -> None:
+    """Nor is anything where it is switched off."""
+    counted = types.GenerateContentResponseUsageMetadata(prompt_token_count=usage)
+    answer = LlmResponse(content=model("Done."), usage_metadata=counted)
+    llm = SimulatedLlm(script=[answer], usage="never")
+    plugin = ContextGuardPlugin(default=Threshold(context_window=8_000), **settings)
+    chat = Chat(make_agent(model=llm), [plugin])
+    await chat.say(words(900))
+    assert USAGE not in await chat.state()

@@ -137,7 +137,7 @@ async def test_a_broken_value_costs_no_turn(
         llm = make_llm("Written anew.")
         successor = guarded_chat(llm, pipeline, session_service=sessions)
         assert answer_text(await successor.say("And now?"))
-        await seed(successor, user(words(600)), state=DEMAND)
+        await seed(successor, model(words(600)), state=DEMAND)
         assert answer_text(await successor.say("And then?"))
         assert (await successor.state())[SUMMARY].startswith("Written anew.")
         assert "Written anew." in llm.requests[-1].text

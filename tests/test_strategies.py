@@ -182,8 +182,9 @@ async def test_more_summaries_only_where_they_help(
 ) -> None:
     """Each further attempt asks for half the length; else the request is shortened."""
     # The live request and the fixed part leave no room for a summary of 100.
-    contents = [*small_talk(4, 300)[:-1], user(words(1_100, "live"))]
-    strategy = Threshold(context_window=4_000, summarizer_context_window=100_000)
+    contents = [*small_talk(4, 300)[:-1], user(words(1_300, "live"))]
+    sizes: Any = {"context_window": 4_000, "summarizer_context_window": 100_000}
+    strategy = Threshold(user_messages=0, **sizes)
     done = await send(
         strategy, contents, reply=reply, instruction=words(fixed_tokens - 20)
     )
@@ -230,7 +231,8 @@ FITS = range(79_999)
 @pytest.mark.parametrize(
     ("settings", "contents", "summaries", "sizes"),
     [
-        ({}, small_talk(100, 900), 0, range(20_000, 30_000)),
+        ({"user_messages": 0}, small_talk(100, 900), 0, range(20_000, 25_000)),
+        ({}, small_talk(100, 900), 0, range(30_000, 42_000)),
         ({"window": MessageWindow()}, small_talk(49, 1_700), 1, FITS),
         (BARE, small_talk(100, 950), 1, FITS),
         ({"summary": None, **BARE}, small_talk(100, 900), 1, FITS),
@@ -239,8 +241,8 @@ FITS = range(79_999)
         ({"window": TokenWindow(budget_tokens=99_000)}, small_talk(45, 1_900), 1, FITS),
     ],
     ids=[
-        "deep by default", "too few messages", "above the trigger", "no steps",
-        "minima", "last tool result", "large budget",
+        "deep", "beside the user's words", "too few messages", "above the trigger",
+        "no steps", "minima", "last tool result", "large budget",
     ],
 )  # fmt: skip
 async def test_no_preference_keeps_a_request_too_large(

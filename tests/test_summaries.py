@@ -63,7 +63,7 @@ class Talk:
     ) -> str:
         """Has it summarized together with these contents; returns what is stored."""
         if len(contents) < 3:
-            contents = (user(FILLER), *contents)
+            contents = (model(FILLER), *contents)
         await seed(self.chat, *contents, state={**EXACT, **DEMAND})
         assert answer_text(await self.chat.say(message))
         assert self.llm.rejections == self.llm.violations == 0
@@ -102,7 +102,7 @@ async def test_prompt_fences_what_is_to_be_summarized() -> None:
     assert stored == "The first."
     assert await talk.compact(message="Dance.") == "The second."
     first, second = map(fences, talk.asked)
-    said = f"user:\n  {FILLER}\nuser:\n  Hello.\nmodel:\n  Hi.\nuser:\n  Sing."
+    said = f"model:\n  {FILLER}\nuser:\n  Hello.\nmodel:\n  Hi.\nuser:\n  Sing."
     assert first == {"transcript": said, "current-request": "Sing."}
     assert second["previous-summary"] == "The first."
     assert second["transcript"].startswith("model:\n  Acknowledged")
@@ -242,7 +242,10 @@ async def test_a_transcript_takes_one_call(size_tokens: int) -> None:
     talk = Talk("PART 1", **settings)
     assert await talk.compact(*numbered(20, size_tokens // 20)) == "PART 1"
     assert talk.summarizer.calls == 1
-    assert talk.summarizer.largest_request_tokens <= 0.95 * 8_000 - 400
+    answer_tokens = talk.asked[0].config.max_output_tokens or 0
+    # Less than the usual 400: the user's words stand beside it.
+    assert 400 // 3 <= answer_tokens < 400
+    assert talk.summarizer.largest_request_tokens <= 0.95 * 8_000 - answer_tokens
     assert talk.transcripts.endswith("user:\n  Go on.")
     facts = [int(n) for n in re.findall(r"fact (\d+) ", talk.transcripts)]
     assert facts == list(range(20)) if size_tokens < 8_000 else 19 in facts
@@ -281,10 +284,10 @@ async def test_only_what_a_model_says_aloud_is_the_summary() -> None:
     talk = Talk(said, CUT, f"HEAD {words(5_000)} TAIL", WHOLE)
     assert await talk.compact(user("Hello."), model("Hi.")) == "One, two."
     assert await talk.compact(user("Hello.")) == words(300).strip()
-    summary = await talk.compact(user(words(2_000)))
+    summary = await talk.compact(model(words(2_000)))
     assert (summary[:4], summary[-4:]) == ("HEAD", "TAIL")
     assert 200 <= len(summary) / 4 <= 400 < len(WHOLE) / 4
-    assert await talk.compact(user(words(2_000))) == WHOLE
+    assert await talk.compact(model(words(2_000))) == WHOLE
     assert not any(record.is_mechanical for record in talk.records)
 
 
@@ -318,7 +321,7 @@ async def test_a_failed_summary_is_replaced_by_a_mechanical_one(
     talk = Talk(llm={"summary_replies": write}, summary_timeout_seconds=timeout)
     middle = f"BEGIN {words(1_500)} MIDDLE {words(1_500)} END"
     summary = await talk.compact(user("The task."), model(middle))
-    assert summary.startswith("user:\n  FILLER")
+    assert summary.startswith("model:\n  FILLER")
     assert "\nuser:\n  The task.\nmodel:\n  BEGIN" in summary
     assert "END" in summary
     assert "MIDDLE" not in summary
@@ -439,7 +442,7 @@ async def test_place_of_the_summary(
 
 
 async def test_squeezing_touches_the_users_request_last() -> None:
-    """The user's older messages give way first, then the summary, then the request."""
+    """The list of the user's older messages gives way, then the summary, before it."""
     kept = []
     for fixed_tokens in (0, 700, 1_400, 1_700, 2_100, 2_500):
         talk = Talk(
@@ -447,7 +450,7 @@ async def test_squeezing_touches_the_users_request_last() -> None:
             agent={"instruction": words(fixed_tokens + 10)},
             max_compaction_attempts=1,
         )
-        contents = [user(words(100, f"old{number}")) for number in range(30)]
+        contents = [model(FILLER), *(user(f"old {number}") for number in range(30))]
         summary = await talk.compact(*contents, message=words(1_100, "LIVE"))
         assert talk.records[0].tokens_after <= 3_880
         request = talk.llm.requests[-1]
@@ -457,9 +460,9 @@ async def test_squeezing_touches_the_users_request_last() -> None:
         messages = head.partition("\n[Values")[0]
         kept.append((messages.count("\n- "), len(summary), len(quoted)))
     whole = kept[0]
-    assert whole == (31, 4 * 390, 4 * 1_100)
+    assert whole == (30, 4 * 390, 4 * 1_100)
     for listed_count, summary_chars, quoted_chars in kept:
-        assert listed_count == 0 or summary_chars == whole[1]
+        assert listed_count == 0 or quoted_chars == whole[2]
         assert summary_chars < whole[1] / 2 or quoted_chars == whole[2]
     columns = list(zip(*kept, strict=True))
     assert all(list(column) == sorted(column, reverse=True) for column in columns)
@@ -467,9 +470,10 @@ async def test_squeezing_touches_the_users_request_last() -> None:
 
 
 async def test_what_the_user_said_outlives_many_compactions() -> None:
-    """The first task stays word for word, short messages too."""
+    """The first task stays word for word while there is room, then each sentence of it;
+    short messages stay as they were typed."""
     task = ("Move the service. " + "Mind every detail. " * 60).strip()
-    talk = Talk(*["All is known."] * 99, window=32_000)
+    talk = Talk(*["All is known."] * 99, window=32_000, user_messages=8_000)
     names = [f"order-{number:02}{number:02}" for number in range(40)]
     filler = model(FILLER)
     await talk.compact(user(task), filler, filler, message="No,\n  wait.\tStop.")
@@ -478,8 +482,10 @@ async def test_what_the_user_said_outlives_many_compactions() -> None:
         pasted = "At 12:01 the job stopped, and so did the others. " * 20
         await talk.compact(user(wish), filler, user(f"{pasted}Answer in French."))
         head = text_of(take_apart(talk.llm.requests[-1].contents)[0])
-        assert f"\n- {task}\n" in head or name > names[9]
-        assert "\n- No, wait. Stop.\n" in head
+        assert f"\n- {task}\n" in head or name > names[15]
+        assert "\n- Move the service. " in head
+        assert "Mind every detail.\n" in head
+        assert "\n- No,\n    wait.\tStop.\n" in head
         assert "in French." in head
+        assert len(head.encode()) < 3 * 8_000 + 250
     assert [name for name in names if f"{name} " not in head] == []
-    assert len(head.encode()) < 10_000

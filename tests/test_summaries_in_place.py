@@ -112,7 +112,8 @@ async def test_what_is_no_history_does_not_stand_before_the_question() -> None:
     """An instruction that changes from call to call stays out of the summary."""
     llm = make_llm(summary_replies=["Short."] * 9)
     moving = "The customer on the line is number 815."
-    own = make_strategy(summary_instruction="Write a haiku of {max_words} words.")
+    instruction = "Write a haiku of {max_words} words."
+    own = make_strategy(summary_instruction=instruction, user_messages=0)
     chat = make_chat(llm, own, static_instruction="Help.", instruction=moving)
     await talk(chat, 14)
     assert set(kinds(llm)) == {"at the end"}

@@ -53,7 +53,7 @@ class Written:
 
     async def compact(self, *said: types.Content) -> str:
         """Has it written; "" for a mechanical one."""
-        said = said or (user(words(3_000)),)
+        said = said or (model(words(3_000)),)
         await seed(self.chat, *said, state={**EXACT, **DEMAND})
         assert answer_text(await self.chat.say("Go on."))
         text = str((await self.chat.state())[SUMMARY])

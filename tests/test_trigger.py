@@ -107,9 +107,9 @@ async def test_a_history_is_compacted_at_the_token(
 async def test_sizes_follow_from_the_trigger(
     window: int, trigger: Any, due_tokens: int, summary_tokens: int
 ) -> None:
-    """The summary's budget is an eighth."""
+    """The summary's budget is an eighth, where no words of the user stand beside it."""
     llm = make_llm(context_window=window)
-    chat, calls, _ = open_chat(llm, trigger)
+    chat, calls, _ = open_chat(llm, trigger, strategy={"user_messages": 0})
     await seed(chat, user("The task."), model(words(4_000)), state=DEMAND)
     await chat.say("Hello.")
     assert calls[0].threshold_tokens == due_tokens

@@ -243,8 +243,8 @@ async def test_the_list_is_small_beside_what_it_stands_for() -> None:
     """A short history of nothing but ids is not replaced by a list as long."""
     llm = SimulatedLlm(summary_replies=["Ids."])
     chat = guarded_chat(llm, Threshold(context_window=100_000, keep=0))
-    ids = [user(f"ref_{number:05}") for number in range(1_000)]
-    await seed(chat, *ids, state=DEMAND)
+    ids = [call("look", {"id": f"ref_{n:05}"}, {}) for n in range(1_000)]
+    await seed(chat, *itertools.chain(*ids), state=DEMAND)
     await chat.say("And now?")
     text = llm.requests[-1].text
     assert "ref_00999" in text
@@ -257,7 +257,8 @@ async def test_instruction_and_tools_leave_less_room_for_it() -> None:
     for instruction in ("Help.", words(5_000)):
         llm = SimulatedLlm(context_window=8_000, summary_replies=["Found."])
         agent = {"instruction": instruction}
-        chat = guarded_chat(llm, Threshold(context_window=8_000), agent=agent)
+        strategy = Threshold(context_window=8_000, user_messages=0)
+        chat = guarded_chat(llm, strategy, agent=agent)
         found = [f"ref_{number:05}" for number in range(1_000)]
         answers = [user("Look."), *call("search", {"q": "any"}, {"found": found})]
         await seed(chat, *answers, state=DEMAND)
@@ -326,7 +327,8 @@ async def test_an_agent_has_the_values_of_what_was_left_out_and_no_others() -> N
     strategy = Threshold(context_window=100_000, keep=0)
     chat = guarded_chat(llm, strategy, before=[Changing(mask)])
     said = [user("Use ref_secret_1 and ref_open_2."), model(f"INV-7731. {words(200)}")]
-    await seed(chat, *said, state=DEMAND)
+    looked = call("look", {"at": "it"}, {"found": words(200)})
+    await seed(chat, *said, *looked, state=DEMAND)
     for _ in range(3):
         await chat.say("And ref_now_3?")
     found = [r.text.partition(VALUES)[2] for r in agent_requests(llm)]

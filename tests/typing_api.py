@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import assert_type
+from typing import Literal, assert_type
 
 from google.adk.agents import LlmAgent
 from google.adk.agents.callback_context import CallbackContext
@@ -13,6 +13,7 @@ from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.tools.tool_context import ToolContext
+from google.genai import types
 
 import contextguard_adk as cg
 from contextguard_adk import strategies
@@ -79,6 +80,22 @@ async def on_compaction(record: cg.CompactionRecord) -> None:
     assert_type(record.tokens_before, int)
     assert_type(record.is_mechanical, bool)
     assert_type(record.is_recovery, bool)
+
+
+def before_compaction(planned: cg.PlannedCompaction) -> str | None:
+    """Is asked before a compaction."""
+    assert_type(planned.messages, tuple[types.Content, ...])
+    return "names" if planned.tokens > planned.threshold_tokens else None
+
+
+async def put_off(planned: cg.PlannedCompaction) -> Literal[False]:
+    """Puts every compaction off."""
+    return False
+
+
+def choose(context: CallbackContext) -> cg.Threshold | None:
+    """Chooses a strategy for a call."""
+    return cg.Threshold() if context.state.get("plan") else None
 
 
 def on_call(record: cg.CallRecord) -> None:
@@ -178,10 +195,12 @@ def make_app(model: BaseLlm) -> App:
         prices={"in-house": cg.Costs(input=0.2, output=0.8, cached_input=0.02)},
         max_background_summaries=2,
         summary_artifacts=True,
+        usage_in_state=False,
         listener_timeout_seconds=2,
         on_pressure=on_pressure,
         on_compaction=on_compaction,
         on_call=on_call,
+        before_compaction=before_compaction,
         name="guard",
     )
     windows = {"a": cg.SlidingWindow(), "b": cg.SlidingWindow(max_turns=9)}
@@ -194,9 +213,12 @@ def make_app(model: BaseLlm) -> App:
         on_pressure=lambda record: None,
         on_compaction=OwnRegistry().told,
         on_call=on_call,
+        before_compaction=put_off,
         name="guard",
     )
+    chosen = cg.ContextGuardPlugin(agents={"a": choose, "b": None}, default=choose)
     plugins: list[BasePlugin] = [cg.ContextGuardPlugin(), plugin, of_subclass, some]
+    plugins.append(chosen)
     return App(name="app", plugins=[*plugins, from_file])
 
 
@@ -206,6 +228,13 @@ def ask(tool_context: ToolContext, callback_context: CallbackContext) -> None:
     cg.request_compaction(callback_context.state, "agent")
     cg.request_compaction({}, agent="agent", focus="file names")
     LlmAgent(name="agent", tools=[cg.CompactTool(), cg.CompactTool("file names")])
+
+
+def keep_word_for_word(tool_context: ToolContext) -> None:
+    """A tool, a callback, or whoever sends a message may pin a text."""
+    assert_type(cg.pin(tool_context.state, "Ask first."), str)
+    cg.unpin(tool_context.state, cg.pin({}, "Ask.", key="rule", agent="agent"), "agent")
+    LlmAgent(name="agent", tools=[cg.PinTool()])
 
 
 def make_model() -> SimulatedLlm:
@@ -225,6 +254,8 @@ def wrong_types() -> list[type[cg.ContextGuardError]]:
     cg.ContextGuardPlugin(default=cg.Threshold)  # type: ignore[arg-type]
     cg.ContextGuardPlugin(prices={"a": 1})  # type: ignore[dict-item]
     cg.ContextGuardPlugin(state_keys="flat")  # type: ignore[arg-type]
+    cg.ContextGuardPlugin(default=before_compaction)  # type: ignore[arg-type]
+    cg.ContextGuardPlugin(before_compaction=on_call)  # type: ignore[arg-type]
     cg.ContextGuardPlugin(on_pressure=on_compaction)  # type: ignore[arg-type]
     cg.Threshold(context_window="8k")  # type: ignore[arg-type]
     cg.Threshold(window=8_000)  # type: ignore[call-arg]

@@ -63,7 +63,9 @@ async def run(call: Call, bounds: Bounds) -> Turn:
                 # After a rejection another call's summary may be under way.
                 await call.wait()
                 # It survives the cancellation of this call; a later one uses it.
-                await call.session.pending.write(Payer.of(call).pay(turn))
+                paid = await call.session.pending.write(Payer.of(call).pay(turn))
+                if paid is False and turn.reason == "requested":
+                    call.state.answer_request("before_compaction put it off")
             case Step.PUT_IN:
                 is_settled = is_settled or bounds.is_rejected
                 await _put_in(call, turn)

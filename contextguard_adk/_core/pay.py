@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,7 +19,9 @@ from contextguard_adk._runtime.runs import Guard
 from contextguard_adk._runtime.sessions import Paid, Session
 from contextguard_adk._summaries.ask import Ask
 from contextguard_adk._summaries.compose import compose
+from contextguard_adk._support.log import log_failures, warn_once
 from contextguard_adk._turn.turn import Turn
+from contextguard_adk.records import PlannedCompaction
 from contextguard_adk.strategies.base import Strategy
 
 logger = logging.getLogger("contextguard_adk.call")
@@ -37,8 +41,43 @@ class Payer:
         """Returns the payer of a call."""
         return cls(call.guard, call.session, call.strategy, call.invocation.agent)
 
-    async def pay(self, turn: Turn) -> None:
-        """Lets the strategy compact; a summary goes on the shelf where it gains."""
+    async def pay(self, turn: Turn) -> bool:
+        """Lets the strategy compact, unless the user's function puts it off: False."""
+        planned = await self._plan(turn, turn.budgets.threshold_tokens)
+        if planned:
+            await self._pay(planned)
+        return planned is not None
+
+    async def _plan(self, turn: Turn, threshold_tokens: int) -> Turn | None:
+        """Asks the user's function for a focus; None where it puts off what fits."""
+        observers, new = self.guard.observers, turn.older_than(0) - turn.summarized
+        # A strategy that does not say how near it is may want nothing.
+        is_unclear = turn.nearness == math.inf and not turn.is_due
+        if observers.before_compaction is None or is_unclear or not new:
+            return turn
+        said: object = None
+        with log_failures(logger, "before_compaction could not be asked"):
+            reason = turn.reason if turn.is_due else self.strategy.early_reason
+            messages = tuple(copy.deepcopy([turn.messages[i] for i in sorted(new)]))
+            sizes = turn.budgets.window_tokens, threshold_tokens, turn.summary_tokens
+            planned = PlannedCompaction(
+                turn.agent, turn.session_id, reason, messages, turn.tokens, *sizes
+            )
+            said = await observers.tell(observers.before_compaction, planned)
+        if isinstance(said, str):
+            return replace(turn, focus=f"{turn.focus}\n{said[:1_000]}".strip())
+        if said is not None and said is not False:
+            message = "before_compaction returned %s, no str, False or None: ignored."
+            warn_once(logger, message, type(said).__name__)
+        has_room = replace(turn, reason="tokens").has_room
+        if said is not False or turn.reason == "overflow" or not has_room:
+            return turn
+        logger.info("A compaction of agent %r is put off.", turn.agent)
+        self.session.note(fruitless_tokens=turn.tokens)
+        return None
+
+    async def _pay(self, turn: Turn) -> None:
+        """Has a summary made; it goes on the shelf where it gains."""
         draft, facts, ask = await self._compact(turn)
         if draft is None:
             return
@@ -47,7 +86,7 @@ class Payer:
             self.session.note(fruitless_tokens=turn.tokens)
             return
         # What a strategy of the user's own covers may split a call from its result.
-        covered = draft.covered - turn.history.open_groups
+        covered = draft.covered - turn.history.open_groups - turn.history.exempt
         covered = keep_pairs_whole(covered, turn.history.pairs)
         summarized = draft.model_covered & covered
         draft = replace(draft, covered=covered, model_covered=summarized)
@@ -60,11 +99,13 @@ class Payer:
         run_id = turn.history.invocation_id
         self.session.note(ready=Paid(draft, outcome.stored, facts, run_id))
 
-    async def pay_in_background(self, turn: Turn) -> None:
+    async def pay_in_background(self, turn: Turn, threshold_tokens: int) -> None:
         """Writes a summary that waits on the shelf until a compaction is due."""
         if not await self.guard.tasks.take_place():
             return
-        draft, facts, ask = await self._compact(turn)
+        if (planned := await self._plan(turn, threshold_tokens)) is None:
+            return
+        draft, facts, ask = await self._compact(turn := planned)
         # A pipeline may do without a summary.
         if draft is None or not ask.attempts or draft.is_mechanical:
             return
@@ -114,14 +155,15 @@ def _begin(payer: Payer, turn: Turn, tokens: int) -> None:
     if is_full and not is_worth_it(replace(turn, size=at_trigger)):
         return
     # As if this size were the threshold. What comes later stays word for word.
-    ratio = min(1.0, 0.99 * tokens / budgets.threshold_tokens)
+    due_tokens = budgets.threshold_tokens
+    ratio = min(1.0, 0.99 * tokens / due_tokens)
     budgets = replace(
         budgets,
-        threshold_tokens=int(ratio * budgets.threshold_tokens),
+        threshold_tokens=int(ratio * due_tokens),
         full_tokens=int(ratio * budgets.full_tokens),
         working_tokens=int(ratio * budgets.working_tokens),
     )
     reason = "tokens" if is_full else payer.strategy.early_reason
     turn = replace(turn, reason=reason, budgets=budgets, keep_count=0)
     payer.session.note(is_background_tried=True)
-    payer.session.pending.start(payer.pay_in_background(turn))
+    payer.session.pending.start(payer.pay_in_background(turn, due_tokens))

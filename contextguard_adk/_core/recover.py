@@ -186,13 +186,14 @@ class Recovery:
         room = (most - turn.size.config_tokens * factor) * 0.4
         room = int(max(room, window * 0.1))
         head: list[types.Content] = []
-        for short in shorten_stored(turn, stored) if stored else ():
+        short = None
+        for short in shorten_stored(turn, stored):
             head = [render_head(history, short, history.covered)]
             if history.memo.estimate_tokens(head) * factor <= room * 0.5:
                 break
-        else:
-            head = []  # A notice takes its place.
-        is_quoted = head and stored and _is_request_quoted(history, stored)
+        else:  # A notice takes its place, but not that of pins.
+            head = head if short and short.beside.get("pins") else []
+        is_quoted = head and short and _is_request_quoted(history, short)
         request = None if is_quoted else history.request_index
         contents = reduce_contents(
             history.shown, room, factor, head, request, history.turn, history.memo

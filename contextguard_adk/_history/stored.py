@@ -22,7 +22,7 @@ MAX_MODELS = 8
 """Of one agent, whose limits are remembered; the newest stay."""
 
 MAX_RECORD_BYTES = 16 * 1024
-"""The most that a record takes as JSON, whatever the length of the session."""
+"""The most that a record takes as JSON, pins apart, however long the session is."""
 
 MAX_SUMMARY_CHARS = 256 * 1024
 """Summaries of ours take 20,000 tokens at most; longer ones of others are cut."""
@@ -79,8 +79,9 @@ class StoredSummary(_Stored):
 
     @property
     def room_bytes(self) -> int:
-        """How many bytes the record can still take."""
-        return max(0, MAX_RECORD_BYTES - 200 - len(self.model_dump_json().encode()))
+        """How many bytes the record can still take; pins always have a place."""
+        counted = self.model_dump_json(exclude={"beside": {"pins"}})
+        return max(0, MAX_RECORD_BYTES - 200 - len(counted.encode()))
 
 
 class Learned(_Stored):
@@ -127,8 +128,8 @@ class StateValues(_Stored):
     """What stands under the keys of an agent; no more of it is ever read."""
 
     summary: str = Field(default="", max_length=MAX_SUMMARY_CHARS)
-    # With the texts of what helped.
-    record: str = Field(default="{}", max_length=2 * MAX_RECORD_BYTES)
+    # With pins and the texts of what helped.
+    record: str = Field(default="{}", max_length=3 * MAX_RECORD_BYTES)
     real_tokens: float = Field(default=1, ge=1, le=2**53)
     last_heuristic: float = Field(default=1, ge=1, le=2**53)
     scopes: list[Annotated[str, Field(max_length=64)]] = Field([], max_length=1_024)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Self
 
@@ -16,7 +16,13 @@ from contextguard_adk._history.extraction import name_hidden, read_values
 from contextguard_adk._history.fingerprints import handle_of
 from contextguard_adk._history.text import payload_text
 from contextguard_adk._measuring.calibration import token_counter
-from contextguard_adk._measuring.tokens import COMPACT, JsonForm, json_text, part_text
+from contextguard_adk._measuring.tokens import (
+    COMPACT,
+    JsonForm,
+    estimate_contents_tokens,
+    json_text,
+    part_text,
+)
 from contextguard_adk._support.phrases import TRUNCATED, quote, quote_line, quote_value
 
 HANDLE_KEY = "recall_item"
@@ -27,6 +33,9 @@ NAMES_KEY = "not_shown"
 
 NAMES_RATIO, MAX_NAMES_BYTES = 0.5, 16_000
 """What they may take: of the part that is shown, and at most."""
+
+MIN_CLEARED_CHARS = 100
+"""Results that take no more than the line in their place stay."""
 
 MAX_DEPTH = 100
 """Strings nested deeper than this stay as they are."""
@@ -39,7 +48,9 @@ class Truncation:
     """How strings over `max_length` characters in tool results are shortened.
 
     A result whose JSON is over `result_length` becomes an excerpt of it; 0 for never.
-    A notice also names values of what is not shown, in half of that length.
+    With a `max_length` of 0 nothing of a result stays but its size.
+    A notice also names values of what is not shown, in half of that length. Results
+    of `exclude_tools` stay as they are.
     """
 
     max_length: Length = 4_000
@@ -48,6 +59,7 @@ class Truncation:
     head_length: Length = 3_000
     tail_length: Length = 1_000
     result_length: Length = 0
+    exclude_tools: tuple[str, ...] = ()
 
     @classmethod
     def in_the_middle(cls, length: int, result_length: int) -> Self:
@@ -67,6 +79,24 @@ def truncate_content(
     return with_parts(content, parts)
 
 
+def fit_results(
+    contents: Sequence[types.Content],
+    most_tokens: int,
+    measure: Callable[[Sequence[types.Content]], int],
+    has_recall: bool,
+) -> tuple[Truncation, int]:
+    """Returns how results are to be shortened so that contents fit, and their size."""
+    length = 4 * estimate_contents_tokens(contents)
+    while True:
+        cut = Truncation.in_the_middle(length, result_length=length)
+        wholes = contents if has_recall else [None] * len(contents)
+        pairs = zip(contents, wholes, strict=True)
+        tokens = measure([truncate_content(c, cut, whole) for c, whole in pairs])
+        if tokens <= most_tokens or length <= 100:
+            return cut, tokens
+        length = max(100, int(length * min(0.8, most_tokens / tokens)))
+
+
 def _truncate_part(
     part: types.Part,
     truncation: Truncation,
@@ -77,6 +107,10 @@ def _truncate_part(
     response = part.function_response if part is not None else None
     if response is None or not response.response:
         return part
+    if response.name in truncation.exclude_tools:
+        return part
+    if truncation.max_length == 0:
+        return _clear(part, response, whole)
     shortened = _truncate_result(response.response, truncation)
     if shortened is response.response:
         return part
@@ -91,6 +125,20 @@ def _truncate_part(
     if whole:
         shortened = {**shortened, HANDLE_KEY: handle_of(whole)}
     copied = response.model_copy(update={"response": shortened})
+    return part.model_copy(update={"function_response": copied})
+
+
+def _clear(
+    part: types.Part, response: types.FunctionResponse, whole: types.Part | None
+) -> types.Part:
+    """Leaves of a result a line with its size, also where it is shown as a preview."""
+    original = (whole and whole.function_response) or response
+    size_chars = len(payload_text(original.response))
+    if size_chars <= MIN_CLEARED_CHARS:
+        return part
+    line = {"result": TRUNCATED.format(0, size_chars)}
+    line |= {HANDLE_KEY: handle_of(whole)} if whole else {}
+    copied = response.model_copy(update={"response": line})
     return part.model_copy(update={"function_response": copied})
 
 

@@ -7,6 +7,7 @@ from contextguard_adk._listeners.announcements import (
     OnCompaction,
     Spans,
     StateLine,
+    UsageLine,
 )
 from contextguard_adk._listeners.artifacts import Artifacts
 from contextguard_adk._listeners.truncating_servers import TruncatingServers
@@ -18,6 +19,7 @@ LISTENERS: tuple[Listener, ...] = (
     LogLine(),
     OnCompaction(),
     StateLine(),
+    UsageLine(),
     Artifacts(),
     Seals(),
     TruncatingServers(),

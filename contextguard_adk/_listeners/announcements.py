@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import time
 
-from contextguard_adk._runtime.state import COMPACTED_KEY
+from contextguard_adk._runtime.state import COMPACTED_KEY, USAGE_KEY
 from contextguard_adk._support.log import one_line
-from contextguard_adk._turn.units import Compacted, Listener
+from contextguard_adk._turn.units import Answered, Compacted, Listener
 from contextguard_adk.records import CompactionRecord, Usage, describe_compaction
 
 logger = logging.getLogger("contextguard_adk.telemetry")
@@ -71,6 +71,17 @@ class StateLine(Listener):
         """Writes the line; nothing of the guard's reads it."""
         key = COMPACTED_KEY + event.record.agent
         event.state.set(key, describe_compaction(event.record))
+
+
+class UsageLine(Listener):
+    """Writes to session state how full the window is, in one line for people."""
+
+    def answered(self, event: Answered) -> None:
+        """Writes the line, where the count is believed to be a size."""
+        if event.guard.has_usage and event.count and event.count.is_size:
+            tokens, most = event.count.real_tokens, event.call.window_tokens
+            said = f"{tokens:,} of {most:,} tokens, {100 * tokens / most:.0f} %"
+            event.state.set(USAGE_KEY + event.context.agent_name, said)
 
 
 class OnCompaction(Listener):

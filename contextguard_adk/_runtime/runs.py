@@ -139,6 +139,7 @@ class Guard:
     observers: Observers = field(default_factory=Observers)
     has_namespaced_keys: bool = False
     has_artifacts: bool = True
+    has_usage: bool = True  # In session state, for people.
     recorded: Memo | None = None  # Of a replay, in which no tool changes a result.
     history: History | None = None  # Of a replay, whose guards see the same contents.
     tasks: SummaryTasks = field(default_factory=SummaryTasks)

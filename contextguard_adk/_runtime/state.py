@@ -27,11 +27,21 @@ logger = logging.getLogger("contextguard_adk.state")
 COMPACT_NOW_KEY = "context_guard:compact"
 """Set to True in session state, it forces a compaction on the next model call."""
 
+OFF_KEY = "context_guard:off"
+"""Set to True in session state, it has the guard leave the session alone."""
+
 FOCUS_KEY = "context_guard:compact_focus"
 REFUSED_KEY = "context_guard:compact_refused"
 
 COMPACTED_KEY = "context_guard:compacted:"
 """Before an agent's name: one line on its last compaction, for people."""
+
+USAGE_KEY = "context_guard:usage:"
+"""Before an agent's name: one line on how full its window is, for people."""
+
+PIN_KEY = "context_guard:pin:"
+"""Before an owner, `:` and a name: a pinned text. The owner is an agent, an agent with
+`@` and its scope, or "" for all agents."""
 
 MAX_SCOPES = 16
 """Branches and isolation scopes of one agent that are kept; the oldest go, but none
@@ -49,10 +59,11 @@ class StateLike(Protocol):
     def __setitem__(self, key: str, value: Any) -> None: ...
 
 
+StateOrDict = StateLike | MutableMapping[str, Any]
+
+
 def request_compaction(
-    state: StateLike | MutableMapping[str, Any],
-    agent: str | None = None,
-    focus: str = "",
+    state: StateOrDict, agent: str | None = None, focus: str = ""
 ) -> None:
     """Asks for a compaction before the next model call, whatever the token count.
 
@@ -121,7 +132,7 @@ class AgentState:
 
     def __init__(
         self,
-        state: StateLike,
+        state: StateOrDict,
         agent: str,
         is_namespaced: bool = False,
         scope: str = "",
@@ -129,14 +140,21 @@ class AgentState:
     ) -> None:
         self._state = state
         self.agent = agent
-        self._owner = f"{agent}@{scope}" if scope else agent
+        self.owner = f"{agent}@{scope}" if scope else agent
         self._is_namespaced = is_namespaced
         self._scope = scope
         self._run = run or RunWrites()
 
     def key(self, name: str) -> str:
         """Returns the key under which `name` is written."""
-        return _key(name, self._owner, self._is_namespaced)
+        return _key(name, self.owner, self._is_namespaced)
+
+    def find(self, prefix: str) -> dict[str, Any]:
+        """Returns what is not None under keys with a prefix, by the rest of the key."""
+        state: Any = self._state
+        items = (state.to_dict() if hasattr(state, "to_dict") else state).items()
+        own = [(n, v) for n, v in items if v is not None and n.startswith(prefix)]
+        return {name.removeprefix(prefix): value for name, value in own}
 
     def _get(self, key: str) -> Any:
         # ADK's `State.get` copies each list and dict that it returns.
@@ -144,13 +162,13 @@ class AgentState:
         return to_dict().get(key) if to_dict else self._state.get(key)
 
     def _read_other(self, name: str) -> Any:
-        return self._get(_key(name, self._owner, not self._is_namespaced))
+        return self._get(_key(name, self.owner, not self._is_namespaced))
 
     def read(self, name: str) -> Any:
         """Returns a value of this agent, under either form of its key, or None."""
         key = self.key(name)
         if self._get(key) is None:
-            key = _key(name, self._owner, not self._is_namespaced)
+            key = _key(name, self.owner, not self._is_namespaced)
         return self.read_at(key, name)
 
     def read_at(self, key: str, name: str) -> Any:
@@ -248,29 +266,28 @@ class AgentState:
             value = 0
         if self._get(self.key(name)) != value:
             self.set(self.key(name), value)
-            is_new = self._owner not in self._run.owners
+            is_new = self.owner not in self._run.owners
             if self._scope and value is not None and is_new:
                 self._note_scope()
 
     def _note_scope(self) -> None:
         """Makes this scope the newest, and clears the oldest beyond `MAX_SCOPES`."""
-        self._run.owners.add(self._owner)
+        self._run.owners.add(self.owner)
         key = _key("scopes", self.agent, self._is_namespaced)
         noted = self.read_at(key, "scopes") or []
         # Of parallel branches that wrote at once only one is noted.
         first = self.key("last_heuristic").removesuffix(self._scope)
-        stored: dict[str, Any] = getattr(self._state, "to_dict", dict)()
-        live = (name for name, value in stored.items() if value is not None)
-        found = [n.removeprefix(first) for n in live if n.startswith(first)]
         seen = {*noted, self._scope}
-        scopes = [scope for scope in found if scope not in seen]
+        scopes = [scope for scope in self.find(first) if scope not in seen]
         scopes += [*(scope for scope in noted if scope != self._scope), self._scope]
         del scopes[: -4 * MAX_SCOPES]
         for scope in scopes[:-MAX_SCOPES]:
             owner = f"{self.agent}@{scope}"
             if owner not in self._run.owners:
                 scopes.remove(scope)
-                keys = (_key(name, owner, self._is_namespaced) for name in SCOPED_NAMES)
+                keys = [_key(name, owner, self._is_namespaced) for name in SCOPED_NAMES]
+                pins = f"{PIN_KEY}{owner}:"
+                keys += [pins + name for name in self.find(pins)]
                 for old in (key for key in keys if self._get(key) is not None):
                     self.set(old, None)
         self.set(key, scopes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextguard_adk._sections.done import DoneCalls
+from contextguard_adk._sections.pins import Pins
 from contextguard_adk._sections.recall_note import RecallNote
 from contextguard_adk._sections.todos import Todos
 from contextguard_adk._sections.user_messages import UserMessages
@@ -10,6 +11,7 @@ from contextguard_adk._sections.values import Values
 from contextguard_adk._turn.units import Section
 
 SECTIONS: tuple[Section, ...] = (
+    Pins(),
     UserMessages(),
     Todos(),
     Values(),

@@ -14,7 +14,7 @@ from google.genai import types
 from pydantic import JsonValue
 
 from contextguard_adk._history.adk_events import RECALL_TOOL
-from contextguard_adk._history.contents import content_text
+from contextguard_adk._history.contents import content_text, has_tool
 from contextguard_adk._history.extraction import (
     hide_secrets,
     read_values,
@@ -29,7 +29,7 @@ from contextguard_adk._turn.units import Section
 
 VALUES_RATIO, ROOM_RATIO, COVERED_RATIO = 0.10, 0.25, 0.25
 """What the list may take at most: of the window, of what instruction and tools leave
-below the threshold, of what is left out."""
+below the threshold, of the calls and results that are left out."""
 MAX_VALUES_TOKENS = 8_000
 MAX_STORED_BYTES = 4 * 1024  # In session state, for a history that is loaded in part.
 MAX_LABEL_BYTES = 60
@@ -77,10 +77,11 @@ class Values(Section):
     ) -> JsonValue:
         """Returns how long the list is to be, and the newest lines of it."""
         left_out = [turn.history.shown[index] for index in covered]
+        tools = filter(has_tool, left_out)
         budget_tokens = min(
             turn.budgets.working_tokens * VALUES_RATIO,
             turn.room_tokens * ROOM_RATIO,
-            turn.measure_alone(left_out) * COVERED_RATIO,
+            turn.measure_alone([*tools]) * COVERED_RATIO,
             MAX_VALUES_TOKENS,
         )
         max_bytes = int(budget_tokens * 3 / max(1.0, turn.correction))

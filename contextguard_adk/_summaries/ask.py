@@ -86,7 +86,7 @@ class Ask:
         """
         self.attempts += 1
         covered = turn.whole(covered - turn.kept.pending)
-        budget_tokens = budget_tokens or turn.summary_tokens
+        budget_tokens = budget_tokens or turn.summary_tokens_for(covered)
         text = await self._write(turn, covered, budget_tokens)
         if not text:
             return self._summarize_mechanically(turn, covered)

@@ -24,6 +24,7 @@ from contextguard_adk._history.fingerprints import handle_of
 from contextguard_adk._history.history import History
 from contextguard_adk._history.stored import MAX_SUMMARY_CHARS, StoredSummary
 from contextguard_adk._measuring.budgets import shorten, shorten_to_tokens
+from contextguard_adk._sections.pins import Pins
 from contextguard_adk._support import phrases
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.values import Outcome
@@ -126,10 +127,14 @@ def _shrink(turn: Turn, draft: Draft) -> tuple[str, int]:
     return text, quoted
 
 
-def shorten_stored(turn: Turn, stored: StoredSummary) -> Iterator[StoredSummary]:
-    """Yields a stored summary ever shorter, without the list of what is done."""
+def shorten_stored(turn: Turn, stored: StoredSummary | None) -> Iterator[StoredSummary]:
+    """Yields a summary ever shorter, without what is done; at last pins alone."""
+    pinned = {Pins.name: _storable(text)} if (text := Pins().brief(turn)) else {}
+    last = StoredSummary(beside=pinned, has_continuation=False)
+    if (stored := stored or (last if pinned else None)) is None:
+        return
     goes_at = {section.name: section.goes_at for section in _sections.SECTIONS}
-    goes_at["done"] = 0
+    goes_at["done"] = goes_at[Pins.name] = 0
     for shrink in range(MAX_SHRINK + 1):
         draft = Draft(stored.text, frozenset(), shrink=shrink)
         text, request_chars = _shrink(turn, draft)
@@ -138,8 +143,10 @@ def shorten_stored(turn: Turn, stored: StoredSummary) -> Iterator[StoredSummary]
             for name, value in stored.beside.items()
             if (step := goes_at.get(name, 0)) is None or shrink < step
         }
-        update = {"text": text, "request_chars": request_chars, "beside": beside}
-        yield stored.model_copy(update=update)
+        update = {"text": text, "request_chars": request_chars}
+        yield stored.model_copy(update={**update, "beside": beside | pinned})
+    if pinned:
+        yield last
 
 
 def _storable(value: Any) -> Any:

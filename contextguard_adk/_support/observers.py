@@ -11,11 +11,16 @@ from asyncio import Task
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from contextguard_adk._support.log import log_failure
 from contextguard_adk._support.tasks import SummaryTasks
-from contextguard_adk.records import CallRecord, CompactionRecord, PressureRecord
+from contextguard_adk.records import (
+    CallRecord,
+    CompactionRecord,
+    PlannedCompaction,
+    PressureRecord,
+)
 
 logger = logging.getLogger("contextguard_adk.telemetry")
 
@@ -23,8 +28,12 @@ R = TypeVar("R")
 Listener = Callable[[R], Awaitable[None] | None]
 """A function of one record; sync or async. One that fails or is late is logged."""
 
+Plan = str | Literal[False] | None
+BeforeCompaction = Callable[[PlannedCompaction], Awaitable[Plan] | Plan]
+"""A function, sync or async, that may give a focus (str) or put it off (False)."""
 
-def _start_call(listener: Listener[R], record: R) -> Future[Any]:
+
+def _start_call(listener: Callable[[R], object], record: R) -> Future[Any]:
     """Calls it in a thread, since it may block; most have returned when this does."""
     result, context = Future[Any](), contextvars.copy_context()
     result.set_running_or_notify_cancel()  # Nothing cancels a thread.
@@ -32,8 +41,11 @@ def _start_call(listener: Listener[R], record: R) -> Future[Any]:
     def work() -> None:
         try:
             result.set_result(context.run(listener, record))
-        except BaseException as error:  # noqa: BLE001 - it is raised in `_end_call`.
+        except Exception as error:  # noqa: BLE001 - it is raised in `_end_call`.
             result.set_exception(error)
+        except BaseException as error:  # noqa: BLE001 - it ends its thread alone.
+            ended = RuntimeError(f"{type(error).__name__} in a listener")
+            result.set_exception(ended.with_traceback(error.__traceback__))
 
     try:
         threading.Thread(target=work, daemon=True).start()
@@ -52,36 +64,37 @@ class Observers:
     on_pressure: Listener[PressureRecord] | None = None
     on_compaction: Listener[CompactionRecord] | None = None
     on_call: Listener[CallRecord] | None = None
+    before_compaction: BeforeCompaction | None = None
     _tasks: SummaryTasks = field(default_factory=SummaryTasks)
     _failed: set[type] = field(default_factory=set)
-    _late: dict[type, tuple[Task[None], Future[Any]]] = field(default_factory=dict)
+    _late: dict[type, tuple[Task[Any], Future[Any]]] = field(default_factory=dict)
 
-    async def _end_call(self, result: Future[Any], kind: type) -> None:
+    async def _end_call(self, result: Future[Any], kind: type) -> Any:
         """Waits for the end of a call; of failures only the first is a warning."""
         try:
             if not result.done():
                 await asyncio.wrap_future(result)
-            if inspect.isawaitable(outcome := result.result()):
-                await outcome
+            outcome = result.result()
+            return await outcome if inspect.isawaitable(outcome) else outcome
         except Exception as error:  # noqa: BLE001 - anyone's code may raise anything
             level = logging.DEBUG if kind in self._failed else logging.WARNING
             self._failed.add(kind)
             what = f"A listener for {kind.__name__} failed"
             log_failure(logger, what, error, level)
+            return None
 
-    async def tell(self, listener: Listener[R] | None, record: R) -> None:
-        """Calls a listener and waits for a time, unless a late call is under way."""
+    async def tell(self, listener: Callable[[R], object] | None, record: R) -> Any:
+        """Returns what a listener says in time; it is left alone while it is late."""
         task, result = self._late.get(kind := type(record), (None, None))
         if result and task:  # A thread outlives the event loop that has called it.
             is_over = task.done() or task.get_loop().is_closed()
             listener = listener if is_over and result.done() else None
         if listener is None:
-            return
+            return None
         result = _start_call(listener, record)
         ending = self._end_call(result, kind)
         if result.done() and (result.exception() or result.result() is None):
-            await ending
-            return
+            return await ending
         task = self._tasks.start(ending)
         await asyncio.wait([task], timeout=self.timeout_seconds)
         if not task.done():
@@ -90,6 +103,8 @@ class Observers:
                 message += "and is not called again before it has returned."
                 logger.warning(message, kind.__name__, self.timeout_seconds)
             self._late[kind] = task, result
+            return None
+        return None if task.cancelled() or task.exception() else task.result()
 
     async def tell_pressure(self, record: PressureRecord) -> None:
         """Tells log and listener of a request that fills much of the window."""

@@ -45,10 +45,10 @@ def run_check(config: str | None, models: Sequence[str], as_json: bool) -> None:
 
 
 def _describe(
-    strategy: Strategy | None, models: Sequence[str], plugin: PluginSettings
+    strategy: object, models: Sequence[str], plugin: PluginSettings
 ) -> dict[str, Any]:
     """Describes how an agent is guarded."""
-    if strategy is None:
+    if not isinstance(strategy, Strategy):
         return {"strategy": None, "settings": {}, "summarizer": None, "budgets": []}
     settings = strategy.model_dump(
         exclude_unset=True,

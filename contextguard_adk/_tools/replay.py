@@ -32,7 +32,7 @@ from contextguard_adk._tools.replay_compare import Comparison, Row, list_rows
 from contextguard_adk._tools.replay_report import Bill, Replayed, ReplayedCall
 from contextguard_adk._tools.replay_side import Scale, Sent, Side, make_summarizer
 from contextguard_adk._tools.terminal import CommandError, print_line
-from contextguard_adk.config import PluginSettings, load_settings
+from contextguard_adk.config import Chooser, PluginSettings, load_settings
 from contextguard_adk.plugin import ContextGuardPlugin
 from contextguard_adk.strategies import Strategy
 
@@ -49,10 +49,10 @@ class ReplaySettings:
     model: str | None = None
     window_tokens: int | None = None
 
-    def adapt(self, strategy: Strategy | None) -> Strategy | None:
+    def adapt(self, strategy: Strategy | Chooser | None) -> Strategy | Chooser | None:
         """Returns a strategy with the wanted window that asks no real model."""
-        if strategy is None:
-            return None
+        if not isinstance(strategy, Strategy):
+            return strategy
         changes: dict[str, Any] = {}
         if summarizer := strategy.summarizer:
             name = summarizer if isinstance(summarizer, str) else summarizer.model

@@ -21,6 +21,9 @@ On recorded sessions of coding agents in a window of 8,000 tokens previews of 40
 values that the next calls needed; those of 800 did not, and cost a fifth more.
 """
 
+MAX_USER_TOKENS = 20_000
+"""The user's messages take no more word for word, whatever the window."""
+
 Recall = Literal["auto"] | bool
 """Whether to offer the tool; `"auto"` only where it cannot do harm."""
 
@@ -124,15 +127,32 @@ class StrategySettings(SummarySettings):
         "buffer stays free; after that a call waits. None (false in a file): the call "
         "that reaches the trigger waits for its summary.",
     )
-    keep: Annotated[int | float, size(0)] = Field(
-        default=0.1,
+    keep: Annotated[int | float | Literal["auto"], size(0, "auto")] = Field(
+        default="auto",
         description="How much every compaction leaves word for word: the newest "
         "messages and steps (tool calls with their results) that fit in so many tokens "
         "as an int, at least 0, or in that part of the context window as a float, at "
         "least 0 and less than 1. Where the user's request is not among them, or only "
         "steps of its own turn are, it is quoted after the summary. Results that the "
         "model has not seen yet always stay, shortened where they are too large. Other "
-        "calls of the turn are listed beside the summary.",
+        "calls of the turn are listed beside the summary. "
+        '"auto": a tenth of the window, and a fifth while no tool has been called: what '
+        "people say in a chat is short, and a summary tells less of it.",
+    )
+    user_messages: Annotated[int | float, size(0)] = Field(
+        default=0.2,
+        description="What the user's messages may take word for word beside a "
+        "summary, newest first: tokens as an int, at least 0, or a part of the context "
+        "window as a float, at least 0 and less than 1; at most 20,000 tokens, and a "
+        "third of what instruction and tools leave below the threshold. Where not all "
+        "have room, half of it is for the most telling sentences of the others. What "
+        "stands there word for word makes the summary shorter, down to a third.",
+    )
+    keep_tools: tuple[str, ...] = Field(
+        default=(),
+        description="Names of tools whose results stay whole and word for word, each "
+        "with its call, while they take at most a tenth of the context window "
+        "together; the newest go first.",
     )
     max_compaction_attempts: int = Field(
         default=3,
@@ -186,9 +206,14 @@ class StrategySettings(SummarySettings):
             )
         return value
 
-    def keep_tokens(self, window_tokens: int) -> int:
-        """What `keep` comes to in a context window."""
-        return resolve_size(self.keep, window_tokens)
+    def keep_tokens(self, window_tokens: int, is_chat: bool = False) -> int:
+        """What `keep` comes to in a context window; a chat calls no tools."""
+        auto = 0.2 if is_chat else 0.1
+        return resolve_size(auto if self.keep == "auto" else self.keep, window_tokens)
+
+    def user_tokens(self, window_tokens: int) -> int:
+        """What `user_messages` comes to in a context window."""
+        return min(MAX_USER_TOKENS, resolve_size(self.user_messages, window_tokens))
 
     def trigger_tokens(self, window_tokens: int) -> int | None:
         """What `trigger` comes to in a context window."""

@@ -14,6 +14,7 @@ from google.genai import types
 from contextguard_adk._history.contents import (
     content_text,
     find_safe_split,
+    has_tool,
     keep_pairs_whole,
     pair_boundaries,
     pair_contents,
@@ -21,7 +22,7 @@ from contextguard_adk._history.contents import (
 from contextguard_adk._history.draft import Draft, Reason
 from contextguard_adk._history.history import History
 from contextguard_adk._history.stored import AgentRecord
-from contextguard_adk._history.truncation import Truncation, truncate_content
+from contextguard_adk._history.truncation import fit_results
 from contextguard_adk._measuring.budgets import Budgets, shorten_to_tokens
 from contextguard_adk._measuring.calibration import (
     DEFAULT_CORRECTION,
@@ -29,7 +30,6 @@ from contextguard_adk._measuring.calibration import (
     token_counter,
 )
 from contextguard_adk._measuring.density import script_discount_tokens
-from contextguard_adk._measuring.tokens import estimate_contents_tokens
 from contextguard_adk._runtime.sessions import SessionFacts
 from contextguard_adk._runtime.state import AgentState
 from contextguard_adk._turn.settings import StrategySettings
@@ -185,7 +185,7 @@ class Turn:
     def fixed_contents(self) -> list[types.Content]:
         """The contents that no compaction can remove."""
         history = self.history
-        removable = set(history.history) - history.open_groups
+        removable = set(history.history) - history.open_groups - history.exempt
         return [c for i, c in enumerate(history.shown) if i not in removable]
 
     @cached_property
@@ -203,6 +203,21 @@ class Turn:
         """What a summary may take: at most a seventh of that room, but 200 tokens."""
         return min(self.budgets.summary_tokens, max(200, self.room_tokens // 7))
 
+    def summary_tokens_for(self, covered: frozenset[int]) -> int:
+        """What a summary of these may take: less where the user's words stand by."""
+        said = covered.intersection(self.history.user_messages)
+        said -= {self.history.request_index}
+        told_tokens = self.measure_alone([self.messages[index] for index in said])
+        spared_tokens = min(self.user_tokens, told_tokens) // 2
+        least_tokens = min(self.summary_tokens, max(200, self.summary_tokens // 3))
+        return max(least_tokens, self.summary_tokens - spared_tokens)
+
+    @property
+    def user_tokens(self) -> int:
+        """What the user's messages may take beside a summary."""
+        tokens = self.settings.user_tokens(self.budgets.working_tokens)
+        return min(tokens, self.room_tokens // 3)
+
     @property
     def limit_tokens(self) -> int:
         """The most that a compacted request may take: the threshold, or more.
@@ -218,8 +233,10 @@ class Turn:
     def keep_tokens(self) -> int:
         """What the newest steps may take; little where a compaction is to make room."""
         window_tokens = self.budgets.working_tokens
-        is_requested = self.reason == "requested"
-        return 0 if is_requested else self.settings.keep_tokens(window_tokens)
+        if self.reason == "requested":
+            return 0
+        is_chat = not any(map(has_tool, self.messages))
+        return self.settings.keep_tokens(window_tokens, is_chat)
 
     @cached_property
     def request_text(self) -> str:
@@ -326,24 +343,8 @@ def _find_kept_steps(turn: Turn, room_tokens: int) -> KeptSteps:
     most_tokens = max(0, min(max(most_tokens, turn.keep_tokens), room_tokens))
     if tokens <= most_tokens:
         return KeptSteps(indexes, pending, tokens)
-    truncation, tokens = _shorten_results(turn, kept, most_tokens)
+    measure, has_recall = turn.measure_alone, turn.has_recall
+    truncation, tokens = fit_results(kept, most_tokens, measure, has_recall)
     if tokens > room_tokens:
         return KeptSteps()  # What the model itself wrote in a call cannot be cut.
     return KeptSteps(indexes, pending, tokens, truncation)
-
-
-def _shorten_results(
-    turn: Turn, contents: Sequence[types.Content], most_tokens: int
-) -> tuple[Truncation, int]:
-    """Returns how results have to be shortened so that contents take no more."""
-    length = 4 * estimate_contents_tokens(contents)
-    while True:
-        truncation = Truncation.in_the_middle(length, result_length=length)
-        short = [
-            truncate_content(c, truncation, c if turn.has_recall else None)
-            for c in contents
-        ]
-        tokens = turn.measure_alone(short)
-        if tokens <= most_tokens or length <= 100:
-            return truncation, tokens
-        length = max(100, int(length * min(0.8, most_tokens / tokens)))

@@ -205,6 +205,37 @@ class ToolOutputTruncation(Reducer):
         )
 
 
+class ClearToolResults(Reducer):
+    """Leaves of older tool results a line with their size, and a handle; calls stay.
+
+    The agent reads a result back with `recall_history`, where it is offered that tool.
+    It takes the place of `ToolOutputTruncation`: what that has shortened, it leaves.
+    """
+
+    keep_count: int = Field(
+        default=3,
+        ge=0,
+        strict=True,
+        description="How many of the newest messages with tool results stay, at least "
+        "0; the results of one message answer calls that were made together.",
+    )
+    exclude_tools: tuple[str, ...] = Field(
+        default=(), description="Names of tools whose results stay."
+    )
+
+    async def reduce(self, reduction: Reduction) -> StrategyResult:
+        """Clears all results but the newest."""
+        last = reduction.last_tool_result()
+        for _ in range(self.keep_count):
+            last = last and reduction.last_tool_result(before=last)
+        cleared = Truncation(0, result_length=1, exclude_tools=self.exclude_tools)
+        known = reduction.truncation
+        is_other = known is not None and known[0] != cleared
+        if last is None or is_other or (known and last <= known[1]):
+            return StrategyResult.NO_CHANGE
+        return reduction.truncate(cleared, last)
+
+
 class SummaryCompaction(Reducer):
     """Summarizes all but the newest messages when pressure is very high.
 

@@ -68,7 +68,8 @@ class Reduction:
         """What no reducer removes: the current request, open calls, pending results."""
         history, request = self.turn.history, self.turn.history.request_index
         current = frozenset(() if request is None else (request,))
-        return history.open_groups | self.turn.kept.pending | current
+        stays = history.open_groups | history.exempt
+        return stays | self.turn.kept.pending | current
 
     @property
     def truncation(self) -> tuple[Truncation, int] | None:

@@ -1,0 +1,168 @@
+"""Texts that stand word for word beside every summary."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections import Counter
+from typing import Any
+
+from google.adk.tools.base_tool import BaseTool
+from google.adk.tools.tool_context import ToolContext
+from google.genai import types
+from pydantic import JsonValue
+
+from contextguard_adk._runtime.scopes import branch_scope
+from contextguard_adk._runtime.state import PIN_KEY, AgentState, StateOrDict
+from contextguard_adk._support.log import warn_once
+from contextguard_adk._support.phrases import PINS, quote
+from contextguard_adk._turn.turn import Turn
+from contextguard_adk._turn.units import Section
+
+MAX_PINNED_BYTES = 4 * 1024  # Of all texts that one agent is shown, as JSON.
+MAX_KEY_CHARS = 64
+ROOM_RATIO = 0.33  # Of what instruction and tools leave below the threshold.
+
+logger = logging.getLogger("contextguard_adk.call")
+
+
+def pin(state: StateOrDict, text: str, key: str = "", agent: str | None = None) -> str:
+    """Has a text stand word for word beside every summary, from the next one on.
+
+    Works with the state of a tool context, of a callback context, or a plain dict that
+    is sent as a `state_delta`. Each pin has a state key of its own, so that a delta
+    takes no other away; too much is then found only later, and the oldest left out.
+
+    Args:
+        state: Where to keep it.
+        text: What to pin.
+        key: Its name, to replace it or take it back; "" derives one from the text.
+        agent: The agent that is shown it; None for every guarded one of the session.
+
+    Returns:
+        The key.
+
+    Raises:
+        ValueError: The text is empty or no string, the key has a colon or more than 64
+            characters, or an agent would be shown more than 4,096 bytes in all, as
+            UTF-8 in JSON. Nothing is changed then.
+    """
+    if not isinstance(text, str) or not text.strip():
+        raise ValueError("The text to pin is empty, or no string.")
+    if len(key) > MAX_KEY_CHARS or ":" in key:
+        raise ValueError("A key has at most 64 characters, and no colon.")
+    key = key or hashlib.blake2b(text.encode("utf-8", "replace")).hexdigest()[:8]
+    owner, sizes = agent or "", Counter[str]()
+    pinned = {**_find(AgentState(state, "")), (owner, key): text}
+    for (each, _), known in pinned.items():
+        sizes[each] += _size_bytes(known)
+    shown = (_owners(each) for each in sizes if owner in _owners(each))
+    total = max(sum(sizes[each] for each in owners) for owners in shown)
+    if total > MAX_PINNED_BYTES:
+        raise ValueError(
+            f"With this text {total:,} bytes would be pinned; the limit is "
+            f"{MAX_PINNED_BYTES:,}. Take another text back first, or pin less."
+        )
+    state[f"{PIN_KEY}{owner}:{key}"] = text
+    return key
+
+
+def unpin(state: StateOrDict, key: str, agent: str | None = None) -> None:
+    """Takes back what `pin` has pinned for the same agent; the next summary lacks it.
+
+    An unknown key is no error. Arguments are as for `pin`.
+    """
+    name = f"{agent or ''}:{key}"
+    # State has no delete; what a plain dict is sent to is not known.
+    if not hasattr(state, "to_dict") or name in AgentState(state, "").find(PIN_KEY):
+        state[PIN_KEY + name] = None
+
+
+class PinTool(BaseTool):
+    """A tool named `pin`: pins a text for its agent, takes one back, or lists them.
+
+    In a branch or an isolation scope it pins for that scope only.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(
+            name="pin",
+            description="Keeps a text word for word when older messages are summarized:"
+            " pin rules, constraints and decisions that must not be forgotten. `key` "
+            "names it, and alone takes it back; no arguments list what is pinned.",
+        )
+
+    def _get_declaration(self) -> types.FunctionDeclaration:
+        properties = {name: {"type": "string"} for name in ("text", "key")}
+        return types.FunctionDeclaration(
+            name=self.name,
+            description=self.description,
+            parameters_json_schema={"type": "object", "properties": properties},
+        )
+
+    async def run_async(
+        self, *, args: dict[str, Any], tool_context: ToolContext
+    ) -> dict[str, Any]:
+        """Pins, unpins or lists; says what is wrong with what it refuses."""
+        text, key = (str(args.get(name) or "") for name in ("text", "key"))
+        state, name = tool_context.state, tool_context.agent_name
+        scope = branch_scope(tool_context.get_invocation_context())
+        known = AgentState(state, name, scope=scope)
+        try:
+            if text:
+                key = pin(state, text, key, known.owner)
+            elif key:
+                unpin(state, key, known.owner)
+        except ValueError as error:
+            return {"error": str(error)}
+        pinned = {k: s for (o, k), s in _find(known).items() if o == known.owner}
+        return {"pinned": key if text else pinned}
+
+
+class Pins(Section):
+    """Shows what is pinned for all agents, for this one, and in its scope."""
+
+    name = "pins"
+    heading = PINS
+    goes_at = None
+
+    def write(
+        self, turn: Turn, covered: frozenset[int], known: JsonValue, room_tokens: int
+    ) -> JsonValue:
+        """Returns the texts as they stand; the record has a place for them."""
+        return self.brief(turn)
+
+    def brief(self, turn: Turn) -> str:
+        """Returns the texts in the order of the state; of too much, the newest."""
+        owners, bytes_a_token = _owners(turn.state.owner), 3 / max(1.0, turn.correction)
+        most_bytes = int(ROOM_RATIO * turn.room_tokens * bytes_a_token)
+        room_bytes = most_bytes = min(MAX_PINNED_BYTES, most_bytes)
+        lines: list[str] = []
+        for (owner, _), text in reversed(_find(turn.state).items()):
+            size_bytes = _size_bytes(text)
+            if owner in owners and size_bytes <= room_bytes:
+                room_bytes -= size_bytes
+                lines.append(quote(f"- {text}"))
+            elif owner in owners:
+                message = "Agent %r is not shown all that is pinned: there is room for "
+                message += "%d bytes. Pin less, or use a larger window."
+                warn_once(logger, message, turn.agent, most_bytes)
+        return "\n".join([PINS, *reversed(lines)]) if lines else ""
+
+
+def _size_bytes(text: str) -> int:
+    """What a text takes in session state and in its list."""
+    return len(json.dumps(f"- {text}\n", ensure_ascii=False).encode("utf-8", "replace"))
+
+
+def _owners(owner: str) -> set[str]:
+    """For whom a text is pinned that is shown to an agent, or in a scope of it."""
+    return {"", owner.partition("@")[0], owner}
+
+
+def _find(state: AgentState) -> dict[tuple[str, str], str]:
+    """Finds all that is pinned, by owner and key; session state is untrusted."""
+    texts = {n: s for n, s in state.find(PIN_KEY).items() if isinstance(s, str)}
+    split = ((*name.rpartition(":")[::2], text) for name, text in texts.items())
+    return {(owner, key): text for owner, key, text in split if text.strip()}

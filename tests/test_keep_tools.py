@@ -1,0 +1,415 @@
+"""Results of tools that stay whole, and results that give way to a line."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.adk.models.llm_request import LlmRequest
+from google.adk.sessions.database_session_service import DatabaseSessionService
+from google.genai import types
+
+from contextguard_adk import CompactionRecord, Pipeline, SlidingWindow, Threshold
+from contextguard_adk.strategies import ClearToolResults, Strategy, ToolOutputTruncation
+from contextguard_adk.testing import RecordedRequest, Reply, SimulatedLlm, call
+from tests.builders import Chat, answer_text, model, user
+from tests.chats import agent_requests, seed, words
+from tests.guarded import guarded_chat
+
+WINDOW = 16_000
+POLICY = "\n".join(f"§ {n}: Refunds of kind {n} need {n} stamps." for n in range(90))
+"""About 950 tokens: less than a tenth of the window, more than a preview."""
+
+
+def get_policy() -> str:
+    """Returns the policy."""
+    return POLICY
+
+
+def get_long_policy() -> str:
+    """Returns more than a tenth of the window."""
+    return POLICY * 3
+
+
+def look_up(step: int) -> str:
+    """Returns what was looked up."""
+    return words(600 if step < 700 else 60, f"row-{step}")
+
+
+TOOLS: list[Any] = [get_policy, get_long_policy, look_up]
+
+
+def results_of(request: RecordedRequest, tool: str) -> list[dict[str, Any]]:
+    """What a request shows of a tool's results."""
+    parts = [part for each in request.contents for part in each.parts or ()]
+    found = [part.function_response for part in parts if part.function_response]
+    return [each.response or {} for each in found if each.name == tool]
+
+
+def looking(*first: Reply) -> Callable[[LlmRequest], Reply]:
+    """A model that begins with these replies, then looks something up in each turn."""
+    begins, steps = iter(first), itertools.count()
+
+    def script(request: LlmRequest) -> Reply:
+        if (reply := next(begins, None)) is not None:
+            return reply
+        *_, part = request.contents[-1].parts or []
+        is_answer = part.function_response is not None
+        return "Done." if is_answer else call("look_up", step=next(steps))
+
+    return script
+
+
+def useless(*first: Reply, **settings: Any) -> SimulatedLlm:
+    """A model whose summaries say nothing."""
+    settings = {"context_window": WINDOW, "token_ratio": 1.0, **settings}
+    replies = ["Nothing of note."] * 1_000
+    return SimulatedLlm(script=looking(*first), summary_replies=replies, **settings)
+
+
+def open_chat(
+    llm: SimulatedLlm,
+    strategy: Strategy,
+    compactions: list[CompactionRecord] | None = None,
+    **chat: Any,
+) -> Chat:
+    """A chat with an agent that has all tools."""
+    noted = compactions if compactions is not None else []
+    guard = {"on_compaction": noted.append}
+    return guarded_chat(llm, strategy, guard=guard, chat=chat, tools=TOOLS)
+
+
+KEEP: dict[str, Any] = {"context_window": WINDOW, "keep_tools": ("get_policy",)}
+CUTTING = ToolOutputTruncation(max_length=500, preserve_last_tool_result=False)
+CLEARING: dict[str, Any] = {
+    "window": None,
+    "tool_output": None,
+    "reducers": (ClearToolResults(),),
+}
+STRATEGIES: dict[str, Strategy] = {
+    "threshold": Threshold(**KEEP),
+    "ahead": Threshold(ahead=0.6, **KEEP),
+    "trigger": Threshold(trigger=6_000, **KEEP),
+    "sliding window": SlidingWindow(max_messages=8, **KEEP),
+    "pipeline": Pipeline(**KEEP),
+    "truncation": Pipeline(tool_output=CUTTING, **KEEP),
+    "late truncation": Pipeline(
+        window=None, tool_output=ToolOutputTruncation(max_length=500), **KEEP
+    ),
+    "clearing": Pipeline(**CLEARING, **KEEP),
+}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
+async def test_a_policy_stays_word_for_word(strategy: Strategy) -> None:
+    """Over twenty compactions, with its call; never previewed, shortened, doubled."""
+    compactions: list[CompactionRecord] = []
+    llm = useless(call("get_policy"))
+    chat = open_chat(llm, strategy, compactions)
+    turns = 0
+    while len(compactions) < 20:
+        turns += 1
+        assert turns < 400
+        assert answer_text(await chat.say(f"Turn {turns}. {words(2_000)}")) == "Done."
+    for request in agent_requests(llm)[1:]:
+        assert results_of(request, "get_policy") == [{"result": POLICY}]
+    assert llm.rejections == llm.violations == 0
+    assert len(compactions) <= turns + 1
+
+
+async def test_without_the_setting_it_is_a_preview() -> None:
+    """So the tests above would fail."""
+    llm = useless(call("get_policy"))
+    await open_chat(llm, Threshold(context_window=WINDOW)).say("Go.")
+    (shown,) = results_of(llm.requests[-1], "get_policy")
+    assert len(shown["result"]) < len(POLICY)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
+async def test_what_was_called_beside_it_stays_with_it(strategy: Strategy) -> None:
+    """Results of one message answer calls that belong together; no pair is broken."""
+    compactions: list[CompactionRecord] = []
+    beside = call("look_up", step=777)
+    first: Reply = [call("get_policy"), beside]
+    llm = useless(first)
+    chat = open_chat(llm, strategy, compactions)
+    while len(compactions) < 4:
+        assert len(llm.requests) < 400
+        await chat.say(f"Turn. {words(1_500)}")
+    for request in agent_requests(llm)[1:]:
+        assert results_of(request, "get_policy") == [{"result": POLICY}]
+        assert len([r for r in results_of(request, "look_up") if "777" in str(r)]) == 1
+    assert llm.rejections == llm.violations == 0
+
+
+async def test_the_newest_stay(caplog: pytest.LogCaptureFixture) -> None:
+    """A policy that is fetched again and again: what has room stays, one warning."""
+    compactions: list[CompactionRecord] = []
+    first: list[Reply] = [call("get_policy"), "Done."]
+    llm = useless(*first * 12)
+    chat = open_chat(llm, STRATEGIES["threshold"], compactions)
+    for _ in range(40):
+        assert answer_text(await chat.say(f"Again. {words(700)}")) == "Done."
+    shown = [results_of(each, "get_policy") for each in agent_requests(llm)[1:]]
+    assert all({"result": POLICY} in each for each in shown)
+    assert len(shown[-1]) == 1
+    assert 1 < len(compactions) < 10
+    assert caplog.text.count("`keep_tools` take more than a tenth") == 1
+    assert llm.rejections == llm.violations == 0
+
+
+async def test_what_is_too_large_is_compacted_as_others_are(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A preview first, then a part of the summary; one warning says so."""
+    compactions: list[CompactionRecord] = []
+    llm = useless(call("get_long_policy"))
+    names = ("get_long_policy", "unknown")
+    strategy = Threshold(context_window=WINDOW, keep_tools=names)
+    chat = open_chat(llm, strategy, compactions)
+    while len(compactions) < 3:
+        assert len(llm.requests) < 200
+        await chat.say(f"Turn. {words(700)}")
+    _, first, *_, last = agent_requests(llm)
+    (shown,) = results_of(first, "get_long_policy")
+    assert len(shown["result"]) < len(POLICY)
+    assert results_of(last, "get_long_policy") == []
+    assert caplog.text.count("`keep_tools` take more than a tenth") == 1
+    assert llm.rejections == llm.violations == 0
+
+
+async def test_they_stay_after_a_rejection() -> None:
+    """Where the provider's window is smaller than was configured."""
+    llm = useless(call("get_policy"), context_window=200_000)
+    strategy = Threshold(context_window=200_000, keep_tools=("get_policy",))
+    chat = open_chat(llm, strategy)
+    for _ in range(20):
+        await chat.say(f"Turn. {words(500)}")
+    llm.context_window = WINDOW
+    assert answer_text(await chat.say("Go on.")) == "Done."
+    assert llm.rejections
+    assert results_of(llm.requests[-1], "get_policy") == [{"result": POLICY}]
+
+
+async def test_they_stay_in_another_process(tmp_path: Path) -> None:
+    """What stands in a request follows from the session alone."""
+    shown, compactions = [], list[CompactionRecord]()
+    for turn in range(8):
+        url = f"sqlite+aiosqlite:///{tmp_path / 'sessions.db'}"
+        sessions = DatabaseSessionService(url)
+        first: list[Reply] = [call("get_policy")]
+        llm = useless(*first[turn:])
+        chat = open_chat(
+            llm, STRATEGIES["threshold"], compactions, session_service=sessions
+        )
+        await chat.say(f"Turn {turn}. {words(2_000)}")
+        shown.append(results_of(llm.requests[-1], "get_policy"))
+        await sessions.db_engine.dispose()
+    assert compactions
+    assert shown == [[{"result": POLICY}]] * 8
+
+
+async def test_a_failed_summary_leaves_them() -> None:
+    """Excerpts replace the rest."""
+    llm = useless(call("get_policy"))
+    llm.summary_replies = [RuntimeError("Busy.")] * 1_000
+    compactions: list[CompactionRecord] = []
+    chat = open_chat(llm, STRATEGIES["threshold"], compactions)
+    while len(compactions) < 3:
+        assert len(llm.requests) < 400
+        await chat.say(f"Turn. {words(700)}")
+    assert results_of(llm.requests[-1], "get_policy") == [{"result": POLICY}]
+    assert llm.rejections == llm.violations == 0
+
+
+async def test_a_setting_that_comes_later_brings_back_what_no_model_summarized() -> (
+    None
+):
+    """What was dropped returns with the next compaction; what was summarized stays."""
+    llm = useless(call("get_policy"))
+    compactions: list[CompactionRecord] = []
+    strategy: Strategy = Threshold(context_window=WINDOW)
+    chat = open_chat(llm, strategy, compactions)
+    while not compactions:
+        await chat.say(f"Turn. {words(700)}")
+    assert results_of(llm.requests[-1], "get_policy") == []
+    later = open_chat(
+        llm, STRATEGIES["threshold"], compactions, session_service=chat.sessions
+    )
+    while len(compactions) < 3:
+        assert answer_text(await later.say(f"Turn. {words(700)}")) == "Done."
+    assert results_of(llm.requests[-1], "get_policy") == []
+    assert llm.rejections == llm.violations == 0
+
+
+# --- clearing results ---
+
+
+def clearing(**settings: Any) -> Pipeline:
+    """A pipeline that does nothing else before it summarizes."""
+    reducers = (ClearToolResults(**settings),)
+    return Pipeline(
+        context_window=WINDOW, window=None, tool_output=None, reducers=reducers
+    )
+
+
+def is_cleared(result: dict[str, Any]) -> bool:
+    """Whether a line stands in place of a result."""
+    return "truncated" in str(result) and len(str(result)) < 200
+
+
+async def play(
+    llm: SimulatedLlm, chat: Chat, compactions: list[CompactionRecord], count: int
+) -> None:
+    """Plays turns until there are so many compactions."""
+    while len(compactions) < count:
+        assert len(llm.requests) < 300
+        assert answer_text(await chat.say("Go on.")) == "Done."
+
+
+async def test_older_results_give_way_to_a_line() -> None:
+    """With their size and a handle; calls stay, and so do the newest three."""
+    compactions: list[CompactionRecord] = []
+    llm = useless()
+    chat = open_chat(llm, clearing(), compactions)
+    await play(llm, chat, compactions, 1)
+    results = results_of(llm.requests[-1], "look_up")
+    assert llm.summaries == 0
+    assert [*map(is_cleared, results)] == [True] * (len(results) - 3) + [False] * 3
+    assert all(each["recall_item"] for each in results[:-3])
+    assert "2400 characters" in str(results[0]).replace(",", "")
+    assert "row-0 " not in str(results[0])
+    calls = [
+        part.function_call.args
+        for content in llm.requests[-1].contents
+        for part in content.parts or ()
+        if part.function_call
+    ]
+    assert len(calls) == len(results)
+    await play(llm, chat, compactions, 2)
+    later = results_of(llm.requests[-1], "look_up")
+    assert llm.summaries == 0
+    assert sum(map(is_cleared, later)) > len(results) - 3
+    assert later[: len(results) - 3] == results[:-3]
+    assert llm.rejections == llm.violations == 0
+
+
+async def test_a_cleared_result_is_read_back() -> None:
+    """By its handle."""
+    compactions: list[CompactionRecord] = []
+    llm = useless()
+    chat = open_chat(llm, clearing(), compactions)
+    await play(llm, chat, compactions, 1)
+    item = results_of(llm.requests[-1], "look_up")[0]["recall_item"]
+    replies: list[Reply] = [call("recall_history", item=item), "Read."]
+    llm.script = lambda _: replies.pop(0)
+    await chat.say("What stood there?")
+    (read,) = results_of(llm.requests[-1], "recall_history")
+    assert "row-0 notebooks" in str(read)
+
+
+async def test_results_of_excluded_tools_stay() -> None:
+    """Whole, whatever their age; `keep_tools` has results stay as well."""
+    compactions: list[CompactionRecord] = []
+    llm = useless(call("get_policy"), call("look_up", step=7))
+    names = ("get_policy",)
+    strategy = clearing(exclude_tools=names, keep_count=0)
+    strategy = strategy.model_copy(update={"preview_tokens": None})
+    chat = open_chat(llm, strategy, compactions)
+    await play(llm, chat, compactions, 1)
+    assert results_of(llm.requests[-1], "get_policy") == [{"result": POLICY}]
+    assert all(map(is_cleared, results_of(llm.requests[-1], "look_up")[:-1]))
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        {"rows": [*range(2_000)]},
+        {"rows": [{"id": n, "name": "x" * 9} for n in range(200)]},
+        {f"key {n}": n for n in range(500)},
+        {"text": "[… truncated: 0 of 9 characters kept …]\n" * 99, "recall_item": "x"},
+        {"text": "要確認。" * 600},
+        {"a": {"b": {"c": ["x" * 5_000]}}},
+    ],
+    ids=["numbers", "rows", "keys", "notices", "wide", "nested"],
+)
+async def test_a_result_of_any_form_is_cleared(result: dict[str, Any]) -> None:
+    """Not only one text: its line names the size of the whole."""
+    compactions: list[CompactionRecord] = []
+    llm = useless()
+    chat = open_chat(llm, clearing(keep_count=1), compactions)
+    asked = types.FunctionCall(name="look_up", args={"step": -1}, id="a")
+    said = types.FunctionResponse(name="look_up", response=result, id="a")
+    await seed(
+        chat,
+        user("Go."),
+        types.Content(role="model", parts=[types.Part(function_call=asked)]),
+        types.Content(role="user", parts=[types.Part(function_response=said)]),
+        model("Done."),
+    )
+    await play(llm, chat, compactions, 1)
+    first, *_ = results_of(llm.requests[-1], "look_up")
+    assert is_cleared(first)
+    assert first["recall_item"] != "x"
+    size = len(json.dumps(result, ensure_ascii=False, separators=(",", ":")))
+    sizes = [int(w) for w in str(first).replace(",", "").split() if w.isdecimal()]
+    assert any(0.5 * size <= each <= 1.5 * size for each in sizes)
+
+
+@pytest.mark.parametrize("settings", [{}, {"exclude_tools": ("a", "b")}])
+async def test_it_goes_on_in_another_process(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    """What is stored of it is read as it was written."""
+    compactions: list[CompactionRecord] = []
+    counts = []
+    for turn in range(40):
+        url = f"sqlite+aiosqlite:///{tmp_path / 'sessions.db'}"
+        sessions, llm = DatabaseSessionService(url), useless()
+        chat = open_chat(
+            llm, clearing(**settings), compactions, session_service=sessions
+        )
+        assert answer_text(await chat.say(f"Turn {turn}.")) == "Done."
+        results = results_of(llm.requests[-1], "look_up")
+        counts.append(sum(map(is_cleared, results)))
+        await sessions.db_engine.dispose()
+        assert llm.summaries == 0
+    assert counts == sorted(counts)
+    assert len(compactions) > 1
+    assert counts[-1] > 10
+
+
+@pytest.mark.parametrize(
+    "truncation",
+    [
+        None,
+        7,
+        [],
+        {},
+        {"max_length": -1},
+        {"max_length": 10**300},
+        {"result_length": 1, "exclude_tools": "look_up"},
+        {"result_length": 1, "exclude_tools": [None, 7, {}]},
+        {"result_length": 1, "exclude_tools": ["x"] * 2_000},
+        {"exclude_tools": {"a": 1}},
+        {"max_length": 0, "exclude_tools": ["look_up"], "unknown": 1},
+    ],
+    ids=lambda value: repr(value)[:40],
+)
+async def test_crafted_state_is_harmless(truncation: Any) -> None:
+    """Turns go on, and results are cleared again."""
+    compactions: list[CompactionRecord] = []
+    llm = useless()
+    chat = open_chat(llm, clearing(), compactions)
+    await play(llm, chat, compactions, 1)
+    state = await chat.state()
+    key = next(k for k, v in state.items() if '"truncated_upto"' in str(v))
+    record = json.loads(state[key])
+    record["summary"]["truncation"] = truncation
+    await chat.set_state({key: json.dumps(record)})
+    await play(llm, chat, compactions, 3)
+    assert llm.rejections == llm.violations == 0
