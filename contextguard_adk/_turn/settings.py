@@ -136,8 +136,8 @@ class StrategySettings(SummarySettings):
         "steps of its own turn are, it is quoted after the summary. Results that the "
         "model has not seen yet always stay, shortened where they are too large. Other "
         "calls of the turn are listed beside the summary. "
-        '"auto": a tenth of the window, and a fifth while no tool has been called: what '
-        "people say in a chat is short, and a summary tells less of it.",
+        '"auto": a tenth of the window, and a fifth while no tool has been called: '
+        "what people say in a chat is short, and a summary tells less of it.",
     )
     user_messages: Annotated[int | float, size(0)] = Field(
         default=0.2,
