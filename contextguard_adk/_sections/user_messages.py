@@ -6,11 +6,11 @@ import hashlib
 import itertools
 import json
 import re
-from collections import Counter, OrderedDict
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from functools import lru_cache
 
-from pydantic import JsonValue
+from pydantic import BaseModel, Field, JsonValue, ValidationError
 
 from contextguard_adk._history.contents import content_text
 from contextguard_adk._history.history import History
@@ -19,19 +19,13 @@ from contextguard_adk._support.phrases import USER_MESSAGES, quote
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.units import Section
 
-MAX_BYTES = 200_000
 WHOLE_RATIO = 0.5  # Of the budget for messages word for word, where some are shortened.
-MAX_STORED_BYTES = 6 * 1024  # In session state, for a history that is loaded in part.
+MAX_STORED_BYTES = 6 * 1024  # Of excerpts in session state, as JSON.
 MAX_SENTENCE_BYTES = 300
 MAX_READ_BYTES = 16 * 1024  # Of one message; longer ones have something pasted in.
 
 _GAP = "…"
-_CONDENSED: OrderedDict[tuple[bytes, int], list[str]] = OrderedDict()
 _SENTENCE = re.compile(r"(?<=[.!?…;:])\s+|(?<=[。！？；।])|\n+")  # noqa: RUF001
-_PIECE = re.compile(
-    r"[\u3040-\u30ff\u3400-\u9fff]|[^\s\u3040-\u30ff\u3400-\u9fff]+|\s+"
-)
-_GAPS = re.compile(rf"(?:{_GAP}\s*){{2,}}")
 _WORD = re.compile(r"[^\s\d.,;:!?\"'()।、。]{3,}")
 _NAME = re.compile(r"[\d_/\\@#`]|\b[A-Z]{2,}|[\"“”«»„「『]")
 _COMMAND = re.compile(
@@ -47,11 +41,20 @@ _COMMAND = re.compile(
 )
 
 
+class _Known(BaseModel):
+    """What session state holds: the room, what was said at the time, and excerpts."""
+
+    bytes: int = Field(default=0, ge=0, le=200_000)
+    quoted: str = ""  # The fingerprint of the request, which is quoted elsewhere.
+    digest: str = ""  # Of the other texts; "" where they cannot be had again.
+    excerpts: list[str] = []  # At last that of the request, if one is quoted.
+
+
 class UserMessages(Section):
     """What the user wrote of what the summary replaces; no model writes or changes it.
 
-    It follows from the covered contents. Session state holds its size, and excerpts,
-    which stand in where the history is loaded in part.
+    It follows from the covered contents. Excerpts stand in for these where they are not
+    what they were: where the history is loaded in part, or another plugin rewrites it.
     """
 
     name = "user_messages"
@@ -62,119 +65,74 @@ class UserMessages(Section):
     ) -> JsonValue:
         """Returns what the messages may take, and excerpts of them."""
         history, budget_tokens = turn.history, turn.user_tokens
-        current = covered.intersection((history.request_index,))
-        quoted = "".join(history.fingerprint(index).hex() for index in current)
         said = covered.intersection(history.user_messages)
-        texts = _read_texts(history, said, quoted)
+        request = said.intersection((history.request_index,))
+        texts = _read_texts(history, said - request)
         max_bytes = int(budget_tokens * 3 / max(1.0, turn.correction))
         tokens = turn.count(_write_lines(condense(texts, max_bytes)))
         if tokens > budget_tokens:
             max_bytes = int(max_bytes * budget_tokens / tokens)
-        window_tokens = turn.budgets.working_tokens
-        sizes = MAX_STORED_BYTES, max_bytes, 2 * room_tokens, window_tokens // 2
+        quoted = "".join(history.fingerprint(index).hex() for index in request)
+        older, new = list[str](), said - request
+        if history.stored and not (history.is_summary_valid or history.is_rewound):
+            before, new = _read(known), new - history.covered
+            is_same = before.quoted == quoted != ""
+            older = before.excerpts[:-1] if is_same else before.excerpts
+        room_bytes = min(MAX_STORED_BYTES, max_bytes, 2 * room_tokens)
+        excerpts = condense([*older, *_read_texts(history, new)], room_bytes)
+        # Quotes and control characters take more room there. The first one is the task.
+        while excerpts and _json_bytes(excerpts) > room_bytes:
+            del excerpts[len(excerpts) > 1]
+        for text in _read_texts(history, request):
+            excerpts.append(excerpt(text, room_bytes // 4))
+        is_rewritten = any(history.original(i) is not history.contents[i] for i in said)
         return {
             "bytes": max_bytes,
-            "count": 0 if _is_partial(history) else len(said),
             "quoted": quoted,
-            **_write_excerpts(history, said, _read(known), quoted, min(sizes)),
+            "digest": "" if older or is_rewritten else _digest(texts),
+            "excerpts": [*excerpts],
         }
 
     def render(
         self, value: JsonValue, history: History, covered: Collection[int]
     ) -> str:
         """Returns the messages, each after a dash; nothing of the current request."""
-        known, said = _read(value), set(covered).intersection(history.user_messages)
-        quoted = known["quoted"]
-        if history.is_rewound or len(said) >= known["count"] > 0:
-            texts = condense(_read_texts(history, said, quoted), known["bytes"])
+        known, said = _read(value), {*covered}.intersection(history.user_messages)
+        same = (i for i in said if history.fingerprint(i).hex() == known.quoted)
+        request = max(same, default=None)
+        texts = _read_texts(history, said - {request})
+        if history.is_rewound or _digest(texts) == known.digest:
+            texts = condense(texts, known.bytes)
         else:
-            is_quoted = any(history.fingerprint(i).hex() == quoted for i in said)
-            texts = [*known["excerpts"], *([] if is_quoted else known["request"])]
+            texts = known.excerpts if request is None else known.excerpts[:-1]
         return "\n".join([USER_MESSAGES, _write_lines(texts)]) if texts else ""
+
+
+def _read(value: JsonValue) -> _Known:
+    """Reads what is stored, which may be anything; once it was the excerpts alone."""
+    fields = value if isinstance(value, dict) else {"excerpts": value}
+    try:
+        return _Known.model_validate(fields, strict=True)
+    except ValidationError:
+        return _Known()
+
+
+def _read_texts(history: History, indexes: Collection[int]) -> list[str]:
+    texts = (content_text(history.contents[index]) for index in sorted(indexes))
+    return [text.strip() for text in texts]
 
 
 def _write_lines(texts: Sequence[str]) -> str:
     return "\n".join("- " + "\n  ".join(quote(text).splitlines()) for text in texts)
 
 
-def _is_partial(history: History) -> bool:
-    """Whether some of what is summarized already is not loaded."""
-    stored = history.stored
-    is_less = stored and len(history.covered) < stored.covered.content_count
-    return bool(is_less) and not history.is_rewound
-
-
-def _write_excerpts(
-    history: History,
-    said: Collection[int],
-    known: dict[str, Any],
-    quoted: str,
-    max_bytes: int,
-) -> dict[str, JsonValue]:
-    """Excerpts of all messages that are covered; that of the request is apart."""
-    is_rewound, is_same = history.is_rewound, known["quoted"] == quoted
-    older = [] if is_rewound else [*known["excerpts"]]
-    request = [] if is_rewound or not is_same else known["request"]
-    older += [] if is_rewound or is_same else known["request"]
-    new = set(said) - (set() if is_rewound else history.covered)
-    if not request:
-        same = [i for i in new if history.fingerprint(i).hex() == quoted]
-        request = [excerpt(t, max_bytes // 4) for t in _read_texts(history, same)[-1:]]
-    excerpts = condense([*older, *_read_texts(history, new, quoted)], max_bytes)
-    # Quotes and control characters take more room there. The first one is the task.
-    while excerpts and _json_bytes([*excerpts, *request]) > 1.3 * max_bytes:
-        del excerpts[len(excerpts) > 1]
-    return {"excerpts": [*excerpts], "request": [*request]}
+def _digest(texts: Sequence[str]) -> str:
+    said = "\0".join(texts).encode("utf-8", "replace")
+    return hashlib.blake2b(said, digest_size=8).hexdigest()
 
 
 def _json_bytes(texts: Sequence[str]) -> int:
     return len(json.dumps(texts, ensure_ascii=False).encode("utf-8", "replace"))
-
-
-def _read(value: JsonValue) -> dict[str, Any]:
-    """Reads what is stored, which may be anything; once it was the excerpts alone."""
-    fields = value if isinstance(value, dict) else {"excerpts": value}
-    numbers = {
-        name: min(max(0, n), MAX_BYTES) if isinstance(n := fields.get(name), int) else 0
-        for name in ("bytes", "count")
-    }
-    lists = {
-        name: [item for item in found if isinstance(item, str) and item.strip()]
-        if isinstance(found := fields.get(name), list)
-        else []
-        for name in ("excerpts", "request")
-    }
-    quoted = fields.get("quoted")
-    return {**numbers, **lists, "quoted": quoted if isinstance(quoted, str) else ""}
-
-
-def _read_texts(
-    history: History, indexes: Collection[int], quoted: str = ""
-) -> list[str]:
-    """These messages, but for the one that is quoted apart."""
-    texts = []
-    same = (i for i in indexes if quoted and history.fingerprint(i).hex() == quoted)
-    for index in sorted({*indexes} - {max(same, default=-1)}):
-        text, original = content_text(history.contents[index]), history.original(index)
-        if original is not history.contents[index]:
-            text = _without_additions(text, content_text(original).strip())
-        texts.append(text.strip())
-    return [text for text in texts if text]
-
-
-def _without_additions(text: str, said: str) -> str:
-    """A text without what another plugin adds: it may be new on each call, as the time.
-
-    What the plugin has taken out stays out.
-    """
-    if said and said in text:
-        return said
-    words = set(_PIECE.findall(said))
-    pieces = _PIECE.findall(text)
-    same = [p if p in words or p.isspace() else _GAP for p in pieces]
-    # Where nothing is the same, the plugin has encoded all of it.
-    kept = _GAPS.sub(f"{_GAP} ", "".join(same))
-    return kept if kept.strip(f"{_GAP} \n") else text
 
 
 def condense(texts: Sequence[str], max_bytes: int) -> list[str]:
@@ -183,74 +141,65 @@ def condense(texts: Sequence[str], max_bytes: int) -> list[str]:
     Sentences that command, forbid or name something go before others, as do those whose
     words stand nowhere else; those of one text stand in their order.
     """
-    sizes = [len(text.encode("utf-8", "replace")) + 3 for text in texts]
-    sizes = [n + 2 * text.count("\n") for n, text in zip(sizes, texts, strict=True)]
+    return [*_condense(tuple(texts), max_bytes)]
+
+
+@lru_cache(maxsize=16)  # Every request repeats the messages before it.
+def _condense(texts: tuple[str, ...], max_bytes: int) -> tuple[str, ...]:
+    sizes = [*map(_line_bytes, texts)]
     if sum(sizes) <= max_bytes:
-        return [*texts]
-    digest = hashlib.blake2b("\0".join(texts).encode("utf-8", "replace")).digest()
-    if (known := _CONDENSED.get((digest, max_bytes))) is not None:
-        return [*known]
+        return texts
     ends = itertools.accumulate(reversed(sizes))
     first = len(texts) - sum(end <= max_bytes * WHOLE_RATIO for end in ends)
     room = max_bytes - sum(sizes[first:])
-    found, said = _rank(texts, first)
-    chosen: dict[int, list[tuple[int, str]]] = {}
-    for _, order, place, sentence in sorted(found, key=lambda each: -each[0]):
-        cost = len(sentence.encode("utf-8", "replace")) + 2 * sentence.count("\n")
-        cost += 6 if order in chosen else 8
+    split = [*map(_split, texts)]
+    said = {sentence for sentences in split[first:] for sentence in sentences}
+    chosen = defaultdict[int, list[int]](list)
+    for order, place in _rank(split, first):
+        sentence = split[order][place]
+        cost = _line_bytes(sentence) + (3 if order in chosen else 5)
         if cost <= room and sentence not in said:
             room -= cost
             said.add(sentence)
-            chosen.setdefault(order, []).append((place, sentence))
-    short = [_join(sorted(chosen[order])) for order in sorted(chosen)]
-    _CONDENSED[digest, max_bytes] = kept = [*short, *texts[first:]]
-    if len(_CONDENSED) > 64:
-        _CONDENSED.popitem(last=False)
-    return [*kept]
+            chosen[order].append(place)
+    short = (" ".join(_join(split[i], sorted(chosen[i]))) for i in sorted(chosen))
+    return *short, *texts[first:]
+
+
+def _line_bytes(text: str) -> int:
+    return len(text.encode("utf-8", "replace")) + 2 * text.count("\n") + 3
 
 
 def _split(text: str) -> list[str]:
     if len(text.encode("utf-8", "replace")) <= MAX_SENTENCE_BYTES:
         return [text]
     pieces = (piece.strip() for piece in _SENTENCE.split(excerpt(text, MAX_READ_BYTES)))
-    return [excerpt(piece, MAX_SENTENCE_BYTES) for piece in pieces if piece]
+    pieces = (piece for piece in pieces if piece.strip(_GAP))
+    return [excerpt(piece, MAX_SENTENCE_BYTES) for piece in pieces]
 
 
-def _rank(
-    texts: Sequence[str], count: int
-) -> tuple[list[tuple[float, int, int, str]], set[str]]:
-    """Returns the sentences of the oldest texts, each with how telling it is and its
-    place, and those of the others."""
-    split = [_split(text) for text in texts]
-    words = [[{*_WORD.findall(p.lower())} for p in pieces] for pieces in split]
+def _rank(split: Sequence[Sequence[str]], count: int) -> list[tuple[int, int]]:
+    """Returns text and place of the oldest texts' sentences, the most telling first."""
+    words = [[{*_WORD.findall(s.lower())} for s in sentences] for sentences in split]
     uses = Counter(itertools.chain.from_iterable(itertools.chain(*words)))
-    found = []
-    for order in range(count):
-        pieces, scored = split[order], []
-        names = [_NAME.search(piece) is not None for piece in pieces]
+    scores = dict[tuple[int, int], float]()
+    for order, sentences in enumerate(split[:count]):
+        names = [_NAME.search(sentence) is not None for sentence in sentences]
         # Where everything is named, as in a log, names say nothing.
-        named = 1 - sum(names) / len(pieces) if len(pieces) > 3 else 1
-        for place, piece in enumerate(pieces):
-            rare = sum(uses[word] == 1 for word in words[order][place])
-            score = 2.0 * rare / max(1, len(words[order][place])) + named * names[place]
-            score += 3 - 3 * len(piece.encode("utf-8", "replace")) / MAX_SENTENCE_BYTES
-            if command := _COMMAND.search(piece):
-                score += 3.0 if command.start() < len(piece) / 3 else 2.0
-            score += 2.0 * piece.endswith(("!", "！"))  # noqa: RUF001
-            score += 0.5 * (place in (0, len(pieces) - 1)) + (order == 0)
-            if piece != _GAP:
-                scored.append((score + 0.5 * order / len(texts), place, piece))
-        # A sentence of each text goes before the third of another.
-        ranked = sorted(scored, key=lambda each: -each[0])
-        for rank, (score, place, piece) in enumerate(ranked):
-            found.append((score - 0.2 * rank, order, place, piece))
-    return found, {piece for pieces in split[count:] for piece in pieces}
+        named = 1 - sum(names) / len(names) if len(names) > 3 else 1
+        for place, sentence in enumerate(sentences):
+            rare = [word for word in words[order][place] if uses[word] == 1]
+            score = 2 * len(rare) / max(1, len(words[order][place]))
+            score += named * names[place] + 2 * bool(_COMMAND.search(sentence))
+            score += 2 * sentence.endswith(("!", "！"))  # noqa: RUF001
+            length = len(sentence.encode("utf-8", "replace")) / MAX_SENTENCE_BYTES
+            scores[order, place] = score - 3 * length
+    return sorted(scores, key=scores.__getitem__, reverse=True)
 
 
-def _join(sentences: Sequence[tuple[int, str]]) -> str:
-    """Joins sentences in their order, with a mark where some are left out."""
-    said, expected = [], 0
-    for place, sentence in sentences:
-        said += [_GAP, sentence] if place != expected else [sentence]
-        expected = place + 1
-    return " ".join(said)
+def _join(sentences: Sequence[str], places: Sequence[int]) -> Iterator[str]:
+    """Yields sentences in their order, with a mark where some are left out."""
+    for before, place in itertools.pairwise((-1, *places)):
+        if place != before + 1:
+            yield _GAP
+        yield sentences[place]
