@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 from collections.abc import Mapping
@@ -49,9 +50,11 @@ def check_arguments(agents: object, default: object, registry: object) -> None:
     named = [(f"agents[{name!r}]", each) for name, each in (agents or {}).items()]
     for place, strategy in (*named, ("default", default)):
         is_function = callable(strategy) and not isinstance(strategy, type)
+        is_function = is_function and not inspect.iscoroutinefunction(strategy)
         if not (is_function or isinstance(strategy, Strategy | None)):
-            given = _describe_wrong(strategy)
-            raise TypeError(f"{place} must be a Strategy or None, not {given}")
+            message = f"{place} must be a Strategy, a sync function of the callback "
+            message += f"context, or None, not {_describe_wrong(strategy)}"
+            raise TypeError(message)
     if registry is not None and not hasattr(registry, "context_window"):
         raise TypeError(
             "registry must have a method context_window(model) that returns tokens or "

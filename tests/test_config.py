@@ -324,8 +324,13 @@ def test_a_module_that_cannot_be_imported_is_named(code: str, said: str) -> None
     assert tells(place + said, str(caught.value)), caught.value
 
 
+async def choose(_: object) -> None:
+    """Chooses no strategy, but has to be awaited."""
+
+
 NAMES = {
     **vars(strategies),
+    "choose": choose,
     **{name: getattr(contextguard_adk, name) for name in contextguard_adk.__all__},
     "App": App,
     "EventsCompactionConfig": EventsCompactionConfig,
@@ -334,7 +339,9 @@ NAMES = {
     "odd": LlmAgent(name="writer", model=SimulatedLlm(model="gpt-4oh")),
 }
 OF_AGENTS = "must be a mapping of agent names to strategies, such as {'writer': "
-NO_STRATEGY = "must be a Strategy or None, not"
+NO_STRATEGY = (
+    "must be a Strategy, a sync function of the callback context, or None, not"
+)
 TYPED = {
     "ContextGuardPlugin(agents=['writer'])": f"agents {OF_AGENTS}Threshold()}}, not "
     "list: ['writer']",
@@ -348,6 +355,8 @@ TYPED = {
     "Did you mean Pipeline()? Names of strategies are for files",
     "ContextGuardPlugin(agents={'a': {'keep': 8}})": f"agents['a'] {NO_STRATEGY} dict: "
     "{'keep': 8}. Did you mean Threshold(…) with these settings?",
+    "ContextGuardPlugin(default=choose)": f"default {NO_STRATEGY} function: "
+    "<function choose…",
     "ContextGuardPlugin(registry={'gpt-4o': 8})": "registry must have a method "
     "context_window(model) that returns tokens or None, not dict: {'gpt-4o': 8}",
     "Threshold(contxt_window=8_000)": "contxt_window: unknown key. Did you mean "

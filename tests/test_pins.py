@@ -57,7 +57,7 @@ WINDOW = 8_000
 
 
 THRESHOLD = Threshold(context_window=WINDOW)
-LONG = "Never restart api-7. " * 195
+LONG = "Never restart api-7. " * 80  # About what a window of 2,000 has room for.
 
 
 def pinning(*calls: dict[str, Any]) -> Any:
@@ -137,16 +137,16 @@ async def test_a_pin_outlives_fifty_compactions(strategy: Strategy, said: str) -
 async def test_pins_take_their_place_beside_a_long_list() -> None:
     """4 KB of pins stay whole where excerpts, calls and fingerprints fill the record,
     and they take nothing from these."""
-    text = 'Say "no" to \x01 ' * 273
+    text = ('Say "no" to \x01 ' * 293)[:4_093]
     llm = SimulatedLlm(summary_replies=["Short."] * 9, token_ratio=1.0)
     chat = guarded_chat(llm, Threshold(context_window=200_000))
     talk = [user(f"{n} {'word ' * 80}") for n in range(560)]
-    await seed(chat, *talk, state={f"{KEY}:quotes": text[:4_096], **EXACT, **DEMAND})
+    await seed(chat, *talk, state={f"{KEY}:quotes": text, **EXACT, **DEMAND})
     await chat.say("Go on.")
-    assert holds(llm.requests[-1], text[:4_096])
+    assert holds(llm.requests[-1], text)
     assert "[The user's messages up to here" in llm.requests[-1].text
     await chat.say("And on.")
-    assert holds(llm.requests[-1], text[:4_096])
+    assert holds(llm.requests[-1], text)
 
 
 async def test_the_bytes_stay_between_compactions() -> None:
@@ -303,24 +303,24 @@ async def test_state_is_untrusted(state: dict[Any, Any], expected: str) -> None:
 
 
 def test_pins_have_a_limit() -> None:
-    """4,096 bytes for each agent, those of all agents included; nothing is changed by
-    what is refused, and what is taken back makes room."""
+    """4,096 bytes for the lines of each agent, those of all agents included; nothing is
+    changed by what is refused, and what is taken back makes room."""
     state: dict[str, Any] = {}
     pin(state, "é" * 1_000, "all")
-    pin(state, "x" * 2_096, "own", "agent")
+    pin(state, "x" * 2_086, "own", "agent")
     before = dict(state)
     for agent in (None, "agent", "agent@scope"):
         with pytest.raises(ValueError, match=r"4,097 bytes .* limit is 4,096"):
-            pin(state, "x", agent=agent)
+            pin(state, "xx", agent=agent)
     for text in ("", " \n"):
         with pytest.raises(ValueError, match="is empty"):
             pin(state, text)
     assert state == before
-    pin(state, "x" * 2_096, agent="other")
-    pin(state, "y" * 2_096, "own", "agent")
+    pin(state, "x" * 2_090, agent="other")
+    pin(state, "y" * 2_086, "own", "agent")
     unpin(state, "own", "agent")
     unpin(state, "unknown")
-    assert pin(state, "x" * 2_096, agent="agent")
+    assert pin(state, "x" * 2_090, agent="agent")
 
 
 def test_a_text_is_pinned_once() -> None:
@@ -372,7 +372,7 @@ async def test_the_tool_says_what_it_did() -> None:
     assert said[0] == str({"pinned": key})
     assert said[2] == str({"pinned": {key: RULE, "ada": "Ada is away."}})
     assert "limit is 4,096" in said[3]
-    assert said[4] == str({"pinned": "7"})
-    assert said[5] == str({"pinned": {key: RULE, "ada": "Ada is away.", "7": "['x']"}})
-    assert said[6] == str({"pinned": {key: RULE, "7": "['x']"}})
+    assert "no string" in said[4]
+    assert said[5] == str({"pinned": {key: RULE, "ada": "Ada is away."}})
+    assert said[6] == str({"pinned": {key: RULE}})
     assert (await chat.state())[f"{KEY}agent:{key}"] == RULE

@@ -64,8 +64,8 @@ class Payer:
                 turn.agent, turn.session_id, reason, messages, turn.tokens, *sizes
             )
             said = await observers.tell(observers.before_compaction, planned)
-        if isinstance(said, str):
-            return replace(turn, focus=f"{turn.focus}\n{said[:1_000]}".strip())
+            if isinstance(said, str):
+                return replace(turn, focus=f"{turn.focus}\n{said[:1_000]}".strip())
         if said is not None and said is not False:
             message = "before_compaction returned %s, no str, False or None: ignored."
             warn_once(logger, message, type(said).__name__)

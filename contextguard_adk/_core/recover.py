@@ -192,7 +192,7 @@ class Recovery:
             if history.memo.estimate_tokens(head) * factor <= room * 0.5:
                 break
         else:  # A notice takes its place, but not that of pins.
-            head = head if short and short.beside.get("pins") else []
+            head = [] if short and short.text else head
         is_quoted = head and short and _is_request_quoted(history, short)
         request = None if is_quoted else history.request_index
         contents = reduce_contents(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 from collections import Counter
 from typing import Any
@@ -20,9 +19,9 @@ from contextguard_adk._support.phrases import PINS, quote
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.units import Section
 
-MAX_PINNED_BYTES = 4 * 1024  # Of all texts that one agent is shown, as JSON.
+MAX_PINNED_BYTES = 4 * 1024  # Of all lines that one agent is shown.
 MAX_KEY_CHARS = 64
-ROOM_RATIO = 0.33  # Of what instruction and tools leave below the threshold.
+ROOM_RATIO = 0.5  # Of what instruction and tools leave below the threshold.
 
 logger = logging.getLogger("contextguard_adk.call")
 
@@ -45,8 +44,8 @@ def pin(state: StateOrDict, text: str, key: str = "", agent: str | None = None) 
 
     Raises:
         ValueError: The text is empty or no string, the key has a colon or more than 64
-            characters, or an agent would be shown more than 4,096 bytes in all, as
-            UTF-8 in JSON. Nothing is changed then.
+            characters, or an agent would be shown more than 4,096 bytes of UTF-8 in
+            all, three for each line included. Nothing is changed then.
     """
     if not isinstance(text, str) or not text.strip():
         raise ValueError("The text to pin is empty, or no string.")
@@ -105,7 +104,7 @@ class PinTool(BaseTool):
         self, *, args: dict[str, Any], tool_context: ToolContext
     ) -> dict[str, Any]:
         """Pins, unpins or lists; says what is wrong with what it refuses."""
-        text, key = (str(args.get(name) or "") for name in ("text", "key"))
+        text, key = args.get("text"), str(args.get("key") or "")
         state, name = tool_context.state, tool_context.agent_name
         scope = branch_scope(tool_context.get_invocation_context())
         known = AgentState(state, name, scope=scope)
@@ -126,6 +125,7 @@ class Pins(Section):
     name = "pins"
     heading = PINS
     goes_at = None
+    is_pinned = True
 
     def write(
         self, turn: Turn, covered: frozenset[int], known: JsonValue, room_tokens: int
@@ -152,8 +152,7 @@ class Pins(Section):
 
 
 def _size_bytes(text: str) -> int:
-    """What a text takes in session state and in its list."""
-    return len(json.dumps(f"- {text}\n", ensure_ascii=False).encode("utf-8", "replace"))
+    return len(f"- {text}\n".encode("utf-8", "replace"))
 
 
 def _owners(owner: str) -> set[str]:

@@ -24,7 +24,6 @@ from contextguard_adk._history.fingerprints import handle_of
 from contextguard_adk._history.history import History
 from contextguard_adk._history.stored import MAX_SUMMARY_CHARS, StoredSummary
 from contextguard_adk._measuring.budgets import shorten, shorten_to_tokens
-from contextguard_adk._sections.pins import Pins
 from contextguard_adk._support import phrases
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.values import Outcome
@@ -129,13 +128,13 @@ def _shrink(turn: Turn, draft: Draft) -> tuple[str, int]:
 
 def shorten_stored(turn: Turn, stored: StoredSummary | None) -> Iterator[StoredSummary]:
     """Yields a summary ever shorter, without what is done; at last pins alone."""
-    pinned = {Pins.name: _storable(text)} if (text := Pins().brief(turn)) else {}
-    last = StoredSummary(beside=pinned, has_continuation=False)
-    if (stored := stored or (last if pinned else None)) is None:
-        return
+    pins = (each for each in _sections.SECTIONS if each.is_pinned)
+    pinned = {pin.name: _storable(text) for pin in pins if (text := pin.brief(turn))}
     goes_at = {section.name: section.goes_at for section in _sections.SECTIONS}
-    goes_at["done"] = goes_at[Pins.name] = 0
+    goes_at["done"] = 0
     for shrink in range(MAX_SHRINK + 1):
+        if stored is None:
+            break
         draft = Draft(stored.text, frozenset(), shrink=shrink)
         text, request_chars = _shrink(turn, draft)
         beside = {
@@ -146,7 +145,7 @@ def shorten_stored(turn: Turn, stored: StoredSummary | None) -> Iterator[StoredS
         update = {"text": text, "request_chars": request_chars}
         yield stored.model_copy(update={**update, "beside": beside | pinned})
     if pinned:
-        yield last
+        yield StoredSummary(beside=pinned, has_continuation=False)
 
 
 def _storable(value: Any) -> Any:

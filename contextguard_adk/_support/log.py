@@ -41,7 +41,7 @@ def warn_once(
 
 
 def log_failure(
-    logger: logging.Logger, what: str, error: Exception, level: int = logging.ERROR
+    logger: logging.Logger, what: str, error: BaseException, level: int = logging.ERROR
 ) -> None:
     """Logs a failure and its place, without its text: that may quote messages."""
     places = [

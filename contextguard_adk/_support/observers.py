@@ -76,7 +76,7 @@ class Observers:
                 await asyncio.wrap_future(result)
             outcome = result.result()
             return await outcome if inspect.isawaitable(outcome) else outcome
-        except Exception as error:  # noqa: BLE001 - anyone's code may raise anything
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - it is anyone's code.
             level = logging.DEBUG if kind in self._failed else logging.WARNING
             self._failed.add(kind)
             what = f"A listener for {kind.__name__} failed"

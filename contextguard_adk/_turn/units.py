@@ -28,11 +28,13 @@ class Section:
         heading: The line of the guard with which its text begins; "" for none.
         goes_at: The step of `Draft.shrink`, 1 to 4, from which on it is left out; None
             for never.
+        is_pinned: Whether what `brief` returns also stands where there is no summary.
     """
 
     name: str
     heading: str = ""
     goes_at: int | None = 2
+    is_pinned: bool = False
 
     def write(
         self, turn: Turn, covered: frozenset[int], known: JsonValue, room_tokens: int
