@@ -274,7 +274,7 @@ async def test_whatever_it_raises_the_compaction_goes_on(
     assert SECRET not in "".join(visible)
 
 
-@pytest.mark.parametrize("error", [ValueError, asyncio.CancelledError, Odd])
+@pytest.mark.parametrize("error", [ValueError, SystemExit, asyncio.CancelledError, Odd])
 async def test_an_async_one_may_fail_as_well(error: type[BaseException]) -> None:
     """On the event loop itself."""
 
