@@ -14,7 +14,14 @@ from google.adk.sessions.database_session_service import DatabaseSessionService
 from google.genai import types
 
 from contextguard_adk import CompactionRecord, Pipeline, SlidingWindow, Threshold
-from contextguard_adk.strategies import ClearToolResults, Strategy, ToolOutputTruncation
+from contextguard_adk.strategies import (
+    Ask,
+    ClearToolResults,
+    Draft,
+    Strategy,
+    ToolOutputTruncation,
+    Turn,
+)
 from contextguard_adk.testing import RecordedRequest, Reply, SimulatedLlm, call
 from tests.builders import Chat, answer_text, model, user
 from tests.chats import agent_requests, seed, words
@@ -40,7 +47,12 @@ def look_up(step: int) -> str:
     return words(600 if step < 700 else 60, f"row-{step}")
 
 
-TOOLS: list[Any] = [get_policy, get_long_policy, look_up]
+def get_rule(number: int, tokens: int) -> str:
+    """Returns a rule of so many tokens."""
+    return words(tokens, f"rule-{number}")
+
+
+TOOLS: list[Any] = [get_policy, get_long_policy, look_up, get_rule]
 
 
 def results_of(request: RecordedRequest, tool: str) -> list[dict[str, Any]]:
@@ -83,6 +95,15 @@ def open_chat(
     return guarded_chat(llm, strategy, guard=guard, chat=chat, tools=TOOLS)
 
 
+class Greedy(Threshold):
+    """A strategy of a user's own, which leaves out all but the newest message."""
+
+    async def compact(self, turn: Turn, ask: Ask) -> Draft | None:
+        """Covers everything; the guard takes out what has to stay."""
+        covered = frozenset(range(len(turn.messages) - 1))
+        return Draft("It was left out.", covered) if turn.is_due else None
+
+
 KEEP: dict[str, Any] = {"context_window": WINDOW, "keep_tools": ("get_policy",)}
 CUTTING = ToolOutputTruncation(max_length=500, preserve_last_tool_result=False)
 CLEARING: dict[str, Any] = {
@@ -101,6 +122,7 @@ STRATEGIES: dict[str, Strategy] = {
         window=None, tool_output=ToolOutputTruncation(max_length=500), **KEEP
     ),
     "clearing": Pipeline(**CLEARING, **KEEP),
+    "own": Greedy(**KEEP),
 }
 
 
@@ -131,7 +153,10 @@ async def test_without_the_setting_it_is_a_preview() -> None:
 
 @pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
 async def test_what_was_called_beside_it_stays_with_it(strategy: Strategy) -> None:
-    """Results of one message answer calls that belong together; no pair is broken."""
+    """Results of one message answer calls that belong together; no pair is broken.
+
+    The other result may be shortened: it is none of `keep_tools`.
+    """
     compactions: list[CompactionRecord] = []
     beside = call("look_up", step=777)
     first: Reply = [call("get_policy"), beside]
@@ -142,7 +167,101 @@ async def test_what_was_called_beside_it_stays_with_it(strategy: Strategy) -> No
         await chat.say(f"Turn. {words(1_500)}")
     for request in agent_requests(llm)[1:]:
         assert results_of(request, "get_policy") == [{"result": POLICY}]
-        assert len([r for r in results_of(request, "look_up") if "777" in str(r)]) == 1
+        parts = [part for each in request.contents for part in each.parts or ()]
+        calls = [part.function_call for part in parts if part.function_call]
+        assert len([each for each in calls if each.args == {"step": 777}]) == 1
+    assert llm.rejections == llm.violations == 0
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
+async def test_between_compactions_nothing_that_was_sent_changes(
+    strategy: Strategy,
+) -> None:
+    """Each request begins with the former one, byte for byte, beyond the tenth too."""
+    compactions: list[CompactionRecord] = []
+    sent: list[tuple[int, list[str]]] = []
+    fetching = looking(*[call("get_policy")] * 40)
+
+    def script(request: LlmRequest) -> Reply:
+        contents = [each.model_dump_json() for each in request.contents]
+        sent.append((len(compactions), contents))
+        return fetching(request)
+
+    llm = useless()
+    llm.script = script
+    await open_chat(llm, strategy, compactions).say("Go.")
+    pairs = [(a[1], b[1]) for a, b in itertools.pairwise(sent) if a[0] == b[0]]
+    assert all(now[: len(before)] == before for before, now in pairs)
+    assert len(compactions) > 1
+    assert len(pairs) > len(compactions)
+    counts = [len(results_of(each, "get_policy")) for each in agent_requests(llm)]
+    assert max(counts) > 2
+    assert llm.rejections == llm.violations == 0
+
+
+@pytest.mark.parametrize(
+    ("percent", "expected"), [(9, ["1", "2", "3"]), (11, ["2", "3"])], ids=["9", "11"]
+)
+async def test_the_share_is_a_tenth_of_the_window(
+    percent: int, expected: list[str]
+) -> None:
+    """In tokens of the model: results of 9 % stay, of 11 % all but the oldest do."""
+    window, compactions = 64_000, list[CompactionRecord]()
+    tokens = window * percent // 300
+    first = [call("get_rule", number=n, tokens=tokens) for n in (1, 2, 3)]
+    llm = useless(*first, context_window=window)
+    strategy = Threshold(context_window=window, keep_tools=("get_rule",))
+    chat = open_chat(llm, strategy, compactions)
+    while len(compactions) < 3:
+        assert len(llm.requests) < 100
+        await chat.say(f"Turn. {words(5_000)}")
+        shown = results_of(llm.requests[-1], "get_rule")
+        names = [each["result"].split()[0].removeprefix("rule-") for each in shown]
+        assert names == (expected if compactions else ["1", "2", "3"])
+    assert [len(each["result"]) for each in shown] == [4 * tokens] * len(expected)
+
+
+async def test_what_is_too_large_takes_no_place_of_others() -> None:
+    """An older result that has room stays."""
+    compactions: list[CompactionRecord] = []
+    llm = useless(call("get_policy"), call("get_long_policy"))
+    names = ("get_policy", "get_long_policy")
+    strategy = Threshold(context_window=WINDOW, keep_tools=names)
+    chat = open_chat(llm, strategy, compactions)
+    while len(compactions) < 3:
+        assert len(llm.requests) < 200
+        await chat.say(f"Turn. {words(700)}")
+    assert results_of(llm.requests[-1], "get_policy") == [{"result": POLICY}]
+    assert results_of(llm.requests[-1], "get_long_policy") == []
+
+
+async def test_they_stay_whole_where_new_results_are_shortened() -> None:
+    """A compaction cuts what the model has not seen yet, and leaves the policy."""
+    compactions: list[CompactionRecord] = []
+    many: Reply = [call("look_up", step=n) for n in range(12)]
+    llm = useless(call("get_policy"), "Done.", many, "Done.")
+    chat = open_chat(llm, STRATEGIES["threshold"], compactions)
+    await chat.say("What is the policy?")
+    await chat.say(f"Look it up. {words(6_000)}")
+    request = llm.requests[-1]
+    assert len(compactions) == 1
+    assert results_of(request, "get_policy") == [{"result": POLICY}]
+    shown = results_of(request, "look_up")
+    assert len(shown) == 12
+    assert all(len(each["result"]) < 2_000 for each in shown)
+    assert llm.rejections == llm.violations == 0
+
+
+async def test_a_new_result_that_could_not_be_sent_is_shortened() -> None:
+    """Also one of `keep_tools`, where previews are off: the turn goes on."""
+    llm = useless(call("get_long_policy"), "Done.", context_window=3_500)
+    strategy = Threshold(
+        context_window=3_500, keep_tools=("get_long_policy",), preview_tokens=None
+    )
+    chat = open_chat(llm, strategy)
+    assert answer_text(await chat.say(f"Go. {words(500)}")) == "Done."
+    (shown,) = results_of(llm.requests[-1], "get_long_policy")
+    assert 100 < len(shown["result"]) < len(POLICY) * 3
     assert llm.rejections == llm.violations == 0
 
 

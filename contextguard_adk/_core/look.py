@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 
 from google.genai import types
@@ -10,24 +9,14 @@ from google.genai import types
 from contextguard_adk import _recall
 from contextguard_adk._core.call import Bounds, Call
 from contextguard_adk._core.limits import plan_call, resolve_model
-from contextguard_adk._history.contents import parts_of
 from contextguard_adk._history.draft import Reason
 from contextguard_adk._history.history import History
 from contextguard_adk._history.stored import StoredSummary
-from contextguard_adk._measuring.calibration import (
-    DEFAULT_CORRECTION,
-    estimate_prompt_tokens,
-    first_margin,
-)
+from contextguard_adk._measuring.calibration import estimate_prompt_tokens, first_margin
 from contextguard_adk._measuring.tokens import estimate_config_tokens
 from contextguard_adk._summaries.compose import render, shape
-from contextguard_adk._support.log import warn_once
-from contextguard_adk._turn.turn import Turn
+from contextguard_adk._turn.turn import KEEP_TOOLS_RATIO, Turn
 from contextguard_adk._turn.values import Size
-
-logger = logging.getLogger("contextguard_adk.call")
-
-KEPT_TOOLS_RATIO = 0.10  # Of the window, for the results of `keep_tools`.
 
 
 def look(call: Call, bounds: Bounds, is_settled: bool = False) -> Turn:
@@ -86,34 +75,15 @@ def _read_history(
             stored,
             call.memo,
         )
-        call.history.preview = preview and replace(preview, form=call.memo.form)
-        call.history.exempt = _find_exempt(call, call.history, window_tokens)
+        call.history.preview = preview and replace(
+            preview,
+            exclude_tools=call.strategy.keep_tools,
+            excluded_tokens=int(window_tokens * KEEP_TOOLS_RATIO),
+            form=call.memo.form,
+        )
     elif call.history.stored != stored:
         call.history = call.history.with_summary(stored)
     return call.history
-
-
-def _find_exempt(call: Call, history: History, window_tokens: int) -> frozenset[int]:
-    """The newest results of `keep_tools`, with their calls, that have room."""
-    names, exempt = call.strategy.keep_tools, set[int]()
-    room_tokens = int(window_tokens * KEPT_TOOLS_RATIO / DEFAULT_CORRECTION)
-    for index in reversed(history.history if names else ()):
-        parts = parts_of(history.contents[index])
-        results = [p.function_response for p in parts if p.function_response]
-        if not any(each.name in names for each in results):
-            continue
-        if index in exempt | history.model_covered | history.open_groups:
-            continue
-        group = history.pairs.group_of(index)
-        contents = [history.contents[i] for i in group]
-        room_tokens -= history.memo.estimate_tokens(contents)
-        if room_tokens < 0:
-            message = "Results of `keep_tools` take more than a tenth of the window of "
-            message += "agent %r; the older ones are compacted as others are."
-            warn_once(logger, message, call.agent)
-            break
-        exempt |= group
-    return frozenset(exempt)
 
 
 def _render(turn: Turn) -> Turn:

@@ -23,6 +23,7 @@ from contextguard_adk._core.decide import (
 from contextguard_adk._core.limits import fit_output
 from contextguard_adk._core.look import look
 from contextguard_adk._core.pay import Payer, plan_background
+from contextguard_adk._history.contents import has_result_of
 from contextguard_adk._runtime.runs import SentCall
 from contextguard_adk._runtime.scopes import call_key
 from contextguard_adk._runtime.sessions import Paid
@@ -125,8 +126,8 @@ def _rebase(call: Call, turn: Turn, paid: Paid) -> Outcome | None:
         return None
     if paid.is_background:
         # Newer messages stay now; the next compaction will remove them.
-        kept, shown = turn.kept.indexes, history.shown
-        since = [shown[i] for i in history.uncovered if i not in kept]
+        others = turn.kept.indexes | history.covered
+        since = [history.shown[i] for i in turn.compactable if i not in others]
         left_tokens = outcome.tokens - turn.measure_alone(since)
         left_tokens = max(turn.fixed_tokens, left_tokens)  # Some may stand shortened.
         stored = outcome.stored.model_copy(update={"left_tokens": left_tokens})
@@ -160,6 +161,11 @@ async def _commit(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> None:
     call.request.cache_metadata = None  # It describes a prefix that is gone.
     if not is_new:
         return
+    gone = outcome.draft.covered - turn.summarized
+    if any(has_result_of(turn.messages[i], turn.settings.keep_tools) for i in gone):
+        message = "Results of `keep_tools` take more than a tenth of the window of "
+        message += "agent %r; the older ones are compacted as others are."
+        warn_once(logger, message, turn.agent)
     call.compaction = record = _describe(call, turn, paid, outcome)
     event = Compacted(call.guard, call.context, state, turn, outcome, record)
     for listener in _listeners.LISTENERS:

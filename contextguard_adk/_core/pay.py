@@ -81,13 +81,14 @@ class Payer:
         draft, facts, ask = await self._compact(turn)
         if draft is None:
             return
-        if turn.is_due and turn.fits_yet and ask.may_recover:
+        fits_yet = turn.most_tokens < turn.budgets.overfull_tokens
+        is_full = turn.is_due and turn.reason == "tokens"
+        if is_full and fits_yet and ask.may_recover:
             # It still fits: the next try is made once it has grown.
             self.session.note(fruitless_tokens=turn.tokens)
             return
         # What a strategy of the user's own covers may split a call from its result.
-        covered = draft.covered - turn.history.open_groups - turn.history.exempt
-        covered = keep_pairs_whole(covered, turn.history.pairs)
+        covered = keep_pairs_whole(draft.covered - turn.stays, turn.history.pairs)
         summarized = draft.model_covered & covered
         draft = replace(draft, covered=covered, model_covered=summarized)
         outcome, tokens = compose(turn, draft), turn.measure(turn.contents)

@@ -47,6 +47,12 @@ def has_function_response(content: types.Content) -> bool:
     return any(part.function_response for part in parts_of(content))
 
 
+def has_result_of(content: types.Content, tools: Collection[str]) -> bool:
+    """Returns whether this content carries a result of one of these tools."""
+    results = (part.function_response for part in parts_of(content))
+    return any(each and each.name in tools for each in results)
+
+
 def has_tool(content: types.Content) -> bool:
     """Returns whether this content carries a tool's call or result."""
     return any(p.function_call or p.function_response for p in parts_of(content))

@@ -39,10 +39,7 @@ if TYPE_CHECKING:
     from google.adk.events.event import Event
 
 
-_BY_SUMMARY = (
-    *("shown", "previewed", "_previews", "_matches", "covered", "model_covered"),
-    *("uncovered", "compactable"),
-)
+_BY_SUMMARY = "shown", "previewed", "_previews", "_matches", "covered", "model_covered"
 """What depends on the stored summary."""
 
 
@@ -66,7 +63,7 @@ class History:
         self.events = invocation.session.events if invocation else []
         self._event_count = len(self.events)  # A summary may be written later.
         self.memo = memo or Memo()
-        self.preview, self.exempt = preview, frozenset[int]()  # No compaction's.
+        self.preview = preview
         self._known: dict[Hashable, Any] = {}  # With any summary.
 
     def with_summary(self, stored: StoredSummary | None) -> History:
@@ -99,7 +96,7 @@ class History:
             # Most are text, and calling for each would double the time.
             parts = content.parts if content.role == "user" else None
             is_text = not parts or (len(parts) == 1 and parts[0] and parts[0].text)
-            if is_text or index in summarized or index in self.exempt:
+            if is_text or index in summarized:
                 continue
             results = [p for p in parts or () if p is not None and p.function_response]
             if self.preview.fits(sum(map(self.memo.part_bytes, results))):
@@ -250,17 +247,6 @@ class History:
         return frozenset(i for i, place in self._matches.items() if place < count)
 
     @cached_property
-    def uncovered(self) -> list[int]:
-        """History beside the summary, but for what is exempt."""
-        return [i for i in self.history if i not in self.covered | self.exempt]
-
-    @cached_property
-    def compactable(self) -> list[int]:
-        """History that a model has not summarized yet and that may be."""
-        kept = self.model_covered | self.open_groups | self.exempt
-        return [index for index in self.history if index not in kept]
-
-    @cached_property
     def _matches(self) -> dict[int, int]:
         """Covered contents, with their position in the covered set."""
         if self.stored is None:
@@ -331,7 +317,7 @@ class History:
         if not (how := stored.truncation):
             return {}
         upto, short = self.find_place(stored.truncated_upto), dict[int, types.Content]()
-        for i in (i for i in self.history if i <= upto and i not in self.exempt):
+        for i in (i for i in self.history if i <= upto):
             whole = self.contents[i] if stored.has_recall else None
             key = i, i in self.previewed and self.preview, how, stored.has_recall
             cut = partial(truncate_content, self.shown[i], how, whole)

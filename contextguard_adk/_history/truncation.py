@@ -34,9 +34,6 @@ NAMES_KEY = "not_shown"
 NAMES_RATIO, MAX_NAMES_BYTES = 0.5, 16_000
 """What they may take: of the part that is shown, and at most."""
 
-MIN_CLEARED_CHARS = 100
-"""Results that take no more than the line in their place stay."""
-
 MAX_DEPTH = 100
 """Strings nested deeper than this stay as they are."""
 
@@ -84,14 +81,14 @@ def fit_results(
     most_tokens: int,
     measure: Callable[[Sequence[types.Content]], int],
     has_recall: bool,
+    tools: tuple[str, ...],
 ) -> tuple[Truncation, int]:
-    """Returns how results are to be shortened so that contents fit, and their size."""
+    """Returns how results, but those of `tools`, are shortened to fit; their size."""
     length = 4 * estimate_contents_tokens(contents)
     while True:
-        cut = Truncation.in_the_middle(length, result_length=length)
-        wholes = contents if has_recall else [None] * len(contents)
-        pairs = zip(contents, wholes, strict=True)
-        tokens = measure([truncate_content(c, cut, whole) for c, whole in pairs])
+        cut = replace(Truncation.in_the_middle(length, length), exclude_tools=tools)
+        shown = [truncate_content(c, cut, c if has_recall else None) for c in contents]
+        tokens = measure(shown)
         if tokens <= most_tokens or length <= 100:
             return cut, tokens
         length = max(100, int(length * min(0.8, most_tokens / tokens)))
@@ -109,8 +106,8 @@ def _truncate_part(
         return part
     if response.name in truncation.exclude_tools:
         return part
-    if truncation.max_length == 0:
-        return _clear(part, response, whole)
+    if truncation.max_length == 0 and whole and whole.function_response:
+        response = whole.function_response  # Its size is told, not that of a preview.
     shortened = _truncate_result(response.response, truncation)
     if shortened is response.response:
         return part
@@ -125,20 +122,6 @@ def _truncate_part(
     if whole:
         shortened = {**shortened, HANDLE_KEY: handle_of(whole)}
     copied = response.model_copy(update={"response": shortened})
-    return part.model_copy(update={"function_response": copied})
-
-
-def _clear(
-    part: types.Part, response: types.FunctionResponse, whole: types.Part | None
-) -> types.Part:
-    """Leaves of a result a line with its size, also where it is shown as a preview."""
-    original = (whole and whole.function_response) or response
-    size_chars = len(payload_text(original.response))
-    if size_chars <= MIN_CLEARED_CHARS:
-        return part
-    line = {"result": TRUNCATED.format(0, size_chars)}
-    line |= {HANDLE_KEY: handle_of(whole)} if whole else {}
-    copied = response.model_copy(update={"response": line})
     return part.model_copy(update={"function_response": copied})
 
 
@@ -221,13 +204,16 @@ class Preview:
 
     First strings are shortened as `strings` says. Of what then takes more than
     `max_tokens`, by the density of its text, long strings become head and tail; where
-    these are not what is large, the JSON of the result does.
+    these are not what is large, the JSON of the result does. Results of `exclude_tools`
+    that take at most `excluded_tokens` stay whole.
     Nothing but the result decides, so it has the same bytes in every request.
     """
 
     max_tokens: int | None = None
     strings: Truncation | None = None
     with_handles: bool = False
+    exclude_tools: tuple[str, ...] = ()
+    excluded_tokens: int = 0
     form: JsonForm = COMPACT
 
     def __call__(self, content: types.Content) -> types.Content | None:
@@ -248,11 +234,18 @@ class Preview:
         response = part.function_response if part is not None else None
         if response is None or not response.response or response.name == RECALL_TOOL:
             return part
+        is_excluded = response.name in self.exclude_tools
+        if is_excluded and self._count(part) <= self.excluded_tokens:
+            return part
         short, whole = part, part if self.with_handles else None
         if self.strings:
             short = _truncate_part(part, self.strings, whole)
         size_bytes = len(part_text(short, self.form))
         return short if self._is_small(size_bytes) else self._fit(short, whole, part)
+
+    def _count(self, part: types.Part) -> int:
+        text = part_text(part, self.form).decode("utf-8", "replace")
+        return token_counter(None)(text)
 
     def _fit(
         self, part: types.Part, whole: types.Part | None, named: types.Part
@@ -273,8 +266,7 @@ class Preview:
                 shown = _truncate_part(part, truncation, whole, values)
                 if shown is part:
                     break
-                shown_text = part_text(shown, self.form).decode("utf-8", "replace")
-                tokens = token_counter(None)(shown_text)
+                tokens = self._count(shown)
             if tokens <= most:
                 break
         return shown

@@ -6,7 +6,7 @@ from functools import partial
 
 from google.genai import types
 
-from contextguard_adk._measuring.budgets import TokenCounter
+from contextguard_adk._measuring.budgets import TokenCounter, shorten_to_tokens
 from contextguard_adk._measuring.density import (
     SizedText,
     estimate_text_density,
@@ -34,6 +34,9 @@ _MOST_VOCABULARY = 1.35
 
 MAX_RATIO = 20.0
 """More real tokens per heuristic token are not believed."""
+
+# Of the window, for the user's request: 30 %, and what an estimate may be too high.
+QUOTED_RATIO = 0.33
 
 
 def correction_factor(real_tokens: int, last_heuristic_tokens: int) -> float:
@@ -174,3 +177,18 @@ def token_counter(correction: float | None) -> TokenCounter:
         return math.ceil(text_bytes(text) / 4 * factor)
 
     return count
+
+
+def count_quoted_chars(request: str, window_tokens: int) -> int:
+    """How many characters of the user's request to quote; -1 for all."""
+
+    def count(text: str) -> int:
+        # By its own density: the factor of a whole request would cut what fits.
+        raw = text.encode("utf-8", "replace")
+        least_tokens = len(raw) / 4 - script_discount_tokens(raw)
+        return max(token_counter(None)(text), int(least_tokens))
+
+    most_tokens = int(window_tokens * QUOTED_RATIO)
+    if count(request) <= most_tokens:
+        return -1
+    return len(shorten_to_tokens(request, most_tokens, count))

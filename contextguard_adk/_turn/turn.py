@@ -14,6 +14,7 @@ from google.genai import types
 from contextguard_adk._history.contents import (
     content_text,
     find_safe_split,
+    has_result_of,
     has_tool,
     keep_pairs_whole,
     pair_boundaries,
@@ -23,21 +24,20 @@ from contextguard_adk._history.draft import Draft, Reason
 from contextguard_adk._history.history import History
 from contextguard_adk._history.stored import AgentRecord
 from contextguard_adk._history.truncation import fit_results
-from contextguard_adk._measuring.budgets import Budgets, shorten_to_tokens
+from contextguard_adk._measuring.budgets import Budgets
 from contextguard_adk._measuring.calibration import (
     DEFAULT_CORRECTION,
+    count_quoted_chars,
     estimate_prompt_tokens,
     token_counter,
 )
-from contextguard_adk._measuring.density import script_discount_tokens
 from contextguard_adk._runtime.sessions import SessionFacts
 from contextguard_adk._runtime.state import AgentState
 from contextguard_adk._turn.settings import StrategySettings
 from contextguard_adk._turn.values import Counts, KeptSteps, ModelFacts, Size
 
 MAX_PENDING_RATIO = 0.30  # Of the window, for results that the model has not seen.
-# Of the window, for the user's request: 30 %, and what an estimate may be too high.
-QUOTED_RATIO = 0.33
+KEEP_TOOLS_RATIO = 0.10  # Of the window, for the results of `keep_tools`.
 
 _NO_COUNTS, _NO_SIZE = Counts(), Size()
 
@@ -144,12 +144,6 @@ class Turn:
         return self.tokens + self.size.uncounted_tokens / 6
 
     @property
-    def fits_yet(self) -> bool:
-        """Whether the request may go out as it is, whatever the threshold."""
-        is_small = self.most_tokens < self.budgets.overfull_tokens
-        return self.reason == "tokens" and is_small
-
-    @property
     def has_room(self) -> bool:
         """Whether the request may go out as it is, with room for its answer."""
         has_room = self.most_tokens < self.budgets.room_for_answer_tokens
@@ -182,15 +176,34 @@ class Turn:
         return token_counter(self.correction)(text)
 
     @cached_property
+    def stays(self) -> frozenset[int]:
+        """History that no compaction removes: open calls; of `keep_tools` a tenth."""
+        stays, tools = self.history.open_groups, self.settings.keep_tools
+        room_tokens = self.budgets.window_tokens * KEEP_TOOLS_RATIO
+        for index in reversed(self.history.history if tools else ()):
+            if not has_result_of(self.messages[index], tools):
+                continue
+            group = self.history.pairs.group_of(index)
+            tokens = self.measure_alone([self.messages[i] for i in group])
+            if tokens <= room_tokens and group.isdisjoint(stays | self.summarized):
+                stays, room_tokens = stays | group, room_tokens - tokens
+        return stays
+
+    @cached_property
+    def compactable(self) -> list[int]:
+        """History that a model has not summarized yet and that may be."""
+        others = self.summarized | self.stays
+        return [index for index in self.history.history if index not in others]
+
+    @cached_property
     def fixed_contents(self) -> list[types.Content]:
         """The contents that no compaction can remove."""
-        history = self.history
-        removable = set(history.history) - history.open_groups - history.exempt
-        return [c for i, c in enumerate(history.shown) if i not in removable]
+        removable = set(self.history.history) - self.stays
+        return [c for i, c in enumerate(self.history.shown) if i not in removable]
 
     @cached_property
     def fixed_tokens(self) -> int:
-        """What instruction, tools, open calls and what is not history take."""
+        """What instruction, tools and what no compaction removes take."""
         return self.measure(self.fixed_contents)
 
     @property
@@ -247,31 +260,16 @@ class Turn:
     @cached_property
     def quoted_chars(self) -> int:
         """How many characters of the current request to quote; -1 for all."""
-        most_tokens = int(self.budgets.window_tokens * QUOTED_RATIO)
-
-        def count(text: str) -> int:
-            # By its own density: the factor of a whole request would cut what fits.
-            raw = text.encode("utf-8", "replace")
-            least_tokens = len(raw) / 4 - script_discount_tokens(raw)
-            return max(token_counter(None)(text), int(least_tokens))
-
-        if count(self.request_text) <= most_tokens:
-            return -1
-        return len(shorten_to_tokens(self.request_text, most_tokens, count))
+        return count_quoted_chars(self.request_text, self.budgets.window_tokens)
 
     @property
     def draft(self) -> Draft:
         """The summary that stands in the request now; no text where there is none."""
         history, stored = self.history, self.history.stored
+        draft = Draft("", history.covered, history.model_covered, reason=self.reason)
         if stored is None:
-            return Draft("", history.covered, history.model_covered, 0, self.reason)
-        draft = Draft(
-            stored.text,
-            history.covered,
-            history.model_covered,
-            stored.model_chars,
-            self.reason,
-        )
+            return draft
+        draft = replace(draft, text=stored.text, model_chars=stored.model_chars)
         upto = history.find_place(stored.truncated_upto)
         if stored.truncation and upto >= 0 and upto not in history.covered:
             return replace(draft, truncation=stored.truncation, truncated_upto=upto)
@@ -295,7 +293,7 @@ class Turn:
         What stays for `keep` is not among them. Where nothing is left to summarize, it
         is empty or holds only what is summarized already.
         """
-        kept, compactable = self.kept.indexes, self.history.compactable
+        kept, compactable = self.kept.indexes, self.compactable
         candidates = [i for i in compactable if i not in kept]
         wished = len(compactable) - keep_count
         if candidates and wished >= len(candidates):
@@ -314,7 +312,7 @@ class Turn:
 def _find_kept_steps(turn: Turn, room_tokens: int) -> KeptSteps:
     """Finds the newest messages within `keep`, and pending results, within the room."""
     history, said = turn.history, frozenset(turn.history.user_messages)
-    steps = list(history.compactable)
+    steps = turn.compactable
     contents = [history.shown[index] for index in steps]
     boundaries = pair_boundaries(pair_contents(contents), len(contents))
     starts = [
@@ -344,7 +342,8 @@ def _find_kept_steps(turn: Turn, room_tokens: int) -> KeptSteps:
     if tokens <= most_tokens:
         return KeptSteps(indexes, pending, tokens)
     measure, has_recall = turn.measure_alone, turn.has_recall
-    truncation, tokens = fit_results(kept, most_tokens, measure, has_recall)
-    if tokens > room_tokens:
-        return KeptSteps()  # What the model itself wrote in a call cannot be cut.
-    return KeptSteps(indexes, pending, tokens, truncation)
+    for tools in (turn.settings.keep_tools, ()):
+        cut, tokens = fit_results(kept, most_tokens, measure, has_recall, tools)
+        if tokens <= room_tokens:
+            return KeptSteps(indexes, pending, tokens, cut)
+    return KeptSteps()  # What the model itself wrote in a call cannot be cut.

@@ -186,8 +186,7 @@ class ToolOutputTruncation(Reducer):
             if known.result_length and not truncation.result_length:
                 truncation = known
         preview = reduction.turn.history.preview
-        is_known = preview is not None and preview.strings == truncation
-        if is_known or (truncation, last) == reduction.truncation:
+        if preview is not None and preview.strings == truncation:
             return StrategyResult.NO_CHANGE
         return reduction.truncate(truncation, last)
 
@@ -230,7 +229,7 @@ class ClearToolResults(Reducer):
             last = last and reduction.last_tool_result(before=last)
         cleared = Truncation(0, result_length=1, exclude_tools=self.exclude_tools)
         known = reduction.truncation
-        is_other = known is not None and known[0] != cleared
+        is_other = known is not None and known[0].max_length > 0
         if last is None or is_other or (known and last <= known[1]):
             return StrategyResult.NO_CHANGE
         return reduction.truncate(cleared, last)

@@ -65,11 +65,10 @@ class Reduction:
 
     @property
     def protected(self) -> frozenset[int]:
-        """What no reducer removes: the current request, open calls, pending results."""
-        history, request = self.turn.history, self.turn.history.request_index
+        """What no reducer removes: the current request, pending results, what stays."""
+        request = self.turn.history.request_index
         current = frozenset(() if request is None else (request,))
-        stays = history.open_groups | history.exempt
-        return stays | self.turn.kept.pending | current
+        return self.turn.stays | self.turn.kept.pending | current
 
     @property
     def truncation(self) -> tuple[Truncation, int] | None:
@@ -103,8 +102,12 @@ class Reduction:
         return self._apply(replace(draft, covered=covered, text=text))
 
     def truncate(self, truncation: Truncation, upto: int) -> StrategyResult:
-        """Shortens every tool result up to and including content `upto`."""
+        """Shortens tool results up to and including `upto`, but for `keep_tools`."""
+        names = {*truncation.exclude_tools, *self.turn.settings.keep_tools}
+        truncation = replace(truncation, exclude_tools=tuple(sorted(names)))
         draft = replace(self._draft, truncation=truncation, truncated_upto=upto)
+        if draft == self._draft:
+            return StrategyResult.NO_CHANGE
         return self._apply(draft)
 
     async def summarize(self, keep_count: int) -> StrategyResult:
