@@ -49,7 +49,7 @@ def reduce_contents(
     """
     factor = correction or DEFAULT_CORRECTION
     scale = _Scale(factor, memo or Memo())
-    first = list(head) or [_user_content(NOTICE)]
+    first = list(head) or [types.UserContent(NOTICE)]
     if scale.cost([*first, *contents]) <= room_tokens:
         return repair_contents(join_messages(first, contents))
     if request_index is None and not head:
@@ -84,13 +84,9 @@ def reduce_contents(
         room -= cost
     left_out = [index for index in turn if index not in kept]
     if done := write_done_list(contents, left_out, done_tokens, count):
-        first = [*head, _user_content(done if head else f"{NOTICE}\n\n{done}")]
+        first = [*head, types.UserContent(done if head else f"{NOTICE}\n\n{done}")]
     rest = [kept[index] for index in sorted(kept)]
     return repair_contents(join_messages(first, rest))
-
-
-def _user_content(text: str) -> types.Content:
-    return types.Content(role="user", parts=[types.Part(text=text)])
 
 
 def cut_request(request: LlmRequest, max_tokens: int, memo: Memo | None = None) -> bool:

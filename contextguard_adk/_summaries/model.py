@@ -87,7 +87,7 @@ async def ask_with_transcript(
     config = model.transcript_config.model_copy(
         update={"system_instruction": instruction}
     )
-    request = LlmRequest(model=model.llm.model, contents=[_user_content(prompt)])
+    request = LlmRequest(model=model.llm.model, contents=[types.UserContent(prompt)])
     output_tokens = sum(model.divide_output(budget_tokens, config))
     request.config = config.model_copy(update={"max_output_tokens": output_tokens})
     without_limits = config.model_copy(update={"thinking_config": None})
@@ -104,7 +104,7 @@ async def ask_in_place(
 ) -> Answer:
     """Asks after the conversation, unchanged so that a prompt cache can serve it."""
     request = conversation.model_copy()
-    request.contents = [*conversation.contents, _user_content(prompt)]
+    request.contents = [*conversation.contents, types.UserContent(prompt)]
     update = {"max_output_tokens": output_tokens}
     request.config = conversation.config.model_copy(update=update)
     # No Gemini cache is to be created for this one call.
@@ -193,7 +193,3 @@ async def _read_answer(llm: BaseLlm, request: LlmRequest) -> Answer:
             output_tokens = usage.candidates_token_count or 0
             used = read_usage(usage)
     return Answer(text.strip(), output_tokens, has_calls, finish, used)
-
-
-def _user_content(text: str) -> types.Content:
-    return types.Content(role="user", parts=[types.Part(text=text)])
