@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +23,7 @@ from contextguard_adk._history.extraction import (
 from contextguard_adk._history.history import History
 from contextguard_adk._history.text import Said, payload_text, walk_parts
 from contextguard_adk._measuring.budgets import excerpt
+from contextguard_adk._runtime.sessions import BoundedDict
 from contextguard_adk._support.phrases import VALUES, quote_line, quote_stored
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.units import Section
@@ -39,7 +40,7 @@ REUSE_WEIGHT, RECENCY_WEIGHT, CALL_WEIGHT, KIN_WEIGHT = 2.0, 2.0, 1.0, 1.0
 they share with what calls have used. Chosen on recorded sessions of agents."""
 
 _PIECE = re.compile(r"[A-Za-z][a-z]{2,}|[A-Z]{3,}")
-_TEXTS: OrderedDict[Hashable, str] = OrderedDict()
+_TEXTS = BoundedDict[Hashable, str](64)
 
 
 @dataclass
@@ -121,19 +122,15 @@ class Values(Section):
 
 def _read(value: JsonValue) -> dict[str, Any]:
     """Reads what is stored, which may be anything."""
-    fields = value if isinstance(value, dict) else {}
-    numbers = {
-        name: found if isinstance(found := fields.get(name), int) else 0
-        for name in ("bytes", "count")
-    }
-    texts = {
-        name: found[:MAX_STORED_BYTES]
-        if isinstance(found := fields.get(name), str)
-        else ""
-        for name in ("text", "older")
-    }
-    most = 4 * MAX_VALUES_TOKENS
-    return {**texts, **{name: min(max(0, n), most) for name, n in numbers.items()}}
+    stored = value if isinstance(value, dict) else {}
+    known: dict[str, Any] = {"bytes": 0, "count": 0, "text": "", "older": ""}
+    for name in known:
+        found = stored.get(name)
+        if isinstance(found, int) and isinstance(known[name], int):
+            known[name] = min(max(0, found), 4 * MAX_VALUES_TOKENS)
+        elif isinstance(found, str) and isinstance(known[name], str):
+            known[name] = found[:MAX_STORED_BYTES]
+    return known
 
 
 def _newest_lines(text: str, max_bytes: int) -> str:
@@ -157,14 +154,10 @@ def list_values(history: History, covered: Collection[int], max_bytes: int) -> s
     contents = [history.contents[index] for index in sorted(covered)]
     prints = tuple(history.spell(content) for content in contents)
     key = prints, max_bytes
-    if key in _TEXTS:
-        _TEXTS.move_to_end(key)
-        return _TEXTS[key]
-    values, sources = _gather(history, sorted(covered))
-    text = _write_list(values, sources, max_bytes)
-    _TEXTS[key] = text
-    while len(_TEXTS) > 64:
-        _TEXTS.popitem(last=False)
+    if (text := _TEXTS.get(key)) is None:
+        values, sources = _gather(history, sorted(covered))
+        text = _write_list(values, sources, max_bytes)
+    _TEXTS[key] = text  # The newest stay.
     return text
 
 
