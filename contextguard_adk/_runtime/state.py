@@ -161,9 +161,6 @@ class AgentState:
         to_dict = getattr(self._state, "to_dict", None)
         return to_dict().get(key) if to_dict else self._state.get(key)
 
-    def _read_other(self, name: str) -> Any:
-        return self._get(_key(name, self.owner, not self._is_namespaced))
-
     def read(self, name: str) -> Any:
         """Returns a value of this agent, under either form of its key, or None."""
         key = self.key(name)
@@ -262,7 +259,8 @@ class AgentState:
     def write(self, name: str, value: str | int | None) -> None:
         """Stores a value if it differs; state has no delete, so None is written."""
         # A `state_schema` may forbid to touch the other form of the key; a 0 hides it.
-        if value is None and self._read_other(name) is not None:
+        other_key = _key(name, self.owner, not self._is_namespaced)
+        if value is None and self._get(other_key) is not None:
             value = 0
         if self._get(self.key(name)) != value:
             self.set(self.key(name), value)
