@@ -151,10 +151,8 @@ class _Reader:
     ) -> Compaction | None:
         """Finds what a compaction has replaced, and its summary, in session state."""
         if self._is_guarded:
-            facts, state = (
-                recordings.read_facts(call.event).get("compaction"),
-                self._state,
-            )
+            facts = recordings.read_facts(call.event).get("compaction")
+            state = self._state
         else:
             facts = asdict(played.compaction) if played.compaction else None
             state = played.state
