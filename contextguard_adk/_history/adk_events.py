@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
+from google.adk.agents.invocation_context import InvocationContext
+from google.adk.events.event import Event
 from google.genai import types
 
 from contextguard_adk._history.contents import media_parts, parts_of
-
-if TYPE_CHECKING:
-    from google.adk.agents.invocation_context import InvocationContext
-    from google.adk.events.event import Event
 
 INTERNAL_CALLS = frozenset(
     {"adk_request_credential", "adk_request_confirmation", "adk_framework"}

@@ -7,16 +7,14 @@ from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
+from typing import Any, NamedTuple, TypeVar, get_args
 
+from google.adk.events.event import Event
 from google.genai import types
 from pydantic import BaseModel, PydanticUserError
 from pydantic_core import SchemaSerializer, core_schema
 
 from contextguard_adk._measuring.density import script_discount_tokens
-
-if TYPE_CHECKING:
-    from google.adk.events.event import Event
 
 V = TypeVar("V")
 
