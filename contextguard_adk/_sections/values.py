@@ -14,14 +14,14 @@ from google.genai import types
 from pydantic import JsonValue
 
 from contextguard_adk._history.adk_events import RECALL_TOOL
-from contextguard_adk._history.contents import content_text, has_tool
+from contextguard_adk._history.contents import content_text, has_tool, payload_of
 from contextguard_adk._history.extraction import (
     hide_secrets,
     read_values,
     without_secrets,
 )
 from contextguard_adk._history.history import History
-from contextguard_adk._history.text import Said, payload_text, walk_parts
+from contextguard_adk._history.text import payload_text, walk_parts
 from contextguard_adk._measuring.budgets import excerpt
 from contextguard_adk._runtime.sessions import BoundedDict
 from contextguard_adk._support.phrases import VALUES, quote_line, quote_stored
@@ -182,7 +182,7 @@ def _gather(
             id(call) if call else (said.index, number[said.index]),
             _Source(_label(call) if call else author),
         )
-        found = _find(said)
+        found = read_values(payload_of(said.part) or said.text)
         original = history.original(said.index)
         if original is not history.contents[said.index]:
             # What another plugin adds may be new on each call, as the time is.
@@ -206,12 +206,6 @@ def _find_oldest(history: History, indexes: Sequence[int]) -> int:
             break
         oldest = index
     return oldest
-
-
-def _find(said: Said) -> Sequence[tuple[str, float]]:
-    call, result = said.part.function_call, said.part.function_response
-    payload = (call and call.args) or (result and result.response)
-    return read_values(payload if payload else said.text)
 
 
 def _label(call: types.FunctionCall) -> str:
