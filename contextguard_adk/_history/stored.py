@@ -99,9 +99,6 @@ class Learned(_Stored):
     unproven_count: int = Field(default=0, ge=0, le=2**53)
 
 
-_NOTHING_LEARNED = Learned()
-
-
 class AgentRecord(_Stored):
     """What the guard keeps of an agent in a scope, and what its models have shown.
 
@@ -121,7 +118,7 @@ class AgentRecord(_Stored):
 
     def of(self, model: str) -> Learned:
         """Returns what a model has shown."""
-        return self.learned.get(model, _NOTHING_LEARNED)
+        return self.learned.get(model, Learned())
 
 
 class StateValues(_Stored):
