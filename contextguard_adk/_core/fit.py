@@ -108,7 +108,6 @@ class _Scale:
     memo: Memo
 
     def cost(self, contents: Iterable[types.Content]) -> int:
-        """What contents take."""
         tokens = 0
         for part in itertools.chain.from_iterable(map(parts_of, contents)):
             density = estimate_text_density(self.memo.part_text(part))

@@ -44,12 +44,10 @@ def with_parts(content: types.Content, parts: Sequence[types.Part]) -> types.Con
 
 
 def has_function_response(content: types.Content) -> bool:
-    """Returns whether this content carries a tool's result."""
     return any(part.function_response for part in parts_of(content))
 
 
 def has_tool(content: types.Content) -> bool:
-    """Returns whether this content carries a tool's call or result."""
     return any(p.function_call or p.function_response for p in parts_of(content))
 
 

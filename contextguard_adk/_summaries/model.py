@@ -177,7 +177,6 @@ async def _ask(question: _Question) -> Answer:
 
 
 async def _read_answer(llm: BaseLlm, request: LlmRequest) -> Answer:
-    """Makes one model call."""
     text, output_tokens, has_calls, finish, used = "", 0, False, "", Usage()
     async for response in llm.generate_content_async(request, stream=False):
         if response.partial:

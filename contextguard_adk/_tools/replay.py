@@ -73,7 +73,6 @@ def run_replay(
     is_complete: bool,
     **recording: Any,
 ) -> None:
-    """Replays a session, and prints the result."""
     if is_list:
         print_sessions(as_json, **recording)
         return

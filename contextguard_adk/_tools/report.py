@@ -38,7 +38,6 @@ from contextguard_adk.records import REASONS, Usage, format_cost
 
 
 def run_report(is_list: bool, as_json: bool, output: Path, **recording: Any) -> None:
-    """Writes the page about a session."""
     if is_list:
         replay.print_sessions(as_json, **recording)
         return
