@@ -89,15 +89,13 @@ def reduce_contents(
     return repair_contents(join_messages(first, rest))
 
 
-def cut_request(request: LlmRequest, max_tokens: int, memo: Memo | None = None) -> bool:
-    """Cuts a request after a compaction that failed; whether it was too large."""
+def cut_request(request: LlmRequest, max_tokens: int, memo: Memo) -> None:
+    """Cuts a request that is too large, after a compaction that failed."""
     config_tokens = int(estimate_config_tokens(request.config) * DEFAULT_CORRECTION)
     room = max_tokens - config_tokens
-    if _Scale(DEFAULT_CORRECTION, memo or Memo()).cost(request.contents) <= room:
-        return False
-    request.contents = reduce_contents(request.contents, room, memo=memo)
-    request.cache_metadata = None  # It describes a prefix that is gone.
-    return True
+    if _Scale(DEFAULT_CORRECTION, memo).cost(request.contents) > room:
+        request.contents = reduce_contents(request.contents, room, memo=memo)
+        request.cache_metadata = None  # It describes a prefix that is gone.
 
 
 @dataclass(frozen=True)
