@@ -95,9 +95,8 @@ class RunWrites:
 
     state: dict[str, Any] = field(default_factory=dict)
     pending: dict[str, dict[str, Any]] = field(default_factory=dict)
-    given: set[str] = field(
-        default_factory=set
-    )  # To ADK with an answer; still pending.
+    # To ADK with an answer; still pending.
+    given: set[str] = field(default_factory=set)
     owners: set[str] = field(default_factory=set)  # Agents at work, with their scopes.
     # Limits, with their model, that this process has seen a provider show.
     proven: dict[object, bool] = field(default_factory=dict)

@@ -84,9 +84,8 @@ def run_replay(
     silent = [loop.logger] if compare else []
     with terminal.quiet_logs(Console(stderr=True), *silent):
         session, settings = read_recording(**recording)
-        rows = (
-            list(list_rows(settings.guard, settings.window_tokens)) if compare else []
-        )
+        compared = list_rows(settings.guard, settings.window_tokens)
+        rows = list(compared) if compare else []
         if recording["config"] or not compare:
             rows.append(Row("your settings", settings.guard))
         guards = [row.guard for row in rows]
