@@ -150,26 +150,26 @@ class AgentState:
 
     def find(self, prefix: str) -> dict[str, Any]:
         """Returns what is not None under keys with a prefix, by the rest of the key."""
-        state: Any = self._state
-        items = (state.to_dict() if hasattr(state, "to_dict") else state).items()
+        items = self._values.items()
         own = [(n, v) for n, v in items if v is not None and n.startswith(prefix)]
         return {name.removeprefix(prefix): value for name, value in own}
 
-    def _get(self, key: str) -> Any:
+    @property
+    def _values(self) -> Any:
         # ADK's `State.get` copies each list and dict that it returns.
-        to_dict = getattr(self._state, "to_dict", None)
-        return to_dict().get(key) if to_dict else self._state.get(key)
+        state: Any = self._state
+        return state.to_dict() if hasattr(state, "to_dict") else state
 
     def read(self, name: str) -> Any:
         """Returns a value of this agent, under either form of its key, or None."""
         key = self.key(name)
-        if self._get(key) is None:
+        if self._values.get(key) is None:
             key = _key(name, self.owner, not self._is_namespaced)
         return self.read_at(key, name)
 
     def read_at(self, key: str, name: str) -> Any:
         """Returns what stands under a key, if it is a `name` within its bounds."""
-        if (value := self._get(key)) is None:
+        if (value := self._values.get(key)) is None:
             return None
         try:
             return getattr(StateValues.model_validate({name: value}), name)
@@ -248,7 +248,7 @@ class AgentState:
     def set(self, key: str, value: object) -> None:
         """Writes a key as it is; the event of the call brings it to the session."""
         self._run.write(self._scope, key, value)
-        if self._get(key) != value:  # The event may hold another value.
+        if self._values.get(key) != value:  # The event may hold another value.
             self._state[key] = value
 
     def _write_record(self, record: AgentRecord) -> None:
@@ -259,9 +259,9 @@ class AgentState:
         """Stores a value if it differs; state has no delete, so None is written."""
         # A `state_schema` may forbid to touch the other form of the key; a 0 hides it.
         other_key = _key(name, self.owner, not self._is_namespaced)
-        if value is None and self._get(other_key) is not None:
+        if value is None and self._values.get(other_key) is not None:
             value = 0
-        if self._get(self.key(name)) != value:
+        if self._values.get(self.key(name)) != value:
             self.set(self.key(name), value)
             is_new = self.owner not in self._run.owners
             if self._scope and value is not None and is_new:
@@ -285,7 +285,7 @@ class AgentState:
                 keys = [_key(name, owner, self._is_namespaced) for name in SCOPED_NAMES]
                 pins = f"{PIN_KEY}{owner}:"
                 keys += [pins + name for name in self.find(pins)]
-                for old in (key for key in keys if self._get(key) is not None):
+                for old in (key for key in keys if self._values.get(key) is not None):
                     self.set(old, None)
         self.set(key, scopes)
 
@@ -293,7 +293,7 @@ class AgentState:
     def _requests(self) -> list[str]:
         """Suffixes of the keys with a request that is open: for any agent, for this."""
         suffixes = "", f":{self.agent}"
-        return [s for s in suffixes if self._get(COMPACT_NOW_KEY + s) is True]
+        return [s for s in suffixes if self._values.get(COMPACT_NOW_KEY + s) is True]
 
     @property
     def is_compaction_requested(self) -> bool:
@@ -303,7 +303,7 @@ class AgentState:
     @property
     def requested_focus(self) -> str:
         """What that compaction should keep above all; "" where nothing is named."""
-        named = (self._get(FOCUS_KEY + suffix) for suffix in self._requests)
+        named = (self._values.get(FOCUS_KEY + suffix) for suffix in self._requests)
         return "\n".join(text[:1_000] for text in named if isinstance(text, str))
 
     def answer_request(self, refusal: str = "") -> None:
@@ -314,7 +314,7 @@ class AgentState:
         for suffix in self._requests:
             self.set(COMPACT_NOW_KEY + suffix, False)
             for key, value in ((FOCUS_KEY, ""), (REFUSED_KEY, refusal)):
-                if (self._get(key + suffix) or "") != value:
+                if (self._values.get(key + suffix) or "") != value:
                     self.set(key + suffix, value)
 
 
