@@ -63,7 +63,6 @@ async def write_from_transcript(task: SummaryTask, model: SummaryModel) -> str:
     except SummaryError as error:
         if not is_overflow(error):
             raise
-    # Its input was too long.
     return await _summarize_within(task, model, int(input_tokens * 0.6))
 
 
