@@ -14,6 +14,7 @@ from google.genai import types
 from pydantic import JsonValue
 
 from contextguard_adk._history.adk_events import RECALL_TOOL
+from contextguard_adk._history.contents import payload_of
 from contextguard_adk._history.fingerprints import handle_of
 from contextguard_adk._history.text import payload_text, walk_parts
 from contextguard_adk._measuring.budgets import TokenCounter, excerpt
@@ -133,10 +134,9 @@ def _completed_calls(
 
 def _read_result(part: types.Part) -> tuple[str, str, bool]:
     """Returns what a result says, its handle, and whether the call failed."""
-    response = part.function_response
-    outcome = _one_line(response.response) if response else ""
-    text = payload_text(response.response) if response else ""
-    return outcome, handle_of(part), _is_failure(text, outcome)
+    payload = payload_of(part)
+    outcome = _one_line(payload)
+    return outcome, handle_of(part), _is_failure(payload_text(payload), outcome)
 
 
 def _is_failure(text: str, outcome: str) -> bool:

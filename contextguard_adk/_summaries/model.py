@@ -10,7 +10,7 @@ from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
-from contextguard_adk._history.contents import content_text
+from contextguard_adk._history.contents import content_text, parts_of
 from contextguard_adk._providers.clients import read_usage, thinking_tokens
 from contextguard_adk._providers.overflow import parse_overflow
 from contextguard_adk._providers.retry import (
@@ -181,9 +181,8 @@ async def _read_answer(llm: BaseLlm, request: LlmRequest) -> Answer:
     async for response in llm.generate_content_async(request, stream=False):
         if response.partial:
             continue
-        parts = response.content and response.content.parts
-        for part in parts or ():
-            if part and part.text and not part.thought:
+        for part in parts_of(response.content):
+            if part.text and not part.thought:
                 text += part.text
         has_calls = has_calls or bool(response.get_function_calls())
         reason = response.finish_reason or response.error_code or finish
