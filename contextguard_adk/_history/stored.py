@@ -15,9 +15,6 @@ from contextguard_adk._history.fingerprints import (
 )
 from contextguard_adk._history.truncation import Length, Truncation
 
-MIN_WINDOW_TOKENS = 1_000
-"""A learned window is at least this."""
-
 MAX_MODELS = 8
 """Of one agent, whose limits are remembered; the newest stay."""
 
