@@ -89,22 +89,14 @@ def closing_prompt(
 
 
 def summary_prompt(
-    transcript: str, texts: Mapping[str, str], briefs: Mapping[str, str], focus: str
+    texts: Mapping[str, str], briefs: Mapping[str, str], focus: str
 ) -> str:
     """The user content of a summary call; data stands between markers of its own.
 
-    The `texts` are the previous summary and the current request, `briefs` what else
-    the summarizer is told.
+    The `texts` are the previous summary, the transcript and the current request, in
+    this order, `briefs` what else the summarizer is told.
     """
-    blocks = _write_blocks(
-        {
-            "previous-summary": texts["previous-summary"],
-            "transcript": transcript,
-            "current-request": texts["current-request"],
-            **briefs,
-            "focus": focus,
-        }
-    )
+    blocks = _write_blocks({**texts, **briefs, "focus": focus})
     return "\n\n".join([*blocks, "Now write the summary."])
 
 
