@@ -9,8 +9,9 @@ import functools
 import logging
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
+from google.adk.sessions.state import State
 from pydantic import ValidationError
 
 from contextguard_adk._history.stored import (
@@ -51,15 +52,7 @@ in which the agent is at work."""
 SCOPED_NAMES = "summary", "summarized_at", "real_tokens", "last_heuristic", "record"
 
 
-class StateLike(Protocol):
-    """What the guard needs of `google.adk.sessions.State`."""
-
-    def get(self, key: str, default: Any = None) -> Any: ...
-
-    def __setitem__(self, key: str, value: Any) -> None: ...
-
-
-StateOrDict = StateLike | MutableMapping[str, Any]
+StateOrDict = State | MutableMapping[str, Any]
 
 
 def request_compaction(
@@ -155,10 +148,10 @@ class AgentState:
         return {name.removeprefix(prefix): value for name, value in own}
 
     @property
-    def _values(self) -> Any:
+    def _values(self) -> Mapping[str, Any]:
         # ADK's `State.get` copies each list and dict that it returns.
-        state: Any = self._state
-        return state.to_dict() if hasattr(state, "to_dict") else state
+        state = self._state
+        return state.to_dict() if isinstance(state, State) else state
 
     def read(self, name: str) -> Any:
         """Returns a value of this agent, under either form of its key, or None."""
