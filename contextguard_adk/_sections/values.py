@@ -23,6 +23,7 @@ from contextguard_adk._history.extraction import (
 from contextguard_adk._history.history import History
 from contextguard_adk._history.text import payload_text, walk_parts
 from contextguard_adk._measuring.budgets import excerpt
+from contextguard_adk._measuring.tokens import text_bytes
 from contextguard_adk._runtime.sessions import BoundedDict
 from contextguard_adk._support.phrases import VALUES, quote_line, quote_stored
 from contextguard_adk._turn.turn import Turn
@@ -137,9 +138,7 @@ def _newest_lines(text: str, max_bytes: int) -> str:
     """The newest whole lines that fit, escapes of JSON included."""
     kept: list[str] = []
     for line in reversed(text.splitlines()):
-        max_bytes -= len(
-            json.dumps(line, ensure_ascii=False).encode("utf-8", "replace")
-        )
+        max_bytes -= text_bytes(json.dumps(line, ensure_ascii=False))
         if max_bytes < 0:
             break
         kept.insert(0, line)
@@ -244,8 +243,8 @@ def _write_list(
             break
         source = value.source
         is_new = id(source) not in shown
-        cost = len(text.encode("utf-8", "replace")) + 2
-        cost += len(source.label.encode("utf-8", "replace")) + 5 if is_new else 0
+        cost = text_bytes(text) + 2
+        cost += text_bytes(source.label) + 5 if is_new else 0
         if cost > room or (text in written and _stands_in(text, written)):
             continue
         room -= cost
