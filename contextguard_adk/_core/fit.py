@@ -60,7 +60,8 @@ def reduce_contents(
     count = token_counter(factor)
     # The list of what is left out may take no more than the list of all.
     most_tokens = int(room_tokens * DONE_ROOM_RATIO)
-    done_tokens = count(write_done_list(contents, turn, most_tokens, count))
+    listed = write_done_list(contents, turn, most_tokens, count, scale.memo)
+    done_tokens = count(listed)
     room_tokens -= done_tokens
     kept: dict[int, types.Content] = {}
     if request_index is not None:
@@ -83,7 +84,7 @@ def reduce_contents(
         kept |= group
         room -= cost
     left_out = [index for index in turn if index not in kept]
-    if done := write_done_list(contents, left_out, done_tokens, count):
+    if done := write_done_list(contents, left_out, done_tokens, count, scale.memo):
         first = [*head, types.UserContent(done if head else f"{NOTICE}\n\n{done}")]
     rest = [kept[index] for index in sorted(kept)]
     return repair_contents(join_messages(first, rest))

@@ -256,8 +256,7 @@ def resolve_context_window(
             "context_window= on the agent's strategy, as in "
             'ContextGuardPlugin(agents={"%s": Threshold(context_window=...)}).'
         )
-        shown = DEFAULT_CONTEXT_WINDOW, agent or "<agent>"
-        warn_once(_LOGGER, message, model, *shown)
+        warn_once(_LOGGER, message, model, DEFAULT_CONTEXT_WINDOW, agent or "<agent>")
     return ResolvedWindow(DEFAULT_CONTEXT_WINDOW, "default")
 
 

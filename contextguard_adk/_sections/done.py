@@ -69,9 +69,9 @@ class DoneCalls(Section):
             stored_bytes = len(json.dumps(text, ensure_ascii=False).encode())
             return turn.count(text) if stored_bytes <= 4 * room_tokens else sys.maxsize
 
-        has_recall, memo = turn.has_recall, turn.history.memo
+        memo = turn.history.memo
         return write_done_list(
-            turn.messages, steps, budget_tokens, count, has_recall, memo
+            turn.messages, steps, budget_tokens, count, memo, turn.has_recall
         )
 
 
@@ -80,15 +80,14 @@ def write_done_list(
     indexes: Iterable[int],
     budget_tokens: int,
     count: TokenCounter,
+    memo: Memo,
     with_handles: bool = False,
-    memo: Memo | None = None,
 ) -> str:
     """Lists the completed calls in some contents, ever shorter until it fits.
 
     First a line for each call, then one for each tool with what tells its calls apart;
     at last the oldest calls are only counted. What failed always shows.
     """
-    memo = memo or Memo()
     calls = list(_completed_calls(contents, indexes, with_handles, memo))
     for lines in _write_ever_shorter(calls) if calls else ():
         text = "\n".join([DONE, *lines]).encode("utf-8", "replace").decode()
