@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.models.registry import LLMRegistry
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from contextguard_adk._providers.costs import Costs
 from contextguard_adk._support.settings import Settings, short_repr, suggest
@@ -46,8 +46,6 @@ Chooser = Callable[[CallbackContext], Strategy | None]
 
 class PluginSettings(Settings):
     """All settings of the plugin that a file can hold."""
-
-    model_config = ConfigDict(arbitrary_types_allowed=True)
 
     agents: Mapping[str, Strategy | Chooser | None] = Field(
         default_factory=dict,

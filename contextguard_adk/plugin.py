@@ -220,8 +220,7 @@ class ContextGuardPlugin(BasePlugin):
             # An app's first run alone shows all of it, an AgentTool's only its own.
             if app not in self._seen_apps:
                 self._seen_apps.add(app)
-                registry, is_shared = guard.registry, self._is_shared
-                announce_app(app, root, self._settings, registry, is_shared)
+                announce_app(app, root, self._settings, guard.registry, self._is_shared)
 
     async def before_model_callback(
         self, *, callback_context: CallbackContext, llm_request: LlmRequest
@@ -257,9 +256,8 @@ class ContextGuardPlugin(BasePlugin):
             strategy = self._strategy_for(callback_context, llm_request)
             if self._settings.observe or is_recorded_test():
                 strategy = None
-            context, guard = callback_context, self._guard
             return await answer_error(
-                guard, context, llm_request, error, strategy, self
+                self._guard, callback_context, llm_request, error, strategy, self
             )
         return None
 

@@ -14,7 +14,7 @@ from google.adk.models.google_llm import Gemini
 from google.adk.models.lite_llm import LiteLlm
 
 from contextguard_adk._measuring.tokens import (
-    part_bytes,
+    Memo,
     part_text,
 )
 from contextguard_adk._providers.clients import json_form
@@ -64,7 +64,9 @@ def test_result_is_measured_as_it_is_sent(name: str, result: Any, sent: str) -> 
     part, form = response_part("", result), json_form(client(name))
     if sent:
         assert part_text(part, form).decode() == sent
-    assert part_bytes(part, form) == len(part_text(part, form)) > 10 * (not sent)
+    assert (
+        Memo(form=form).part_bytes(part) == len(part_text(part, form)) > 10 * (not sent)
+    )
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,11 @@ from google.genai import types
 from pydantic import BaseModel, Field
 
 from contextguard_adk._measuring.tokens import (
+    Memo,
     estimate_config_tokens,
     estimate_contents_tokens,
     measure_part,
     media_tokens,
-    part_bytes,
     part_text,
 )
 from tests.builders import call_part, response_part, user
@@ -60,7 +60,7 @@ PARTS: dict[str, tuple[types.Part, int]] = {
 @pytest.mark.parametrize(("part", "size_bytes"), PARTS.values(), ids=PARTS)
 def test_part_counts_what_the_model_reads(part: types.Part, size_bytes: int) -> None:
     """Text, names, arguments, results and code count; media by kind; no ids."""
-    assert part_bytes(part) == size_bytes
+    assert Memo().part_bytes(part) == size_bytes
     tokens = estimate_contents_tokens([types.Content(parts=[part])])
     assert tokens == -(-size_bytes // 4)
     measure = measure_part(part)

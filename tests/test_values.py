@@ -14,7 +14,7 @@ from google.genai import types
 from contextguard_adk import Threshold
 from contextguard_adk._core.fit import reduce_contents
 from contextguard_adk._history import extraction
-from contextguard_adk._history.contents import content_text
+from contextguard_adk._history.contents import content_text, payload_of
 from contextguard_adk._history.extraction import (
     find_values,
     hide_secrets,
@@ -22,9 +22,8 @@ from contextguard_adk._history.extraction import (
     read_values,
 )
 from contextguard_adk._history.history import History
-from contextguard_adk._history.text import Said
 from contextguard_adk._history.truncation import NAMES_KEY, Preview
-from contextguard_adk._sections.values import Values, _find, list_values
+from contextguard_adk._sections.values import Values, list_values
 from contextguard_adk._support.phrases import VALUES
 from contextguard_adk.testing import SimulatedLlm
 from tests.builders import model, user
@@ -234,7 +233,7 @@ def test_a_payload_that_contains_itself_is_read_once() -> None:
     answer = types.FunctionResponse.model_construct(name="odd", response=loop)
     part = types.Part.model_construct(function_response=answer)
 
-    found = [*_find(Said(0, part, "tool", None, None))]
+    found = [*read_values(payload_of(part))]
 
     assert found == [("ord_48213", 1.0)]
 

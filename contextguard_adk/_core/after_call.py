@@ -14,7 +14,7 @@ from contextguard_adk._core.counts import weigh_count
 from contextguard_adk._providers.clients import read_usage
 from contextguard_adk._providers.costs import price_calls
 from contextguard_adk._providers.registry import resolve_costs
-from contextguard_adk._runtime.runs import Guard, Run, SentCall
+from contextguard_adk._runtime.runs import Guard, Run
 from contextguard_adk._runtime.scopes import call_key
 from contextguard_adk._support.log import log_failures
 from contextguard_adk._turn.units import Answered
@@ -120,15 +120,12 @@ def end_run(run: Run) -> None:
     """Warns of model calls of a run that came to nothing."""
     run.forget_delivered()
     for (agent, _), call in run.calls.items():
-        if _is_suspect(call):
+        # Where a server streams no usage, LiteLLM was seen to find 40 % of the tokens.
+        is_large = call.estimated_tokens >= 0.4 * call.window_tokens
+        if is_large and not call.is_answered:
             logger.warning(
                 "The model of agent %r answered nothing, not even usage, to a request "
                 "of about %d tokens; its window is %d. Some servers do so instead of "
                 "rejecting what is too long.",
                 *(agent, call.estimated_tokens, call.window_tokens),
             )
-
-
-def _is_suspect(call: SentCall) -> bool:
-    # Where a server streams no usage, LiteLLM was seen to find 40 % of the tokens.
-    return not call.is_answered and call.estimated_tokens >= 0.4 * call.window_tokens

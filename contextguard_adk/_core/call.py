@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from google.adk.agents.callback_context import CallbackContext
-from google.adk.agents.invocation_context import InvocationContext
-from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 
 from contextguard_adk._history.history import History
-from contextguard_adk._measuring.tokens import Memo
 from contextguard_adk._providers.clients import find_llm
-from contextguard_adk._runtime.runs import Guard, Run
+from contextguard_adk._runtime.runs import Guard
 from contextguard_adk._runtime.scopes import summary_scope
-from contextguard_adk._runtime.sessions import Session
-from contextguard_adk._runtime.state import AgentState
 from contextguard_adk._turn.values import Counts
 from contextguard_adk.records import CompactionRecord
 from contextguard_adk.strategies.base import Strategy
@@ -41,33 +36,20 @@ class Bounds:
     correction: float | None = None
 
 
-@dataclass
 class Call:
     """A model call, from its request to what is sent."""
 
-    guard: Guard
-    context: CallbackContext
-    request: LlmRequest
-    strategy: Strategy
-    is_observed: bool = False
-    compaction: CompactionRecord | None = None
-    is_compacted: bool = False  # By a summary that was paid for in this call.
-    is_recovery_paid: bool = False  # The recovery has compacted once.
-    tokens_before: int = 0  # The estimate before any compaction.
-    invocation: InvocationContext = field(init=False)
-    llm: BaseLlm | None = field(init=False)
-    agent: str = field(init=False)
-    scope: str = field(init=False)
-    state: AgentState = field(init=False)
-    session: Session = field(init=False)
-    run: Run = field(init=False)
-    memo: Memo = field(init=False)
-    counts: Counts = field(init=False)
-    started_seconds: float = field(init=False)
-    history: History | None = field(init=False, default=None)
-
-    def __post_init__(self) -> None:
-        guard, context = self.guard, self.context
+    def __init__(
+        self,
+        guard: Guard,
+        context: CallbackContext,
+        request: LlmRequest,
+        strategy: Strategy,
+        is_observed: bool = False,
+    ) -> None:
+        self.guard, self.context = guard, context
+        self.request, self.strategy = request, strategy
+        self.is_observed = is_observed
         self.invocation = invocation = context.get_invocation_context()
         self.llm = find_llm(invocation.agent)
         self.agent = context.agent_name
@@ -76,6 +58,12 @@ class Call:
         self.session = guard.session(invocation, self.agent, self.scope)
         self.run = guard.run(invocation)
         self.memo = self.run.memo(invocation)
+        self.history: History | None = None
+        self.counts = Counts()
+        self.compaction: CompactionRecord | None = None
+        self.is_compacted = False  # By a summary that was paid for in this call.
+        self.is_recovery_paid = False  # The recovery has compacted once.
+        self.tokens_before = 0  # The estimate before any compaction.
         self.started_seconds = asyncio.get_running_loop().time()
 
     @property

@@ -56,13 +56,15 @@ def _is_wanted(turn: Turn) -> bool:
 
 
 def _was_just_compacted(turn: Turn) -> bool:
-    return bool(turn.facts.compacted_run)
+    """Whether the call before was compacted for its size, and this one has room."""
+    was_for_size = bool(turn.facts.compacted_run) and turn.facts.was_full
+    return was_for_size and not turn.is_overfull
 
 
 def _is_repeated(turn: Turn) -> bool:
     """Whether it is asked for again in a run whose last call was compacted."""
-    is_same_run = turn.facts.compacted_run == turn.history.invocation_id
-    return turn.reason == "requested" and _was_just_compacted(turn) and is_same_run
+    is_same_run = turn.facts.compacted_run == turn.history.invocation_id != ""
+    return turn.reason == "requested" and is_same_run
 
 
 def _gains_nothing(turn: Turn) -> bool:
@@ -145,13 +147,7 @@ FIXED_PART_TOO_LARGE = Row(
 )
 
 _WORTH = (
-    Row(
-        lambda turn: (
-            _was_just_compacted(turn) and turn.facts.was_full and not turn.is_overfull
-        ),
-        Step.SEND,
-        "the call before was compacted",
-    ),
+    Row(_was_just_compacted, Step.SEND, "the call before was compacted"),
     Row(_has_hardly_grown, Step.SEND, "it has hardly grown since a fruitless try"),
     Row(lambda turn: not turn.is_due, Step.COMPACT, "the strategy wants it"),
     Row(_is_trigger_too_low, Step.SEND, "half of it cannot be compacted"),

@@ -49,7 +49,7 @@ def reduce_contents(
     """
     factor = correction or DEFAULT_CORRECTION
     scale = _Scale(factor, memo or Memo())
-    first = list(head) or [_user_content(NOTICE)]
+    first = list(head) or [types.UserContent(NOTICE)]
     if scale.cost([*first, *contents]) <= room_tokens:
         return repair_contents(join_messages(first, contents))
     if request_index is None and not head:
@@ -60,7 +60,8 @@ def reduce_contents(
     count = token_counter(factor)
     # The list of what is left out may take no more than the list of all.
     most_tokens = int(room_tokens * DONE_ROOM_RATIO)
-    done_tokens = count(write_done_list(contents, turn, most_tokens, count))
+    listed = write_done_list(contents, turn, most_tokens, count, scale.memo)
+    done_tokens = count(listed)
     room_tokens -= done_tokens
     kept: dict[int, types.Content] = {}
     if request_index is not None:
@@ -83,25 +84,19 @@ def reduce_contents(
         kept |= group
         room -= cost
     left_out = [index for index in turn if index not in kept]
-    if done := write_done_list(contents, left_out, done_tokens, count):
-        first = [*head, _user_content(done if head else f"{NOTICE}\n\n{done}")]
+    if done := write_done_list(contents, left_out, done_tokens, count, scale.memo):
+        first = [*head, types.UserContent(done if head else f"{NOTICE}\n\n{done}")]
     rest = [kept[index] for index in sorted(kept)]
     return repair_contents(join_messages(first, rest))
 
 
-def _user_content(text: str) -> types.Content:
-    return types.Content(role="user", parts=[types.Part(text=text)])
-
-
-def cut_request(request: LlmRequest, max_tokens: int, memo: Memo | None = None) -> bool:
-    """Cuts a request after a compaction that failed; whether it was too large."""
+def cut_request(request: LlmRequest, max_tokens: int, memo: Memo) -> None:
+    """Cuts a request that is too large, after a compaction that failed."""
     config_tokens = int(estimate_config_tokens(request.config) * DEFAULT_CORRECTION)
     room = max_tokens - config_tokens
-    if _Scale(DEFAULT_CORRECTION, memo or Memo()).cost(request.contents) <= room:
-        return False
-    request.contents = reduce_contents(request.contents, room, memo=memo)
-    request.cache_metadata = None  # It describes a prefix that is gone.
-    return True
+    if _Scale(DEFAULT_CORRECTION, memo).cost(request.contents) > room:
+        request.contents = reduce_contents(request.contents, room, memo=memo)
+        request.cache_metadata = None  # It describes a prefix that is gone.
 
 
 @dataclass(frozen=True)
@@ -112,7 +107,6 @@ class _Scale:
     memo: Memo
 
     def cost(self, contents: Iterable[types.Content]) -> int:
-        """What contents take."""
         tokens = 0
         for part in itertools.chain.from_iterable(map(parts_of, contents)):
             density = estimate_text_density(self.memo.part_text(part))

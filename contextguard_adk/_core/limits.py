@@ -6,11 +6,13 @@ import logging
 from dataclasses import replace
 
 from contextguard_adk._core.call import Bounds, Call
-from contextguard_adk._history.stored import MIN_WINDOW_TOKENS
 from contextguard_adk._measuring.budgets import Budgets, plan_budgets
 from contextguard_adk._providers.clients import reserved_output_tokens, thinking_tokens
 from contextguard_adk._providers.overflow import MIN_LIMIT_TOKENS, Overflow
-from contextguard_adk._providers.registry import resolve_context_window
+from contextguard_adk._providers.registry import (
+    MIN_WINDOW_TOKENS,
+    resolve_context_window,
+)
 from contextguard_adk._support.log import warn_once
 from contextguard_adk._turn.values import ModelFacts
 

@@ -175,10 +175,8 @@ async def _commit(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> None:
 
 def _describe(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> CompactionRecord:
     now_seconds = asyncio.get_running_loop().time()
-    waited_seconds, call.started_seconds = (
-        now_seconds - call.started_seconds,
-        now_seconds,
-    )
+    waited_seconds = now_seconds - call.started_seconds
+    call.started_seconds = now_seconds
     scale = turn.tokens / max(1, turn.measure(turn.contents))
     return CompactionRecord(
         agent=turn.agent,

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
+from google.adk.agents.invocation_context import InvocationContext
+from google.adk.events.event import Event
 from google.genai import types
 
-from contextguard_adk._history.contents import media_parts, parts_of
-
-if TYPE_CHECKING:
-    from google.adk.agents.invocation_context import InvocationContext
-    from google.adk.events.event import Event
+from contextguard_adk._history.contents import media_parts, parts_of, payload_of
 
 INTERNAL_CALLS = frozenset(
     {"adk_request_credential", "adk_request_confirmation", "adk_framework"}
@@ -148,10 +145,8 @@ def without_rewound(events: Sequence[Event]) -> list[Event]:
 
 def words_of(part: types.Part) -> str:
     """What ADK tells of a part as text."""
-    call, result = part.function_call, part.function_response
-    if call or result:
-        tool = (call and call.args) or (result and result.response)
-        return str(tool)[:WORDS_CHARS]
+    if part.function_call or part.function_response:
+        return str(payload_of(part))[:WORDS_CHARS]
     return (not part.thought and part.text) or code_of(part)
 
 

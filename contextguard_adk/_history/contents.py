@@ -8,6 +8,7 @@ import operator
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from google.genai import types
 
@@ -43,7 +44,6 @@ def with_parts(content: types.Content, parts: Sequence[types.Part]) -> types.Con
 
 
 def has_function_response(content: types.Content) -> bool:
-    """Returns whether this content carries a tool's result."""
     return any(part.function_response for part in parts_of(content))
 
 
@@ -54,7 +54,6 @@ def has_result_of(content: types.Content, tools: Collection[str]) -> bool:
 
 
 def has_tool(content: types.Content) -> bool:
-    """Returns whether this content carries a tool's call or result."""
     return any(p.function_call or p.function_response for p in parts_of(content))
 
 
@@ -97,6 +96,13 @@ def find_running_turn(contents: Sequence[types.Content]) -> int:
 def parts_of(content: types.Content | None) -> list[types.Part]:
     """The parts of a content; some are None where a plugin has made it."""
     return [part for part in (content and content.parts) or () if part]
+
+
+def payload_of(part: types.Part) -> dict[str, Any] | None:
+    """The arguments of a tool's call, or its result; None for other parts."""
+    if part.function_call:
+        return part.function_call.args
+    return part.function_response.response if part.function_response else None
 
 
 def media_parts(content: types.Content | None) -> list[types.Part]:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
+from google.adk.events.event import Event
 from google.genai import types
 
 from contextguard_adk._history.adk_events import without_rewound
 from contextguard_adk._history.contents import parts_of
 from contextguard_adk._history.fingerprints import Covered, align_covered, handle_of
-
-if TYPE_CHECKING:
-    from google.adk.events.event import Event
 
 
 def begins_before(events: Iterable[Event], run_id: str, other_id: str) -> bool:

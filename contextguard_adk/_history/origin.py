@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from typing import TYPE_CHECKING
 
+from google.adk.events.event import Event
 from google.genai import types
 
 from contextguard_adk._history.adk_events import code_of
@@ -14,9 +14,6 @@ from contextguard_adk._history.contents import (
     is_relay,
     parts_of,
 )
-
-if TYPE_CHECKING:
-    from google.adk.events.event import Event
 
 
 def find_history(

@@ -7,8 +7,9 @@ import re
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import TYPE_CHECKING
 
+from google.adk.agents.invocation_context import InvocationContext
+from google.adk.events.event import Event
 from google.genai import types
 
 from contextguard_adk._history.adk_events import (
@@ -19,10 +20,6 @@ from contextguard_adk._history.adk_events import (
 )
 from contextguard_adk._history.contents import content_text, parts_of
 from contextguard_adk._history.origin import payloads_of
-
-if TYPE_CHECKING:
-    from google.adk.agents.invocation_context import InvocationContext
-    from google.adk.events.event import Event
 
 _WORD = re.compile(r"\w+")
 _MAX_MOVED = 64  # Looking further would be quadratic.

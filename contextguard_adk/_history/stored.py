@@ -15,9 +15,6 @@ from contextguard_adk._history.fingerprints import (
 )
 from contextguard_adk._history.truncation import Length, Truncation
 
-MIN_WINDOW_TOKENS = 1_000
-"""A learned window is at least this."""
-
 MAX_MODELS = 8
 """Of one agent, whose limits are remembered; the newest stay."""
 
@@ -99,9 +96,6 @@ class Learned(_Stored):
     unproven_count: int = Field(default=0, ge=0, le=2**53)
 
 
-_NOTHING_LEARNED = Learned()
-
-
 class AgentRecord(_Stored):
     """What the guard keeps of an agent in a scope, and what its models have shown.
 
@@ -121,7 +115,7 @@ class AgentRecord(_Stored):
 
     def of(self, model: str) -> Learned:
         """Returns what a model has shown."""
-        return self.learned.get(model, _NOTHING_LEARNED)
+        return self.learned.get(model, Learned())
 
 
 class StateValues(_Stored):

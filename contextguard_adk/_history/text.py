@@ -13,6 +13,7 @@ from contextguard_adk._history.adk_events import INTERNAL_CALLS, RECALL_TOOL, co
 from contextguard_adk._history.contents import (
     is_relay,
     parts_of,
+    payload_of,
     result_media,
     take_call,
 )
@@ -76,11 +77,9 @@ class Said:
     @property
     def text(self) -> str:
         """What it says, a tool's arguments or result as JSON; "" for a file."""
-        call, result = self.part.function_call, self.part.function_response
-        payload = (call and call.args) or (result and result.response)
-        return (
-            payload_text(payload) if payload else self.part.text or code_of(self.part)
-        )
+        payload = payload_of(self.part)
+        said = self.part.text or code_of(self.part)
+        return payload_text(payload) if payload else said
 
 
 def walk_parts(

@@ -17,7 +17,6 @@ class LogLine(Listener):
     """Logs one line at INFO, without message text."""
 
     async def compacted(self, event: Compacted) -> None:
-        """Logs the line."""
         record, usage = event.record, event.record.usage
         logger.info(
             "Compacted agent %r (%s): %s; threshold %d, %d tokens read (%d cached), "

@@ -50,7 +50,13 @@ class TruncatingServers(Listener):
             shown_tokens = max(shown_tokens, _MIN_TRUNCATED_TOKENS)
             event.state.learn(model, window_tokens=shown_tokens, is_guess=True)
             session.see(model, guess_count=0)
-            _warn_truncation(event.state.agent, shown_tokens, known_tokens)
+            message = (
+                "The prompt tokens that the provider counts for agent %r stop at one "
+                "figure while more is sent: it seems to truncate silently. Its window "
+                f"is taken to be {shown_tokens} tokens in place of {known_tokens}; set "
+                "`context_window`."
+            )
+            warn_once(logger, message, event.state.agent)
 
 
 def _follow(ceiling: Ceiling, count: Count) -> Ceiling:
@@ -76,12 +82,3 @@ def _is_reached(ceiling: Ceiling, count: Count) -> bool:
     least_tokens = ceiling.highest_tokens * _LEAST_RATIO
     is_full = min(count.real_tokens, ceiling.followed_tokens) >= least_tokens
     return is_full and (has_grown or ceiling.same_count >= _SAME_COUNT)
-
-
-def _warn_truncation(agent: str, shown_tokens: int, window_tokens: int) -> None:
-    message = (
-        "The prompt tokens that the provider counts for agent %r stop at one figure "
-        f"while more is sent: it seems to truncate silently. Its window is taken to be "
-        f"{shown_tokens} tokens in place of {window_tokens}; set `context_window`."
-    )
-    warn_once(logger, message, agent)

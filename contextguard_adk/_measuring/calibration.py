@@ -153,11 +153,10 @@ def _lowered_tokens(
 
 def request_script_discount(
     contents: Iterable[types.Content],
-    config: types.GenerateContentConfig | None = None,
-    memo: Memo | None = None,
+    config: types.GenerateContentConfig | None,
+    memo: Memo,
 ) -> int:
     """Returns how far below bytes / 4 the tokens of a request may be by its scripts."""
-    memo = memo or Memo()
     instruction = config.system_instruction if config is not None else None
     instruction = instruction if isinstance(instruction, str) else ""
     discount_tokens = script_discount_tokens(json_text(instruction))

@@ -7,16 +7,14 @@ from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
+from typing import Any, NamedTuple, TypeVar, get_args
 
+from google.adk.events.event import Event
 from google.genai import types
 from pydantic import BaseModel, PydanticUserError
 from pydantic_core import SchemaSerializer, core_schema
 
 from contextguard_adk._measuring.density import script_discount_tokens
-
-if TYPE_CHECKING:
-    from google.adk.events.event import Event
 
 V = TypeVar("V")
 
@@ -51,11 +49,6 @@ _TO_JSON = SchemaSerializer(
 def text_bytes(text: str) -> int:
     """Returns the UTF-8 size of a text; a lone surrogate counts three bytes."""
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
-
-
-def json_bytes(value: object) -> int:
-    """Returns the size of what `json_text` returns."""
-    return len(json_text(value))
 
 
 def json_text(value: object) -> bytes:
@@ -194,32 +187,14 @@ def measure_part(part: types.Part | None, form: JsonForm = COMPACT) -> PartMeasu
     return PartMeasure(len(text), others, discount, text.isascii())
 
 
-def part_bytes(part: types.Part | None, form: JsonForm = COMPACT) -> int:
-    """Returns the UTF-8 bytes that the model reads of a part; media count as tokens."""
-    values, others = _read_part(part, form)
-    return sum(map(json_bytes, values)) + others
-
-
 def part_text(part: types.Part | None, form: JsonForm = COMPACT) -> bytes:
     """Returns what the model reads of a part, in UTF-8, without its media."""
     return b"".join(map(json_text, _read_part(part, form)[0]))
 
 
-def estimate_contents_tokens(
-    contents: Iterable[types.Content],
-    count_bytes: Callable[[types.Part | None], int] = part_bytes,
-) -> int:
-    """Estimates the tokens of contents: the sum of their bytes / 4, rounded up once."""
-    size_bytes = 0
-    for content in contents:
-        for part in content.parts or ():
-            # Most parts are ASCII, and calling for each would triple the time.
-            text = part.text if part else None
-            if text and text.isascii():
-                size_bytes += len(text)
-            else:
-                size_bytes += text_bytes(text) if text else count_bytes(part)
-    return _tokens(size_bytes)
+def estimate_contents_tokens(contents: Iterable[types.Content]) -> int:
+    """Estimates the tokens of contents, of which nothing is remembered."""
+    return Memo().estimate_tokens(contents)
 
 
 def config_texts(config: types.GenerateContentConfig | None) -> Iterator[bytes]:
@@ -320,7 +295,6 @@ class Memo:
         return result
 
     def measure_part(self, part: types.Part | None) -> PartMeasure:
-        """Returns what the function of that name does."""
         return self.get(self._measure, part, (part,)) if part else measure_part(part)
 
     @cached_property
@@ -328,17 +302,25 @@ class Memo:
         return partial(measure_part, form=self.form)
 
     def part_bytes(self, part: types.Part | None) -> int:
-        """Returns what the function of that name does."""
+        """Returns the UTF-8 bytes that the model reads; media count as tokens."""
         measure = self.measure_part(part)
         return measure.text_bytes + measure.media_bytes
 
     def part_text(self, part: types.Part | None) -> bytes:
-        """Returns what the function of that name does."""
         return part_text(part, self.form)
 
     def estimate_tokens(self, contents: Iterable[types.Content]) -> int:
-        """Returns what `estimate_contents_tokens` does."""
-        return estimate_contents_tokens(contents, self.part_bytes)
+        """Estimates tokens of contents: the sum of their bytes / 4, rounded up once."""
+        size_bytes = 0
+        for content in contents:
+            for part in content.parts or ():
+                # Most parts are ASCII, and calling for each would triple the time.
+                text = part.text if part else None
+                if text and text.isascii():
+                    size_bytes += len(text)
+                else:
+                    size_bytes += text_bytes(text) if text else self.part_bytes(part)
+        return _tokens(size_bytes)
 
 
 def _payload_of(part: types.Part) -> dict[str, Any] | None:

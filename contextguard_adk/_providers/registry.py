@@ -25,7 +25,7 @@ _LOGGER = logging.getLogger("contextguard_adk.providers.windows")
 DEFAULT_CONTEXT_WINDOW: Final = 128_000
 """The window, in tokens, that is assumed for an unknown model."""
 
-_MIN_WINDOW_TOKENS = 1_000  # smaller values are no chat windows
+MIN_WINDOW_TOKENS = 1_000  # Smaller values, also learned ones, are no chat windows.
 _VENDOR_PREFIX = re.compile(r"[a-z][a-z0-9]*(?:-gov)?\.(?=[a-z])")  # us. anthropic.
 _SUFFIX = re.compile(
     r"""( -v\d+:\d+(:\w+)?  | (?<!\bft):[^:/]*  | @[^@/]*  # -v1:0  :free  @20250929
@@ -175,7 +175,7 @@ def _parse_entry(name: str, value: object) -> _Entry | None:
     modes = ("chat", "responses", "completion")
     if not isinstance(value, Mapping) or value.get("mode") not in modes:
         return None
-    window, minimum = value.get("max_input_tokens"), _MIN_WINDOW_TOKENS
+    window, minimum = value.get("max_input_tokens"), MIN_WINDOW_TOKENS
     if window is None and value["mode"] == "chat":
         # litellm means an output limit by it; no window is smaller.
         window, minimum = value.get("max_tokens"), 8_000
@@ -256,8 +256,7 @@ def resolve_context_window(
             "context_window= on the agent's strategy, as in "
             'ContextGuardPlugin(agents={"%s": Threshold(context_window=...)}).'
         )
-        shown = DEFAULT_CONTEXT_WINDOW, agent or "<agent>"
-        warn_once(_LOGGER, message, model, *shown)
+        warn_once(_LOGGER, message, model, DEFAULT_CONTEXT_WINDOW, agent or "<agent>")
     return ResolvedWindow(DEFAULT_CONTEXT_WINDOW, "default")
 
 
@@ -287,7 +286,7 @@ def _is_tokens(value: object) -> TypeGuard[int]:
 
 
 def _is_window(value: object) -> TypeGuard[int]:
-    return _is_tokens(value) and value >= _MIN_WINDOW_TOKENS
+    return _is_tokens(value) and value >= MIN_WINDOW_TOKENS
 
 
 def _is_costs(value: object) -> TypeGuard[Costs]:

@@ -200,7 +200,6 @@ class Session:
     facts: SessionFacts = SessionFacts()
 
     def note(self, **facts: Any) -> None:
-        """Changes facts."""
         self.facts = replace(self.facts, **facts)
 
     def see(self, model: str, **shown: Any) -> None:
@@ -228,7 +227,6 @@ class Session:
                 self.note(**{name: None})
 
     def add_costs(self, usage: Usage, cost: float | None) -> None:
-        """Adds what summary calls took."""
         known = self.facts
         self.note(
             summary_usage=known.summary_usage + usage,

@@ -9,8 +9,9 @@ import functools
 import logging
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
+from google.adk.sessions.state import State
 from pydantic import ValidationError
 
 from contextguard_adk._history.stored import (
@@ -51,15 +52,7 @@ in which the agent is at work."""
 SCOPED_NAMES = "summary", "summarized_at", "real_tokens", "last_heuristic", "record"
 
 
-class StateLike(Protocol):
-    """What the guard needs of `google.adk.sessions.State`."""
-
-    def get(self, key: str, default: Any = None) -> Any: ...
-
-    def __setitem__(self, key: str, value: Any) -> None: ...
-
-
-StateOrDict = StateLike | MutableMapping[str, Any]
+StateOrDict = State | MutableMapping[str, Any]
 
 
 def request_compaction(
@@ -95,9 +88,8 @@ class RunWrites:
 
     state: dict[str, Any] = field(default_factory=dict)
     pending: dict[str, dict[str, Any]] = field(default_factory=dict)
-    given: set[str] = field(
-        default_factory=set
-    )  # To ADK with an answer; still pending.
+    # To ADK with an answer; still pending.
+    given: set[str] = field(default_factory=set)
     owners: set[str] = field(default_factory=set)  # Agents at work, with their scopes.
     # Limits, with their model, that this process has seen a provider show.
     proven: dict[object, bool] = field(default_factory=dict)
@@ -151,29 +143,26 @@ class AgentState:
 
     def find(self, prefix: str) -> dict[str, Any]:
         """Returns what is not None under keys with a prefix, by the rest of the key."""
-        state: Any = self._state
-        items = (state.to_dict() if hasattr(state, "to_dict") else state).items()
+        items = self._values.items()
         own = [(n, v) for n, v in items if v is not None and n.startswith(prefix)]
         return {name.removeprefix(prefix): value for name, value in own}
 
-    def _get(self, key: str) -> Any:
+    @property
+    def _values(self) -> Mapping[str, Any]:
         # ADK's `State.get` copies each list and dict that it returns.
-        to_dict = getattr(self._state, "to_dict", None)
-        return to_dict().get(key) if to_dict else self._state.get(key)
-
-    def _read_other(self, name: str) -> Any:
-        return self._get(_key(name, self.owner, not self._is_namespaced))
+        state = self._state
+        return state.to_dict() if isinstance(state, State) else state
 
     def read(self, name: str) -> Any:
         """Returns a value of this agent, under either form of its key, or None."""
         key = self.key(name)
-        if self._get(key) is None:
+        if self._values.get(key) is None:
             key = _key(name, self.owner, not self._is_namespaced)
         return self.read_at(key, name)
 
     def read_at(self, key: str, name: str) -> Any:
         """Returns what stands under a key, if it is a `name` within its bounds."""
-        if (value := self._get(key)) is None:
+        if (value := self._values.get(key)) is None:
             return None
         try:
             return getattr(StateValues.model_validate({name: value}), name)
@@ -252,7 +241,7 @@ class AgentState:
     def set(self, key: str, value: object) -> None:
         """Writes a key as it is; the event of the call brings it to the session."""
         self._run.write(self._scope, key, value)
-        if self._get(key) != value:  # The event may hold another value.
+        if self._values.get(key) != value:  # The event may hold another value.
             self._state[key] = value
 
     def _write_record(self, record: AgentRecord) -> None:
@@ -262,9 +251,10 @@ class AgentState:
     def write(self, name: str, value: str | int | None) -> None:
         """Stores a value if it differs; state has no delete, so None is written."""
         # A `state_schema` may forbid to touch the other form of the key; a 0 hides it.
-        if value is None and self._read_other(name) is not None:
+        other_key = _key(name, self.owner, not self._is_namespaced)
+        if value is None and self._values.get(other_key) is not None:
             value = 0
-        if self._get(self.key(name)) != value:
+        if self._values.get(self.key(name)) != value:
             self.set(self.key(name), value)
             is_new = self.owner not in self._run.owners
             if self._scope and value is not None and is_new:
@@ -288,7 +278,7 @@ class AgentState:
                 keys = [_key(name, owner, self._is_namespaced) for name in SCOPED_NAMES]
                 pins = f"{PIN_KEY}{owner}:"
                 keys += [pins + name for name in self.find(pins)]
-                for old in (key for key in keys if self._get(key) is not None):
+                for old in (key for key in keys if self._values.get(key) is not None):
                     self.set(old, None)
         self.set(key, scopes)
 
@@ -296,7 +286,7 @@ class AgentState:
     def _requests(self) -> list[str]:
         """Suffixes of the keys with a request that is open: for any agent, for this."""
         suffixes = "", f":{self.agent}"
-        return [s for s in suffixes if self._get(COMPACT_NOW_KEY + s) is True]
+        return [s for s in suffixes if self._values.get(COMPACT_NOW_KEY + s) is True]
 
     @property
     def is_compaction_requested(self) -> bool:
@@ -306,7 +296,7 @@ class AgentState:
     @property
     def requested_focus(self) -> str:
         """What that compaction should keep above all; "" where nothing is named."""
-        named = (self._get(FOCUS_KEY + suffix) for suffix in self._requests)
+        named = (self._values.get(FOCUS_KEY + suffix) for suffix in self._requests)
         return "\n".join(text[:1_000] for text in named if isinstance(text, str))
 
     def answer_request(self, refusal: str = "") -> None:
@@ -317,7 +307,7 @@ class AgentState:
         for suffix in self._requests:
             self.set(COMPACT_NOW_KEY + suffix, False)
             for key, value in ((FOCUS_KEY, ""), (REFUSED_KEY, refusal)):
-                if (self._get(key + suffix) or "") != value:
+                if (self._values.get(key + suffix) or "") != value:
                     self.set(key + suffix, value)
 
 

@@ -14,6 +14,7 @@ from google.genai import types
 from pydantic import JsonValue
 
 from contextguard_adk._history.adk_events import RECALL_TOOL
+from contextguard_adk._history.contents import payload_of
 from contextguard_adk._history.fingerprints import handle_of
 from contextguard_adk._history.text import payload_text, walk_parts
 from contextguard_adk._measuring.budgets import TokenCounter, excerpt
@@ -68,9 +69,9 @@ class DoneCalls(Section):
             stored_bytes = len(json.dumps(text, ensure_ascii=False).encode())
             return turn.count(text) if stored_bytes <= 4 * room_tokens else sys.maxsize
 
-        has_recall, memo = turn.has_recall, turn.history.memo
+        memo = turn.history.memo
         return write_done_list(
-            turn.messages, steps, budget_tokens, count, has_recall, memo
+            turn.messages, steps, budget_tokens, count, memo, turn.has_recall
         )
 
 
@@ -79,15 +80,14 @@ def write_done_list(
     indexes: Iterable[int],
     budget_tokens: int,
     count: TokenCounter,
+    memo: Memo,
     with_handles: bool = False,
-    memo: Memo | None = None,
 ) -> str:
     """Lists the completed calls in some contents, ever shorter until it fits.
 
     First a line for each call, then one for each tool with what tells its calls apart;
     at last the oldest calls are only counted. What failed always shows.
     """
-    memo = memo or Memo()
     calls = list(_completed_calls(contents, indexes, with_handles, memo))
     for lines in _write_ever_shorter(calls) if calls else ():
         text = "\n".join([DONE, *lines]).encode("utf-8", "replace").decode()
@@ -133,10 +133,9 @@ def _completed_calls(
 
 def _read_result(part: types.Part) -> tuple[str, str, bool]:
     """Returns what a result says, its handle, and whether the call failed."""
-    response = part.function_response
-    outcome = _one_line(response.response) if response else ""
-    text = payload_text(response.response) if response else ""
-    return outcome, handle_of(part), _is_failure(text, outcome)
+    payload = payload_of(part)
+    outcome = _one_line(payload)
+    return outcome, handle_of(part), _is_failure(payload_text(payload), outcome)
 
 
 def _is_failure(text: str, outcome: str) -> bool:

@@ -107,7 +107,6 @@ class Todos(Section):
     def write(
         self, turn: Turn, covered: frozenset[int], known: JsonValue, room_tokens: int
     ) -> JsonValue:
-        """Returns the list as it stands."""
         budget_tokens = min(2_500, turn.budgets.summary_tokens // 2, room_tokens // 2)
         return render_todos(read_todos(turn.state), budget_tokens, turn.count)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,15 +14,17 @@ from google.genai import types
 from pydantic import JsonValue
 
 from contextguard_adk._history.adk_events import RECALL_TOOL
-from contextguard_adk._history.contents import content_text, has_tool
+from contextguard_adk._history.contents import content_text, has_tool, payload_of
 from contextguard_adk._history.extraction import (
     hide_secrets,
     read_values,
     without_secrets,
 )
 from contextguard_adk._history.history import History
-from contextguard_adk._history.text import Said, payload_text, walk_parts
+from contextguard_adk._history.text import payload_text, walk_parts
 from contextguard_adk._measuring.budgets import excerpt
+from contextguard_adk._measuring.tokens import text_bytes
+from contextguard_adk._runtime.sessions import BoundedDict
 from contextguard_adk._support.phrases import VALUES, quote_line, quote_stored
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.units import Section
@@ -39,7 +41,7 @@ REUSE_WEIGHT, RECENCY_WEIGHT, CALL_WEIGHT, KIN_WEIGHT = 2.0, 2.0, 1.0, 1.0
 they share with what calls have used. Chosen on recorded sessions of agents."""
 
 _PIECE = re.compile(r"[A-Za-z][a-z]{2,}|[A-Z]{3,}")
-_TEXTS: OrderedDict[Hashable, str] = OrderedDict()
+_TEXTS = BoundedDict[Hashable, str](64)
 
 
 @dataclass
@@ -121,28 +123,22 @@ class Values(Section):
 
 def _read(value: JsonValue) -> dict[str, Any]:
     """Reads what is stored, which may be anything."""
-    fields = value if isinstance(value, dict) else {}
-    numbers = {
-        name: found if isinstance(found := fields.get(name), int) else 0
-        for name in ("bytes", "count")
-    }
-    texts = {
-        name: found[:MAX_STORED_BYTES]
-        if isinstance(found := fields.get(name), str)
-        else ""
-        for name in ("text", "older")
-    }
-    most = 4 * MAX_VALUES_TOKENS
-    return {**texts, **{name: min(max(0, n), most) for name, n in numbers.items()}}
+    stored = value if isinstance(value, dict) else {}
+    known: dict[str, Any] = {"bytes": 0, "count": 0, "text": "", "older": ""}
+    for name in known:
+        found = stored.get(name)
+        if isinstance(found, int) and isinstance(known[name], int):
+            known[name] = min(max(0, found), 4 * MAX_VALUES_TOKENS)
+        elif isinstance(found, str) and isinstance(known[name], str):
+            known[name] = found[:MAX_STORED_BYTES]
+    return known
 
 
 def _newest_lines(text: str, max_bytes: int) -> str:
     """The newest whole lines that fit, escapes of JSON included."""
     kept: list[str] = []
     for line in reversed(text.splitlines()):
-        max_bytes -= len(
-            json.dumps(line, ensure_ascii=False).encode("utf-8", "replace")
-        )
+        max_bytes -= text_bytes(json.dumps(line, ensure_ascii=False))
         if max_bytes < 0:
             break
         kept.insert(0, line)
@@ -157,14 +153,10 @@ def list_values(history: History, covered: Collection[int], max_bytes: int) -> s
     contents = [history.contents[index] for index in sorted(covered)]
     prints = tuple(history.spell(content) for content in contents)
     key = prints, max_bytes
-    if key in _TEXTS:
-        _TEXTS.move_to_end(key)
-        return _TEXTS[key]
-    values, sources = _gather(history, sorted(covered))
-    text = _write_list(values, sources, max_bytes)
-    _TEXTS[key] = text
-    while len(_TEXTS) > 64:
-        _TEXTS.popitem(last=False)
+    if (text := _TEXTS.get(key)) is None:
+        values, sources = _gather(history, sorted(covered))
+        text = _write_list(values, sources, max_bytes)
+    _TEXTS[key] = text  # The newest stay.
     return text
 
 
@@ -189,7 +181,7 @@ def _gather(
             id(call) if call else (said.index, number[said.index]),
             _Source(_label(call) if call else author),
         )
-        found = _find(said)
+        found = read_values(payload_of(said.part) or said.text)
         original = history.original(said.index)
         if original is not history.contents[said.index]:
             # What another plugin adds may be new on each call, as the time is.
@@ -213,12 +205,6 @@ def _find_oldest(history: History, indexes: Sequence[int]) -> int:
             break
         oldest = index
     return oldest
-
-
-def _find(said: Said) -> Sequence[tuple[str, float]]:
-    call, result = said.part.function_call, said.part.function_response
-    payload = (call and call.args) or (result and result.response)
-    return read_values(payload if payload else said.text)
 
 
 def _label(call: types.FunctionCall) -> str:
@@ -257,8 +243,8 @@ def _write_list(
             break
         source = value.source
         is_new = id(source) not in shown
-        cost = len(text.encode("utf-8", "replace")) + 2
-        cost += len(source.label.encode("utf-8", "replace")) + 5 if is_new else 0
+        cost = text_bytes(text) + 2
+        cost += text_bytes(source.label) + 5 if is_new else 0
         if cost > room or (text in written and _stands_in(text, written)):
             continue
         room -= cost

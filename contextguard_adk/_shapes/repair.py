@@ -22,7 +22,6 @@ _LONE_RESULT = SYSTEM + "Result of the tool {name!r}, whose call is not shown]"
 
 
 def repair(turn: Turn, contents: list[types.Content]) -> list[types.Content]:
-    """Repairs the contents of a request."""
     return repair_contents(contents)
 
 

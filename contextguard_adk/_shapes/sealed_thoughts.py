@@ -102,7 +102,6 @@ class Seals(Listener):
     """Seals the answers that hold signed thoughts."""
 
     def answered(self, event: Answered) -> None:
-        """Lets the event of an answer carry the seal of its thoughts."""
         answer, call = event.response.content, event.call
         own = _name_thoughts(answer) if answer else ""
         if answer is None or not (own and call.sent_contents and call.sent_config):

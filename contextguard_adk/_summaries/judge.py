@@ -73,11 +73,8 @@ def judge(
         by = safe_code(finish, "a filter")
         raise UnusableAnswerError(f"the answer was ended by {by}", is_blocked=True)
     if not text:
-        why = (
-            ""
-            if finish in ("", "STOP")
-            else f" ({safe_code(finish, 'an unnamed reason')})"
-        )
+        by = safe_code(finish, "an unnamed reason")
+        why = "" if finish in ("", "STOP") else f" ({by})"
         raise UnusableAnswerError(f"the answer holds no text{why}")
     if finish == "MAX_TOKENS":
         if text_bytes(text) / 4 < budget_tokens / 2:

@@ -10,7 +10,7 @@ from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
-from contextguard_adk._history.contents import content_text
+from contextguard_adk._history.contents import content_text, parts_of
 from contextguard_adk._providers.clients import read_usage, thinking_tokens
 from contextguard_adk._providers.overflow import parse_overflow
 from contextguard_adk._providers.retry import (
@@ -87,7 +87,7 @@ async def ask_with_transcript(
     config = model.transcript_config.model_copy(
         update={"system_instruction": instruction}
     )
-    request = LlmRequest(model=model.llm.model, contents=[_user_content(prompt)])
+    request = LlmRequest(model=model.llm.model, contents=[types.UserContent(prompt)])
     output_tokens = sum(model.divide_output(budget_tokens, config))
     request.config = config.model_copy(update={"max_output_tokens": output_tokens})
     without_limits = config.model_copy(update={"thinking_config": None})
@@ -104,7 +104,7 @@ async def ask_in_place(
 ) -> Answer:
     """Asks after the conversation, unchanged so that a prompt cache can serve it."""
     request = conversation.model_copy()
-    request.contents = [*conversation.contents, _user_content(prompt)]
+    request.contents = [*conversation.contents, types.UserContent(prompt)]
     update = {"max_output_tokens": output_tokens}
     request.config = conversation.config.model_copy(update=update)
     # No Gemini cache is to be created for this one call.
@@ -177,14 +177,12 @@ async def _ask(question: _Question) -> Answer:
 
 
 async def _read_answer(llm: BaseLlm, request: LlmRequest) -> Answer:
-    """Makes one model call."""
     text, output_tokens, has_calls, finish, used = "", 0, False, "", Usage()
     async for response in llm.generate_content_async(request, stream=False):
         if response.partial:
             continue
-        parts = response.content and response.content.parts
-        for part in parts or ():
-            if part and part.text and not part.thought:
+        for part in parts_of(response.content):
+            if part.text and not part.thought:
                 text += part.text
         has_calls = has_calls or bool(response.get_function_calls())
         reason = response.finish_reason or response.error_code or finish
@@ -193,7 +191,3 @@ async def _read_answer(llm: BaseLlm, request: LlmRequest) -> Answer:
             output_tokens = usage.candidates_token_count or 0
             used = read_usage(usage)
     return Answer(text.strip(), output_tokens, has_calls, finish, used)
-
-
-def _user_content(text: str) -> types.Content:
-    return types.Content(role="user", parts=[types.Part(text=text)])

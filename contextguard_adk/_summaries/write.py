@@ -63,7 +63,6 @@ async def write_from_transcript(task: SummaryTask, model: SummaryModel) -> str:
     except SummaryError as error:
         if not is_overflow(error):
             raise
-    # Its input was too long.
     return await _summarize_within(task, model, int(input_tokens * 0.6))
 
 
@@ -74,12 +73,16 @@ async def _summarize_within(
     live_request = shorten_to_tokens(task.live_request, 0.15 * input_tokens, count)
     summary = shorten_to_tokens(task.previous_summary, 0.4 * input_tokens, count)
     instruction = summary_instruction(task.budget_tokens, model.instruction)
-    texts = {"previous-summary": summary, "current-request": live_request}
-    around = summary_prompt("", texts, task.briefs, task.focus)
+    texts = {
+        "previous-summary": summary,
+        "transcript": "",
+        "current-request": live_request,
+    }
+    around = summary_prompt(texts, task.briefs, task.focus)
     room = max(input_tokens - count(instruction) - count(around), input_tokens // 8)
     entries = fit_entries(task.entries, room, count)
-    transcript = "\n".join(entry.text for entry in entries)
-    prompt = summary_prompt(transcript, texts, task.briefs, task.focus)
+    texts["transcript"] = "\n".join(entry.text for entry in entries)
+    prompt = summary_prompt(texts, task.briefs, task.focus)
     return task.clip(
         await ask_with_transcript(model, instruction, prompt, task.budget_tokens)
     )

@@ -21,7 +21,6 @@ from contextguard_adk.strategies import Pipeline, Strategy
 
 
 def run_check(config: str | None, models: Sequence[str], as_json: bool) -> None:
-    """Reads a settings file and prints what it means."""
     for model in models:
         if model.lower().endswith(SETTINGS_SUFFIXES):
             text = f"{model!r} stands among the models; name the file before --model"

@@ -8,19 +8,17 @@ import importlib.metadata
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from difflib import get_close_matches
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from contextguard_adk._support.log import one_line
+from contextguard_adk._support.settings import suggest
 from contextguard_adk._tools.terminal import CommandError
+from contextguard_adk.config import CONFIG_VARIABLE, STRATEGIES
 from contextguard_adk.errors import ConfigError
-
-STRATEGIES = ["threshold", "sliding_window", "pipeline"]
-VARIABLE = "CONTEXTGUARD_CONFIG"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,7 +57,7 @@ def _run(words: list[str]) -> int:
 
 
 def _call(**options: Any) -> int | None:
-    """Imports the command's module, with ADK, only to run it: help should be quick."""
+    """Imports the command's module only to run it: help should be quick."""
     # A settings file may name classes in the present folder, as under `adk web`.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
@@ -72,15 +70,10 @@ def _call(**options: Any) -> int | None:
         raise click.UsageError(str(error), context) from error
 
 
-def _suggest(given: str, known: Iterable[str]) -> str:
-    near = get_close_matches(given, known, 1)
-    return f" Did you mean {near[0]!r}?" if near else ""
-
-
 def _parse_strategy(text: str) -> str:
     name = text.replace("-", "_")
     if name not in STRATEGIES:
-        known = f"{', '.join(STRATEGIES)}.{_suggest(name, STRATEGIES)}"
+        known = f"{', '.join(STRATEGIES)}.{suggest(name, STRATEGIES)}"
         raise click.BadParameter(f"{text!r} is not one of {known}")
     return name
 
@@ -108,7 +101,7 @@ class _Commands(click.Group):
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if args[0] not in self.commands:
-            hint = _suggest(args[0], self.commands)
+            hint = suggest(args[0], self.commands)
             ctx.fail(f"No such command {args[0]!r}.{hint}")
         return super().resolve_command(ctx, args)
 
@@ -170,7 +163,10 @@ def _recording_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for add in (
         _window,
         click.option(
-            "--config", envvar=VARIABLE, show_envvar=True, help="Settings to try."
+            "--config",
+            envvar=CONFIG_VARIABLE,
+            show_envvar=True,
+            help="Settings to try.",
         ),
         click.option("--model", help="Take its window, not the recorded model's."),
         click.option("--agent", help="Only this agent's calls."),
@@ -217,7 +213,7 @@ def demo(**options: Any) -> int | None:
 
 
 @contextguard.command(cls=_Check)
-@click.argument("config", required=False, envvar=VARIABLE)
+@click.argument("config", required=False, envvar=CONFIG_VARIABLE)
 @click.option(
     "--model",
     "models",

@@ -12,7 +12,7 @@ from google.adk.events.event import Event
 from google.genai import types
 
 from contextguard_adk._history.adk_events import INTERNAL_CALLS, RECALL_TOOL, code_of
-from contextguard_adk._history.contents import parts_of
+from contextguard_adk._history.contents import parts_of, payload_of
 from contextguard_adk._support.phrases import quote_line
 from contextguard_adk._tools.recordings import RecordedCall
 
@@ -114,17 +114,12 @@ class Needs:
 
 def _key(part: types.Part) -> object:
     """Tells a part from others: by its text, else by the identity of its payload."""
-    return part.text or code_of(part) or id(_payload_of(part))
-
-
-def _payload_of(part: types.Part) -> object:
-    call, result = part.function_call, part.function_response
-    return call.args if call else result and result.response
+    return part.text or code_of(part) or id(payload_of(part))
 
 
 def _read(part: types.Part) -> str:
     """Returns what a part says, once more without the escapes of JSON if it has any."""
-    fields = (f"{name}\n{leaf}" for name, leaf in _walk(_payload_of(part)))
+    fields = (f"{name}\n{leaf}" for name, leaf in _walk(payload_of(part)))
     text = plain = part.text or code_of(part) or "\n".join(fields)
     for escape, char in ("\\n", "\n"), ("\\t", "\t"), ("\\/", "/"), ("\\\\", "\\"):
         plain = plain.replace(escape, char)

@@ -86,7 +86,6 @@ async def load_session(source: str, key: SessionKey) -> Session:
 
 
 def describe_session(session: Session) -> ListedSession:
-    """Describes a session as a list does."""
     last = max((event.timestamp for event in session.events), default=0.0)
     updated = read_time(session.last_update_time or last)
     names = session.app_name, session.user_id, session.id

@@ -73,7 +73,6 @@ def run_replay(
     is_complete: bool,
     **recording: Any,
 ) -> None:
-    """Replays a session, and prints the result."""
     if is_list:
         print_sessions(as_json, **recording)
         return
@@ -85,9 +84,8 @@ def run_replay(
     silent = [loop.logger] if compare else []
     with terminal.quiet_logs(Console(stderr=True), *silent):
         session, settings = read_recording(**recording)
-        rows = (
-            list(list_rows(settings.guard, settings.window_tokens)) if compare else []
-        )
+        compared = list_rows(settings.guard, settings.window_tokens)
+        rows = list(compared) if compare else []
         if recording["config"] or not compare:
             rows.append(Row("your settings", settings.guard))
         guards = [row.guard for row in rows]
@@ -265,7 +263,11 @@ class _Replay:
             else:
                 real = None
         # Whatever each guard takes for the window, what fits is the same for all.
-        window_tokens = self._find_window(whole)
+        window_tokens = self._settings.window_tokens
+        if whole.record:  # An exempt agent has none.
+            window_tokens = whole.record.window_tokens
+        elif window_tokens is None:
+            window_tokens = resolve_context_window(whole.request.model or "").tokens
         needed = needs.find(call, whole.request.contents, window_tokens)
         watching.share_history(whole.request.contents, self._acting)
         replayed = []
@@ -297,13 +299,6 @@ class _Replay:
                 )
             )
         return replayed
-
-    def _find_window(self, sent: Sent) -> int:
-        """The window of a request, also of an exempt agent, which has no record."""
-        if sent.record:
-            return sent.record.window_tokens
-        wanted, model = self._settings.window_tokens, sent.request.model or ""
-        return resolve_context_window(model, configured=wanted).tokens
 
     def _price(self, sent: Sent) -> Bill:
         """Prices a call, with summaries, also of compactions that came to nothing."""

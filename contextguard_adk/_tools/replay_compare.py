@@ -94,7 +94,6 @@ class Comparison:
         return min(fitting, key=lambda row: prices[row] or 0, default=None)
 
     def to_json(self) -> dict[str, Any]:
-        """Describes all of it, safe as JSON."""
         rows = enumerate(zip(self._rows, self._totals, strict=True))
         return {
             "session": self._replay.session_id,

@@ -44,7 +44,6 @@ class Bill:
     cost: float | None = 0.0
 
     def __add__(self, other: Bill) -> Bill:
-        """Both together."""
         return Bill(self.usage + other.usage, add_costs((self.cost, other.cost)))
 
 
@@ -76,7 +75,6 @@ class Totals:
         return round(TYPICAL_COSTS.price(self.usage) * 1_000_000)
 
     def to_json(self) -> dict[str, Any]:
-        """Describes all of it, safe as JSON."""
         names = ("uncached_tokens", "weighted_tokens")
         return asdict(self) | {name: getattr(self, name) for name in names}
 
@@ -155,7 +153,6 @@ class Replayed:
         return Totals(over, compactions, bill.usage, bill.cost, most, need, far)
 
     def to_json(self) -> dict[str, Any]:
-        """Describes all of it, safe as JSON."""
         without, guarded = self.without_guard, self.with_guard
         return {
             "session": self.session_id,

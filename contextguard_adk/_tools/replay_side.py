@@ -158,7 +158,6 @@ class _Builder(BasePlugin):
     async def before_model_callback(
         self, *, callback_context: CallbackContext, llm_request: LlmRequest
     ) -> LlmResponse:
-        """Answers in place of the model."""
         self.request = llm_request
         return LlmResponse(content=types.ModelContent("."))
 

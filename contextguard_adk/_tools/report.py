@@ -38,7 +38,6 @@ from contextguard_adk.records import REASONS, Usage, format_cost
 
 
 def run_report(is_list: bool, as_json: bool, output: Path, **recording: Any) -> None:
-    """Writes the page about a session."""
     if is_list:
         replay.print_sessions(as_json, **recording)
         return
@@ -151,10 +150,8 @@ class _Reader:
     ) -> Compaction | None:
         """Finds what a compaction has replaced, and its summary, in session state."""
         if self._is_guarded:
-            facts, state = (
-                recordings.read_facts(call.event).get("compaction"),
-                self._state,
-            )
+            facts = recordings.read_facts(call.event).get("compaction")
+            state = self._state
         else:
             facts = asdict(played.compaction) if played.compaction else None
             state = played.state

@@ -72,7 +72,6 @@ def show_progress(items: Sequence[T], label: str) -> Iterable[T]:
 
 
 def number_column(name: str) -> Column:
-    """Makes a column of numbers."""
     return Column(name, justify="right", no_wrap=True)
 
 

@@ -28,9 +28,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 class _Clock(selectors.DefaultSelector):
     """Counts the time for which it should wait."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.passed_seconds = 0.0
+    passed_seconds = 0.0
 
     def select(self, timeout: float | None = None) -> list[Any]:
         """Returns what is ready now; without a timer it waits."""
