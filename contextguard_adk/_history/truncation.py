@@ -34,6 +34,9 @@ NAMES_KEY = "not_shown"
 NAMES_RATIO, MAX_NAMES_BYTES = 0.5, 16_000
 """What they may take: of the part that is shown, and at most."""
 
+MIN_CLEARED_CHARS = 100
+"""Results that take no more than the line in their place stay."""
+
 MAX_DEPTH = 100
 """Strings nested deeper than this stay as they are."""
 
@@ -106,23 +109,38 @@ def _truncate_part(
         return part
     if response.name in truncation.exclude_tools:
         return part
-    if truncation.max_length == 0 and whole and whole.function_response:
-        response = whole.function_response  # Its size is told, not that of a preview.
-    shortened = _truncate_result(response.response, truncation)
-    if shortened is response.response:
-        return part
-    # Now it holds notices, which the tool's own text must not pass for.
-    shortened = _truncate_result(quote_value(response.response), truncation)
-    if truncation.show_truncation_notice and NAMES_KEY not in response.response:
-        max_bytes = min(MAX_NAMES_BYTES, int(truncation.max_length * NAMES_RATIO))
-        values = list_names(response.response) if values is None else values
-        named = name_rest(values, shortened, max_bytes)
-        is_less = len(payload_text(named)) < len(payload_text(response.response))
-        shortened = named if is_less else shortened
+    if truncation.max_length == 0:
+        # A preview is cleared as well; what is told is the size of the whole.
+        original = (whole and whole.function_response) or response
+        size_chars = len(payload_text(original.response))
+        shortened = {"result": TRUNCATED.format(0, size_chars)}
+        if size_chars <= MIN_CLEARED_CHARS:
+            return part
+    else:
+        shortened = _name_and_truncate(response.response, truncation, values)
+        if shortened is response.response:
+            return part
     if whole:
         shortened = {**shortened, HANDLE_KEY: handle_of(whole)}
     copied = response.model_copy(update={"response": shortened})
     return part.model_copy(update={"function_response": copied})
+
+
+def _name_and_truncate(
+    result: dict[str, Any], truncation: Truncation, values: Sequence[str] | None
+) -> dict[str, Any]:
+    shortened = _truncate_result(result, truncation)
+    if shortened is result:
+        return result
+    # Now it holds notices, which the tool's own text must not pass for.
+    shortened = _truncate_result(quote_value(result), truncation)
+    if truncation.show_truncation_notice and NAMES_KEY not in result:
+        max_bytes = min(MAX_NAMES_BYTES, int(truncation.max_length * NAMES_RATIO))
+        values = list_names(result) if values is None else values
+        named = name_rest(values, shortened, max_bytes)
+        if len(payload_text(named)) < len(payload_text(result)):
+            return named
+    return shortened
 
 
 def list_names(result: dict[str, Any]) -> list[str]:

@@ -152,7 +152,7 @@ class StrategySettings(SummarySettings):
         default=(),
         description="Names of tools whose results stay whole and word for word, each "
         "with its call, while they take at most a tenth of the context window "
-        "together; the newest go first.",
+        "together; the newest have priority.",
     )
     max_compaction_attempts: int = Field(
         default=3,
