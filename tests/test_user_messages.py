@@ -172,7 +172,7 @@ def test_a_rule_in_a_long_message_stays(max_bytes: int, least: float) -> None:
     for language in RULES:
         for number in range(60):
             text, _ = write_messages(language, number)
-            said = "\n".join(condense(text.splitlines(), max_bytes))
+            said = "\n".join(condense(tuple(text.splitlines()), max_bytes))
             kept.append(rule_of(language, number) in said)
             assert len(said.encode()) <= max_bytes
     assert sum(kept) >= least * len(kept)
@@ -218,8 +218,8 @@ async def test_a_recovery_keeps_the_rule() -> None:
 def test_the_newest_messages_stay_whole_and_the_others_in_order() -> None:
     """A mark tells where something is left out; a sentence stands there once."""
     old = [f"{words(30)}. Never call Ada {n}. {words(60)}." for n in range(9)]
-    kept = condense([*old, old[3], "Short."], 900)
-    assert kept[-2:] == [old[3], "Short."]
+    kept = condense((*old, old[3], "Short."), 900)
+    assert kept[-2:] == (old[3], "Short.")
     numbers = re.findall(r"Ada (\d)", "\n".join(kept[:-2]))
     assert numbers == sorted(set(numbers) - {"3"})
     assert all("… Never call Ada" in each for each in kept[:-2])
@@ -250,7 +250,7 @@ def test_the_newest_messages_stay_whole_and_the_others_in_order() -> None:
 def test_no_text_makes_it_slow(text: str) -> None:
     """Nor longer than it may be, alone and among others."""
     started = time.process_time()
-    for texts in ([text], [text] * 5, ["Never.", text, "Go on."]):
+    for texts in ((text,), (text,) * 5, ("Never.", text, "Go on.")):
         kept = condense(texts, 3_000)
         assert len("\n".join(kept).encode("utf-8", "replace")) <= 3_000
     assert time.process_time() - started < 5
@@ -261,7 +261,7 @@ def spend(texts: Sequence[str]) -> float:
     times = []
     for n in range(3):
         begin = time.process_time()
-        condense([*texts, f"Attempt {n}."], 60_000)
+        condense((*texts, f"Attempt {n}."), 60_000)
         times.append(time.process_time() - begin)
     return min(times)
 

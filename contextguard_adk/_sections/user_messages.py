@@ -79,7 +79,8 @@ class UserMessages(Section):
             is_same = before.quoted == quoted != ""
             older = before.excerpts[:-1] if is_same else before.excerpts
         room_bytes = min(MAX_STORED_BYTES, max_bytes, 2 * room_tokens)
-        excerpts = condense([*older, *_read_texts(history, new)], room_bytes)
+        new_texts = _read_texts(history, new)
+        excerpts = [*condense((*older, *new_texts), room_bytes)]
         # Quotes and control characters take more room there. The first one is the task.
         while excerpts and _json_bytes(excerpts) > room_bytes:
             del excerpts[len(excerpts) > 1]
@@ -104,7 +105,8 @@ class UserMessages(Section):
         if history.is_rewound or _digest(texts) == known.digest:
             texts = condense(texts, known.bytes)
         else:
-            texts = known.excerpts if request is None else known.excerpts[:-1]
+            end = None if request is None else -1
+            texts = tuple(known.excerpts[:end])
         return "\n".join([USER_MESSAGES, _write_lines(texts)]) if texts else ""
 
 
@@ -117,9 +119,9 @@ def _read(value: JsonValue) -> _Known:
         return _Known()
 
 
-def _read_texts(history: History, indexes: Collection[int]) -> list[str]:
+def _read_texts(history: History, indexes: Collection[int]) -> tuple[str, ...]:
     texts = (content_text(history.contents[index]) for index in sorted(indexes))
-    return [text.strip() for text in texts]
+    return tuple(text.strip() for text in texts)
 
 
 def _write_lines(texts: Sequence[str]) -> str:
@@ -135,17 +137,13 @@ def _json_bytes(texts: Sequence[str]) -> int:
     return len(json.dumps(texts, ensure_ascii=False).encode("utf-8", "replace"))
 
 
-def condense(texts: Sequence[str], max_bytes: int) -> list[str]:
+@lru_cache(maxsize=16)  # Every request repeats the messages before it.
+def condense(texts: tuple[str, ...], max_bytes: int) -> tuple[str, ...]:
     """Keeps the newest texts whole, and of the others the most telling sentences.
 
     Sentences that command, forbid or name something go before others, as do those whose
     words stand nowhere else; those of one text stand in their order.
     """
-    return [*_condense(tuple(texts), max_bytes)]
-
-
-@lru_cache(maxsize=16)  # Every request repeats the messages before it.
-def _condense(texts: tuple[str, ...], max_bytes: int) -> tuple[str, ...]:
     sizes = [*map(_line_bytes, texts)]
     if sum(sizes) <= max_bytes:
         return texts
