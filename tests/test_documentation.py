@@ -33,6 +33,7 @@ from contextguard_adk import (
 from contextguard_adk._tools.cli import main
 from contextguard_adk.config import CONFIG_VARIABLE, PluginSettings, load_settings
 from contextguard_adk.strategies import (
+    ClearToolResults,
     MessageWindow,
     Reducer,
     Strategy,
@@ -379,7 +380,8 @@ def load_hook() -> Any:
 
 MODELS = (
     *(PluginSettings, Costs, Strategy, Threshold, SlidingWindow, Pipeline),
-    *(MessageWindow, TokenWindow, ToolOutputTruncation, SummaryCompaction),
+    *(MessageWindow, TokenWindow, ToolOutputTruncation, ClearToolResults),
+    SummaryCompaction,
 )
 
 
