@@ -65,10 +65,8 @@ def _read_history(
 ) -> History:
     """Returns the request's history; what is known of it is kept for the call."""
     if call.history is None:
-        preview, known = call.strategy.preview(window_tokens, has_recall), None
-        if call.guard.history and call.guard.history.contents == call.request.contents:
-            known = call.guard.history.with_summary(stored)
-        call.history = known or History(
+        preview = call.strategy.preview(window_tokens, has_recall)
+        call.history = History(
             [*call.request.contents],
             call.invocation,
             call.context.user_content,

@@ -18,7 +18,6 @@ from google.adk.events.event import Event
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
-from contextguard_adk._history.history import History
 from contextguard_adk._measuring.tokens import Memo
 from contextguard_adk._providers.clients import find_llm, json_form
 from contextguard_adk._providers.costs import Costs
@@ -141,7 +140,6 @@ class Guard:
     has_artifacts: bool = True
     has_usage: bool = True  # In session state, for people.
     recorded: Memo | None = None  # Of a replay, in which no tool changes a result.
-    history: History | None = None  # Of a replay, whose guards see the same contents.
     tasks: SummaryTasks = field(default_factory=SummaryTasks)
     # Name and version of what no event has named yet.
     artifacts: BoundedDict[tuple[str, str, str], tuple[str, int]] = field(
