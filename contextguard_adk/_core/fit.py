@@ -14,7 +14,6 @@ from contextguard_adk._history.contents import (
     is_user_text,
     join_messages,
     pair_boundaries,
-    pair_contents,
     parts_of,
 )
 from contextguard_adk._history.text import payload_text
@@ -68,7 +67,7 @@ def reduce_contents(
         most = room_tokens * 0.30
         kept[request_index] = scale.shorten(contents[request_index], most)
     room = room_tokens - scale.cost([*first, *kept.values()])
-    boundaries = pair_boundaries(pair_contents(contents), len(contents))
+    boundaries = pair_boundaries(contents)
     cuts = [index for index, splits_no_pair in enumerate(boundaries) if splits_no_pair]
     for start, end in reversed(list(itertools.pairwise(cuts))):
         group = {i: contents[i] for i in range(start, end) if i not in kept}

@@ -14,7 +14,7 @@ from google.adk.models.registry import LLMRegistry
 from google.genai import types
 
 from contextguard_adk import _sections
-from contextguard_adk._history.contents import pair_boundaries, pair_contents
+from contextguard_adk._history.contents import pair_boundaries
 from contextguard_adk._history.draft import Draft
 from contextguard_adk._history.transcript import Entry, render_entries
 from contextguard_adk._history.truncation import without_names
@@ -312,7 +312,7 @@ def _find_mechanical_end(turn: Turn, new: Sequence[int], budget_tokens: int) -> 
     heuristics = (memo.estimate_tokens([c]) for c in reversed(contents[1:]))
     costs = (int(heuristic * turn.correction + 1) for heuristic in heuristics)
     end = len(new) - sum(used <= room for used in itertools.accumulate(costs))
-    boundaries = pair_boundaries(pair_contents(contents), len(contents))
+    boundaries = pair_boundaries(contents)
     return next((i for i in range(end, len(new)) if boundaries[i]), len(new))
 
 
