@@ -138,21 +138,16 @@ def _measure(turn: Turn, bounds: Bounds) -> Turn:
         memo=memo,
         margin=first_margin(turn.model.name, ratio),
     )
-    missing_tokens = 0
-    if turn.has_recall and turn.config is turn.request.config:
+    if turn.has_recall:
         # What a compaction adds: the tools are declared from then on.
-        known, tools = turn.request.tools_dict, _recall.TOOLS
-        new = [t.declaration for t in tools if t.declaration.name not in known]
-        added = types.GenerateContentConfig(
-            tools=[types.Tool(function_declarations=new)]
-        )
-        missing_tokens = estimate_config_tokens(added) if new else 0
+        later = _declare(turn, [tool.declaration for tool in _recall.TOOLS])
+        config_tokens = estimate_config_tokens(later)
     return replace(
         turn,
         size=Size(
             tokens=tokens,
             heuristic_tokens=heuristic_tokens,
-            config_tokens=config_tokens + missing_tokens,
+            config_tokens=config_tokens,
             correction=bounds.correction
             or counts.measured_correction
             or tokens / max(1, heuristic_tokens),
