@@ -33,8 +33,8 @@ def look(call: Call, bounds: Bounds, is_settled: bool = False) -> Turn:
         # A call of a tool that is not declared would end the turn.
         beside = {name: v for name, v in stored.beside.items() if name != "recall"}
         stored = stored.model_copy(update={"beside": beside, "has_recall": False})
-    is_requested = state.is_compaction_requested
-    reason: Reason = "requested" if is_requested else "tokens"
+    focus = state.requested_focus
+    reason: Reason = "tokens" if focus is None else "requested"
     turn = Turn(
         agent=call.agent,
         session_id=call.invocation.session.id,
@@ -49,7 +49,7 @@ def look(call: Call, bounds: Bounds, is_settled: bool = False) -> Turn:
         budgets=plan_call(call, model, bounds),
         counts=call.counts,
         reason="overflow" if bounds.is_rejected else reason,
-        focus=state.requested_focus if is_requested else "",
+        focus=focus or "",
         has_recall=has_recall,
         is_observed=call.is_observed,
         is_settled=is_settled,
