@@ -7,7 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 from contextguard_adk._history.draft import Draft
 from contextguard_adk._history.stored import MAX_MODELS, StoredSummary
@@ -94,7 +94,8 @@ class Failed:
         return Failed(model, before + count, newest) if count else Failed()
 
 
-class Ceiling(NamedTuple):
+@dataclass(frozen=True)
+class Ceiling:
     """The highest count so far, bytes / 4 of the text that reached it, the highest
     count of all that was sent, and how often running the last count, which fell behind
     what was sent, was the same."""
@@ -104,9 +105,6 @@ class Ceiling(NamedTuple):
     followed_tokens: int = 0
     last_tokens: int = 0
     same_count: int = 0
-
-
-_NO_CEILING = Ceiling()
 
 
 @dataclass(frozen=True)
@@ -129,7 +127,7 @@ class Seen:
     lowest_ratio: float = 0.0
     doubted: tuple[float, int] = (0.0, 0)
     was_cached: bool = False
-    ceiling: Ceiling = _NO_CEILING
+    ceiling: Ceiling = Ceiling()
     guess_count: int = 0
 
     @property
