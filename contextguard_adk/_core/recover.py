@@ -227,13 +227,6 @@ class Recovery:
     def _shape(self, contents: Sequence[types.Content]) -> list[types.Content]:
         return shape(look(self._call, self._bounds), list(contents))
 
-    def _copy_request(self, shaped: list[types.Content]) -> LlmRequest:
-        """A request with other contents; a client may change it, and caches nothing."""
-        update: dict[str, object] = {"contents": shaped}
-        update["config"] = self._rejected.config.model_copy()
-        update |= {"cache_metadata": None, "cacheable_contents_token_count": None}
-        return self._rejected.model_copy(update=update)
-
     async def _send(
         self, contents: Sequence[types.Content]
     ) -> LlmResponse | Overflow | None:
@@ -241,7 +234,10 @@ class Recovery:
         shaped = self._shape(contents)
         heuristic = self._measure(shaped)
         self._tried_tokens.append(heuristic)
-        request = self._copy_request(shaped)
+        # A client may change the config, and must cache nothing.
+        update: dict[str, object] = {"config": self._rejected.config.model_copy()}
+        update |= {"cache_metadata": None, "cacheable_contents_token_count": None}
+        request = self._rejected.model_copy(update={**update, "contents": shaped})
         try:
             answer = await call_with_retries(lambda: self._ask(request), 30)
         except Exception as error:  # noqa: BLE001 - a client may raise anything.
