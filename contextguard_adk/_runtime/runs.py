@@ -91,10 +91,13 @@ class Run:
         return memo
 
     def put_in(self, session: Session, paid: Paid, key: str) -> None:
-        """Remembers a summary until an event has brought it under a key."""
-        count = len(self._events)
-        run_id = self.invocation_id
-        session.put_in(replace(paid, key=key, event_count=count, run_id=run_id))
+        """Takes a summary off the shelf; remembers it until an event has brought it."""
+        if known := session.facts.put_in:
+            # What stood in the session before the run counts, not before this call.
+            paid = replace(paid, replaced=known.replaced)
+        count, run_id = len(self._events), self.invocation_id
+        paid = replace(paid, key=key, event_count=count, run_id=run_id)
+        session.note(put_in=paid, ready=None, is_background_tried=False)
         self._paid.append(session)
 
     def describe(self, key: CallKey, name: str, said: object) -> None:

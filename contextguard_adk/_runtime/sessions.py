@@ -206,13 +206,6 @@ class Session:
         models[model] = replace(models.pop(model, _NOTHING_SEEN), **shown)
         self.note(models=dict([*models.items()][-MAX_MODELS:]))
 
-    def put_in(self, paid: Paid) -> None:
-        """Takes a summary off the shelf, and remembers it until the session has it."""
-        if known := self.facts.put_in:
-            # What stood in the session before the run counts, not before this call.
-            paid = replace(paid, replaced=known.replaced)
-        self.note(put_in=paid, ready=None, is_background_tried=False)
-
     def forget_arrived(self, run_id: str) -> None:
         """Forgets a summary of another run, which the session has by now."""
         if (paid := self.facts.put_in) and paid.run_id != run_id:
