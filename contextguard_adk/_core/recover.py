@@ -192,6 +192,7 @@ class Recovery:
         else:  # A notice takes its place, but not that of pins.
             head = [] if short and short.text else head
         request = history.request_index
+        # A continuation in the head may quote it.
         if head and short and short.has_continuation and request is not None:
             is_quoted = short.request == history.fingerprint(request).hex()
             request = None if is_quoted else request
