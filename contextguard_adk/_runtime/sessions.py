@@ -73,12 +73,6 @@ class Paid:
     event_count: int = 0
     paid_seconds: float = field(default_factory=time.monotonic)
 
-    @property
-    def is_late(self) -> bool:
-        """Whether no call has come for it in time."""
-        age_seconds = time.monotonic() - self.paid_seconds
-        return age_seconds > PAID_SECONDS and not self.is_background
-
 
 @dataclass(frozen=True)
 class Failed:
@@ -213,8 +207,10 @@ class Session:
 
     def drop_late(self) -> None:
         """Forgets the summaries for which no call has come."""
+        oldest_seconds = time.monotonic() - PAID_SECONDS
         for name in ("ready", "put_in"):
-            if (paid := getattr(self.facts, name)) and paid.is_late:
+            paid: Paid | None = getattr(self.facts, name)
+            if paid and not paid.is_background and paid.paid_seconds < oldest_seconds:
                 self.note(**{name: None})
 
     def add_costs(self, usage: Usage, cost: float | None) -> None:
