@@ -14,7 +14,6 @@ from contextguard_adk._history.contents import (
     is_user_text,
     join_messages,
     pair_boundaries,
-    pair_contents,
     parts_of,
 )
 from contextguard_adk._history.text import payload_text
@@ -68,7 +67,7 @@ def reduce_contents(
         most = room_tokens * 0.30
         kept[request_index] = scale.shorten(contents[request_index], most)
     room = room_tokens - scale.cost([*first, *kept.values()])
-    boundaries = pair_boundaries(pair_contents(contents), len(contents))
+    boundaries = pair_boundaries(contents)
     cuts = [index for index, splits_no_pair in enumerate(boundaries) if splits_no_pair]
     for start, end in reversed(list(itertools.pairwise(cuts))):
         group = {i: contents[i] for i in range(start, end) if i not in kept}
@@ -122,23 +121,19 @@ class _Scale:
         ratio, count = max_tokens / cost * 0.95, token_counter(self.factor)
         parts = []
         for part in parts_of(content):
-            text, response = quote(_text_of(part)), part.function_response
+            response = part.function_response
+            result = response and response.response
+            text = quote(part.text or (payload_text(result) if result else ""))
             most_tokens = count(text) * ratio * (0.6 if response else 1.0)
             shortened = shorten_to_tokens(text, most_tokens, count)
             update: dict[str, object] = {}
-            if text and part.text:
+            if part.text:
                 update["text"] = shortened or "…"
-            elif text and response and response.response:
-                values = list_names(response.response)
+            elif response and result:
+                values = list_names(result)
                 named = name_rest(values, {"result": shortened}, len(shortened) // 4)
                 update["function_response"] = response.model_copy(
                     update={"response": named}
                 )
             parts.append(part.model_copy(update=update) if update else part)
         return content.model_copy(update={"parts": parts})
-
-
-def _text_of(part: types.Part) -> str:
-    """The text or the result in a part; "" where it holds neither."""
-    result = part.function_response and part.function_response.response
-    return part.text or (payload_text(result) if result else "")

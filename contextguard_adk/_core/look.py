@@ -33,8 +33,8 @@ def look(call: Call, bounds: Bounds, is_settled: bool = False) -> Turn:
         # A call of a tool that is not declared would end the turn.
         beside = {name: v for name, v in stored.beside.items() if name != "recall"}
         stored = stored.model_copy(update={"beside": beside, "has_recall": False})
-    is_requested = state.is_compaction_requested
-    reason: Reason = "requested" if is_requested else "tokens"
+    focus = state.requested_focus
+    reason: Reason = "tokens" if focus is None else "requested"
     turn = Turn(
         agent=call.agent,
         session_id=call.invocation.session.id,
@@ -49,7 +49,7 @@ def look(call: Call, bounds: Bounds, is_settled: bool = False) -> Turn:
         budgets=plan_call(call, model, bounds),
         counts=call.counts,
         reason="overflow" if bounds.is_rejected else reason,
-        focus=state.requested_focus if is_requested else "",
+        focus=focus or "",
         has_recall=has_recall,
         is_observed=call.is_observed,
         is_settled=is_settled,
@@ -65,10 +65,8 @@ def _read_history(
 ) -> History:
     """Returns the request's history; what is known of it is kept for the call."""
     if call.history is None:
-        preview, known = call.strategy.preview(window_tokens, has_recall), None
-        if call.guard.history and call.guard.history.contents == call.request.contents:
-            known = call.guard.history.with_summary(stored)
-        call.history = known or History(
+        preview = call.strategy.preview(window_tokens, has_recall)
+        call.history = History(
             [*call.request.contents],
             call.invocation,
             call.context.user_content,
@@ -140,21 +138,16 @@ def _measure(turn: Turn, bounds: Bounds) -> Turn:
         memo=memo,
         margin=first_margin(turn.model.name, ratio),
     )
-    missing_tokens = 0
-    if turn.has_recall and turn.config is turn.request.config:
+    if turn.has_recall:
         # What a compaction adds: the tools are declared from then on.
-        known, tools = turn.request.tools_dict, _recall.TOOLS
-        new = [t.declaration for t in tools if t.declaration.name not in known]
-        added = types.GenerateContentConfig(
-            tools=[types.Tool(function_declarations=new)]
-        )
-        missing_tokens = estimate_config_tokens(added) if new else 0
+        later = _declare(turn, [tool.declaration for tool in _recall.TOOLS])
+        config_tokens = estimate_config_tokens(later)
     return replace(
         turn,
         size=Size(
             tokens=tokens,
             heuristic_tokens=heuristic_tokens,
-            config_tokens=config_tokens + missing_tokens,
+            config_tokens=config_tokens,
             correction=bounds.correction
             or counts.measured_correction
             or tokens / max(1, heuristic_tokens),

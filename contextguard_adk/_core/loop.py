@@ -188,7 +188,7 @@ def _describe(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> Compactio
         contents_before=len(turn.contents),
         contents_after=len(outcome.contents),
         summary_tokens=len(outcome.stored.text.encode()) // 4,
-        is_mechanical=outcome.stored.is_mechanical,
+        is_mechanical=outcome.draft.is_mechanical,
         waited_seconds=round(waited_seconds, 3),
         **paid.facts,
     )

@@ -23,8 +23,6 @@ from contextguard_adk._core.limits import (
 )
 from contextguard_adk._core.look import look, render_unshaped
 from contextguard_adk._core.loop import declare_tools, run
-from contextguard_adk._history.history import History
-from contextguard_adk._history.stored import StoredSummary
 from contextguard_adk._measuring.calibration import DEFAULT_CORRECTION, MAX_RATIO
 from contextguard_adk._measuring.tokens import estimate_config_tokens
 from contextguard_adk._providers.overflow import Overflow, parse_overflow
@@ -193,8 +191,11 @@ class Recovery:
                 break
         else:  # A notice takes its place, but not that of pins.
             head = [] if short and short.text else head
-        is_quoted = head and short and _is_request_quoted(history, short)
-        request = None if is_quoted else history.request_index
+        request = history.request_index
+        # A continuation in the head may quote it.
+        if head and short and short.has_continuation and request is not None:
+            is_quoted = short.request == history.fingerprint(request).hex()
+            request = None if is_quoted else request
         contents = reduce_contents(
             history.shown, room, factor, head, request, history.turn, history.memo
         )
@@ -227,13 +228,6 @@ class Recovery:
     def _shape(self, contents: Sequence[types.Content]) -> list[types.Content]:
         return shape(look(self._call, self._bounds), list(contents))
 
-    def _copy_request(self, shaped: list[types.Content]) -> LlmRequest:
-        """A request with other contents; a client may change it, and caches nothing."""
-        update: dict[str, object] = {"contents": shaped}
-        update["config"] = self._rejected.config.model_copy()
-        update |= {"cache_metadata": None, "cacheable_contents_token_count": None}
-        return self._rejected.model_copy(update=update)
-
     async def _send(
         self, contents: Sequence[types.Content]
     ) -> LlmResponse | Overflow | None:
@@ -241,7 +235,10 @@ class Recovery:
         shaped = self._shape(contents)
         heuristic = self._measure(shaped)
         self._tried_tokens.append(heuristic)
-        request = self._copy_request(shaped)
+        # A client may change the config, and must cache nothing.
+        update: dict[str, object] = {"config": self._rejected.config.model_copy()}
+        update |= {"cache_metadata": None, "cacheable_contents_token_count": None}
+        request = self._rejected.model_copy(update={**update, "contents": shaped})
         try:
             answer = await call_with_retries(lambda: self._ask(request), 30)
         except Exception as error:  # noqa: BLE001 - a client may raise anything.
@@ -283,11 +280,3 @@ class Recovery:
         sent.threshold_tokens = budgets.threshold_tokens
         sent.is_recovered = True
         sent.compaction = call.compaction or sent.compaction
-
-
-def _is_request_quoted(history: History, stored: StoredSummary) -> bool:
-    """Whether the continuation after the summary quotes the current request."""
-    index = history.request_index
-    if index is None or not stored.has_continuation:
-        return False
-    return stored.request == history.fingerprint(index).hex()

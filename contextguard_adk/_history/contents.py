@@ -184,7 +184,7 @@ def find_safe_split(contents: Sequence[types.Content], split: int) -> int:
     if last < 1:
         return len(contents)
     wished = max(1, min(split, last))
-    boundaries = pair_boundaries(pair_contents(contents), len(contents))
+    boundaries = pair_boundaries(contents)
     onwards, back = range(wished, last + 1), range(wished, 0, -1)
     half = max(1, wished // 2)  # Further back would give up most of the cut.
     texts = (i for i in back if i >= half and not has_tool(contents[i]))
@@ -195,10 +195,10 @@ def find_safe_split(contents: Sequence[types.Content], split: int) -> int:
     return 1
 
 
-def pair_boundaries(pairs: Pairs, count: int) -> list[bool]:
-    """Returns for every cut position from 0 to `count` whether it splits no pair."""
-    crossing = [0] * (count + 1)
-    for index, partners in pairs.partners.items():
+def pair_boundaries(contents: Sequence[types.Content]) -> list[bool]:
+    """Returns for every cut position, both ends included, whether it splits no pair."""
+    crossing = [0] * (len(contents) + 1)
+    for index, partners in pair_contents(contents).partners.items():
         for partner in partners:
             if index < partner:
                 crossing[index + 1] += 1

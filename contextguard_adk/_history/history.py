@@ -53,7 +53,6 @@ class History:
         user_content: types.Content | None = None,
         stored: StoredSummary | None = None,
         memo: Memo | None = None,
-        preview: Preview | None = None,
     ) -> None:
         self.contents = contents
         self.invocation_id = invocation.invocation_id if invocation else ""
@@ -63,7 +62,7 @@ class History:
         self.events = invocation.session.events if invocation else []
         self._event_count = len(self.events)  # A summary may be written later.
         self.memo = memo or Memo()
-        self.preview = preview
+        self.preview: Preview | None = None
         self._known: dict[Hashable, Any] = {}  # With any summary.
 
     def with_summary(self, stored: StoredSummary | None) -> History:

@@ -65,11 +65,6 @@ class StoredSummary(_Stored):
     left_tokens: Length = 0
 
     @property
-    def is_mechanical(self) -> bool:
-        """Whether a part of it was written without a model."""
-        return self.model_covered_count < self.covered.content_count
-
-    @property
     def model_text(self) -> str:
         """The part of it that a model wrote."""
         return self.text[: self.model_chars]

@@ -18,7 +18,6 @@ from google.adk.events.event import Event
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
-from contextguard_adk._history.history import History
 from contextguard_adk._measuring.tokens import Memo
 from contextguard_adk._providers.clients import find_llm, json_form
 from contextguard_adk._providers.costs import Costs
@@ -92,10 +91,13 @@ class Run:
         return memo
 
     def put_in(self, session: Session, paid: Paid, key: str) -> None:
-        """Remembers a summary until an event has brought it under a key."""
-        count = len(self._events)
-        run_id = self.invocation_id
-        session.put_in(replace(paid, key=key, event_count=count, run_id=run_id))
+        """Takes a summary off the shelf; remembers it until an event has brought it."""
+        if known := session.facts.put_in:
+            # What stood in the session before the run counts, not before this call.
+            paid = replace(paid, replaced=known.replaced)
+        count, run_id = len(self._events), self.invocation_id
+        paid = replace(paid, key=key, event_count=count, run_id=run_id)
+        session.note(put_in=paid, ready=None, is_background_tried=False)
         self._paid.append(session)
 
     def describe(self, key: CallKey, name: str, said: object) -> None:
@@ -141,7 +143,6 @@ class Guard:
     has_artifacts: bool = True
     has_usage: bool = True  # In session state, for people.
     recorded: Memo | None = None  # Of a replay, in which no tool changes a result.
-    history: History | None = None  # Of a replay, whose guards see the same contents.
     tasks: SummaryTasks = field(default_factory=SummaryTasks)
     # Name and version of what no event has named yet.
     artifacts: BoundedDict[tuple[str, str, str], tuple[str, int]] = field(

@@ -7,7 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 from contextguard_adk._history.draft import Draft
 from contextguard_adk._history.stored import MAX_MODELS, StoredSummary
@@ -73,12 +73,6 @@ class Paid:
     event_count: int = 0
     paid_seconds: float = field(default_factory=time.monotonic)
 
-    @property
-    def is_late(self) -> bool:
-        """Whether no call has come for it in time."""
-        age_seconds = time.monotonic() - self.paid_seconds
-        return age_seconds > PAID_SECONDS and not self.is_background
-
 
 @dataclass(frozen=True)
 class Failed:
@@ -94,7 +88,8 @@ class Failed:
         return Failed(model, before + count, newest) if count else Failed()
 
 
-class Ceiling(NamedTuple):
+@dataclass(frozen=True)
+class Ceiling:
     """The highest count so far, bytes / 4 of the text that reached it, the highest
     count of all that was sent, and how often running the last count, which fell behind
     what was sent, was the same."""
@@ -104,9 +99,6 @@ class Ceiling(NamedTuple):
     followed_tokens: int = 0
     last_tokens: int = 0
     same_count: int = 0
-
-
-_NO_CEILING = Ceiling()
 
 
 @dataclass(frozen=True)
@@ -129,7 +121,7 @@ class Seen:
     lowest_ratio: float = 0.0
     doubted: tuple[float, int] = (0.0, 0)
     was_cached: bool = False
-    ceiling: Ceiling = _NO_CEILING
+    ceiling: Ceiling = Ceiling()
     guess_count: int = 0
 
     @property
@@ -208,13 +200,6 @@ class Session:
         models[model] = replace(models.pop(model, _NOTHING_SEEN), **shown)
         self.note(models=dict([*models.items()][-MAX_MODELS:]))
 
-    def put_in(self, paid: Paid) -> None:
-        """Takes a summary off the shelf, and remembers it until the session has it."""
-        if known := self.facts.put_in:
-            # What stood in the session before the run counts, not before this call.
-            paid = replace(paid, replaced=known.replaced)
-        self.note(put_in=paid, ready=None, is_background_tried=False)
-
     def forget_arrived(self, run_id: str) -> None:
         """Forgets a summary of another run, which the session has by now."""
         if (paid := self.facts.put_in) and paid.run_id != run_id:
@@ -222,8 +207,10 @@ class Session:
 
     def drop_late(self) -> None:
         """Forgets the summaries for which no call has come."""
+        oldest_seconds = time.monotonic() - PAID_SECONDS
         for name in ("ready", "put_in"):
-            if (paid := getattr(self.facts, name)) and paid.is_late:
+            paid: Paid | None = getattr(self.facts, name)
+            if paid and not paid.is_background and paid.paid_seconds < oldest_seconds:
                 self.note(**{name: None})
 
     def add_costs(self, usage: Usage, cost: float | None) -> None:

@@ -289,14 +289,11 @@ class AgentState:
         return [s for s in suffixes if self._values.get(COMPACT_NOW_KEY + s) is True]
 
     @property
-    def is_compaction_requested(self) -> bool:
-        """Whether `request_compaction` was called for this agent."""
-        return bool(self._requests)
-
-    @property
-    def requested_focus(self) -> str:
-        """What that compaction should keep above all; "" where nothing is named."""
-        named = (self._values.get(FOCUS_KEY + suffix) for suffix in self._requests)
+    def requested_focus(self) -> str | None:
+        """What a compaction that was asked for should keep; None where none was."""
+        if not (requests := self._requests):
+            return None
+        named = (self._values.get(FOCUS_KEY + suffix) for suffix in requests)
         return "\n".join(text[:1_000] for text in named if isinstance(text, str))
 
     def answer_request(self, refusal: str = "") -> None:

@@ -13,6 +13,7 @@ import hashlib
 import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Any
 
 from google.adk.events.event import Event
@@ -61,23 +62,16 @@ class _Request:
 
     thinker: Thinker
     contents: Sequence[types.Content]
+    config: types.GenerateContentConfig
     memo: Memo
-    system: str = ""
-    tools: str = ""
 
-    @classmethod
-    def of(
-        cls,
-        thinker: Thinker,
-        contents: Sequence[types.Content],
-        config: types.GenerateContentConfig,
-        memo: Memo,
-    ) -> _Request:
-        if not thinker.is_checked:
-            return cls(thinker, contents, memo)
-        system = _digest([canonical_json(_plain(config.system_instruction))])
-        tools = _digest(sorted(_spell_tools(config)))
-        return cls(thinker, contents, memo, system, tools)
+    @cached_property
+    def system(self) -> str:
+        return _digest([canonical_json(_plain(self.config.system_instruction))])
+
+    @cached_property
+    def tools(self) -> str:
+        return _digest(sorted(_spell_tools(self.config)))
 
 
 @dataclass(frozen=True)
@@ -111,7 +105,7 @@ class Seals(Listener):
         if not thinker.is_checked:
             return
         memo, sent = event.run.memo(run), call.sent_contents
-        request = _Request.of(thinker, sent, call.sent_config, memo)
+        request = _Request(thinker, sent, call.sent_config, memo)
         names = [name for name in map(_name_thoughts, sent) if name]
         *_, messages = _digest_before([*sent, answer], memo)
         seal = Seal(
@@ -151,7 +145,7 @@ def find_lost_cause(turn: Turn) -> str:
 def _find_all(
     turn: Turn, thinker: Thinker, contents: Sequence[types.Content]
 ) -> tuple[_Request, list[_Thoughts]]:
-    request = _Request.of(thinker, contents, turn.config, turn.history.memo)
+    request = _Request(thinker, contents, turn.config, turn.history.memo)
     return request, [*_find_thoughts(request, turn.history.events)]
 
 

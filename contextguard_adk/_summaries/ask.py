@@ -14,7 +14,7 @@ from google.adk.models.registry import LLMRegistry
 from google.genai import types
 
 from contextguard_adk import _sections
-from contextguard_adk._history.contents import pair_boundaries, pair_contents
+from contextguard_adk._history.contents import pair_boundaries
 from contextguard_adk._history.draft import Draft
 from contextguard_adk._history.transcript import Entry, render_entries
 from contextguard_adk._history.truncation import without_names
@@ -42,7 +42,6 @@ from contextguard_adk._summaries.write import (
     write_mechanical_summary,
 )
 from contextguard_adk._support.log import warn_once
-from contextguard_adk._turn.settings import StrategySettings
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.values import Outcome
 from contextguard_adk.errors import SummaryError, UnusableAnswerError
@@ -65,8 +64,6 @@ class Ask:
         self.attempts = 0
         self.failures: list[SummaryError] = []
         self._turn = turn
-        self._settings: StrategySettings = turn.settings
-        self._request = turn.request
         self._agent = agent
         self._session = session
         self._guard = guard
@@ -143,7 +140,7 @@ class Ask:
     @functools.cached_property
     def model(self) -> SummaryModel | None:
         """The model to ask; None where there is none, or its circuit is open."""
-        settings, own = self._settings, find_llm(self._agent)
+        settings, own = self._turn.settings, find_llm(self._agent)
         llm = _resolve(settings.summarizer) or own
         if llm is None or self._is_left_alone(llm.model):
             return None
@@ -158,7 +155,7 @@ class Ask:
             llm=llm,
             window_tokens=window,
             timeout_seconds=settings.summary_timeout_seconds,
-            config=self._request.config,
+            config=self._turn.request.config,
             instruction=settings.summary_instruction or SUMMARY_INSTRUCTION,
             is_agents_own=llm is own,
             can_think=bool(ask(llm.model)),
@@ -249,13 +246,13 @@ class Ask:
         """Whether a summary in place is worth a try, and would be plain text."""
         if not model.is_agents_own:
             return False
-        setting, facts = self._settings.reuse_prompt_cache, self._session.facts
+        setting, facts = self._turn.settings.reuse_prompt_cache, self._session.facts
         has_cache = setting is True or facts.cached_ratio >= 0.5
-        config = self._request.config
+        request, config = self._turn.request, self._turn.request.config
         is_text = config.response_mime_type in (None, "text/plain")
         if facts.is_in_place_useless or not (setting and has_cache and is_text):
             return False
-        return not config.stop_sequences and answers_freely(self._request, self._agent)
+        return not config.stop_sequences and answers_freely(request, self._agent)
 
     async def _write_in_place(
         self,
@@ -268,7 +265,7 @@ class Ask:
         if not contents:
             return ""
         update = {"contents": contents, "config": turn.config}
-        conversation = self._request.model_copy(update=update)
+        conversation = self._turn.request.model_copy(update=update)
         try:
             return await write_in_place(task, model, conversation)
         except SummaryError as error:
@@ -312,7 +309,7 @@ def _find_mechanical_end(turn: Turn, new: Sequence[int], budget_tokens: int) -> 
     heuristics = (memo.estimate_tokens([c]) for c in reversed(contents[1:]))
     costs = (int(heuristic * turn.correction + 1) for heuristic in heuristics)
     end = len(new) - sum(used <= room for used in itertools.accumulate(costs))
-    boundaries = pair_boundaries(pair_contents(contents), len(contents))
+    boundaries = pair_boundaries(contents)
     return next((i for i in range(end, len(new)) if boundaries[i]), len(new))
 
 

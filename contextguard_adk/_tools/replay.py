@@ -213,7 +213,7 @@ class _Replay:
             prices=guard.prices,
             on_call=side.records.append,
         )
-        plugin._guard.recorded, side.guard = self._memo, plugin._guard
+        plugin._guard.recorded = self._memo
         side.plugins.register_plugin(plugin)
         return side
 
@@ -269,7 +269,6 @@ class _Replay:
         elif window_tokens is None:
             window_tokens = resolve_context_window(whole.request.model or "").tokens
         needed = needs.find(call, whole.request.contents, window_tokens)
-        watching.share_history(whole.request.contents, self._acting)
         replayed = []
         for acting in self._acting:
             acting.llm.scale = scale

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, NamedTuple
@@ -23,10 +23,8 @@ from google.genai import types
 from pydantic import Field
 
 from contextguard_adk._history.fingerprints import fingerprint
-from contextguard_adk._history.history import History
 from contextguard_adk._measuring.tokens import Memo, estimate_config_tokens
 from contextguard_adk._providers.clients import read_usage
-from contextguard_adk._runtime.runs import Guard
 from contextguard_adk._tools.recordings import RecordedCall, read_facts
 from contextguard_adk._tools.terminal import CommandError
 from contextguard_adk.records import CallRecord, Usage
@@ -181,7 +179,6 @@ class Side:
         self.plugins = PluginManager()
         self.records: list[CallRecord] = []
         self.llm = _RecordedModel(memo=memo, has_cache=has_cache)
-        self.guard = Guard()
 
     async def build(self, call: RecordedCall, agent: LlmAgent) -> LlmRequest:
         """Has ADK build the request of a call."""
@@ -221,17 +218,6 @@ class Side:
         # An exempt agent has no record of it.
         return Sent(request, usage, self.records.pop() if self.records else None)
 
-    def share_history(
-        self, contents: Sequence[types.Content], others: Sequence[Side]
-    ) -> None:
-        """Works out for several guards what does not depend on what they have done."""
-        if len(others) > 1:
-            history = History(contents, self._invocation, memo=self.llm.memo)
-            history.release()
-            _ = history.open_groups
-            for other in others:
-                other.guard.history = history
-
     def _begin(
         self, call: RecordedCall, agent: LlmAgent, plugins: PluginManager
     ) -> InvocationContext:
@@ -243,7 +229,7 @@ class Side:
         self.llm.model = self._model or event.model_version or ""
         self.llm.output_tokens = read_usage(event.usage_metadata).output_tokens
         agent.model = self.llm
-        self._invocation = InvocationContext(
+        return InvocationContext(
             session_service=InMemorySessionService(),
             session=self._session,
             invocation_id=event.invocation_id,
@@ -254,7 +240,6 @@ class Side:
             run_config=RunConfig(),
             plugin_manager=plugins,
         )
-        return self._invocation
 
 
 def _own_state(values: dict[str, Any]) -> dict[str, Any]:

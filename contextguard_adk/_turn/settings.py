@@ -218,11 +218,9 @@ class StrategySettings(SummarySettings):
     def trigger_tokens(self, window_tokens: int) -> int | None:
         """What `trigger` comes to in a context window."""
         trigger = LEAST_AUTO_TOKENS if self.trigger == "auto" else self.trigger
-        return (
-            None
-            if trigger is None
-            else max(1_000, resolve_size(trigger, window_tokens))
-        )
+        if trigger is None:
+            return None
+        return max(1_000, resolve_size(trigger, window_tokens))
 
     def preview(self, window_tokens: int, has_recall: bool) -> Preview | None:
         """How large tool results are shown in a context window; None for whole."""

@@ -18,7 +18,6 @@ from contextguard_adk._history.contents import (
     has_tool,
     keep_pairs_whole,
     pair_boundaries,
-    pair_contents,
 )
 from contextguard_adk._history.draft import Draft, Reason
 from contextguard_adk._history.history import History
@@ -314,7 +313,7 @@ def _find_kept_steps(turn: Turn, room_tokens: int) -> KeptSteps:
     history, said = turn.history, frozenset(turn.history.user_messages)
     steps = turn.compactable
     contents = [history.shown[index] for index in steps]
-    boundaries = pair_boundaries(pair_contents(contents), len(contents))
+    boundaries = pair_boundaries(contents)
     starts = [
         place
         for place, content in enumerate(contents)
