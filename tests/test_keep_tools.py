@@ -436,7 +436,7 @@ async def test_results_of_excluded_tools_stay() -> None:
     compactions: list[CompactionRecord] = []
     llm = useless(call("get_policy"), call("look_up", step=7))
     names = ("get_policy",)
-    strategy = clearing(exclude_tools=names, keep_count=0)
+    strategy = clearing(exclude_tools=names, keep_count=1)
     strategy = strategy.model_copy(update={"preview_tokens": None})
     chat = open_chat(llm, strategy, compactions)
     await play(llm, chat, compactions, 1)

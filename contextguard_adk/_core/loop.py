@@ -164,7 +164,7 @@ async def _commit(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> None:
     gone = outcome.draft.covered - turn.summarized
     if any(has_result_of(turn.messages[i], turn.settings.keep_tools) for i in gone):
         message = "Results of `keep_tools` take more than a tenth of the window of "
-        message += "agent %r; the older ones are compacted as others are."
+        message += "agent %r, with what was called beside them; older ones go."
         warn_once(logger, message, turn.agent)
     call.compaction = record = _describe(call, turn, paid, outcome)
     event = Compacted(call.guard, call.context, state, turn, outcome, record)

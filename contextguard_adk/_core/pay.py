@@ -63,7 +63,8 @@ class Payer:
             planned = PlannedCompaction(
                 turn.agent, turn.session_id, reason, messages, turn.tokens, *sizes
             )
-            said = await observers.tell(observers.before_compaction, planned)
+            ask = observers.before_compaction
+            said = await observers.tell(ask, planned, planned.session_id)
             if isinstance(said, str):
                 return replace(turn, focus=f"{turn.focus}\n{said[:1_000]}".strip())
         if said is not None and said is not False:

@@ -47,10 +47,13 @@ def has_function_response(content: types.Content) -> bool:
     return any(part.function_response for part in parts_of(content))
 
 
-def has_result_of(content: types.Content, tools: Collection[str]) -> bool:
-    """Returns whether this content carries a result of one of these tools."""
-    results = (part.function_response for part in parts_of(content))
-    return any(each and each.name in tools for each in results)
+def has_result_of(
+    content: types.Content, tools: Collection[str], shown: types.Content | None = None
+) -> bool:
+    """Returns whether this content carries a result of these tools, shown whole."""
+    pairs = zip(parts_of(content), parts_of(shown or content), strict=True)
+    results = (part.function_response for part, other in pairs if part is other)
+    return any(result and result.name in tools for result in results)
 
 
 def has_tool(content: types.Content) -> bool:

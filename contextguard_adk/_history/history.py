@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -59,6 +59,8 @@ class History:
         self.user_content = user_content
         self.stored = stored
         self._invocation = invocation
+        run_config = invocation.run_config if invocation else None
+        self._loads_part = getattr(run_config, "get_session_config", None) is not None
         self.events = invocation.session.events if invocation else []
         self._event_count = len(self.events)  # A summary may be written later.
         self.memo = memo or Memo()
@@ -293,6 +295,17 @@ class History:
             if event.actions and event.actions.rewind_before_invocation_id:
                 return True
         return False
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether older messages are not loaded, or may not be in later requests."""
+        is_whole = self.stored is None or self.is_summary_valid or self.is_rewound
+        return self._loads_part or not is_whole
+
+    def repeats(self, indexes: Iterable[int]) -> bool:
+        """Whether later requests have the same texts: all loaded, none rewritten."""
+        is_own = (self.original(index) is self.contents[index] for index in indexes)
+        return not self.is_partial and all(is_own)
 
     def name_place(self, index: int) -> str:
         """Names a content by fingerprint and number among equal ones; "" for -1."""

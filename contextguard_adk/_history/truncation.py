@@ -120,7 +120,7 @@ def _truncate_part(
         shortened = _name_and_truncate(response.response, truncation, values)
         if shortened is response.response:
             return part
-    if whole:
+    if whole and response.name != RECALL_TOOL:
         shortened = {**shortened, HANDLE_KEY: handle_of(whole)}
     copied = response.model_copy(update={"response": shortened})
     return part.model_copy(update={"function_response": copied})

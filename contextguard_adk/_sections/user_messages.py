@@ -22,10 +22,12 @@ from contextguard_adk._turn.units import Section
 WHOLE_RATIO = 0.5  # Of the budget for messages word for word, where some are shortened.
 MAX_STORED_BYTES = 6 * 1024  # Of excerpts in session state, as JSON.
 MAX_SENTENCE_BYTES = 300
+MAX_HEADING_BYTES = 100  # Of a line with a colon, before each line below it.
 MAX_READ_BYTES = 16 * 1024  # Of one message; longer ones have something pasted in.
 
 _GAP = "…"
-_SENTENCE = re.compile(r"(?<=[.!?…;:])\s+|(?<=[。！？；।])|\n+")  # noqa: RUF001
+_SENTENCE = re.compile(r"(?<=[.!?…;])\s+|(?<=[。！？；।])")  # noqa: RUF001
+_ITEM = re.compile(r"[-*•–]|\d{1,3}[.)]")  # noqa: RUF001
 _WORD = re.compile(r"[^\s\d.,;:!?\"'()।、。]{3,}")
 _NAME = re.compile(r"[\d_/\\@#`]|\b[A-Z]{2,}|[\"“”«»„「『]")
 _COMMAND = re.compile(
@@ -72,25 +74,23 @@ class UserMessages(Section):
         tokens = turn.count(_write_lines(condense(texts, max_bytes)))
         if tokens > budget_tokens:
             max_bytes = int(max_bytes * budget_tokens / tokens)
-        quoted = "".join(history.fingerprint(index).hex() for index in request)
-        older, new = list[str](), said - request
-        if history.stored and not (history.is_summary_valid or history.is_rewound):
-            before, new = _read(known), new - history.covered
+        asked = _read_texts(history, request)
+        quoted = "".join(history.fingerprint(i).hex() for i in request if asked)
+        before, older, new = _read(known), list[str](), said - request
+        if history.is_partial and before.excerpts:
             is_same = before.quoted == quoted != ""
             older = before.excerpts[:-1] if is_same else before.excerpts
+            new -= history.covered
         room_bytes = min(MAX_STORED_BYTES, max_bytes, 2 * room_tokens)
-        new_texts = _read_texts(history, new)
-        excerpts = [*condense((*older, *new_texts), room_bytes)]
+        excerpts = [*condense((*older, *_read_texts(history, new)), room_bytes)]
         # Quotes and control characters take more room there. The first one is the task.
         while excerpts and _json_bytes(excerpts) > room_bytes:
             del excerpts[len(excerpts) > 1]
-        for text in _read_texts(history, request):
-            excerpts.append(excerpt(text, room_bytes // 4))
-        is_rewritten = any(history.original(i) is not history.contents[i] for i in said)
+        excerpts += [excerpt(text, room_bytes // 4) for text in asked]
         return {
             "bytes": max_bytes,
             "quoted": quoted,
-            "digest": "" if older or is_rewritten else _digest(texts),
+            "digest": _digest(texts) if history.repeats(said) else "",
             "excerpts": [*excerpts],
         }
 
@@ -102,7 +102,8 @@ class UserMessages(Section):
         same = (i for i in said if history.fingerprint(i).hex() == known.quoted)
         request = max(same, default=None)
         texts = _read_texts(history, said - {request})
-        if history.is_rewound or _digest(texts) == known.digest:
+        is_rewound = history.is_rewound and known.digest and not history.is_partial
+        if is_rewound or _digest(texts) == known.digest:
             texts = condense(texts, known.bytes)
         else:
             end = None if request is None else -1
@@ -121,7 +122,9 @@ def _read(value: JsonValue) -> _Known:
 
 def _read_texts(history: History, indexes: Collection[int]) -> tuple[str, ...]:
     texts = (content_text(history.contents[index]) for index in sorted(indexes))
-    return tuple(text.strip() for text in texts)
+    # A client that writes JSON as UTF-8 cannot send half of a surrogate pair.
+    clean = (text.encode("utf-8", "replace").decode().strip() for text in texts)
+    return tuple(text for text in clean if text)
 
 
 def _write_lines(texts: Sequence[str]) -> str:
@@ -155,7 +158,7 @@ def condense(texts: tuple[str, ...], max_bytes: int) -> tuple[str, ...]:
     chosen = defaultdict[int, list[int]](list)
     for order, place in _rank(split, first):
         sentence = split[order][place]
-        cost = _line_bytes(sentence) + (3 if order in chosen else 5)
+        cost = _line_bytes(sentence) + (2 if order in chosen else 8)
         if cost <= room and sentence not in said:
             room -= cost
             said.add(sentence)
@@ -169,11 +172,23 @@ def _line_bytes(text: str) -> int:
 
 
 def _split(text: str) -> list[str]:
+    """Splits a text into sentences; a line of a list repeats what stands above it.
+
+    Else "Never do this:" could be left out, and the lines below it be taken for orders.
+    """
     if len(text.encode("utf-8", "replace")) <= MAX_SENTENCE_BYTES:
         return [text]
-    pieces = (piece.strip() for piece in _SENTENCE.split(excerpt(text, MAX_READ_BYTES)))
-    pieces = (piece for piece in pieces if piece.strip(_GAP))
-    return [excerpt(piece, MAX_SENTENCE_BYTES) for piece in pieces]
+    pieces, heading, is_below = list[str](), "", False
+    for line in excerpt(text, MAX_READ_BYTES).splitlines():
+        found = [s.strip() for s in _SENTENCE.split(line) if s.strip(f"{_GAP} ")]
+        if not found:
+            continue
+        if not (is_below or _ITEM.match(found[0])):
+            heading = ""
+        pieces += [excerpt(f"{heading} {s}".strip(), MAX_SENTENCE_BYTES) for s in found]
+        if is_below := found[-1].endswith((":", "：")):  # noqa: RUF001
+            heading = excerpt(pieces.pop(), MAX_HEADING_BYTES)
+    return [*pieces, heading] if is_below else pieces
 
 
 def _rank(split: Sequence[Sequence[str]], count: int) -> list[tuple[int, int]]:
@@ -187,8 +202,8 @@ def _rank(split: Sequence[Sequence[str]], count: int) -> list[tuple[int, int]]:
         named = 1 - sum(names) / len(names) if len(names) > 3 else 1
         for place, sentence in enumerate(sentences):
             rare = [word for word in words[order][place] if uses[word] == 1]
-            score = 2 * len(rare) / max(1, len(words[order][place]))
-            score += named * names[place] + 2 * bool(_COMMAND.search(sentence))
+            score = 3 * len(rare) / max(1, len(words[order][place]))
+            score += 2 * named * names[place] + 2 * bool(_COMMAND.search(sentence))
             score += 2 * sentence.endswith(("!", "！"))  # noqa: RUF001
             length = len(sentence.encode("utf-8", "replace")) / MAX_SENTENCE_BYTES
             scores[order, place] = score - 3 * length
@@ -201,3 +216,5 @@ def _join(sentences: Sequence[str], places: Sequence[int]) -> Iterator[str]:
         if place != before + 1:
             yield _GAP
         yield sentences[place]
+    if places[-1] < len(sentences) - 1:
+        yield _GAP

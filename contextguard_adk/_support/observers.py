@@ -28,6 +28,8 @@ R = TypeVar("R")
 Listener = Callable[[R], Awaitable[None] | None]
 """A function of one record; sync or async. One that fails or is late is logged."""
 
+MAX_LATE = 1_024  # Calls that are remembered as late; the oldest are forgotten.
+
 Plan = str | Literal[False] | None
 BeforeCompaction = Callable[[PlannedCompaction], Awaitable[Plan] | Plan]
 """A function, sync or async, that may give a focus (str) or put it off (False)."""
@@ -67,7 +69,7 @@ class Observers:
     before_compaction: BeforeCompaction | None = None
     _tasks: SummaryTasks = field(default_factory=SummaryTasks)
     _failed: set[type] = field(default_factory=set)
-    _late: dict[type, tuple[Task[Any], Future[Any]]] = field(default_factory=dict)
+    _late: dict[object, tuple[Task[Any], Future[Any]]] = field(default_factory=dict)
 
     async def _end_call(self, result: Future[Any], kind: type) -> Any:
         """Waits for the end of a call; of failures only the first is a warning."""
@@ -83,9 +85,12 @@ class Observers:
             log_failure(logger, what, error, level)
             return None
 
-    async def tell(self, listener: Callable[[R], object] | None, record: R) -> Any:
+    async def tell(
+        self, listener: Callable[[R], object] | None, record: R, place: str = ""
+    ) -> Any:
         """Returns what a listener says in time; it is left alone while it is late."""
-        task, result = self._late.get(kind := type(record), (None, None))
+        key = kind, _ = type(record), place
+        task, result = self._late.get(key, (None, None))
         if result and task:  # A thread outlives the event loop that has called it.
             is_over = task.done() or task.get_loop().is_closed()
             listener = listener if is_over and result.done() else None
@@ -98,11 +103,13 @@ class Observers:
         task = self._tasks.start(ending)
         await asyncio.wait([task], timeout=self.timeout_seconds)
         if not task.done():
-            if kind not in self._late:
+            if key not in self._late:
                 message = "A listener for %s takes longer than %g seconds. It goes on, "
                 message += "and is not called again before it has returned."
                 logger.warning(message, kind.__name__, self.timeout_seconds)
-            self._late[kind] = task, result
+            self._late[key] = task, result
+            if len(self._late) > MAX_LATE:
+                del self._late[next(iter(self._late))]
             return None
         return None if task.cancelled() or task.exception() else task.result()
 

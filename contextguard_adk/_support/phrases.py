@@ -24,7 +24,7 @@ SUMMARY_BEGIN = _line("[Previous conversation summary|]")
 SUMMARY_END = _line("[End of summary| — conversation continues below]")
 NO_SUMMARY = _line("[Older messages were left out|; they are not summarized.]")
 USER_MESSAGES = _line(
-    "[The user's messages| up to here, in order; … marks what is left out]"
+    "[The user's messages| up to here, in order; … marks a gap, some are left out]"
 )
 PINS = _line("[Pinned|; each text stands word for word beside every summary]")
 TODO_LIST = _line("[The todo list| as it stands]")

@@ -179,11 +179,12 @@ class Turn:
         """History that no compaction removes: open calls; of `keep_tools` a tenth."""
         stays, tools = self.history.open_groups, self.settings.keep_tools
         room_tokens = self.budgets.window_tokens * KEEP_TOOLS_RATIO
+        messages, shown = self.messages, self.history.shown
         for index in reversed(self.history.history if tools else ()):
-            if not has_result_of(self.messages[index], tools):
+            if not has_result_of(messages[index], tools, shown[index]):
                 continue
             group = self.history.pairs.group_of(index)
-            tokens = self.measure_alone([self.messages[i] for i in group])
+            tokens = self.measure_alone([shown[i] for i in group])
             if tokens <= room_tokens and group.isdisjoint(stays | self.summarized):
                 stays, room_tokens = stays | group, room_tokens - tokens
         return stays
@@ -219,6 +220,8 @@ class Turn:
         """What a summary of these may take: less where the user's words stand by."""
         said = covered.intersection(self.history.user_messages)
         said -= {self.history.request_index}
+        if not self.history.repeats(said):
+            return self.summary_tokens  # Short excerpts stand there.
         told_tokens = self.measure_alone([self.messages[index] for index in said])
         spared_tokens = min(self.user_tokens, told_tokens) // 2
         least_tokens = min(self.summary_tokens, max(200, self.summary_tokens // 3))

@@ -213,10 +213,10 @@ class ClearToolResults(Reducer):
 
     keep_count: int = Field(
         default=3,
-        ge=0,
+        ge=1,
         strict=True,
         description="How many of the newest messages with tool results stay, at least "
-        "0; the results of one message answer calls that were made together.",
+        "1; the results of one message answer calls that were made together.",
     )
     exclude_tools: tuple[str, ...] = Field(
         default=(), description="Names of tools whose results stay."
