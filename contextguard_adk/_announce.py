@@ -117,7 +117,8 @@ def choose_strategy(choose: object, context: CallbackContext) -> Strategy | None
         if not isinstance(choose, Strategy) and callable(choose):
             chosen = choose(context)
     except Exception as error:
-        logger.debug("No strategy was chosen:", exc_info=(chosen := error))
+        logger.debug("No strategy was chosen:", exc_info=error)
+        chosen = error
     if chosen is None or isinstance(chosen, Strategy):
         return chosen
     message = "The function that chooses a strategy for agent %r gave %s in place of "

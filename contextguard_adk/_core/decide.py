@@ -121,10 +121,10 @@ def _is_little_new(turn: Turn) -> bool:
     if turn.is_overfull:
         return False
     # The current request would be quoted again, the newest steps would stay.
-    history, stays = turn.history, {*turn.history.covered, *turn.kept.indexes}
+    history, stays = turn.history, {*turn.kept.indexes}
     if turn.quoted_chars < 0 and history.request_index is not None:
         stays.add(history.request_index)
-    new = [history.shown[i] for i in turn.compactable if i not in stays]
+    new = [history.shown[i] for i in turn.uncovered if i not in stays]
     return turn.measure_alone(new) < turn.budgets.summary_tokens // 2
 
 

@@ -126,8 +126,8 @@ def _rebase(call: Call, turn: Turn, paid: Paid) -> Outcome | None:
         return None
     if paid.is_background:
         # Newer messages stay now; the next compaction will remove them.
-        others = turn.kept.indexes | history.covered
-        since = [history.shown[i] for i in turn.compactable if i not in others]
+        kept, shown = turn.kept.indexes, history.shown
+        since = [shown[i] for i in turn.uncovered if i not in kept]
         left_tokens = outcome.tokens - turn.measure_alone(since)
         left_tokens = max(turn.fixed_tokens, left_tokens)  # Some may stand shortened.
         stored = outcome.stored.model_copy(update={"left_tokens": left_tokens})

@@ -15,7 +15,7 @@ from pydantic import JsonValue
 from contextguard_adk._runtime.scopes import branch_scope
 from contextguard_adk._runtime.state import PIN_KEY, AgentState, StateOrDict
 from contextguard_adk._support.log import warn_once
-from contextguard_adk._support.phrases import PINS, quote
+from contextguard_adk._support.phrases import PINS
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.units import Section
 
@@ -30,27 +30,28 @@ def pin(state: StateOrDict, text: str, key: str = "", agent: str | None = None) 
     """Has a text stand word for word beside every summary, from the next one on.
 
     Works with the state of a tool context, of a callback context, or a plain dict that
-    is sent as a `state_delta`. Each pin has a state key of its own, so that a delta
-    takes no other away; too much is then found only later, and the oldest left out.
+    is sent as a `state_delta`. Such a dict does not show what the session holds, so the
+    limit may be exceeded; the last texts in the order of the state are shown then.
 
     Args:
         state: Where to keep it.
         text: What to pin.
-        key: Its name, to replace it or take it back; "" derives one from the text.
+        key: Its name, to replace it or take it back: at most 64 characters, no colon;
+            "" derives one from the text.
         agent: The agent that is shown it; None for every guarded one of the session.
 
     Returns:
         The key.
 
     Raises:
-        ValueError: The text is empty or no string, the key has a colon or more than 64
-            characters, or an agent would be shown more than 4,096 bytes of UTF-8 in
-            all, three for each line included. Nothing is changed then.
+        ValueError: The text is empty or no string, the key is not as above, or an agent
+            would be shown more than 4,096 bytes of UTF-8 in all, three for each text
+            included. Nothing is changed then.
     """
     if not isinstance(text, str) or not text.strip():
         raise ValueError("The text to pin is empty, or no string.")
-    if len(key) > MAX_KEY_CHARS or ":" in key:
-        raise ValueError("A key has at most 64 characters, and no colon.")
+    if not isinstance(key, str) or len(key) > MAX_KEY_CHARS or ":" in key:
+        raise ValueError("A key is a string of at most 64 characters, without a colon.")
     key = key or hashlib.blake2b(text.encode("utf-8", "replace")).hexdigest()[:8]
     owner, sizes = agent or "", Counter[str]()
     pinned = {**_find(AgentState(state, "")), (owner, key): text}
@@ -134,7 +135,7 @@ class Pins(Section):
         return self.brief(turn)
 
     def brief(self, turn: Turn) -> str:
-        """Returns the texts in the order of the state; of too much, the newest."""
+        """Returns the texts in the order of the state; of too much, the last ones."""
         owners, bytes_a_token = _owners(turn.state.owner), 3 / max(1.0, turn.correction)
         most_bytes = int(ROOM_RATIO * turn.room_tokens * bytes_a_token)
         room_bytes = most_bytes = min(MAX_PINNED_BYTES, most_bytes)
@@ -143,7 +144,7 @@ class Pins(Section):
             size_bytes = _size_bytes(text)
             if owner in owners and size_bytes <= room_bytes:
                 room_bytes -= size_bytes
-                lines.append(quote(f"- {text}"))
+                lines.append(f"- {text}")
             elif owner in owners:
                 message = "Agent %r is not shown all that is pinned: there is room for "
                 message += "%d bytes. Pin less, or use a larger window."

@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 import re
+import textwrap
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache
@@ -21,7 +22,7 @@ from contextguard_adk._turn.units import Section
 
 WHOLE_RATIO = 0.5  # Of the budget for messages word for word, where some are shortened.
 MAX_STORED_BYTES = 6 * 1024  # Of excerpts in session state, as JSON.
-MAX_SENTENCE_BYTES = 300
+MAX_SENTENCE_CHARS = 240
 MAX_HEADING_BYTES = 100  # Of a line with a colon, before each line below it.
 MAX_READ_BYTES = 16 * 1024  # Of one message; longer ones have something pasted in.
 
@@ -84,7 +85,7 @@ class UserMessages(Section):
         room_bytes = min(MAX_STORED_BYTES, max_bytes, 2 * room_tokens)
         excerpts = [*condense((*older, *_read_texts(history, new)), room_bytes)]
         # Quotes and control characters take more room there. The first one is the task.
-        while excerpts and _json_bytes(excerpts) > room_bytes:
+        while excerpts and len(json.dumps(excerpts)) > 2 * room_bytes:
             del excerpts[len(excerpts) > 1]
         excerpts += [excerpt(text, room_bytes // 4) for text in asked]
         return {
@@ -136,10 +137,6 @@ def _digest(texts: Sequence[str]) -> str:
     return hashlib.blake2b(said, digest_size=8).hexdigest()
 
 
-def _json_bytes(texts: Sequence[str]) -> int:
-    return len(json.dumps(texts, ensure_ascii=False).encode("utf-8", "replace"))
-
-
 @lru_cache(maxsize=16)  # Every request repeats the messages before it.
 def condense(texts: tuple[str, ...], max_bytes: int) -> tuple[str, ...]:
     """Keeps the newest texts whole, and of the others the most telling sentences.
@@ -176,7 +173,7 @@ def _split(text: str) -> list[str]:
 
     Else "Never do this:" could be left out, and the lines below it be taken for orders.
     """
-    if len(text.encode("utf-8", "replace")) <= MAX_SENTENCE_BYTES:
+    if len(text.encode("utf-8", "replace")) <= MAX_SENTENCE_CHARS:
         return [text]
     pieces, heading, is_below = list[str](), "", False
     for line in excerpt(text, MAX_READ_BYTES).splitlines():
@@ -185,7 +182,9 @@ def _split(text: str) -> list[str]:
             continue
         if not (is_below or _ITEM.match(found[0])):
             heading = ""
-        pieces += [excerpt(f"{heading} {s}".strip(), MAX_SENTENCE_BYTES) for s in found]
+        for sentence in found:
+            # What has no punctuation, as dictated text, is split at words.
+            pieces += textwrap.wrap(f"{heading} {sentence}", MAX_SENTENCE_CHARS)
         if is_below := found[-1].endswith((":", "：")):  # noqa: RUF001
             heading = excerpt(pieces.pop(), MAX_HEADING_BYTES)
     return [*pieces, heading] if is_below else pieces
@@ -205,8 +204,8 @@ def _rank(split: Sequence[Sequence[str]], count: int) -> list[tuple[int, int]]:
             score = 3 * len(rare) / max(1, len(words[order][place]))
             score += 2 * named * names[place] + 2 * bool(_COMMAND.search(sentence))
             score += 2 * sentence.endswith(("!", "！"))  # noqa: RUF001
-            length = len(sentence.encode("utf-8", "replace")) / MAX_SENTENCE_BYTES
-            scores[order, place] = score - 3 * length
+            size_bytes = len(sentence.encode("utf-8", "replace"))
+            scores[order, place] = score - size_bytes / 100
     return sorted(scores, key=scores.__getitem__, reverse=True)
 
 

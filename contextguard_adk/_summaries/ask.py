@@ -83,7 +83,7 @@ class Ask:
         """
         self.attempts += 1
         covered = turn.whole(covered - turn.kept.pending)
-        budget_tokens = budget_tokens or turn.summary_tokens_for(covered)
+        budget_tokens = budget_tokens or compose.summary_tokens(turn, covered)
         text = await self._write(turn, covered, budget_tokens)
         if not text:
             return self._summarize_mechanically(turn, covered)

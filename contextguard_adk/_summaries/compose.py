@@ -61,6 +61,19 @@ def squeeze(turn: Turn, draft: Draft) -> Outcome:
     return outcome
 
 
+def summary_tokens(turn: Turn, covered: frozenset[int]) -> int:
+    """What a summary of these may take: less where the user's words stand beside it."""
+    most_tokens = turn.summary_tokens
+    said = covered.intersection(turn.history.user_messages)
+    said -= {turn.history.request_index}
+    if not turn.history.repeats(said):
+        return most_tokens  # Short excerpts stand there.
+    told_tokens = turn.measure_alone([turn.messages[index] for index in said])
+    spared_tokens = min(turn.user_tokens, told_tokens) // 2
+    least_tokens = min(most_tokens, max(200, most_tokens // 3))
+    return max(least_tokens, most_tokens - spared_tokens)
+
+
 def expect_tokens(turn: Turn, covered: frozenset[int]) -> int:
     """Estimates the request with a full-length summary of these messages."""
     beside = compose(turn, Draft("", covered, covered, 0, turn.reason))

@@ -21,9 +21,6 @@ On recorded sessions of coding agents in a window of 8,000 tokens previews of 40
 values that the next calls needed; those of 800 did not, and cost a fifth more.
 """
 
-MAX_USER_TOKENS = 20_000
-"""The user's messages take no more word for word, whatever the window."""
-
 Recall = Literal["auto"] | bool
 """Whether to offer the tool; `"auto"` only where it cannot do harm."""
 
@@ -210,10 +207,6 @@ class StrategySettings(SummarySettings):
         """What `keep` comes to in a context window; a chat calls no tools."""
         auto = 0.2 if is_chat else 0.1
         return resolve_size(auto if self.keep == "auto" else self.keep, window_tokens)
-
-    def user_tokens(self, window_tokens: int) -> int:
-        """What `user_messages` comes to in a context window."""
-        return min(MAX_USER_TOKENS, resolve_size(self.user_messages, window_tokens))
 
     def trigger_tokens(self, window_tokens: int) -> int | None:
         """What `trigger` comes to in a context window."""

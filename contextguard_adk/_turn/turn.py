@@ -32,11 +32,13 @@ from contextguard_adk._measuring.calibration import (
 )
 from contextguard_adk._runtime.sessions import SessionFacts
 from contextguard_adk._runtime.state import AgentState
+from contextguard_adk._support.settings import resolve_size
 from contextguard_adk._turn.settings import StrategySettings
 from contextguard_adk._turn.values import Counts, KeptSteps, ModelFacts, Size
 
 MAX_PENDING_RATIO = 0.30  # Of the window, for results that the model has not seen.
 KEEP_TOOLS_RATIO = 0.10  # Of the window, for the results of `keep_tools`.
+MAX_USER_TOKENS = 20_000  # Of the user's messages, whatever the window.
 
 _NO_COUNTS, _NO_SIZE = Counts(), Size()
 
@@ -195,6 +197,11 @@ class Turn:
         others = self.summarized | self.stays
         return [index for index in self.history.history if index not in others]
 
+    @property
+    def uncovered(self) -> list[int]:
+        """What is compactable and stands beside the summary."""
+        return [i for i in self.compactable if i not in self.history.covered]
+
     @cached_property
     def fixed_contents(self) -> list[types.Content]:
         """The contents that no compaction can remove."""
@@ -216,22 +223,12 @@ class Turn:
         """What a summary may take: at most a seventh of that room, but 200 tokens."""
         return min(self.budgets.summary_tokens, max(200, self.room_tokens // 7))
 
-    def summary_tokens_for(self, covered: frozenset[int]) -> int:
-        """What a summary of these may take: less where the user's words stand by."""
-        said = covered.intersection(self.history.user_messages)
-        said -= {self.history.request_index}
-        if not self.history.repeats(said):
-            return self.summary_tokens  # Short excerpts stand there.
-        told_tokens = self.measure_alone([self.messages[index] for index in said])
-        spared_tokens = min(self.user_tokens, told_tokens) // 2
-        least_tokens = min(self.summary_tokens, max(200, self.summary_tokens // 3))
-        return max(least_tokens, self.summary_tokens - spared_tokens)
-
     @property
     def user_tokens(self) -> int:
         """What the user's messages may take beside a summary."""
-        tokens = self.settings.user_tokens(self.budgets.working_tokens)
-        return min(tokens, self.room_tokens // 3)
+        window_tokens = self.budgets.working_tokens
+        tokens = resolve_size(self.settings.user_messages, window_tokens)
+        return min(tokens, MAX_USER_TOKENS, self.room_tokens // 3)
 
     @property
     def limit_tokens(self) -> int:

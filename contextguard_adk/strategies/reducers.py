@@ -208,7 +208,7 @@ class ClearToolResults(Reducer):
     """Leaves of older tool results a line with their size, and a handle; calls stay.
 
     The agent reads a result back with `recall_history`, where it is offered that tool.
-    It takes the place of `ToolOutputTruncation`: what that has shortened, it leaves.
+    It does not clear what `ToolOutputTruncation` has shortened.
     """
 
     keep_count: int = Field(

@@ -53,15 +53,14 @@ class SlidingWindow(Strategy):
         most = len(turn.messages) / first_due
         # Counting all contents is cheaper than finding out what is history.
         if most >= (self.ahead or 1.0):
-            most = len({*turn.compactable} - turn.history.covered) / first_due
+            most = len(turn.uncovered) / first_due
         return max(turn.fullness, most)
 
     async def compact(self, turn: Turn, ask: Ask) -> Draft | None:
         """Summarizes the older messages, when there are too many or too large ones."""
         if self.fullness(turn) < 1:
             return None
-        uncovered = {*turn.compactable} - turn.history.covered
-        keep = max(MIN_KEPT, int(len(uncovered) * 0.30))
+        keep = max(MIN_KEPT, int(len(turn.uncovered) * 0.30))
         keep = min(keep, turn.keep_count)
         reason = turn.reason if turn.is_due else self.early_reason
         turn = replace(turn, reason=reason, keep_count=keep)
