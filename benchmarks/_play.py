@@ -24,7 +24,7 @@ from benchmarks import _common
 from benchmarks._conversations import Conversation
 from benchmarks._extractive import SUMMARY_TOKENS, ExtractiveSummaries
 from benchmarks._scripts import Script
-from contextguard_adk._measuring.budgets import summary_budget_tokens
+from contextguard_adk._measuring.budgets import plan_budgets
 from contextguard_adk.testing import Reply, SimulatedLlm
 from contextguard_adk.testing.provider import (
     count_tokens,
@@ -257,7 +257,7 @@ async def play(
     llm = Provider(
         context_window=conversation.window_tokens,
         script=_delay(script.answer, answer_seconds),
-        summary_tokens=summary_budget_tokens(conversation.configured_tokens),
+        summary_tokens=plan_budgets(conversation.configured_tokens).summary_tokens,
         summary_replies=_delay(summarizer, summary_seconds),
         prompt_cache=True,
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import textwrap
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -16,7 +15,14 @@ from google.adk.models.registry import LLMRegistry
 from pydantic import BaseModel, Field, ValidationError
 
 from contextguard_adk._providers.costs import Costs
-from contextguard_adk._support.settings import Settings, short_repr, suggest
+from contextguard_adk._support.settings import (
+    PositiveCount,
+    Ratio,
+    Seconds,
+    Settings,
+    short_repr,
+    suggest,
+)
 from contextguard_adk.errors import ConfigError
 from contextguard_adk.strategies.base import Strategy, Threshold, import_subclass
 from contextguard_adk.strategies.pipeline import Pipeline
@@ -69,11 +75,8 @@ class PluginSettings(Settings):
         '`context_guard:summary:{agent}`; "auto": namespaced where anything in the app '
         "declares a `state_schema`, else plain.",
     )
-    warning_threshold: float = Field(
+    warning_threshold: Ratio = Field(
         default=0.70,
-        gt=0,
-        le=1,
-        strict=True,
         description="A request that is still above this part of the context window "
         "after compaction is reported as under pressure; more than 0 and at most 1.",
     )
@@ -82,10 +85,8 @@ class PluginSettings(Settings):
         description="What models cost (`Costs`), by the model name that the agent's "
         "request carries. They go before the prices of the model registry.",
     )
-    max_background_summaries: int = Field(
+    max_background_summaries: PositiveCount = Field(
         default=4,
-        ge=1,
-        strict=True,
         description="How many summaries are written ahead of time (see `ahead`) at "
         "once, at least 1; others wait for their turn.",
     )
@@ -101,11 +102,8 @@ class PluginSettings(Settings):
         description="True keeps one line about how full the window is in session state "
         "(`context_guard:usage:{agent}`), for people; `adk web` shows it.",
     )
-    listener_timeout_seconds: float = Field(
+    listener_timeout_seconds: Seconds = Field(
         default=5.0,
-        gt=0,
-        le=3_600,
-        strict=True,
         description="How long a model call waits for a listener, more than 0 and at "
         "most 3,600. One that is late goes on, and is not called again before it ends.",
     )
@@ -271,8 +269,8 @@ def _describe(problem: Any, table: Any) -> tuple[str, str]:
         for name, kind in STRATEGIES.items():
             if problem["loc"][-1] in kind.model_fields:
                 owner = f"[default] or [agents.<name>] with strategy = {name!r}"
-                said = re.sub(" Did you mean [^?]*[?]", "", message)
-                return place, f"{said}. It belongs in a table {owner}"
+                said, *_ = message.partition(" Did you mean")
+                return place, f"{said.rstrip('.')}. It belongs in a table {owner}"
     return place, message
 
 

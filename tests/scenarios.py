@@ -17,7 +17,7 @@ from google.adk.tools.base_tool import BaseTool
 from google.genai import types
 from pydantic_core import to_json
 
-from contextguard_adk._measuring.budgets import summary_budget_tokens, threshold_tokens
+from contextguard_adk._measuring.budgets import plan_budgets, threshold_tokens
 from contextguard_adk.testing import provider as _simulated
 from tests.builders import Conversation, ToolUse, Turn
 
@@ -321,7 +321,7 @@ def find_obstacle(conversation: Conversation, window_tokens: int) -> str:
     ratio = conversation.token_ratio
     fixed = _declared_tokens(conversation.tools, ratio)
     fixed += _simulated.count_tokens([conversation.instruction], ratio)
-    needed = summary_budget_tokens(window_tokens) + 300
+    needed = plan_budgets(window_tokens).summary_tokens + 300
     is_too_large = fixed + needed > threshold_tokens(window_tokens)
     return f"{fixed:,} fixed tokens leave no room" if is_too_large else ""
 

@@ -14,7 +14,7 @@ from google.adk.models.llm_response import LlmResponse
 from google.genai import types
 
 from contextguard_adk import CompactionRecord, Threshold
-from contextguard_adk._measuring.budgets import summary_budget_tokens
+from contextguard_adk._measuring.budgets import plan_budgets
 from contextguard_adk._providers.retry import call_with_retries, is_transient
 from contextguard_adk.testing import Reply, SimulatedLlm, call
 from contextguard_adk.testing import SimulatedProviderError as ProviderError
@@ -87,7 +87,7 @@ async def test_thinking_is_off_or_has_room(name: str) -> None:
     await written.compact()
     found = written.asked[0].thinking_config
     assert (found.thinking_budget if found else None) == expected
-    budget_tokens = summary_budget_tokens(window_tokens)
+    budget_tokens = plan_budgets(window_tokens).summary_tokens
     assert written.asked[0].max_output_tokens == budget_tokens + headroom_tokens
 
 

@@ -39,7 +39,7 @@ LINES = {
     r"\[End of summary — conversation continues below\]": "[End of summary",
     r"\[Older messages were left out; they are not .*\]": "[Older messages were left "
     "out",
-    r"\[The user's messages up to here, in order; … marks what is left out\]": "[The "
+    r"\[The user's messages up to here, in order; … marks a gap, some .*\]": "[The "
     "user's messages",
     r"\[The todo list as it stands\]": "[The todo list",
     r"\[Done so far for this request: .* has its result\]": "[Done so far",

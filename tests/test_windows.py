@@ -12,7 +12,7 @@ import pytest
 
 from contextguard_adk._measuring.budgets import (
     buffer_tokens,
-    summary_budget_tokens,
+    plan_budgets,
     threshold_tokens,
 )
 from contextguard_adk._providers.registry import (
@@ -182,4 +182,4 @@ def test_budgets_of_a_window(
     """Each window has the documented buffer, threshold and summary budget."""
     assert buffer_tokens(window, reserved) == buffer
     assert threshold_tokens(window, reserved) == window - buffer
-    assert summary_budget_tokens(window) == summary
+    assert plan_budgets(window).summary_tokens == summary

@@ -63,8 +63,7 @@ class Payer:
             planned = PlannedCompaction(
                 turn.agent, turn.session_id, reason, messages, turn.tokens, *sizes
             )
-            ask = observers.before_compaction
-            said = await observers.tell(ask, planned, planned.session_id)
+            said = await observers.tell(observers.before_compaction, planned)
             if isinstance(said, str):
                 return replace(turn, focus=f"{turn.focus}\n{said[:1_000]}".strip())
         if said is not None and said is not False:

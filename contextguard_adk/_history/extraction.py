@@ -77,14 +77,11 @@ def read_values(payload: object) -> Sequence[tuple[str, float]]:
     key = isinstance(payload, str), blake2b(json_text(payload)).digest()
     if (known := _KNOWN.pop(key, None)) is None:
         known = [*dict.fromkeys(itertools.islice(walk_values(payload), MAX_FOUND))]
-        while len(_KNOWN) >= MAX_PAYLOADS or _count_known() > MAX_KNOWN - len(known):
+        most = MAX_KNOWN - len(known)
+        while len(_KNOWN) >= MAX_PAYLOADS or sum(map(len, _KNOWN.values())) > most:
             _KNOWN.popitem(last=False)
     _KNOWN[key] = known  # The newest stand last.
     return known
-
-
-def _count_known() -> int:
-    return sum(map(len, _KNOWN.values()))
 
 
 def is_secret_name(name: str) -> bool:

@@ -34,8 +34,7 @@ NAMES_KEY = "not_shown"
 NAMES_RATIO, MAX_NAMES_BYTES = 0.5, 16_000
 """What they may take: of the part that is shown, and at most."""
 
-MIN_CLEARED_CHARS = 100
-"""Results that take no more than the line in their place stay."""
+MIN_CLEARED_CHARS = 100  # Results that take no more than their line stay.
 
 MAX_DEPTH = 100
 """Strings nested deeper than this stay as they are."""

@@ -62,7 +62,7 @@ def plan_budgets(
     """Derives all sizes from a window, and from where a compaction is wanted."""
     full = threshold_tokens(window_tokens, reserved_output_tokens)
     due, working = full, window_tokens
-    summary = summary_budget_tokens(window_tokens)
+    summary = buffer_tokens(window_tokens) // 2  # Without what is reserved.
     if trigger_tokens is not None and trigger_tokens < full:
         due, working = trigger_tokens, min(working, scale_trigger(trigger_tokens))
         summary = min(summary, trigger_tokens // 8)
@@ -72,11 +72,6 @@ def plan_budgets(
 def scale_trigger(trigger_tokens: int) -> int:
     """Returns the window that has a trigger for its threshold."""
     return trigger_tokens + min(trigger_tokens // 4, 20_000)
-
-
-def summary_budget_tokens(window_tokens: int) -> int:
-    """Returns the output tokens of a summary: half of the buffer without reserve."""
-    return buffer_tokens(window_tokens) // 2
 
 
 TokenCounter = Callable[[str], int]

@@ -35,8 +35,7 @@ _MOST_VOCABULARY = 1.35
 MAX_RATIO = 20.0
 """More real tokens per heuristic token are not believed."""
 
-# Of the window, for the user's request: 30 %, and what an estimate may be too high.
-QUOTED_RATIO = 0.33
+QUOTED_RATIO = 0.33  # Of the window: 30 %, and what an estimate may be too high.
 
 
 def correction_factor(real_tokens: int, last_heuristic_tokens: int) -> float:

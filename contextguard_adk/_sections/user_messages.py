@@ -184,7 +184,7 @@ def _split(text: str) -> list[str]:
             heading = ""
         for sentence in found:
             # What has no punctuation, as dictated text, is split at words.
-            pieces += textwrap.wrap(f"{heading} {sentence}", MAX_SENTENCE_CHARS)
+            pieces += textwrap.wrap(f"{heading} {sentence}".strip(), MAX_SENTENCE_CHARS)
         if is_below := found[-1].endswith((":", "：")):  # noqa: RUF001
             heading = excerpt(pieces.pop(), MAX_HEADING_BYTES)
     return [*pieces, heading] if is_below else pieces

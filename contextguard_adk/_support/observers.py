@@ -43,11 +43,9 @@ def _start_call(listener: Callable[[R], object], record: R) -> Future[Any]:
     def work() -> None:
         try:
             result.set_result(context.run(listener, record))
-        except Exception as error:  # noqa: BLE001 - it is raised in `_end_call`.
-            result.set_exception(error)
-        except BaseException as error:  # noqa: BLE001 - it ends its thread alone.
-            ended = RuntimeError(f"{type(error).__name__} in a listener")
-            result.set_exception(ended.with_traceback(error.__traceback__))
+        except BaseException as error:  # noqa: BLE001 - it is raised in `_end_call`.
+            is_usual, name = isinstance(error, Exception), type(error).__name__
+            result.set_exception(error if is_usual else RuntimeError(name))
 
     try:
         threading.Thread(target=work, daemon=True).start()
@@ -85,11 +83,10 @@ class Observers:
             log_failure(logger, what, error, level)
             return None
 
-    async def tell(
-        self, listener: Callable[[R], object] | None, record: R, place: str = ""
-    ) -> Any:
+    async def tell(self, listener: Callable[[R], object] | None, record: R) -> Any:
         """Returns what a listener says in time; it is left alone while it is late."""
-        key = kind, _ = type(record), place
+        kind = type(record)
+        key = kind, isinstance(record, PlannedCompaction) and record.session_id
         task, result = self._late.get(key, (None, None))
         if result and task:  # A thread outlives the event loop that has called it.
             is_over = task.done() or task.get_loop().is_closed()

@@ -9,7 +9,7 @@ import json
 import reprlib
 import textwrap
 from collections.abc import Iterable
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import (
     AliasChoices,
@@ -17,11 +17,18 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Field,
     ValidationError,
     model_validator,
 )
 from pydantic.fields import FieldInfo
 from pydantic_core import InitErrorDetails, PydanticCustomError
+
+Count = Annotated[int, Field(ge=0, strict=True)]
+PositiveCount = Annotated[int, Field(ge=1, strict=True)]
+WindowTokens = Annotated[int, Field(ge=1_000, strict=True)]
+Ratio = Annotated[float, Field(gt=0, le=1, strict=True)]
+Seconds = Annotated[float, Field(gt=0, le=3_600, strict=True)]
 
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 80

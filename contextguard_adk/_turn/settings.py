@@ -9,7 +9,13 @@ from pydantic import AliasChoices, ConfigDict, Field, InstanceOf, field_validato
 
 from contextguard_adk._history.truncation import Preview
 from contextguard_adk._measuring.budgets import scale_trigger
-from contextguard_adk._support.settings import Settings, resolve_size, size
+from contextguard_adk._support.settings import (
+    Seconds,
+    Settings,
+    WindowTokens,
+    resolve_size,
+    size,
+)
 
 LEAST_AUTO_TOKENS = 32_000
 """What `trigger="auto"` comes to; as any, it is at least twice what was left."""
@@ -35,18 +41,13 @@ class SummarySettings(Settings):
         description="The model that writes summaries: a `BaseLlm`, or a model name "
         "that ADK's `LLMRegistry` knows. None: the agent's own model.",
     )
-    summarizer_context_window: int | None = Field(
+    summarizer_context_window: WindowTokens | None = Field(
         default=None,
-        ge=1_000,
-        strict=True,
         description="The summarizer's context window in tokens, at least 1,000. None: "
         "the agent's window where its own model summarizes, else the model registry's.",
     )
-    summary_timeout_seconds: float = Field(
+    summary_timeout_seconds: Seconds = Field(
         default=60.0,
-        gt=0,
-        le=3_600,
-        strict=True,
         description="How long one summary call may take with all its tries, in "
         "seconds, more than 0 and at most 3,600.",
     )
@@ -81,10 +82,8 @@ class SummarySettings(Settings):
 class StrategySettings(SummarySettings):
     """The settings of an agent's strategy, without what it does."""
 
-    context_window: int | None = Field(
+    context_window: WindowTokens | None = Field(
         default=None,
-        ge=1_000,
-        strict=True,
         validation_alias=AliasChoices("context_window", "max_tokens"),
         description="The model's context window in tokens, at least 1,000; also "
         "accepted as `max_tokens`. None: what the model registry says for the model's "

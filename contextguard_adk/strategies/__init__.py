@@ -8,9 +8,7 @@ from contextguard_adk._turn.units import Shape as Shape
 from contextguard_adk.strategies.base import Strategy as Strategy
 from contextguard_adk.strategies.base import Threshold as Threshold
 from contextguard_adk.strategies.pipeline import Pipeline as Pipeline
-from contextguard_adk.strategies.reducers import (
-    ClearToolResults as ClearToolResults,
-)
+from contextguard_adk.strategies.reducers import ClearToolResults as ClearToolResults
 from contextguard_adk.strategies.reducers import MessageWindow as MessageWindow
 from contextguard_adk.strategies.reducers import Reducer as Reducer
 from contextguard_adk.strategies.reducers import SummaryCompaction as SummaryCompaction

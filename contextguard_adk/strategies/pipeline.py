@@ -18,6 +18,7 @@ from contextguard_adk._history.draft import Draft
 from contextguard_adk._history.truncation import Preview
 from contextguard_adk._summaries.ask import Ask
 from contextguard_adk._summaries.compose import fits, squeeze
+from contextguard_adk._support.settings import Ratio
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk.strategies.base import Strategy, import_subclass
 from contextguard_adk.strategies.reducers import (
@@ -93,11 +94,8 @@ class Pipeline(Strategy):
         description="Reducers of your own, which run after the others; in a file each "
         "names its class as `reducer`, by dotted path.",
     )
-    compression_threshold: float | None = Field(
+    compression_threshold: Ratio | None = Field(
         default=None,
-        gt=0,
-        le=1,
-        strict=True,
         description="The part of the context window from which on the pipeline runs, "
         "more than the summary's target_token_ratio and at most 1. None: the "
         "threshold.",

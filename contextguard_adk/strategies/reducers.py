@@ -9,7 +9,14 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from contextguard_adk._history.truncation import Truncation
-from contextguard_adk._support.settings import Settings, resolve_size, size
+from contextguard_adk._support.settings import (
+    Count,
+    PositiveCount,
+    Ratio,
+    Settings,
+    resolve_size,
+    size,
+)
 from contextguard_adk.strategies.reduction import Reduction, StrategyResult
 
 
@@ -56,17 +63,13 @@ class MessageWindow(_Window):
     with their results, so the number kept can be one or two off.
     """
 
-    window_size: int = Field(
+    window_size: PositiveCount = Field(
         default=40,
-        ge=1,
-        strict=True,
         description="How many of the newest messages (texts, tool calls, tool results) "
         "stay, at least 1.",
     )
-    min_messages_before_windowing: int = Field(
+    min_messages_before_windowing: Count = Field(
         default=50,
-        ge=0,
-        strict=True,
         description="With fewer messages than this nothing is dropped; at least 0.",
     )
     strict_window_size: bool = Field(
@@ -125,10 +128,8 @@ def _keep_newest(
 class ToolOutputTruncation(Reducer):
     """Shortens long strings in tool results, wherever they stand in nested JSON."""
 
-    max_length: int = Field(
+    max_length: PositiveCount = Field(
         default=4_000,
-        ge=1,
-        strict=True,
         description="Strings longer than this are shortened to it: characters, at "
         "least 1. Where the request would otherwise stay near the threshold, to a "
         "quarter of it, but at least 1,000.",
@@ -140,17 +141,13 @@ class ToolOutputTruncation(Reducer):
     smart_truncate: bool = Field(
         default=False, description="Whether head and tail stay; False: the head alone."
     )
-    head_length: int = Field(
+    head_length: Count = Field(
         default=3_000,
-        ge=0,
-        strict=True,
         description="How much of the beginning smart_truncate keeps: characters, at "
         "least 0; head_length and tail_length together at most max_length.",
     )
-    tail_length: int = Field(
+    tail_length: Count = Field(
         default=1_000,
-        ge=0,
-        strict=True,
         description="How much of the end smart_truncate keeps: characters, at least 0.",
     )
     preserve_last_tool_result: bool = Field(
@@ -211,10 +208,8 @@ class ClearToolResults(Reducer):
     It does not clear what `ToolOutputTruncation` has shortened.
     """
 
-    keep_count: int = Field(
+    keep_count: PositiveCount = Field(
         default=3,
-        ge=1,
-        strict=True,
         description="How many of the newest messages with tool results stay, at least "
         "1; the results of one message answer calls that were made together.",
     )
@@ -242,11 +237,8 @@ class SummaryCompaction(Reducer):
     target; where nothing else makes the request fit, fewer of the newest messages stay.
     """
 
-    trigger_threshold: float = Field(
+    trigger_threshold: Ratio = Field(
         default=0.90,
-        gt=0,
-        le=1,
-        strict=True,
         description="The part of the context window below which nothing is summarized, "
         "more than target_token_ratio and at most 1.",
     )
@@ -258,16 +250,12 @@ class SummaryCompaction(Reducer):
         description="The part of the context window at which the pipeline may stop, "
         "more than 0 and less than 1.",
     )
-    min_messages_for_summary: int = Field(
+    min_messages_for_summary: Count = Field(
         default=20,
-        ge=0,
-        strict=True,
         description="With fewer messages than this nothing is summarized; at least 0.",
     )
-    preserve_recent_count: int = Field(
+    preserve_recent_count: Count = Field(
         default=10,
-        ge=0,
-        strict=True,
         description="How many of the newest messages stay word for word, at least 0; "
         "fewer where the request would otherwise not fit.",
     )
