@@ -9,7 +9,7 @@ import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -318,6 +318,27 @@ async def test_a_late_one_is_not_waited_for(
         while len(asked) < 2:
             await grow(chat)
     assert ended[0] == asked[0]
+
+
+async def test_a_late_one_is_still_asked_about_other_sessions() -> None:
+    """Where one user takes long to decide, others are not overruled."""
+    llm, asked = large(), list[str]()
+
+    async def wait(planned: PlannedCompaction) -> Literal[False]:
+        asked.append(planned.session_id)
+        await asyncio.sleep(60 if planned.session_id == "slow" else 0)
+        return False
+
+    guard = ContextGuardPlugin(
+        default=SMALL, before_compaction=wait, listener_timeout_seconds=LIMIT_SECONDS
+    )
+    for session in ("slow", "quick", "other"):
+        chat = Chat(guarded_agent(llm), [guard], session_id=session)
+        history = user("The task."), original(3_300)
+        await seed(chat, *history, state=counted(3_300))
+        await chat.say("Go on.")
+    assert asked == ["slow", "quick", "other"]
+    assert llm.summaries == 1
 
 
 async def test_a_turn_may_be_cancelled_while_it_is_asked() -> None:

@@ -14,6 +14,7 @@ from google.adk.sessions.database_session_service import DatabaseSessionService
 from google.genai import types
 
 from contextguard_adk import CompactionRecord, Pipeline, SlidingWindow, Threshold
+from contextguard_adk._history.truncation import Truncation, truncate_content
 from contextguard_adk.strategies import (
     Ask,
     ClearToolResults,
@@ -235,6 +236,22 @@ async def test_what_is_too_large_takes_no_place_of_others() -> None:
     assert results_of(llm.requests[-1], "get_long_policy") == []
 
 
+async def test_a_large_result_beside_it_takes_the_room_of_its_preview() -> None:
+    """Both were called together: the policy stays whole, the other as it is shown."""
+    compactions: list[CompactionRecord] = []
+    rule = call("get_rule", number=7, tokens=200)
+    together: Reply = [rule, call("get_long_policy")]
+    llm, keep = useless(together), ("get_rule",)
+    strategy = Threshold(context_window=WINDOW, keep_tools=keep, preview_tokens=300)
+    chat = open_chat(llm, strategy, compactions)
+    while len(compactions) < 3:
+        assert len(llm.requests) < 200
+        await chat.say(f"Turn. {words(700)}")
+    assert results_of(llm.requests[-1], "get_rule") == [{"result": get_rule(7, 200)}]
+    (shown,) = results_of(llm.requests[-1], "get_long_policy")
+    assert len(shown["result"]) < len(POLICY)
+
+
 async def test_they_stay_whole_where_new_results_are_shortened() -> None:
     """A compaction cuts what the model has not seen yet, and leaves the policy."""
     compactions: list[CompactionRecord] = []
@@ -429,6 +446,18 @@ async def test_a_cleared_result_is_read_back() -> None:
     await chat.say("What stood there?")
     (read,) = results_of(llm.requests[-1], "recall_history")
     assert "row-0 notebooks" in str(read)
+
+
+def test_what_was_read_back_is_cleared_without_a_handle() -> None:
+    """It is no item itself, so nothing could be read back under one."""
+    read = Truncation(0, result_length=1)
+    response = types.FunctionResponse(name="recall_history", response={"r": "x" * 999})
+    part = types.Part(function_response=response)
+    content = types.Content(role="user", parts=[part])
+    cleared = truncate_content(content, read, content)
+    (shown,) = cleared.parts or []
+    assert shown.function_response
+    assert [*(shown.function_response.response or {})] == ["result"]
 
 
 async def test_results_of_excluded_tools_stay() -> None:

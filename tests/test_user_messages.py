@@ -27,7 +27,7 @@ from contextguard_adk._sections.user_messages import UserMessages, condense
 from contextguard_adk._support.phrases import USER_MESSAGES
 from contextguard_adk.strategies import Strategy
 from contextguard_adk.testing import RecordedRequest, SimulatedLlm
-from tests.builders import answer_text, model, user
+from tests.builders import Chat, answer_text, model, user
 from tests.chats import (
     CONTINUATION_BEGIN,
     DEMAND,
@@ -642,3 +642,125 @@ async def test_a_masked_word_never_appears() -> None:
     assert llm.summaries > 1
     assert not any("Eve" in request.text for request in llm.requests)
     assert "Eve" not in json.dumps(await chat.state())
+
+
+# --- rewinds, lists, and words that stand nowhere else ---
+
+
+async def rewind(chat: Chat, events: Sequence[Event]) -> None:
+    """Takes back the turn of these events."""
+    if not hasattr(chat.runner, "rewind_async"):
+        pytest.skip("This ADK cannot rewind.")
+    await chat.runner.rewind_async(
+        user_id=chat.user_id,
+        session_id=chat.session_id,
+        rewind_before_invocation_id=events[-1].invocation_id,
+    )
+
+
+async def test_a_rewind_loses_nothing_of_what_is_not_loaded() -> None:
+    """Of a later turn: excerpts go on to stand in, with the same bytes."""
+    answers = itertools.count()
+    llm = useless(script=lambda _: f"Answer {next(answers)}.")
+    strategy, config = Threshold(context_window=WINDOW, keep=0), loading(20)
+    chat = guarded_chat(llm, strategy, chat={"run_config": config})
+    await chat.say("Never touch mark-first.")
+    for number in range(8):
+        await chat.say(f"mark-{number} {words(300)}")
+    await chat.set_state(DEMAND)
+    await chat.say("Go on.")
+    await rewind(chat, await chat.say("One too many."))
+    lists = []
+    for number in range(6):
+        await chat.say(f"And {number}.")
+        lists.append(listed(llm.requests[-1]).removesuffix("\n- Go on."))
+    assert len(set(lists)) == 1
+    assert "- Never touch mark-first." in lists[0]
+
+
+async def test_a_rewind_changes_no_byte_where_messages_are_stamped() -> None:
+    """Nothing is written anew before the next compaction."""
+    llm = useless()
+    plugins = [Changing(stamping())]
+    strategy = Threshold(context_window=WINDOW, keep=0)
+    chat = guarded_chat(llm, strategy, chat={"before": plugins})
+    await seed(chat, user("Call me Ada."), model(words(2_000)))
+    await chat.set_state(DEMAND)
+    await chat.say("Go on.")
+    await rewind(chat, await chat.say("One too many."))
+    for number in range(3):
+        await chat.say(f"And {number}.")
+    assert len({listed(request) for request in agent_requests(llm)}) == 1
+
+
+@pytest.mark.parametrize("is_stamped", [False, True])
+async def test_a_summary_is_shorter_only_for_words_that_stay(is_stamped: bool) -> None:
+    """Where excerpts stand in later, it may be as long as without them."""
+    window, found = 32_000, list[int]()
+    for user_messages in (0.0, 0.2):
+        llm = useless(context_window=window)
+        strategy = Threshold(context_window=window, user_messages=user_messages)
+        plugins = [Changing(stamping())] if is_stamped else []
+        chat = guarded_chat(llm, strategy, chat={"before": plugins})
+        said = [user(f"mark-{n} {words(400)}") for n in range(30)]
+        await seed(chat, *said, model("Done."))
+        await chat.set_state(DEMAND)
+        await chat.say("Go on.")
+        (request,) = summary_requests(llm)
+        asked = f"{request.config.system_instruction} {request.text}"
+        found.append(int(re.findall(r"(\d[\d,]*) words", asked)[0].replace(",", "")))
+    assert (found[1] < 0.7 * found[0]) is not is_stamped
+
+
+def test_a_line_of_a_list_keeps_what_forbids_it() -> None:
+    """Also where the same heading stands in other messages, and in nested lists."""
+    texts = [
+        f"Service {n}. {words(40)}.\nPlease do the following:\n- restart api-{n}\n"
+        f"Never do any of the following:\n\n- delete volume-{n}\n"
+        f"- force-push repo-{n}\n1. drop table_{n}\n{words(60)}."
+        for n in range(30)
+    ]
+    short = {*condense((*texts, "Go on."), 3_000)} - {*texts}
+    kept = "\n".join(short)
+    found = re.findall(r"(.{0,40})(?:delete volume|force-push|drop table)", kept)
+    assert len(found) > 5
+    assert all("Never do any of the following: " in before for before in found)
+
+
+def test_a_mark_tells_that_the_end_is_left_out() -> None:
+    """A condition that follows is not read as if there were none."""
+    text = f"Delete /srv/exports/a. But wait for Ada, {words(25)}. {words(60)}"
+    kept, *_ = condense((text, "Go on."), 100)
+    assert kept == "Delete /srv/exports/a. …"
+
+
+def test_dictated_text_is_split_at_words() -> None:
+    """It has no punctuation, yet a rule in it stays."""
+    kept = []
+    for number in range(30):
+        choose = random.Random(f"dictated {number}")
+        plain = re.sub(r"[.,;!?]", "", PROSE.lower()).split()
+        messages = [" ".join(choose.sample(plain, 90)) for _ in range(40)]
+        place, rule = choose.randrange(36), "never touch the production namespace"
+        said = messages[place].split()
+        said.insert(choose.randrange(len(said)), rule)
+        messages[place] = " ".join(said)
+        kept.append(rule in "\n".join(condense(tuple(messages), 4_800)))
+    assert sum(kept) >= 0.75 * len(kept)
+
+
+def test_what_names_something_goes_first() -> None:
+    """Of sentences that command nothing, whose words are as rare."""
+    plain = [f"Thing{chr(97 + n)} is somewhere else. {words(60)}." for n in range(20)]
+    named = f"{words(40)}. Order 4471 is elsewhere. {words(40)}."
+    assert "Order 4471" in "\n".join(condense((named, *plain, "Go on."), 260))
+
+
+async def test_half_a_character_is_sent_as_a_mark() -> None:
+    """A client could not write it as UTF-8; blank messages are not listed."""
+    llm = useless()
+    chat = guarded_chat(llm, Threshold(context_window=WINDOW, keep=0))
+    await seed(chat, user("Half \ud83d a face."), user("  \n"), model(words(2_000)))
+    await chat.set_state(DEMAND)
+    await chat.say("Go on.")
+    assert listed(llm.requests[-1]) == "- Half ? a face."

@@ -52,8 +52,8 @@ def has_result_of(
 ) -> bool:
     """Returns whether this content carries a result of these tools, shown whole."""
     pairs = zip(parts_of(content), parts_of(shown or content), strict=True)
-    results = (part.function_response for part, other in pairs if part is other)
-    return any(result and result.name in tools for result in results)
+    results = ((part.function_response, each.function_response) for part, each in pairs)
+    return any(own and own.name in tools and own == other for own, other in results)
 
 
 def has_tool(content: types.Content) -> bool:

@@ -27,7 +27,7 @@ MAX_HEADING_BYTES = 100  # Of a line with a colon, before each line below it.
 MAX_READ_BYTES = 16 * 1024  # Of one message; longer ones have something pasted in.
 
 _GAP = "…"
-_SENTENCE = re.compile(r"(?<=[.!?…;])\s+|(?<=[。！？；।])")  # noqa: RUF001
+_SENTENCE = re.compile(r"(?<=[.!?…;])(?<!^\d\.)\s+|(?<=[。！？；।])")  # noqa: RUF001
 _ITEM = re.compile(r"[-*•–]|\d{1,3}[.)]")  # noqa: RUF001
 _WORD = re.compile(r"[^\s\d.,;:!?\"'()।、。]{3,}")
 _NAME = re.compile(r"[\d_/\\@#`]|\b[A-Z]{2,}|[\"“”«»„「『]")
@@ -176,7 +176,7 @@ def _split(text: str) -> list[str]:
     if len(text.encode("utf-8", "replace")) <= MAX_SENTENCE_CHARS:
         return [text]
     pieces, heading, is_below = list[str](), "", False
-    for line in excerpt(text, MAX_READ_BYTES).splitlines():
+    for line in map(str.strip, excerpt(text, MAX_READ_BYTES).splitlines()):
         found = [s.strip() for s in _SENTENCE.split(line) if s.strip(f"{_GAP} ")]
         if not found:
             continue
