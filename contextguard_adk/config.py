@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import textwrap
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -269,8 +270,8 @@ def _describe(problem: Any, table: Any) -> tuple[str, str]:
         for name, kind in STRATEGIES.items():
             if problem["loc"][-1] in kind.model_fields:
                 owner = f"[default] or [agents.<name>] with strategy = {name!r}"
-                said, *_ = message.partition(" Did you mean")
-                return place, f"{said.rstrip('.')}. It belongs in a table {owner}"
+                said = re.sub(" Did you mean [^?]*[?]", "", message)
+                return place, f"{said}. It belongs in a table {owner}"
     return place, message
 
 

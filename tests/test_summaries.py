@@ -484,7 +484,7 @@ async def test_what_the_user_said_outlives_many_compactions() -> None:
         head = text_of(take_apart(talk.llm.requests[-1].contents)[0])
         assert f"\n- {task}\n" in head or name > names[15]
         assert "\n- Move the service. " in head
-        assert "Mind every detail.\n" in head
+        assert "Mind every detail." in head
         assert "\n- No,\n    wait.\tStop.\n" in head
         assert "in French." in head
         assert len(head.encode()) < 3 * 8_000 + 250

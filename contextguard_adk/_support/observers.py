@@ -28,8 +28,6 @@ R = TypeVar("R")
 Listener = Callable[[R], Awaitable[None] | None]
 """A function of one record; sync or async. One that fails or is late is logged."""
 
-MAX_LATE = 1_024  # Calls that are remembered as late; the oldest are forgotten.
-
 Plan = str | Literal[False] | None
 BeforeCompaction = Callable[[PlannedCompaction], Awaitable[Plan] | Plan]
 """A function, sync or async, that may give a focus (str) or put it off (False)."""
@@ -105,7 +103,7 @@ class Observers:
                 message += "and is not called again before it has returned."
                 logger.warning(message, kind.__name__, self.timeout_seconds)
             self._late[key] = task, result
-            if len(self._late) > MAX_LATE:
+            if len(self._late) > 1_024:  # The oldest are forgotten.
                 del self._late[next(iter(self._late))]
             return None
         return None if task.cancelled() or task.exception() else task.result()
