@@ -107,11 +107,12 @@ def pinned(llm: SimulatedLlm) -> str:
     return re.split(r"\n\n|\n\[", behind)[0]
 
 
+SMALL = 3_000
 STRATEGIES: dict[str, tuple[Strategy, str]] = {
-    "threshold": (THRESHOLD, "Nothing of note."),
-    "ahead": (Threshold(context_window=WINDOW, ahead=0.3), "Nothing of note."),
-    "sliding window": (SlidingWindow(context_window=WINDOW), "Nothing of note."),
-    "pipeline": (Pipeline(context_window=WINDOW), "[Older messages were left out;"),
+    "threshold": (Threshold(context_window=SMALL), "Nothing of note."),
+    "ahead": (Threshold(context_window=SMALL, ahead=0.3), "Nothing of note."),
+    "sliding window": (SlidingWindow(context_window=SMALL), "Nothing of note."),
+    "pipeline": (Pipeline(context_window=SMALL), "[Older messages were left out;"),
 }
 
 
@@ -119,14 +120,14 @@ STRATEGIES: dict[str, tuple[Strategy, str]] = {
 async def test_a_pin_outlives_fifty_compactions(strategy: Strategy, said: str) -> None:
     """What the agent has pinned once is in every later request, word for word, beside
     useless summaries, those from the background, and where there is none."""
-    llm = make_llm({"text": RULE, "key": "rules"})
+    llm = make_llm({"text": RULE, "key": "rules"}, context_window=SMALL)
     compactions: list[CompactionRecord] = []
     guard = {"on_compaction": compactions.append}
     chat = open_chat(llm, strategy, guard=guard)
     await chat.say("Pin it.")
     while len(compactions) < 50:
         assert len(llm.requests) < 500
-        await chat.say(f"Turn {len(llm.requests)}. {words(1_500)}")
+        await chat.say(f"Turn {len(llm.requests)}. {words(500)}")
     assert all(map(holds, agent_requests(llm)[1:]))
     assert pinned(llm) == f"- {RULE}"
     assert said in agent_requests(llm)[-1].text
