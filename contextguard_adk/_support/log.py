@@ -45,8 +45,9 @@ def log_failure(
 ) -> None:
     """Logs a failure and its place, without its text: that may quote messages."""
     places = [
-        f"{'/'.join(Path(frame.filename).parts[-2:])}:{frame.lineno} in {frame.name}"
-        for frame in traceback.extract_tb(error.__traceback__)
+        f"{'/'.join(Path(code.co_filename).parts[-2:])}:{line} in {code.co_name}"
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        for code in [frame.f_code]
     ]
     if len(places) > _MAX_FRAMES:
         half = _MAX_FRAMES // 2

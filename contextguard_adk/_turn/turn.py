@@ -215,7 +215,7 @@ class Turn:
 
     @property
     def room_tokens(self) -> int:
-        """What instruction, tools and open calls leave below the threshold."""
+        """What is below the threshold, less what no compaction removes."""
         return max(0, self.budgets.threshold_tokens - self.fixed_tokens)
 
     @property
