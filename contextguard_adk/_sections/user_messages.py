@@ -122,18 +122,18 @@ def _read(value: JsonValue) -> _Known:
 
 
 def _read_texts(history: History, indexes: Collection[int]) -> tuple[str, ...]:
-    texts = (content_text(history.contents[index]) for index in sorted(indexes))
-    # A client that writes JSON as UTF-8 cannot send half of a surrogate pair.
-    clean = (text.encode("utf-8", "replace").decode().strip() for text in texts)
-    return tuple(text for text in clean if text)
+    texts = (content_text(history.contents[index]).strip() for index in sorted(indexes))
+    return tuple(text for text in texts if text)
 
 
 def _write_lines(texts: Sequence[str]) -> str:
-    return "\n".join("- " + "\n  ".join(quote(text).splitlines()) for text in texts)
+    # A client that writes JSON as UTF-8 cannot send half of a surrogate pair.
+    clean = (text.encode("utf-8", "replace").decode() for text in texts)
+    return "\n".join("- " + "\n  ".join(quote(text).splitlines()) for text in clean)
 
 
 def _digest(texts: Sequence[str]) -> str:
-    said = "\0".join(texts).encode("utf-8", "replace")
+    said = b"\0".join(text.encode("utf-8", "replace") for text in texts)
     return hashlib.blake2b(said, digest_size=8).hexdigest()
 
 
