@@ -229,9 +229,7 @@ async def test_what_is_too_large_takes_no_place_of_others() -> None:
     names = ("get_policy", "get_long_policy")
     strategy = Threshold(context_window=WINDOW, keep_tools=names)
     chat = open_chat(llm, strategy, compactions)
-    while len(compactions) < 3:
-        assert len(llm.requests) < 200
-        await chat.say(f"Turn. {words(700)}")
+    await play(llm, chat, compactions, 3, f"Turn. {words(700)}")
     assert results_of(llm.requests[-1], "get_policy") == [{"result": POLICY}]
     assert results_of(llm.requests[-1], "get_long_policy") == []
 
@@ -244,9 +242,7 @@ async def test_a_large_result_beside_it_takes_the_room_of_its_preview() -> None:
     llm, keep = useless(together), ("get_rule",)
     strategy = Threshold(context_window=WINDOW, keep_tools=keep, preview_tokens=300)
     chat = open_chat(llm, strategy, compactions)
-    while len(compactions) < 3:
-        assert len(llm.requests) < 200
-        await chat.say(f"Turn. {words(700)}")
+    await play(llm, chat, compactions, 3, f"Turn. {words(700)}")
     assert results_of(llm.requests[-1], "get_rule") == [{"result": get_rule(7, 200)}]
     (shown,) = results_of(llm.requests[-1], "get_long_policy")
     assert len(shown["result"]) < len(POLICY)
@@ -307,9 +303,7 @@ async def test_what_is_too_large_is_compacted_as_others_are(
     names = ("get_long_policy", "unknown")
     strategy = Threshold(context_window=WINDOW, keep_tools=names)
     chat = open_chat(llm, strategy, compactions)
-    while len(compactions) < 3:
-        assert len(llm.requests) < 200
-        await chat.say(f"Turn. {words(700)}")
+    await play(llm, chat, compactions, 3, f"Turn. {words(700)}")
     _, first, *_, last = agent_requests(llm)
     (shown,) = results_of(first, "get_long_policy")
     assert len(shown["result"]) < len(POLICY)
@@ -399,12 +393,16 @@ def is_cleared(result: dict[str, Any]) -> bool:
 
 
 async def play(
-    llm: SimulatedLlm, chat: Chat, compactions: list[CompactionRecord], count: int
+    llm: SimulatedLlm,
+    chat: Chat,
+    compactions: list[CompactionRecord],
+    count: int,
+    message: str = "Go on.",
 ) -> None:
     """Plays turns until there are so many compactions."""
     while len(compactions) < count:
         assert len(llm.requests) < 300
-        assert answer_text(await chat.say("Go on.")) == "Done."
+        assert answer_text(await chat.say(message)) == "Done."
 
 
 async def test_older_results_give_way_to_a_line() -> None:

@@ -20,7 +20,6 @@ from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.units import Section
 
 MAX_PINNED_BYTES = 4 * 1024  # Of all lines that one agent is shown.
-MAX_KEY_CHARS = 64
 ROOM_RATIO = 0.5  # Of what instruction and tools leave below the threshold.
 
 logger = logging.getLogger("contextguard_adk.call")
@@ -50,7 +49,7 @@ def pin(state: StateOrDict, text: str, key: str = "", agent: str | None = None) 
     """
     if not isinstance(text, str) or not text.strip():
         raise ValueError("The text to pin is empty, or no string.")
-    if not isinstance(key, str) or len(key) > MAX_KEY_CHARS or ":" in key:
+    if not isinstance(key, str) or len(key) > 64 or ":" in key:
         raise ValueError("A key is a string of at most 64 characters, without a colon.")
     key = key or hashlib.blake2b(text.encode("utf-8", "replace")).hexdigest()[:8]
     owner, sizes = agent or "", Counter[str]()

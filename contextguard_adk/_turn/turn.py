@@ -199,8 +199,9 @@ class Turn:
 
     @property
     def uncovered(self) -> list[int]:
-        """What is compactable and stands beside the summary."""
-        return [i for i in self.compactable if i not in self.history.covered]
+        """History beside the summary, but for what `keep_tools` holds."""
+        others = self.history.covered | (self.stays - self.history.open_groups)
+        return [i for i in self.history.history if i not in others]
 
     @cached_property
     def fixed_contents(self) -> list[types.Content]:
