@@ -103,6 +103,12 @@ class PluginSettings(Settings):
         description="True keeps one line about how full the window is in session state "
         "(`context_guard:usage:{agent}`), for people; `adk web` shows it.",
     )
+    recent_events: bool = Field(
+        default=False,
+        description="True has session state say since when events are needed, so that "
+        "long sessions can be loaded in part (`load_recent`). Of what a summary "
+        "replaces, the user's words and the list of values then take at most 10 KB.",
+    )
     listener_timeout_seconds: Seconds = Field(
         default=5.0,
         description="How long a model call waits for a listener, more than 0 and at "

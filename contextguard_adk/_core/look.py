@@ -73,6 +73,7 @@ def _read_history(
             stored,
             call.memo,
         )
+        call.history.loads_part |= call.guard.loads_recent
         call.history.preview = preview and replace(
             preview,
             exclude_tools=call.strategy.keep_tools,

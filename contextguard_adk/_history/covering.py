@@ -11,6 +11,7 @@ from google.genai import types
 from contextguard_adk._history.adk_events import without_rewound
 from contextguard_adk._history.contents import parts_of
 from contextguard_adk._history.fingerprints import Covered, align_covered, handle_of
+from contextguard_adk._history.stored import StoredSummary
 
 
 def begins_before(events: Iterable[Event], run_id: str, other_id: str) -> bool:
@@ -46,7 +47,7 @@ def find_covered(
     prints: Sequence[bytes],
     contents: Sequence[types.Content],
     events: Sequence[Event],
-    last_event: str,
+    stored: StoredSummary | None,
 ) -> list[tuple[int, int]]:
     """Pairs what is covered with places of contents, whose fingerprints are `prints`.
 
@@ -56,7 +57,9 @@ def find_covered(
     is the newest event, ADK shows none between the call and it: no pair may be left.
     """
     pairs = align_covered(covered, prints)
-    standing = without_rewound(events) if covered.older_count else []
+    has_older = stored is not None and (stored.has_older or covered.older_count > 0)
+    standing = without_rewound(events) if has_older else []
+    last_event = stored.last_event if stored else ""
     last = next((i for i, event in enumerate(standing) if event.id == last_event), None)
     if last is None or (pairs and pairs[0][0] < covered.older_count):
         return pairs

@@ -60,7 +60,7 @@ class History:
         self.stored = stored
         self._invocation = invocation
         run_config = invocation.run_config if invocation else None
-        self._loads_part = getattr(run_config, "get_session_config", None) is not None
+        self.loads_part = getattr(run_config, "get_session_config", None) is not None
         self.events = invocation.session.events if invocation else []
         self._event_count = len(self.events)  # A summary may be written later.
         self.memo = memo or Memo()
@@ -276,8 +276,7 @@ class History:
             return dict(zip(indexes, range(count), strict=False))
         prints = [b"" if i in hidden else self.fingerprint(i) for i in indexes]
         contents = [self.contents[i] for i in indexes]
-        last = self.stored.last_event if self.stored else ""
-        pairs = find_covered(covered, prints, contents, self.events, last)
+        pairs = find_covered(covered, prints, contents, self.events, self.stored)
         return {indexes[right]: left for left, right in pairs}
 
     @property
@@ -300,7 +299,7 @@ class History:
     def is_partial(self) -> bool:
         """Whether older messages are not loaded, or may not be in later requests."""
         is_whole = self.stored is None or self.is_summary_valid or self.is_rewound
-        return self._loads_part or not is_whole
+        return self.loads_part or not is_whole
 
     def repeats(self, indexes: Iterable[int]) -> bool:
         """Whether later requests have the same texts: all loaded, none rewritten."""

@@ -9,6 +9,8 @@ from pydantic import PlainSerializer as Write
 from pydantic import PlainValidator as Read
 
 from contextguard_adk._history.fingerprints import (
+    FINGERPRINT_BYTES,
+    RECENT_COUNT,
     Covered,
     decode_covered,
     encode_covered,
@@ -44,7 +46,8 @@ class StoredSummary(_Stored):
     may be used; `last_event` is the newest that is covered. The continuation gives the
     `reason` and quotes `request_chars` (-1 for all) of `request`, a fingerprint in hex.
     Tool results are shortened up to `truncated_upto`, which `History.name_place` has
-    named. A compacted request took `left_tokens`.
+    named. A compacted request took `left_tokens`. With `has_older` all is covered that
+    stands before what is known of `covered`.
     """
 
     text: str = Field(default="", exclude=True)
@@ -62,6 +65,7 @@ class StoredSummary(_Stored):
     truncation: Truncation | None = None
     truncated_upto: str = ""
     has_recall: bool = False
+    has_older: bool = False
     left_tokens: Length = 0
 
     @property
@@ -73,7 +77,10 @@ class StoredSummary(_Stored):
     def room_bytes(self) -> int:
         """How many bytes the record can still take; pins always have a place."""
         counted = self.model_dump_json(exclude={"beside": {"pins"}})
-        return max(0, MAX_RECORD_BYTES - 200 - len(counted.encode()))
+        # The same where little is loaded, and so fewer fingerprints are at hand.
+        missing = RECENT_COUNT - len(self.covered.recent)
+        taken_bytes = len(counted.encode()) + missing * FINGERPRINT_BYTES * 4 // 3
+        return max(0, MAX_RECORD_BYTES - 200 - taken_bytes)
 
 
 class Learned(_Stored):

@@ -10,6 +10,7 @@ from contextguard_adk._listeners.announcements import (
     UsageLine,
 )
 from contextguard_adk._listeners.artifacts import Artifacts
+from contextguard_adk._listeners.recent_events import RecentEvents
 from contextguard_adk._listeners.truncating_servers import TruncatingServers
 from contextguard_adk._shapes.sealed_thoughts import Seals
 from contextguard_adk._turn.units import Listener
@@ -20,6 +21,7 @@ LISTENERS: tuple[Listener, ...] = (
     OnCompaction(),
     StateLine(),
     UsageLine(),
+    RecentEvents(),
     Artifacts(),
     Seals(),
     TruncatingServers(),

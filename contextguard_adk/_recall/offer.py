@@ -12,6 +12,7 @@ from typing import Any
 from google.adk.agents.invocation_context import InvocationContext
 from google.adk.events.event import Event
 from google.adk.models.llm_request import LlmRequest
+from google.adk.sessions.base_session_service import GetSessionConfig
 from google.adk.tools.base_tool import BaseTool
 from google.genai import types
 
@@ -88,7 +89,7 @@ async def _load_items(
     history: History, covered: Collection[int], invocation: InvocationContext
 ) -> tuple[list[Item], list[Item]]:
     """Lists all items, and those that the request does not show; newest first."""
-    older = await _load_older(invocation)
+    older = await _load_older(invocation, history.loads_part)
     # Megabytes take a while, in which nothing else would run.
     return await asyncio.to_thread(_list_items, history, covered, older)
 
@@ -112,7 +113,9 @@ def _list_items(
     return items, [item for item in unseen if first[item.handle] is item]
 
 
-async def _load_older(invocation: InvocationContext) -> list[types.Content]:
+async def _load_older(
+    invocation: InvocationContext, loads_part: bool
+) -> list[types.Content]:
     """Contents of events that a run does not load, or that ADK itself has compacted."""
     # No others: what plugins have masked must not come back from here.
     session, agent = invocation.session, invocation.agent
@@ -121,9 +124,12 @@ async def _load_older(invocation: InvocationContext) -> list[types.Content]:
         return []
     events: Sequence[Event] = session.events
     loaded = {event.id for event in events}
-    if getattr(invocation.run_config, "get_session_config", None) is not None:
+    if loads_part:
         whole = await invocation.session_service.get_session(
-            app_name=session.app_name, user_id=session.user_id, session_id=session.id
+            app_name=session.app_name,
+            user_id=session.user_id,
+            session_id=session.id,
+            config=GetSessionConfig(),  # A service of the app's own knows by it.
         )
         events = whole.events if whole else events
     standing = without_rewound(events)

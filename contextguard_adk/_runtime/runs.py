@@ -142,6 +142,7 @@ class Guard:
     has_namespaced_keys: bool = False
     has_artifacts: bool = True
     has_usage: bool = True  # In session state, for people.
+    loads_recent: bool = False  # Sessions may be loaded in part.
     recorded: Memo | None = None  # Of a replay, in which no tool changes a result.
     tasks: SummaryTasks = field(default_factory=SummaryTasks)
     # Name and version of what no event has named yet.

@@ -31,6 +31,9 @@ COMPACT_NOW_KEY = "context_guard:compact"
 OFF_KEY = "context_guard:off"
 """Set to True in session state, it has the guard leave the session alone."""
 
+EVENTS_SINCE_KEY = "context_guard:events_since"
+"""Since when events are needed, in seconds since the epoch; None: all of them are."""
+
 FOCUS_KEY = "context_guard:compact_focus"
 REFUSED_KEY = "context_guard:compact_refused"
 

@@ -70,11 +70,6 @@ class UserMessages(Section):
         history, budget_tokens = turn.history, turn.user_tokens
         said = covered.intersection(history.user_messages)
         request = said.intersection((history.request_index,))
-        texts = _read_texts(history, said - request)
-        max_bytes = int(budget_tokens * 3 / max(1.0, turn.correction))
-        tokens = turn.count(_write_lines(condense(texts, max_bytes)))
-        if tokens > budget_tokens:
-            max_bytes = int(max_bytes * budget_tokens / tokens)
         asked = _read_texts(history, request)
         quoted = "".join(history.fingerprint(i).hex() for i in request if asked)
         before, older, new = _read(known), list[str](), said - request
@@ -82,8 +77,13 @@ class UserMessages(Section):
             is_same = before.quoted == quoted != ""
             older = before.excerpts[:-1] if is_same else before.excerpts
             new -= history.covered
+        texts = (*older, *_read_texts(history, new))
+        max_bytes = int(budget_tokens * 3 / max(1.0, turn.correction))
+        tokens = turn.count(_write_lines(condense(texts, max_bytes)))
+        if tokens > budget_tokens:
+            max_bytes = int(max_bytes * budget_tokens / tokens)
         room_bytes = min(MAX_STORED_BYTES, max_bytes, 2 * room_tokens)
-        excerpts = [*condense((*older, *_read_texts(history, new)), room_bytes)]
+        excerpts = [*condense(texts, room_bytes)]
         # Quotes and control characters take more room there. The first one is the task.
         while excerpts and len(json.dumps(excerpts)) > 2 * room_bytes:
             del excerpts[len(excerpts) > 1]

@@ -78,27 +78,29 @@ class Values(Section):
         self, turn: Turn, covered: frozenset[int], known: JsonValue, room_tokens: int
     ) -> JsonValue:
         """Returns how long the list is to be, and the newest lines of it."""
-        left_out = [turn.history.shown[index] for index in covered]
-        tools = filter(has_tool, left_out)
+        history, older = turn.history, _read(known)["older"]
+        new = covered
+        if history.is_partial:  # What is not new is stored.
+            new = covered - history.covered
+            older = f"{older}\n{_read(known)['text']}".strip()
+        tools = filter(has_tool, [history.shown[index] for index in new])
         budget_tokens = min(
             turn.budgets.working_tokens * VALUES_RATIO,
             turn.room_tokens * ROOM_RATIO,
-            turn.measure_alone([*tools]) * COVERED_RATIO,
             MAX_VALUES_TOKENS,
         )
+        most_bytes = budget_tokens * 3 / max(1.0, turn.correction)
+        stored_bytes = min(MAX_STORED_BYTES, 2 * room_tokens, int(most_bytes))
+        told_tokens = turn.measure_alone([*tools]) * COVERED_RATIO
+        budget_tokens = min(budget_tokens, told_tokens)
         max_bytes = int(budget_tokens * 3 / max(1.0, turn.correction))
-        text = list_values(turn.history, covered, max_bytes)
+        text = list_values(history, new, max_bytes)
         if (tokens := turn.count(text)) > budget_tokens:
             max_bytes = int(max_bytes * budget_tokens / tokens)
-            text = list_values(turn.history, covered, max_bytes)
-        if not text:
+            text = list_values(history, new, max_bytes)
+        older = "" if history.is_rewound else _newest_lines(older, stored_bytes // 2)
+        if not (text or older):
             return None
-        older = _read(known)["older"]
-        history, stored = turn.history, turn.history.stored
-        if stored and len(history.covered) < stored.covered.content_count:
-            older = "" if history.is_rewound else _read(known)["text"]
-        stored_bytes = min(MAX_STORED_BYTES, 2 * room_tokens)
-        older = _newest_lines(older, stored_bytes // 2)
         short = _newest_lines(text.partition("\n")[2], stored_bytes - len(older))
         count = len(covered)
         return {"bytes": max_bytes, "count": count, "text": short, "older": older}
@@ -108,11 +110,9 @@ class Values(Section):
     ) -> str:
         """Returns the list anew, or what is stored of it where contents are missing."""
         known = _read(value)
-        if not known["bytes"]:
-            return ""
-        is_whole = len(covered) >= known["count"] or history.is_rewound
+        is_whole = len(covered) >= known["count"] and not history.loads_part
         text = "" if history.is_rewound else known["older"]
-        if is_whole:
+        if is_whole or history.is_rewound:
             listed = list_values(history, frozenset(covered), known["bytes"])
             lines = [text, listed.partition("\n")[2]]
         else:

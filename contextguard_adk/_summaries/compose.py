@@ -108,6 +108,7 @@ def _build_stored(turn: Turn, draft: Draft) -> StoredSummary:
         truncation=draft.truncation,
         truncated_upto=history.name_place(draft.truncated_upto),
         has_recall=turn.has_recall,
+        has_older=history.stored is not None and history.is_partial,
     )
     known = history.stored.beside if history.stored else {}
     room_bytes = stored.room_bytes
@@ -205,12 +206,19 @@ def render_head(
     return types.Content(role="user", parts=parts)
 
 
+def find_quoted(
+    history: History, stored: StoredSummary, covered: Collection[int]
+) -> int | None:
+    """Returns which of the covered contents is the request that is quoted."""
+    same = (i for i in covered if history.fingerprint(i).hex() == stored.request)
+    return max(same, default=None)
+
+
 def _continue(
     history: History, stored: StoredSummary, covered: Collection[int]
 ) -> Iterator[types.Part]:
     """Yields the request to carry on, and the images and files of the message."""
-    same = (i for i in covered if history.fingerprint(i).hex() == stored.request)
-    index = max(same, default=None)
+    index = find_quoted(history, stored, covered)
     request = None if index is None else history.contents[index]
     text = phrases.quote(content_text(request))
     if stored.request_chars >= 0:

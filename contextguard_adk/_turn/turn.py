@@ -245,11 +245,12 @@ class Turn:
     @property
     def keep_tokens(self) -> int:
         """What the newest steps may take; little where a compaction is to make room."""
-        window_tokens = self.budgets.working_tokens
         if self.reason == "requested":
             return 0
-        is_chat = not any(map(has_tool, self.messages))
-        return self.settings.keep_tokens(window_tokens, is_chat)
+        stored = self.history.stored
+        has_values = stored is not None and bool(stored.beside.get("values"))
+        tools = has_values or any(has_tool(self.messages[i]) for i in self.compactable)
+        return self.settings.keep_tokens(self.budgets.working_tokens, not tools)
 
     @cached_property
     def request_text(self) -> str:
