@@ -13,7 +13,7 @@ from google.adk.agents.callback_context import CallbackContext
 
 from contextguard_adk._providers.registry import ModelRegistry, resolve_context_window
 from contextguard_adk._runtime.adk_tree import walk_tree
-from contextguard_adk._support.log import one_line, warn_once
+from contextguard_adk._support.log import log_traceback, one_line, warn_once
 from contextguard_adk._support.settings import short_repr, suggest
 from contextguard_adk.config import (
     CONFIG_VARIABLE,
@@ -116,8 +116,8 @@ def choose_strategy(choose: object, context: CallbackContext) -> Strategy | None
     try:
         if not isinstance(choose, Strategy) and callable(choose):
             chosen = choose(context)
-    except Exception as error:
-        logger.debug("No strategy was chosen:", exc_info=error)
+    except Exception as error:  # noqa: BLE001 - anyone's code may raise anything
+        log_traceback(logger, "No strategy was chosen", error)
         chosen = error
     if chosen is None or isinstance(chosen, Strategy):
         return chosen
@@ -144,6 +144,16 @@ def announce_app(
         verb = "Observing" if settings.observe else "Guarding"
         said = "; ".join(_list_agents(root, settings, registry))
         logger.info("%s app %r: %s.", verb, app, one_line(said))
+
+
+def tell_callbacks(app: str, root: object) -> None:
+    """Tells whose callbacks may mask what the summarizer then sees all the same."""
+    tree = (node for node in walk_tree(root) if isinstance(node, BaseAgent))
+    names = [agent.name for agent in tree if getattr(agent, "before_model_callback", 0)]
+    if names:
+        message = "App %r: what a before_model_callback of %s changes reaches the "
+        message += "summarizer and session state unchanged; `redact` can change it."
+        logger.info(message, app, one_line(", ".join(sorted(names)[:_MAX_AGENTS])))
 
 
 def _check_names(

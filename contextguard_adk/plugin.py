@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 from google.adk.agents.callback_context import CallbackContext
@@ -23,6 +23,7 @@ from contextguard_adk._announce import (
     check_arguments,
     choose_settings,
     choose_strategy,
+    tell_callbacks,
 )
 from contextguard_adk._core.after_call import end_run, take_answer
 from contextguard_adk._core.after_error import answer_error
@@ -40,6 +41,7 @@ from contextguard_adk._runtime.scopes import call_key
 from contextguard_adk._runtime.state import OFF_KEY
 from contextguard_adk._support.log import log_failures, warn_once
 from contextguard_adk._support.observers import BeforeCompaction, Listener, Observers
+from contextguard_adk._support.redaction import Redactor
 from contextguard_adk.config import (
     Chooser,
     PluginSettings,
@@ -91,6 +93,8 @@ class ContextGuardPlugin(BasePlugin):
         on_call: A function, sync or async, told of every answered model call.
         before_compaction: A function, sync or async, asked before a compaction is paid
             for. It returns None, a focus for the summarizer, or False to put it off.
+        redact: A sync function of a text that returns it without what may not leave,
+            for all that summarizers, session state, artifacts and recall get.
         name: The plugin's name; ADK passes one under `--extra_plugins`.
         strict: What happens if the file in the environment is wrong (see below). False
             logs one line at ERROR and guards every agent with the defaults; True, or
@@ -125,6 +129,7 @@ class ContextGuardPlugin(BasePlugin):
         on_compaction: Listener[CompactionRecord] | None = None,
         on_call: Listener[CallRecord] | None = None,
         before_compaction: BeforeCompaction | None = None,
+        redact: Callable[[str], str] | None = None,
         name: str = "context_guard",
         strict: bool = False,
     ) -> None:
@@ -144,6 +149,7 @@ class ContextGuardPlugin(BasePlugin):
             listener_timeout_seconds=listener_timeout_seconds,
         )
         given, settings = settings, choose_settings(settings, default, strict)
+        self._redactor = Redactor(redact)
         self._is_shared = settings is not given  # One variable serves all apps.
         self._listeners = (on_pressure, on_compaction, on_call, before_compaction)
         self._start(registry, settings)
@@ -157,6 +163,7 @@ class ContextGuardPlugin(BasePlugin):
         self._guard.has_usage = settings.usage_in_state
         self._guard.loads_recent = settings.recent_events
         self._guard.has_namespaced_keys = settings.state_keys == "namespaced"
+        self._guard.redactor = self._redactor
         ratio, seconds = settings.warning_threshold, settings.listener_timeout_seconds
         self._guard.observers = Observers(ratio, seconds, *self._listeners)
 
@@ -183,6 +190,7 @@ class ContextGuardPlugin(BasePlugin):
         on_compaction: Listener[CompactionRecord] | None = None,
         on_call: Listener[CallRecord] | None = None,
         before_compaction: BeforeCompaction | None = None,
+        redact: Callable[[str], str] | None = None,
         name: str = "context_guard",
     ) -> Self:
         """Makes a guard with the settings of a TOML or YAML file.
@@ -194,17 +202,9 @@ class ContextGuardPlugin(BasePlugin):
         Raises:
             ConfigError: The file cannot be read, or a setting in it is wrong.
         """
-        settings = load_settings(path)
-        plugin = cls(
-            default=FROM_FILE,
-            registry=registry,
-            on_pressure=on_pressure,
-            on_compaction=on_compaction,
-            on_call=on_call,
-            before_compaction=before_compaction,
-            name=name,
-        )
-        plugin._start(registry, settings)
+        plugin = cls(default=FROM_FILE, registry=registry, redact=redact, name=name)
+        plugin._listeners = (on_pressure, on_compaction, on_call, before_compaction)
+        plugin._start(registry, load_settings(path))
         return plugin
 
     async def before_run_callback(
@@ -225,6 +225,8 @@ class ContextGuardPlugin(BasePlugin):
             if app not in self._seen_apps:
                 self._seen_apps.add(app)
                 announce_app(app, root, self._settings, guard.registry, self._is_shared)
+                if not guard.redactor:
+                    tell_callbacks(app, root)
 
     async def before_model_callback(
         self, *, callback_context: CallbackContext, llm_request: LlmRequest

@@ -73,7 +73,9 @@ def _read_history(
             stored,
             call.memo,
         )
-        call.history.loads_part |= call.guard.loads_recent
+        config = getattr(call.invocation.run_config, "get_session_config", None)
+        call.history.loads_part = call.guard.loads_recent or config is not None
+        call.history.redactor = call.guard.redactor
         call.history.preview = preview and replace(
             preview,
             exclude_tools=call.strategy.keep_tools,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
-import math
+import sys
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
+from google.adk.agents.invocation_context import InvocationContext
+from google.adk.events.event import Event
 from google.genai import types
 
 from contextguard_adk._history.contents import (
@@ -33,11 +35,7 @@ from contextguard_adk._history.rewritten import find_rewritten
 from contextguard_adk._history.stored import StoredSummary
 from contextguard_adk._history.truncation import Preview, truncate_content
 from contextguard_adk._measuring.tokens import Memo, V
-
-if TYPE_CHECKING:
-    from google.adk.agents.invocation_context import InvocationContext
-    from google.adk.events.event import Event
-
+from contextguard_adk._support.redaction import Redactor
 
 _BY_SUMMARY = "shown", "previewed", "_previews", "_matches", "covered", "model_covered"
 """What depends on the stored summary."""
@@ -59,12 +57,12 @@ class History:
         self.user_content = user_content
         self.stored = stored
         self._invocation = invocation
-        run_config = invocation.run_config if invocation else None
-        self.loads_part = getattr(run_config, "get_session_config", None) is not None
+        self.loads_part = False  # Whether later requests may have less of it.
         self.events = invocation.session.events if invocation else []
         self._event_count = len(self.events)  # A summary may be written later.
         self.memo = memo or Memo()
         self.preview: Preview | None = None
+        self.redactor = Redactor()
         self._known: dict[Hashable, Any] = {}  # With any summary.
 
     def with_summary(self, stored: StoredSummary | None) -> History:
@@ -74,6 +72,11 @@ class History:
             vars(other).pop(name, None)
         other.stored = stored
         return other
+
+    @cached_property
+    def told(self) -> Sequence[types.Content]:
+        """The contents as they may leave: for a summarizer, or session state."""
+        return self.redactor.contents(self.contents, self.memo.get)
 
     @cached_property
     def shown(self) -> list[types.Content]:
@@ -282,7 +285,7 @@ class History:
     @property
     def is_summary_valid(self) -> bool:
         """Whether all that the stored summary replaces is there, nothing rewound."""
-        count = self.stored.covered.content_count if self.stored else math.inf
+        count = self.stored.covered.content_count if self.stored else sys.maxsize
         return len(self.covered) >= count and not self.is_rewound
 
     @property

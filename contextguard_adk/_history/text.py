@@ -147,10 +147,11 @@ def list_items(
     contents: Sequence[types.Content],
     indexes: Iterable[int],
     outputs: Collection[int] = (),
+    wholes: Sequence[types.Content] | None = None,
 ) -> list[Item]:
     """Lists the items of some contents, oldest first; see `walk_parts`."""
     items: list[Item] = []
-    for said in walk_parts(contents, indexes, outputs, contents):
+    for said in walk_parts(contents, indexes, outputs, wholes or contents):
         part, (label, hint) = said.part, _describe(said)
         result, text = part.function_response, said.text
         media = result_media(result) if result else [part]

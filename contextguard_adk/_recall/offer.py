@@ -97,8 +97,11 @@ async def _load_items(
 def _list_items(
     history: History, covered: Collection[int], contents: Sequence[types.Content]
 ) -> tuple[list[Item], list[Item]]:
-    stored, older = history.stored, list_items(contents, range(len(contents)))
-    items = list_items(history.contents, history.history, history.outputs)[::-1]
+    told = history.redactor.contents(contents, history.memo.get)
+    stored = history.stored
+    older = list_items(told, range(len(told)), wholes=contents)
+    indexes, wholes = history.history, history.contents
+    items = list_items(history.told, indexes, history.outputs, wholes)[::-1]
     hidden = {-1, *covered, *history.previewed}
     if history.request_index is not None and stored and stored.request_chars < 0:
         hidden.discard(history.request_index)  # The continuation quotes it.

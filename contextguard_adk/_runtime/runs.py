@@ -26,6 +26,7 @@ from contextguard_adk._runtime.scopes import CallKey, branch_scope, name_session
 from contextguard_adk._runtime.sessions import BoundedDict, Paid, Session
 from contextguard_adk._runtime.state import COMPACTED_KEY, AgentState, RunWrites
 from contextguard_adk._support.observers import Observers
+from contextguard_adk._support.redaction import Redactor
 from contextguard_adk._support.tasks import PendingSummary, SummaryTasks
 from contextguard_adk.records import CompactionRecord
 
@@ -143,6 +144,7 @@ class Guard:
     has_artifacts: bool = True
     has_usage: bool = True  # In session state, for people.
     loads_recent: bool = False  # Sessions may be loaded in part.
+    redactor: Redactor = field(default_factory=Redactor)
     recorded: Memo | None = None  # Of a replay, in which no tool changes a result.
     tasks: SummaryTasks = field(default_factory=SummaryTasks)
     # Name and version of what no event has named yet.

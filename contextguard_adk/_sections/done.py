@@ -69,10 +69,9 @@ class DoneCalls(Section):
             stored_bytes = len(json.dumps(text, ensure_ascii=False).encode())
             return turn.count(text) if stored_bytes <= 4 * room_tokens else sys.maxsize
 
-        memo = turn.history.memo
-        return write_done_list(
-            turn.messages, steps, budget_tokens, count, memo, turn.has_recall
-        )
+        memo, wholes = turn.history.memo, turn.messages if turn.has_recall else None
+        told = turn.history.told
+        return write_done_list(told, steps, budget_tokens, count, memo, wholes)
 
 
 def write_done_list(
@@ -81,14 +80,14 @@ def write_done_list(
     budget_tokens: int,
     count: TokenCounter,
     memo: Memo,
-    with_handles: bool = False,
+    wholes: Sequence[types.Content] | None = None,
 ) -> str:
     """Lists the completed calls in some contents, ever shorter until it fits.
 
     First a line for each call, then one for each tool with what tells its calls apart;
     at last the oldest calls are only counted. What failed always shows.
     """
-    calls = list(_completed_calls(contents, indexes, with_handles, memo))
+    calls = list(_completed_calls(contents, indexes, wholes, memo))
     for lines in _write_ever_shorter(calls) if calls else ():
         text = "\n".join([DONE, *lines]).encode("utf-8", "replace").decode()
         if count(text) <= budget_tokens:
@@ -114,28 +113,29 @@ def _write_ever_shorter(calls: Sequence[_Call]) -> Iterator[list[str]]:
 def _completed_calls(
     contents: Sequence[types.Content],
     indexes: Iterable[int],
-    with_handles: bool,
+    wholes: Sequence[types.Content] | None,
     memo: Memo,
 ) -> Iterator[_Call]:
-    for said in walk_parts(contents, indexes):
+    for said in walk_parts(contents, indexes, (), wholes):
         response, call = said.part.function_response, said.call
         if response is None or call is None or response.name in _UNLISTED:
             continue
-        outcome, handle, is_failed = memo.get(_read_result, said.part, (said.part,))
+        outcome, is_failed = memo.get(_read_result, said.part, (said.part,))
+        whole = said.whole
         yield _Call(
             name=_one_line(response.name or "?"),
             args={_one_line(k): _one_line(v) for k, v in _flatten(call.args or {})},
             outcome=outcome,
-            handle=handle if with_handles else "",
+            handle=memo.get(handle_of, whole, (whole,)) if whole else "",
             is_failed=is_failed,
         )
 
 
-def _read_result(part: types.Part) -> tuple[str, str, bool]:
-    """Returns what a result says, its handle, and whether the call failed."""
+def _read_result(part: types.Part) -> tuple[str, bool]:
+    """Returns what a result says, and whether the call failed."""
     payload = payload_of(part)
     outcome = _one_line(payload)
-    return outcome, handle_of(part), _is_failure(payload_text(payload), outcome)
+    return outcome, _is_failure(payload_text(payload), outcome)
 
 
 def _is_failure(text: str, outcome: str) -> bool:

@@ -122,7 +122,7 @@ def _read(value: JsonValue) -> _Known:
 
 
 def _read_texts(history: History, indexes: Collection[int]) -> tuple[str, ...]:
-    texts = (content_text(history.contents[index]).strip() for index in sorted(indexes))
+    texts = (content_text(history.told[index]).strip() for index in sorted(indexes))
     return tuple(text for text in texts if text)
 
 

@@ -150,7 +150,7 @@ def list_values(history: History, covered: Collection[int], max_bytes: int) -> s
 
     It depends on these contents and the size alone.
     """
-    contents = [history.contents[index] for index in sorted(covered)]
+    contents = [history.told[index] for index in sorted(covered)]
     prints = tuple(history.spell(content) for content in contents)
     key = prints, max_bytes
     if (text := _TEXTS.get(key)) is None:
@@ -168,7 +168,7 @@ def _gather(
     places = {index: place for place, index in enumerate(indexes, 1)}
     number: Counter[int] = Counter()
     oldest = _find_oldest(history, indexes)
-    for said in walk_parts(history.contents, indexes, history.outputs):
+    for said in walk_parts(history.told, indexes, history.outputs):
         number[said.index] += 1
         is_call = said.part.function_call is not None
         tool = said.part.function_call or said.part.function_response

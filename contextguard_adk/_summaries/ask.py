@@ -216,15 +216,18 @@ class Ask:
         new = sorted(covered - turn.summarized)
         if turn.kept.truncation:
             new += sorted(turn.kept.indexes)  # The agent is not shown all of it.
-        briefs = {section.name: section.brief(turn) for section in _sections.SECTIONS}
+        redact, sections = history.redactor.text, _sections.SECTIONS
+        briefs = {section.name: redact(section.brief(turn)) for section in sections}
         task = SummaryTask(
             entries=_render_entries(turn, new, [i for i in pinned if i is not None]),
-            previous_summary=history.stored.model_text if history.stored else "",
-            live_request=turn.request_text,
+            previous_summary=redact(
+                history.stored.model_text if history.stored else ""
+            ),
+            live_request=redact(turn.request_text),
             briefs=briefs,
             budget_tokens=budget_tokens,
             correction=turn.size.correction,
-            focus=turn.focus,
+            focus=redact(turn.focus),
             conversation_tokens=turn.tokens,
         )
         try:
@@ -244,8 +247,8 @@ class Ask:
 
     def _is_in_place_wanted(self, model: SummaryModel) -> bool:
         """Whether a summary in place is worth a try, and would be plain text."""
-        if not model.is_agents_own:
-            return False
+        if not model.is_agents_own or self._turn.history.redactor:
+            return False  # The conversation itself would be sent.
         setting, facts = self._turn.settings.reuse_prompt_cache, self._session.facts
         has_cache = setting is True or facts.cached_ratio >= 0.5
         request, config = self._turn.request, self._turn.request.config
@@ -294,6 +297,8 @@ def _render_entries(
     history = turn.history
     # The summarizer reads what the agent was shown, but for values: they are listed.
     read = [*map(without_names, history.shown, history.contents)]
+    if history.redactor:  # Of a text that is cut before, half a number would stay.
+        read = [*history.told]
     wholes = history.contents if turn.has_recall else None
     return render_entries(read, indexes, pinned, wholes, history.outputs)
 

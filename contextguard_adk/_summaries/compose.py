@@ -93,6 +93,9 @@ def _build_stored(turn: Turn, draft: Draft) -> StoredSummary:
     covered = sorted(draft.covered)
     summarized = itertools.takewhile(draft.model_covered.__contains__, covered)
     text, request_chars = _shrink(turn, draft)
+    redact = history.redactor
+    model_text = redact.text(text[: draft.model_chars])
+    text = model_text + redact.text(text[draft.model_chars :])
     stored = StoredSummary(
         text=_storable(text),
         covered=history.cover(draft.covered),
@@ -103,7 +106,7 @@ def _build_stored(turn: Turn, draft: Draft) -> StoredSummary:
         request="" if request is None else history.fingerprint(request).hex(),
         request_chars=request_chars,
         has_continuation=request is None or request in draft.covered,
-        model_chars=min(draft.model_chars, len(text)),
+        model_chars=len(model_text),
         model_covered_count=len(list(summarized)),
         truncation=draft.truncation,
         truncated_upto=history.name_place(draft.truncated_upto),
@@ -119,7 +122,7 @@ def _build_stored(turn: Turn, draft: Draft) -> StoredSummary:
         value = section.write(turn, draft.covered, seen, room_bytes // 4)
         if not value:
             continue
-        beside = {**stored.beside, name: _storable(value)}
+        beside = {**stored.beside, name: _storable(redact.value(value))}
         whole = stored.model_copy(update={"beside": beside})
         if left_bytes := whole.room_bytes:  # Escapes may take more than was counted.
             stored, room_bytes = whole, left_bytes

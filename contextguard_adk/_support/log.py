@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 _MAX_FRAMES = 12
 _CODE = re.compile(r"[A-Za-z0-9][\w.]{0,39}", re.ASCII)
 _warned: set[tuple[str, str]] = set()
+
+REDACTORS: set[Callable[[str], str]] = set()
+"""What changes the texts that are logged at DEBUG."""
 
 
 def safe_code(said: object, otherwise: str) -> str:
@@ -57,7 +60,16 @@ def log_failure(
         "%s: %s at %s. Its text may quote messages: it is logged at DEBUG.",
         *(what, type(error).__name__, " > ".join(places) or "an unknown place"),
     )
-    logger.debug("%s:", what, exc_info=error)
+    log_traceback(logger, what, error)
+
+
+def log_traceback(logger: logging.Logger, what: str, error: BaseException) -> None:
+    """Logs a failure at DEBUG with its text, by the leave of each plugin's `redact`."""
+    if logger.isEnabledFor(logging.DEBUG):
+        said = "".join(traceback.format_exception(error))
+        for redact in REDACTORS:
+            said = redact(said)
+        logger.debug("%s:\n%s", what, said.rstrip())
 
 
 @contextmanager

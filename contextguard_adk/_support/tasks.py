@@ -9,6 +9,8 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, Literal, TypeVar
 
+from contextguard_adk._support.log import log_traceback
+
 logger = logging.getLogger("contextguard_adk.pending")
 
 V = TypeVar("V")
@@ -77,7 +79,7 @@ class SummaryTasks:
         with self._lock:
             self._tasks.pop(task, None)
         if not task.cancelled() and (error := task.exception()):
-            logger.debug("A summary was not written:", exc_info=error)
+            log_traceback(logger, "A summary was not written", error)
 
 
 class PendingSummary:
