@@ -1,7 +1,9 @@
-"""A MkDocs hook: writes the tables of settings from the models themselves.
+"""Writes the tables of settings in docs/configuration.md from the models themselves.
 
-`<!-- settings: Threshold -->` in a page becomes a table of what this model has beyond
-its base class; a setting without a description ends the build.
+    python docs/tables.py
+
+Between `<!-- settings: Threshold -->` and `<!-- end -->` stands what this model has
+beyond its base class.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
 
 from pydantic import AliasChoices, BaseModel
 from pydantic.fields import FieldInfo
@@ -25,12 +27,17 @@ PUBLIC = {
 }
 """Where a marker's name is looked up; base classes in it have tables of their own."""
 
-MARKER = re.compile(r"<!-- settings: (\w+) -->")
+PAGE = Path(__file__).with_name("configuration.md")
+MARKER = re.compile(r"(<!-- settings: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Replaces each marker of a page by its table."""
-    return MARKER.sub(lambda match: write_table(find_model(match[1])), markdown)
+def update(page: str) -> str:
+    """Replaces what stands between the markers of a page by the tables of today."""
+
+    def write(match: re.Match[str]) -> str:
+        return f"{match[1]}\n{write_table(find_model(match[2]))}\n\n{match[3]}"
+
+    return MARKER.sub(write, page)
 
 
 def find_model(name: str) -> type[BaseModel]:
@@ -87,9 +94,14 @@ def describe_default(field: FieldInfo) -> str:
 def describe_value(value: object) -> str:
     """Writes a value; of a model only what is not the default of its class."""
     if isinstance(value, BaseModel):
-        said = {name: getattr(value, name) for name in value.model_fields_set}
+        names = (n for n in type(value).model_fields if n in value.model_fields_set)
+        said = {name: getattr(value, name) for name in names}
         inner = ", ".join(f"{name}={describe_value(v)}" for name, v in said.items())
         return f"{type(value).__name__}({inner})"
     if type(value) is int and value >= 1_000:
         return f"{value:_}"
     return repr(value)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(update(PAGE.read_text("utf-8")), "utf-8")
