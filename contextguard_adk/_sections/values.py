@@ -78,11 +78,9 @@ class Values(Section):
         self, turn: Turn, covered: frozenset[int], known: JsonValue, room_tokens: int
     ) -> JsonValue:
         """Returns how long the list is to be, and the newest lines of it."""
-        history, older = turn.history, _read(known)["older"]
-        new = covered
-        if history.is_partial:  # What is not new is stored.
-            new = covered - history.covered
-            older = f"{older}\n{_read(known)['text']}".strip()
+        history, older, new = turn.history, "", covered
+        if history.is_partial and not history.is_rewound:  # What is not new is stored.
+            older, new = _read(known)["text"], covered - history.covered
         tools = filter(has_tool, [history.shown[index] for index in new])
         budget_tokens = min(
             turn.budgets.working_tokens * VALUES_RATIO,
@@ -98,12 +96,11 @@ class Values(Section):
         if (tokens := turn.count(text)) > budget_tokens:
             max_bytes = int(max_bytes * budget_tokens / tokens)
             text = list_values(history, new, max_bytes)
-        older = "" if history.is_rewound else _newest_lines(older, stored_bytes // 2)
-        if not (text or older):
-            return None
-        short = _newest_lines(text.partition("\n")[2], stored_bytes - len(older))
-        count = len(covered)
-        return {"bytes": max_bytes, "count": count, "text": short, "older": older}
+        older = _newest_lines(older, stored_bytes // 2)
+        newer = _newest_lines(text.partition("\n")[2], stored_bytes - len(older))
+        stored = "\n".join(filter(None, (older, newer)))
+        value: JsonValue = {"bytes": max_bytes, "count": len(covered), "text": stored}
+        return value if stored or text else None
 
     def render(
         self, value: JsonValue, history: History, covered: Collection[int]
@@ -111,20 +108,15 @@ class Values(Section):
         """Returns the list anew, or what is stored of it where contents are missing."""
         known = _read(value)
         is_whole = len(covered) >= known["count"] and not history.loads_part
-        text = "" if history.is_rewound else known["older"]
         if is_whole or history.is_rewound:
-            listed = list_values(history, frozenset(covered), known["bytes"])
-            lines = [text, listed.partition("\n")[2]]
-        else:
-            lines = [text, known["text"]]
-        lines = [quote_stored(line) for line in lines if line]
-        return "\n".join([VALUES, *lines]) if lines else ""
+            return list_values(history, frozenset(covered), known["bytes"])
+        return f"{VALUES}\n{quote_stored(known['text'])}" if known["text"] else ""
 
 
 def _read(value: JsonValue) -> dict[str, Any]:
     """Reads what is stored, which may be anything."""
     stored = value if isinstance(value, dict) else {}
-    known: dict[str, Any] = {"bytes": 0, "count": 0, "text": "", "older": ""}
+    known: dict[str, Any] = {"bytes": 0, "count": 0, "text": ""}
     for name in known:
         found = stored.get(name)
         if isinstance(found, int) and isinstance(known[name], int):

@@ -122,7 +122,8 @@ def _build_stored(turn: Turn, draft: Draft) -> StoredSummary:
         value = section.write(turn, draft.covered, seen, room_bytes // 4)
         if not value:
             continue
-        beside = {**stored.beside, name: _storable(redact.value(value))}
+        value = redact.text(value) if isinstance(value, str) else value
+        beside = {**stored.beside, name: _storable(value)}
         whole = stored.model_copy(update={"beside": beside})
         if left_bytes := whole.room_bytes:  # Escapes may take more than was counted.
             stored, room_bytes = whole, left_bytes
