@@ -103,6 +103,11 @@ class PluginSettings(Settings):
         description="True keeps one line about how full the window is in session state "
         "(`context_guard:usage:{agent}`), for people; `adk web` shows it.",
     )
+    user_ids: Literal["hashed", "plain"] = Field(
+        default="hashed",
+        description="How records, traces and log lines name a user: by a hash of app "
+        'and user id, which whoever knows the id can compute, or by the id ("plain").',
+    )
     listener_timeout_seconds: Seconds = Field(
         default=5.0,
         description="How long a model call waits for a listener, more than 0 and at "

@@ -6,7 +6,7 @@ import functools
 import logging
 import os
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.invocation_context import InvocationContext
@@ -83,6 +83,7 @@ class ContextGuardPlugin(BasePlugin):
         summary_artifacts: Whether each compaction saves its summary as the artifact
             `compaction-{agent}.md` where the app has an artifact service.
         usage_in_state: Whether session state has one line about how full the window is.
+        user_ids: How records, traces and log lines name a user: "hashed" or "plain".
         listener_timeout_seconds: How long a model call waits for a listener, more than
             0 and at most 3,600.
         on_pressure: A function, sync or async, told of such a request.
@@ -118,6 +119,7 @@ class ContextGuardPlugin(BasePlugin):
         max_background_summaries: int = 4,
         summary_artifacts: bool = True,
         usage_in_state: bool = True,
+        user_ids: Literal["hashed", "plain"] = "hashed",
         listener_timeout_seconds: float = 5.0,
         on_pressure: Listener[PressureRecord] | None = None,
         on_compaction: Listener[CompactionRecord] | None = None,
@@ -138,6 +140,7 @@ class ContextGuardPlugin(BasePlugin):
             max_background_summaries=max_background_summaries,
             summary_artifacts=summary_artifacts,
             usage_in_state=usage_in_state,
+            user_ids=user_ids,
             listener_timeout_seconds=listener_timeout_seconds,
         )
         given, settings = settings, choose_settings(settings, default, strict)
@@ -152,6 +155,7 @@ class ContextGuardPlugin(BasePlugin):
         self._guard.tasks.most = settings.max_background_summaries
         self._guard.has_artifacts = settings.summary_artifacts
         self._guard.has_usage = settings.usage_in_state
+        self._guard.has_plain_users = settings.user_ids == "plain"
         self._guard.has_namespaced_keys = settings.state_keys == "namespaced"
         ratio, seconds = settings.warning_threshold, settings.listener_timeout_seconds
         self._guard.observers = Observers(ratio, seconds, *self._listeners)

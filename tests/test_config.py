@@ -157,7 +157,8 @@ OF_THRESHOLD = (
 )
 OF_PLUGIN = (
     "Known here: agents, default, listener_timeout_seconds, max_background_summaries, "
-    "observe, prices, state_keys, summary_artifacts, usage_in_state, warning_threshold."
+    "observe, prices, state_keys, summary_artifacts, usage_in_state, user_ids, "
+    "warning_threshold."
 )
 OF_TOKENS = "Known here: budget_tokens, preserve_initial_task, preserve_system."
 OF_STRATEGIES = "one of threshold, sliding_window, pipeline, none, or the path of a "

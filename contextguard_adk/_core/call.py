@@ -11,7 +11,7 @@ from google.adk.models.llm_request import LlmRequest
 from contextguard_adk._history.history import History
 from contextguard_adk._providers.clients import find_llm
 from contextguard_adk._runtime.runs import Guard
-from contextguard_adk._runtime.scopes import summary_scope
+from contextguard_adk._runtime.scopes import find_origin, summary_scope
 from contextguard_adk._turn.values import Counts
 from contextguard_adk.records import CompactionRecord
 from contextguard_adk.strategies.base import Strategy
@@ -50,6 +50,7 @@ class Call:
         self.guard, self.context = guard, context
         self.request, self.strategy = request, strategy
         self.is_observed = is_observed
+        self.origin = find_origin(context, strategy, guard.has_plain_users)
         self.invocation = invocation = context.get_invocation_context()
         self.llm = find_llm(invocation.agent)
         self.agent = context.agent_name

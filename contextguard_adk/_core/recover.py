@@ -23,6 +23,7 @@ from contextguard_adk._core.limits import (
 )
 from contextguard_adk._core.look import look, render_unshaped
 from contextguard_adk._core.loop import declare_tools, run
+from contextguard_adk._listeners.metrics import count
 from contextguard_adk._measuring.calibration import DEFAULT_CORRECTION, MAX_RATIO
 from contextguard_adk._measuring.tokens import estimate_config_tokens
 from contextguard_adk._providers.overflow import Overflow, parse_overflow
@@ -50,6 +51,7 @@ class Recovery:
         self._llm = llm
         self._tried_tokens = [sent.heuristic_tokens]
         self._answered = set[str]()  # Kinds of refusals.
+        self._kind = "form"  # Of what was tried last.
         self._factor = sent.estimated_tokens / max(1, sent.heuristic_tokens)
         call.counts = read_counts(call)
 
@@ -62,8 +64,11 @@ class Recovery:
         """
         helped = self._call.state.record.helped
         answer = await (self._run(overflow) if overflow else self._answer(refusal))
-        if not self._sent.is_recovered and self._call.state.record.helped != helped:
-            self._call.state.note(helped=helped or None)
+        call, kind = self._call, self._kind if self._sent.is_recovered else "failed"
+        if kind == "failed" and call.state.record.helped != helped:
+            call.state.note(helped=helped or None)
+        counted = {"context_guard.recoveries": 1}
+        count(call.origin, call.model, counted, {"context_guard.kind": kind})
         return answer
 
     async def _run(self, overflow: Overflow) -> LlmResponse | None:
@@ -72,8 +77,9 @@ class Recovery:
         Where another error ends it, the answer is that error.
         """
         self.learn(overflow)
-        first = self._lower_output, self._leave_out_media, self._compact, self._compact
-        for attempt in (*first, self._minimize, self._minimize):
+        compact, minimize = ("compaction", self._compact), ("minimal", self._minimize)
+        less = ("output", self._lower_output), ("media", self._leave_out_media)
+        for self._kind, attempt in (*less, compact, compact, minimize, minimize):
             contents = await attempt(overflow)
             if contents is None:
                 continue
@@ -84,11 +90,12 @@ class Recovery:
         logger.error(
             "The provider rejected every request for agent %r: window %d tokens, "
             "system instruction and tools %d, sizes tried %s (bytes / 4). Check "
-            "`context_window` and what the agent is given apart from its history.",
+            "`context_window` and what the agent is given apart from its history; %s.",
             self._call.agent,
             resolve_model(self._call, self._bounds).window_tokens,
             estimate_config_tokens(self._rejected.config),
             self._tried_tokens,
+            self._call.origin.place,
         )
         return None
 
@@ -116,8 +123,8 @@ class Recovery:
                 session.note(refusals=session.facts.refusals | {refusal})
                 logger.warning(
                     "The provider refused a request of agent %r for its form (%s); it "
-                    "is sent again in another one.",
-                    *(call.agent, refusal),
+                    "is sent again in another one; %s.",
+                    *(call.agent, refusal, call.origin.place),
                 )
             return True
         return False
@@ -254,8 +261,9 @@ class Recovery:
             return LlmResponse(error_code=code, error_message=str(error))
         if answer is not None:
             self._describe_sent(heuristic, request)
-            text = "Agent %r recovered: a request of %d tokens in place of %d."
-            logger.info(text, self._call.agent, heuristic, self._tried_tokens[0])
+            text = "Agent %r recovered: a request of %d tokens in place of %d; %s."
+            origin, before_tokens = self._call.origin, self._tried_tokens[0]
+            logger.info(text, origin.agent, heuristic, before_tokens, origin.place)
         return answer
 
     async def _ask(self, request: LlmRequest) -> LlmResponse | None:
@@ -278,5 +286,5 @@ class Recovery:
         sent.estimated_tokens = int(heuristic_tokens * self._factor)
         sent.window_tokens = budgets.window_tokens
         sent.threshold_tokens = budgets.threshold_tokens
-        sent.is_recovered = True
+        sent.is_recovered, sent.origin = True, call.origin
         sent.compaction = call.compaction or sent.compaction

@@ -10,11 +10,13 @@ from contextguard_adk._listeners.announcements import (
     UsageLine,
 )
 from contextguard_adk._listeners.artifacts import Artifacts
+from contextguard_adk._listeners.metrics import Metrics
 from contextguard_adk._listeners.truncating_servers import TruncatingServers
 from contextguard_adk._shapes.sealed_thoughts import Seals
 from contextguard_adk._turn.units import Listener
 
 LISTENERS: tuple[Listener, ...] = (
+    Metrics(),
     Spans(),
     LogLine(),
     OnCompaction(),

@@ -20,12 +20,12 @@ class LogLine(Listener):
         record, usage = event.record, event.record.usage
         logger.info(
             "Compacted agent %r (%s): %s; threshold %d, %d tokens read (%d cached), "
-            "%d written.",
+            "%d written; %s.",
             *(record.agent, record.reason),
             # A log may be ASCII.
             one_line(describe_compaction(record).replace("→", "to")),
             *(event.turn.budgets.threshold_tokens, usage.prompt_tokens),
-            *(usage.cached_tokens, usage.output_tokens),
+            *(usage.cached_tokens, usage.output_tokens, record.place),
         )
 
 
@@ -42,12 +42,15 @@ class Spans(Listener):
             start_time=end_nanoseconds - int(event.record.waited_seconds * 1e9),
         )
         span.set_attributes(_span_attributes(event.record))
+        if failure := event.record.failure:
+            span.set_attribute("error.type", failure)
+            span.set_status(trace.StatusCode.ERROR, failure)
         span.end(end_nanoseconds)
 
 
 def _span_attributes(record: CompactionRecord) -> dict[str, str | bool | int | float]:
     """Names facts of the guard by names of its own, others as OpenTelemetry does."""
-    apart = ("model", "usage", "cost")
+    apart = ("model", "usage", "cost", "failure")
     own = {key: value for key, value in vars(record).items() if key not in apart}
     attributes = {f"context_guard.{key}": value for key, value in own.items()}
     if record.cost is not None:

@@ -18,6 +18,7 @@ from tenacity import (
 )
 
 from contextguard_adk._providers.overflow import parse_overflow
+from contextguard_adk.errors import UnusableAnswerError
 
 T = TypeVar("T")
 
@@ -75,6 +76,20 @@ def read_status(error: BaseException) -> int | None:
         if value.isdecimal() and 400 <= int(value) < 600:
             return int(value)
     return None
+
+
+def name_error(error: BaseException) -> str:
+    """Returns in one word, which quotes nobody, why a summary failed."""
+    if isinstance(error, UnusableAnswerError):
+        return "blocked" if error.is_blocked else "unusable"
+    status, name = read_status(error), type(error).__name__
+    if status in (408, 504) or (status is None and "Timeout" in name):
+        return "timeout"
+    if parse_overflow(error) is not None:
+        return "overflow"
+    if status is not None and status < 500:
+        return "rate_limit" if status == 429 else "refused"
+    return "unavailable" if is_transient(error) else "other"
 
 
 def _find_wait_seconds(state: RetryCallState) -> float:

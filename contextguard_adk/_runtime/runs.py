@@ -27,8 +27,9 @@ from contextguard_adk._runtime.sessions import BoundedDict, Paid, Session
 from contextguard_adk._runtime.state import COMPACTED_KEY, AgentState, RunWrites
 from contextguard_adk._support.observers import Observers
 from contextguard_adk._support.tasks import PendingSummary, SummaryTasks
-from contextguard_adk.records import CompactionRecord
+from contextguard_adk.records import CompactionRecord, Origin
 
+_NOBODY = Origin("", "")
 MAX_IDLE_SESSIONS = 1_024
 MAX_SESSIONS = 8_192  # With the others, each with a summary of about 10 KB.
 
@@ -51,6 +52,7 @@ class SentCall:
     is_assumed: bool = False  # That window.
     is_observed: bool = False
     session: Session = field(default_factory=Session)
+    origin: Origin = _NOBODY
     compaction: CompactionRecord | None = None
     begin_background: Callable[[int], None] | None = None  # By the prompt's tokens.
     is_answered: bool = False
@@ -142,6 +144,7 @@ class Guard:
     has_namespaced_keys: bool = False
     has_artifacts: bool = True
     has_usage: bool = True  # In session state, for people.
+    has_plain_users: bool = False  # In records, traces and log.
     recorded: Memo | None = None  # Of a replay, in which no tool changes a result.
     tasks: SummaryTasks = field(default_factory=SummaryTasks)
     # Name and version of what no event has named yet.

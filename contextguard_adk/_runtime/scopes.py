@@ -11,6 +11,7 @@ from google.adk.agents.invocation_context import InvocationContext
 from google.adk.events.event import Event
 
 from contextguard_adk._history.adk_events import name_run
+from contextguard_adk.records import Origin
 
 CallKey = tuple[str, str]  # Agent, scope.
 
@@ -19,6 +20,20 @@ def name_session(invocation: InvocationContext) -> str:
     """Names a session; its id alone does not, every user may have one of that id."""
     session = invocation.session
     return "\0".join((session.app_name, session.user_id, session.id))
+
+
+def find_origin(context: CallbackContext, strategy: object, is_plain: bool) -> Origin:
+    """Tells whose request a callback is about; the user by a hash, or as it is."""
+    invocation = context.get_invocation_context()
+    session = invocation.session
+    app, user = session.app_name, session.user_id
+    return Origin(
+        *(context.agent_name, session.id),
+        app=app,
+        user=user if is_plain else _digest([app, user]),
+        invocation_id=invocation.invocation_id,
+        strategy=type(strategy).__name__,
+    )
 
 
 def call_key(context: CallbackContext) -> CallKey:
