@@ -194,17 +194,9 @@ class ContextGuardPlugin(BasePlugin):
         Raises:
             ConfigError: The file cannot be read, or a setting in it is wrong.
         """
-        settings = load_settings(path)
-        plugin = cls(
-            default=FROM_FILE,
-            registry=registry,
-            on_pressure=on_pressure,
-            on_compaction=on_compaction,
-            on_call=on_call,
-            before_compaction=before_compaction,
-            name=name,
-        )
-        plugin._start(registry, settings)
+        plugin = cls(default=FROM_FILE, registry=registry, name=name)
+        plugin._listeners = (on_pressure, on_compaction, on_call, before_compaction)
+        plugin._start(registry, load_settings(path))
         return plugin
 
     async def before_run_callback(

@@ -47,11 +47,8 @@ REASONS = {
 class Origin:
     """Whose request it was; every record has these fields.
 
-    Attributes:
-        user: A hash of the user's id, the same for the same user of the same app; the
-            id itself where the plugin has `user_ids="plain"`.
-        invocation_id: ADK's id of the run.
-        strategy: The class that guards the agent.
+    `user` is a hash of app and user id, or the id where the plugin has
+    `user_ids="plain"`; `strategy` is the class that guards the agent.
     """
 
     agent: str
@@ -80,8 +77,7 @@ class PlannedCompaction(Origin):
         tokens: The estimate of the request, in real tokens.
         threshold_tokens: From here on a compaction is due.
         summary_tokens: What the summary may take, at most.
-        is_ahead: Whether it is written in the background, so that nobody waits for it
-            now; a call that comes without room before it is ready has to wait.
+        is_ahead: Whether it is written in the background, and nobody waits for it now.
     """
 
     reason: str
@@ -109,8 +105,7 @@ class CompactionRecord(Origin):
         waited_seconds: How long the model call was held up by this compaction.
         was_ahead: Whether the summary was written in the background, while the agent
             went on; `duration_seconds` is what that took.
-        failure: Why no model wrote the summary, in one word, as the metric
-            `context_guard.summary.failures` has it; "" where one did, or none had to.
+        failure: Why no model wrote it, in one word; "" where one did, or none had to.
     """
 
     strategy: str = field()  # It has its place among the positional ones.

@@ -171,6 +171,7 @@ async def _commit(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> None:
     for listener in _listeners.LISTENERS:
         with log_failures(logger, f"{type(listener).__name__} failed"):
             await listener.compacted(event)
+    await call.guard.observers.tell(call.guard.observers.on_compaction, record)
 
 
 def _describe(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> CompactionRecord:

@@ -44,8 +44,7 @@ class Payer:
 
     async def pay(self, turn: Turn) -> bool:
         """Lets the strategy compact, unless the user's function puts it off: False."""
-        planned = await self._plan(turn, None)
-        if planned:
+        if planned := await self._plan(turn, None):
             await self._pay(planned)
         return planned is not None
 
@@ -60,16 +59,12 @@ class Payer:
         with log_failures(logger, "before_compaction could not be asked"):
             reason = turn.reason if turn.is_due else self.strategy.early_reason
             messages = tuple(copy.deepcopy([turn.messages[i] for i in sorted(new)]))
+            due_tokens = ahead_tokens or turn.budgets.threshold_tokens
+            sizes = turn.budgets.window_tokens, due_tokens, turn.summary_tokens
             planned = PlannedCompaction(
-                **vars(turn.origin),
-                reason=reason,
-                messages=messages,
-                tokens=turn.tokens,
-                window_tokens=turn.budgets.window_tokens,
-                threshold_tokens=ahead_tokens or turn.budgets.threshold_tokens,
-                summary_tokens=turn.summary_tokens,
-                is_ahead=ahead_tokens is not None,
+                *("", "", reason, messages, turn.tokens, *sizes, bool(ahead_tokens))
             )
+            planned = replace(planned, **vars(turn.origin))
             said = await observers.tell(observers.before_compaction, planned)
             if isinstance(said, str):
                 return replace(turn, focus=f"{turn.focus}\n{said[:1_000]}".strip())

@@ -67,8 +67,8 @@ class Recovery:
         call, kind = self._call, self._kind if self._sent.is_recovered else "failed"
         if kind == "failed" and call.state.record.helped != helped:
             call.state.note(helped=helped or None)
-        counted = {"context_guard.recoveries": 1}
-        count(call.origin, call.model, counted, {"context_guard.kind": kind})
+        by = {"context_guard.kind": kind}
+        count("context_guard.recoveries", 1, call.origin, call.model, by)
         return answer
 
     async def _run(self, overflow: Overflow) -> LlmResponse | None:
@@ -261,9 +261,8 @@ class Recovery:
             return LlmResponse(error_code=code, error_message=str(error))
         if answer is not None:
             self._describe_sent(heuristic, request)
-            text = "Agent %r recovered: a request of %d tokens in place of %d; %s."
-            origin, before_tokens = self._call.origin, self._tried_tokens[0]
-            logger.info(text, origin.agent, heuristic, before_tokens, origin.place)
+            text = "Agent %r recovered: a request of %d tokens in place of %d."
+            logger.info(text, self._call.agent, heuristic, self._tried_tokens[0])
         return answer
 
     async def _ask(self, request: LlmRequest) -> LlmResponse | None:

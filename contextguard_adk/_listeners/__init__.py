@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from contextguard_adk._listeners.announcements import (
-    LogLine,
-    OnCompaction,
-    Spans,
-    StateLine,
-    UsageLine,
-)
+from contextguard_adk._listeners.announcements import LogLine, Spans, StateLines
 from contextguard_adk._listeners.artifacts import Artifacts
 from contextguard_adk._listeners.metrics import Metrics
 from contextguard_adk._listeners.truncating_servers import TruncatingServers
@@ -19,9 +13,7 @@ LISTENERS: tuple[Listener, ...] = (
     Metrics(),
     Spans(),
     LogLine(),
-    OnCompaction(),
-    StateLine(),
-    UsageLine(),
+    StateLines(),
     Artifacts(),
     Seals(),
     TruncatingServers(),

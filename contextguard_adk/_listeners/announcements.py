@@ -1,4 +1,4 @@
-"""Tells log, trace and web UI of a compaction, and then the user's own function."""
+"""Tells log, trace and web UI of a compaction."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ class Spans(Listener):
     """Makes an OpenTelemetry span that lasts as long as the call was held up."""
 
     async def compacted(self, event: Compacted) -> None:
-        """Makes the span; without an SDK it costs nothing."""
         from opentelemetry import trace  # ADK loads it with the first run.
 
         end_nanoseconds = time.time_ns()
@@ -66,30 +65,16 @@ def _span_attributes(record: CompactionRecord) -> dict[str, str | bool | int | f
     return attributes
 
 
-class StateLine(Listener):
-    """Writes one line to session state, which the web UI shows as a label."""
+class StateLines(Listener):
+    """Writes lines for people to session state; the web UI shows one as a label."""
 
     async def compacted(self, event: Compacted) -> None:
-        """Writes the line; nothing of the guard's reads it."""
         key = COMPACTED_KEY + event.record.agent
         event.state.set(key, describe_compaction(event.record))
 
-
-class UsageLine(Listener):
-    """Writes to session state how full the window is, in one line for people."""
-
     def answered(self, event: Answered) -> None:
-        """Writes the line, where the count is believed to be a size."""
+        """Writes how full the window is, where the count is believed to be a size."""
         if event.guard.has_usage and event.count and event.count.is_size:
             tokens, most = event.count.real_tokens, event.call.window_tokens
             said = f"{tokens:,} of {most:,} tokens, {100 * tokens / most:.0f} %"
             event.state.set(USAGE_KEY + event.context.agent_name, said)
-
-
-class OnCompaction(Listener):
-    """Calls the function that the user has given as `on_compaction`."""
-
-    async def compacted(self, event: Compacted) -> None:
-        """Calls it, and waits for a time."""
-        observers = event.guard.observers
-        await observers.tell(observers.on_compaction, event.record)

@@ -9,14 +9,15 @@ from typing import Any
 from opentelemetry import metrics
 
 from contextguard_adk._turn.units import Answered, Compacted, Listener
-from contextguard_adk.records import Origin, Usage
+from contextguard_adk.records import Origin
 
 _RATIOS = tuple(tenth / 10 for tenth in range(1, 11))
 _SECONDS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 180)
 _TOKENS = tuple(2**power for power in range(10, 22))
 _USED = tuple(4**power for power in range(14))  # As the GenAI conventions have it.
 
-METRICS: Mapping[str, tuple[str, str, Sequence[float]]] = {
+# Unit, description, and the buckets of a histogram, by name; a counter has none.
+_METRICS: Mapping[str, tuple[str, str, Sequence[float]]] = {
     "context_guard.compactions": ("", "Compactions.", ()),
     "context_guard.compaction.tokens_before": ("{token}", "Requests before.", _TOKENS),
     "context_guard.compaction.tokens_after": ("{token}", "Requests after.", _TOKENS),
@@ -25,65 +26,55 @@ METRICS: Mapping[str, tuple[str, str, Sequence[float]]] = {
     "context_guard.summary.cost": ("USD", "Of summary calls; if known.", ()),
     "context_guard.recoveries": ("", "Rejected requests, by what helped.", ()),
     "context_guard.window.usage": ("1", "Estimate / window of calls.", _RATIOS),
-    # ADK counts its own calls by this name, with other attributes; the Prometheus
-    # exporter keeps both apart by their descriptions.
+    # ADK counts its own calls by this name, with other attributes. Another description
+    # has the Prometheus exporter keep both apart.
     "gen_ai.client.token.usage": ("{token}", "Tokens of summary calls.", _USED),
 }
-"""Unit, description, and the buckets of a histogram; a counter has none."""
 
 
 class Metrics(Listener):
     """Counts compactions, and how full windows are."""
 
     async def compacted(self, event: Compacted) -> None:
-        record, name = event.record, "context_guard.compaction"
-        counted = {
-            f"{name}s": 1,
-            f"{name}.tokens_before": record.tokens_before,
-            f"{name}.tokens_after": record.tokens_after,
-            f"{name}.wait": record.waited_seconds,
-        }
-        count(record, record.model, counted, {"context_guard.reason": record.reason})
+        record = event.record
+        about = record, record.model, {"context_guard.reason": record.reason}
+        count("context_guard.compactions", 1, *about)
+        count("context_guard.compaction.tokens_before", record.tokens_before, *about)
+        count("context_guard.compaction.tokens_after", record.tokens_after, *about)
+        count("context_guard.compaction.wait", record.waited_seconds, *about)
 
     def answered(self, event: Answered) -> None:
         if not (call := event.call).is_reported:
             ratio = call.estimated_tokens / call.window_tokens
-            count(call.origin, call.model, {"context_guard.window.usage": ratio})
+            count("context_guard.window.usage", ratio, call.origin, call.model)
 
 
 def count_summaries(origin: Origin, facts: Mapping[str, Any]) -> None:
-    """Counts what summaries took, of compactions that come to nothing as well."""
-    model, usage, failure = facts["model"], facts["usage"], facts["failure"]
-    if failure:
-        failed = {"context_guard.summary.failures": 1}
-        count(origin, model, failed, {"error.type": failure})
-    if facts["cost"] is not None:
-        count(origin, model, {"context_guard.summary.cost": facts["cost"]})
+    """Counts what summaries took and why they failed, by fields of their record."""
+    about, usage = (origin, facts["model"]), facts["usage"]
+    if failure := facts["failure"]:
+        count("context_guard.summary.failures", 1, *about, {"error.type": failure})
+    if facts["cost"]:
+        count("context_guard.summary.cost", facts["cost"], *about)
     used = {"input": usage.prompt_tokens, "output": usage.output_tokens}
-    for kind, tokens in used.items() if usage != Usage() else ():
-        what = {"gen_ai.operation.name": "summarize", "gen_ai.token.type": kind}
-        count(origin, model, {"gen_ai.client.token.usage": tokens}, what)
+    for kind, tokens in used.items() if any(used.values()) else ():
+        by = {"gen_ai.operation.name": "summarize", "gen_ai.token.type": kind}
+        count("gen_ai.client.token.usage", tokens, *about, by)
 
 
 def count(
-    origin: Origin,
-    model: str,
-    counted: Mapping[str, float],
-    more: Mapping[str, str] = {},
+    name: str, value: float, origin: Origin, model: str, by: Mapping[str, str] = {}
 ) -> None:
-    """Adds to metrics, by attributes of bounded number: no session, user or run."""
-    own = {"app": origin.app, "strategy": origin.strategy}
-    attributes = {f"context_guard.{name}": value for name, value in own.items()}
-    attributes |= {"gen_ai.agent.name": origin.agent, "gen_ai.request.model": model}
-    instruments = _instruments(metrics.get_meter_provider())
-    for name, value in counted.items():
-        instruments[name](value, {**attributes, **more})
+    """Adds to a metric; no attribute names what is unbounded, as sessions are."""
+    own = {"context_guard.app": origin.app, "context_guard.strategy": origin.strategy}
+    whose = {"gen_ai.agent.name": origin.agent, "gen_ai.request.model": model, **own}
+    _instruments(metrics.get_meter_provider())[name](value, {**whose, **by})
 
 
 @lru_cache(maxsize=1)  # Anew where an SDK is set up after the first call.
 def _instruments(provider: metrics.MeterProvider) -> dict[str, Callable[..., None]]:
     meter, made = provider.get_meter("contextguard_adk"), dict[str, Any]()
-    for name, (unit, said, buckets) in METRICS.items():
+    for name, (unit, said, buckets) in _METRICS.items():
         if buckets:
             advice: Any = {"explicit_bucket_boundaries_advisory": buckets}
             made[name] = meter.create_histogram(name, unit, said, **advice).record

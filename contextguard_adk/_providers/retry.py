@@ -82,14 +82,12 @@ def name_error(error: BaseException) -> str:
     """Returns in one word, which quotes nobody, why a summary failed."""
     if isinstance(error, UnusableAnswerError):
         return "blocked" if error.is_blocked else "unusable"
-    status, name = read_status(error), type(error).__name__
-    if status in (408, 504) or (status is None and "Timeout" in name):
-        return "timeout"
     if parse_overflow(error) is not None:
         return "overflow"
-    if status is not None and status < 500:
-        return "rate_limit" if status == 429 else "refused"
-    return "unavailable" if is_transient(error) else "other"
+    usual = "unavailable" if is_transient(error) else "other"
+    status = read_status(error) or 408 * ("Timeout" in type(error).__name__)
+    known = {408: "timeout", 429: "rate_limit", 504: "timeout"}
+    return known.get(status, "refused" if 400 <= status < 500 else usual)
 
 
 def _find_wait_seconds(state: RetryCallState) -> float:

@@ -29,7 +29,6 @@ from contextguard_adk._support.observers import Observers
 from contextguard_adk._support.tasks import PendingSummary, SummaryTasks
 from contextguard_adk.records import CompactionRecord, Origin
 
-_NOBODY = Origin("", "")
 MAX_IDLE_SESSIONS = 1_024
 MAX_SESSIONS = 8_192  # With the others, each with a summary of about 10 KB.
 
@@ -52,7 +51,7 @@ class SentCall:
     is_assumed: bool = False  # That window.
     is_observed: bool = False
     session: Session = field(default_factory=Session)
-    origin: Origin = _NOBODY
+    origin: Origin = field(default=Origin("", ""))
     compaction: CompactionRecord | None = None
     begin_background: Callable[[int], None] | None = None  # By the prompt's tokens.
     is_answered: bool = False

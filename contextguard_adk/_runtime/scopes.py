@@ -25,15 +25,11 @@ def name_session(invocation: InvocationContext) -> str:
 def find_origin(context: CallbackContext, strategy: object, is_plain: bool) -> Origin:
     """Tells whose request a callback is about; the user by a hash, or as it is."""
     invocation = context.get_invocation_context()
-    session = invocation.session
-    app, user = session.app_name, session.user_id
-    return Origin(
-        *(context.agent_name, session.id),
-        app=app,
-        user=user if is_plain else _digest([app, user]),
-        invocation_id=invocation.invocation_id,
-        strategy=type(strategy).__name__,
-    )
+    app, user = invocation.session.app_name, invocation.session.user_id
+    names = {"app": app, "user": user if is_plain else _digest([app, user])}
+    names["invocation_id"] = invocation.invocation_id
+    names["strategy"] = type(strategy).__name__
+    return Origin(context.agent_name, invocation.session.id, **names)
 
 
 def call_key(context: CallbackContext) -> CallKey:

@@ -191,15 +191,14 @@ class Ask:
         name, usages = (asked.llm.model, asked.usages) if asked else ("", [])
         usage, cost = sum(usages, Usage()), 0.0 if asked is None else None
         failure = "not_asked" if vars(self).get("model", self) is None else ""
-        for error in self.failures:
-            failure = name_error(error.__cause__ or error)
+        failure = next((name_error(e.__cause__ or e) for e in self.failures), failure)
         if asked is not None:
             self._note_failures(name)
             costs = resolve_costs(name, self._guard.prices, self._guard.registry)
             cost = price_calls(usages, costs)
         self._session.add_costs(usage, cost)
-        asked_for = {"model": name, "attempts": self.attempts, "failure": failure}
-        return {**asked_for, "usage": usage, "cost": cost}
+        took = {"usage": usage, "cost": cost, "attempts": self.attempts}
+        return {"model": name, "failure": failure, **took}
 
     def _note_failures(self, model: str) -> None:
         """Counts failures in a row; for what is no summary a model is asked twice."""
