@@ -105,8 +105,8 @@ class PluginSettings(Settings):
     )
     user_ids: Literal["hashed", "plain"] = Field(
         default="hashed",
-        description="How records, traces and log lines name a user: by a hash of app "
-        'and user id, which whoever knows the id can compute, or by the id ("plain").',
+        description='How records, traces and the log name users: "hashed", by a hash '
+        'of app and user id, which whoever knows the id can compute, or "plain".',
     )
     listener_timeout_seconds: Seconds = Field(
         default=5.0,

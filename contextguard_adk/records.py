@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, asdict, dataclass, field
+from dataclasses import KW_ONLY, asdict, astuple, dataclass, field
 from typing import Any
 
 from google.genai import types
@@ -27,11 +27,7 @@ class Usage:
 
     def __add__(self, other: Usage) -> Usage:
         """The tokens of both."""
-        return Usage(
-            self.prompt_tokens + other.prompt_tokens,
-            self.cached_tokens + other.cached_tokens,
-            self.output_tokens + other.output_tokens,
-        )
+        return Usage(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
 
 REASONS = {

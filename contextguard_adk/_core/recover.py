@@ -23,7 +23,7 @@ from contextguard_adk._core.limits import (
 )
 from contextguard_adk._core.look import look, render_unshaped
 from contextguard_adk._core.loop import declare_tools, run
-from contextguard_adk._listeners.metrics import count
+from contextguard_adk._listeners.metrics import MODEL, count
 from contextguard_adk._measuring.calibration import DEFAULT_CORRECTION, MAX_RATIO
 from contextguard_adk._measuring.tokens import estimate_config_tokens
 from contextguard_adk._providers.overflow import Overflow, parse_overflow
@@ -67,8 +67,8 @@ class Recovery:
         call, kind = self._call, self._kind if self._sent.is_recovered else "failed"
         if kind == "failed" and call.state.record.helped != helped:
             call.state.note(helped=helped or None)
-        by = {"context_guard.kind": kind}
-        count("context_guard.recoveries", 1, call.origin, call.model, by)
+        by = {MODEL: call.model, "context_guard.kind": kind}
+        count("context_guard.recoveries", 1, call.origin, by)
         return answer
 
     async def _run(self, overflow: Overflow) -> LlmResponse | None:

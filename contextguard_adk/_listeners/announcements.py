@@ -8,7 +8,7 @@ import time
 from contextguard_adk._runtime.state import COMPACTED_KEY, USAGE_KEY
 from contextguard_adk._support.log import one_line
 from contextguard_adk._turn.units import Answered, Compacted, Listener
-from contextguard_adk.records import CompactionRecord, Usage, describe_compaction
+from contextguard_adk.records import Usage, describe_compaction
 
 logger = logging.getLogger("contextguard_adk.telemetry")
 
@@ -35,34 +35,28 @@ class Spans(Listener):
     async def compacted(self, event: Compacted) -> None:
         from opentelemetry import trace  # ADK loads it with the first run.
 
-        end_nanoseconds = time.time_ns()
+        record, end_nanoseconds = event.record, time.time_ns()
         span = trace.get_tracer("contextguard_adk").start_span(
             "context_guard.compact",
-            start_time=end_nanoseconds - int(event.record.waited_seconds * 1e9),
+            start_time=end_nanoseconds - int(record.waited_seconds * 1e9),
         )
-        span.set_attributes(_span_attributes(event.record))
-        if failure := event.record.failure:
-            span.set_attribute("error.type", failure)
-            span.set_status(trace.StatusCode.ERROR, failure)
+        own = sorted(vars(record).keys() - {"model", "usage", "cost", "failure"})
+        span.set_attributes({f"context_guard.{k}": vars(record)[k] for k in own})
+        if record.cost is not None:
+            span.set_attribute("context_guard.cost_usd", record.cost)
+        if record.model:
+            # Of "generate_content" ADK's page of traces asks for the span's event.
+            span.set_attribute("gen_ai.operation.name", "summarize")
+            span.set_attribute("gen_ai.request.model", record.model)
+        if (usage := record.usage) != Usage():
+            read, cached = usage.prompt_tokens, usage.cached_tokens
+            span.set_attribute("gen_ai.usage.input_tokens", read)
+            span.set_attribute("gen_ai.usage.cache_read.input_tokens", cached)
+            span.set_attribute("gen_ai.usage.output_tokens", usage.output_tokens)
+        if record.failure:
+            span.set_attribute("error.type", record.failure)
+            span.set_status(trace.StatusCode.ERROR, record.failure)
         span.end(end_nanoseconds)
-
-
-def _span_attributes(record: CompactionRecord) -> dict[str, str | bool | int | float]:
-    """Names facts of the guard by names of its own, others as OpenTelemetry does."""
-    apart = ("model", "usage", "cost", "failure")
-    own = {key: value for key, value in vars(record).items() if key not in apart}
-    attributes = {f"context_guard.{key}": value for key, value in own.items()}
-    if record.cost is not None:
-        attributes["context_guard.cost_usd"] = record.cost
-    if record.model:
-        # Not "generate_content": ADK's page of traces asks such a span for its event.
-        attributes["gen_ai.operation.name"] = "summarize"
-        attributes["gen_ai.request.model"] = record.model
-    if (usage := record.usage) != Usage():
-        attributes["gen_ai.usage.input_tokens"] = usage.prompt_tokens
-        attributes["gen_ai.usage.cache_read.input_tokens"] = usage.cached_tokens
-        attributes["gen_ai.usage.output_tokens"] = usage.output_tokens
-    return attributes
 
 
 class StateLines(Listener):

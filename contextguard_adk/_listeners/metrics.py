@@ -11,6 +11,7 @@ from opentelemetry import metrics
 from contextguard_adk._turn.units import Answered, Compacted, Listener
 from contextguard_adk.records import Origin
 
+MODEL = "gen_ai.request.model"
 _RATIOS = tuple(tenth / 10 for tenth in range(1, 11))
 _SECONDS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 180)
 _TOKENS = tuple(2**power for power in range(10, 22))
@@ -26,8 +27,7 @@ _METRICS: Mapping[str, tuple[str, str, Sequence[float]]] = {
     "context_guard.summary.cost": ("USD", "Of summary calls; if known.", ()),
     "context_guard.recoveries": ("", "Rejected requests, by what helped.", ()),
     "context_guard.window.usage": ("1", "Estimate / window of calls.", _RATIOS),
-    # ADK counts its own calls by this name, with other attributes. Another description
-    # has the Prometheus exporter keep both apart.
+    # ADK's own has another description: by that the Prometheus exporter joins series.
     "gen_ai.client.token.usage": ("{token}", "Tokens of summary calls.", _USED),
 }
 
@@ -37,38 +37,40 @@ class Metrics(Listener):
 
     async def compacted(self, event: Compacted) -> None:
         record = event.record
-        about = record, record.model, {"context_guard.reason": record.reason}
-        count("context_guard.compactions", 1, *about)
-        count("context_guard.compaction.tokens_before", record.tokens_before, *about)
-        count("context_guard.compaction.tokens_after", record.tokens_after, *about)
-        count("context_guard.compaction.wait", record.waited_seconds, *about)
+        by = {MODEL: record.model, "context_guard.reason": record.reason}
+        count("context_guard.compactions", 1, record, by)
+        count(
+            "context_guard.compaction.tokens_before", record.tokens_before, record, by
+        )
+        count("context_guard.compaction.tokens_after", record.tokens_after, record, by)
+        count("context_guard.compaction.wait", record.waited_seconds, record, by)
 
     def answered(self, event: Answered) -> None:
         if not (call := event.call).is_reported:
             ratio = call.estimated_tokens / call.window_tokens
-            count("context_guard.window.usage", ratio, call.origin, call.model)
+            count("context_guard.window.usage", ratio, call.origin, {MODEL: call.model})
 
 
 def count_summaries(origin: Origin, facts: Mapping[str, Any]) -> None:
     """Counts what summaries took and why they failed, by fields of their record."""
-    about, usage = (origin, facts["model"]), facts["usage"]
+    by, usage = {MODEL: facts["model"]}, facts["usage"]
     if failure := facts["failure"]:
-        count("context_guard.summary.failures", 1, *about, {"error.type": failure})
+        count(
+            "context_guard.summary.failures", 1, origin, {**by, "error.type": failure}
+        )
     if facts["cost"]:
-        count("context_guard.summary.cost", facts["cost"], *about)
+        count("context_guard.summary.cost", facts["cost"], origin, by)
     used = {"input": usage.prompt_tokens, "output": usage.output_tokens}
     for kind, tokens in used.items() if any(used.values()) else ():
-        by = {"gen_ai.operation.name": "summarize", "gen_ai.token.type": kind}
-        count("gen_ai.client.token.usage", tokens, *about, by)
+        what = {"gen_ai.operation.name": "summarize", "gen_ai.token.type": kind}
+        count("gen_ai.client.token.usage", tokens, origin, {**by, **what})
 
 
-def count(
-    name: str, value: float, origin: Origin, model: str, by: Mapping[str, str] = {}
-) -> None:
+def count(name: str, value: float, origin: Origin, by: Mapping[str, str]) -> None:
     """Adds to a metric; no attribute names what is unbounded, as sessions are."""
     own = {"context_guard.app": origin.app, "context_guard.strategy": origin.strategy}
-    whose = {"gen_ai.agent.name": origin.agent, "gen_ai.request.model": model, **own}
-    _instruments(metrics.get_meter_provider())[name](value, {**whose, **by})
+    whose = {"gen_ai.agent.name": origin.agent, **own, **by}
+    _instruments(metrics.get_meter_provider())[name](value, whose)
 
 
 @lru_cache(maxsize=1)  # Anew where an SDK is set up after the first call.

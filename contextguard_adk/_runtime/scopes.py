@@ -11,7 +11,6 @@ from google.adk.agents.invocation_context import InvocationContext
 from google.adk.events.event import Event
 
 from contextguard_adk._history.adk_events import name_run
-from contextguard_adk.records import Origin
 
 CallKey = tuple[str, str]  # Agent, scope.
 
@@ -22,16 +21,6 @@ def name_session(invocation: InvocationContext) -> str:
     return "\0".join((session.app_name, session.user_id, session.id))
 
 
-def find_origin(context: CallbackContext, strategy: object, is_plain: bool) -> Origin:
-    """Tells whose request a callback is about; the user by a hash, or as it is."""
-    invocation = context.get_invocation_context()
-    app, user = invocation.session.app_name, invocation.session.user_id
-    names = {"app": app, "user": user if is_plain else _digest([app, user])}
-    names["invocation_id"] = invocation.invocation_id
-    names["strategy"] = type(strategy).__name__
-    return Origin(context.agent_name, invocation.session.id, **names)
-
-
 def call_key(context: CallbackContext) -> CallKey:
     """Identifies the model call that a callback is about, in its run."""
     return context.agent_name, branch_scope(context.get_invocation_context())
@@ -40,18 +29,19 @@ def call_key(context: CallbackContext) -> CallKey:
 def summary_scope(invocation: InvocationContext) -> str:
     """Names where a summary is valid: without history only in one run."""
     place = _branch_and_isolation(invocation)
-    return _digest([invocation.session.id, *place, *name_run(invocation)])
+    return digest([invocation.session.id, *place, *name_run(invocation)])
 
 
 def branch_scope(place: InvocationContext | Event) -> str:
     """Names branch and isolation scope; "" where there are none."""
     names = _branch_and_isolation(place)
-    return _digest(names) if any(names) else ""
+    return digest(names) if any(names) else ""
 
 
 def _branch_and_isolation(place: Any) -> list[str]:
     return [place.branch or "", getattr(place, "isolation_scope", "") or ""]
 
 
-def _digest(names: Sequence[str]) -> str:
+def digest(names: Sequence[str]) -> str:
+    """Returns a short hash."""
     return hashlib.blake2b("\0".join(names).encode(), digest_size=8).hexdigest()
