@@ -105,8 +105,7 @@ class PluginSettings(Settings):
     )
     user_ids: Literal["hashed", "plain"] = Field(
         default="hashed",
-        description='How records, traces and the log name users: "hashed", by a hash '
-        'of app and user id, which whoever knows the id can compute, or "plain".',
+        description='How records, traces and the log name a user: "hashed" or "plain".',
     )
     listener_timeout_seconds: Seconds = Field(
         default=5.0,

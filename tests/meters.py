@@ -22,6 +22,7 @@ class Meters:
     """Keeps what is counted."""
 
     reader: InMemoryMetricReader = field(default_factory=InMemoryMetricReader)
+    provider: MeterProvider | None = None
 
     def points(self, name: str) -> list[Point]:
         """What a metric holds: attributes, with the sum of each, in alphabetical order;
@@ -41,6 +42,20 @@ class Meters:
                 )
                 found.append((dict(point.attributes or {}), value))
         return sorted(found, key=repr)
+
+    def buckets(self) -> dict[str, list[float]]:
+        """The bounds of each histogram's buckets."""
+        data = self.reader.get_metrics_data()
+        resources = data.resource_metrics if data else ()
+        metrics = (m for r in resources for s in r.scope_metrics for m in s.metrics)
+        found: dict[str, Any] = {
+            m.name: next(iter(m.data.data_points)) for m in metrics
+        }
+        return {
+            name: [*point.explicit_bounds]
+            for name, point in found.items()
+            if hasattr(point, "explicit_bounds")
+        }
 
     def by(self, name: str, attribute: str) -> dict[str, Any]:
         """What a metric holds by one attribute."""
@@ -66,6 +81,7 @@ def keep_metrics(monkeypatch: pytest.MonkeyPatch) -> Iterator[Meters]:
     """Sets up an SDK for one test: the provider of a process can be set only once."""
     kept, prometheus = Meters(), PrometheusMetricReader()
     provider = MeterProvider([kept.reader, prometheus])
+    kept.provider = provider
     monkeypatch.setattr(metrics, "get_meter_provider", lambda: provider)
     yield kept
     provider.shutdown()

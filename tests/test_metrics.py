@@ -16,6 +16,7 @@ import yaml
 from google.adk.models.llm_response import LlmResponse
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from opentelemetry import metrics
 from opentelemetry.trace import StatusCode
 
 from contextguard_adk import Costs, Threshold
@@ -95,6 +96,39 @@ async def test_compactions_are_counted(meters: Meters) -> None:
     assert (said, count) == (ABOUT, len(recorded.calls))
     assert total == pytest.approx(sum(call.pressure for call in recorded.calls))
     assert not meters.points(OWN + "summary.failures")
+
+
+async def test_buckets_fit_what_is_counted(meters: Meters) -> None:
+    """Tokens of a call have the convention's; a ratio goes up to the whole window."""
+    await Recorded().work(3)
+    buckets = meters.buckets()
+    assert buckets["gen_ai.client.token.usage"] == [4**n for n in range(14)]
+    assert buckets[OWN + "window.usage"] == [n / 10 for n in range(1, 11)]
+    assert buckets[OWN + "compaction.wait"][-1] >= 3 * 60  # What a summary may take.
+    for name in ("tokens_before", "tokens_after"):
+        assert buckets[f"{OWN}compaction.{name}"][-1] >= 2_000_000
+
+
+async def test_labels_stay_apart_from_those_of_adk(meters: Meters) -> None:
+    """ADK counts tokens by the same name, with attributes of its own."""
+    assert meters.provider
+    meter, said = (
+        meters.provider.get_meter("adk"),
+        "Number of input and output tokens used.",
+    )
+    adk = meter.create_histogram("gen_ai.client.token.usage", "{token}", said)
+    adk.record(7, {"gen_ai.operation.name": "chat", "gen_ai.response.model": "other"})
+    await Recorded().work(3)
+    lines = [
+        line
+        for line in meters.exposition.splitlines()
+        if line.startswith("gen_ai_client_token_usage_count")
+    ]
+    ours = [line for line in lines if 'gen_ai_operation_name="summarize"' in line]
+    assert len(ours) == len(lines) - 1 == 2
+    for line in ours:
+        assert 'gen_ai_agent_name="agent"' in line
+        assert 'gen_ai_request_model="simulated"' in line
 
 
 async def test_an_unknown_price_is_not_0(meters: Meters) -> None:
@@ -237,6 +271,24 @@ async def test_an_sdk_may_come_later(monkeypatch: pytest.MonkeyPatch) -> None:
         await recorded.work(1)
         [(_, (count, _))] = meters.points(OWN + "window.usage")
         assert count == 3
+
+
+async def test_an_sdk_that_fails_ends_no_turn(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither a compaction nor a recovery needs it; the log tells by type and place."""
+
+    def fail_to_load() -> None:
+        raise RuntimeError("zq-77")
+
+    monkeypatch.setattr(metrics, "get_meter_provider", fail_to_load)
+    recorded = Recorded()
+    await recorded.work(3)
+    assert recorded.compactions
+    await RECOVERIES["compaction"]()
+    lines = own_lines(caplog)
+    assert any(line.startswith("Nothing is counted: RuntimeError") for line in lines)
+    assert "zq-77" not in "".join(lines)
 
 
 # --- who it was ---

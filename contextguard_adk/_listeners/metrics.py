@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 from opentelemetry import metrics
 
+from contextguard_adk._support.log import log_failures
 from contextguard_adk._turn.units import Answered, Compacted, Listener
 from contextguard_adk.records import Origin
 
@@ -37,12 +39,11 @@ class Metrics(Listener):
 
     async def compacted(self, event: Compacted) -> None:
         record = event.record
+        before, after = record.tokens_before, record.tokens_after
         by = {MODEL: record.model, "context_guard.reason": record.reason}
         count("context_guard.compactions", 1, record, by)
-        count(
-            "context_guard.compaction.tokens_before", record.tokens_before, record, by
-        )
-        count("context_guard.compaction.tokens_after", record.tokens_after, record, by)
+        count("context_guard.compaction.tokens_before", before, record, by)
+        count("context_guard.compaction.tokens_after", after, record, by)
         count("context_guard.compaction.wait", record.waited_seconds, record, by)
 
     def answered(self, event: Answered) -> None:
@@ -54,10 +55,8 @@ class Metrics(Listener):
 def count_summaries(origin: Origin, facts: Mapping[str, Any]) -> None:
     """Counts what summaries took and why they failed, by fields of their record."""
     by, usage = {MODEL: facts["model"]}, facts["usage"]
-    if failure := facts["failure"]:
-        count(
-            "context_guard.summary.failures", 1, origin, {**by, "error.type": failure}
-        )
+    if why := facts["failure"]:
+        count("context_guard.summary.failures", 1, origin, {**by, "error.type": why})
     if facts["cost"]:
         count("context_guard.summary.cost", facts["cost"], origin, by)
     used = {"input": usage.prompt_tokens, "output": usage.output_tokens}
@@ -66,6 +65,7 @@ def count_summaries(origin: Origin, facts: Mapping[str, Any]) -> None:
         count("gen_ai.client.token.usage", tokens, origin, {**by, **what})
 
 
+@log_failures(logging.getLogger("contextguard_adk.metrics"), "Nothing is counted")
 def count(name: str, value: float, origin: Origin, by: Mapping[str, str]) -> None:
     """Adds to a metric; no attribute names what is unbounded, as sessions are."""
     own = {"context_guard.app": origin.app, "context_guard.strategy": origin.strategy}
