@@ -109,6 +109,10 @@ class PluginSettings(Settings):
         "long sessions can be loaded in part (`load_recent`). Of what a summary "
         "replaces, the user's words and the list of values then take at most 10 KB.",
     )
+    user_ids: Literal["hashed", "plain"] = Field(
+        default="hashed",
+        description='How records, traces and the log name a user: "hashed" or "plain".',
+    )
     listener_timeout_seconds: Seconds = Field(
         default=5.0,
         description="How long a model call waits for a listener, more than 0 and at "

@@ -6,7 +6,7 @@ import functools
 import logging
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.invocation_context import InvocationContext
@@ -86,6 +86,7 @@ class ContextGuardPlugin(BasePlugin):
             `compaction-{agent}.md` where the app has an artifact service.
         usage_in_state: Whether session state has one line about how full the window is.
         recent_events: Whether sessions may be loaded in part, by `load_recent`.
+        user_ids: How records, traces and log lines name a user: "hashed" or "plain".
         listener_timeout_seconds: How long a model call waits for a listener, more than
             0 and at most 3,600.
         on_pressure: A function, sync or async, told of such a request.
@@ -124,6 +125,7 @@ class ContextGuardPlugin(BasePlugin):
         summary_artifacts: bool = True,
         usage_in_state: bool = True,
         recent_events: bool = False,
+        user_ids: Literal["hashed", "plain"] = "hashed",
         listener_timeout_seconds: float = 5.0,
         on_pressure: Listener[PressureRecord] | None = None,
         on_compaction: Listener[CompactionRecord] | None = None,
@@ -146,6 +148,7 @@ class ContextGuardPlugin(BasePlugin):
             summary_artifacts=summary_artifacts,
             usage_in_state=usage_in_state,
             recent_events=recent_events,
+            user_ids=user_ids,
             listener_timeout_seconds=listener_timeout_seconds,
         )
         given, settings = settings, choose_settings(settings, default, strict)
@@ -162,6 +165,7 @@ class ContextGuardPlugin(BasePlugin):
         self._guard.has_artifacts = settings.summary_artifacts
         self._guard.has_usage = settings.usage_in_state
         self._guard.loads_recent = settings.recent_events
+        self._guard.has_plain_users = settings.user_ids == "plain"
         self._guard.has_namespaced_keys = settings.state_keys == "namespaced"
         self._guard.redactor = self._redactor
         ratio, seconds = settings.warning_threshold, settings.listener_timeout_seconds

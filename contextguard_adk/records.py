@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import KW_ONLY, asdict, astuple, dataclass, field
 from typing import Any
 
 from google.genai import types
@@ -27,11 +27,7 @@ class Usage:
 
     def __add__(self, other: Usage) -> Usage:
         """The tokens of both."""
-        return Usage(
-            self.prompt_tokens + other.prompt_tokens,
-            self.cached_tokens + other.cached_tokens,
-            self.output_tokens + other.output_tokens,
-        )
+        return Usage(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
 
 REASONS = {
@@ -44,7 +40,30 @@ REASONS = {
 
 
 @dataclass(frozen=True)
-class PlannedCompaction:
+class Origin:
+    """Whose request it was; every record has these fields.
+
+    `user` is a hash of app and user id, or the id where the plugin has
+    `user_ids="plain"`; `strategy` is the class that guards the agent.
+    """
+
+    agent: str
+    session_id: str
+    _: KW_ONLY
+    app: str = ""
+    user: str = ""
+    invocation_id: str = ""
+    strategy: str = ""
+
+    @property
+    def place(self) -> str:
+        """App, user, session and run, for the log: quoted, none can break a line."""
+        place = f"app {self.app!r}, user {self.user!r}, session {self.session_id!r}"
+        return f"{place}, invocation {self.invocation_id!r}"
+
+
+@dataclass(frozen=True)
+class PlannedCompaction(Origin):
     """What `before_compaction` is given: a compaction that is about to be paid for.
 
     Attributes:
@@ -54,20 +73,20 @@ class PlannedCompaction:
         tokens: The estimate of the request, in real tokens.
         threshold_tokens: From here on a compaction is due.
         summary_tokens: What the summary may take, at most.
+        is_ahead: Whether it is written in the background, and nobody waits for it now.
     """
 
-    agent: str
-    session_id: str
     reason: str
     messages: tuple[types.Content, ...]
     tokens: int
     window_tokens: int
     threshold_tokens: int
     summary_tokens: int
+    is_ahead: bool = False
 
 
 @dataclass(frozen=True)
-class CompactionRecord:
+class CompactionRecord(Origin):
     """One compaction.
 
     Attributes:
@@ -82,11 +101,10 @@ class CompactionRecord:
         waited_seconds: How long the model call was held up by this compaction.
         was_ahead: Whether the summary was written in the background, while the agent
             went on; `duration_seconds` is what that took.
+        failure: Why no model wrote it, in one word; "" where one did, or none had to.
     """
 
-    agent: str
-    session_id: str
-    strategy: str
+    strategy: str = field()  # It has its place among the positional ones.
     reason: str
     tokens_before: int
     tokens_after: int
@@ -101,6 +119,7 @@ class CompactionRecord:
     cost: float | None
     waited_seconds: float = 0.0
     was_ahead: bool = False
+    failure: str = ""
 
     @property
     def is_recovery(self) -> bool:
@@ -109,7 +128,7 @@ class CompactionRecord:
 
 
 @dataclass(frozen=True)
-class PressureRecord:
+class PressureRecord(Origin):
     """A request that fills much of the window although compaction had its turn.
 
     Attributes:
@@ -119,8 +138,6 @@ class PressureRecord:
         warning_threshold: From where on it is reported.
     """
 
-    agent: str
-    session_id: str
     tokens: int
     window_tokens: int
     pressure_before: float
@@ -129,7 +146,7 @@ class PressureRecord:
 
 
 @dataclass(frozen=True)
-class CallRecord:
+class CallRecord(Origin):
     """One model call that was answered.
 
     Attributes:
@@ -147,8 +164,6 @@ class CallRecord:
         summary_cost: The price of these in US dollars; None where it is unknown.
     """
 
-    agent: str
-    session_id: str
     estimated_tokens: int
     real_tokens: int | None
     window_tokens: int
@@ -205,7 +220,8 @@ def describe_call(record: CallRecord) -> dict[str, Any]:
     if record.is_recovered:
         described["recovered"] = True
     if (compaction := record.compaction) is not None:
-        left_out = ("agent", "session_id", "summary_tokens", "duration_seconds")
+        left_out = {"summary_tokens", "duration_seconds", "failure"}
+        left_out |= vars(Origin("", "")).keys() - {"strategy"}
         renamed = {"attempts": "summaries", "is_mechanical": "mechanical"}
         described["compaction"] = {
             renamed.get(name, name): value

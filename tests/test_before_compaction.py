@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from google.adk.models.llm_request import LlmRequest
 
 from contextguard_adk import (
     CompactionRecord,
@@ -35,6 +36,7 @@ from tests.chats import (
     words,
 )
 from tests.guarded import NOW, SMALL, WINDOW, is_compacted, long_chat, original
+from tests.test_documentation import find_python
 from tests.test_leaks import holds
 
 REFUSED = "context_guard:compact_refused"
@@ -109,6 +111,9 @@ async def test_it_is_told_what_may_be_left_out() -> None:
     check_compacted(llm)
     [planned] = asked.planned
     assert (planned.agent, planned.session_id) == ("agent", "session")
+    assert (planned.app, planned.strategy, planned.is_ahead) == (
+        *("app", "Threshold", False),
+    )
     assert (planned.reason, planned.window_tokens) == ("tokens", WINDOW)
     assert planned.threshold_tokens == 3_200 <= planned.tokens < 3_500
     assert 200 <= planned.summary_tokens <= 400
@@ -393,6 +398,7 @@ async def test_a_summary_in_the_background_is_asked_about(said: Any) -> None:
     assert len(agent_requests(llm)) == 1  # Answered, while it has said nothing yet.
     assert llm.summaries == 0
     assert (asked[0].reason, asked[0].threshold_tokens) == ("tokens", 8_000)
+    assert asked[0].is_ahead
     assert "ORIGINAL" in str(asked[0].messages)
     may_end.set()
     others = asyncio.all_tasks() - {asyncio.current_task()}
@@ -408,6 +414,32 @@ async def test_a_summary_in_the_background_is_asked_about(said: Any) -> None:
     await chat.say(words(1_800))
     check_compacted(llm)
     assert len(asked) == 1
+
+
+async def test_a_page_can_say_that_a_user_has_to_wait() -> None:
+    """The documented listener tells it before the summarizer has answered."""
+    documented = find_python("Tidying up")
+    may_end, signs = asyncio.Event(), documented["signs"]
+
+    async def summarize(request: LlmRequest) -> str:
+        await may_end.wait()
+        return "A summary."
+
+    llm = large()
+    llm.summary_replies = summarize
+    guard = {"before_compaction": documented["before_compaction"]}
+    state = counted(3_300)
+    settings: dict[str, Any] = {"chat": {"session_id": "page-7"}, "guard": guard}
+    turn = asyncio.create_task(long_chat(llm, state=state, **settings))
+    sign = await asyncio.wait_for(signs["page-7"].get(), 30)
+    assert sign.startswith("Tidying up")
+    assert not turn.done()
+    may_end.set()
+    await turn
+    check_compacted(llm)
+    llm, _ = await talk(documented["before_compaction"], 6_500, strategy=AHEAD)
+    await until(lambda: llm.summaries == 1)
+    assert list(signs) == ["page-7"]  # Nobody has to wait for that one.
 
 
 @pytest.mark.parametrize("said", [0, True, b"focus", ["focus"], object()])

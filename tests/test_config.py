@@ -158,6 +158,7 @@ OF_THRESHOLD = (
 OF_PLUGIN = (
     "Known here: agents, default, listener_timeout_seconds, max_background_summaries, "
     "observe, prices, recent_events, state_keys, summary_artifacts, usage_in_state, "
+    "user_ids, "
     "warning_threshold."
 )
 OF_TOKENS = "Known here: budget_tokens, preserve_initial_task, preserve_system."

@@ -17,6 +17,7 @@ from contextguard_adk._measuring.budgets import plan_budgets
 from contextguard_adk._runtime.sessions import Paid, SessionFacts
 from contextguard_adk._runtime.state import AgentState
 from contextguard_adk._turn.values import ModelFacts, Size
+from contextguard_adk.records import Origin
 from contextguard_adk.strategies import Draft, Turn
 from tests.builders import model, user
 
@@ -35,7 +36,7 @@ def turn_of(
     settings = known.pop("settings", Threshold())
     made = Turn(
         agent="agent",
-        session_id="session",
+        origin=Origin("agent", "session"),
         scope="",
         request=LlmRequest(contents=contents),
         history=History(contents),

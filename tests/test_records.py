@@ -225,6 +225,7 @@ async def test_a_compaction_has_a_span_below_adks(
     for span, record in zip(compacts, recorded.compactions, strict=True):
         own = asdict(record)
         usage, _ = own.pop("usage"), own.pop("model")
+        assert own.pop("failure") == ""
         own["cost_usd"] = own.pop("cost")
         assert dict(span.attributes or {}) == {
             **{f"context_guard.{key}": value for key, value in own.items()},

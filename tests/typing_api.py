@@ -196,6 +196,7 @@ def make_app(model: BaseLlm) -> App:
         max_background_summaries=2,
         summary_artifacts=True,
         usage_in_state=False,
+        user_ids="plain",
         listener_timeout_seconds=2,
         on_pressure=on_pressure,
         on_compaction=on_compaction,

@@ -99,8 +99,7 @@ def _describe(event: Answered) -> CallRecord:
     costs = resolve_costs(call.model, guard.prices, guard.registry)
     summary_usage, summary_cost = call.session.take_costs()
     return CallRecord(
-        agent=event.context.agent_name,
-        session_id=event.context.get_invocation_context().session.id,
+        **vars(call.origin),
         estimated_tokens=call.estimated_tokens,
         real_tokens=event.real_tokens,
         window_tokens=call.window_tokens,
@@ -126,6 +125,6 @@ def end_run(run: Run) -> None:
             logger.warning(
                 "The model of agent %r answered nothing, not even usage, to a request "
                 "of about %d tokens; its window is %d. Some servers do so instead of "
-                "rejecting what is too long.",
-                *(agent, call.estimated_tokens, call.window_tokens),
+                "rejecting what is too long; %s.",
+                *(agent, call.estimated_tokens, call.window_tokens, call.origin.place),
             )

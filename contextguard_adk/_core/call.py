@@ -11,9 +11,9 @@ from google.adk.models.llm_request import LlmRequest
 from contextguard_adk._history.history import History
 from contextguard_adk._providers.clients import find_llm
 from contextguard_adk._runtime.runs import Guard
-from contextguard_adk._runtime.scopes import summary_scope
+from contextguard_adk._runtime.scopes import digest, summary_scope
 from contextguard_adk._turn.values import Counts
-from contextguard_adk.records import CompactionRecord
+from contextguard_adk.records import CompactionRecord, Origin
 from contextguard_adk.strategies.base import Strategy
 
 
@@ -54,6 +54,11 @@ class Call:
         self.llm = find_llm(invocation.agent)
         self.agent = context.agent_name
         self.scope = summary_scope(invocation)
+        app, user = invocation.session.app_name, invocation.session.user_id
+        user = user if guard.has_plain_users else digest([app, user])
+        names = {"app": app, "user": user, "strategy": type(strategy).__name__}
+        names["invocation_id"] = invocation.invocation_id
+        self.origin = Origin(self.agent, invocation.session.id, **names)
         self.state = guard.state(context)
         self.session = guard.session(invocation, self.agent, self.scope)
         self.run = guard.run(invocation)

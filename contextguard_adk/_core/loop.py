@@ -171,6 +171,7 @@ async def _commit(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> None:
     for listener in _listeners.LISTENERS:
         with log_failures(logger, f"{type(listener).__name__} failed"):
             await listener.compacted(event)
+    await call.guard.observers.tell(call.guard.observers.on_compaction, record)
 
 
 def _describe(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> CompactionRecord:
@@ -179,9 +180,7 @@ def _describe(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> Compactio
     call.started_seconds = now_seconds
     scale = turn.tokens / max(1, turn.measure(turn.contents))
     return CompactionRecord(
-        agent=turn.agent,
-        session_id=turn.session_id,
-        strategy=type(call.strategy).__name__,
+        **vars(turn.origin),
         reason=outcome.stored.reason,
         tokens_before=turn.tokens,
         tokens_after=int(outcome.tokens * scale),
@@ -229,6 +228,7 @@ async def send(call: Call, turn: Turn) -> None:
         is_assumed=model.is_assumed,
         is_observed=call.is_observed,
         session=session,
+        origin=turn.origin,
         compaction=call.compaction,
         begin_background=begin_background,
     )
@@ -294,8 +294,7 @@ async def _watch_pressure(call: Call, turn: Turn, is_coming: bool) -> None:
     elif is_final and not session.facts.is_under_pressure:
         session.note(is_under_pressure=True)
         record = PressureRecord(
-            agent=turn.agent,
-            session_id=turn.session_id,
+            **vars(turn.origin),
             tokens=turn.tokens,
             window_tokens=window_tokens,
             pressure_before=call.tokens_before / window_tokens,

@@ -15,6 +15,7 @@ from contextguard_adk._core.call import Call
 from contextguard_adk._core.decide import is_worth_it, may_begin_in_background
 from contextguard_adk._history.contents import keep_pairs_whole
 from contextguard_adk._history.draft import Draft
+from contextguard_adk._listeners.metrics import count_summaries
 from contextguard_adk._runtime.runs import Guard
 from contextguard_adk._runtime.sessions import Paid, Session
 from contextguard_adk._summaries.ask import Ask
@@ -43,12 +44,11 @@ class Payer:
 
     async def pay(self, turn: Turn) -> bool:
         """Lets the strategy compact, unless the user's function puts it off: False."""
-        planned = await self._plan(turn, turn.budgets.threshold_tokens)
-        if planned:
+        if planned := await self._plan(turn, None):
             await self._pay(planned)
         return planned is not None
 
-    async def _plan(self, turn: Turn, threshold_tokens: int) -> Turn | None:
+    async def _plan(self, turn: Turn, ahead_tokens: int | None) -> Turn | None:
         """Asks the user's function for a focus; None where it puts off what fits."""
         observers, new = self.guard.observers, turn.older_than(0) - turn.summarized
         # A strategy that does not say how near it is may want nothing.
@@ -59,10 +59,12 @@ class Payer:
         with log_failures(logger, "before_compaction could not be asked"):
             reason = turn.reason if turn.is_due else self.strategy.early_reason
             messages = tuple(copy.deepcopy([turn.messages[i] for i in sorted(new)]))
-            sizes = turn.budgets.window_tokens, threshold_tokens, turn.summary_tokens
+            due_tokens = ahead_tokens or turn.budgets.threshold_tokens
+            sizes = turn.budgets.window_tokens, due_tokens, turn.summary_tokens
             planned = PlannedCompaction(
-                turn.agent, turn.session_id, reason, messages, turn.tokens, *sizes
+                *("", "", reason, messages, turn.tokens, *sizes, bool(ahead_tokens))
             )
+            planned = replace(planned, **vars(turn.origin))
             said = await observers.tell(observers.before_compaction, planned)
             if isinstance(said, str):
                 return replace(turn, focus=f"{turn.focus}\n{said[:1_000]}".strip())
@@ -124,6 +126,7 @@ class Payer:
             draft = await self.strategy.compact(turn, ask)
         finally:
             facts = ask.end()
+            count_summaries(turn.origin, facts)
         return draft, {**facts, "duration_seconds": time.monotonic() - started}, ask
 
 

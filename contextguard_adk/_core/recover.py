@@ -23,6 +23,7 @@ from contextguard_adk._core.limits import (
 )
 from contextguard_adk._core.look import look, render_unshaped
 from contextguard_adk._core.loop import declare_tools, run
+from contextguard_adk._listeners.metrics import MODEL, count
 from contextguard_adk._measuring.calibration import DEFAULT_CORRECTION, MAX_RATIO
 from contextguard_adk._measuring.tokens import estimate_config_tokens
 from contextguard_adk._providers.overflow import Overflow, parse_overflow
@@ -50,6 +51,7 @@ class Recovery:
         self._llm = llm
         self._tried_tokens = [sent.heuristic_tokens]
         self._answered = set[str]()  # Kinds of refusals.
+        self._kind = "form"  # Of what was tried last.
         self._factor = sent.estimated_tokens / max(1, sent.heuristic_tokens)
         call.counts = read_counts(call)
 
@@ -62,8 +64,11 @@ class Recovery:
         """
         helped = self._call.state.record.helped
         answer = await (self._run(overflow) if overflow else self._answer(refusal))
-        if not self._sent.is_recovered and self._call.state.record.helped != helped:
-            self._call.state.note(helped=helped or None)
+        call, kind = self._call, self._kind if self._sent.is_recovered else "failed"
+        if kind == "failed" and call.state.record.helped != helped:
+            call.state.note(helped=helped or None)
+        by = {MODEL: call.model, "context_guard.kind": kind}
+        count("context_guard.recoveries", 1, call.origin, by)
         return answer
 
     async def _run(self, overflow: Overflow) -> LlmResponse | None:
@@ -72,8 +77,9 @@ class Recovery:
         Where another error ends it, the answer is that error.
         """
         self.learn(overflow)
-        first = self._lower_output, self._leave_out_media, self._compact, self._compact
-        for attempt in (*first, self._minimize, self._minimize):
+        compact, minimize = ("compaction", self._compact), ("minimal", self._minimize)
+        less = ("output", self._lower_output), ("media", self._leave_out_media)
+        for self._kind, attempt in (*less, compact, compact, minimize, minimize):
             contents = await attempt(overflow)
             if contents is None:
                 continue
@@ -84,11 +90,12 @@ class Recovery:
         logger.error(
             "The provider rejected every request for agent %r: window %d tokens, "
             "system instruction and tools %d, sizes tried %s (bytes / 4). Check "
-            "`context_window` and what the agent is given apart from its history.",
+            "`context_window` and what the agent is given apart from its history; %s.",
             self._call.agent,
             resolve_model(self._call, self._bounds).window_tokens,
             estimate_config_tokens(self._rejected.config),
             self._tried_tokens,
+            self._call.origin.place,
         )
         return None
 
@@ -116,8 +123,8 @@ class Recovery:
                 session.note(refusals=session.facts.refusals | {refusal})
                 logger.warning(
                     "The provider refused a request of agent %r for its form (%s); it "
-                    "is sent again in another one.",
-                    *(call.agent, refusal),
+                    "is sent again in another one; %s.",
+                    *(call.agent, refusal, call.origin.place),
                 )
             return True
         return False
@@ -278,5 +285,5 @@ class Recovery:
         sent.estimated_tokens = int(heuristic_tokens * self._factor)
         sent.window_tokens = budgets.window_tokens
         sent.threshold_tokens = budgets.threshold_tokens
-        sent.is_recovered = True
+        sent.is_recovered, sent.origin = True, call.origin
         sent.compaction = call.compaction or sent.compaction

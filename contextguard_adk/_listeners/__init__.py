@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from contextguard_adk._listeners.announcements import (
-    LogLine,
-    OnCompaction,
-    Spans,
-    StateLine,
-    UsageLine,
-)
+from contextguard_adk._listeners.announcements import LogLine, Spans, StateLines
 from contextguard_adk._listeners.artifacts import Artifacts
+from contextguard_adk._listeners.metrics import Metrics
 from contextguard_adk._listeners.recent_events import RecentEvents
 from contextguard_adk._listeners.truncating_servers import TruncatingServers
 from contextguard_adk._shapes.sealed_thoughts import Seals
 from contextguard_adk._turn.units import Listener
 
 LISTENERS: tuple[Listener, ...] = (
+    Metrics(),
     Spans(),
     LogLine(),
-    OnCompaction(),
-    StateLine(),
-    UsageLine(),
+    StateLines(),
     RecentEvents(),
     Artifacts(),
     Seals(),

@@ -1,4 +1,4 @@
-"""Tells log, trace and web UI of a compaction, and then the user's own function."""
+"""Tells log, trace and web UI of a compaction."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from contextguard_adk._runtime.state import COMPACTED_KEY, USAGE_KEY
 from contextguard_adk._support.log import one_line
 from contextguard_adk._turn.units import Answered, Compacted, Listener
-from contextguard_adk.records import CompactionRecord, Usage, describe_compaction
+from contextguard_adk.records import Usage, describe_compaction
 
 logger = logging.getLogger("contextguard_adk.telemetry")
 
@@ -20,12 +20,12 @@ class LogLine(Listener):
         record, usage = event.record, event.record.usage
         logger.info(
             "Compacted agent %r (%s): %s; threshold %d, %d tokens read (%d cached), "
-            "%d written.",
+            "%d written; %s.",
             *(record.agent, record.reason),
             # A log may be ASCII.
             one_line(describe_compaction(record).replace("→", "to")),
             *(event.turn.budgets.threshold_tokens, usage.prompt_tokens),
-            *(usage.cached_tokens, usage.output_tokens),
+            *(usage.cached_tokens, usage.output_tokens, record.place),
         )
 
 
@@ -33,60 +33,42 @@ class Spans(Listener):
     """Makes an OpenTelemetry span that lasts as long as the call was held up."""
 
     async def compacted(self, event: Compacted) -> None:
-        """Makes the span; without an SDK it costs nothing."""
         from opentelemetry import trace  # ADK loads it with the first run.
 
-        end_nanoseconds = time.time_ns()
+        record, end_nanoseconds = event.record, time.time_ns()
         span = trace.get_tracer("contextguard_adk").start_span(
             "context_guard.compact",
-            start_time=end_nanoseconds - int(event.record.waited_seconds * 1e9),
+            start_time=end_nanoseconds - int(record.waited_seconds * 1e9),
         )
-        span.set_attributes(_span_attributes(event.record))
+        own = sorted(vars(record).keys() - {"model", "usage", "cost", "failure"})
+        span.set_attributes({f"context_guard.{k}": vars(record)[k] for k in own})
+        if record.cost is not None:
+            span.set_attribute("context_guard.cost_usd", record.cost)
+        if record.model:
+            # Of "generate_content" ADK's page of traces asks for the span's event.
+            span.set_attribute("gen_ai.operation.name", "summarize")
+            span.set_attribute("gen_ai.request.model", record.model)
+        if (usage := record.usage) != Usage():
+            read, cached = usage.prompt_tokens, usage.cached_tokens
+            span.set_attribute("gen_ai.usage.input_tokens", read)
+            span.set_attribute("gen_ai.usage.cache_read.input_tokens", cached)
+            span.set_attribute("gen_ai.usage.output_tokens", usage.output_tokens)
+        if record.failure:
+            span.set_attribute("error.type", record.failure)
+            span.set_status(trace.StatusCode.ERROR, record.failure)
         span.end(end_nanoseconds)
 
 
-def _span_attributes(record: CompactionRecord) -> dict[str, str | bool | int | float]:
-    """Names facts of the guard by names of its own, others as OpenTelemetry does."""
-    apart = ("model", "usage", "cost")
-    own = {key: value for key, value in vars(record).items() if key not in apart}
-    attributes = {f"context_guard.{key}": value for key, value in own.items()}
-    if record.cost is not None:
-        attributes["context_guard.cost_usd"] = record.cost
-    if record.model:
-        # Not "generate_content": ADK's page of traces asks such a span for its event.
-        attributes["gen_ai.operation.name"] = "summarize"
-        attributes["gen_ai.request.model"] = record.model
-    if (usage := record.usage) != Usage():
-        attributes["gen_ai.usage.input_tokens"] = usage.prompt_tokens
-        attributes["gen_ai.usage.cache_read.input_tokens"] = usage.cached_tokens
-        attributes["gen_ai.usage.output_tokens"] = usage.output_tokens
-    return attributes
-
-
-class StateLine(Listener):
-    """Writes one line to session state, which the web UI shows as a label."""
+class StateLines(Listener):
+    """Writes lines for people to session state; the web UI shows one as a label."""
 
     async def compacted(self, event: Compacted) -> None:
-        """Writes the line; nothing of the guard's reads it."""
         key = COMPACTED_KEY + event.record.agent
         event.state.set(key, describe_compaction(event.record))
 
-
-class UsageLine(Listener):
-    """Writes to session state how full the window is, in one line for people."""
-
     def answered(self, event: Answered) -> None:
-        """Writes the line, where the count is believed to be a size."""
+        """Writes how full the window is, where the count is believed to be a size."""
         if event.guard.has_usage and event.count and event.count.is_size:
             tokens, most = event.count.real_tokens, event.call.window_tokens
             said = f"{tokens:,} of {most:,} tokens, {100 * tokens / most:.0f} %"
             event.state.set(USAGE_KEY + event.context.agent_name, said)
-
-
-class OnCompaction(Listener):
-    """Calls the function that the user has given as `on_compaction`."""
-
-    async def compacted(self, event: Compacted) -> None:
-        """Calls it, and waits for a time."""
-        observers = event.guard.observers
-        await observers.tell(observers.on_compaction, event.record)

@@ -18,6 +18,7 @@ from tenacity import (
 )
 
 from contextguard_adk._providers.overflow import parse_overflow
+from contextguard_adk.errors import UnusableAnswerError
 
 T = TypeVar("T")
 
@@ -75,6 +76,18 @@ def read_status(error: BaseException) -> int | None:
         if value.isdecimal() and 400 <= int(value) < 600:
             return int(value)
     return None
+
+
+def name_error(error: BaseException) -> str:
+    """Returns in one word, which quotes nobody, why a summary failed."""
+    if isinstance(error, UnusableAnswerError):
+        return "blocked" if error.is_blocked else "unusable"
+    if parse_overflow(error) is not None:
+        return "overflow"
+    usual = "unavailable" if is_transient(error) else "other"
+    status = read_status(error) or 408 * ("Timeout" in type(error).__name__)
+    known = {408: "timeout", 429: "rate_limit", 504: "timeout"}
+    return known.get(status, "refused" if 400 <= status < 500 else usual)
 
 
 def _find_wait_seconds(state: RetryCallState) -> float:

@@ -28,7 +28,7 @@ from contextguard_adk._runtime.state import COMPACTED_KEY, AgentState, RunWrites
 from contextguard_adk._support.observers import Observers
 from contextguard_adk._support.redaction import Redactor
 from contextguard_adk._support.tasks import PendingSummary, SummaryTasks
-from contextguard_adk.records import CompactionRecord
+from contextguard_adk.records import CompactionRecord, Origin
 
 MAX_IDLE_SESSIONS = 1_024
 MAX_SESSIONS = 8_192  # With the others, each with a summary of about 10 KB.
@@ -52,6 +52,7 @@ class SentCall:
     is_assumed: bool = False  # That window.
     is_observed: bool = False
     session: Session = field(default_factory=Session)
+    origin: Origin = field(default=Origin("", ""))
     compaction: CompactionRecord | None = None
     begin_background: Callable[[int], None] | None = None  # By the prompt's tokens.
     is_answered: bool = False
@@ -145,6 +146,7 @@ class Guard:
     has_usage: bool = True  # In session state, for people.
     loads_recent: bool = False  # Sessions may be loaded in part.
     redactor: Redactor = field(default_factory=Redactor)
+    has_plain_users: bool = False  # In records, traces and log.
     recorded: Memo | None = None  # Of a replay, in which no tool changes a result.
     tasks: SummaryTasks = field(default_factory=SummaryTasks)
     # Name and version of what no event has named yet.

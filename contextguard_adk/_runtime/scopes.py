@@ -29,18 +29,19 @@ def call_key(context: CallbackContext) -> CallKey:
 def summary_scope(invocation: InvocationContext) -> str:
     """Names where a summary is valid: without history only in one run."""
     place = _branch_and_isolation(invocation)
-    return _digest([invocation.session.id, *place, *name_run(invocation)])
+    return digest([invocation.session.id, *place, *name_run(invocation)])
 
 
 def branch_scope(place: InvocationContext | Event) -> str:
     """Names branch and isolation scope; "" where there are none."""
     names = _branch_and_isolation(place)
-    return _digest(names) if any(names) else ""
+    return digest(names) if any(names) else ""
 
 
 def _branch_and_isolation(place: Any) -> list[str]:
     return [place.branch or "", getattr(place, "isolation_scope", "") or ""]
 
 
-def _digest(names: Sequence[str]) -> str:
+def digest(names: Sequence[str]) -> str:
+    """Returns a short hash."""
     return hashlib.blake2b("\0".join(names).encode(), digest_size=8).hexdigest()

@@ -26,7 +26,7 @@ from contextguard_adk._providers.registry import (
     resolve_costs,
     resolve_output_limit,
 )
-from contextguard_adk._providers.retry import is_transient
+from contextguard_adk._providers.retry import is_transient, name_error
 from contextguard_adk._runtime.runs import Guard
 from contextguard_adk._runtime.sessions import Session
 from contextguard_adk._sections.done import DONE_RATIO
@@ -190,12 +190,15 @@ class Ask:
         asked: SummaryModel | None = vars(self).get("model")  # Where it was wanted.
         name, usages = (asked.llm.model, asked.usages) if asked else ("", [])
         usage, cost = sum(usages, Usage()), 0.0 if asked is None else None
+        failure = "not_asked" if vars(self).get("model", self) is None else ""
+        failure = next((name_error(e.__cause__ or e) for e in self.failures), failure)
         if asked is not None:
             self._note_failures(name)
             costs = resolve_costs(name, self._guard.prices, self._guard.registry)
             cost = price_calls(usages, costs)
         self._session.add_costs(usage, cost)
-        return {"model": name, "usage": usage, "cost": cost, "attempts": self.attempts}
+        took = {"usage": usage, "cost": cost, "attempts": self.attempts}
+        return {"model": name, "failure": failure, **took}
 
     def _note_failures(self, model: str) -> None:
         """Counts failures in a row; for what is no summary a model is asked twice."""
@@ -240,8 +243,8 @@ class Ask:
             self.failures.append(error)
             logger.warning(
                 "The summarizer of agent %r failed (%s); excerpts take the place of "
-                "its summary where the window is nearly full.",
-                *(turn.agent, error),
+                "its summary where the window is nearly full; %s.",
+                *(turn.agent, error, turn.origin.place),
             )
             return ""
 

@@ -111,8 +111,8 @@ class Observers:
     async def tell_pressure(self, record: PressureRecord) -> None:
         """Tells log and listener of a request that fills much of the window."""
         logger.warning(
-            "Agent %r is under pressure: %d of %d tokens (%.0f %%) are sent.",
+            "Agent %r is under pressure: %d of %d tokens (%.0f %%) are sent; %s.",
             *(record.agent, record.tokens, record.window_tokens),
-            100 * record.pressure,
+            *(100 * record.pressure, record.place),
         )
         await self.tell(self.on_pressure, record)

@@ -35,6 +35,7 @@ from contextguard_adk._runtime.state import AgentState
 from contextguard_adk._support.settings import resolve_size
 from contextguard_adk._turn.settings import StrategySettings
 from contextguard_adk._turn.values import Counts, KeptSteps, ModelFacts, Size
+from contextguard_adk.records import Origin
 
 MAX_PENDING_RATIO = 0.30  # Of the window, for results that the model has not seen.
 KEEP_TOOLS_RATIO = 0.10  # Of the window, for the results of `keep_tools`.
@@ -49,7 +50,7 @@ class Turn:
 
     Attributes:
         agent: The agent's name.
-        session_id: The id of its session.
+        origin: Whose request it is, for the log and for records.
         scope: Where a summary is valid.
         request: The request as ADK has built it.
         history: Its contents, and the stored summary.
@@ -75,7 +76,7 @@ class Turn:
     """
 
     agent: str
-    session_id: str
+    origin: Origin
     scope: str
     request: LlmRequest
     history: History

@@ -1,0 +1,87 @@
+"""What OpenTelemetry's SDK and its Prometheus exporter make of the guard's metrics."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from opentelemetry import metrics
+from opentelemetry.exporter.prometheus import PrometheusMetricReader
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from prometheus_client import REGISTRY, generate_latest
+
+Point = tuple[dict[str, Any], Any]
+
+
+@dataclass
+class Meters:
+    """Keeps what is counted."""
+
+    reader: InMemoryMetricReader = field(default_factory=InMemoryMetricReader)
+    provider: MeterProvider | None = None
+
+    def points(self, name: str) -> list[Point]:
+        """What a metric holds: attributes, with the sum of each, in alphabetical order;
+        a histogram has a pair of number and sum."""
+        data = self.reader.get_metrics_data()
+        scopes = (
+            [scope for each in data.resource_metrics for scope in each.scope_metrics]
+            if data
+            else []
+        )
+        found: list[Point] = []
+        for metric in (metric for scope in scopes for metric in scope.metrics):
+            for point in metric.data.data_points if metric.name == name else ():
+                said: Any = point
+                value = (
+                    said.value if hasattr(point, "value") else (said.count, said.sum)
+                )
+                found.append((dict(point.attributes or {}), value))
+        return sorted(found, key=repr)
+
+    def buckets(self) -> dict[str, list[float]]:
+        """The bounds of each histogram's buckets."""
+        data = self.reader.get_metrics_data()
+        resources = data.resource_metrics if data else ()
+        metrics = (m for r in resources for s in r.scope_metrics for m in s.metrics)
+        found: dict[str, Any] = {
+            m.name: next(iter(m.data.data_points)) for m in metrics
+        }
+        return {
+            name: [*point.explicit_bounds]
+            for name, point in found.items()
+            if hasattr(point, "explicit_bounds")
+        }
+
+    def by(self, name: str, attribute: str) -> dict[str, Any]:
+        """What a metric holds by one attribute."""
+        return {said[attribute]: value for said, value in self.points(name)}
+
+    @property
+    def everything(self) -> str:
+        """All that is exported, as JSON."""
+        data = self.reader.get_metrics_data()
+        return data.to_json() if data else ""
+
+    @property
+    def exposition(self) -> str:
+        """What Prometheus reads."""
+        return generate_latest(REGISTRY).decode()
+
+    def series(self) -> set[str]:
+        """The names of all series that Prometheus gets."""
+        return {*re.findall(r"(?m)^([a-zA-Z_:][\w:]*)(?=[{ ])", self.exposition)}
+
+
+def keep_metrics(monkeypatch: pytest.MonkeyPatch) -> Iterator[Meters]:
+    """Sets up an SDK for one test: the provider of a process can be set only once."""
+    kept, prometheus = Meters(), PrometheusMetricReader()
+    provider = MeterProvider([kept.reader, prometheus])
+    kept.provider = provider
+    monkeypatch.setattr(metrics, "get_meter_provider", lambda: provider)
+    yield kept
+    provider.shutdown()
