@@ -6,20 +6,24 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
+from google.genai import types
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from opentelemetry import metrics
 from opentelemetry.trace import StatusCode
+from pydantic import Field
 
-from contextguard_adk import Costs, Threshold
+from contextguard_adk import CallRecord, Costs, Threshold
+from contextguard_adk.strategies import Turn
 from contextguard_adk.testing import (
     ContextOverflowError,
     Reply,
@@ -28,7 +32,7 @@ from contextguard_adk.testing import (
     call,
 )
 from tests.builders import answer_text, model, user
-from tests.chats import DEMAND, EXACT, seed, words
+from tests.chats import DEMAND, EXACT, guarded_chat, seed, words
 from tests.guarded import long_chat
 from tests.meters import Meters, keep_metrics
 from tests.test_learned_limits import image, open_payload
@@ -131,13 +135,37 @@ async def test_labels_stay_apart_from_those_of_adk(meters: Meters) -> None:
         assert 'gen_ai_request_model="simulated"' in line
 
 
-async def test_an_unknown_price_is_not_0(meters: Meters) -> None:
+async def test_an_unknown_price_is_not_0(
+    meters: Meters, caplog: pytest.LogCaptureFixture
+) -> None:
     """Nothing is counted where no price is known."""
     recorded = Recorded()
     await recorded.work(3)
     assert [record.cost for record in recorded.compactions][:1] == [None]
     assert meters.points(OWN + "compactions")
     assert not meters.points(OWN + "summary.cost")
+    assert not own_lines(caplog)
+
+
+class Stuttering(SimulatedLlm):
+    """A client that gives its whole answer twice."""
+
+    async def generate_content_async(
+        self, llm_request: LlmRequest, stream: bool = False
+    ) -> AsyncGenerator[LlmResponse, None]:
+        """Answers."""
+        async for response in super().generate_content_async(llm_request, stream):
+            yield response
+            yield response.model_copy(deep=True)
+
+
+async def test_a_call_is_counted_once(meters: Meters) -> None:
+    """However often its answer comes."""
+    recorded = Recorded(Stuttering(context_window=100_000))
+    await recorded.work(1)
+    assert len(recorded.calls) == 1
+    [(_, (count, _))] = meters.points(OWN + "window.usage")
+    assert count == 1
 
 
 class StatusError(Exception):
@@ -328,6 +356,54 @@ async def test_records_spans_and_lines_tell_who_it_was(
     events = [metadata(event) for event in recorded.events]
     assert "jane" not in repr((told, lines, span.to_json(), events))
     assert not any(user in str(said) or "failure" in str(said) for said in events)
+
+
+async def say_nothing() -> None:
+    """A model that answers nothing to a large request."""
+    nothing = LlmResponse(content=types.Content(role="model", parts=[]))
+    llm = make_llm([nothing], 4_000, usage="never")
+    await guarded_chat(llm, Threshold(context_window=4_000)).say(words(2_500))
+
+
+@pytest.mark.parametrize(
+    ("begin", "play"),
+    [
+        ("The model of agent 'agent' answered nothing", say_nothing),
+        ("The provider rejected every request for agent 'agent'", fail),
+        ("The provider refused a request of agent 'agent'", recover_form),
+    ],
+    ids=["nothing", "rejected", "refused"],
+)
+async def test_what_is_wrong_with_a_call_is_logged_with_its_place(
+    begin: str, play: Callable[[], Awaitable[None]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """So that it can be found: app, user, session and run."""
+    await play()
+    [line] = [each for each in own_lines(caplog) if each.startswith(begin)]
+    assert re.search(r"; app 'app', user '\w{16}', session 'session', inv\w+ 'e-", line)
+
+
+class Flaky(Threshold):
+    """A strategy that fails at first."""
+
+    failures: list[str] = Field(default_factory=lambda: ["once"])
+
+    def fullness(self, turn: Turn) -> float:
+        """Fails, once."""
+        if self.failures:
+            raise KeyError(self.failures.pop())
+        return super().fullness(turn)
+
+
+async def test_a_recovered_call_tells_who_it_was() -> None:
+    """Even if the guard had failed before, and had not measured it."""
+    calls: list[CallRecord] = []
+    llm = make_llm([overflow(), "Answer 0."])
+    chat = open_chat(llm, Flaky(), guard={"on_call": calls.append})
+    await chat.tell([user(words(2_000)), model(words(6_000))])
+    await chat.say("Question 0?")
+    [record] = calls
+    assert (record.is_recovered, record.app, record.agent) == (True, "app", "agent")
 
 
 async def test_users_are_told_apart_by_app_and_id() -> None:
