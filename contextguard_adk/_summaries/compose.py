@@ -108,6 +108,7 @@ def _build_stored(turn: Turn, draft: Draft) -> StoredSummary:
         truncation=draft.truncation,
         truncated_upto=history.name_place(draft.truncated_upto),
         has_recall=turn.has_recall,
+        edits=turn.record.edits,
     )
     known = history.stored.beside if history.stored else {}
     room_bytes = stored.room_bytes
