@@ -37,7 +37,7 @@ FOLDER = Path(__file__).parent / "states"
 WINDOW = 6_000
 SUMMARY = "The stored summary: shelves were counted."
 STRATEGIES: dict[str, Strategy] = {
-    "plain": Threshold(context_window=WINDOW, keep_tools=["rules"]),
+    "plain": Threshold(context_window=WINDOW, keep_tools=("rules",)),
     "namespaced": Threshold(context_window=WINDOW, keep=0.3),
     "scopes": Threshold(context_window=WINDOW),
     "shortened": Pipeline(

@@ -35,8 +35,8 @@ def _read_covered(value: object) -> Covered:
 
 
 # What only a later release knows stays where a record is written again.
-class _Stored(BaseModel, frozen=True, strict=True, extra="allow"):
-    model_config = ConfigDict(arbitrary_types_allowed=True)
+class _Stored(BaseModel, extra="allow"):
+    model_config = ConfigDict(frozen=True, strict=True, arbitrary_types_allowed=True)
 
 
 class StoredSummary(_Stored):
