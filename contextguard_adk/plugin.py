@@ -81,7 +81,7 @@ class ContextGuardPlugin(BasePlugin):
         max_background_summaries: How many summaries are written ahead of time (see
             `ahead` of the strategies) at once, at least 1; others wait.
         summary_artifacts: Whether each compaction saves its summary as the artifact
-            `compaction-{agent}.md` where the app has an artifact service.
+            `compaction-{agent}.md`, which ADK does not delete with the session.
         usage_in_state: Whether session state has one line about how full the window is.
         listener_timeout_seconds: How long a model call waits for a listener, more than
             0 and at most 3,600.
@@ -116,7 +116,7 @@ class ContextGuardPlugin(BasePlugin):
         warning_threshold: float = 0.70,
         prices: Mapping[str, Costs] | None = None,
         max_background_summaries: int = 4,
-        summary_artifacts: bool = True,
+        summary_artifacts: bool = False,
         usage_in_state: bool = True,
         listener_timeout_seconds: float = 5.0,
         on_pressure: Listener[PressureRecord] | None = None,

@@ -34,6 +34,7 @@ _core
 config
 _announce
 plugin
+sessions
 __init__
 testing
 _tools

@@ -140,7 +140,7 @@ class Guard:
     prices: Mapping[str, Costs] = field(default_factory=dict)
     observers: Observers = field(default_factory=Observers)
     has_namespaced_keys: bool = False
-    has_artifacts: bool = True
+    has_artifacts: bool = False
     has_usage: bool = True  # In session state, for people.
     recorded: Memo | None = None  # Of a replay, in which no tool changes a result.
     tasks: SummaryTasks = field(default_factory=SummaryTasks)
