@@ -4,8 +4,8 @@ Each change is one event with a state delta, by ADK's own session service, and r
 a line that says what it changed. Of all functions:
 
 - `service` is where `session` was loaded from, with all of its events.
-- `agent` is an agent's name, in a branch or isolation scope as `show` has it; None
-  takes all, but for `edit` the only one.
+- `agent` is an agent's name, in a branch or isolation scope as `show` has it; "" takes
+  all, but for `edit` the only one.
 - `force` makes a change though a run seems to be under way: the newest message has no
   answer, and is less than ten minutes old.
 - A `SessionError` says why nothing was changed.
@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
-from typing import Any, NamedTuple
+from typing import Any
 
 from google.adk.agents import LlmAgent
 from google.adk.agents.invocation_context import InvocationContext
@@ -47,26 +47,9 @@ class SessionError(ContextGuardError):
     """Nothing was changed; the message is one line that says why."""
 
 
-class StoredAgent(NamedTuple):
-    """What is stored of an agent; `usage` says how full its window was, or "".
-
-    `summary` is None where nothing is summarized, else it replaces `summarized_count`
-    messages.
-    """
-
-    agent: str
-    usage: str
-    summary: str | None
-    summarized_count: int
-    pin_count: int
-    todo_count: int
-
-
-def show(session: Session, agent: str | None = None) -> list[StoredAgent]:
-    """Lists what is stored; empty where no guard has stored anything."""
-    found = (_OWNER.match(key) for key, value in session.state.items() if value)
-    names = sorted({match[1] for match in found if match})
-    return [_Stored(session, name).show() for name in names if agent in (None, name)]
+def show(session: Session, agent: str = "", is_full: bool = False) -> list[str]:
+    """Returns a line on each agent; `is_full` adds the texts of the summaries."""
+    return [line for each in _find(session, agent) for line in each.describe(is_full)]
 
 
 class _Stored(keys.AgentState):
@@ -78,30 +61,33 @@ class _Stored(keys.AgentState):
         has_plain = session.state.get(f"__context_guard_record_{owner}") is not None
         super().__init__(writes.state, name, not has_plain, scope, writes)
         self.session, self.delta = session, writes.pending.setdefault(scope, {})
+        stored = self.record.summary
+        self.summary = stored and self.load_summary(stored.scope)
 
-    @property
-    def summary(self) -> StoredSummary | None:
-        return self.record.summary and self.load_summary(self.record.summary.scope)
-
-    def show(self) -> StoredAgent:
-        tokens, stored, owner = self.read("real_tokens"), self.summary, self.owner
-        usage = f"{int(tokens):,} tokens" if tokens else ""
-        usage = str(self.session.state.get(keys.USAGE_KEY + owner) or usage)
-        pinned = [key.rpartition(":")[0] for key in self.find(keys.PIN_KEY)]
-        return StoredAgent(
-            agent=owner,
-            usage=usage,
-            summary=stored.text if stored else None,
-            summarized_count=stored.covered.content_count if stored else 0,
-            pin_count=sum(pinned.count(each) for each in {"", self.agent, owner}),
-            todo_count=len(read_todos(self)),
-        )
+    def describe(self, is_full: bool) -> Iterator[str]:
+        tokens, said = self.read("real_tokens"), "no summary"
+        usage = f"{int(tokens):,} tokens" if tokens else "no count"
+        usage = self.session.state.get(keys.USAGE_KEY + self.owner) or usage
+        text = self.summary.text if self.summary else ""
+        if self.summary:
+            said = f"{self.summary.covered.content_count:,} messages summarized in "
+            said += f"{len(text):,} characters"
+        owners = [key.rpartition(":")[0] for key in self.find(keys.PIN_KEY)]
+        pin_count = sum(owners.count(each) for each in {"", self.agent, self.owner})
+        counts = f"{pin_count} pins, {len(read_todos(self))} todos"
+        yield f"{self.owner}: {usage}; {said}; {counts}"
+        yield from text.splitlines() if is_full else ()
 
 
-def _choose(session: Session, agent: str | None) -> list[_Stored]:
+def _find(session: Session, agent: str) -> list[_Stored]:
+    found = (_OWNER.match(key) for key, value in session.state.items() if value)
+    owners = sorted({match[1] for match in found if match})
+    return [_Stored(session, owner) for owner in owners if agent in ("", owner)]
+
+
+def _choose(session: Session, agent: str) -> list[_Stored]:
     """Returns the agents whose summaries are to be changed."""
-    found = [_Stored(session, each.agent) for each in show(session, agent)]
-    if not (found := [each for each in found if each.summary]):
+    if not (found := [each for each in _find(session, agent) if each.summary]):
         raise SessionError(f"there is no summary of {agent or 'any agent'}")
     if any(each.record.is_newer for each in found):
         raise SessionError("a later release has written this state; use that one")
@@ -111,20 +97,19 @@ def _choose(session: Session, agent: str | None) -> list[_Stored]:
 async def compact(
     service: Service,
     session: Session,
-    agent: str | None = None,
+    agent: str = "",
     focus: str = "",
-    *,
     force: bool = False,
 ) -> str:
     """Has the next model call compact; `focus` is what to keep above all."""
-    delta, name = dict[str, Any](), agent and agent.partition("@")[0]
+    delta, name = dict[str, Any](), agent.partition("@")[0]
     keys.request_compaction(delta, name, focus)
     said = f"the next model call of {name or 'a guarded agent'} compacts"
     return await _append(service, session, said, delta, force)
 
 
 async def reset(
-    service: Service, session: Session, agent: str | None = None, *, force: bool = False
+    service: Service, session: Session, agent: str = "", force: bool = False
 ) -> str:
     """Removes summaries: the next call has all messages, and compacts where it must.
 
@@ -141,12 +126,7 @@ async def reset(
 
 
 async def edit(
-    service: Service,
-    session: Session,
-    text: str,
-    agent: str | None = None,
-    *,
-    force: bool = False,
+    service: Service, session: Session, text: str, agent: str = "", force: bool = False
 ) -> str:
     """Replaces a summary's text by 1 to 262,144 characters; what is beside it stays."""
     state, *others = _choose(session, agent)
@@ -164,7 +144,7 @@ async def edit(
 
 
 async def leave(
-    service: Service, session: Session, agent: str | None = None, *, force: bool = False
+    service: Service, session: Session, agent: str = "", force: bool = False
 ) -> str:
     """Makes summaries ADK's own compaction: the session goes on without a guard.
 
@@ -191,12 +171,10 @@ async def leave(
         end_timestamp=session.events[end - 1].timestamp,
         compacted_content=types.UserContent(parts),
     )
-    delta = dict[str, Any]()
-    for owner in (state.owner for state in found):
-        names = [key + owner for key in (keys.COMPACTED_KEY, keys.USAGE_KEY)]
-        for state in (keys.AgentState({}, owner, form) for form in (True, False)):
-            names += map(state.key, keys.SCOPED_NAMES)
-        delta |= {key: None for key in names if session.state.get(key) is not None}
+    forms = ("__context_guard_{}_{}", "context_guard:{}:{}")
+    names = (*keys.SCOPED_NAMES, "compacted", "usage")
+    stored = [f.format(name, s.owner) for f in forms for name in names for s in found]
+    delta = {key: None for key in stored if session.state.get(key) is not None}
     done = f"{end:,} events give way to {_name(found)}, as ADK's own compaction"
     return await _append(service, session, done, delta, force, compaction)
 

@@ -10,7 +10,6 @@ import re
 import shutil
 import sqlite3
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from tests.builders import (
     SUMMARY_BEGIN,
     Chat,
     answer_text,
+    call_part,
     guarded_agent,
     user,
 )
@@ -276,11 +276,10 @@ async def test_leave_splits_no_call_from_its_result(path: Path) -> None:
     )
     waiting = Event(
         author="agent",
-        content=types.ModelContent(call("look", shelf=7)),
+        content=types.ModelContent(call_part("look", "late", shelf=7)),
         long_running_tool_ids={"late"},
         timestamp=session.events[place].timestamp - 1e-6,
     )
-    waiting.content.parts[0].function_call.id = "late"
     session.events.insert(place, waiting)
     said = await sessions.leave(service, session)
     assert f" {place:,} events give way" in said
@@ -343,7 +342,10 @@ async def test_purge_deletes_the_artifacts_of_a_session(
     assert await sessions.purge(service, **place, session_id="one") == 2
     assert await service.list_artifact_keys(**place, session_id="one") == ["notes.md"]
     words = ["purge", tmp_path.as_uri(), "--app=app", "--user=user"]
-    run = partial(asyncio.to_thread, main)
+
+    async def run(words: list[str]) -> int:
+        return await asyncio.to_thread(main, words)
+
     assert await run(["sessions", *words, "--session=two"]) == 0
     assert capsys.readouterr().out == "Session 'two': 2 artifacts are deleted.\n"
     assert await service.list_artifact_keys(**place, session_id="two") == ["notes.md"]

@@ -166,7 +166,7 @@ async def test_where_there_is_no_artifact(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """By default, or told to the model by `LoadArtifactsTool`: the line alone, if that."""
+    """By default, or told to the model by a tool of ADK: the line alone, if that."""
     if is_recorded := not (agent or guard):
         monkeypatch.setenv("PYTEST_CURRENT_TEST", "rebuild")
     settings = {"name": "agent", "model": make_llm(), "tools": [look], **agent}

@@ -15,9 +15,7 @@ from contextguard_adk._history.fingerprints import (
 )
 from contextguard_adk._history.truncation import Length, Truncation
 
-VERSION = 2
-"""Of the record that is written; older ones are ignored."""
-
+VERSION = 2  # Of the record that is written; older ones are ignored.
 MAX_MODELS = 8
 """Of one agent, whose limits are remembered; the newest stay."""
 

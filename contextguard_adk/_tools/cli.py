@@ -277,7 +277,7 @@ def report(**options: Any) -> int | None:
     metavar="ACTION",
 )
 @_session_options
-@click.option("--agent", help="The agent, as `show` names it.")
+@click.option("--agent", default="", help="The agent, as `show` names it.")
 @click.option("--full", "is_full", is_flag=True, help="Of `show`: print summaries.")
 @click.option("--focus", default="", help="Of `compact`: what to keep above all.")
 @click.option("--text", type=_file, help="Of `edit`: the new text, for $EDITOR.")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import click
@@ -34,53 +32,36 @@ def run_sessions(action: str, source: str, **options: Any) -> None:
 
 
 async def _run(
-    action: str,
-    source: str,
-    key: SessionKey,
-    agent: str | None,
-    is_full: bool,
-    text: Path | None,
-    focus: str,
-    force: bool,
+    action: str, source: str, key: SessionKey, is_full: bool, **options: Any
 ) -> list[str]:
-    session = await load_session(source, key)  # It checks what it reads, in a copy.
-    stored = sessions.show(session, agent)
+    found = await load_session(source, key)  # It checks what it reads, in a copy.
     if action == "show":
-        lines = [line for each in stored for line in _describe(each, is_full)]
-        return lines or [f"Session {session.id!r}: nothing is stored."]
-    more = {"focus": focus} if action == "compact" else {}
-    if action == "edit":
-        known = next((each.summary for each in stored if each.summary), "")
-        written = text.read_text("utf-8") if text else click.edit(known)
-        more["text"] = written or ""
-    service = _open(source)
-    place: dict[str, Any] = {"app_name": session.app_name, "user_id": session.user_id}
+        lines = sessions.show(found, options["agent"], is_full)
+        return lines or [f"Session {found.id!r}: nothing is stored."]
+    service, path = _open(source), options.pop("text")
+    place: dict[str, Any] = {"app_name": found.app_name, "user_id": found.user_id}
     try:
-        found = await service.get_session(session_id=session.id, **place)
-        change = getattr(sessions, action)
-        return [await change(service, found, agent=agent, force=force, **more)]
+        session = await service.get_session(session_id=found.id, **place)
+        if action != "compact":
+            del options["focus"]
+        if action == "edit":
+            known = "\n".join(sessions.show(found, options["agent"], True)[1:])
+            written = path.read_text("utf-8") if path else click.edit(known)
+            options["text"] = written or ""
+        return [await getattr(sessions, action)(service, session, **options)]
     finally:
         if close := getattr(service, "close", None):
             await close()
 
 
-def _describe(stored: sessions.StoredAgent, is_full: bool) -> Iterator[str]:
-    summary = stored.summary
-    said = f"{stored.summarized_count:,} messages summarized in "
-    said = f"{said}{len(summary):,} characters" if summary is not None else "no summary"
-    counts = f"{stored.pin_count} pins, {stored.todo_count} todos"
-    yield f"{stored.agent}: {stored.usage or 'no count'}; {said}; {counts}"
-    yield from (summary or "").splitlines() if is_full else ()
-
-
 def _open(source: str) -> BaseSessionService:
     """Opens a database, or an SQLite file as `adk web` or a database's URL has it."""
-    path = Path(source.removeprefix("sqlite:///"))
-    if "://" not in str(path):
+    path = source.removeprefix("sqlite:///")
+    if "://" not in path:
         with closing(sqlite3.connect(path)) as file:
             query = "SELECT typeof(update_time) FROM sessions LIMIT 1"
             if file.execute(query).fetchall() != [("text",)]:
-                return SqliteSessionService(str(path))
+                return SqliteSessionService(path)
         source = f"sqlite+aiosqlite:///{path}"
     from google.adk.sessions import DatabaseSessionService
 
