@@ -135,9 +135,9 @@ async def edit(
         raise SessionError(f"there is {_name([state, *others])}: name one agent")
     if not 0 < len(text) <= MAX_SUMMARY_CHARS:
         raise SessionError(f"1 to {MAX_SUMMARY_CHARS:,} characters, not {len(text):,}")
-    stored, edits = state.summary or StoredSummary(), state.record.edits + 1
-    update = {"model_chars": len(text), "edits": edits}
-    state.note(summary=stored.model_copy(update=update), edits=edits)
+    stored = state.summary or StoredSummary()
+    changed = stored.model_copy(update={"model_chars": len(text)})
+    state.note(summary=changed, edits=state.record.edits + 1)
     state.write("summary", text)
     said = f"{_name([state])} has {len(text):,} characters, it had {len(stored.text):,}"
     return await _append(service, session, said, state.delta, force)
@@ -156,12 +156,9 @@ async def leave(
     """
     found = [each for each in _choose(session, agent) if each.owner == each.agent]
     views = sorted([await _view(state) for state in found], key=lambda view: view[0])
-    end, kept = (views[-1][0], views[-1][2]) if views else (0, [])  # Of the newest.
+    end, _, kept = views[-1] if views else (0, "", [])  # Of the newest.
     if not end:
-        raise SessionError(
-            "no message can be replaced: there is a branch, or a call "
-            "waits for its result"
-        )
+        raise SessionError("what is summarized is gone, in a branch, or has open calls")
     text = "\n\n".join([*(said for _, said, _ in views), *kept])
     # As ADK relays an agent: strict providers want no request to begin otherwise.
     parts = [types.Part(text="For context:")]
@@ -207,15 +204,13 @@ async def _view(state: _Stored) -> tuple[int, str, list[str]]:
 
 def _find_end(events: Sequence[Event], most: int) -> int:
     """Returns how many of the first events may go without a pair being split."""
-    answers = {
-        r.id: i for i, e in enumerate(events) for r in e.get_function_responses()
-    }
+    last = {r.id: i for i, e in enumerate(events) for r in e.get_function_responses()}
     end, reach = 0, -1
     for index, event in enumerate(events[:most]):
         for call in event.get_function_calls():
             # For the result of any other call nobody waits.
             is_open = call.id in (event.long_running_tool_ids or ())
-            reach = max(reach, answers.get(call.id, most if is_open else index))
+            reach = max(reach, last.get(call.id, most if is_open else index))
         newer = events[index + 1 : index + 2]
         if reach <= index and all(e.timestamp > event.timestamp for e in newer):
             end = index + 1
