@@ -215,7 +215,7 @@ def test_every_command_explains_itself(capsys: Output) -> None:
     """With `--help` each prints how it is used."""
     assert main([]) == 0
     assert capsys.readouterr().out.startswith("Usage: contextguard [OPTIONS]")
-    for command in ([], ["demo"], ["check"], ["replay"], ["report"]):
+    for command in ([], ["demo"], ["check"], ["replay"], ["report"], ["sessions"]):
         assert main([*command, "--help"]) == 0
         usage = " ".join(["Usage: contextguard", *command, "[OPTIONS]"])
         assert capsys.readouterr().out.startswith(usage)
