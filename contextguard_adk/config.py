@@ -92,11 +92,12 @@ class PluginSettings(Settings):
         "once, at least 1; others wait for their turn.",
     )
     summary_artifacts: bool = Field(
-        default=True,
+        default=False,
         description="True saves the summary of each compaction as a version of the "
         "artifact `compaction-{agent}.md`, for people to read, where the app has an "
         "artifact service and no agent with ADK's `LoadArtifactsTool`, which would "
-        "list it for the model. Whoever sees the session's artifacts can read it.",
+        "list it for the model. ADK does not delete them with the session: see "
+        "`contextguard_adk.sessions.purge`.",
     )
     usage_in_state: bool = Field(
         default=True,

@@ -83,7 +83,7 @@ class ContextGuardPlugin(BasePlugin):
         max_background_summaries: How many summaries are written ahead of time (see
             `ahead` of the strategies) at once, at least 1; others wait.
         summary_artifacts: Whether each compaction saves its summary as the artifact
-            `compaction-{agent}.md` where the app has an artifact service.
+            `compaction-{agent}.md`, which ADK does not delete with the session.
         usage_in_state: Whether session state has one line about how full the window is.
         recent_events: Whether sessions may be loaded in part, by `load_recent`.
         user_ids: How records, traces and log lines name a user: "hashed" or "plain".
@@ -122,7 +122,7 @@ class ContextGuardPlugin(BasePlugin):
         warning_threshold: float = 0.70,
         prices: Mapping[str, Costs] | None = None,
         max_background_summaries: int = 4,
-        summary_artifacts: bool = True,
+        summary_artifacts: bool = False,
         usage_in_state: bool = True,
         recent_events: bool = False,
         user_ids: Literal["hashed", "plain"] = "hashed",

@@ -1,20 +1,268 @@
-"""What an app does with a session between its turns."""
+"""Shows, changes and loads what the guard keeps of a session between its runs.
+
+Each change is one event with a state delta, by ADK's own session service, and returns
+a line that says what it changed. Of all functions:
+
+- `service` is where `session` was loaded from, with all of its events.
+- `agent` is an agent's name, in a branch or isolation scope as `show` has it; "" takes
+  all, but for `edit` the only one.
+- `force` makes a change though a run seems to be under way: the newest message has no
+  answer, and is less than ten minutes old.
+- A `SessionError` says why nothing was changed.
+"""
 
 from __future__ import annotations
 
 import math
+import re
+import time
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatch
 from typing import Any
 
-from google.adk.sessions.base_session_service import (
-    BaseSessionService,
-    GetSessionConfig,
-)
+from google.adk.agents import LlmAgent
+from google.adk.agents.invocation_context import InvocationContext
+from google.adk.artifacts import BaseArtifactService
+from google.adk.events.event import Event
+from google.adk.events.event_actions import EventActions, EventCompaction
+from google.adk.flows.llm_flows.contents import request_processor
+from google.adk.models.llm_request import LlmRequest
+from google.adk.sessions import BaseSessionService as Service
+from google.adk.sessions import InMemorySessionService, Session
+from google.adk.sessions.base_session_service import GetSessionConfig
+from google.genai import types
 
-from contextguard_adk._runtime.state import EVENTS_SINCE_KEY, OFF_KEY
+from contextguard_adk._history.contents import content_text
+from contextguard_adk._history.history import History
+from contextguard_adk._history.stored import MAX_SUMMARY_CHARS, StoredSummary
+from contextguard_adk._history.transcript import render_entries
+from contextguard_adk._runtime import state as keys
+from contextguard_adk._sections.todos import read_todos
+from contextguard_adk._summaries.compose import render_head
+from contextguard_adk.errors import ContextGuardError
+
+BUSY_SECONDS = 600
+_OWNER = re.compile("(?:__context_guard_|context_guard:)(?:record|real_tokens)[_:](.+)")
+
+
+class SessionError(ContextGuardError):
+    """Nothing was changed; the message is one line that says why."""
+
+
+def show(session: Session, agent: str = "", is_full: bool = False) -> list[str]:
+    """Returns a line on each agent; `is_full` adds the texts of the summaries."""
+    return [line for each in _find(session, agent) for line in each.describe(is_full)]
+
+
+class _Stored(keys.AgentState):
+    """An agent's values in a copy of the state; `delta` is what is written there."""
+
+    def __init__(self, session: Session, owner: str) -> None:
+        name, _, scope = owner.partition("@")
+        writes = keys.RunWrites({**session.state})
+        has_plain = session.state.get(f"__context_guard_record_{owner}") is not None
+        super().__init__(writes.state, name, not has_plain, scope, writes)
+        self.session, self.delta = session, writes.pending.setdefault(scope, {})
+        stored = self.record.summary
+        self.summary = stored and self.load_summary(stored.scope)
+
+    def describe(self, is_full: bool) -> Iterator[str]:
+        tokens, said = self.read("real_tokens"), "no summary"
+        usage = f"{int(tokens):,} tokens" if tokens else "no count"
+        usage = self.session.state.get(keys.USAGE_KEY + self.owner) or usage
+        text = self.summary.text if self.summary else ""
+        if self.summary:
+            said = f"{self.summary.covered.content_count:,} messages summarized in "
+            said += f"{len(text):,} characters"
+        owners = [key.rpartition(":")[0] for key in self.find(keys.PIN_KEY)]
+        pin_count = sum(owners.count(each) for each in {"", self.agent, self.owner})
+        counts = f"{pin_count} pins, {len(read_todos(self))} todos"
+        yield f"{self.owner}: {usage}; {said}; {counts}"
+        yield from text.splitlines() if is_full else ()
+
+
+def _find(session: Session, agent: str) -> list[_Stored]:
+    found = (_OWNER.match(key) for key, value in session.state.items() if value)
+    owners = sorted({match[1] for match in found if match})
+    return [_Stored(session, owner) for owner in owners if agent in ("", owner)]
+
+
+def _choose(session: Session, agent: str) -> list[_Stored]:
+    """Returns the agents whose summaries are to be changed."""
+    if not (found := [each for each in _find(session, agent) if each.summary]):
+        raise SessionError(f"there is no summary of {agent or 'any agent'}")
+    if any(each.record.is_newer for each in found):
+        raise SessionError("a later release has written this state; use that one")
+    return found
+
+
+async def compact(
+    service: Service,
+    session: Session,
+    agent: str = "",
+    focus: str = "",
+    force: bool = False,
+) -> str:
+    """Has the next model call compact; `focus` is what to keep above all."""
+    delta, name = dict[str, Any](), agent.partition("@")[0]
+    keys.request_compaction(delta, name, focus)
+    said = f"the next model call of {name or 'a guarded agent'} compacts"
+    return await _append(service, session, said, delta, force)
+
+
+async def reset(
+    service: Service, session: Session, agent: str = "", force: bool = False
+) -> str:
+    """Removes summaries: the next call has all messages, and compacts where it must.
+
+    Pins, todos and what was learned of models stay.
+    """
+    delta, found = dict[str, Any](), _choose(session, agent)
+    for state in found:
+        state.note(summary=None, edits=state.record.edits + 1)
+        for name in keys.SCOPED_NAMES[:-1]:
+            state.write(name, None)
+        for key in state.find(keys.EVENTS_SINCE_KEY):
+            state.set(keys.EVENTS_SINCE_KEY + key, None)
+        delta |= state.delta
+    said = f"{_name(found)} is gone; the next call has all messages"
+    return await _append(service, session, said, delta, force)
+
+
+async def edit(
+    service: Service, session: Session, text: str, agent: str = "", force: bool = False
+) -> str:
+    """Replaces a summary's text by 1 to 262,144 characters; what is beside it stays."""
+    state, *others = _choose(session, agent)
+    text = text.strip().replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+    if others:
+        raise SessionError(f"there is {_name([state, *others])}: name one agent")
+    if not 0 < len(text) <= MAX_SUMMARY_CHARS:
+        raise SessionError(f"1 to {MAX_SUMMARY_CHARS:,} characters, not {len(text):,}")
+    stored = state.summary or StoredSummary()
+    changed = stored.model_copy(update={"model_chars": len(text)})
+    state.note(summary=changed, edits=state.record.edits + 1)
+    state.write("summary", text)
+    said = f"{_name([state])} has {len(text):,} characters, it had {len(stored.text):,}"
+    return await _append(service, session, said, state.delta, force)
+
+
+async def leave(
+    service: Service, session: Session, agent: str = "", force: bool = False
+) -> str:
+    """Makes summaries ADK's own compaction: the session goes on without a guard.
+
+    It has what the agent would see in place of older messages, but for images and files
+    (summary, user's messages, values, calls, pins), and word for word what was kept. It
+    ends before the first call that waits for a result. ADK shows it to all agents: of
+    several, the texts stand one after another. Then nothing is stored of them any more.
+    Agents in a branch or an isolation scope are left out.
+    """
+    found = [each for each in _choose(session, agent) if each.owner == each.agent]
+    views = sorted([await _view(state) for state in found], key=lambda view: view[0])
+    end, _, kept = views[-1] if views else (0, "", [])  # Of the newest.
+    if not end:
+        raise SessionError("what is summarized is gone, in a branch, or has open calls")
+    text = "\n\n".join([*(said for _, said, _ in views), *kept])
+    # As ADK relays an agent: strict providers want no request to begin otherwise.
+    parts = [types.Part(text="For context:")]
+    parts.append(types.Part(text=f"[{found[0].agent}] said: {text}"))
+    compaction = EventCompaction(
+        start_timestamp=min(event.timestamp for event in session.events[:end]),
+        end_timestamp=session.events[end - 1].timestamp,
+        compacted_content=types.UserContent(parts),
+    )
+    forms = ("__context_guard_{}_{}", "context_guard:{}:{}")
+    names = (*keys.SCOPED_NAMES, "compacted", "usage", "events_since")
+    stored = [f.format(name, s.owner) for f in forms for name in names for s in found]
+    stored.append(keys.EVENTS_SINCE_KEY)
+    delta = {key: None for key in stored if session.state.get(key) is not None}
+    done = f"{end:,} events give way to {_name(found)}, as ADK's own compaction"
+    return await _append(service, session, done, delta, force, compaction)
+
+
+async def _view(state: _Stored) -> tuple[int, str, list[str]]:
+    """Returns how many events a request has a text for, that, and what it keeps."""
+    said, run_id, request = types.UserContent("?"), Event.new_id(), LlmRequest()
+    asked = Event(author="user", invocation_id=run_id, content=said)
+    events = [*state.session.events, asked]
+    invocation = InvocationContext(
+        session_service=InMemorySessionService(),
+        session=state.session.model_copy(update={"events": events}),
+        invocation_id=run_id,
+        agent=LlmAgent(name=state.agent, model="gemini-2.5-flash"),
+    )
+    async for _ in request_processor.run_async(invocation, request):
+        pass
+    stored = state.summary or StoredSummary()
+    beside = {k: v for k, v in stored.beside.items() if k != "recall"}
+    stored = stored.model_copy(update={"beside": beside, "has_recall": False})
+    history = History(request.contents, invocation, said, stored)
+    text = content_text(render_head(history, stored, covered := history.covered))
+    others = (i for i in history.history if i not in covered)
+    older = [i for i in others if i < max(covered, default=0)]
+    kept = [entry.text for entry in render_entries(request.contents, older)]
+    last_id = stored.last_event or history.last_event(covered)
+    ends = (i for i, e in enumerate(events, 1) if covered and e.id == last_id)
+    return _find_end(events, max(ends, default=0)), text, kept
+
+
+def _find_end(events: Sequence[Event], most: int) -> int:
+    """Returns how many of the first events may go without a pair being split."""
+    last = {r.id: i for i, e in enumerate(events) for r in e.get_function_responses()}
+    end, reach = 0, -1
+    for index, event in enumerate(events[:most]):
+        for call in event.get_function_calls():
+            # For the result of any other call nobody waits.
+            is_open = call.id in (event.long_running_tool_ids or ())
+            reach = max(reach, last.get(call.id, most if is_open else index))
+        newer = events[index + 1 : index + 2]
+        if reach <= index and all(e.timestamp > event.timestamp for e in newer):
+            end = index + 1
+    return end
+
+
+def _name(states: Sequence[_Stored]) -> str:
+    return f"the summary of {', '.join(state.owner for state in states)}"
+
+
+async def _append(
+    service: Service,
+    session: Session,
+    said: str,
+    delta: dict[str, Any],
+    force: bool,
+    compaction: EventCompaction | None = None,
+) -> str:
+    told = [event for event in session.events if event.content and not event.partial]
+    for last in told[-1:] if not force else ():
+        is_open = last.author == "user" or not last.is_final_response()
+        if is_open and time.time() - last.timestamp < BUSY_SECONDS:
+            raise SessionError("a run seems to be under way: wait, or force the change")
+    actions = EventActions(state_delta=delta, compaction=compaction)
+    # The author that ADK gives to a compaction, and to a change of the state.
+    event = Event(author="user", invocation_id=Event.new_id(), actions=actions)
+    await service.append_event(session, event)
+    return f"Session {session.id!r}: {said}."
+
+
+async def purge(
+    artifacts: BaseArtifactService, *, app_name: str, user_id: str, session_id: str
+) -> int:
+    """Deletes what `summary_artifacts=True` has saved of a session; says how many.
+
+    ADK deletes no artifact with its session: call it beside `delete_session`.
+    """
+    place = {"app_name": app_name, "user_id": user_id, "session_id": session_id}
+    names = await artifacts.list_artifact_keys(**place)
+    found = [name for name in names if fnmatch(name, "compaction-*.md")]
+    for name in found:
+        await artifacts.delete_artifact(**place, filename=name)
+    return len(found)
 
 
 async def load_recent(
-    service: BaseSessionService, *, app_name: str, user_id: str, session_id: str
+    service: Service, *, app_name: str, user_id: str, session_id: str
 ) -> GetSessionConfig | None:
     """Returns how to load a session without the events that no agent needs any more.
 
@@ -30,8 +278,8 @@ async def load_recent(
         app_name=app_name, user_id=user_id, session_id=session_id, config=newest
     )
     state = session.state if session else {}
-    since: Any = state.get(EVENTS_SINCE_KEY)
+    since: Any = state.get(keys.EVENTS_SINCE_KEY)
     is_number = isinstance(since, int | float) and not isinstance(since, bool)
-    if not is_number or not 0 < since < math.inf or state.get(OFF_KEY) is True:
+    if not is_number or not 0 < since < math.inf or state.get(keys.OFF_KEY) is True:
         return None
     return GetSessionConfig(after_timestamp=since)

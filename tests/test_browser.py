@@ -238,6 +238,7 @@ def test_the_extra_plugin_guards_an_app_without_code(
     config = tmp_path / "guard.toml"
     # So that each list of pods is shown whole, as in the sample.
     config.write_text(
+        "summary_artifacts = true\n"
         "[default]\nstrategy = 'threshold'\ncontext_window = 8000\n"
         "preview_tokens = 0.2\n"
     )

@@ -185,6 +185,7 @@ check unknown.yaml | …unknown.yaml: …
 check missing.toml | …missing.toml: cannot be read: No such file or directory.
 check guard.json | ….toml, .yaml or .yml.
 replay sqlite:///sessions.db | …databases need SQLAlchemy: pip install …
+sessions drop x.db | sessions: error: Invalid value for 'ACTION': 'drop' is not one…
 replay session.json --plot a.svg | replay: error: --plot needs: pip install matplotlib
 """
 WRONG_ROWS = [line.split(" | ") for line in WRONG.strip().splitlines()]
@@ -214,7 +215,7 @@ def test_every_command_explains_itself(capsys: Output) -> None:
     """With `--help` each prints how it is used."""
     assert main([]) == 0
     assert capsys.readouterr().out.startswith("Usage: contextguard [OPTIONS]")
-    for command in ([], ["demo"], ["check"], ["replay"], ["report"]):
+    for command in ([], ["demo"], ["check"], ["replay"], ["report"], ["sessions"]):
         assert main([*command, "--help"]) == 0
         usage = " ".join(["Usage: contextguard", *command, "[OPTIONS]"])
         assert capsys.readouterr().out.startswith(usage)

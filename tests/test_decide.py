@@ -62,6 +62,12 @@ OF_RUN = History(LONG)
 OF_RUN.invocation_id = "run"
 
 ROWS: list[tuple[str, Turn, Step, str]] = [
+    (
+        "of a later release",
+        turn_of(facts={"ready": PAID}, record=AgentRecord(version=3)),
+        Step.SEND,
+        "a later release stores it",
+    ),
     ("only watched", turn_of(is_observed=True), Step.SEND, "observes"),
     ("under way, no room", turn_of(9_800, is_writing=True), Step.WAIT, "under way"),
     (

@@ -68,6 +68,8 @@ async def open_chat(
     **guard: Any,
 ) -> Chat:
     """A chat whose next call is compacted."""
+    if not guard.pop("is_default", False):
+        guard = {"summary_artifacts": True, **guard}
     plugin = ContextGuardPlugin(default=Threshold(context_window=4_000), **guard)
     opened = Chat(agent or make_agent(), [plugin], **(chat or {}))
     opened.runner.artifact_service = artifacts
@@ -150,12 +152,12 @@ LISTED = make_agent(load_artifacts_tool, name="other")
 @pytest.mark.parametrize(
     ("agent", "guard", "has_line"),
     [
-        ({}, {"summary_artifacts": False}, True),
+        ({}, {"is_default": True}, True),
         ({"sub_agents": [LISTED]}, {}, True),
         ({}, {"observe": True}, False),
         ({}, {}, False),
     ],
-    ids=["off", "another's tool", "observing", "recorded"],
+    ids=["default", "another's tool", "observing", "recorded"],
 )
 async def test_where_there_is_no_artifact(
     agent: dict[str, Any],
@@ -164,7 +166,7 @@ async def test_where_there_is_no_artifact(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Off, or told to the model by `LoadArtifactsTool`: the line alone, if that."""
+    """By default, or told to the model by a tool of ADK: the line alone, if that."""
     if is_recorded := not (agent or guard):
         monkeypatch.setenv("PYTEST_CURRENT_TEST", "rebuild")
     settings = {"name": "agent", "model": make_llm(), "tools": [look], **agent}

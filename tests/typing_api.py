@@ -9,14 +9,16 @@ from typing import Literal, assert_type
 from google.adk.agents import LlmAgent
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.apps import App
+from google.adk.artifacts import InMemoryArtifactService
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.adk.plugins.base_plugin import BasePlugin
+from google.adk.sessions import BaseSessionService, Session
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
 import contextguard_adk as cg
-from contextguard_adk import strategies
+from contextguard_adk import sessions, strategies
 from contextguard_adk.records import Usage
 from contextguard_adk.testing import RecordedRequest, SimulatedLlm, call
 
@@ -236,6 +238,17 @@ def keep_word_for_word(tool_context: ToolContext) -> None:
     assert_type(cg.pin(tool_context.state, "Ask first."), str)
     cg.unpin(tool_context.state, cg.pin({}, "Ask.", key="rule", agent="agent"), "agent")
     LlmAgent(name="agent", tools=[cg.PinTool()])
+
+
+async def change_session(service: BaseSessionService, session: Session) -> None:
+    """What is stored can be shown and changed."""
+    assert_type(sessions.show(session, is_full=True), list[str])
+    assert_type(await sessions.compact(service, session, "agent", "names"), str)
+    assert_type(await sessions.reset(service, session, force=True), str)
+    assert_type(await sessions.edit(service, session, "Text.", "agent"), str)
+    assert_type(await sessions.leave(service, session), str)
+    place = {"app_name": "app", "user_id": "user", "session_id": "session"}
+    assert_type(await sessions.purge(InMemoryArtifactService(), **place), int)
 
 
 def make_model() -> SimulatedLlm:

@@ -81,7 +81,8 @@ def _gains_nothing(turn: Turn) -> bool:
 def may_begin_in_background(turn: Turn) -> bool:
     """Returns whether a summary may be begun once this request is answered."""
     ahead, facts = turn.settings.ahead, turn.facts
-    if ahead is None or facts.ready or facts.is_background_tried or turn.is_writing:
+    is_tried = facts.ready or facts.is_background_tried or turn.is_writing
+    if ahead is None or is_tried or turn.record.is_newer:
         return False
     # A strategy that does not say how near it is has an infinite one.
     return ahead <= turn.nearness < math.inf
@@ -158,6 +159,7 @@ _WORTH = (
 
 TABLE = (
     Row(lambda turn: turn.is_observed, Step.SEND, "the guard only observes"),
+    Row(lambda turn: turn.record.is_newer, Step.SEND, "a later release stores it"),
     Row(
         lambda turn: turn.is_writing and not turn.has_room,
         Step.WAIT,

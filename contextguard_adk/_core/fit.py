@@ -24,7 +24,9 @@ from contextguard_adk._measuring.density import estimate_text_density
 from contextguard_adk._measuring.tokens import Memo, estimate_config_tokens
 from contextguard_adk._sections.done import write_done_list
 from contextguard_adk._shapes.repair import repair_contents
+from contextguard_adk._summaries.compose import render_head, shorten_stored
 from contextguard_adk._support.phrases import SYSTEM, quote
+from contextguard_adk._turn.turn import Turn
 
 NOTICE = f"{SYSTEM}Earlier messages were left out, they exceed the context window.]"
 
@@ -87,6 +89,25 @@ def reduce_contents(
         first = [*head, types.UserContent(done if head else f"{NOTICE}\n\n{done}")]
     rest = [kept[index] for index in sorted(kept)]
     return repair_contents(join_messages(first, rest))
+
+
+def minimize(turn: Turn, room_tokens: int, factor: float) -> list[types.Content]:
+    """Returns summary, current request and the newest contents that fit."""
+    history, head = turn.history, list[types.Content]()
+    short = None
+    for short in shorten_stored(turn, history.stored):
+        head = [render_head(history, short, history.covered)]
+        if history.memo.estimate_tokens(head) * factor <= room_tokens * 0.5:
+            break
+    else:  # A notice takes its place, but not that of pins.
+        head = [] if short and short.text else head
+    request = history.request_index
+    # A continuation in the head may quote it.
+    if head and short and short.has_continuation and request is not None:
+        is_quoted = short.request == history.fingerprint(request).hex()
+        request = None if is_quoted else request
+    args = factor, head, request, history.turn, history.memo
+    return reduce_contents(history.shown, room_tokens, *args)
 
 
 def cut_request(request: LlmRequest, max_tokens: int, memo: Memo) -> None:

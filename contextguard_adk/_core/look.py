@@ -8,6 +8,7 @@ from google.genai import types
 
 from contextguard_adk import _recall
 from contextguard_adk._core.call import Bounds, Call
+from contextguard_adk._core.fit import minimize
 from contextguard_adk._core.limits import plan_call, resolve_model
 from contextguard_adk._history.draft import Reason
 from contextguard_adk._history.history import History
@@ -57,6 +58,11 @@ def look(call: Call, bounds: Bounds, is_settled: bool = False) -> Turn:
         config=request.config,
     )
     turn = _measure(_render(turn), bounds)
+    if turn.record.is_newer and not replace(turn, reason="tokens").has_room:
+        # No summary could be stored: each call would pay for it again.
+        room = turn.budgets.full_tokens - turn.size.config_tokens * turn.correction
+        contents = shape(turn, minimize(turn, int(room), turn.correction))
+        turn = _measure(replace(turn, contents=contents), bounds)
     return replace(turn, nearness=call.strategy.fullness(turn))
 
 

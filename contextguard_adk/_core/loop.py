@@ -100,7 +100,7 @@ async def _put_in(call: Call, turn: Turn) -> None:
 def _rebase(call: Call, turn: Turn, paid: Paid) -> Outcome | None:
     """Returns the request with a paid summary in place; None where it does not hold."""
     history = turn.history.with_summary(paid.stored)
-    if not history.is_summary_valid:
+    if not history.is_summary_valid or paid.stored.edits < turn.record.edits:
         return None
     draft = replace(
         paid.draft,

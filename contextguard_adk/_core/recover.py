@@ -14,7 +14,7 @@ from google.genai import types
 
 from contextguard_adk._core.call import Bounds, Call
 from contextguard_adk._core.counts import read_counts
-from contextguard_adk._core.fit import reduce_contents
+from contextguard_adk._core.fit import minimize
 from contextguard_adk._core.limits import (
     learn_window,
     plan_call,
@@ -32,7 +32,7 @@ from contextguard_adk._providers.retry import call_with_retries
 from contextguard_adk._runtime.runs import SentCall
 from contextguard_adk._shapes.media_limit import count_media_bytes, leave_out_media
 from contextguard_adk._shapes.refused_forms import find_help
-from contextguard_adk._summaries.compose import render_head, shape, shorten_stored
+from contextguard_adk._summaries.compose import shape
 
 logger = logging.getLogger("contextguard_adk.recovery")
 
@@ -184,28 +184,12 @@ class Recovery:
         """Summary, current request and the newest contents, in 40 % of the room."""
         self._measure_by(overflow)
         turn = look(self._call, self._bounds)
-        history, stored = turn.history, turn.history.stored
         factor, window = self._factor, turn.budgets.window_tokens
         most = min(window, self._tried_tokens[-1] * factor)
         # Instruction and tools stay. They may take fewer tokens than `factor` says.
         room = (most - turn.size.config_tokens * factor) * 0.4
         room = int(max(room, window * 0.1))
-        head: list[types.Content] = []
-        short = None
-        for short in shorten_stored(turn, stored):
-            head = [render_head(history, short, history.covered)]
-            if history.memo.estimate_tokens(head) * factor <= room * 0.5:
-                break
-        else:  # A notice takes its place, but not that of pins.
-            head = [] if short and short.text else head
-        request = history.request_index
-        # A continuation in the head may quote it.
-        if head and short and short.has_continuation and request is not None:
-            is_quoted = short.request == history.fingerprint(request).hex()
-            request = None if is_quoted else request
-        contents = reduce_contents(
-            history.shown, room, factor, head, request, history.turn, history.memo
-        )
+        contents = minimize(turn, room, factor)
         return contents if self._is_smaller(contents) else None
 
     def _measure_by(self, overflow: Overflow) -> None:

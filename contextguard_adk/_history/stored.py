@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from pydantic import PlainSerializer as Write
@@ -17,6 +17,7 @@ from contextguard_adk._history.fingerprints import (
 )
 from contextguard_adk._history.truncation import Length, Truncation
 
+VERSION = 2  # Of the record that is written; older ones are ignored.
 MAX_MODELS = 8
 """Of one agent, whose limits are remembered; the newest stay."""
 
@@ -33,7 +34,8 @@ def _read_covered(value: object) -> Covered:
     return value if isinstance(value, Covered) else decode_covered(str(value))
 
 
-class _Stored(BaseModel):
+# What only a later release knows stays where a record is written again.
+class _Stored(BaseModel, extra="allow"):
     model_config = ConfigDict(frozen=True, strict=True, arbitrary_types_allowed=True)
 
 
@@ -48,6 +50,7 @@ class StoredSummary(_Stored):
     Tool results are shortened up to `truncated_upto`, which `History.name_place` has
     named. A compacted request took `left_tokens`. With `has_older` all is covered that
     stands before what is known of `covered`.
+    named. A compacted request took `left_tokens`. `edits` is that of the record then.
     """
 
     text: str = Field(default="", exclude=True)
@@ -67,6 +70,7 @@ class StoredSummary(_Stored):
     has_recall: bool = False
     has_older: bool = False
     left_tokens: Length = 0
+    edits: Length = 0
 
     @property
     def model_text(self) -> str:
@@ -102,10 +106,11 @@ class AgentRecord(_Stored):
     """What the guard keeps of an agent in a scope, and what its models have shown.
 
     `has_recall` tells that the agent's requests declare the recall tool; `helped`
-    is what helped where the provider refused the form of a history.
+    is what helped where the provider refused the form of a history; `edits` counts the
+    changes by hand. As JSON every version begins with `{"version":`.
     """
 
-    version: Literal[2] = 2
+    version: int = Field(default=VERSION, ge=VERSION, le=2**53)
     learned: dict[Annotated[str, Field(max_length=256)], Learned] = Field(
         default={}, max_length=MAX_MODELS
     )
@@ -114,6 +119,12 @@ class AgentRecord(_Stored):
     helped: dict[str, Annotated[str, Field(max_length=256)]] | None = Field(
         default=None, max_length=16
     )
+    edits: Length = 0
+
+    @property
+    def is_newer(self) -> bool:
+        """Whether a later release has written it: it is read and left as it is."""
+        return self.version > VERSION
 
     def of(self, model: str) -> Learned:
         """Returns what a model has shown."""

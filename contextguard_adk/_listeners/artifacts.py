@@ -50,7 +50,7 @@ class Artifacts(Listener):
                 )
         except Exception as error:  # noqa: BLE001 - a service may raise anything.
             message = "The artifact %r could not be saved: %s. Later failures are not "
-            message += "logged; `summary_artifacts = false` writes none."
+            message += "logged."
             warn_once(logger, message, name, type(error).__name__)
         else:
             key = name_session(invocation), *call_key(event.context)

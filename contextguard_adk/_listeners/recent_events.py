@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextguard_adk._history.contents import is_user_text
 from contextguard_adk._runtime.state import EVENTS_SINCE_KEY
 from contextguard_adk._summaries.compose import find_quoted
-from contextguard_adk._turn.units import Compacted, Listener
+from contextguard_adk._turn.units import Answered, Compacted, Listener
 
 MARGIN_COUNT = 32
 """Events that are loaded beside those that are needed: they show what is covered."""
@@ -26,8 +26,8 @@ class RecentEvents(Listener):
         state, agent = event.state, event.turn.agent
         found = state.find(f"{EVENTS_SINCE_KEY}:")
         # A branch of one run tells nothing of the next run's.
-        is_known = state.owner == agent
-        since = _find_start(event) or found.get(agent) if is_known else None
+        is_branch = state.owner != agent
+        since = None if is_branch else _find_start(event) or found.get(agent)
         found[agent] = since
         state.set(f"{EVENTS_SINCE_KEY}:{agent}", since)
         root = getattr(event.context.get_invocation_context().agent, "root_agent", None)
@@ -35,6 +35,14 @@ class RecentEvents(Listener):
         known = [each for each in times if isinstance(each, float)]
         is_complete = known and len(known) == len(times)
         state.set(EVENTS_SINCE_KEY, min(known) if is_complete else None)
+
+    def answered(self, event: Answered) -> None:
+        """Has all loaded again where an agent that reads it has no summary."""
+        agent, state = event.context.get_invocation_context().agent, event.state
+        is_reader = event.context.agent_name in _list_readers(agent)
+        has_less = event.guard.loads_recent and "" in state.find(EVENTS_SINCE_KEY)
+        if has_less and is_reader and not state.record.summary:
+            state.set(EVENTS_SINCE_KEY, None)
 
 
 def _find_start(event: Compacted) -> float | None:

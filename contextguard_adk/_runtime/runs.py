@@ -142,7 +142,7 @@ class Guard:
     prices: Mapping[str, Costs] = field(default_factory=dict)
     observers: Observers = field(default_factory=Observers)
     has_namespaced_keys: bool = False
-    has_artifacts: bool = True
+    has_artifacts: bool = False
     has_usage: bool = True  # In session state, for people.
     loads_recent: bool = False  # Sessions may be loaded in part.
     redactor: Redactor = field(default_factory=Redactor)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,7 @@ from pydantic import ValidationError
 
 from contextguard_adk._history.stored import (
     MAX_MODELS,
+    VERSION,
     AgentRecord,
     Learned,
     StateValues,
@@ -52,6 +54,7 @@ MAX_SCOPES = 16
 in which the agent is at work."""
 
 
+_VERSION = re.compile(r'\s*\{\s*"version"\s*:\s*([1-9]\d{0,8})\b')
 SCOPED_NAMES = "summary", "summarized_at", "real_tokens", "last_heuristic", "record"
 
 
@@ -156,12 +159,13 @@ class AgentState:
         state = self._state
         return state.to_dict() if isinstance(state, State) else state
 
+    def _place(self, name: str) -> str:
+        keys = self.key(name), _key(name, self.owner, not self._is_namespaced)
+        return keys[self._values.get(keys[0]) is None]
+
     def read(self, name: str) -> Any:
         """Returns a value of this agent, under either form of its key, or None."""
-        key = self.key(name)
-        if self._values.get(key) is None:
-            key = _key(name, self.owner, not self._is_namespaced)
-        return self.read_at(key, name)
+        return self.read_at(self._place(name), name)
 
     def read_at(self, key: str, name: str) -> Any:
         """Returns what stands under a key, if it is a `name` within its bounds."""
@@ -177,12 +181,21 @@ class AgentState:
     @functools.cached_property
     def record(self) -> AgentRecord:
         """What is stored beside the documented keys; empty where it is unusable."""
-        stored = self.read("record") or "{}"
+        key = self._place("record")
+        stored, use = self._values.get(key), "cannot be read"
+        found = _VERSION.match(stored) if isinstance(stored, str) else None
+        record = AgentRecord(version=max(int(found[1]) if found else 0, VERSION))
         try:
-            return AgentRecord.model_validate_json(stored)
+            if text := self.read_at(key, "record"):
+                record, use = AgentRecord.model_validate_json(text), "is used"
         except (ValidationError, RecursionError):
-            _warn(self.key("record"), stored, "a record of this version")
-            return AgentRecord()
+            if not record.is_newer:
+                _warn(key, stored, "a record of this version")
+        if record.is_newer:
+            message = "Session state %r is of version %d, from a later release, and %s."
+            message += " It stays as it is; requests are cut where they do not fit."
+            warn_once(logger, message, key, record.version, use)
+        return record
 
     def learn(self, model: str, **shown: float | None) -> None:
         """Remembers what a model has shown, None to forget it."""
@@ -243,6 +256,8 @@ class AgentState:
 
     def set(self, key: str, value: object) -> None:
         """Writes a key as it is; the event of the call brings it to the session."""
+        if self.record.is_newer:
+            return
         self._run.write(self._scope, key, value)
         if self._values.get(key) != value:  # The event may hold another value.
             self._state[key] = value
@@ -276,13 +291,14 @@ class AgentState:
         del scopes[: -4 * MAX_SCOPES]
         for scope in scopes[:-MAX_SCOPES]:
             owner = f"{self.agent}@{scope}"
-            if owner not in self._run.owners:
+            old = AgentState(self._state, self.agent, self._is_namespaced, scope)
+            if owner not in self._run.owners and not old.record.is_newer:
                 scopes.remove(scope)
                 keys = [_key(name, owner, self._is_namespaced) for name in SCOPED_NAMES]
                 pins = f"{PIN_KEY}{owner}:"
                 keys += [pins + name for name in self.find(pins)]
-                for old in (key for key in keys if self._values.get(key) is not None):
-                    self.set(old, None)
+                for each in (k for k in keys if self._values.get(k) is not None):
+                    self.set(each, None)
         self.set(key, scopes)
 
     @property

@@ -112,6 +112,7 @@ def _build_stored(turn: Turn, draft: Draft) -> StoredSummary:
         truncated_upto=history.name_place(draft.truncated_upto),
         has_recall=turn.has_recall,
         has_older=history.stored is not None and history.is_partial,
+        edits=turn.record.edits,
     )
     known = history.stored.beside if history.stored else {}
     room_bytes = stored.room_bytes

@@ -1,4 +1,4 @@
-"""The command line: `contextguard demo`, `check`, `replay` and `report`."""
+"""The command line: `contextguard demo`, `check`, `replay`, `report`, `sessions`."""
 
 from __future__ import annotations
 
@@ -158,6 +158,18 @@ _window = click.option(
 )
 
 
+def _session_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds what names a session."""
+    for add in (
+        click.option("--session", help="The id of a database's session."),
+        click.option("--user", help="The user of a database's session."),
+        click.option("--app", help="The app of a database's session."),
+        click.argument("source", metavar="SESSION"),
+    ):
+        command = add(command)
+    return command
+
+
 def _recording_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds what `replay` and `report` share."""
     for add in (
@@ -173,10 +185,7 @@ def _recording_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--list", "is_list", is_flag=True, help="List sessions, newest first."
         ),
-        click.option("--session", help="The id of a database's session."),
-        click.option("--user", help="The user of a database's session."),
-        click.option("--app", help="The app of a database's session."),
-        click.argument("source", metavar="SESSION"),
+        _session_options,
     ):
         command = add(command)
     return command
@@ -257,5 +266,29 @@ def report(**options: Any) -> int | None:
     SESSION is a JSON export, adk web's SQLite file, or a database's URL, of which the
     newest session is taken where no name is given. The page shows the context over
     time, tokens, money, and each compaction. No model is asked.
+    """
+    return _call(**options)
+
+
+@contextguard.command()
+@click.argument(
+    "action",
+    type=click.Choice(["show", "compact", "reset", "edit", "leave", "purge"]),
+    metavar="ACTION",
+)
+@_session_options
+@click.option("--agent", default="", help="The agent, as `show` names it.")
+@click.option("--full", "is_full", is_flag=True, help="Of `show`: print summaries.")
+@click.option("--focus", default="", help="Of `compact`: what to keep above all.")
+@click.option("--text", type=_file, help="Of `edit`: the new text, for $EDITOR.")
+@click.option("--force", is_flag=True, help="Change it though a run is under way.")
+def sessions(**options: Any) -> int | None:
+    """Show or change what the guard keeps of a session.
+
+    ACTION is show, compact (at the next model call), reset (remove the summary), edit,
+    leave (make it a compaction of ADK, for an app without the guard) or purge (delete
+    saved artifacts: SESSION is an --artifact_service_uri). SESSION is adk web's SQLite
+    file, or a database's URL, of which the newest session is taken where no name is
+    given.
     """
     return _call(**options)

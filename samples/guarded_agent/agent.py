@@ -46,7 +46,8 @@ app = App(
             agents={
                 # So that each list of pods is shown whole.
                 "operator": Threshold(context_window=WINDOW_TOKENS, preview_tokens=0.2)
-            }
+            },
+            summary_artifacts=True,  # For the Artifacts tab.
         )
     ],
 )
