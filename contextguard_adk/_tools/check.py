@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.console import Console
 
-from contextguard_adk._measuring.budgets import plan_budgets
+from contextguard_adk._announce import (
+    LARGE_WINDOW_TOKENS,
+    describe_trigger,
+    plan_strategy,
+)
+from contextguard_adk._providers.costs import Costs
 from contextguard_adk._providers.registry import (
     LitellmRegistry,
     resolve_context_window,
@@ -71,12 +75,7 @@ def _budget(strategy: Strategy, model: str, plugin: PluginSettings) -> dict[str,
     """Lists the sizes and prices of a model."""
     registry, fixed = LitellmRegistry(), strategy.context_window
     window = resolve_context_window(model, configured=fixed, registry=registry)
-    trigger = strategy.trigger_tokens(window.tokens)
-    planned = plan_budgets(window.tokens, trigger_tokens=trigger)
-    due_tokens = planned.threshold_tokens
-    if isinstance(strategy, Pipeline) and strategy.compression_threshold:
-        early_tokens = strategy.compression_threshold * planned.working_tokens
-        due_tokens = min(due_tokens, math.ceil(early_tokens))
+    planned = plan_strategy(strategy, window.tokens)
     is_known = window.source == "registry"
     costs = resolve_costs(model, plugin.prices, registry)
     return {
@@ -85,9 +84,9 @@ def _budget(strategy: Strategy, model: str, plugin: PluginSettings) -> dict[str,
         "source": window.source,
         "registry_entry": registry.entry_name(model) if is_known else None,
         "buffer_tokens": window.tokens - planned.full_tokens,
-        "threshold_tokens": due_tokens,
+        "threshold_tokens": planned.threshold_tokens,
         "summary_tokens": planned.summary_tokens,
-        "costs": costs.model_dump() if costs else None,
+        "costs": costs.model_dump(exclude_defaults=True) if costs else None,
     }
 
 
@@ -115,7 +114,17 @@ def _list_lines(report: dict[str, Any]) -> Iterator[str]:
                 f"({source}), buffer {row['buffer_tokens']:,}, threshold "
                 f"{row['threshold_tokens']:,}, summary {row['summary_tokens']:,}"
             )
+            costs = Costs(**row["costs"]) if row["costs"] else None
+            if row["window_tokens"] > LARGE_WINDOW_TOKENS:
+                yield f"    {describe_trigger(row['threshold_tokens'], costs)}"
             if row["model"]:
-                prices = (row["costs"] or {}).items()
-                known = (f"{k} {v:g}" for k, v in prices if v is not None)
-                yield f"    dollars per million tokens: {', '.join(known) or 'unknown'}"
+                known = _list_prices(costs) if costs else "unknown"
+                yield f"    dollars per million tokens: {known}"
+
+
+def _list_prices(costs: Costs) -> str:
+    prices = costs.model_dump(exclude={"above", "above_tokens"}, exclude_none=True)
+    said = ", ".join(f"{name} {price:g}" for name, price in prices.items())
+    if not costs.above:
+        return said
+    return f"{said}; above {costs.above_tokens:,} tokens {_list_prices(costs.above)}"
