@@ -34,7 +34,6 @@ from contextguard_adk.config import (
 from contextguard_adk.errors import ConfigError
 from contextguard_adk.records import Usage
 from contextguard_adk.strategies.base import Strategy, Threshold
-from contextguard_adk.strategies.pipeline import Pipeline
 
 logger = logging.getLogger("contextguard_adk.plugin")
 
@@ -43,9 +42,6 @@ GUARD_ALL = Threshold()
 
 FROM_FILE = Threshold()
 """Stands for settings that `from_file` reads."""
-
-LARGE_WINDOW_TOKENS = 200_000
-"""Above it the log says where compactions begin, and what a prompt costs there."""
 
 _MAX_AGENTS = 12
 _OFF = ("", "0", "false", "no", "off")
@@ -159,32 +155,20 @@ def announce_app(
         logger.info("%s app %r: %s.", verb, app, one_line(said))
 
 
-def list_unknown_names(
-    root: object, settings: PluginSettings, is_shared: bool
-) -> dict[str, str]:
-    """Maps each name in `agents` that the app lacks to the name that may be meant.
-
-    Of settings that other apps share these are the misspelled names only.
-    """
-    known = {node.name for node in walk_tree(root) if isinstance(node, BaseAgent)}
-    unnamed = known - settings.agents.keys()
-    return {
-        name: suggest(name, known)
-        for name in sorted(settings.agents.keys() - known)
-        if not is_shared or get_close_matches(name, unnamed, 1, 0.8)
-    }
-
-
 def _check_names(
     app: str, root: object, settings: PluginSettings, is_shared: bool
 ) -> None:
+    known = {node.name for node in walk_tree(root) if isinstance(node, BaseAgent)}
     default = settings.default
     kind = getattr(default, "__name__", type(default).__name__)  # Or of a function.
     others = f"guarded by {kind}" if default is not None else "not guarded"
-    for name, hint in list_unknown_names(root, settings, is_shared).items():
+    unnamed = known - settings.agents.keys()
+    for name in sorted(settings.agents.keys() - known):
+        if is_shared and not get_close_matches(name, unnamed, 1, 0.8):
+            continue  # Another app may have it.
         message = "`agents` names %r, but app %r has no agent of that name.%s "
         message += "Agents that `agents` does not name are %s."
-        warn_once(logger, message, name, app, hint, others)
+        warn_once(logger, message, name, app, suggest(name, known), others)
 
 
 def _list_agents(
@@ -198,24 +182,21 @@ def _list_agents(
     agents |= {agent.name: agent for agent in tree}
     named_first = sorted(agents, key=lambda name: (name not in settings.agents, name))
     said = [
-        f"{name}: {_describe_agent(agents[name], strategy, settings, registry)}"
+        f"{name}: {_describe_agent(name, agents[name], settings, registry)}"
         for name in named_first[:_MAX_AGENTS]
-        for strategy in [settings.agents.get(name, settings.default)]
     ]
     if (more := len(agents) - _MAX_AGENTS) > 0:
         said.append(f"and {more} more")
     if root is None:  # ADK shows no plugin a workflow at the root.
-        others = _describe_agent(None, settings.default, settings, registry)
+        others = _describe_agent("", None, settings, registry)
         said.append(f"every {'other ' * bool(agents)}agent of the workflow: {others}")
     return said or ["it has no LLM agent"]
 
 
 def _describe_agent(
-    agent: object,
-    strategy: Strategy | Chooser | None,
-    settings: PluginSettings,
-    registry: ModelRegistry | None,
+    name: str, agent: object, settings: PluginSettings, registry: ModelRegistry | None
 ) -> str:
+    strategy = settings.agents.get(name, settings.default)
     if strategy is None:
         return "not guarded"
     if not isinstance(strategy, Strategy):
@@ -227,29 +208,23 @@ def _describe_agent(
         model, configured=fixed, registry=registry, is_quiet=True
     )
     source = _SOURCES.get(window.source, f"assumed: unknown model {model!r}")
-    said = f"{kind}, window {window.tokens:,} tokens ({source})"
-    if window.tokens <= LARGE_WINDOW_TOKENS:
-        return said
     costs = resolve_costs(model, settings.prices, registry)
-    due_tokens = plan_strategy(strategy, window.tokens).threshold_tokens
-    return f"{said}, {describe_trigger(due_tokens, costs)}"
+    _, where = plan_strategy(strategy, window.tokens, costs)
+    return f"{kind}, window {window.tokens:,} tokens ({source}){where}"
 
 
-def plan_strategy(strategy: Strategy, window_tokens: int) -> Budgets:
-    """Returns the sizes of a strategy; its threshold is where compactions begin."""
+def plan_strategy(
+    strategy: Strategy, window_tokens: int, costs: Costs | None
+) -> tuple[Budgets, str]:
+    """Returns sizes and, for a large window, where compactions begin, at what cost."""
     trigger = strategy.trigger_tokens(window_tokens)
     planned = plan_budgets(window_tokens, trigger_tokens=trigger)
-    if isinstance(strategy, Pipeline) and (part := strategy.compression_threshold):
-        early_tokens = math.ceil(part * planned.working_tokens)
-        due_tokens = min(planned.threshold_tokens, early_tokens)
-        planned = replace(planned, threshold_tokens=due_tokens)
-    return planned
-
-
-def describe_trigger(due_tokens: int, costs: Costs | None) -> str:
-    """Says where compactions begin, and what no cache makes cheaper there."""
-    cost = f"${costs.price(Usage(due_tokens)):,.2f}" if costs else "an unknown amount"
-    return f"compacts at {due_tokens:,} tokens, a prompt of that size costs {cost}"
+    early = getattr(strategy, "compression_threshold", None) or math.inf  # A Pipeline.
+    due_tokens = min(planned.threshold_tokens, early * planned.working_tokens)
+    planned = replace(planned, threshold_tokens=(tokens := math.ceil(due_tokens)))
+    cost = f"${costs.price(Usage(tokens)):,.2f}" if costs else "an unknown amount"
+    said = f", compacts at {tokens:,} tokens, a prompt of that size costs {cost}"
+    return planned, said if window_tokens > 200_000 else ""
 
 
 def _find_model_name(agent: object) -> str:

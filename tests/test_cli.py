@@ -388,6 +388,7 @@ def test_each_agent_and_model_has_its_budgets(config: Path, capsys: Output) -> N
         "threshold_tokens": 102_400,
         "summary_tokens": 12_800,
         "costs": {"input": 2.5, "output": 10, "cached_input": 1.25},
+        "trigger": "",  # Said of windows above 200,000 tokens only.
     }
     changes = {"source": "default", "registry_entry": None, "costs": None}
     assert unknown == {**known, "model": models[1], **changes}

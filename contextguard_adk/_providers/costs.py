@@ -22,7 +22,7 @@ class Costs(Settings):
     """
 
     input: Price = Field(
-        description="US dollars per million prompt tokens, at least 0.",
+        description="US dollars per million prompt tokens, at least 0."
     )
     output: Price = Field(
         description="US dollars per million tokens that the model writes, its thoughts "
@@ -36,12 +36,11 @@ class Costs(Settings):
     above: Costs | None = Field(
         default=None,
         description="What all tokens of a call cost whose prompt has more than "
-        "`above_tokens`; these prices may have an `above` of their own. None: a long "
-        "prompt costs no more for each token.",
+        "`above_tokens`; may have an `above` of its own. None: the same.",
     )
     above_tokens: PositiveCount = Field(
         default=200_000,
-        description="The prompt tokens, at least 1, above which `above` applies.",
+        description="The prompt tokens above which `above` applies, at least 1.",
     )
 
     def price(self, usage: Usage) -> float:

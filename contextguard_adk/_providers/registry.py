@@ -196,9 +196,9 @@ def _parse_entry(name: str, value: object) -> _Entry | None:
 
 def _read_costs(name: str, value: Mapping[str, Any]) -> Costs | None:
     """Reads prices per token; None where the table does not name both directions."""
-    tiers = [int(found[1]) for key in value if (found := _TIER.fullmatch(key))]
+    tiers = sorted(int(key[1]) for key in map(_TIER.fullmatch, value) if key)
     try:
-        costs = _read_tiers(value, sorted(tiers))
+        costs = _read_tiers(value, tiers)
     except (TypeError, ValueError):
         return None
     is_known = name.startswith(_FREE_PROVIDERS) or min(costs.input, costs.output) > 0
@@ -208,10 +208,7 @@ def _read_costs(name: str, value: Mapping[str, Any]) -> Costs | None:
 def _read_tiers(
     value: Mapping[str, Any], tiers: list[int], end: str = "", **below: float
 ) -> Costs:
-    """Reads prices, with those above so many thousand tokens; what lacks is as below.
-
-    The provider bills all tokens of a call by the tier of its prompt.
-    """
+    """Reads the prices of a tier and of those above; what lacks is as below."""
     fields = {key: f"{field}{end}" for key, field in _PRICES.items()}
     given = {key: value[field] for key, field in fields.items() if field in value}
     prices = below | {key: round(1e6 * price, 6) for key, price in given.items()}
