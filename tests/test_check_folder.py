@@ -43,7 +43,10 @@ def guarded(name: str, settings: str) -> str:
 
 
 WRONG = {
-    "broken": ("raise RuntimeError('no\\nkey')", "cannot be loaded: RuntimeError: …key"),
+    "broken": (
+        "raise RuntimeError('no\\nkey')",
+        "cannot be loaded: …no key",
+    ),
     "named": (guarded("named", "agents={'findr': None}"), "…Did you mean 'finder'?"),
     "kept": (
         guarded("kept", "default=Threshold(keep_tools=('serch',))"),

@@ -170,8 +170,7 @@ async def replay_guards(
     replay = _Replay(session, settings, guards, has_cache)
     needs = Needs(session.events, calls)
     for name in dict.fromkeys(call.event.author for call in calls):
-        own = [c for c in calls if c.event.author == name]
-        await replay.infer(name, own, 10 if known else 40)
+        await replay.infer(name, [c for c in calls if c.event.author == name])
     numbered = list(enumerate(calls, 1))[len(known) :]
     shown = terminal.show_progress(numbered, "Replaying")
     steps = [await replay.step(number, call, needs) for number, call in shown]
@@ -220,7 +219,7 @@ class _Replay:
         side.plugins.register_plugin(plugin)
         return side
 
-    async def infer(self, name: str, calls: list[RecordedCall], most: int) -> None:
+    async def infer(self, name: str, calls: list[RecordedCall]) -> None:
         """Makes an agent whose instruction is as long as the counts suggest."""
         try:
             agent = LlmAgent(name=name, tools=_list_tools(self._recorded, name))
@@ -229,7 +228,7 @@ class _Replay:
         self._agents[name], self._scales[name] = agent, Scale()
         own = [call for call in calls if not call.is_guarded]
         measured = [call for call in own if call.heuristic_tokens]
-        sample = (measured or own)[:: max(1, len(measured or own) // most)]
+        sample = (measured or own)[:: max(1, len(measured or own) // 40)]
         request, fits = LlmRequest(), []
         for agent.include_contents in ("none", "default"):
             side = Side(self._recorded, self._settings.model, self._memo)
