@@ -183,6 +183,9 @@ async def _open(source: str) -> AsyncIterator[Session | _Service]:
         create: Any = get_service_registry().create_session_service
         try:
             yield _Service(create(source, agents_dir=os.getcwd()))
+        except ImportError as error:
+            text = "Agent Engine needs Google's client: pip install 'google-adk[gcp]'"
+            raise CommandError(text) from error
         except CommandError:
             raise
         except Exception as error:
@@ -275,8 +278,6 @@ _PICKLED = (
     "{0} has events in the format of ADK before 1.22, pickles, which may run any code "
     "when they are read: if you trust the file, give it as sqlite+aiosqlite:///{0}"
 )
-
-
 _COMPUTED = "{}: {} is no plain table, as ADK writes it; what it holds may be anything"
 # As SQLite itself spells it, however it was written.
 _PLAIN = re.compile("CREATE (TABLE|(UNIQUE )?INDEX) ")
