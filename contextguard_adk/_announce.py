@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from difflib import get_close_matches
 
 from google.adk.agents.base_agent import BaseAgent
 from google.adk.agents.callback_context import CallbackContext
 
-from contextguard_adk._providers.registry import ModelRegistry, resolve_context_window
+from contextguard_adk._measuring.budgets import Budgets, plan_budgets
+from contextguard_adk._providers.costs import Costs
+from contextguard_adk._providers.registry import (
+    ModelRegistry,
+    resolve_context_window,
+    resolve_costs,
+)
 from contextguard_adk._runtime.adk_tree import walk_tree
 from contextguard_adk._support.log import log_traceback, one_line, warn_once
 from contextguard_adk._support.settings import short_repr, suggest
@@ -24,6 +32,7 @@ from contextguard_adk.config import (
     load_settings,
 )
 from contextguard_adk.errors import ConfigError
+from contextguard_adk.records import Usage
 from contextguard_adk.strategies.base import Strategy, Threshold
 
 logger = logging.getLogger("contextguard_adk.plugin")
@@ -166,8 +175,7 @@ def _check_names(
     unnamed = known - settings.agents.keys()
     for name in sorted(settings.agents.keys() - known):
         if is_shared and not get_close_matches(name, unnamed, 1, 0.8):
-            logger.debug("App %r has no agent %r; another app may.", app, name)
-            continue
+            continue  # Another app may have it.
         message = "`agents` names %r, but app %r has no agent of that name.%s "
         message += "Agents that `agents` does not name are %s."
         warn_once(logger, message, name, app, suggest(name, known), others)
@@ -184,21 +192,21 @@ def _list_agents(
     agents |= {agent.name: agent for agent in tree}
     named_first = sorted(agents, key=lambda name: (name not in settings.agents, name))
     said = [
-        f"{name}: {_describe_agent(agents[name], strategy, registry)}"
+        f"{name}: {_describe_agent(name, agents[name], settings, registry)}"
         for name in named_first[:_MAX_AGENTS]
-        for strategy in [settings.agents.get(name, settings.default)]
     ]
     if (more := len(agents) - _MAX_AGENTS) > 0:
         said.append(f"and {more} more")
     if root is None:  # ADK shows no plugin a workflow at the root.
-        others = _describe_agent(None, settings.default, registry)
+        others = _describe_agent("", None, settings, registry)
         said.append(f"every {'other ' * bool(agents)}agent of the workflow: {others}")
     return said or ["it has no LLM agent"]
 
 
 def _describe_agent(
-    agent: object, strategy: Strategy | Chooser | None, registry: ModelRegistry | None
+    name: str, agent: object, settings: PluginSettings, registry: ModelRegistry | None
 ) -> str:
+    strategy = settings.agents.get(name, settings.default)
     if strategy is None:
         return "not guarded"
     if not isinstance(strategy, Strategy):
@@ -210,7 +218,23 @@ def _describe_agent(
         model, configured=fixed, registry=registry, is_quiet=True
     )
     source = _SOURCES.get(window.source, f"assumed: unknown model {model!r}")
-    return f"{kind}, window {window.tokens:,} tokens ({source})"
+    costs = resolve_costs(model, settings.prices, registry)
+    _, where = plan_strategy(strategy, window.tokens, costs)
+    return f"{kind}, window {window.tokens:,} tokens ({source}){where}"
+
+
+def plan_strategy(
+    strategy: Strategy, window_tokens: int, costs: Costs | None
+) -> tuple[Budgets, str]:
+    """Returns sizes and, for a large window, where compactions begin, at what cost."""
+    trigger = strategy.trigger_tokens(window_tokens)
+    planned = plan_budgets(window_tokens, trigger_tokens=trigger)
+    early = getattr(strategy, "compression_threshold", None) or math.inf  # A Pipeline.
+    due_tokens = min(planned.threshold_tokens, early * planned.working_tokens)
+    planned = replace(planned, threshold_tokens=(tokens := math.ceil(due_tokens)))
+    cost = f"${costs.price(Usage(tokens)):,.2f}" if costs else "an unknown amount"
+    said = f", compacts at {tokens:,} tokens, a prompt of that size costs {cost}"
+    return planned, said if window_tokens > 200_000 else ""
 
 
 def _find_model_name(agent: object) -> str:

@@ -160,7 +160,8 @@ class ContextGuardPlugin(BasePlugin):
     def _start(self, registry: ModelRegistry | None, settings: PluginSettings) -> None:
         self._guard = Guard(registry)
         self._seen_apps = set[str]()
-        self._settings, self._guard.prices = settings, settings.prices
+        self.settings, self.registry = settings, registry
+        self._guard.prices = settings.prices
         self._guard.tasks.most = settings.max_background_summaries
         self._guard.has_artifacts = settings.summary_artifacts
         self._guard.has_usage = settings.usage_in_state
@@ -173,11 +174,11 @@ class ContextGuardPlugin(BasePlugin):
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy gets: the settings, and no memory."""
-        return {**vars(self), "_guard": self._guard.registry}
+        return {**vars(self), "_guard": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._start(state["_guard"], state["_settings"])
+        self._start(self.registry, self.settings)
 
     @property
     def has_namespaced_keys(self) -> bool:
@@ -219,7 +220,7 @@ class ContextGuardPlugin(BasePlugin):
             root = getattr(invocation_context.agent, "root_agent", None)
             guard = self._guard
             # Once chosen it stays: the delta of an AgentTool's run goes to the parent.
-            if self._settings.state_keys == "auto" and not guard.has_namespaced_keys:
+            if self.settings.state_keys == "auto" and not guard.has_namespaced_keys:
                 # If the search fails, such keys pass in any case.
                 guard.has_namespaced_keys = True
                 # ADK shows no plugin the workflow at the root; it may declare a schema.
@@ -228,7 +229,7 @@ class ContextGuardPlugin(BasePlugin):
             # An app's first run alone shows all of it, an AgentTool's only its own.
             if app not in self._seen_apps:
                 self._seen_apps.add(app)
-                announce_app(app, root, self._settings, guard.registry, self._is_shared)
+                announce_app(app, root, self.settings, guard.registry, self._is_shared)
                 if not guard.redactor:
                     tell_callbacks(app, root)
 
@@ -264,7 +265,7 @@ class ContextGuardPlugin(BasePlugin):
             f"The recovery failed for agent {callback_context.agent_name!r}"
         ):
             strategy = self._strategy_for(callback_context, llm_request)
-            if self._settings.observe or is_recorded_test():
+            if self.settings.observe or is_recorded_test():
                 strategy = None
             return await answer_error(
                 self._guard, callback_context, llm_request, error, strategy, self
@@ -300,13 +301,13 @@ class ContextGuardPlugin(BasePlugin):
         return choose_strategy(strategy, context) if is_ours else None
 
     def _strategy_of(self, agent: str) -> Strategy | Chooser | None:
-        return self._settings.agents.get(agent, self._settings.default)
+        return self.settings.agents.get(agent, self.settings.default)
 
     async def _fit(
         self, context: CallbackContext, request: LlmRequest, strategy: Strategy
     ) -> None:
         """Compacts a request, or cuts it with nothing but its contents."""
-        observe, guard = self._settings.observe, self._guard
+        observe, guard = self.settings.observe, self._guard
         then = "" if observe else ", whose history is cut to fit"
         with _log_failures(f"The guard failed for agent {context.agent_name!r}{then}"):
             if not is_recorded_test():
@@ -345,7 +346,7 @@ class ContextGuardPlugin(BasePlugin):
             )
             return False
         adk_compaction = getattr(invocation, "events_compaction_config", None)
-        if adk_compaction and not self._settings.observe:
+        if adk_compaction and not self.settings.observe:
             warn_once(
                 logger,
                 "App %r also has an events_compaction_config: ADK's compaction and the "

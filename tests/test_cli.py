@@ -389,6 +389,7 @@ def test_each_agent_and_model_has_its_budgets(config: Path, capsys: Output) -> N
         "threshold_tokens": 102_400,
         "summary_tokens": 12_800,
         "costs": {"input": 2.5, "output": 10, "cached_input": 1.25},
+        "trigger": "",  # Said of windows above 200,000 tokens only.
     }
     changes = {"source": "default", "registry_entry": None, "costs": None}
     assert unknown == {**known, "model": models[1], **changes}
@@ -428,6 +429,24 @@ def test_it_prints_lines_for_people(
     printed = capsys.readouterr().out
     assert "name models with --model" in printed
     assert "any model: window 50,000 (config)" in printed
+
+
+def test_a_large_window_says_what_a_prompt_costs_where_it_is_compacted(
+    tmp_path: Path, capsys: Output
+) -> None:
+    """By the tier that such a prompt reaches; "auto" in a file is one word."""
+    file = tmp_path / "guard.toml"
+    file.write_text('[agents.early]\ntrigger = "auto"')
+    assert main(["check", str(file), "--model", "gemini/gemini-2.5-pro"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    costs = [line for line in lines if line.startswith("    compacts at")]
+    assert costs == [
+        "    compacts at 1,028,576 tokens, a prompt of that size costs $2.57",
+        "    compacts at 32,000 tokens, a prompt of that size costs $0.04",
+    ]
+    prices = "input 1.25, output 10, cached_input 0.125; above 200,000 tokens "
+    prices += "input 2.5, output 15, cached_input 0.25"
+    assert f"    dollars per million tokens: {prices}" in lines
 
 
 def test_the_variable_names_the_file(

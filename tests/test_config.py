@@ -145,7 +145,9 @@ def test_the_sample_has_every_setting() -> None:
         ),
         "greeter": None,
     }
-    prices = {"my-own-model": Costs(input=0.2, output=0.8, cached_input=0.02)}
+    above = Costs(input=0.4, output=1.2, cached_input=0.04)
+    own = Costs(input=0.2, output=0.8, cached_input=0.02, above=above)
+    prices = {"my-own-model": own}
     assert settings == PluginSettings(default=said, agents=agents, prices=prices)
 
 
@@ -204,7 +206,7 @@ MISTAKES = {
     f"{PIPELINE}window = {{budget_tokens = 9, size = 3}}": f"…{OF_TOKENS}…",
     f"{PIPELINE}window = true": "default.window = True: a reducer, a table of…",
     f"{PRICES}8, outputs = 8}}": "prices.gpt-4o.outputs = 8: unknown key. Did you mean "
-    "'output'? Known here: cached_input, input, output.",
+    "'output'? Known here: above, above_tokens, cached_input, input, output.",
     f"{PRICES}-1}}": "prices.gpt-4o.output = -1: Input should be greater…",
     f"{PRICES}'8'}}": "prices.gpt-4o.output = '8': Input should be a valid…",
     "prices.'gpt-4o'.input = 2": "prices.gpt-4o.output: Field required.",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -92,6 +94,43 @@ def test_what_tokens_cost() -> None:
     assert (add_costs([1.5, 0.25]), add_costs([1.5, None])) == (1.75, None)
     shown = [format_cost(dollars) for dollars in (None, 0.0, 0.00002, 1234.5)]
     assert shown == ["unknown", "$0.0000", "<$0.0001", "$1,234.5000"]
+
+
+def test_long_prompts_cost_what_their_tier_says() -> None:
+    """All tokens of a call cost the prices of the tier that its prompt reaches."""
+    found = REAL.costs("gemini/gemini-2.5-pro")
+    assert found
+    assert found.price(Usage(200_000)) == pytest.approx(0.25)
+    assert found.price(Usage(1_028_576)) == pytest.approx(2.57144)
+    usage = Usage(300_000, 100_000, 10_000)
+    assert found.price(usage) == pytest.approx(0.5 + 0.025 + 0.15)
+    # Two calls below the limit are not one above it.
+    assert price_calls([Usage(150_000)] * 2, found) == pytest.approx(0.375)
+
+
+TIERS = {
+    "input_cost_per_token": 1e-6,
+    "output_cost_per_token": 2e-6,
+    "cache_read_input_token_cost": 1e-7,
+    "input_cost_per_token_above_32k_tokens": 3e-6,
+    "input_cost_per_token_above_256k_tokens": 5e-6,
+    "output_cost_per_token_above_256k_tokens": 8e-6,
+    "input_cost_per_token_above_256k_tokens_batches": 9e-6,
+}
+
+
+def test_a_model_may_have_several_tiers(tmp_path: Path) -> None:
+    """A tier that names no price of its own has that of the one below."""
+    row = {"mode": "chat", "max_input_tokens": 1_000_000, **TIERS}
+    table = tmp_path / "table.json"
+    table.write_text(json.dumps({"tiered": row}))
+    most = Costs(input=5, output=8, cached_input=0.1)
+    middle = Costs(
+        input=3, output=2, cached_input=0.1, above=most, above_tokens=256_000
+    )
+    assert LitellmRegistry(table).costs("tiered") == Costs(
+        input=1, output=2, cached_input=0.1, above=middle, above_tokens=32_000
+    )
 
 
 NAMES = (

@@ -135,7 +135,7 @@ async def test_the_example_of_several_agents_means_what_it_says(
         "other: Threshold",
     ):
         assert said in caplog.text
-    assert "writer: Threshold, window 1,000,000 tokens (configured); " in caplog.text
+    assert "writer: Threshold, window 1,000,000 tokens (configured), " in caplog.text
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/getting-started.md"])

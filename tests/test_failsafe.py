@@ -135,13 +135,30 @@ STRATEGIES = {
     "operator": Threshold(context_window=8_000),
 }
 ROUTER = named("router", sub_agents=[named("writer", FLASH), named("helper", "house")])
+LATE = (
+    "window 1,048,576 tokens (configured), compacts at 1,028,576 tokens, a prompt of "
+    "that size costs"
+)
+OTHERS = [named("early", "gemini-2.5-pro"), named("house", "house")]
 FIRST_RUNS: dict[str, tuple[Any, ContextGuardPlugin, str]] = {
     "strategy, window and who said it": (
         named("operator", sub_agents=[ROUTER]),
         ContextGuardPlugin(agents=STRATEGIES),
         "Guarding app 'app': operator: Threshold, window 8,000 tokens (configured); "
-        f"router: not guarded; writer: SlidingWindow, {KNOWN}; helper: Threshold, "
+        f"router: not guarded; writer: SlidingWindow, {KNOWN}, compacts at 1,028,576 "
+        "tokens, a prompt of that size costs $0.31; helper: Threshold, "
         "window 128,000 tokens (assumed: unknown model 'house').",
+    ),
+    "a long prompt, an early trigger, an unknown price": (
+        named("operator", "gemini-2.5-pro", sub_agents=OTHERS),
+        ContextGuardPlugin(
+            agents={"early": Threshold(trigger="auto")},
+            default=Threshold(context_window=1_048_576),
+        ),
+        "Guarding app 'app': early: Threshold, window 1,048,576 tokens (model "
+        "registry), compacts at 32,000 tokens, a prompt of that size costs $0.04; "
+        f"house: Threshold, {LATE} an unknown amount; operator: Threshold, {LATE} "
+        "$2.57.",
     ),
     "ADK shows no workflow": (
         Workflow(name="root", edges=[(START, named("writer"))]),

@@ -4,44 +4,49 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Annotated
 
 from pydantic import Field
 
-from contextguard_adk._support.settings import Settings
+from contextguard_adk._support.settings import PositiveCount, Settings
 from contextguard_adk.records import Usage
+
+Price = Annotated[float, Field(ge=0, strict=True, allow_inf_nan=False)]
 
 
 class Costs(Settings):
     """The prices of a model, in US dollars per million tokens.
 
     These are the list prices of plain calls: what a provider adds for writing to its
-    prompt cache, or for prompts above some length, is left out.
+    prompt cache is left out.
     """
 
-    input: float = Field(
-        ge=0,
-        strict=True,
-        allow_inf_nan=False,
-        description="US dollars per million prompt tokens, at least 0.",
+    input: Price = Field(
+        description="US dollars per million prompt tokens, at least 0."
     )
-    output: float = Field(
-        ge=0,
-        strict=True,
-        allow_inf_nan=False,
+    output: Price = Field(
         description="US dollars per million tokens that the model writes, its thoughts "
         "included, at least 0.",
     )
-    cached_input: float | None = Field(
+    cached_input: Price | None = Field(
         default=None,
-        ge=0,
-        strict=True,
-        allow_inf_nan=False,
         description="US dollars per million prompt tokens that the provider's prompt "
         "cache served, at least 0. None: they cost what `input` says.",
     )
+    above: Costs | None = Field(
+        default=None,
+        description="What all tokens of a call cost whose prompt has more than "
+        "`above_tokens`; may have an `above` of its own. None: the same.",
+    )
+    above_tokens: PositiveCount = Field(
+        default=200_000,
+        description="The prompt tokens above which `above` applies, at least 1.",
+    )
 
     def price(self, usage: Usage) -> float:
-        """Returns what these tokens cost, in dollars."""
+        """Returns what the tokens of one call cost, in dollars."""
+        if self.above and usage.prompt_tokens > self.above_tokens:
+            return self.above.price(usage)
         cached_price = self.input if self.cached_input is None else self.cached_input
         dollars = (usage.prompt_tokens - usage.cached_tokens) * self.input
         dollars += usage.cached_tokens * cached_price

@@ -34,6 +34,12 @@ _SUFFIX = re.compile(
         | -latest | -preview | -exp | -experimental )$""",
     re.VERBOSE,
 )
+_PRICES = {
+    "input": "input_cost_per_token",
+    "output": "output_cost_per_token",
+    "cached_input": "cache_read_input_token_cost",
+}
+_TIER = re.compile(rf"{_PRICES['input']}_above_(\d+)k_tokens")
 _ANY_PROVIDER = "*/"
 _FREE_PROVIDERS = ("ollama/", "lemonade/")
 
@@ -190,18 +196,26 @@ def _parse_entry(name: str, value: object) -> _Entry | None:
 
 def _read_costs(name: str, value: Mapping[str, Any]) -> Costs | None:
     """Reads prices per token; None where the table does not name both directions."""
-    fields = {
-        "input": "input_cost_per_token",
-        "output": "output_cost_per_token",
-        "cached_input": "cache_read_input_token_cost",
-    }
-    given = {key: value[field] for key, field in fields.items() if field in value}
+    tiers = sorted(int(key[1]) for key in map(_TIER.fullmatch, value) if key)
     try:
-        costs = Costs(**{key: round(1e6 * price, 6) for key, price in given.items()})
+        costs = _read_tiers(value, tiers)
     except (TypeError, ValueError):
         return None
     is_known = name.startswith(_FREE_PROVIDERS) or min(costs.input, costs.output) > 0
     return costs if is_known else None
+
+
+def _read_tiers(
+    value: Mapping[str, Any], tiers: list[int], end: str = "", **below: float
+) -> Costs:
+    """Reads the prices of a tier and of those above; what lacks is as below."""
+    fields = {key: f"{field}{end}" for key, field in _PRICES.items()}
+    given = {key: value[field] for key, field in fields.items() if field in value}
+    prices = below | {key: round(1e6 * price, 6) for key, price in given.items()}
+    if not tiers:
+        return Costs(**prices)
+    above = _read_tiers(value, tiers[1:], f"_above_{tiers[0]}k_tokens", **prices)
+    return Costs(**prices, above=above, above_tokens=1_000 * tiers[0])
 
 
 def _merge(entries: Iterable[_Entry]) -> _Entry:

@@ -3,52 +3,161 @@
 from __future__ import annotations
 
 import json
-import math
+import os
+import sys
 from collections.abc import Iterator, Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
 from typing import Any
 
+from google.adk.agents import LlmAgent
+from google.adk.cli.utils.agent_loader import AgentLoader
+from google.adk.models.registry import LLMRegistry
+from google.adk.tools.base_toolset import BaseToolset
 from rich.console import Console
 
-from contextguard_adk._measuring.budgets import plan_budgets
+from contextguard_adk._announce import plan_strategy
+from contextguard_adk._providers.costs import Costs
 from contextguard_adk._providers.registry import (
     LitellmRegistry,
     resolve_context_window,
     resolve_costs,
 )
+from contextguard_adk._runtime.adk_tree import walk_tree
+from contextguard_adk._support.settings import suggest
 from contextguard_adk._tools.terminal import CommandError, print_line, quiet_logs
-from contextguard_adk.config import SETTINGS_SUFFIXES, PluginSettings, load_settings
+from contextguard_adk.config import CONFIG_VARIABLE, SETTINGS_SUFFIXES, load_settings
+from contextguard_adk.plugin import ContextGuardPlugin
 from contextguard_adk.strategies import Pipeline, Strategy
 
 
-def run_check(config: str | None, models: Sequence[str], as_json: bool) -> None:
+def run_check(config: str | None, models: Sequence[str], as_json: bool) -> int:
+    """Checks a file, or the agents in a folder; returns 1 if one of them is wrong."""
     for model in models:
         if model.lower().endswith(SETTINGS_SUFFIXES):
             text = f"{model!r} stands among the models; name the file before --model"
             raise CommandError(text)
+    is_folder = config is not None and Path(config).is_dir()
+    if is_folder and models:
+        raise CommandError("--model is for a file: the agents in a folder have models")
     with quiet_logs(Console(quiet=True)):
-        settings = load_settings(config) if config else PluginSettings()
-        agents = {"(default)": settings.default, **settings.agents}
-        report = {
-            "config": config or None,
-            **settings.model_dump(exclude={"agents", "default"}),
-            "agents": [
-                {"agent": name, **_describe(strategy, models, settings)}
-                for name, strategy in agents.items()
-            ],
-        }
+        report = _check_folder(config) if is_folder else _check_file(config, models)
     if as_json:
         print(json.dumps(report, indent=2, default=str))
-        return
-    for line in _list_lines(report):
-        print_line(line, "" if line.startswith(" ") else "bold")
+    else:
+        for line in (_list_apps if is_folder else _list_lines)(report):
+            print_line(line, "" if line.startswith(" ") else "bold")
+    return int(any(app["problems"] for app in report.get("apps", ())))
+
+
+def _check_file(config: str | None, models: Sequence[str]) -> dict[str, Any]:
+    guard = ContextGuardPlugin.from_file(config) if config else ContextGuardPlugin()
+    settings = guard.settings
+    agents = {"(default)": settings.default, **settings.agents}
+    return {
+        "config": config or None,
+        **settings.model_dump(exclude={"agents", "default"}),
+        "agents": [
+            {"agent": name, **_describe(strategy, models, guard)}
+            for name, strategy in agents.items()
+        ],
+    }
+
+
+def _check_folder(folder: str | None) -> dict[str, Any]:
+    """Loads the agents in a folder, or the one that it is, as `adk web` does."""
+    path = Path(folder or "").resolve()
+    found = [each for each in sorted(path.iterdir()) if _is_app(each, "__init__.py")]
+    found = [path] if _is_app(path) or not found else found
+    loader = AgentLoader(str(found[0].parent))
+    loaded = {each.name: _load(loader, each.name) for each in found}
+    names = set[str]().union(*map(_list_names, loaded.values()))
+    apps = [_check_app(name, app, names) for name, app in loaded.items()]
+    if file := os.environ.get(CONFIG_VARIABLE):  # What no app has is misspelled.
+        unknown = sorted(load_settings(file).agents.keys() - names)
+        problems = [_miss("agents", name, names) for name in unknown]
+        apps.append({"app": file, "agents": [], "problems": problems})
+    return {"path": str(path), "apps": apps}
+
+
+def _is_app(folder: Path, *more: str) -> bool:
+    marks = ("agent.py", "root_agent.yaml", *more)
+    return any((folder / mark).is_file() for mark in marks)
+
+
+def _load(loader: AgentLoader, name: str) -> object:
+    """Loads an app or its root agent; an error is returned."""
+    try:
+        with redirect_stdout(sys.stderr):  # It may print; JSON is for programs.
+            return loader.load_agent(name)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - of anyone's code
+        return error
+
+
+def _list_names(app: object) -> set[str]:
+    """Names of agents and tools; None for those that a toolset learns from a server."""
+    nodes = [*walk_tree(getattr(app, "root_agent", app))]
+    names = {getattr(n, "name", getattr(n, "__name__", "")) or "" for n in nodes}
+    return names | {"*"} if any(isinstance(n, BaseToolset) for n in nodes) else names
+
+
+def _miss(setting: str, name: str, known: set[str]) -> str:
+    return f"`{setting}` names {name!r}, which is not there.{suggest(name, known)}"
+
+
+def _check_app(name: str, app: Any, names: set[str]) -> dict[str, Any]:
+    """Describes the agents of an app, and what is wrong."""
+    agents, problems = list[dict[str, Any]](), list[str]()
+    if isinstance(app, BaseException):
+        problems.append(f"cannot be loaded: {type(app).__name__}: {app}")
+        app = None
+    guards = [
+        p for p in getattr(app, "plugins", ()) if isinstance(p, ContextGuardPlugin)
+    ]
+    guard = guards[0] if guards else ContextGuardPlugin(strict=True)
+    if guards and CONFIG_VARIABLE not in os.environ:
+        names = _list_names(app)
+        unknown = sorted(guard.settings.agents.keys() - names)
+        problems += [_miss("agents", each, names) for each in unknown]
+    if len(guards) > 1:
+        problems.append("two guards: where both guard an agent, the second is idle")
+    if getattr(app, "events_compaction_config", None):
+        problems.append("events_compaction_config: ADK pays for summaries as well")
+    for agent in walk_tree(getattr(app, "root_agent", app)):
+        if isinstance(agent, LlmAgent):
+            found, wrong = _check_agent(agent, guard, names)
+            agents.append({"agent": agent.name, **found})
+            problems += [f"{agent.name}: {each}" for each in wrong]
+    return {"app": name, "agents": agents, "problems": problems}
+
+
+def _check_agent(
+    agent: LlmAgent, guard: ContextGuardPlugin, names: set[str]
+) -> tuple[dict[str, Any], list[str]]:
+    strategy: Any = guard.settings.agents.get(agent.name, guard.settings.default)
+    kept = set(getattr(strategy, "keep_tools", ())) - names
+    problems = [] if "*" in names else [_miss("keep_tools", n, names) for n in kept]
+    models = list[str]()
+    try:
+        models.append(agent.canonical_model.model)
+        if isinstance(summarizer := getattr(strategy, "summarizer", None), str):
+            LLMRegistry.resolve(summarizer)
+    except Exception as error:  # noqa: BLE001 - a client may raise anything
+        what = "summarizer" if models else "model"
+        problems.append(f"ADK cannot resolve its {what}: {error}")
+    found = _describe(strategy, models, guard)
+    if any(row["source"] == "default" for row in found["budgets"]):
+        problems.append(f"the window of {models[0]!r} is unknown: set context_window")
+    return found, problems
 
 
 def _describe(
-    strategy: object, models: Sequence[str], plugin: PluginSettings
+    strategy: object, models: Sequence[str], guard: ContextGuardPlugin
 ) -> dict[str, Any]:
     """Describes how an agent is guarded."""
     if not isinstance(strategy, Strategy):
-        return {"strategy": None, "settings": {}, "summarizer": None, "budgets": []}
+        kind = "chosen by a function" if strategy else None
+        return {"strategy": kind, "settings": {}, "summarizer": None, "budgets": []}
     settings = strategy.model_dump(
         exclude_unset=True,
         exclude={"context_window", "summarizer"},
@@ -63,31 +172,29 @@ def _describe(
         "strategy": type(strategy).__name__,
         "settings": settings,
         "summarizer": getattr(strategy.summarizer, "model", strategy.summarizer),
-        "budgets": [_budget(strategy, model, plugin) for model in models],
+        "budgets": [_budget(strategy, model, guard) for model in models],
     }
 
 
-def _budget(strategy: Strategy, model: str, plugin: PluginSettings) -> dict[str, Any]:
+def _budget(
+    strategy: Strategy, model: str, guard: ContextGuardPlugin
+) -> dict[str, Any]:
     """Lists the sizes and prices of a model."""
-    registry, fixed = LitellmRegistry(), strategy.context_window
+    registry, fixed = guard.registry, strategy.context_window
     window = resolve_context_window(model, configured=fixed, registry=registry)
-    trigger = strategy.trigger_tokens(window.tokens)
-    planned = plan_budgets(window.tokens, trigger_tokens=trigger)
-    due_tokens = planned.threshold_tokens
-    if isinstance(strategy, Pipeline) and strategy.compression_threshold:
-        early_tokens = strategy.compression_threshold * planned.working_tokens
-        due_tokens = min(due_tokens, math.ceil(early_tokens))
-    is_known = window.source == "registry"
-    costs = resolve_costs(model, plugin.prices, registry)
+    costs = resolve_costs(model, guard.settings.prices, registry)
+    planned, where = plan_strategy(strategy, window.tokens, costs)
+    is_known = window.source == "registry" and registry is None
     return {
         "model": model or None,
         "window_tokens": window.tokens,
         "source": window.source,
-        "registry_entry": registry.entry_name(model) if is_known else None,
+        "registry_entry": LitellmRegistry().entry_name(model) if is_known else None,
         "buffer_tokens": window.tokens - planned.full_tokens,
-        "threshold_tokens": due_tokens,
+        "threshold_tokens": planned.threshold_tokens,
         "summary_tokens": planned.summary_tokens,
-        "costs": costs.model_dump() if costs else None,
+        "costs": costs.model_dump(exclude_defaults=True) if costs else None,
+        "trigger": where.strip(", "),
     }
 
 
@@ -98,7 +205,18 @@ def _list_lines(report: dict[str, Any]) -> Iterator[str]:
     does = "observes only" if report["observe"] else "compacts"
     warns = f"warns from {report['warning_threshold']:.0%} of the window"
     yield f"{does}, {warns}, state keys {report['state_keys']}"
-    for agent in report["agents"]:
+    yield from _list_agents(report["agents"])
+
+
+def _list_apps(report: dict[str, Any]) -> Iterator[str]:
+    for app in report["apps"]:
+        yield f"{app['app']}: {'wrong' if app['problems'] else 'good'}"
+        yield from (f"  wrong: {problem}" for problem in app["problems"])
+        yield from (f"  {line}" for line in _list_agents(app["agents"]))
+
+
+def _list_agents(agents: list[dict[str, Any]]) -> Iterator[str]:
+    for agent in agents:
         yield f"{agent['agent']}: {agent['strategy'] or 'not guarded'}"
         for key, value in agent["settings"].items():
             text = json.dumps(False if value is None else value, default=str)
@@ -115,7 +233,17 @@ def _list_lines(report: dict[str, Any]) -> Iterator[str]:
                 f"({source}), buffer {row['buffer_tokens']:,}, threshold "
                 f"{row['threshold_tokens']:,}, summary {row['summary_tokens']:,}"
             )
+            costs = Costs(**row["costs"]) if row["costs"] else None
+            if row["trigger"]:
+                yield f"    {row['trigger']}"
             if row["model"]:
-                prices = (row["costs"] or {}).items()
-                known = (f"{k} {v:g}" for k, v in prices if v is not None)
-                yield f"    dollars per million tokens: {', '.join(known) or 'unknown'}"
+                known = _list_prices(costs) if costs else "unknown"
+                yield f"    dollars per million tokens: {known}"
+
+
+def _list_prices(costs: Costs) -> str:
+    prices = costs.model_dump(exclude={"above", "above_tokens"}, exclude_none=True)
+    said = ", ".join(f"{name} {price:g}" for name, price in prices.items())
+    if not costs.above:
+        return said
+    return f"{said}; above {costs.above_tokens:,} tokens {_list_prices(costs.above)}"

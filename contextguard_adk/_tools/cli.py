@@ -62,8 +62,9 @@ def _call(**options: Any) -> int | None:
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     context = click.get_current_context()
-    module = importlib.import_module(f"contextguard_adk._tools.{context.info_name}")
-    run: Callable[..., int | None] = getattr(module, f"run_{context.info_name}")
+    name = "fleet" if options.pop("is_fleet", False) else context.info_name
+    module = importlib.import_module(f"contextguard_adk._tools.{name}")
+    run: Callable[..., int | None] = getattr(module, f"run_{name}")
     try:
         return run(**options)
     except (CommandError, ConfigError, UnicodeEncodeError) as error:
@@ -184,6 +185,9 @@ def _recording_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--agent", help="Only this agent's calls."),
         click.option(
             "--list", "is_list", is_flag=True, help="List sessions, newest first."
+        ),
+        click.option(
+            "--all-sessions", "is_fleet", is_flag=True, help="All, added up by agent."
         ),
         _session_options,
     ):

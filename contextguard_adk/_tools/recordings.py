@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sqlite3
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,11 +18,8 @@ from google.adk.events.event import Event
 from google.adk.sessions import BaseSessionService, Session
 from pydantic import ValidationError
 
-from contextguard_adk._runtime.scopes import branch_scope
 from contextguard_adk._tools.terminal import CommandError
 from contextguard_adk.records import METADATA_KEY
-
-MAX_TOKENS = 20_000_000
 
 
 @dataclass(frozen=True)
@@ -32,6 +30,11 @@ class SessionKey:
     user: str | None = None
     session: str | None = None
 
+    @classmethod
+    def pop(cls, options: dict[str, Any]) -> SessionKey:
+        """Takes the names out of a command's options."""
+        return cls(*(options.pop(name) for name in ("app", "user", "session")))
+
 
 @dataclass(frozen=True)
 class ListedSession:
@@ -41,7 +44,7 @@ class ListedSession:
     user: str
     session: str
     updated: datetime
-    events: int
+    events: int | None  # Agent Engine does not say how many.
 
     def __str__(self) -> str:
         names = f"{self.session!r} of user {self.user!r}, app {self.app!r}"
@@ -79,10 +82,25 @@ async def load_session(source: str, key: SessionKey) -> Session:
         if isinstance(found, Session):
             return found
         if listed := await found.list(key):
-            return await found.load(next((s for s in listed if s.events), listed[0]))
+            newest = next((s for s in listed if s.events != 0), listed[0])
+            return await found.load(newest)
     named = ", ".join(f"{name} {value!r}" for name, value in vars(key).items() if value)
     text = f"no session of {named or 'anybody'}: --list shows all there are"
     raise CommandError(text)
+
+
+async def load_sessions(
+    source: str, listed: Sequence[ListedSession]
+) -> AsyncIterator[tuple[ListedSession, Session | Exception]]:
+    """Reads sessions one after the other; one that cannot be read is an error."""
+    async with _open(source) as found:
+        for each in listed:
+            try:
+                one = found if isinstance(found, Session) else await found.load(each)
+            except Exception as error:  # noqa: BLE001 - of whatever is stored there
+                yield each, error
+            else:
+                yield each, one
 
 
 def describe_session(session: Session) -> ListedSession:
@@ -93,10 +111,35 @@ def describe_session(session: Session) -> ListedSession:
 
 
 @dataclass(frozen=True)
-class _Database:
-    """The sessions that one of ADK's services keeps in tables."""
+class _Service:
+    """The sessions that one of ADK's services keeps; an app is all that it knows."""
 
     service: BaseSessionService
+
+    async def list(self, key: SessionKey) -> list[ListedSession]:
+        """Lists the newest first."""
+        app = key.app or "app"
+        found = await self.service.list_sessions(app_name=app, user_id=key.user)
+        listed = [
+            ListedSession(app, s.user_id, s.id, read_time(s.last_update_time), None)
+            for s in found.sessions
+            if key.session in (None, s.id)
+        ]
+        return sorted(listed, key=lambda each: each.updated, reverse=True)
+
+    async def load(self, listed: ListedSession) -> Session:
+        session = await self.service.get_session(
+            app_name=listed.app, user_id=listed.user, session_id=listed.session
+        )
+        if session is None:  # It has been deleted since.
+            raise CommandError(f"there is no session {listed.session!r}")
+        return session
+
+
+@dataclass(frozen=True)
+class _Database(_Service):
+    """The sessions that one of ADK's services keeps in tables."""
+
     query: Callable[[str, dict[str, str]], Awaitable[Sequence[Sequence[Any]]]]
 
     async def list(self, key: SessionKey) -> list[ListedSession]:
@@ -108,14 +151,6 @@ class _Database:
             ListedSession(app, user, session, read_time(updated), events)
             for app, user, session, updated, events in rows
         ]
-
-    async def load(self, listed: ListedSession) -> Session:
-        session = await self.service.get_session(
-            app_name=listed.app, user_id=listed.user, session_id=listed.session
-        )
-        if session is None:  # It has been deleted since.
-            raise CommandError(f"there is no session {listed.session!r}")
-        return session
 
 
 # The names of tables and columns are the same in all of ADK's schemas.
@@ -140,22 +175,35 @@ def read_time(value: float | str | datetime) -> datetime:
 
 
 @asynccontextmanager
-async def _open(source: str) -> AsyncIterator[Session | _Database]:
-    """Opens a JSON export, an SQLite file as `adk web` writes it, or a database."""
-    if "://" in source:
+async def _open(source: str) -> AsyncIterator[Session | _Service]:
+    """Opens a JSON export, an SQLite file, a database, or Agent Engine's sessions."""
+    if source.startswith("agentengine://"):
+        from google.adk.cli.service_registry import get_service_registry
+
+        create: Any = get_service_registry().create_session_service
+        try:
+            yield _Service(create(source, agents_dir=os.getcwd()))
+        except ImportError as error:
+            text = "Agent Engine needs Google's client: pip install 'google-adk[gcp]'"
+            raise CommandError(text) from error
+        except CommandError:
+            raise
+        except Exception as error:
+            raise _explain(source, error) from error
+    elif "://" in source:
         async with _open_url(source) as database:
             yield database
-        return
-    path = Path(source)
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise _explain(source, error) from error
-    if data.startswith(b"SQLite format 3\0"):
-        async with _open_sqlite_file(path) as database:
-            yield database
     else:
-        yield _read_export(source, data)
+        path = Path(source)
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise _explain(source, error) from error
+        if data.startswith(b"SQLite format 3\0"):
+            async with _open_sqlite_file(path) as database:
+                yield database
+        else:
+            yield _read_export(source, data)
 
 
 def _read_export(source: str, data: bytes) -> Session:
@@ -230,8 +278,6 @@ _PICKLED = (
     "{0} has events in the format of ADK before 1.22, pickles, which may run any code "
     "when they are read: if you trust the file, give it as sqlite+aiosqlite:///{0}"
 )
-
-
 _COMPUTED = "{}: {} is no plain table, as ADK writes it; what it holds may be anything"
 # As SQLite itself spells it, however it was written.
 _PLAIN = re.compile("CREATE (TABLE|(UNIQUE )?INDEX) ")
@@ -302,46 +348,3 @@ def read_facts(event: Event) -> dict[str, Any]:
     """Reads what a guard has noted on an event."""
     said = (event.custom_metadata or {}).get(METADATA_KEY)
     return said if isinstance(said, dict) else {}
-
-
-def list_calls(session: Session, agent: str | None = None) -> Iterator[RecordedCall]:
-    """Lists the model calls with a recorded prompt count, of one agent or of all."""
-    state: dict[str, Any] = {}
-    previous: tuple[object, ...] = ()
-    for index, event in enumerate(session.events):
-        state.update(event.actions.state_delta)
-        if event.partial:
-            continue
-        usage = event.usage_metadata
-        prompt_tokens = usage.prompt_token_count if usage else None
-        # Text and calls of a stream may be two events of one response.
-        origin = (prompt_tokens, event.author, event.invocation_id)
-        is_new, previous = origin != previous, origin
-        is_wanted = event.author != "user" and agent in (None, event.author)
-        if not (is_wanted and prompt_tokens and is_new):
-            continue
-        for name, count in usage or ():
-            # A request of that size will be made up.
-            if isinstance(count, int) and not 0 <= count <= MAX_TOKENS:
-                found = f"event {index}: {name} is {count:,}"
-                raise CommandError(f"{found}; 0 to {MAX_TOKENS:,} tokens are accepted")
-        is_guarded = bool(read_facts(event).get("recovered"))
-        keys = ("__context_guard_summary_", "context_guard:summary:")
-        owner = f"{event.author}@{branch_scope(event)}".removesuffix("@")
-        is_guarded |= any(state.get(key + owner) is not None for key in keys)
-        heuristic = _read_heuristic(
-            session.events[index : index + 4], owner, prompt_tokens
-        )
-        yield RecordedCall(index, event, prompt_tokens, is_guarded, heuristic)
-
-
-def _read_heuristic(events: list[Event], owner: str, real_tokens: int) -> int | None:
-    """Finds what a guard has stored beside this count, at the end of a response."""
-    for event in events:
-        delta = event.actions.state_delta
-        for form in ("__context_guard_{}_{}", "context_guard:{}:{}"):
-            found = delta.get(form.format("last_heuristic", owner))
-            is_own = delta.get(form.format("real_tokens", owner)) == real_tokens
-            if is_own and type(found) is int and 0 < found <= MAX_TOKENS:
-                return found
-    return None

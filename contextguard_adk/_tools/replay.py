@@ -30,7 +30,13 @@ from contextguard_adk._tools.need import Needs
 from contextguard_adk._tools.recordings import RecordedCall, SessionKey
 from contextguard_adk._tools.replay_compare import Comparison, Row, list_rows
 from contextguard_adk._tools.replay_report import Bill, Replayed, ReplayedCall
-from contextguard_adk._tools.replay_side import Scale, Sent, Side, make_summarizer
+from contextguard_adk._tools.replay_side import (
+    Scale,
+    Sent,
+    Side,
+    list_calls,
+    make_summarizer,
+)
 from contextguard_adk._tools.terminal import CommandError, print_line
 from contextguard_adk.config import Chooser, PluginSettings, load_settings
 from contextguard_adk.plugin import ContextGuardPlugin
@@ -104,42 +110,32 @@ def run_replay(
 
 
 def read_recording(
-    source: str,
-    app: str | None,
-    user: str | None,
-    session: str | None,
-    config: str | None,
-    agent: str | None,
-    model: str | None,
-    window_tokens: int | None,
+    source: str, config: str | None, **options: Any
 ) -> tuple[Session, ReplaySettings]:
     """Reads a session, and the settings that it is replayed with."""
-    guard = load_settings(config) if config else PluginSettings()
-    settings = ReplaySettings(guard, agent, model, window_tokens)
-    return asyncio.run(
-        recordings.load_session(source, SessionKey(app, user, session))
-    ), settings
+    guard, key = read_settings(config), SessionKey.pop(options)
+    session = asyncio.run(recordings.load_session(source, key))
+    return session, ReplaySettings(guard, **options)
 
 
-def print_sessions(
-    as_json: bool,
-    source: str,
-    app: str | None,
-    user: str | None,
-    session: str | None,
-    **_: object,
-) -> None:
+def read_settings(config: str | None) -> PluginSettings:
+    return load_settings(config) if config else PluginSettings()
+
+
+def print_sessions(as_json: bool, source: str, **options: Any) -> None:
     """Lists the sessions that have the given names, the newest first."""
+    key = SessionKey.pop(options)
     with terminal.quiet_logs(Console(stderr=True)):
-        listed = asyncio.run(
-            recordings.list_sessions(source, SessionKey(app, user, session))
-        )
+        listed = asyncio.run(recordings.list_sessions(source, key))
     rows = [{**vars(each), "updated": f"{each.updated:%F %T}"} for each in listed]
     if as_json:
         print(json.dumps(rows, indent=2))
         return
     print_line(f"Sessions: {len(rows):,}; times in UTC", "bold")
-    lines = [([*map(str, row.values())], "") for row in rows[:MAX_LISTED]]
+    lines = [
+        ([str("-" if v is None else v) for v in row.values()], "")
+        for row in rows[:MAX_LISTED]
+    ]
     if len(rows) > MAX_LISTED:
         text = f"... {len(rows) - MAX_LISTED:,} older ones: see --app, --json"
         lines.append(([text], ""))
@@ -149,17 +145,22 @@ def print_sessions(
     )
 
 
-async def replay_session(session: Session, settings: ReplaySettings) -> Replayed:
-    """Replays the recorded model calls of a session, which stays as it is."""
-    (replayed,) = await replay_guards(session, settings, [settings.guard])
+async def replay_session(
+    session: Session, settings: ReplaySettings, known: Sequence[ReplayedCall] = ()
+) -> Replayed:
+    """Replays the recorded model calls of a session, after those that are known."""
+    (replayed,) = await replay_guards(session, settings, [settings.guard], known)
     return replayed
 
 
 async def replay_guards(
-    session: Session, settings: ReplaySettings, guards: Sequence[PluginSettings]
+    session: Session,
+    settings: ReplaySettings,
+    guards: Sequence[PluginSettings],
+    known: Sequence[ReplayedCall] = (),
 ) -> list[Replayed]:
     """Replays a session with several guards at once: ADK builds each request once."""
-    calls = list(recordings.list_calls(session, settings.agent))
+    calls = list(list_calls(session, settings.agent))
     if not calls:
         of_agent = f" of agent {settings.agent!r}" if settings.agent else ""
         missing = f"no model response{of_agent} with a recorded prompt token count"
@@ -170,10 +171,11 @@ async def replay_guards(
     needs = Needs(session.events, calls)
     for name in dict.fromkeys(call.event.author for call in calls):
         await replay.infer(name, [c for c in calls if c.event.author == name])
-    numbered = terminal.show_progress(list(enumerate(calls, 1)), "Replaying")
-    steps = [await replay.step(number, call, needs) for number, call in numbered]
+    numbered = list(enumerate(calls, 1))[len(known) :]
+    shown = terminal.show_progress(numbered, "Replaying")
+    steps = [await replay.step(number, call, needs) for number, call in shown]
     return [
-        Replayed(session.id, replay.fixed_tokens, list(own), has_cache)
+        Replayed(session.id, replay.fixed_tokens, [*known, *own], has_cache)
         for own in zip(*steps, strict=True)
     ]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, NamedTuple
@@ -12,6 +12,7 @@ from google.adk.agents import LlmAgent
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.invocation_context import InvocationContext
 from google.adk.agents.run_config import RunConfig
+from google.adk.events.event import Event
 from google.adk.events.event_actions import EventActions
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
@@ -25,10 +26,13 @@ from pydantic import Field
 from contextguard_adk._history.fingerprints import fingerprint
 from contextguard_adk._measuring.tokens import Memo, estimate_config_tokens
 from contextguard_adk._providers.clients import read_usage
+from contextguard_adk._runtime.scopes import branch_scope
 from contextguard_adk._tools.recordings import RecordedCall, read_facts
 from contextguard_adk._tools.terminal import CommandError
 from contextguard_adk.records import CallRecord, Usage
 from contextguard_adk.testing import SimulatedLlm
+
+MAX_TOKENS = 20_000_000
 
 # Todos and a request for a compaction are the user's.
 _OWN_KEY = re.compile(
@@ -245,3 +249,46 @@ class Side:
 def _own_state(values: dict[str, Any]) -> dict[str, Any]:
     """Returns what is in state without what a guard keeps there for itself."""
     return {k: value for k, value in values.items() if not _OWN_KEY.match(k)}
+
+
+def list_calls(session: Session, agent: str | None = None) -> Iterator[RecordedCall]:
+    """Lists the model calls with a recorded prompt count, of one agent or of all."""
+    state: dict[str, Any] = {}
+    previous: tuple[object, ...] = ()
+    for index, event in enumerate(session.events):
+        state.update(event.actions.state_delta)
+        if event.partial:
+            continue
+        usage = event.usage_metadata
+        prompt_tokens = usage.prompt_token_count if usage else None
+        # Text and calls of a stream may be two events of one response.
+        origin = (prompt_tokens, event.author, event.invocation_id)
+        is_new, previous = origin != previous, origin
+        is_wanted = event.author != "user" and agent in (None, event.author)
+        if not (is_wanted and prompt_tokens and is_new):
+            continue
+        for name, count in usage or ():
+            # A request of that size will be made up.
+            if isinstance(count, int) and not 0 <= count <= MAX_TOKENS:
+                found = f"event {index}: {name} is {count:,}"
+                raise CommandError(f"{found}; 0 to {MAX_TOKENS:,} tokens are accepted")
+        is_guarded = bool(read_facts(event).get("recovered"))
+        keys = ("__context_guard_summary_", "context_guard:summary:")
+        owner = f"{event.author}@{branch_scope(event)}".removesuffix("@")
+        is_guarded |= any(state.get(key + owner) is not None for key in keys)
+        heuristic = _read_heuristic(
+            session.events[index : index + 4], owner, prompt_tokens
+        )
+        yield RecordedCall(index, event, prompt_tokens, is_guarded, heuristic)
+
+
+def _read_heuristic(events: list[Event], owner: str, real_tokens: int) -> int | None:
+    """Finds what a guard has stored beside this count, at the end of a response."""
+    for event in events:
+        delta = event.actions.state_delta
+        for form in ("__context_guard_{}_{}", "context_guard:{}:{}"):
+            found = delta.get(form.format("last_heuristic", owner))
+            is_own = delta.get(form.format("real_tokens", owner)) == real_tokens
+            if is_own and type(found) is int and 0 < found <= MAX_TOKENS:
+                return found
+    return None

@@ -33,6 +33,7 @@ from contextguard_adk._tools.need import list_missing
 from contextguard_adk._tools.recordings import RecordedCall, describe_session
 from contextguard_adk._tools.replay import ReplaySettings
 from contextguard_adk._tools.replay_report import Replayed, ReplayedCall
+from contextguard_adk._tools.replay_side import list_calls
 from contextguard_adk._tools.terminal import explain_writing, print_line, quiet_logs
 from contextguard_adk.records import REASONS, Usage, format_cost
 
@@ -44,9 +45,7 @@ def run_report(is_list: bool, as_json: bool, output: Path, **recording: Any) -> 
     with quiet_logs(Console(stderr=True)):
         session, settings = replay.read_recording(**recording)
         report = asyncio.run(make_report(session, settings))
-        page = _build_page(report)
-    with explain_writing(output):
-        output.write_text(page, "utf-8", "replace")
+        _write_report(output, report)
     print_line(str(describe_session(session)), "dim")
     done = sum(call.compaction is not None for call in report.calls)
     kind = "compactions" if report.is_guarded else "simulated compactions"
@@ -91,7 +90,7 @@ class Report:
 
 async def make_report(session: Session, settings: ReplaySettings) -> Report:
     """Collects what was recorded, and replays the session for the other half."""
-    recorded = list(recordings.list_calls(session, settings.agent))
+    recorded = list(list_calls(session, settings.agent))
     told = [recordings.read_facts(call.event) for call in recorded]
     windows = {int(read_number(facts.get("window"))) for facts in told} - {0}
     if settings.window_tokens is None and len(windows) == 1:
@@ -228,26 +227,12 @@ def _size(value: object) -> str:
     return f", {len(text):,} characters"
 
 
-def _build_page(report: Report) -> str:
-    """Builds the page, which loads nothing from anywhere."""
-    folder = files("contextguard_adk") / "_tools"
-    template, style, script, library = (
-        (folder / path).read_text("utf-8")
-        for path in (
-            "page/report.html",
-            "page/report.css",
-            "page/report.js",
-            "vendor/chart.umd.min.js",
-        )
-    )
-    environment = Environment(autoescape=True, undefined=StrictUndefined)
-    environment.policies["json.dumps_kwargs"] = {}  # The facts keep their order.
-    environment.filters.update(digest=_digest, cost=format_cost, number=read_number)
+def _write_report(output: Path, report: Report) -> None:
+    """Writes the page of a session."""
     calls = report.calls
-    return environment.from_string(template).render(
-        style=style,
-        script=script,
-        library=library,
+    write_page(
+        output,
+        "report.html",
         report=report,
         session=describe_session(report.session),
         usage=sum((call.usage + call.summary_usage for call in calls), Usage()),
@@ -256,6 +241,27 @@ def _build_page(report: Report) -> str:
         missing=list_missing(report.replayed.missing),
         charts=_describe_charts(calls, report.is_guarded),
     )
+
+
+def write_page(output: Path, name: str, **values: Any) -> None:
+    """Writes a page, which loads nothing from anywhere."""
+    folder = files("contextguard_adk") / "_tools"
+    template, style, script, library = (
+        (folder / path).read_text("utf-8")
+        for path in (
+            f"page/{name}",
+            "page/report.css",
+            "page/report.js",
+            "vendor/chart.umd.min.js",
+        )
+    )
+    environment = Environment(autoescape=True, undefined=StrictUndefined)
+    environment.policies["json.dumps_kwargs"] = {}  # The facts keep their order.
+    environment.filters.update(digest=_digest, cost=format_cost, number=read_number)
+    values |= {"style": style, "script": script, "library": library}
+    page = environment.from_string(template).render(values)
+    with explain_writing(output):
+        output.write_text(page, "utf-8", "replace")
 
 
 def _digest(text: str) -> str:

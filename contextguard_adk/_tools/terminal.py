@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from multiprocessing import parent_process
 from pathlib import Path
 from typing import TypeVar
 
@@ -66,8 +67,9 @@ def print_sparkline(label: str, sizes: Sequence[int], most: int) -> None:
 
 
 def show_progress(items: Sequence[T], label: str) -> Iterable[T]:
-    """Yields items, meanwhile with a bar if stderr is a terminal."""
-    output, is_hidden = Console(stderr=True), not sys.stderr.isatty()
+    """Yields items, meanwhile with a bar if stderr is a terminal of this process."""
+    is_hidden = not sys.stderr.isatty() or parent_process() is not None
+    output = Console(stderr=True)
     return track(items, label, console=output, transient=True, disable=is_hidden)
 
 

@@ -1,0 +1,110 @@
+"""`--all-sessions` of `replay` and `report`: every session of a database, by agent."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.adk.sessions import Session
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from benchmarks import fleet
+from contextguard_adk._tools.cli import main
+from contextguard_adk._tools.recordings import SessionKey, load_session
+from contextguard_adk._tools.replay import ReplaySettings, replay_session
+from tests.test_databases import open_file, own_database, store_marks
+
+KINDS = [pytest.param(kind, marks=store_marks(kind)) for kind in ("sqlite", "postgres")]
+WINDOW = 8_000
+SUMS = "over_window", "compactions", "tokens"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_all_sessions_are_added_up_by_agent(
+    kind: str, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As each of them is replayed alone; one that cannot be read is a line."""
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    async with own_database(kind, tmp_path) as store:
+        await fleet.fill(store.url, 30, 14)
+        engine = create_async_engine(store.url)
+        async with engine.begin() as connection:
+            ask = text("SELECT app_name, user_id, id FROM sessions")
+            names = [tuple(row) for row in (await connection.execute(ask)).all()]
+            broken = {"id": names[0][2]}
+            spoil = "UPDATE events SET event_data = '{\"actions\": 7}' WHERE "
+            await connection.execute(text(spoil + "session_id = :id"), broken)
+        await engine.dispose()
+        arguments = [store.url, "--all-sessions", "--window", str(WINDOW)]
+        found = json.loads(await run("replay", *arguments, "--json", capsys=capsys))
+        [failed] = found["failed"]
+        assert failed["session"] == broken["id"]
+        rows = {row["session"]: row for row in found["sessions"]}
+        assert len(rows) == 29
+        acted = [row for row in rows.values() if row["compactions"]]
+        assert 1 <= len(acted) < 29
+        settings = ReplaySettings(window_tokens=WINDOW)
+        for row in (*acted[:1], next(r for r in rows.values() if r not in acted)):
+            key = SessionKey(row["app"], row["user"], row["session"])
+            session: Session = await load_session(store.url, key)
+            alone = await replay_session(session, settings)
+            assert row["calls"] == len(alone.calls)
+            assert row["over_window"] == alone.without_guard.over_window
+            assert row["over_window_guarded"] == alone.with_guard.over_window
+            assert row["compactions"] == alone.with_guard.compactions
+            assert row["tokens"] == pytest.approx(alone.without_guard.tokens, rel=0.01)
+            guarded = alone.with_guard.tokens
+            # It may compact a call earlier or later.
+            assert row["tokens_guarded"] == pytest.approx(guarded, rel=0.15)
+        *agents, total = found["agents"]
+        assert {row["agent"] for row in agents} == {f"agent_{n}" for n in range(5)}
+        for name in SUMS:
+            assert total[name] == sum(row[name] for row in rows.values())
+        assert (total["sessions"], total["app"]) == (29, "all")
+
+
+async def run(*arguments: str, capsys: Any) -> str:
+    """Runs a command beside the loop of the test; returns what it prints."""
+    assert await asyncio.to_thread(main, arguments) == 0
+    printed: str = capsys.readouterr().out
+    return printed
+
+
+async def test_the_report_of_all_sessions_is_a_page(
+    tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the table that is printed; what sessions are called is escaped."""
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    path, page = tmp_path / "sessions.db", tmp_path / "page.html"
+    service = open_file(str(path))
+    for user in ("ann", "<b>"):
+        session = await service.create_session(app_name="app", user_id=user)
+        for event in fleet.write_events("agent_1", "gpt-4o", 8, user):
+            await service.append_event(session, event)
+    await service.create_session(app_name="app", user_id="idle")
+    options = [str(path), "--all-sessions", "--output", str(page)]
+    printed = await run("report", *options, capsys=capsys)
+    [line] = [line for line in printed.splitlines() if line.startswith("app  agent_1")]
+    assert line.split()[2] == "2"
+    assert "user idle" in printed
+    assert "no model response with a recorded prompt token count" in printed
+    html = page.read_text("utf-8")
+    assert "<td>&lt;b&gt;</td>" in html
+    assert "<td>ann</td>" in html
+    assert "script-src" not in html
+    one = await run("report", *options, "--user", "ann", capsys=capsys)
+    assert "user idle" not in one
+    assert "<td>&lt;b&gt;</td>" not in page.read_text("utf-8")
+
+
+@pytest.mark.parametrize("option", ["--list", "--compare", "--all", "--plot=a.svg"])
+def test_it_goes_with_no_option_for_one_session(
+    option: str, tmp_path: Path, capsys: Any
+) -> None:
+    """Which is a usage error."""
+    assert main(["replay", str(tmp_path), "--all-sessions", option]) == 2
+    assert "--all-sessions: no --list" in capsys.readouterr().err
