@@ -43,6 +43,16 @@ GUARD_ALL = Threshold()
 FROM_FILE = Threshold()
 """Stands for settings that `from_file` reads."""
 
+TWO_GUARDS = (
+    "App %r has two guards for the same agents, perhaps one in the App and one on "
+    "--extra_plugins: %r does the work, %r is idle."
+)
+TWO_COMPACTIONS = (
+    "App %r also has an events_compaction_config: ADK's compaction and the guard both "
+    "pay for summaries of the same history. Remove it from the App to leave the history "
+    "to the guard."
+)
+
 _MAX_AGENTS = 12
 _OFF = ("", "0", "false", "no", "off")
 _SOURCES = {"configured": "configured", "registry": "model registry"}

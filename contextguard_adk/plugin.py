@@ -19,6 +19,8 @@ from google.adk.plugins.plugin_manager import PluginManager
 from contextguard_adk._announce import (
     FROM_FILE,
     GUARD_ALL,
+    TWO_COMPACTIONS,
+    TWO_GUARDS,
     announce_app,
     check_arguments,
     choose_settings,
@@ -39,7 +41,7 @@ from contextguard_adk._runtime.adk_tree import declares_state_schema
 from contextguard_adk._runtime.runs import Guard
 from contextguard_adk._runtime.scopes import call_key
 from contextguard_adk._runtime.state import OFF_KEY
-from contextguard_adk._support.log import log_failures, warn_once
+from contextguard_adk._support.log import REDACTORS, log_failures, warn_once
 from contextguard_adk._support.observers import BeforeCompaction, Listener, Observers
 from contextguard_adk._support.redaction import Redactor
 from contextguard_adk.config import (
@@ -169,6 +171,8 @@ class ContextGuardPlugin(BasePlugin):
         self._guard.has_plain_users = settings.user_ids == "plain"
         self._guard.has_namespaced_keys = settings.state_keys == "namespaced"
         self._guard.redactor = self._redactor
+        if self._redactor:
+            REDACTORS.add(self._redactor.text)
         ratio, seconds = settings.warning_threshold, settings.listener_timeout_seconds
         self._guard.observers = Observers(ratio, seconds, *self._listeners)
 
@@ -338,20 +342,9 @@ class ContextGuardPlugin(BasePlugin):
             and plugin._strategy_of(context.agent_name) is not None
         )
         if (first := next(guards, self)) is not self:
-            warn_once(
-                logger,
-                "App %r has two guards for the same agents, perhaps one in the App and "
-                "one on --extra_plugins: %r does the work, %r is idle.",
-                *(app, first.name, self.name),
-            )
+            warn_once(logger, TWO_GUARDS, app, first.name, self.name)
             return False
         adk_compaction = getattr(invocation, "events_compaction_config", None)
         if adk_compaction and not self.settings.observe:
-            warn_once(
-                logger,
-                "App %r also has an events_compaction_config: ADK's compaction and the "
-                "guard both pay for summaries of the same history. Remove it from the "
-                "App to leave the history to the guard.",
-                app,
-            )
+            warn_once(logger, TWO_COMPACTIONS, app)
         return True

@@ -11,7 +11,7 @@ from typing import Any
 import pydantic_core
 from google.genai import types
 
-from contextguard_adk._support.log import REDACTORS, warn_once
+from contextguard_adk._support.log import warn_once
 
 logger = logging.getLogger("contextguard_adk.redaction")
 
@@ -32,13 +32,10 @@ class Redactor:
     function: Callable[[str], str] | None = None
 
     def __post_init__(self) -> None:
-        function = self.function
-        if function is None:
-            return
+        function = self.function or str
         if not callable(function) or inspect.iscoroutinefunction(function):
             message = "redact must be a sync function of a text that returns a text, "
             raise TypeError(f"{message}not {type(function).__name__}")
-        REDACTORS.add(self.text)
 
     def __bool__(self) -> bool:
         return self.function is not None
