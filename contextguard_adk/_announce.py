@@ -49,8 +49,8 @@ TWO_GUARDS = (
 )
 TWO_COMPACTIONS = (
     "App %r also has an events_compaction_config: ADK's compaction and the guard both "
-    "pay for summaries of the same history. Remove it from the App to leave the history "
-    "to the guard."
+    "pay for summaries of the same history. Remove it from the App to leave the "
+    "history to the guard."
 )
 
 _MAX_AGENTS = 12
