@@ -95,7 +95,7 @@ def _load(loader: AgentLoader, name: str) -> object:
 
 
 def _list_names(app: object) -> set[str]:
-    """Names of agents and tools; None for those that a toolset learns from a server."""
+    """Names of agents and tools; "*" for those that a toolset learns from a server."""
     nodes = [*walk_tree(getattr(app, "root_agent", app))]
     names = {getattr(n, "name", getattr(n, "__name__", "")) or "" for n in nodes}
     return names | {"*"} if any(isinstance(n, BaseToolset) for n in nodes) else names
