@@ -109,7 +109,8 @@ def _check_app(name: str, app: Any, names: set[str]) -> dict[str, Any]:
     """Describes the agents of an app, and what is wrong."""
     agents, problems = list[dict[str, Any]](), list[str]()
     if isinstance(app, BaseException):
-        problems.append(f"cannot be loaded: {type(app).__name__}: {app}")
+        reason = " ".join(f"{type(app).__name__}: {app}".split())
+        problems.append(f"cannot be loaded: {reason}")
         app = None
     guards = [
         p for p in getattr(app, "plugins", ()) if isinstance(p, ContextGuardPlugin)
