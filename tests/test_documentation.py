@@ -220,6 +220,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "guard.toml").write_text(settings)
     for name in ("agents", "samples", "tree"):
         (made / name).mkdir()
+    (made / "agents" / "documented").mkdir()
+    source = "from google.adk.agents import LlmAgent\n"
+    source += 'root_agent = LlmAgent(name="root", model="gemini-2.5-flash")\n'
+    (made / "agents" / "documented" / "agent.py").write_text(source)
     (made / "tree" / "code.py").write_text("def run() -> int:\n    return 1\n" * 40)
 
     async def record() -> None:

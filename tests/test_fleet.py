@@ -19,7 +19,7 @@ from contextguard_adk._tools.replay import ReplaySettings, replay_session
 from tests.test_databases import open_file, own_database, store_marks
 
 KINDS = [pytest.param(kind, marks=store_marks(kind)) for kind in ("sqlite", "postgres")]
-WINDOW = 8_000
+WINDOW = 7_000
 SUMS = "over_window", "compactions", "tokens"
 
 
@@ -30,7 +30,7 @@ async def test_all_sessions_are_added_up_by_agent(
     """As each of them is replayed alone; one that cannot be read is a line."""
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     async with own_database(kind, tmp_path) as store:
-        await fleet.fill(store.url, 30, 14)
+        await fleet.fill(store.url, 30, 10)
         engine = create_async_engine(store.url)
         async with engine.begin() as connection:
             ask = text("SELECT app_name, user_id, id FROM sessions")

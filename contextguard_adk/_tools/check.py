@@ -95,7 +95,7 @@ def _load(loader: AgentLoader, name: str) -> object:
 
 
 def _list_names(app: object) -> set[str]:
-    """Names of agents and tools; None for those that a toolset learns from a server."""
+    """Names of agents and tools; "*" for those that a toolset learns from a server."""
     nodes = [*walk_tree(getattr(app, "root_agent", app))]
     names = {getattr(n, "name", getattr(n, "__name__", "")) or "" for n in nodes}
     return names | {"*"} if any(isinstance(n, BaseToolset) for n in nodes) else names
@@ -109,7 +109,8 @@ def _check_app(name: str, app: Any, names: set[str]) -> dict[str, Any]:
     """Describes the agents of an app, and what is wrong."""
     agents, problems = list[dict[str, Any]](), list[str]()
     if isinstance(app, BaseException):
-        problems.append(f"cannot be loaded: {type(app).__name__}: {app}")
+        reason = " ".join(f"{type(app).__name__}: {app}".split())
+        problems.append(f"cannot be loaded: {reason}")
         app = None
     guards = [
         p for p in getattr(app, "plugins", ()) if isinstance(p, ContextGuardPlugin)

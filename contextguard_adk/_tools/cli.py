@@ -140,7 +140,8 @@ def contextguard(context: click.Context) -> None:
     """Keeps Google ADK agents inside their model's context window.
 
     Exit code: 0 if all is well, 1 if a guarded run of the demo saw a refusal or a
-    failure, 2 for wrong arguments and what cannot be read, 130 after Ctrl-C.
+    failure, or an agent in a checked folder is wrong, 2 for wrong arguments and what
+    cannot be read, 130 after Ctrl-C.
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
@@ -236,10 +237,11 @@ def demo(**options: Any) -> int | None:
 )
 @_json
 def check(**options: Any) -> int | None:
-    """Validate a settings file and show what it means.
+    """Validate a settings file or a folder of agents, and show what it means.
 
     Reads the settings file CONFIG, by default what $CONTEXTGUARD_CONFIG names, as the
-    plugin does and prints what it means for each agent and model.
+    plugin does and prints what it means for each agent and model. If CONFIG is a
+    folder, it loads the agents in it as `adk web` does and says what is wrong.
     """
     return _call(**options)
 
@@ -253,9 +255,10 @@ def check(**options: Any) -> int | None:
 def replay(**options: Any) -> int | None:
     """Show what the guard would have done in a recorded session.
 
-    SESSION is a JSON export, adk web's SQLite file, or a database's URL, of which the
-    newest session is taken where no name is given. Call by call you see the estimate,
-    the recorded count and what the guard would have compacted. No model is asked.
+    SESSION is a JSON export, adk web's SQLite file, or the URL of a database or Agent
+    Engine, of which the newest session is taken where no name is given. Call by call
+    you see the estimate, the recorded count and what the guard would have compacted. No
+    model is asked.
     """
     return _call(**options)
 
@@ -267,9 +270,9 @@ def replay(**options: Any) -> int | None:
 def report(**options: Any) -> int | None:
     """Write an HTML page about a recorded session.
 
-    SESSION is a JSON export, adk web's SQLite file, or a database's URL, of which the
-    newest session is taken where no name is given. The page shows the context over
-    time, tokens, money, and each compaction. No model is asked.
+    SESSION is a JSON export, adk web's SQLite file, or the URL of a database or Agent
+    Engine, of which the newest session is taken where no name is given. The page shows
+    the context over time, tokens, money, and each compaction. No model is asked.
     """
     return _call(**options)
 

@@ -129,13 +129,13 @@ async def _measure(session: Session, settings: ReplaySettings) -> list[Row]:
     if not known or len(known) < len(calls):
         # Three more calls tell the guard how large tokens are.
         replayed = await replay_session(session, settings, known[:-3])
-    rows = []
+    rows = list[Row]()
     for agent in dict.fromkeys(call.agent for call in replayed.calls):
         own = [call for call in replayed.calls if call.agent == agent]
         found = replace(replayed, calls=own)
         without, guarded = found.without_guard, found.with_guard
-        row = {"agent": agent, "sessions": 1, "calls": len(own)}
-        row["events"] = sum(event.author == agent for event in session.events)
+        events = sum(event.author == agent for event in session.events)
+        row: Row = {"agent": agent, "sessions": 1, "events": events, "calls": len(own)}
         row["compactions"] = guarded.compactions
         for name in ("over_window", "tokens", "cost"):
             row[name] = getattr(without, name)
