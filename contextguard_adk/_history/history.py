@@ -97,13 +97,9 @@ class History:
             return {}
         previews, summarized = {}, self.model_covered  # That is not sent again.
         for index, content in enumerate(self.contents):
-            # Most are text, and calling for each would double the time.
-            parts = content.parts if content.role == "user" else None
-            is_text = not parts or (len(parts) == 1 and parts[0] and parts[0].text)
-            if is_text or index in summarized:
-                continue
-            results = [p for p in parts or () if p is not None and p.function_response]
-            if self.preview.fits(sum(map(self.memo.part_bytes, results))):
+            results = [part for part in parts_of(content) if part.function_response]
+            size_bytes = sum(map(self.memo.part_bytes, results))
+            if index in summarized or self.preview.fits(size_bytes):
                 continue
             see = partial(self.memo.get, self.preview, content, content.parts or ())
             if shown := self._once((index, self.preview), see):
