@@ -114,7 +114,7 @@ def _spell(value: object, spell: Callable[[Any], str] | None) -> object:
     try:
         return spell(value)
     except Exception:  # noqa: BLE001 - anyone's code may raise anything
-        return value
+        return safe_repr(value)
 
 
 def _read_part(part: types.Part | None, form: JsonForm) -> tuple[Sequence[object], int]:
