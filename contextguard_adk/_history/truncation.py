@@ -162,8 +162,8 @@ def without_names(shown: types.Content, whole: types.Content) -> types.Content:
 
 def _drop_names(part: types.Part, whole: types.Part) -> types.Part:
     response = part.function_response if part is not None else None
-    shown = (response and response.response) or {}
-    if response is None or NAMES_KEY not in shown or NAMES_KEY in (payload_of(whole) or {}):
+    shown, own = (response and response.response) or {}, payload_of(whole) or {}
+    if response is None or NAMES_KEY not in shown or NAMES_KEY in own:
         return part
     shown = {name: value for name, value in shown.items() if name != NAMES_KEY}
     copied = response.model_copy(update={"response": shown})
