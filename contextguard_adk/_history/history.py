@@ -30,8 +30,7 @@ from contextguard_adk._history.covering import (
     find_last_event,
 )
 from contextguard_adk._history.fingerprints import Covered, cover, fingerprint
-from contextguard_adk._history.origin import EventIndex, find_history
-from contextguard_adk._history.rewritten import find_rewritten
+from contextguard_adk._history.origin import EventIndex, find_history, find_rewritten
 from contextguard_adk._history.stored import StoredSummary
 from contextguard_adk._history.truncation import Preview, truncate_content
 from contextguard_adk._measuring.tokens import Memo, V
