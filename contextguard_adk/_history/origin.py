@@ -8,6 +8,7 @@ import sys
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from typing import Any
 
 from google.adk.agents.invocation_context import InvocationContext
 from google.adk.events.event import Event
@@ -199,20 +200,17 @@ def _align_in_order(
     places = defaultdict[bytes, deque[int]](deque)
     for place, item in enumerate(right):
         places[item].append(place)
-    ends: list[int] = []  # For each length the lowest end of a chain, as in patience.
-    tops: list[int] = []
-    chains: list[tuple[int, int, int]] = []
+    # For each length the chain with the lowest end, as in patience: its last pair, and
+    # the chain before that.
+    chains: list[Any] = [None]
     for index, item in enumerate(left):
         if counts[item] == wanted[item]:
             place = places[item].popleft()
-            length = bisect_left(ends, place)
-            before = tops[length - 1] if length else -1
-            ends[length : length + 1] = [place]
-            tops[length : length + 1] = [len(chains)]
-            chains.append((index, place, before))
-    found, link = [], tops[-1] if tops else -1
-    while link >= 0:
-        index, place, link = chains[link]
+            length = bisect_left(chains, place, 1, key=lambda chain: chain[1])
+            chains[length : length + 1] = [(index, place, chains[length - 1])]
+    found, link = [], chains[-1]
+    while link:
+        index, place, link = link
         found.append((index, place))
     return found[::-1]
 
