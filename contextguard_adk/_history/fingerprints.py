@@ -22,7 +22,6 @@ from contextguard_adk._measuring.tokens import json_text, safe_repr
 # Of blake2b. With a checksum a tool result could be made to collide with a content
 # and so be hidden from the model.
 FINGERPRINT_BYTES = 6
-HANDLE_CHARS = 10
 RECENT_COUNT = 512
 MAX_GAP_BITS = 16_384
 _HEAD = struct.Struct("<BIH8s")
@@ -60,7 +59,7 @@ def fingerprint(content: types.Content) -> bytes:
 def handle_of(part: types.Part) -> str:
     """Returns a name for what a part says, the same over restarts and databases."""
     digest = hashlib.blake2b(_spell_part(part), digest_size=FINGERPRINT_BYTES)
-    return digest.hexdigest()[:HANDLE_CHARS]
+    return digest.hexdigest()[:10]
 
 
 def _spell_part(part: types.Part) -> bytes:

@@ -30,7 +30,6 @@ from contextguard_adk._history.contents import (
 
 _WORD = re.compile(r"\w+")
 _MAX_MOVED = 64  # Looking further would be quadratic.
-_INSTRUCTION_BEGIN = "<<<BEGIN_SYSTEM_INSTRUCTION>>>"
 
 
 def find_history(
@@ -173,7 +172,7 @@ def find_rewritten(
         for i in candidates
         # A task of its own comes first, without an event.
         if not (is_scoped and i == 0)
-        and _INSTRUCTION_BEGIN not in content_text(contents[i])
+        and "<<<BEGIN_SYSTEM_INSTRUCTION>>>" not in content_text(contents[i])
     ]
     spelled = [spell(event.content or types.Content()) for event in events]
     links = _align_in_order(spelled, [spell(content) for content in contents])

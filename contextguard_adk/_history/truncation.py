@@ -34,8 +34,6 @@ NAMES_KEY = "not_shown"
 NAMES_RATIO, MAX_NAMES_BYTES = 0.5, 16_000
 """What they may take: of the part that is shown, and at most."""
 
-MIN_CLEARED_CHARS = 100  # Results that take no more than their line stay.
-
 Length = Annotated[int, Field(ge=0, le=2**53)]  # As session state keeps it.
 
 
@@ -109,7 +107,7 @@ def _truncate_part(
         # A preview is cleared as well; what is told is the size of the whole.
         size_chars = len(payload_text(payload_of(whole or part)))
         shortened = {"result": TRUNCATED.format(0, size_chars)}
-        if size_chars <= MIN_CLEARED_CHARS:
+        if size_chars <= 100:  # No more than that line takes.
             return part
     else:
         shortened = _name_and_truncate(response.response, truncation, values)

@@ -18,9 +18,6 @@ from contextguard_adk.records import REASONS, CompactionRecord, describe_compact
 
 logger = logging.getLogger("contextguard_adk.artifacts")
 
-SAVE_SECONDS = 2
-"""How long a model call waits for an artifact service; a summary takes far longer."""
-
 
 class Artifacts(Listener):
     """Saves each summary as an artifact, where the app has an artifact service."""
@@ -36,7 +33,7 @@ class Artifacts(Listener):
         name = f"compaction-{record.agent}.md"
         data = _write_markdown(record, event.outcome.stored.text)
         try:
-            async with asyncio.timeout(SAVE_SECONDS):
+            async with asyncio.timeout(2):  # A summary takes far longer.
                 version = await service.save_artifact(
                     app_name=invocation.app_name,
                     user_id=session.user_id,

@@ -18,12 +18,6 @@ from contextguard_adk.records import Usage
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
-PAID_SECONDS = 600
-"""How long the summary of a cancelled or failed call waits for the next call."""
-
-PROBE_COUNT = 20
-"""Calls after which a guess of a window is put to the test."""
-
 
 class BoundedDict(OrderedDict[K, V], Generic[K, V]):
     """A dict for several threads that forgets its oldest entry when it is full."""
@@ -127,7 +121,7 @@ class Seen:
     @property
     def is_probing(self) -> bool:
         """Whether the guess is put to the test by a request that exceeds it."""
-        return self.guess_count >= PROBE_COUNT
+        return self.guess_count >= 20
 
 
 _NO_USAGE, _NOTHING_SEEN = Usage(), Seen()
@@ -206,8 +200,8 @@ class Session:
             self.note(put_in=None)
 
     def drop_late(self) -> None:
-        """Forgets the summaries for which no call has come."""
-        oldest_seconds = time.monotonic() - PAID_SECONDS
+        """Forgets the summaries for which no call has come in ten minutes."""
+        oldest_seconds = time.monotonic() - 600
         for name in ("ready", "put_in"):
             paid: Paid | None = getattr(self.facts, name)
             if paid and not paid.is_background and paid.paid_seconds < oldest_seconds:
