@@ -45,7 +45,6 @@ class Covered:
 
     @property
     def content_count(self) -> int:
-        """The number of contents that are covered."""
         return self.older_count + len(self.recent)
 
 

@@ -134,7 +134,6 @@ class History:
 
     @cached_property
     def pairs(self) -> Pairs:
-        """Which contents belong together."""
         return pair_contents(self.contents)
 
     @cached_property

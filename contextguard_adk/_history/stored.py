@@ -126,7 +126,6 @@ class AgentRecord(_Stored):
         return self.version > VERSION
 
     def of(self, model: str) -> Learned:
-        """Returns what a model has shown."""
         return self.learned.get(model, Learned())
 
 

@@ -15,7 +15,6 @@ class RecentEvents(Listener):
     """Notes the time for each agent; what all of them need is the oldest one."""
 
     async def compacted(self, event: Compacted) -> None:
-        """Writes the time of this agent, and that of all agents of the app."""
         if not event.guard.loads_recent:
             return
         state, agent = event.state, event.turn.agent

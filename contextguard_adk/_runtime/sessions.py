@@ -174,7 +174,6 @@ class SessionFacts:
         return paid if paid and paid.replaced == stored else None
 
     def of(self, model: str) -> Seen:
-        """Returns what a model has shown."""
         return self.models.get(model, _NOTHING_SEEN)
 
 
@@ -189,7 +188,6 @@ class Session:
         self.facts = replace(self.facts, **facts)
 
     def see(self, model: str, **shown: Any) -> None:
-        """Changes what a model has shown."""
         models = dict(self.facts.models)
         models[model] = replace(models.pop(model, _NOTHING_SEEN), **shown)
         self.note(models=dict([*models.items()][-MAX_MODELS:]))

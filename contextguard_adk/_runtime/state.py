@@ -144,7 +144,6 @@ class AgentState:
         self._run = run or RunWrites()
 
     def key(self, name: str) -> str:
-        """Returns the key under which `name` is written."""
         return _key(name, self.owner, self._is_namespaced)
 
     def find(self, prefix: str) -> dict[str, Any]:
