@@ -32,12 +32,11 @@ class Redactor:
     function: Callable[[str], str] | None = None
 
     def __post_init__(self) -> None:
-        function = self.function
-        if function is None:
+        if self.function is None:
             return
-        if not callable(function) or inspect.iscoroutinefunction(function):
+        if not callable(self.function) or inspect.iscoroutinefunction(self.function):
             message = "redact must be a sync function of a text that returns a text, "
-            raise TypeError(f"{message}not {type(function).__name__}")
+            raise TypeError(f"{message}not {type(self.function).__name__}")
         REDACTORS.add(self.text)
 
     def __bool__(self) -> bool:
