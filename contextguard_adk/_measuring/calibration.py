@@ -36,7 +36,6 @@ MAX_RATIO = 20.0
 """More real tokens per heuristic token are not believed."""
 
 
-
 def correction_factor(real_tokens: int, last_heuristic_tokens: int) -> float:
     """Returns the real tokens per heuristic token of the last call, from 1 to 5."""
     return min(max(real_tokens / last_heuristic_tokens, 1.0), 5.0)
