@@ -38,7 +38,6 @@ _UNREAD_FIELDS = {
     *("thought", "thought_signature", "video_metadata"),
 }
 
-
 # `pydantic_core.to_json` makes one anew on every call, which takes a fifth of the time.
 _TO_JSON = SchemaSerializer(
     core_schema.any_schema(),
