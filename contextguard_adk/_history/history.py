@@ -24,11 +24,7 @@ from contextguard_adk._history.contents import (
     pair_contents,
     parts_of,
 )
-from contextguard_adk._history.covering import (
-    begins_before,
-    find_covered,
-    find_last_event,
-)
+from contextguard_adk._history.covering import find_covered, find_last_event
 from contextguard_adk._history.fingerprints import Covered, cover, fingerprint
 from contextguard_adk._history.origin import EventIndex, find_history, find_rewritten
 from contextguard_adk._history.stored import StoredSummary
@@ -257,7 +253,8 @@ class History:
         if runs[0] != runs[1] and live is not None:
             # A repeated message ("yes", "yes") must not pass for the covered one. With
             # a late result a run goes on that is older than the summary.
-            is_old = begins_before(self.events, *runs)
+            order = [e.invocation_id for e in self.events if e.invocation_id in runs]
+            is_old = runs[1] in order and order[0] == runs[0]
             new = {live} if is_old else range(live, len(self.contents))
             matches = {i: place for i, place in matches.items() if i not in new}
         whole = keep_pairs_whole(matches, self.pairs)
