@@ -124,9 +124,6 @@ class Seen:
         return self.guess_count >= 20
 
 
-_NO_USAGE, _NOTHING_SEEN = Usage(), Seen()
-
-
 @dataclass(frozen=True)
 class SessionFacts:
     """What is known of one agent in one scope; `Session.note` changes it.
@@ -161,7 +158,7 @@ class SessionFacts:
     models: Mapping[str, Seen] = field(default_factory=dict)
     max_media_bytes: int | None = None
     failed: Failed = Failed()
-    summary_usage: Usage = _NO_USAGE
+    summary_usage: Usage = field(default_factory=Usage)
     summary_cost: float | None = 0.0
 
     def find_lost(self, stored: StoredSummary | None) -> Paid | None:
@@ -174,7 +171,7 @@ class SessionFacts:
         return paid if paid and paid.replaced == stored else None
 
     def of(self, model: str) -> Seen:
-        return self.models.get(model, _NOTHING_SEEN)
+        return self.models.get(model, Seen())
 
 
 @dataclass
@@ -189,7 +186,7 @@ class Session:
 
     def see(self, model: str, **shown: Any) -> None:
         models = dict(self.facts.models)
-        models[model] = replace(models.pop(model, _NOTHING_SEEN), **shown)
+        models[model] = replace(models.pop(model, Seen()), **shown)
         self.note(models=dict([*models.items()][-MAX_MODELS:]))
 
     def forget_arrived(self, run_id: str) -> None:
