@@ -219,9 +219,8 @@ def _build_strategy(key: str, table: object) -> Strategy | None:
     if table is False:
         return None
     if not isinstance(table, dict | str):
-        raise _wrong(
-            key, table, 'a table, the name of a strategy or "none" is expected'
-        )
+        expected = 'a table, the name of a strategy or "none" is expected'
+        raise _wrong(key, table, expected)
     settings = {"strategy": table} if isinstance(table, str) else dict(table)
     name = settings.pop("strategy", "threshold")
     if name == "none":

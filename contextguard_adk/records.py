@@ -26,7 +26,6 @@ class Usage:
     output_tokens: int = 0
 
     def __add__(self, other: Usage) -> Usage:
-        """The tokens of both."""
         return Usage(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
 

@@ -41,7 +41,7 @@ PARTS: dict[str, tuple[types.Part, int]] = {
     "signature": (part(thought_signature=b"x" * 900), 0),
     "call": (call_part("read", "call-1", path="/a"), 4 + 13),
     "result": (response_part("read", "ok", "call-1"), 4 + 15),
-    "bytes-in-result": (shot(response={"a": b"\xff"}), 4 + 13),
+    "bytes-in-result": (shot(response={"a": b"\xff"}), 4 + 12),
     "code": (part(executable_code={"code": "print(1)", "language": "PYTHON"}), 8),
     "code-output": (
         part(code_execution_result={"output": "1\n", "outcome": "OUTCOME_OK"}),

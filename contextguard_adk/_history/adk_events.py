@@ -105,7 +105,7 @@ def role_of(event: Event, invocation: InvocationContext) -> str:
     """The role under which ADK shows an event as a text; "" where it does not."""
     parts = parts_of(event.content)
     has_text = any(map(words_of, parts))
-    if event.author == _name_of(invocation):
+    if event.author == getattr(invocation.agent, "name", ""):
         is_output = len(parts) == 1 and parts[0].code_execution_result
         is_shown = has_text and not event.get_function_calls()
         return ("user" if is_output else "model") if is_shown else ""
@@ -114,13 +114,10 @@ def role_of(event: Event, invocation: InvocationContext) -> str:
     return "user" if has_text or media_parts(event.content) else ""
 
 
-def _name_of(invocation: InvocationContext) -> str:
-    return invocation.agent.name if invocation.agent else ""
-
-
 def _is_start(event: Event, invocation: InvocationContext) -> bool:
     """Whether `include_contents="none"` lets the history begin with an event."""
-    if event.author == _name_of(invocation) or role_of(event, invocation) != "user":
+    is_own = event.author == getattr(invocation.agent, "name", "")
+    if is_own or role_of(event, invocation) != "user":
         return False
     calls = event.get_function_calls()
     is_transfer = any(call.name == "transfer_to_agent" for call in calls)

@@ -14,12 +14,6 @@ from contextguard_adk._history.fingerprints import Covered, align_covered, handl
 from contextguard_adk._history.stored import StoredSummary
 
 
-def begins_before(events: Iterable[Event], run_id: str, other_id: str) -> bool:
-    """Returns whether a run has an event before the first one of another run."""
-    runs = (e.invocation_id for e in events if e.invocation_id in (run_id, other_id))
-    return next(runs, "") == run_id and other_id in runs
-
-
 def find_last_event(
     events: Sequence[Event],
     told: Iterable[tuple[bytes, bool]],

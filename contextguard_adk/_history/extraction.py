@@ -68,7 +68,6 @@ _KEY_SHAPE = re.compile(
     r"AIza|ya29\.|eyJ[\w-]{8}"
 )
 
-
 _KNOWN: OrderedDict[Hashable, Sequence[tuple[str, float]]] = OrderedDict()
 
 

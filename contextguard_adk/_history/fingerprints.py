@@ -22,7 +22,6 @@ from contextguard_adk._measuring.tokens import json_text, safe_repr
 # Of blake2b. With a checksum a tool result could be made to collide with a content
 # and so be hidden from the model.
 FINGERPRINT_BYTES = 6
-HANDLE_CHARS = 10
 RECENT_COUNT = 512
 MAX_GAP_BITS = 16_384
 _HEAD = struct.Struct("<BIH8s")
@@ -46,7 +45,6 @@ class Covered:
 
     @property
     def content_count(self) -> int:
-        """The number of contents that are covered."""
         return self.older_count + len(self.recent)
 
 
@@ -60,7 +58,7 @@ def fingerprint(content: types.Content) -> bytes:
 def handle_of(part: types.Part) -> str:
     """Returns a name for what a part says, the same over restarts and databases."""
     digest = hashlib.blake2b(_spell_part(part), digest_size=FINGERPRINT_BYTES)
-    return digest.hexdigest()[:HANDLE_CHARS]
+    return digest.hexdigest()[:10]
 
 
 def _spell_part(part: types.Part) -> bytes:
@@ -147,10 +145,8 @@ def encode_covered(covered: Covered) -> str:
 def decode_covered(stored: str) -> Covered:
     """Reads what `encode_covered` wrote; raises ValueError where it is not that."""
     raw = base64.b64decode(stored, validate=True)  # Raises a ValueError itself.
-    try:
-        _, older_count, gap_bytes, digest = _HEAD.unpack_from(raw)
-    except struct.error as error:
-        raise ValueError(f"not a covered set: {error}") from error
+    # What is too short for a head is refused below: it would be written otherwise.
+    _, older_count, gap_bytes, digest = _HEAD.unpack_from(raw.ljust(_HEAD.size))
     start = _HEAD.size + gap_bytes
     gaps = int.from_bytes(raw[_HEAD.size : start], "little")
     ends = range(start + FINGERPRINT_BYTES, len(raw) + 1, FINGERPRINT_BYTES)

@@ -24,14 +24,9 @@ from contextguard_adk._history.contents import (
     pair_contents,
     parts_of,
 )
-from contextguard_adk._history.covering import (
-    begins_before,
-    find_covered,
-    find_last_event,
-)
+from contextguard_adk._history.covering import find_covered, find_last_event
 from contextguard_adk._history.fingerprints import Covered, cover, fingerprint
-from contextguard_adk._history.origin import EventIndex, find_history
-from contextguard_adk._history.rewritten import find_rewritten
+from contextguard_adk._history.origin import EventIndex, find_history, find_rewritten
 from contextguard_adk._history.stored import StoredSummary
 from contextguard_adk._history.truncation import Preview, truncate_content
 from contextguard_adk._measuring.tokens import Memo, V
@@ -97,13 +92,9 @@ class History:
             return {}
         previews, summarized = {}, self.model_covered  # That is not sent again.
         for index, content in enumerate(self.contents):
-            # Most are text, and calling for each would double the time.
-            parts = content.parts if content.role == "user" else None
-            is_text = not parts or (len(parts) == 1 and parts[0] and parts[0].text)
-            if is_text or index in summarized:
-                continue
-            results = [p for p in parts or () if p is not None and p.function_response]
-            if self.preview.fits(sum(map(self.memo.part_bytes, results))):
+            results = [part for part in parts_of(content) if part.function_response]
+            size_bytes = sum(map(self.memo.part_bytes, results))
+            if index in summarized or self.preview.fits(size_bytes):
                 continue
             see = partial(self.memo.get, self.preview, content, content.parts or ())
             if shown := self._once((index, self.preview), see):
@@ -139,7 +130,6 @@ class History:
 
     @cached_property
     def pairs(self) -> Pairs:
-        """Which contents belong together."""
         return pair_contents(self.contents)
 
     @cached_property
@@ -263,7 +253,8 @@ class History:
         if runs[0] != runs[1] and live is not None:
             # A repeated message ("yes", "yes") must not pass for the covered one. With
             # a late result a run goes on that is older than the summary.
-            is_old = begins_before(self.events, *runs)
+            order = [e.invocation_id for e in self.events if e.invocation_id in runs]
+            is_old = runs[1] in order and order[0] == runs[0]
             new = {live} if is_old else range(live, len(self.contents))
             matches = {i: place for i, place in matches.items() if i not in new}
         whole = keep_pairs_whole(matches, self.pairs)

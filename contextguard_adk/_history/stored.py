@@ -49,8 +49,7 @@ class StoredSummary(_Stored):
     `reason` and quotes `request_chars` (-1 for all) of `request`, a fingerprint in hex.
     Tool results are shortened up to `truncated_upto`, which `History.name_place` has
     named. A compacted request took `left_tokens`. With `has_older` all is covered that
-    stands before what is known of `covered`.
-    named. A compacted request took `left_tokens`. `edits` is that of the record then.
+    stands before what is known of `covered`. `edits` is that of the record then.
     """
 
     text: str = Field(default="", exclude=True)
@@ -127,7 +126,6 @@ class AgentRecord(_Stored):
         return self.version > VERSION
 
     def of(self, model: str) -> Learned:
-        """Returns what a model has shown."""
         return self.learned.get(model, Learned())
 
 

@@ -21,8 +21,6 @@ from contextguard_adk._history.fingerprints import handle_of
 from contextguard_adk._measuring.tokens import safe_repr
 from contextguard_adk._support.phrases import ATTACHED, quote_line
 
-MIN_LISTED_CHARS = 300  # A shorter message or result is not worth a line of a list.
-
 
 def payload_text(payload: object) -> str:
     """Renders a tool's arguments or result as JSON, a text as it is."""
@@ -133,7 +131,7 @@ class Item:
     @property
     def is_listed(self) -> bool:
         """Whether it has a line in lists; the result shows what a short call was."""
-        return not self.is_call or len(self.text) >= MIN_LISTED_CHARS
+        return not self.is_call or len(self.text) >= 300
 
     @property
     def title(self) -> str:

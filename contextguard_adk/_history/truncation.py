@@ -11,7 +11,7 @@ from google.genai import types
 from pydantic import Field
 
 from contextguard_adk._history.adk_events import RECALL_TOOL
-from contextguard_adk._history.contents import with_parts
+from contextguard_adk._history.contents import payload_of, with_parts
 from contextguard_adk._history.extraction import name_hidden, read_values
 from contextguard_adk._history.fingerprints import handle_of
 from contextguard_adk._history.text import payload_text
@@ -33,11 +33,6 @@ NAMES_KEY = "not_shown"
 
 NAMES_RATIO, MAX_NAMES_BYTES = 0.5, 16_000
 """What they may take: of the part that is shown, and at most."""
-
-MIN_CLEARED_CHARS = 100  # Results that take no more than their line stay.
-
-MAX_DEPTH = 100
-"""Strings nested deeper than this stay as they are."""
 
 Length = Annotated[int, Field(ge=0, le=2**53)]  # As session state keeps it.
 
@@ -110,10 +105,9 @@ def _truncate_part(
         return part
     if truncation.max_length == 0:
         # A preview is cleared as well; what is told is the size of the whole.
-        original = (whole and whole.function_response) or response
-        size_chars = len(payload_text(original.response))
+        size_chars = len(payload_text(payload_of(whole or part)))
         shortened = {"result": TRUNCATED.format(0, size_chars)}
-        if size_chars <= MIN_CLEARED_CHARS:
+        if size_chars <= 100:  # No more than that line takes.
             return part
     else:
         shortened = _name_and_truncate(response.response, truncation, values)
@@ -166,10 +160,7 @@ def without_names(shown: types.Content, whole: types.Content) -> types.Content:
 
 def _drop_names(part: types.Part, whole: types.Part) -> types.Part:
     response = part.function_response if part is not None else None
-    shown = (response and response.response) or {}
-    own = (
-        response and whole.function_response and whole.function_response.response
-    ) or {}
+    shown, own = (response and response.response) or {}, payload_of(whole) or {}
     if response is None or NAMES_KEY not in shown or NAMES_KEY in own:
         return part
     shown = {name: value for name, value in shown.items() if name != NAMES_KEY}
@@ -188,10 +179,10 @@ def _truncate_result(result: dict[str, Any], truncation: Truncation) -> dict[str
 
 
 def truncate_value(value: Any, truncation: Truncation, depth: int = 0) -> Any:
-    """Shortens every string in nested dicts and lists; copies only what changes."""
+    """Shortens strings nested up to 100 deep; copies only what changes."""
     if isinstance(value, str):
         return truncate_text(value, truncation)
-    if depth >= MAX_DEPTH or not isinstance(value, dict | list):
+    if depth >= 100 or not isinstance(value, dict | list):
         return value
     old = list(value.values()) if isinstance(value, dict) else value
     new = [truncate_value(item, truncation, depth + 1) for item in old]
@@ -268,8 +259,7 @@ class Preview:
         self, part: types.Part, whole: types.Part | None, named: types.Part
     ) -> types.Part:
         """Cuts the long strings of a result; where that is not enough, its JSON."""
-        response, part = named.function_response, _drop_names(part, named)
-        values = list_names((response and response.response) or {})
+        values, part = list_names(payload_of(named) or {}), _drop_names(part, named)
         most, shown = self.max_tokens or 0, part
         text = part_text(part, self.form).decode("utf-8", "replace")
         whole_tokens = token_counter(None)(text)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Iterator
 
 from google.adk.agents.invocation_context import InvocationContext
 from google.adk.tools.load_artifacts_tool import LoadArtifactsTool
@@ -19,9 +18,6 @@ from contextguard_adk.records import REASONS, CompactionRecord, describe_compact
 
 logger = logging.getLogger("contextguard_adk.artifacts")
 
-SAVE_SECONDS = 2
-"""How long a model call waits for an artifact service; a summary takes far longer."""
-
 
 class Artifacts(Listener):
     """Saves each summary as an artifact, where the app has an artifact service."""
@@ -31,14 +27,13 @@ class Artifacts(Listener):
         guard, record = event.guard, event.record
         invocation = event.context.get_invocation_context()
         service, session = invocation.artifact_service, invocation.session
-        if service is None or not guard.has_artifacts:
+        # A model that is shown artifacts would be told of one that is not for it.
+        if service is None or not guard.has_artifacts or _shows_artifacts(invocation):
             return
-        if _shows_artifacts(invocation):
-            return  # The model would be told of one that is not for it.
         name = f"compaction-{record.agent}.md"
         data = _write_markdown(record, event.outcome.stored.text)
         try:
-            async with asyncio.timeout(SAVE_SECONDS):
+            async with asyncio.timeout(2):  # A summary takes far longer.
                 version = await service.save_artifact(
                     app_name=invocation.app_name,
                     user_id=session.user_id,
@@ -59,19 +54,12 @@ class Artifacts(Listener):
 
 def _shows_artifacts(invocation: InvocationContext) -> bool:
     """Whether an agent of the app, or of one that calls it, lists all artifacts."""
-    return any(
-        isinstance(node, LoadArtifactsTool)
-        for root in _list_roots(invocation)
-        for node in walk_tree(root)
-    )
-
-
-def _list_roots(invocation: InvocationContext) -> Iterator[object]:
-    """The agent tree of a run, and those of the runs that an `AgentTool` was in."""
-    yield getattr(invocation.agent, "root_agent", invocation.agent)
+    tree = walk_tree(getattr(invocation.agent, "root_agent", invocation.agent))
+    if any(isinstance(node, LoadArtifactsTool) for node in tree):
+        return True
+    # What an `AgentTool` runs has the artifacts of the run that it is in.
     caller = getattr(invocation.artifact_service, "tool_context", None)
-    if caller is not None:
-        yield from _list_roots(caller.get_invocation_context())
+    return caller is not None and _shows_artifacts(caller.get_invocation_context())
 
 
 def _write_markdown(record: CompactionRecord, text: str) -> str:

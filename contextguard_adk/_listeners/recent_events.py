@@ -10,17 +10,11 @@ from contextguard_adk._runtime.state import EVENTS_SINCE_KEY
 from contextguard_adk._summaries.compose import find_quoted
 from contextguard_adk._turn.units import Answered, Compacted, Listener
 
-MARGIN_COUNT = 32
-"""Events that are loaded beside those that are needed: they show what is covered."""
-
-ROUNDING_SECONDS = 1e-5  # Databases keep microseconds.
-
 
 class RecentEvents(Listener):
     """Notes the time for each agent; what all of them need is the oldest one."""
 
     async def compacted(self, event: Compacted) -> None:
-        """Writes the time of this agent, and that of all agents of the app."""
         if not event.guard.loads_recent:
             return
         state, agent = event.state, event.turn.agent
@@ -46,7 +40,7 @@ class RecentEvents(Listener):
 
 
 def _find_start(event: Compacted) -> float | None:
-    """The time of a message of the user, some events before what is still needed."""
+    """The time of a message of the user, 32 events before what is still needed."""
     history, stored = event.turn.history, event.outcome.stored
     covered = event.outcome.draft.covered
     quoted = find_quoted(history, stored, covered)
@@ -54,10 +48,11 @@ def _find_start(event: Compacted) -> float | None:
     before = frozenset(range(min(left, default=len(history.contents))))
     newest, events = history.last_event(before), history.events
     place = next((i for i, each in enumerate(events) if each.id == newest), 0)
-    pairs = itertools.pairwise(reversed(events[: max(0, place - MARGIN_COUNT)]))
+    # The events before what is needed show what is covered.
+    pairs = itertools.pairwise(reversed(events[: max(0, place - 32)]))
     for each, older in pairs:
         is_said = each.author == "user" and each.content and is_user_text(each.content)
-        seconds = each.timestamp - ROUNDING_SECONDS
+        seconds = each.timestamp - 1e-5  # Databases keep microseconds.
         if is_said and older.timestamp < seconds:
             return seconds
     return None

@@ -26,7 +26,6 @@ class TruncatingServers(Listener):
     """
 
     def answered(self, event: Answered) -> None:
-        """Compares the provider's count with what was sent."""
         call, count = event.call, event.count
         if count is None or call.is_observed:
             return

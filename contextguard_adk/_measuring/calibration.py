@@ -35,8 +35,6 @@ _MOST_VOCABULARY = 1.35
 MAX_RATIO = 20.0
 """More real tokens per heuristic token are not believed."""
 
-QUOTED_RATIO = 0.33  # Of the window: 30 %, and what an estimate may be too high.
-
 
 def correction_factor(real_tokens: int, last_heuristic_tokens: int) -> float:
     """Returns the real tokens per heuristic token of the last call, from 1 to 5."""
@@ -186,7 +184,8 @@ def count_quoted_chars(request: str, window_tokens: int) -> int:
         least_tokens = len(raw) / 4 - script_discount_tokens(raw)
         return max(token_counter(None)(text), int(least_tokens))
 
-    most_tokens = int(window_tokens * QUOTED_RATIO)
+    # 30 % of the window, and what an estimate may be too high.
+    most_tokens = int(window_tokens * 0.33)
     if count(request) <= most_tokens:
         return -1
     return len(shorten_to_tokens(request, most_tokens, count))

@@ -11,9 +11,6 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
-_SAMPLE_SLICES = 24
-_SLICE_BYTES = 384
-
 # Tokens for a piece of text, or for each further byte or character of it.
 _WORD = 0.87
 _DIACRITIC = 0.65
@@ -136,7 +133,7 @@ def _count_tokens(text: bytes) -> float:
 
 
 def _sample_ranges(
-    size_bytes: int, slices: int = _SAMPLE_SLICES, slice_bytes: int = _SLICE_BYTES
+    size_bytes: int, slices: int = 24, slice_bytes: int = 384
 ) -> list[tuple[int, int]]:
     """Returns the whole of a text, or evenly spaced slices of a long one."""
     if size_bytes <= slices * slice_bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
@@ -39,10 +38,10 @@ _UNREAD_FIELDS = {
     *("thought", "thought_signature", "video_metadata"),
 }
 
-
 # `pydantic_core.to_json` makes one anew on every call, which takes a fifth of the time.
 _TO_JSON = SchemaSerializer(
-    core_schema.any_schema(), core_schema.CoreConfig(ser_json_inf_nan="constants")
+    core_schema.any_schema(),
+    core_schema.CoreConfig(ser_json_inf_nan="constants", ser_json_bytes="base64"),
 ).to_json
 
 
@@ -52,13 +51,13 @@ def text_bytes(text: str) -> int:
 
 
 def json_text(value: object) -> bytes:
-    """Returns any value as compact JSON, a text as it is; never raises."""
+    """Returns any value as compact JSON, a text as it is, else `repr`; never raises."""
     if isinstance(value, str):
         return value.encode("utf-8", "surrogatepass")
     try:
         return _TO_JSON(value, exclude_none=True)
-    except ValueError:
-        return _walk_text(value)
+    except ValueError:  # Lone surrogates, cycles, objects of a class of one's own.
+        return safe_repr(value).encode("utf-8", "replace")
 
 
 def safe_repr(value: object) -> str:
@@ -67,37 +66,6 @@ def safe_repr(value: object) -> str:
         return repr(value)
     except Exception:  # noqa: BLE001 - anyone's code may raise anything
         return object.__repr__(value)
-
-
-def _walk_text(value: object) -> bytes:
-    """Returns what `to_json` refuses as something close to JSON, each object once."""
-    chunks: list[bytes] = []
-    seen: dict[int, object] = {}
-    stack, end = [value], object()
-    while stack and len(chunks) < 100_000:
-        item = stack.pop()
-        if item is end:
-            chunks.append(b"},")
-        elif isinstance(item, str | bytes | bytearray):
-            text = json_text(item) if isinstance(item, str) else b64encode(item)
-            chunks.append(b'"%b",' % text)
-        elif isinstance(item, int):
-            # Python refuses to print very long numbers in decimal.
-            chunks.append(b"%x," % item if item.bit_length() > 64 else b"%d," % item)
-        elif item is None or isinstance(item, float):
-            chunks.append(b"%b," % repr(item).encode())
-        elif id(item) not in seen:
-            seen[id(item)] = item
-            chunks.append(b"{")
-            fields = item if isinstance(item, dict) else getattr(item, "__dict__", None)
-            if isinstance(item, list | tuple | set | frozenset):
-                children = list(item)
-            elif isinstance(fields, dict):
-                children = [*fields, *fields.values()]
-            else:
-                children = [type(item).__name__]
-            stack += [end, *reversed(children)]
-    return b"".join(chunks)[:-1]
 
 
 def _tokens(size_bytes: int) -> int:
@@ -145,7 +113,7 @@ def _spell(value: object, spell: Callable[[Any], str] | None) -> object:
     try:
         return spell(value)
     except Exception:  # noqa: BLE001 - anyone's code may raise anything
-        return value
+        return safe_repr(value)
 
 
 def _read_part(part: types.Part | None, form: JsonForm) -> tuple[Sequence[object], int]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from google.adk.agents.invocation_context import InvocationContext
@@ -142,13 +143,6 @@ def _class_names(llm: object) -> list[str]:
     return [each.__name__ for each in type(llm).__mro__]
 
 
-def _spell_for_litellm(value: object) -> str:
-    try:
-        return json.dumps(value, ensure_ascii=False)
-    except (TypeError, ValueError, OverflowError, RecursionError):
-        return str(value)
-
-
 def _spell_for_claude(response: dict[str, Any]) -> str:
     """The text of an MCP result, the value that ADK has wrapped, or all as ASCII."""
     content = response.get("content")
@@ -168,9 +162,10 @@ def _spell_for_claude(response: dict[str, Any]) -> str:
     return json.dumps(value) if isinstance(value, dict | list) else str(value)
 
 
+_FOR_LITELLM = partial(json.dumps, ensure_ascii=False)
 _FORMS = {
     # Before LiteLlm: one class is both.
     "GemmaFunctionCallingMixin": JsonForm(result=json.dumps),
-    "LiteLlm": JsonForm(_spell_for_litellm, _spell_for_litellm),
+    "LiteLlm": JsonForm(_FOR_LITELLM, _FOR_LITELLM),
     "AnthropicLlm": JsonForm(result=_spell_for_claude),
 }

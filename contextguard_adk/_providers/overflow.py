@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass
 from functools import cache, cached_property
 from typing import Final, Literal
 
@@ -25,15 +25,13 @@ class Overflow:
     `in_bytes` or only `is_quotation` of the request it says nothing about tokens.
     """
 
-    limit_tokens: int | None
-    prompt_tokens: int | None
-    output_tokens: int | None
-    is_input_plus_output: bool
+    limit_tokens: int | None = None
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    is_input_plus_output: bool = False
     in_bytes: bool = False
     is_quotation: bool = False
 
-
-_UNNAMED: Final = Overflow(None, None, None, is_input_plus_output=False)
 
 _Reading = Overflow | Literal["refused"] | None
 
@@ -123,19 +121,18 @@ def _read_error(error: BaseException, sent: _Sent) -> _Reading:
         for pattern in compile_wordings(wordings):
             if matches := sent.find_own(pattern, text):
                 if wordings is PAYLOADS:
-                    return replace(_UNNAMED, in_bytes=True)
+                    return Overflow(in_bytes=True)
                 return _read_numbers(text, matches)
-    for pattern in compile_wordings(LIMITS + PAYLOADS + LIMITLESS):
-        if pattern.search(text):
-            return replace(_UNNAMED, is_quotation=True)
-    return None
+    every = compile_wordings(LIMITS + PAYLOADS + LIMITLESS)
+    is_quotation = any(pattern.search(text) for pattern in every)
+    return Overflow(is_quotation=True) if is_quotation else None
 
 
 def _read_numbers(text: str, matches: list[re.Match[str]]) -> Overflow:
     named = [match.groupdict() for match in matches]
     limits = {_tokens(each.get("limit")) for each in named}
     if len(limits) > 1:  # One of them is a quotation.
-        return _UNNAMED
+        return Overflow()
     limit = limits.pop()
     # A provider's counts stand in the sentence of the limit or in one beside it.
     start, end = matches[0].span()

@@ -43,5 +43,4 @@ def _branch_and_isolation(place: Any) -> list[str]:
 
 
 def digest(names: Sequence[str]) -> str:
-    """Returns a short hash."""
     return hashlib.blake2b("\0".join(names).encode(), digest_size=8).hexdigest()

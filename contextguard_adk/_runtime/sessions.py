@@ -18,12 +18,6 @@ from contextguard_adk.records import Usage
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
-PAID_SECONDS = 600
-"""How long the summary of a cancelled or failed call waits for the next call."""
-
-PROBE_COUNT = 20
-"""Calls after which a guess of a window is put to the test."""
-
 
 class BoundedDict(OrderedDict[K, V], Generic[K, V]):
     """A dict for several threads that forgets its oldest entry when it is full."""
@@ -127,10 +121,7 @@ class Seen:
     @property
     def is_probing(self) -> bool:
         """Whether the guess is put to the test by a request that exceeds it."""
-        return self.guess_count >= PROBE_COUNT
-
-
-_NO_USAGE, _NOTHING_SEEN = Usage(), Seen()
+        return self.guess_count >= 20
 
 
 @dataclass(frozen=True)
@@ -167,7 +158,7 @@ class SessionFacts:
     models: Mapping[str, Seen] = field(default_factory=dict)
     max_media_bytes: int | None = None
     failed: Failed = Failed()
-    summary_usage: Usage = _NO_USAGE
+    summary_usage: Usage = field(default_factory=Usage)
     summary_cost: float | None = 0.0
 
     def find_lost(self, stored: StoredSummary | None) -> Paid | None:
@@ -180,8 +171,7 @@ class SessionFacts:
         return paid if paid and paid.replaced == stored else None
 
     def of(self, model: str) -> Seen:
-        """Returns what a model has shown."""
-        return self.models.get(model, _NOTHING_SEEN)
+        return self.models.get(model, Seen())
 
 
 @dataclass
@@ -195,9 +185,8 @@ class Session:
         self.facts = replace(self.facts, **facts)
 
     def see(self, model: str, **shown: Any) -> None:
-        """Changes what a model has shown."""
         models = dict(self.facts.models)
-        models[model] = replace(models.pop(model, _NOTHING_SEEN), **shown)
+        models[model] = replace(models.pop(model, Seen()), **shown)
         self.note(models=dict([*models.items()][-MAX_MODELS:]))
 
     def forget_arrived(self, run_id: str) -> None:
@@ -206,8 +195,8 @@ class Session:
             self.note(put_in=None)
 
     def drop_late(self) -> None:
-        """Forgets the summaries for which no call has come."""
-        oldest_seconds = time.monotonic() - PAID_SECONDS
+        """Forgets the summaries for which no call has come in ten minutes."""
+        oldest_seconds = time.monotonic() - 600
         for name in ("ready", "put_in"):
             paid: Paid | None = getattr(self.facts, name)
             if paid and not paid.is_background and paid.paid_seconds < oldest_seconds:

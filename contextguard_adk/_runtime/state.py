@@ -53,10 +53,8 @@ MAX_SCOPES = 16
 """Branches and isolation scopes of one agent that are kept; the oldest go, but none
 in which the agent is at work."""
 
-
 _VERSION = re.compile(r'\s*\{\s*"version"\s*:\s*([1-9]\d{0,8})\b')
 SCOPED_NAMES = "summary", "summarized_at", "real_tokens", "last_heuristic", "record"
-
 
 StateOrDict = State | MutableMapping[str, Any]
 
@@ -144,7 +142,6 @@ class AgentState:
         self._run = run or RunWrites()
 
     def key(self, name: str) -> str:
-        """Returns the key under which `name` is written."""
         return _key(name, self.owner, self._is_namespaced)
 
     def find(self, prefix: str) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-_MAX_FRAMES = 12
 _CODE = re.compile(r"[A-Za-z0-9][\w.]{0,39}", re.ASCII)
 _warned: set[tuple[str, str]] = set()
 
@@ -52,9 +51,8 @@ def log_failure(
         for frame, line in traceback.walk_tb(error.__traceback__)
         for code in [frame.f_code]
     ]
-    if len(places) > _MAX_FRAMES:
-        half = _MAX_FRAMES // 2
-        places[half:-half] = ["…"]
+    if len(places) > 12:
+        places[6:-6] = ["…"]
     logger.log(
         level,
         "%s: %s at %s. Its text may quote messages: it is logged at DEBUG.",

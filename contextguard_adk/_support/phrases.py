@@ -49,7 +49,6 @@ _BRACKETS = r"\[\uff3b\u3010\u3014\u3016\u3018\u301a\u27e6\u2045\u2772\ufe47"
 _GAP = rf"[^\w:\uff1a\uff3f({_BRACKETS}]{{0,32}}+"
 _KINDS = {"{}": r"\d[\d,.]{0,15}+", "#": r"[0-9a-f\uff10-\uff19\uff41-\uff46]"}
 
-
 # Where `str.splitlines` begins a line.
 _LINE = r"(?:^|(?<=[\n\v\f\r\x1c-\x1e\x85\u2028\u2029]))"
 
