@@ -30,14 +30,12 @@ class SummaryModel:
 
     llm: BaseLlm
     window_tokens: int
-    timeout_seconds: float = 60.0
-    config: types.GenerateContentConfig = field(  # That of the agent's request.
-        default_factory=types.GenerateContentConfig
-    )
-    instruction: str = SUMMARY_INSTRUCTION
-    is_agents_own: bool = False
-    can_think: bool = False
-    max_output_tokens: int | None = None
+    timeout_seconds: float
+    config: types.GenerateContentConfig  # That of the agent's request.
+    instruction: str
+    is_agents_own: bool
+    can_think: bool
+    max_output_tokens: int | None
     usages: list[Usage] = field(default_factory=list)  # Zeros where it is unknown.
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from google.adk.models.llm_request import LlmRequest
 
@@ -33,13 +33,13 @@ class SummaryTask:
     """What is to be summarized, and what the summary may take."""
 
     entries: Sequence[Entry]
-    previous_summary: str = ""
-    live_request: str = ""
-    briefs: Mapping[str, str] = field(default_factory=dict)  # Of sections, by name.
-    focus: str = ""
-    budget_tokens: int = 1_000
-    correction: float | None = None
-    conversation_tokens: int = 0
+    previous_summary: str
+    live_request: str
+    briefs: Mapping[str, str]  # Of sections, by name.
+    focus: str
+    budget_tokens: int
+    correction: float | None
+    conversation_tokens: int
 
     def clip(self, answer: Answer) -> str:
         """Cuts an answer that is too long."""
