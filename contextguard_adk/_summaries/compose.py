@@ -232,15 +232,10 @@ def _continue(
         longest = max(texts, key=lambda part: len(part.text or ""), default=None)
         handle = handle_of(longest) if longest and stored.has_recall else ""
         text = shorten(text, stored.request_chars, handle)
-    yield types.Part(text=continuation_text(text, stored.reason))
+    why = _WHY.get(stored.reason, "it exceeded the context window")
+    said = {"why": why, "request": "", "where": "where it leaves off", "instead": ""}
+    if text:
+        said["request"] = f"The user's current request is: `{text}`. "
+        said |= {"where": "working on this request", "instead": " instead"}
+    yield types.Part(text=_CONTINUATION.format(**said))
     yield from media_parts(request)
-
-
-def continuation_text(request: str, reason: str) -> str:
-    """Tells the agent to carry on with the user's request; "" names none."""
-    quoted, where, instead = "", "where it leaves off", ""
-    if request:
-        quoted = f"The user's current request is: `{request}`. "
-        where, instead = "working on this request", " instead"
-    why = _WHY.get(reason, "it exceeded the context window")
-    return _CONTINUATION.format(why=why, request=quoted, where=where, instead=instead)
