@@ -17,11 +17,7 @@ from contextguard_adk._measuring.calibration import (
     estimate_prompt_tokens,
     request_script_discount,
 )
-from contextguard_adk._measuring.tokens import (
-    Memo,
-    estimate_config_tokens,
-    media_bytes,
-)
+from contextguard_adk._measuring.tokens import Memo, estimate_config_tokens, media_bytes
 from contextguard_adk._runtime.runs import SentCall
 from contextguard_adk._turn.values import Count, Counts
 
