@@ -30,8 +30,6 @@ from contextguard_adk._turn.turn import Turn
 
 NOTICE = f"{SYSTEM}Earlier messages were left out, they exceed the context window.]"
 
-DONE_ROOM_RATIO = 0.20  # For the list of calls: without it the agent repeats them.
-
 
 def reduce_contents(
     contents: Sequence[types.Content],
@@ -59,8 +57,9 @@ def reduce_contents(
     if turn is None:
         turn = range(-1 if request_index is None else request_index, len(contents))[1:]
     count = token_counter(factor)
-    # The list of what is left out may take no more than the list of all.
-    most_tokens = int(room_tokens * DONE_ROOM_RATIO)
+    # Without a list of its calls the agent repeats them. That of those that are left
+    # out may take no more than the list of all.
+    most_tokens = int(room_tokens * 0.20)
     listed = write_done_list(contents, turn, most_tokens, count, scale.memo)
     done_tokens = count(listed)
     room_tokens -= done_tokens

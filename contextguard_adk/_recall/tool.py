@@ -36,8 +36,6 @@ DECLARATION = types.FunctionDeclaration(
     },
 )
 
-_MAX_QUERY_CHARS = 200
-_MIN_EXCERPT_TOKENS = 60
 
 Write = Callable[[int, int], str]  # By an item's place and the tokens that are left.
 Load = Callable[[], Awaitable[tuple[list[Item], list[Item]]]]
@@ -76,7 +74,7 @@ class RecallHistoryTool(BaseTool):
     def _answer(
         self, items: Sequence[Item], hidden: Sequence[Item], args: dict[str, Any]
     ) -> dict[str, str]:
-        query = " ".join(str(args.get("query") or "")[:_MAX_QUERY_CHARS].split())
+        query = " ".join(str(args.get("query") or "")[:200].split())
         handle = str(args.get("item") or "").strip(" #[]`'\"")
         offset = _read_offset(args.get("offset"))
         if not handle:
@@ -137,7 +135,7 @@ class RecallHistoryTool(BaseTool):
 
         def write(place: int, room_tokens: int) -> str:
             share = room_tokens // min(2, len(matches) - place)  # The best get most.
-            return self._excerpt(matches[place], max(_MIN_EXCERPT_TOKENS, share))
+            return self._excerpt(matches[place], max(60, share))
 
         head = f"{len(matches)} items match, best and newest first:"
         again = "recall_history(query=…, offset={})"

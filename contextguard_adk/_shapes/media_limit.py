@@ -11,9 +11,6 @@ from contextguard_adk._history.text import describe_media
 from contextguard_adk._support.phrases import quote_value
 from contextguard_adk._turn.turn import Turn
 
-LEFT_OUT_KEY = "attachments_left_out"
-"""In a result that came with files: what they were."""
-
 
 def limit_media(turn: Turn, contents: list[types.Content]) -> list[types.Content]:
     """Leaves out the oldest media where the provider has refused so many bytes."""
@@ -63,7 +60,8 @@ def _describe_parts(content: types.Content, places: Collection[int]) -> types.Co
     for place in places:
         part, update = parts[place], dict[str, object]()
         if response := part.function_response:
-            said = {LEFT_OUT_KEY: [*map(describe_media, response.parts or ())]}
+            media = map(describe_media, response.parts or ())
+            said = {"attachments_left_out": [*media]}
             result = {**quote_value(response.response or {}), **said}
             update["function_response"] = response.model_copy(
                 update={"parts": None, "response": result}
