@@ -61,12 +61,9 @@ def plan_call(call: Call, model: ModelFacts, bounds: Bounds) -> Budgets:
     # A trigger below twice what the last compaction left would fire again at once.
     least = min(budgets.full_tokens, 2 * stored.left_tokens if stored else 0)
     due_tokens = max(budgets.threshold_tokens, least)
-    ratio = bounds.threshold_ratio
-    return replace(
-        budgets,
-        threshold_tokens=int(due_tokens * ratio),
-        full_tokens=int(budgets.full_tokens * ratio),
-    )
+    due_tokens = int(due_tokens * bounds.threshold_ratio)
+    full_tokens = int(budgets.full_tokens * bounds.threshold_ratio)
+    return replace(budgets, threshold_tokens=due_tokens, full_tokens=full_tokens)
 
 
 def fit_output(call: Call, model: ModelFacts, prompt_tokens: int) -> None:
