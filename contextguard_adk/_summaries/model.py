@@ -82,9 +82,8 @@ async def ask_with_transcript(
     model: SummaryModel, instruction: str, prompt: str, budget_tokens: int
 ) -> Answer:
     """Has a model summarize what stands in a prompt; may raise a `SummaryError`."""
-    config = model.transcript_config.model_copy(
-        update={"system_instruction": instruction}
-    )
+    config = model.transcript_config
+    config.system_instruction = instruction
     request = LlmRequest(model=model.llm.model, contents=[types.UserContent(prompt)])
     output_tokens = sum(model.divide_output(budget_tokens, config))
     request.config = config.model_copy(update={"max_output_tokens": output_tokens})
