@@ -49,7 +49,6 @@ class Turn:
     """One model call: what would be sent, and all that decides what becomes of it.
 
     Attributes:
-        agent: The agent's name.
         origin: Whose request it is, for the log and for records.
         scope: Where a summary is valid.
         request: The request as ADK has built it.
