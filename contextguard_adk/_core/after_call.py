@@ -76,8 +76,8 @@ def _may_lose_events(context: CallbackContext, plugin: BasePlugin) -> bool:
 def _note_count(event: Answered, count: Count) -> None:
     """Keeps what the provider counted; a recovery needs the contents no more."""
     call, session, state = event.call, event.call.session, event.state
-    usage, real_tokens = event.response.usage_metadata, count.real_tokens
-    cached = (usage.cached_content_token_count if usage else None) or 0
+    cached = read_usage(event.response.usage_metadata).cached_tokens
+    real_tokens = count.real_tokens
     session.note(cached_ratio=cached / real_tokens)
     seen = session.facts.of(call.model)
     shown: dict[str, object] = {"was_cached": seen.was_cached or bool(cached)}

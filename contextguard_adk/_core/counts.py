@@ -17,11 +17,7 @@ from contextguard_adk._measuring.calibration import (
     estimate_prompt_tokens,
     request_script_discount,
 )
-from contextguard_adk._measuring.tokens import (
-    Memo,
-    estimate_config_tokens,
-    media_bytes,
-)
+from contextguard_adk._measuring.tokens import Memo, estimate_config_tokens, media_bytes
 from contextguard_adk._runtime.runs import SentCall
 from contextguard_adk._turn.values import Count, Counts
 
@@ -78,24 +74,17 @@ def weigh_count(call: SentCall, real_tokens: int, memo: Memo) -> Count | None:
     if real_tokens < least_tokens and heuristic_tokens > _LEAST_SENT_TOKENS:
         discount = media_tokens + request_script_discount(contents, config, memo)
         is_behind = real_tokens < least_tokens - discount * _LEAST_RATIO
-    return Count(
-        real_tokens,
-        heuristic_tokens,
-        heuristic_tokens - media_tokens,
-        is_behind,
-        not is_behind and _is_size(call, real_tokens, sent, memo),
-    )
+    is_size = not is_behind and _is_size(call, real_tokens, sent, memo)
+    text_tokens = heuristic_tokens - media_tokens
+    return Count(real_tokens, heuristic_tokens, text_tokens, is_behind, is_size)
 
 
 def _read_sent(call: SentCall, memo: Memo) -> Sent:
     """Returns what was sent, and its bytes / 4: callbacks after the guard may edit."""
     sent, config, request = call.sent_contents, call.sent_config, call.request()
     # ADK's Gemini class takes out of the request what a cache holds.
-    is_cached = request and request.config.cached_content
-    if request is None or is_cached:
-        return sent, config, call.heuristic_tokens
-    edited = request.contents
-    if len(edited) == len(sent) and all(map(is_, edited, sent)):
+    edited = request.contents if request and not request.config.cached_content else sent
+    if request is None or (len(edited) == len(sent) and all(map(is_, edited, sent))):
         return sent, config, call.heuristic_tokens
     tokens = memo.estimate_tokens(edited) + estimate_config_tokens(request.config)
     return edited, request.config, tokens

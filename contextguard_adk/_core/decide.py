@@ -171,11 +171,7 @@ TABLE = (
         Step.REFUSE,
         "nothing could be compacted",
     ),
-    Row(
-        lambda turn: turn.is_settled,
-        Step.SEND,
-        "this call already tried to compact",
-    ),
+    Row(lambda turn: turn.is_settled, Step.SEND, "this call already tried to compact"),
     Row(lambda turn: turn.is_writing, Step.SEND, "a summary is under way"),
     Row(_is_repeated, Step.REFUSE, "the call before was compacted as well"),
     Row(_gains_nothing, Step.REFUSE, "nothing would be gained"),

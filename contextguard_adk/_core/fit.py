@@ -23,14 +23,12 @@ from contextguard_adk._measuring.calibration import DEFAULT_CORRECTION, token_co
 from contextguard_adk._measuring.density import estimate_text_density
 from contextguard_adk._measuring.tokens import Memo, estimate_config_tokens
 from contextguard_adk._sections.done import write_done_list
-from contextguard_adk._shapes.repair import repair_contents
+from contextguard_adk._shapes.repair import repair
 from contextguard_adk._summaries.compose import render_head, shorten_stored
 from contextguard_adk._support.phrases import SYSTEM, quote
 from contextguard_adk._turn.turn import Turn
 
 NOTICE = f"{SYSTEM}Earlier messages were left out, they exceed the context window.]"
-
-DONE_ROOM_RATIO = 0.20  # For the list of calls: without it the agent repeats them.
 
 
 def reduce_contents(
@@ -52,15 +50,16 @@ def reduce_contents(
     scale = _Scale(factor, memo or Memo())
     first = list(head) or [types.UserContent(NOTICE)]
     if scale.cost([*first, *contents]) <= room_tokens:
-        return repair_contents(join_messages(first, contents))
+        return repair(None, join_messages(first, contents))
     if request_index is None and not head:
         texts = (i for i, item in enumerate(contents) if is_user_text(item))
         request_index = max(texts, default=None)
     if turn is None:
         turn = range(-1 if request_index is None else request_index, len(contents))[1:]
     count = token_counter(factor)
-    # The list of what is left out may take no more than the list of all.
-    most_tokens = int(room_tokens * DONE_ROOM_RATIO)
+    # Without a list of its calls the agent repeats them. That of those that are left
+    # out may take no more than the list of all.
+    most_tokens = int(room_tokens * 0.20)
     listed = write_done_list(contents, turn, most_tokens, count, scale.memo)
     done_tokens = count(listed)
     room_tokens -= done_tokens
@@ -88,7 +87,7 @@ def reduce_contents(
     if done := write_done_list(contents, left_out, done_tokens, count, scale.memo):
         first = [*head, types.UserContent(done if head else f"{NOTICE}\n\n{done}")]
     rest = [kept[index] for index in sorted(kept)]
-    return repair_contents(join_messages(first, rest))
+    return repair(None, join_messages(first, rest))
 
 
 def minimize(turn: Turn, room_tokens: int, factor: float) -> list[types.Content]:

@@ -18,9 +18,6 @@ from contextguard_adk._turn.values import ModelFacts
 
 logger = logging.getLogger("contextguard_adk.limits")
 
-MIN_OUTPUT_TOKENS = 256
-"""Less is too little for an answer."""
-
 _WHO_SAID = {
     "configured": "configured",
     "registry": "the model registry says",
@@ -51,6 +48,7 @@ def resolve_model(call: Call, bounds: Bounds) -> ModelFacts:
         window_tokens=min(known, bounds.window_tokens or known),
         reserved_output_tokens=reserved or shown.output_tokens or 0,
         stated_window_tokens=resolved.tokens,
+        window_source=resolved.source,
         is_assumed=is_assumed,
     )
 
@@ -63,12 +61,9 @@ def plan_call(call: Call, model: ModelFacts, bounds: Bounds) -> Budgets:
     # A trigger below twice what the last compaction left would fire again at once.
     least = min(budgets.full_tokens, 2 * stored.left_tokens if stored else 0)
     due_tokens = max(budgets.threshold_tokens, least)
-    ratio = bounds.threshold_ratio
-    return replace(
-        budgets,
-        threshold_tokens=int(due_tokens * ratio),
-        full_tokens=int(budgets.full_tokens * ratio),
-    )
+    due_tokens = int(due_tokens * bounds.threshold_ratio)
+    full_tokens = int(budgets.full_tokens * bounds.threshold_ratio)
+    return replace(budgets, threshold_tokens=due_tokens, full_tokens=full_tokens)
 
 
 def fit_output(call: Call, model: ModelFacts, prompt_tokens: int) -> None:
@@ -85,7 +80,8 @@ def fit_output(call: Call, model: ModelFacts, prompt_tokens: int) -> None:
 def reserve_output(call: Call, output_tokens: int) -> bool:
     """Lets the request reserve so much output; False where that is too little."""
     config = call.request.config
-    if output_tokens < MIN_OUTPUT_TOKENS + thinking_tokens(call.llm, config):
+    # Less than 256 is too little for an answer.
+    if output_tokens < 256 + thinking_tokens(call.llm, config):
         return False
     call.request.config = config.model_copy(update={"max_output_tokens": output_tokens})
     return True
@@ -112,27 +108,21 @@ def learn_window(
     learned = max(learned, MIN_WINDOW_TOKENS)
     if learned < model.window_tokens:
         call.state.learn(model.name, window_tokens=learned, is_guess=False)
-        _warn_window(call, overflow, learned, estimated_tokens)
+        is_named = learned == overflow.limit_tokens
+        _warn_window(call.agent, model, learned if is_named else None, estimated_tokens)
     return bounds
 
 
 def _warn_window(
-    call: Call, overflow: Overflow, learned_tokens: int, rejected_tokens: float
+    agent: str, model: ModelFacts, named_tokens: int | None, rejected_tokens: float
 ) -> None:
     """Says once for an agent and its model that the window is not as wide."""
-    wrong = resolve_context_window(
-        call.model,
-        configured=call.strategy.context_window,
-        registry=call.guard.registry,
-        agent=call.agent,
-    )
-    said = f"{wrong.tokens:,}, as {_WHO_SAID[wrong.source]}"
-    about = f"Agent {call.agent!r}, model {call.model!r}"
-    if learned_tokens == overflow.limit_tokens:
+    said = f"{model.stated_window_tokens:,}, as {_WHO_SAID[model.window_source]}"
+    about = f"Agent {agent!r}, model {model.name!r}"
+    if named_tokens is not None:
         message = "%s: the context window is %s tokens, as the provider says, not "
         message += "%s. Set context_window=%d on the agent's strategy."
-        learned = f"{learned_tokens:,}"
-        warn_once(logger, message, about, learned, said, learned_tokens)
+        warn_once(logger, message, about, f"{named_tokens:,}", said, named_tokens)
         return
     message = (
         "%s: the provider rejected a request of about %s tokens as too long, "

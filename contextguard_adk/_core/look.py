@@ -72,22 +72,18 @@ def _read_history(
     """Returns the request's history; what is known of it is kept for the call."""
     if call.history is None:
         preview = call.strategy.preview(window_tokens, has_recall)
-        call.history = History(
-            [*call.request.contents],
-            call.invocation,
-            call.context.user_content,
-            stored,
-            call.memo,
-        )
+        contents, said = [*call.request.contents], call.context.user_content
+        history = History(contents, call.invocation, said, stored, call.memo)
         config = getattr(call.invocation.run_config, "get_session_config", None)
-        call.history.loads_part = call.guard.loads_recent or config is not None
-        call.history.redactor = call.guard.redactor
-        call.history.preview = preview and replace(
+        history.loads_part = call.guard.loads_recent or config is not None
+        history.redactor = call.guard.redactor
+        history.preview = preview and replace(
             preview,
             exclude_tools=call.strategy.keep_tools,
             excluded_tokens=int(window_tokens * KEEP_TOOLS_RATIO),
             form=call.memo.form,
         )
+        call.history = history
     elif call.history.stored != stored:
         call.history = call.history.with_summary(stored)
     return call.history
@@ -121,9 +117,8 @@ def _declare(
     # Where ADK adds them: the same bytes are in the provider's prompt cache.
     tools = list(config.tools or ())
     for place, tool in enumerate(tools):
-        known = isinstance(tool, types.Tool) and tool.function_declarations
-        if isinstance(tool, types.Tool) and known:
-            update = {"function_declarations": [*known, *new]}
+        if isinstance(tool, types.Tool) and tool.function_declarations:
+            update = {"function_declarations": [*tool.function_declarations, *new]}
             tools[place] = tool.model_copy(update=update)
             break
     else:
@@ -151,15 +146,12 @@ def _measure(turn: Turn, bounds: Bounds) -> Turn:
         # What a compaction adds: the tools are declared from then on.
         later = _declare(turn, [tool.declaration for tool in _recall.TOOLS])
         config_tokens = estimate_config_tokens(later)
-    return replace(
-        turn,
-        size=Size(
-            tokens=tokens,
-            heuristic_tokens=heuristic_tokens,
-            config_tokens=config_tokens,
-            correction=bounds.correction
-            or counts.measured_correction
-            or tokens / max(1, heuristic_tokens),
-            uncounted_tokens=max(0, tokens - (counts.real_tokens or 0)),
-        ),
+    correction = bounds.correction or counts.measured_correction
+    size = Size(
+        tokens=tokens,
+        heuristic_tokens=heuristic_tokens,
+        config_tokens=config_tokens,
+        correction=correction or tokens / max(1, heuristic_tokens),
+        uncounted_tokens=max(0, tokens - (counts.real_tokens or 0)),
     )
+    return replace(turn, size=size)

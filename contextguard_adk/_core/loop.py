@@ -102,25 +102,18 @@ def _rebase(call: Call, turn: Turn, paid: Paid) -> Outcome | None:
     history = turn.history.with_summary(paid.stored)
     if not history.is_summary_valid or paid.stored.edits < turn.record.edits:
         return None
-    draft = replace(
-        paid.draft,
-        covered=history.covered,
-        model_covered=history.model_covered,
-        truncated_upto=history.find_place(paid.stored.truncated_upto),
-    )
-    if paid.is_background:
-        if not turn.history.covered < history.covered:
-            return None
-        covered = turn.whole(history.covered - turn.kept.indexes)
-        known, reason = turn.draft, call.strategy.early_reason
-        draft = replace(
-            draft,
-            covered=covered,
-            model_covered=covered,
-            reason=turn.reason if turn.is_due else reason,
-            truncation=known.truncation,
-            truncated_upto=known.truncated_upto,
-        )
+    if not paid.is_background:
+        covered, summarized = history.covered, history.model_covered
+        upto = history.find_place(paid.stored.truncated_upto)
+        draft = replace(paid.draft, truncated_upto=upto)
+    elif turn.history.covered < history.covered:
+        covered = summarized = turn.whole(history.covered - turn.kept.indexes)
+        reason = turn.reason if turn.is_due else call.strategy.early_reason
+        text, chars = paid.draft.text, paid.draft.model_chars
+        draft = replace(turn.draft, text=text, model_chars=chars, reason=reason)
+    else:
+        return None
+    draft = replace(draft, covered=covered, model_covered=summarized)
     outcome = compose(turn, draft)
     if outcome.tokens >= turn.measure(turn.contents):
         return None
@@ -275,8 +268,11 @@ def _warn_fixed_part(turn: Turn) -> None:
         "tokens alone, the threshold is %d: compaction cannot help. Use a "
         "larger window or less instruction."
     )
-    tokens, budgets = fixed_part_tokens(turn), turn.budgets
-    sizes = tokens, budgets.window_tokens, budgets.full_tokens
+    sizes = (
+        fixed_part_tokens(turn),
+        turn.budgets.window_tokens,
+        turn.budgets.full_tokens,
+    )
     warn_once(logger, message, turn.agent, *sizes)
 
 

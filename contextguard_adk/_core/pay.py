@@ -39,7 +39,6 @@ class Payer:
 
     @classmethod
     def of(cls, call: Call) -> Payer:
-        """Returns the payer of a call."""
         return cls(call.guard, call.session, call.strategy, call.invocation.agent)
 
     async def pay(self, turn: Turn) -> bool:

@@ -9,9 +9,8 @@ from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
 from contextguard_adk._runtime.state import request_compaction
+from contextguard_adk._turn.units import declare
 from contextguard_adk.records import METADATA_KEY
-
-COMPACT_TOOL = "compact_history"
 
 
 class CompactTool(BaseTool):
@@ -24,7 +23,7 @@ class CompactTool(BaseTool):
 
     def __init__(self, focus: str = "") -> None:
         super().__init__(
-            name=COMPACT_TOOL,
+            name="compact_history",
             description="Replaces the conversation so far by a summary, to make room "
             "when a part of the work is finished. focus: what the summary must keep in "
             "detail.",
@@ -32,12 +31,7 @@ class CompactTool(BaseTool):
         self._focus = focus
 
     def _get_declaration(self) -> types.FunctionDeclaration:
-        focus = {"focus": {"type": "string"}}
-        return types.FunctionDeclaration(
-            name=COMPACT_TOOL,
-            description=self.description,
-            parameters_json_schema={"type": "object", "properties": focus},
-        )
+        return declare(self, focus={"type": "string"})
 
     async def run_async(
         self, *, args: dict[str, Any], tool_context: ToolContext

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -79,30 +79,30 @@ class Recall:
         """Returns the tool that reads what this request leaves out."""
         history = turn.history
         # It holds what it reads until the next request, and not this one.
-        load = functools.partial(_load_items, history, history.covered, invocation)
+        load = functools.partial(_load_items, history, invocation)
         page_tokens = turn.settings.recall_page_tokens
         window_tokens = turn.budgets.window_tokens
         return RecallHistoryTool(load, window_tokens, page_tokens, turn.correction)
 
 
 async def _load_items(
-    history: History, covered: Collection[int], invocation: InvocationContext
+    history: History, invocation: InvocationContext
 ) -> tuple[list[Item], list[Item]]:
     """Lists all items, and those that the request does not show; newest first."""
     older = await _load_older(invocation, history.loads_part)
     # Megabytes take a while, in which nothing else would run.
-    return await asyncio.to_thread(_list_items, history, covered, older)
+    return await asyncio.to_thread(_list_items, history, older)
 
 
 def _list_items(
-    history: History, covered: Collection[int], contents: Sequence[types.Content]
+    history: History, contents: Sequence[types.Content]
 ) -> tuple[list[Item], list[Item]]:
     told = history.redactor.contents(contents, history.memo.get)
     stored = history.stored
     older = list_items(told, range(len(told)), wholes=contents)
     indexes, wholes = history.history, history.contents
     items = list_items(history.told, indexes, history.outputs, wholes)[::-1]
-    hidden = {-1, *covered, *history.previewed}
+    hidden = {-1, *history.covered, *history.previewed}
     if history.request_index is not None and stored and stored.request_chars < 0:
         hidden.discard(history.request_index)  # The continuation quotes it.
     if stored:

@@ -132,26 +132,23 @@ def _completed_calls(
 
 
 def _read_result(part: types.Part) -> tuple[str, bool]:
-    """Returns what a result says, and whether the call failed."""
+    """Returns what a result says, and whether it says that its call failed."""
     payload = payload_of(part)
-    outcome = _one_line(payload)
-    return outcome, _is_failure(payload_text(payload), outcome)
-
-
-def _is_failure(text: str, outcome: str) -> bool:
-    """Whether a result says that its call failed, by its fields where it is JSON."""
-
-    def keep(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        # Some name a field for an error that there was none.
-        return {k: v for k, v in pairs if "error" not in k.lower() or _says(v)}
-
-    def _says(value: object) -> bool:
-        return (value.lower() if isinstance(value, str) else value) not in _NO_ERROR
-
+    outcome = checked = _one_line(payload)
     with contextlib.suppress(ValueError, RecursionError):
-        said = json.loads(text, object_pairs_hook=keep)
-        outcome = json.dumps(said, ensure_ascii=False)[:1_000]
-    return _FAILURE.search(outcome) is not None
+        said = json.loads(payload_text(payload), object_pairs_hook=_leave_out_no_error)
+        checked = json.dumps(said, ensure_ascii=False)[:1_000]
+    return outcome, _FAILURE.search(checked) is not None
+
+
+def _leave_out_no_error(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Drops fields that are named for an error, and say that there was none."""
+    kept = {}
+    for name, value in pairs:
+        said = value.lower() if isinstance(value, str) else value
+        if "error" not in name.lower() or said not in _NO_ERROR:
+            kept[name] = value
+    return kept
 
 
 def _flatten(
@@ -256,10 +253,7 @@ def _shorten_alike(texts: Iterable[str], most_bytes: int) -> dict[str, str]:
     short = {text: excerpt(text, most_bytes) for text in texts}
     if len(set(short.values())) == len(short):
         return short
-    start = _count_shared_chars(short)
-    end = _count_shared_chars(text[start:][::-1] for text in short)
+    count_shared = os.path.commonprefix  # Of any texts, not only paths.
+    start = len(count_shared([*short]))
+    end = len(count_shared([text[start:][::-1] for text in short]))
     return {t: excerpt(f"…{t[start : len(t) - end]}…", most_bytes) for t in short}
-
-
-def _count_shared_chars(texts: Iterable[str]) -> int:
-    return len(os.path.commonprefix(list(texts)))  # noqa: RUF071 - not of paths.

@@ -17,7 +17,7 @@ from contextguard_adk._runtime.state import PIN_KEY, AgentState, StateOrDict
 from contextguard_adk._support.log import warn_once
 from contextguard_adk._support.phrases import PINS
 from contextguard_adk._turn.turn import Turn
-from contextguard_adk._turn.units import Section
+from contextguard_adk._turn.units import Section, declare
 
 MAX_PINNED_BYTES = 4 * 1024  # Of all lines that one agent is shown.
 ROOM_RATIO = 0.5  # Of what instruction and tools leave below the threshold.
@@ -93,12 +93,7 @@ class PinTool(BaseTool):
         )
 
     def _get_declaration(self) -> types.FunctionDeclaration:
-        properties = {name: {"type": "string"} for name in ("text", "key")}
-        return types.FunctionDeclaration(
-            name=self.name,
-            description=self.description,
-            parameters_json_schema={"type": "object", "properties": properties},
-        )
+        return declare(self, text={"type": "string"}, key={"type": "string"})
 
     async def run_async(
         self, *, args: dict[str, Any], tool_context: ToolContext

@@ -17,10 +17,9 @@ from contextguard_adk._runtime.adk_tree import declares_state_schema
 from contextguard_adk._runtime.state import AgentState
 from contextguard_adk._support.phrases import TODO_LIST, quote_line
 from contextguard_adk._turn.turn import Turn
-from contextguard_adk._turn.units import Section
+from contextguard_adk._turn.units import Section, declare
 
 SHARED_TODOS_KEY = "todos"
-TODOS_TOOL = "todos"
 MAX_CHARS = 100_000  # Of the list; of what comes after nothing is read.
 
 
@@ -43,7 +42,7 @@ class TodosTool(BaseTool):
 
     def __init__(self) -> None:
         super().__init__(
-            name=TODOS_TOOL,
+            name="todos",
             description="Keeps your todo list. Give the whole list in `todos` to "
             "replace it; give nothing to read it.",
         )
@@ -51,20 +50,16 @@ class TodosTool(BaseTool):
     def _get_declaration(self) -> types.FunctionDeclaration:
         schema = TodoItem.model_json_schema()
         schema.pop("description", None)  # Not there under `python -OO`.
-        todos = {"type": "array", "items": schema}
-        parameters = {"type": "object", "properties": {"todos": todos}}
-        return types.FunctionDeclaration(
-            name=TODOS_TOOL,
-            description=self.description,
-            parameters_json_schema=parameters,
-        )
+        return declare(self, todos={"type": "array", "items": schema})
 
     async def run_async(
         self, *, args: dict[str, Any], tool_context: ToolContext
     ) -> dict[str, Any]:
         """Writes or reads the list; explains what is wrong with a list it refuses."""
-        is_namespaced = _needs_namespaced_keys(tool_context)
-        name = tool_context.agent_name
+        name, is_namespaced = (
+            tool_context.agent_name,
+            _needs_namespaced_keys(tool_context),
+        )
         state = AgentState(tool_context.state, name, is_namespaced)
         if args.get("todos") is None:
             todos = read_todos(state)

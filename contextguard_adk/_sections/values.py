@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections import Counter
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -142,9 +141,7 @@ def list_values(history: History, covered: Collection[int], max_bytes: int) -> s
 
     It depends on these contents and the size alone.
     """
-    contents = [history.told[index] for index in sorted(covered)]
-    prints = tuple(history.spell(content) for content in contents)
-    key = prints, max_bytes
+    key = tuple(history.spell(history.told[i]) for i in sorted(covered)), max_bytes
     if (text := _TEXTS.get(key)) is None:
         values, sources = _gather(history, sorted(covered))
         text = _write_list(values, sources, max_bytes)
@@ -158,10 +155,8 @@ def _gather(
     values: dict[str, _Value] = {}
     sources: dict[Hashable, _Source] = {}
     places = {index: place for place, index in enumerate(indexes, 1)}
-    number: Counter[int] = Counter()
     oldest = _find_oldest(history, indexes)
-    for said in walk_parts(history.told, indexes, history.outputs):
-        number[said.index] += 1
+    for number, said in enumerate(walk_parts(history.told, indexes, history.outputs)):
         is_call = said.part.function_call is not None
         tool = said.part.function_call or said.part.function_response
         is_recalled = tool is not None and tool.name == RECALL_TOOL
@@ -170,7 +165,7 @@ def _gather(
         call = said.part.function_call or said.call
         author = "code" if said.part.code_execution_result else said.author
         source = sources.setdefault(
-            id(call) if call else (said.index, number[said.index]),
+            id(call) if call else (said.index, number),
             _Source(_label(call) if call else author),
         )
         found = read_values(payload_of(said.part) or said.text)

@@ -6,13 +6,10 @@ from collections.abc import Collection, Iterable
 
 from google.genai import types
 
-from contextguard_adk._history.contents import with_parts
+from contextguard_adk._history.contents import parts_of, with_parts
 from contextguard_adk._history.text import describe_media
 from contextguard_adk._support.phrases import quote_value
 from contextguard_adk._turn.turn import Turn
-
-LEFT_OUT_KEY = "attachments_left_out"
-"""In a result that came with files: what they were."""
 
 
 def limit_media(turn: Turn, contents: list[types.Content]) -> list[types.Content]:
@@ -34,7 +31,7 @@ def leave_out_media(
     left_out: dict[int, set[int]] = {}
     for index, content in enumerate(contents):
         for place, part in enumerate(content.parts or ()):
-            if size_bytes := _media_bytes(part):
+            if part and (size_bytes := _media_bytes(part)):
                 kept.append((size_bytes, index, place))
         if sum(size for size, *_ in kept) > max_bytes:
             while len(kept) > 1 and sum(size for size, *_ in kept) > max_bytes // 2:
@@ -48,12 +45,10 @@ def leave_out_media(
 
 def count_media_bytes(contents: Iterable[types.Content]) -> int:
     """Counts the bytes of the images and files that contents carry themselves."""
-    return sum(_media_bytes(part) for each in contents for part in each.parts or ())
+    return sum(_media_bytes(part) for each in contents for part in parts_of(each))
 
 
-def _media_bytes(part: types.Part | None) -> int:
-    if part is None:
-        return 0
+def _media_bytes(part: types.Part) -> int:
     response = part.function_response
     holders = (part, *((response and response.parts) or ()))
     blobs = (each.inline_data for each in holders)
@@ -65,7 +60,8 @@ def _describe_parts(content: types.Content, places: Collection[int]) -> types.Co
     for place in places:
         part, update = parts[place], dict[str, object]()
         if response := part.function_response:
-            said = {LEFT_OUT_KEY: [*map(describe_media, response.parts or ())]}
+            media = map(describe_media, response.parts or ())
+            said = {"attachments_left_out": [*media]}
             result = {**quote_value(response.response or {}), **said}
             update["function_response"] = response.model_copy(
                 update={"parts": None, "response": result}

@@ -25,7 +25,7 @@ from contextguard_adk._history.contents import (
 )
 from contextguard_adk._history.fingerprints import fingerprint
 from contextguard_adk._history.transcript import render_entries
-from contextguard_adk._shapes.repair import repair_contents
+from contextguard_adk._shapes.repair import repair
 from contextguard_adk._shapes.sealed_thoughts import newest_thoughts, thinker_of
 from contextguard_adk._support.phrases import SYSTEM
 from contextguard_adk._turn.turn import Turn
@@ -112,7 +112,7 @@ def _take_turns(
     """
     places = {id(content): place for place, content in enumerate(others)}
     turns: list[types.Content] = []
-    for content in repair_contents(contents):
+    for content in repair(None, contents):
         parts = [p for p in parts_of(content) if p.text != "" or p.thought_signature]
         if not parts:
             continue

@@ -21,11 +21,7 @@ _BEGINNING = f"{SYSTEM}Earlier messages, if there are any, are not shown.]"
 _LONE_RESULT = SYSTEM + "Result of the tool {name!r}, whose call is not shown]"
 
 
-def repair(turn: Turn, contents: list[types.Content]) -> list[types.Content]:
-    return repair_contents(contents)
-
-
-def repair_contents(contents: list[types.Content]) -> list[types.Content]:
+def repair(_: Turn | None, contents: list[types.Content]) -> list[types.Content]:
     """Has a user's message stand first, and tells results without their calls as texts.
 
     Sessions that were loaded in part begin anywhere, which strict providers refuse.

@@ -20,11 +20,7 @@ from google.adk.events.event import Event
 from google.genai import types
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from contextguard_adk._history.contents import (
-    find_running_turn,
-    parts_of,
-    with_parts,
-)
+from contextguard_adk._history.contents import find_running_turn, parts_of, with_parts
 from contextguard_adk._history.fingerprints import canonical_json, fingerprint
 from contextguard_adk._measuring.tokens import Memo
 from contextguard_adk._providers.clients import find_llm

@@ -193,19 +193,16 @@ class Ask:
         failure = "not_asked" if vars(self).get("model", self) is None else ""
         failure = next((name_error(e.__cause__ or e) for e in self.failures), failure)
         if asked is not None:
-            self._note_failures(name)
+            # For what is no summary a model is asked twice.
+            count = sum(2 - getattr(e, "is_blocked", True) for e in self.failures)
+            history, failed = self._turn.history, self._session.facts.failed
+            newest = history.name_place(max(history.history, default=-1))
+            self._session.note(failed=failed.after(name, count, newest))
             costs = resolve_costs(name, self._guard.prices, self._guard.registry)
             cost = price_calls(usages, costs)
         self._session.add_costs(usage, cost)
         took = {"usage": usage, "cost": cost, "attempts": self.attempts}
         return {"model": name, "failure": failure, **took}
-
-    def _note_failures(self, model: str) -> None:
-        """Counts failures in a row; for what is no summary a model is asked twice."""
-        history, known = self._turn.history, self._session.facts.failed
-        count = sum(2 - getattr(error, "is_blocked", True) for error in self.failures)
-        newest = history.name_place(max(history.history, default=-1))
-        self._session.note(failed=known.after(model, count, newest))
 
     async def _write(
         self, turn: Turn, covered: frozenset[int], budget_tokens: int
@@ -216,6 +213,7 @@ class Ask:
             return ""
         history = turn.history
         pinned = [*history.user_messages[:1], history.request_index]
+        known = history.stored.model_text if history.stored else ""
         new = sorted(covered - turn.summarized)
         if turn.kept.truncation:
             new += sorted(turn.kept.indexes)  # The agent is not shown all of it.
@@ -223,9 +221,7 @@ class Ask:
         briefs = {section.name: redact(section.brief(turn)) for section in sections}
         task = SummaryTask(
             entries=_render_entries(turn, new, [i for i in pinned if i is not None]),
-            previous_summary=redact(
-                history.stored.model_text if history.stored else ""
-            ),
+            previous_summary=redact(known),
             live_request=redact(turn.request_text),
             briefs=briefs,
             budget_tokens=budget_tokens,
@@ -290,8 +286,7 @@ def _with_kept(turn: Turn, draft: Draft) -> Draft:
     kept = turn.kept
     if kept.truncation is None or not kept.indexes.isdisjoint(draft.covered):
         return draft
-    upto = max(kept.indexes)
-    return replace(draft, truncation=kept.truncation, truncated_upto=upto)
+    return replace(draft, truncation=kept.truncation, truncated_upto=max(kept.indexes))
 
 
 def _render_entries(

@@ -92,7 +92,7 @@ def _build_stored(turn: Turn, draft: Draft) -> StoredSummary:
     history, request = turn.history, turn.history.request_index
     covered = sorted(draft.covered)
     summarized = itertools.takewhile(draft.model_covered.__contains__, covered)
-    text, request_chars = _shrink(turn, draft)
+    text, request_chars = _shrink(turn, draft.text, draft.shrink)
     redact = history.redactor
     model_text = redact.text(text[: draft.model_chars])
     text = model_text + redact.text(text[draft.model_chars :])
@@ -131,11 +131,10 @@ def _build_stored(turn: Turn, draft: Draft) -> StoredSummary:
     return stored
 
 
-def _shrink(turn: Turn, draft: Draft) -> tuple[str, int]:
+def _shrink(turn: Turn, text: str, step: int) -> tuple[str, int]:
     """Returns a summary and how much of the request to quote, for a step."""
-    summary_ratio, request_ratio = _SHRINK[draft.shrink]
-    most_tokens = summary_ratio * turn.count(draft.text)
-    text = shorten_to_tokens(draft.text, most_tokens, turn.count)
+    summary_ratio, request_ratio = _SHRINK[step]
+    text = shorten_to_tokens(text, summary_ratio * turn.count(text), turn.count)
     text = shorten(text, MAX_SUMMARY_CHARS)
     quoted = turn.quoted_chars
     if request_ratio < 1:
@@ -154,8 +153,7 @@ def shorten_stored(turn: Turn, stored: StoredSummary | None) -> Iterator[StoredS
     for shrink in range(MAX_SHRINK + 1):
         if stored is None:
             break
-        draft = Draft(stored.text, frozenset(), shrink=shrink)
-        text, request_chars = _shrink(turn, draft)
+        text, request_chars = _shrink(turn, stored.text, shrink)
         beside = {
             name: value
             for name, value in stored.beside.items()
@@ -232,15 +230,10 @@ def _continue(
         longest = max(texts, key=lambda part: len(part.text or ""), default=None)
         handle = handle_of(longest) if longest and stored.has_recall else ""
         text = shorten(text, stored.request_chars, handle)
-    yield types.Part(text=continuation_text(text, stored.reason))
+    why = _WHY.get(stored.reason, "it exceeded the context window")
+    said = {"why": why, "request": "", "where": "where it leaves off", "instead": ""}
+    if text:
+        said["request"] = f"The user's current request is: `{text}`. "
+        said |= {"where": "working on this request", "instead": " instead"}
+    yield types.Part(text=_CONTINUATION.format(**said))
     yield from media_parts(request)
-
-
-def continuation_text(request: str, reason: str) -> str:
-    """Tells the agent to carry on with the user's request; "" names none."""
-    quoted, where, instead = "", "where it leaves off", ""
-    if request:
-        quoted = f"The user's current request is: `{request}`. "
-        where, instead = "working on this request", " instead"
-    why = _WHY.get(reason, "it exceeded the context window")
-    return _CONTINUATION.format(why=why, request=quoted, where=where, instead=instead)

@@ -30,14 +30,12 @@ class SummaryModel:
 
     llm: BaseLlm
     window_tokens: int
-    timeout_seconds: float = 60.0
-    config: types.GenerateContentConfig = field(  # That of the agent's request.
-        default_factory=types.GenerateContentConfig
-    )
-    instruction: str = SUMMARY_INSTRUCTION
-    is_agents_own: bool = False
-    can_think: bool = False
-    max_output_tokens: int | None = None
+    timeout_seconds: float
+    config: types.GenerateContentConfig  # That of the agent's request.
+    instruction: str
+    is_agents_own: bool
+    can_think: bool
+    max_output_tokens: int | None
     usages: list[Usage] = field(default_factory=list)  # Zeros where it is unknown.
 
     @property
@@ -84,9 +82,8 @@ async def ask_with_transcript(
     model: SummaryModel, instruction: str, prompt: str, budget_tokens: int
 ) -> Answer:
     """Has a model summarize what stands in a prompt; may raise a `SummaryError`."""
-    config = model.transcript_config.model_copy(
-        update={"system_instruction": instruction}
-    )
+    config = model.transcript_config
+    config.system_instruction = instruction
     request = LlmRequest(model=model.llm.model, contents=[types.UserContent(prompt)])
     output_tokens = sum(model.divide_output(budget_tokens, config))
     request.config = config.model_copy(update={"max_output_tokens": output_tokens})

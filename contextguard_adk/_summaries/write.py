@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from google.adk.models.llm_request import LlmRequest
 
@@ -33,13 +33,13 @@ class SummaryTask:
     """What is to be summarized, and what the summary may take."""
 
     entries: Sequence[Entry]
-    previous_summary: str = ""
-    live_request: str = ""
-    briefs: Mapping[str, str] = field(default_factory=dict)  # Of sections, by name.
-    focus: str = ""
-    budget_tokens: int = 1_000
-    correction: float | None = None
-    conversation_tokens: int = 0
+    previous_summary: str
+    live_request: str
+    briefs: Mapping[str, str]  # Of sections, by name.
+    focus: str
+    budget_tokens: int
+    correction: float | None
+    conversation_tokens: int
 
     def clip(self, answer: Answer) -> str:
         """Cuts an answer that is too long."""
@@ -70,22 +70,17 @@ async def _summarize_within(
     task: SummaryTask, model: SummaryModel, input_tokens: int
 ) -> str:
     count = functools.cache(token_counter(task.correction or DEFAULT_CORRECTION))
-    live_request = shorten_to_tokens(task.live_request, 0.15 * input_tokens, count)
+    request = shorten_to_tokens(task.live_request, 0.15 * input_tokens, count)
     summary = shorten_to_tokens(task.previous_summary, 0.4 * input_tokens, count)
     instruction = summary_instruction(task.budget_tokens, model.instruction)
-    texts = {
-        "previous-summary": summary,
-        "transcript": "",
-        "current-request": live_request,
-    }
+    texts = {"previous-summary": summary, "transcript": "", "current-request": request}
     around = summary_prompt(texts, task.briefs, task.focus)
     room = max(input_tokens - count(instruction) - count(around), input_tokens // 8)
     entries = fit_entries(task.entries, room, count)
     texts["transcript"] = "\n".join(entry.text for entry in entries)
     prompt = summary_prompt(texts, task.briefs, task.focus)
-    return task.clip(
-        await ask_with_transcript(model, instruction, prompt, task.budget_tokens)
-    )
+    answer = await ask_with_transcript(model, instruction, prompt, task.budget_tokens)
+    return task.clip(answer)
 
 
 async def write_in_place(

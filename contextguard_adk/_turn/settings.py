@@ -31,56 +31,10 @@ Recall = Literal["auto"] | bool
 """Whether to offer the tool; `"auto"` only where it cannot do harm."""
 
 
-class SummarySettings(Settings):
-    """The settings of an agent that say how its summaries are written."""
+class StrategySettings(Settings):
+    """The settings of an agent's strategy, without what it does."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True, populate_by_name=True)
-
-    summarizer: InstanceOf[BaseLlm] | str | None = Field(
-        default=None,
-        description="The model that writes summaries: a `BaseLlm`, or a model name "
-        "that ADK's `LLMRegistry` knows. None: the agent's own model.",
-    )
-    summarizer_context_window: WindowTokens | None = Field(
-        default=None,
-        description="The summarizer's context window in tokens, at least 1,000. None: "
-        "the agent's window where its own model summarizes, else the model registry's.",
-    )
-    summary_timeout_seconds: Seconds = Field(
-        default=60.0,
-        description="How long one summary call may take with all its tries, in "
-        "seconds, more than 0 and at most 3,600.",
-    )
-    summary_instruction: str | None = Field(
-        default=None,
-        pattern=r"\S",
-        description="The system instruction of a summary call; in it `{max_words}` is "
-        "replaced by how many words the summary may have. Where the summary is asked "
-        "for at the end of the conversation, it is part of that question. None: the "
-        "guard's own.",
-    )
-    reuse_prompt_cache: Literal["auto"] | bool = Field(
-        default="auto",
-        description="Whether the agent's own model is asked for a summary at the end "
-        "of the conversation itself, which a prompt cache serves, and not with a "
-        'transcript in a prompt of its own. "auto": where the provider reported that '
-        "at least half of the agent's last prompt came from a cache. It applies only "
-        "to summaries of all the history but the newest steps, as `Threshold` makes "
-        "them. Where the conversation and the question do not fit, the agent has to "
-        "answer with something other than plain text, or the answer is no summary, a "
-        "transcript is used.",
-    )
-
-    @field_validator("summarizer", mode="before")
-    @classmethod
-    def _check_summarizer(cls, value: object) -> object:
-        if not isinstance(value, BaseLlm | str | None):
-            raise ValueError("a BaseLlm, or the name of a model, is expected")
-        return value
-
-
-class StrategySettings(SummarySettings):
-    """The settings of an agent's strategy, without what it does."""
 
     context_window: WindowTokens | None = Field(
         default=None,
@@ -180,15 +134,52 @@ class StrategySettings(SummarySettings):
         description="What one page of `recall_history` may take in tokens, at least "
         "100; it never takes more than a tenth of the context window.",
     )
+    summarizer: InstanceOf[BaseLlm] | str | None = Field(
+        default=None,
+        description="The model that writes summaries: a `BaseLlm`, or a model name "
+        "that ADK's `LLMRegistry` knows. None: the agent's own model.",
+    )
+    summarizer_context_window: WindowTokens | None = Field(
+        default=None,
+        description="The summarizer's context window in tokens, at least 1,000. None: "
+        "the agent's window where its own model summarizes, else the model registry's.",
+    )
+    summary_timeout_seconds: Seconds = Field(
+        default=60.0,
+        description="How long one summary call may take with all its tries, in "
+        "seconds, more than 0 and at most 3,600.",
+    )
+    summary_instruction: str | None = Field(
+        default=None,
+        pattern=r"\S",
+        description="The system instruction of a summary call; in it `{max_words}` is "
+        "replaced by how many words the summary may have. Where the summary is asked "
+        "for at the end of the conversation, it is part of that question. None: the "
+        "guard's own.",
+    )
+    reuse_prompt_cache: Literal["auto"] | bool = Field(
+        default="auto",
+        description="Whether the agent's own model is asked for a summary at the end "
+        "of the conversation itself, which a prompt cache serves, and not with a "
+        'transcript in a prompt of its own. "auto": where the provider reported that '
+        "at least half of the agent's last prompt came from a cache. It applies only "
+        "to summaries of all the history but the newest steps, as `Threshold` makes "
+        "them. Where the conversation and the question do not fit, the agent has to "
+        "answer with something other than plain text, or the answer is no summary, a "
+        "transcript is used.",
+    )
 
     if TYPE_CHECKING:  # What pydantic takes as another name, checkers learn here.
         max_tokens: int | None = None
     else:
+        max_tokens = property(lambda self: self.context_window)
 
-        @property
-        def max_tokens(self) -> int | None:
-            """Another name of `context_window`."""
-            return self.context_window
+    @field_validator("summarizer", mode="before")
+    @classmethod
+    def _check_summarizer(cls, value: object) -> object:
+        if not isinstance(value, BaseLlm | str | None):
+            raise ValueError("a BaseLlm, or the name of a model, is expected")
+        return value
 
     @field_validator("ahead", mode="before")
     @classmethod

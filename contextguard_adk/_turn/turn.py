@@ -49,7 +49,6 @@ class Turn:
     """One model call: what would be sent, and all that decides what becomes of it.
 
     Attributes:
-        agent: The agent's name.
         origin: Whose request it is, for the log and for records.
         scope: Where a summary is valid.
         request: The request as ADK has built it.
@@ -57,7 +56,6 @@ class Turn:
         settings: Those of the agent's strategy.
         model: The model that the request goes to.
         record: What is stored of the agent in this scope.
-        state: The agent's values in session state.
         facts: What the process remembers of the agent in this scope.
         budgets: Window, threshold and what follows from them.
         counts: What the provider counted last.
@@ -71,7 +69,6 @@ class Turn:
         is_writing: Whether a summary of this agent is under way.
         config: Its instruction and tools, those that the guard adds included.
         contents: What would be sent.
-        size: The size of that.
         nearness: How near a compaction is for the strategy; from 1 on it wants one.
     """
 

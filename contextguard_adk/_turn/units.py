@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.models.llm_response import LlmResponse
+from google.adk.tools.base_tool import BaseTool
 from google.genai import types
 from pydantic import JsonValue
 
@@ -66,6 +67,15 @@ class Section:
     def brief(self, turn: Turn) -> str:
         """Returns what the summarizer is told of it; "" for nothing."""
         return ""
+
+
+def declare(tool: BaseTool, **properties: object) -> types.FunctionDeclaration:
+    """Declares a tool whose arguments are all optional."""
+    return types.FunctionDeclaration(
+        name=tool.name,
+        description=tool.description,
+        parameters_json_schema={"type": "object", "properties": properties},
+    )
 
 
 Shape = Callable[[Turn, list[types.Content]], list[types.Content]]

@@ -58,6 +58,7 @@ class ModelFacts:
     window_tokens: int
     reserved_output_tokens: int
     stated_window_tokens: int = 0
+    window_source: str = ""
     is_assumed: bool = False
 
 

@@ -22,7 +22,9 @@ def import_subclass(path: object, base: type[T]) -> type[T]:
     """Imports a class by its dotted path; a ValueError says what is wrong with it."""
     module, _, attribute = str(path).rpartition(".")
     if not module:
-        hint = suggest(f"contextguard_adk.strategies.{path}", _list_own_paths())
+        package = __name__.rpartition(".")[0]
+        own = [name for name in vars(sys.modules[package]) if name[0].isupper()]
+        hint = suggest(f"{package}.{path}", [f"{package}.{name}" for name in own])
         raise ValueError(f"{path!r} is no dotted path.{hint}")
     try:
         found = getattr(importlib.import_module(module), attribute, None)
@@ -37,12 +39,6 @@ def import_subclass(path: object, base: type[T]) -> type[T]:
     if inspect.isabstract(found):
         raise ValueError(f"{path!r} is abstract")
     return found
-
-
-def _list_own_paths() -> list[str]:
-    package = __name__.rpartition(".")[0]
-    names = (name for name in vars(sys.modules[package]) if name[0].isupper())
-    return [f"{package}.{name}" for name in names]
 
 
 class Strategy(StrategySettings, ABC):

@@ -116,16 +116,10 @@ class Reduction:
         if self.ask.failures or not covered - self._draft.model_covered:
             return StrategyResult.NO_CHANGE
         known, made = self._draft, await self.ask.summarize(self.turn, covered)
-        is_whole = not made.is_mechanical
-        return self._apply(
-            replace(
-                known,
-                text=made.text,
-                covered=made.covered,
-                model_covered=made.covered if is_whole else known.model_covered,
-                model_chars=made.model_chars,
-            )
-        )
+        summarized = known.model_covered if made.is_mechanical else made.covered
+        draft = replace(known, text=made.text, model_chars=made.model_chars)
+        draft = replace(draft, covered=made.covered, model_covered=summarized)
+        return self._apply(draft)
 
     def _apply(self, draft: Draft) -> StrategyResult:
         """Measures what was decided, and tells what it achieved."""

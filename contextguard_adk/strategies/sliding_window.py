@@ -38,14 +38,10 @@ class SlidingWindow(Strategy):
 
     early_reason = "turns"
 
-    if TYPE_CHECKING:
+    if TYPE_CHECKING:  # Another name, for type checkers a setting.
         max_turns: int = 20
     else:
-
-        @property
-        def max_turns(self) -> int:
-            """Another name of `max_messages`."""
-            return self.max_messages
+        max_turns = property(lambda self: self.max_messages)
 
     def fullness(self, turn: Turn) -> float:
         """Returns tokens or messages as a part of what is allowed, the larger one."""
