@@ -32,7 +32,7 @@ class Redactor:
     function: Callable[[str], str] | None = None
 
     def __post_init__(self) -> None:
-        function = self.function or str
+        function = str if self.function is None else self.function
         if not callable(function) or inspect.iscoroutinefunction(function):
             message = "redact must be a sync function of a text that returns a text, "
             raise TypeError(f"{message}not {type(function).__name__}")
