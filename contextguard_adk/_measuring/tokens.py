@@ -248,7 +248,6 @@ class Memo:
 
     @cached_property
     def _old(self) -> dict[int, object]:
-        """The payloads of earlier runs, by identity."""
         return {
             id(payload): payload
             for event in self.events
