@@ -73,7 +73,6 @@ class StoredSummary(_Stored):
 
     @property
     def model_text(self) -> str:
-        """The part of it that a model wrote."""
         return self.text[: self.model_chars]
 
     @property

@@ -38,7 +38,6 @@ class Entry:
 
     @property
     def text(self) -> str:
-        """The entry as it stands in the transcript."""
         return self.heading + _indent(self.body)
 
 

@@ -51,13 +51,13 @@ def text_bytes(text: str) -> int:
 
 
 def json_text(value: object) -> bytes:
-    """Returns any value as compact JSON, a text as it is, else `repr`; never raises."""
+    """Returns any value as compact JSON, a text as it is; never raises."""
     if isinstance(value, str):
         return value.encode("utf-8", "surrogatepass")
     try:
         return _TO_JSON(value, exclude_none=True)
-    except ValueError:  # Lone surrogates, cycles, objects of a class of one's own.
-        return safe_repr(value).encode("utf-8", "replace")
+    except ValueError:  # Lone surrogates, cycles, deep nesting, unknown classes.
+        return _walk_text(value)
 
 
 def safe_repr(value: object) -> str:
@@ -66,6 +66,24 @@ def safe_repr(value: object) -> str:
         return repr(value)
     except Exception:  # noqa: BLE001 - anyone's code may raise anything
         return object.__repr__(value)
+
+
+def _walk_text(value: object) -> bytes:
+    """Returns what `to_json` refuses as something close to JSON, each object once."""
+    texts, seen, end = list[str](), dict[int, object](), object()
+    stack = [value]
+    while stack and len(texts) < 100_000:
+        item = stack.pop()
+        if item is end:
+            texts.append("}")
+        elif not isinstance(item, dict | list | tuple | set):
+            texts.append(safe_repr(item))
+        elif id(item) not in seen:
+            seen[id(item)] = item
+            texts.append("{")
+            children = [*item, *item.values()] if isinstance(item, dict) else [*item]
+            stack += [end, *reversed(children)]
+    return ",".join(texts).encode("utf-8", "replace")
 
 
 def _tokens(size_bytes: int) -> int:
@@ -230,7 +248,6 @@ class Memo:
 
     @cached_property
     def _old(self) -> dict[int, object]:
-        """The payloads of earlier runs, by identity."""
         return {
             id(payload): payload
             for event in self.events

@@ -207,7 +207,6 @@ class Guard:
                 run.forget_delivered()
 
     def state(self, context: CallbackContext) -> AgentState:
-        """Returns the values of a callback's agent in session state."""
         invocation = context.get_invocation_context()
         return AgentState(
             context.state,
