@@ -172,7 +172,7 @@ class ContextGuardPlugin(BasePlugin):
         self._guard.has_namespaced_keys = settings.state_keys == "namespaced"
         self._guard.redactor = self._redactor
         if self._redactor:
-            REDACTORS.add(self._redactor.text)
+            REDACTORS.add(self._redactor)
         ratio, seconds = settings.warning_threshold, settings.listener_timeout_seconds
         self._guard.observers = Observers(ratio, seconds, *self._listeners)
 

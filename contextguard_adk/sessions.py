@@ -13,15 +13,17 @@ a line that says what it changed. Of all functions:
 
 from __future__ import annotations
 
-import math
 import re
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
+from itertools import accumulate
 from typing import Any
 
-from google.adk.agents import LlmAgent
+from google.adk.agents import LlmAgent, LoopAgent, ParallelAgent, SequentialAgent
 from google.adk.agents.invocation_context import InvocationContext
+from google.adk.apps import App
 from google.adk.artifacts import BaseArtifactService
 from google.adk.events.event import Event
 from google.adk.events.event_actions import EventActions, EventCompaction
@@ -39,7 +41,10 @@ from contextguard_adk._history.transcript import render_entries
 from contextguard_adk._runtime import state as keys
 from contextguard_adk._sections.todos import read_todos
 from contextguard_adk._summaries.compose import render_head
+from contextguard_adk.config import PluginSettings
 from contextguard_adk.errors import ContextGuardError
+from contextguard_adk.plugin import ContextGuardPlugin
+from contextguard_adk.strategies.base import Strategy
 
 BUSY_SECONDS = 600
 _OWNER = re.compile("(?:__context_guard_|context_guard:)(?:record|real_tokens)[_:](.+)")
@@ -168,14 +173,13 @@ async def leave(
     parts = [types.Part(text="For context:")]
     parts.append(types.Part(text=f"[{found[0].agent}] said: {text}"))
     compaction = EventCompaction(
-        start_timestamp=min(event.timestamp for event in session.events[:end]),
+        start_timestamp=0.0,  # Also where the session is loaded in part.
         end_timestamp=session.events[end - 1].timestamp,
         compacted_content=types.UserContent(parts),
     )
     forms = ("__context_guard_{}_{}", "context_guard:{}:{}")
     names = (*keys.SCOPED_NAMES, "compacted", "usage", "events_since")
     stored = [f.format(name, s.owner) for f in forms for name in names for s in found]
-    stored.append(keys.EVENTS_SINCE_KEY)
     delta = {key: None for key in stored if session.state.get(key) is not None}
     done = f"{end:,} events give way to {_name(found)}, as ADK's own compaction"
     return await _append(service, session, done, delta, force, compaction)
@@ -209,15 +213,20 @@ async def _view(state: _Stored) -> tuple[int, str, list[str]]:
 
 def _find_end(events: Sequence[Event], most: int) -> int:
     """Returns how many of the first events may go without a pair being split."""
-    last = {r.id: i for i, e in enumerate(events) for r in e.get_function_responses()}
+    places = defaultdict[str | None, list[int]](list)
+    for index, event in enumerate(events):
+        for response in event.get_function_responses():
+            places[response.id].append(index)
+    # A clock may be behind: what comes later may bear an older time.
+    times = [*accumulate((e.timestamp for e in reversed(events)), min)][::-1]
     end, reach = 0, -1
     for index, event in enumerate(events[:most]):
         for call in event.get_function_calls():
-            # For the result of any other call nobody waits.
+            # For the result of any other call nobody waits; ids may come again.
             is_open = call.id in (event.long_running_tool_ids or ())
-            reach = max(reach, last.get(call.id, most if is_open else index))
-        newer = events[index + 1 : index + 2]
-        if reach <= index and all(e.timestamp > event.timestamp for e in newer):
+            later = (place for place in places[call.id] if place > index)
+            reach = max(reach, next(later, most if is_open else index))
+        if reach <= index and all(t > event.timestamp for t in times[index + 1 :][:1]):
             end = index + 1
     return end
 
@@ -262,24 +271,47 @@ async def purge(
 
 
 async def load_recent(
-    service: Service, *, app_name: str, user_id: str, session_id: str
+    service: Service, app: App, *, user_id: str, session_id: str
 ) -> GetSessionConfig | None:
     """Returns how to load a session without the events that no agent needs any more.
 
-    For `RunConfig(get_session_config=…)`. The plugin has to have `recent_events=True`,
-    which has it note since when events are needed.
+    For `RunConfig(get_session_config=…)` of a run of this app, whose plugins have a
+    guard with `recent_events=True`.
 
     Returns:
-        None where all events are needed: the session is short or there is none, an
-        agent of the app has had no compaction yet, or the guard leaves it alone.
+        None where all events are needed: an agent that may read them has had no
+        compaction in the session yet, is not guarded, is chosen a strategy for by a
+        function, or is of a class that reads events by itself; or there is no session.
     """
+    guards = (each for each in app.plugins if isinstance(each, ContextGuardPlugin))
+    settings = next((each.settings for each in guards), PluginSettings())
+    if not settings.recent_events or settings.observe:
+        return None
     newest = GetSessionConfig(num_recent_events=1)  # It has all of the state.
     session = await service.get_session(
-        app_name=app_name, user_id=user_id, session_id=session_id, config=newest
+        app_name=app.name, user_id=user_id, session_id=session_id, config=newest
     )
-    state = session.state if session else {}
-    since: Any = state.get(keys.EVENTS_SINCE_KEY)
-    is_number = isinstance(since, int | float) and not isinstance(since, bool)
-    if not is_number or not 0 < since < math.inf or state.get(keys.OFF_KEY) is True:
+    if not session or session.state.get(keys.OFF_KEY) is True:
         return None
-    return GetSessionConfig(after_timestamp=since)
+    latest = max((event.timestamp for event in session.events), default=0.0)
+    times = list[float]()
+    for name in _list_readers(app.root_agent):
+        since: Any = session.state.get(keys.EVENTS_SINCE_KEY + name)
+        strategy = settings.agents.get(name, settings.default)
+        # Anybody may have written it.
+        is_time = isinstance(since, float) and 0 < since <= latest
+        if not is_time or not isinstance(strategy, Strategy):
+            return None
+        times.append(since)
+    return GetSessionConfig(after_timestamp=min(times)) if times else None
+
+
+def _list_readers(agent: object) -> Iterator[str]:
+    """Names the agents that read a session's history; "" for one of another class."""
+    if isinstance(agent, LlmAgent):
+        if agent.include_contents != "none":
+            yield agent.name
+    elif type(agent) not in (SequentialAgent, LoopAgent, ParallelAgent):
+        yield ""
+    for child in getattr(agent, "sub_agents", ()):
+        yield from _list_readers(child)

@@ -7,13 +7,16 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from google.adk.agents import LlmAgent
+from google.adk.agents import BaseAgent, LlmAgent
 from google.adk.agents.run_config import RunConfig
+from google.adk.apps import App
 from google.adk.models.llm_request import LlmRequest
 from google.adk.sessions import BaseSessionService, InMemorySessionService
 from google.adk.sessions.base_session_service import GetSessionConfig
+from google.adk.tools.function_tool import FunctionTool
+from google.genai import types
 
-from contextguard_adk import CompactionRecord, Threshold
+from contextguard_adk import CompactionRecord, ContextGuardPlugin, Threshold
 from contextguard_adk.sessions import load_recent
 from contextguard_adk.testing import Reply, SimulatedLlm, call
 from tests.builders import Chat, model, user
@@ -21,7 +24,8 @@ from tests.chats import seed, words
 from tests.guarded import guarded_chat
 
 WINDOW = 4_000
-SINCE = "context_guard:events_since"
+SINCE = "context_guard:events_since:agent"
+PLACE = {"user_id": "user", "session_id": "session"}
 KEY = {"app_name": "app", "user_id": "user", "session_id": "session"}
 
 
@@ -82,7 +86,7 @@ async def play(
 
 async def recent(chat: Chat) -> GetSessionConfig | None:
     """How to load the session of a chat."""
-    return await load_recent(chat.sessions, **KEY)
+    return await load_recent(chat.sessions, chat.app, **PLACE)
 
 
 async def load(chat: Chat, config: GetSessionConfig | None = None) -> Any:
@@ -121,60 +125,109 @@ async def test_recall_reads_what_is_not_loaded() -> None:
     assert "Message -40: notebooks" in str(result.function_response.response)
 
 
-async def test_a_service_can_load_each_session_so() -> None:
-    """As an app on ADK's web server needs it, where nobody makes a `RunConfig`."""
+async def test_a_confirmation_is_still_answered_much_later() -> None:
+    """ADK looks for the call that it is about, which no summary stands for."""
+    paid = list[int]()
 
-    class Recent(InMemorySessionService):
-        async def get_session(
-            self, *, config: GetSessionConfig | None = None, **key: Any
-        ) -> Any:
-            """Loads what is needed, unless a config says what to load."""
-            config = config or await load_recent(self, **key)
-            found = await super().get_session(**key, config=config)
-            counts.append(len(found.events) if found else 0)
-            return found
+    def pay(amount: int) -> str:
+        """Pays."""
+        paid.append(amount)
+        return "Paid."
 
-    counts = list[int]()
-    whole, *_ = await play(3, 9, False)
-    part, _, _, chat = await play(3, 9, False, Recent())
-    assert sent(part) == sent(whole)
-    everything = await load(chat, GetSessionConfig())
-    assert counts[-2] < 0.9 * len(everything.events)
+    llm, _, loaded, chat = await play(
+        3, 2, True, tools=[look_up, FunctionTool(pay, require_confirmation=True)]
+    )
+    script = llm.script
+    llm.script = [call("pay", amount=7)] * 9
+    asked = await chat.say("Pay 7.")
+    (wanted,) = [
+        called
+        for event in asked
+        for called in event.get_function_calls()
+        if called.name == "adk_request_confirmation"
+    ]
+    llm.script = script
+    for number in range(12):
+        if config := await recent(chat):
+            chat.run_config = RunConfig(get_session_config=config)
+            loaded.append(len((await load(chat, config)).events))
+        await chat.say(say(number))
+    answer = types.FunctionResponse(
+        id=wanted.id, name=wanted.name, response={"confirmed": True}
+    )
+    await chat.say(types.UserContent([types.Part(function_response=answer)]))
+    assert paid == [7]
 
 
 @pytest.mark.parametrize(
-    ("state", "is_part"),
+    "state",
     [
-        ({}, False),
-        ({SINCE: 5.0}, True),
-        ({SINCE: 5}, True),
-        ({SINCE: "5"}, False),
-        ({SINCE: True}, False),
-        ({SINCE: float("nan")}, False),
-        ({SINCE: -5.0}, False),
-        ({SINCE: 5.0, "context_guard:off": True}, False),
+        *({SINCE: each} for each in (None, "5", True, 5, -5.0, 1e300, float("nan"))),
+        {SINCE: 1e13},
+        {"context_guard:off": True},
     ],
+    ids=str,
 )
-async def test_what_state_says(state: dict[str, Any], is_part: bool) -> None:
-    """What is no time loads all, and so does a session that is left alone."""
-    service = InMemorySessionService()
-    await service.create_session(**KEY, state=state)
-    assert (await load_recent(service, **KEY) is not None) == is_part
+async def test_state_that_others_have_written(state: dict[str, Any]) -> None:
+    """What is no time of the session loads all; so does one that is left alone."""
+    *_, chat = await play(3, 2, False)
+    assert await recent(chat)
+    await chat.set_state(state)
+    assert await recent(chat) is None
 
 
 async def test_a_session_that_there_is_not_is_loaded_whole() -> None:
     """The service then says what it says."""
-    service = InMemorySessionService()
-    assert await load_recent(service, **KEY) is None
+    plugin = ContextGuardPlugin(recent_events=True)
+    app = App(name="app", root_agent=LlmAgent(name="agent"), plugins=[plugin])
+    assert await load_recent(InMemorySessionService(), app, **PLACE) is None
 
 
-@pytest.mark.parametrize("contents", ["default", "none"])
-async def test_all_agents_count(contents: Any) -> None:
+@pytest.mark.parametrize(
+    "guard",
+    [
+        {"recent_events": False},
+        {"observe": True},
+        {"default": None},
+        {"agents": {"agent": None}},
+        {"default": lambda _: Threshold()},
+    ],
+    ids=["off", "observes", "none", "exempt", "chosen"],
+)
+async def test_without_a_guard_all_is_loaded(guard: dict[str, Any]) -> None:
+    """As after a rollback, or where a later release exempts the agent."""
+    *_, chat = await play(3, 2, True)
+    assert await recent(chat)
+    plugin = ContextGuardPlugin(**{"recent_events": True, **guard})
+    root = chat.app.root_agent
+    app = App(name="app", root_agent=root, plugins=[plugin])
+    assert await load_recent(chat.sessions, app, **PLACE) is None
+    bare = App(name="app", root_agent=root)
+    assert await load_recent(chat.sessions, bare, **PLACE) is None
+
+
+class Reading(BaseAgent):
+    """An agent that reads the events by itself."""
+
+
+@pytest.mark.parametrize("kind", ["default", "none", "other"])
+async def test_all_agents_count(kind: Any) -> None:
     """One that has not been compacted needs all, unless it never sees the history."""
     llm = SimulatedLlm(context_window=WINDOW)
-    other = LlmAgent(name="other", model=llm, include_contents=contents)
+    other: BaseAgent = Reading(name="other")
+    if kind != "other":
+        other = LlmAgent(name="other", model=llm, include_contents=kind)
     *_, chat = await play(3, 4, False, sub_agents=[other])
-    assert (await recent(chat) is None) == (contents == "default")
+    assert (await recent(chat) is None) == (kind != "none")
+
+
+async def test_a_summary_that_is_lost_heals() -> None:
+    """After one turn all is loaded again."""
+    *_, chat = await play(3, 2, True)
+    await chat.set_state({"__context_guard_record_agent": "?"})
+    assert await recent(chat)
+    await chat.say("Go on.")
+    assert await recent(chat) is None
 
 
 async def test_without_the_setting_nothing_is_noted() -> None:

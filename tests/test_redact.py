@@ -13,6 +13,7 @@ from google.adk.agents import LlmAgent
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.artifacts import InMemoryArtifactService
 from google.adk.models.llm_request import LlmRequest
+from google.genai import types
 
 from contextguard_adk import CompactionRecord, ContextGuardPlugin, Threshold, TodosTool
 from contextguard_adk.testing import Reply, SimulatedLlm, call
@@ -144,16 +145,40 @@ def failing(text: str) -> str:
 async def test_what_cannot_be_redacted_does_not_leave(
     function: Callable[[str], Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The turn goes on, and one line says so."""
+    """The turn goes on, nothing is paid for or stored; the next one compacts."""
+    caplog.set_level(logging.DEBUG, "contextguard_adk")
+    functions = [function]
     llm, compactions = SimulatedLlm(context_window=8_000), list[CompactionRecord]()
-    chat = await paying(llm, redact=function, on_compaction=compactions.append)
-    assert compactions
-    assert not [r for r in summary_requests(llm) if CARD.search(r.text)]
-    assert not CARD.search(stored(await chat.state()))
+    chat = await paying(
+        llm,
+        redact=lambda text: functions[0](text),
+        on_compaction=compactions.append,
+    )
     assert answer_text(await chat.events()) == "Done."
-    said = [r.message for r in caplog.records if "redact" in r.message]
-    assert len(said) <= 1  # It is said once in a process.
+    assert not summary_requests(llm)
+    assert not compactions
     assert not CARD.search(caplog.text)
+    functions[0] = redact
+    script(llm, "Done again.")
+    await chat.say("Go on.")
+    assert len(compactions) == 1
+    assert not [r for r in summary_requests(llm) if CARD.search(r.text)]
+    assert "[card]" in stored(await chat.state())
+
+
+async def test_names_of_files_are_texts() -> None:
+    """Of messages and of results."""
+    llm = SimulatedLlm(context_window=8_000)
+    name = f"card {SECRET}.png"
+    blob = types.Blob(data=b"..", mime_type="image/png", display_name=name)
+    file = types.FileData(file_uri=f"gs://b/{SECRET}", mime_type="image/png")
+    parts = [types.Part(inline_data=blob), types.Part(file_data=file)]
+    chat = guarded_chat(llm, guard={"redact": redact})
+    await seed(chat, types.UserContent(parts), model(words(2_000)), state=NOW)
+    await chat.say("Go on.")
+    (asked,) = summary_requests(llm)
+    assert "card [card].png" in asked.text
+    assert not CARD.search(asked.text)
 
 
 @pytest.mark.parametrize("wrong", ["callbacks", 5])
@@ -163,14 +188,19 @@ def test_what_is_no_function_is_refused(wrong: Any) -> None:
         ContextGuardPlugin(redact=wrong)
 
 
-def test_an_async_function_is_refused() -> None:
-    """Texts are changed where nothing can be awaited."""
+class Later:
+    """Would have to be awaited."""
 
-    async def later(text: str) -> str:
+    async def __call__(self, text: str) -> str:
+        """Returns the text."""
         return text
 
+
+@pytest.mark.parametrize("later", [Later(), Later().__call__])
+def test_an_async_function_is_refused(later: Any) -> None:
+    """Texts are changed where nothing can be awaited."""
     with pytest.raises(TypeError, match="a sync function"):
-        ContextGuardPlugin(redact=later)  # type: ignore[arg-type]
+        ContextGuardPlugin(redact=later)
 
 
 def mask(callback_context: CallbackContext, llm_request: LlmRequest) -> None:

@@ -1,9 +1,11 @@
-"""Says in session state since when events are needed, for sessions loaded in part."""
+"""Says in session state since when an agent needs events: a session loads in part."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Sequence
+
+from google.adk.events.event import Event
 
 from contextguard_adk._history.contents import is_user_text
 from contextguard_adk._runtime.state import EVENTS_SINCE_KEY
@@ -12,31 +14,22 @@ from contextguard_adk._turn.units import Answered, Compacted, Listener
 
 
 class RecentEvents(Listener):
-    """Notes the time for each agent; what all of them need is the oldest one."""
+    """Notes the time at each compaction; None where the agent needs all events."""
 
     async def compacted(self, event: Compacted) -> None:
         if not event.guard.loads_recent:
             return
-        state, agent = event.state, event.turn.agent
-        found = state.find(f"{EVENTS_SINCE_KEY}:")
+        state, key = event.state, EVENTS_SINCE_KEY + event.turn.agent
         # A branch of one run tells nothing of the next run's.
-        is_branch = state.owner != agent
-        since = None if is_branch else _find_start(event) or found.get(agent)
-        found[agent] = since
-        state.set(f"{EVENTS_SINCE_KEY}:{agent}", since)
-        root = getattr(event.context.get_invocation_context().agent, "root_agent", None)
-        times = [found.get(name) for name in _list_readers(root)]
-        known = [each for each in times if isinstance(each, float)]
-        is_complete = known and len(known) == len(times)
-        state.set(EVENTS_SINCE_KEY, min(known) if is_complete else None)
+        is_branch = state.owner != event.turn.agent
+        known = state.find(key).get("")  # It holds where less than that is loaded.
+        state.set(key, None if is_branch else _find_start(event) or known)
 
     def answered(self, event: Answered) -> None:
-        """Has all loaded again where an agent that reads it has no summary."""
-        agent, state = event.context.get_invocation_context().agent, event.state
-        is_reader = event.context.agent_name in _list_readers(agent)
-        has_less = event.guard.loads_recent and "" in state.find(EVENTS_SINCE_KEY)
-        if has_less and is_reader and not state.record.summary:
-            state.set(EVENTS_SINCE_KEY, None)
+        """Has all loaded again where an agent has lost its summary."""
+        state, key = event.state, EVENTS_SINCE_KEY + event.context.agent_name
+        if state.record.summary is None and "" in state.find(key):
+            state.set(key, None)
 
 
 def _find_start(event: Compacted) -> float | None:
@@ -48,6 +41,7 @@ def _find_start(event: Compacted) -> float | None:
     before = frozenset(range(min(left, default=len(history.contents))))
     newest, events = history.last_event(before), history.events
     place = next((i for i, each in enumerate(events) if each.id == newest), 0)
+    place = min(place, _find_waiting(events))
     # The events before what is needed show what is covered.
     pairs = itertools.pairwise(reversed(events[: max(0, place - 32)]))
     for each, older in pairs:
@@ -58,9 +52,11 @@ def _find_start(event: Compacted) -> float | None:
     return None
 
 
-def _list_readers(agent: object) -> Iterator[str]:
-    """The names of the agents that read the history of a session; none of workflows."""
-    if getattr(agent, "include_contents", "none") != "none":
-        yield str(getattr(agent, "name", ""))
-    for child in getattr(agent, "sub_agents", ()):
-        yield from _list_readers(child)
+def _find_waiting(events: Sequence[Event]) -> int:
+    """Where the first call stands that the user may still answer, of any agent."""
+    said = (event for event in events if event.author == "user")
+    answered = {each.id for event in said for each in event.get_function_responses()}
+    waiting = (
+        i for i, e in enumerate(events) if {*(e.long_running_tool_ids or ())} - answered
+    )
+    return next(waiting, len(events))

@@ -33,8 +33,9 @@ COMPACT_NOW_KEY = "context_guard:compact"
 OFF_KEY = "context_guard:off"
 """Set to True in session state, it has the guard leave the session alone."""
 
-EVENTS_SINCE_KEY = "context_guard:events_since"
-"""Since when events are needed, in seconds since the epoch; None: all of them are."""
+EVENTS_SINCE_KEY = "context_guard:events_since:"
+"""Before an agent's name: since when it needs events, in seconds since the epoch; None
+means all of them."""
 
 FOCUS_KEY = "context_guard:compact_focus"
 REFUSED_KEY = "context_guard:compact_refused"

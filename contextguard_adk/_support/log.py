@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 import re
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+from weakref import WeakSet
 
 _CODE = re.compile(r"[A-Za-z0-9][\w.]{0,39}", re.ASCII)
 _warned: set[tuple[str, str]] = set()
 
-REDACTORS: set[Callable[[str], str]] = set()
-"""What changes the texts that are logged at DEBUG."""
+REDACTORS = WeakSet[Any]()
+"""Whose method `text` changes what is logged at DEBUG."""
 
 
 def safe_code(said: object, otherwise: str) -> str:
@@ -65,8 +67,11 @@ def log_traceback(logger: logging.Logger, what: str, error: BaseException) -> No
     """Logs a failure at DEBUG with its text, by the leave of each plugin's `redact`."""
     if logger.isEnabledFor(logging.DEBUG):
         said = "".join(traceback.format_exception(error))
-        for redact in REDACTORS:
-            said = redact(said)
+        try:
+            for redactor in REDACTORS:
+                said = redactor.text(said)
+        except Exception:  # noqa: BLE001 - anyone's code may raise anything
+            said = "[left out: redact has failed]"
         logger.debug("%s:\n%s", what, said.rstrip())
 
 

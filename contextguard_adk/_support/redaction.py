@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,21 +10,24 @@ from typing import Any
 import pydantic_core
 from google.genai import types
 
-from contextguard_adk._support.log import warn_once
+from contextguard_adk.errors import ContextGuardError
 
-logger = logging.getLogger("contextguard_adk.redaction")
-
-FAILED = "[left out: redact failed]"
-
-_FIELDS = {
-    "function_call": "args",
-    "function_response": "response",
-    "executable_code": "code",
-    "code_execution_result": "output",
+_FIELDS: dict[str, tuple[str, ...]] = {
+    "text": (),
+    "function_call": ("args",),
+    "function_response": ("response",),
+    "executable_code": ("code",),
+    "code_execution_result": ("output",),
+    "inline_data": ("display_name",),
+    "file_data": ("display_name", "file_uri"),
 }
 
 
-@dataclass(frozen=True)
+class RedactionError(ContextGuardError):
+    """What is to leave cannot be redacted: it does not leave."""
+
+
+@dataclass(frozen=True, eq=False)
 class Redactor:
     """Changes texts by a function; None changes none, and costs nothing."""
 
@@ -33,7 +35,8 @@ class Redactor:
 
     def __post_init__(self) -> None:
         function = str if self.function is None else self.function
-        if not callable(function) or inspect.iscoroutinefunction(function):
+        calls = function, getattr(function, "__call__", None)  # noqa: B004
+        if not callable(function) or any(map(inspect.iscoroutinefunction, calls)):
             message = "redact must be a sync function of a text that returns a text, "
             raise TypeError(f"{message}not {type(function).__name__}")
 
@@ -41,18 +44,16 @@ class Redactor:
         return self.function is not None
 
     def text(self, text: str) -> str:
-        """Returns a text as it may leave; of one that is refused, nothing."""
+        """Returns a text as it may leave; raises a RedactionError where that fails."""
         if self.function is None or not text:
             return text
         try:
             said: object = self.function(text)
-        except Exception as error:  # noqa: BLE001 - anyone's code may raise anything
-            said = error
-        if isinstance(said, str):
-            return str(said)
-        message = "`redact` gave %s in place of a str; such texts are left out."
-        warn_once(logger, message, type(said).__name__)
-        return FAILED
+        except Exception as error:
+            raise RedactionError("redact has failed") from error
+        if not isinstance(said, str):
+            raise RedactionError(f"redact gave {type(said).__name__} in place of a str")
+        return str(said)
 
     def contents(
         self, contents: Sequence[types.Content], get: Callable[..., types.Content]
@@ -66,21 +67,27 @@ class Redactor:
         parts = [part and self._part(part) for part in content.parts or ()]
         return types.Content(role=content.role, parts=parts)
 
-    def _part(self, part: types.Part) -> types.Part:
-        update: dict[str, Any] = {"text": part.text and self.text(part.text)}
-        for name, field in _FIELDS.items():
-            if (said := getattr(part, name)) is not None:
-                changed = self._payload(getattr(said, field))
-                update[name] = said.model_copy(update={field: changed})
+    def _part(self, part: Any) -> Any:
+        """Changes texts, payloads and the names of files, of results as well."""
+        update: dict[str, Any] = {}
+        for name, fields in _FIELDS.items():
+            said = getattr(part, name, None)
+            if isinstance(said, str):
+                update[name] = self.text(said)
+            elif said is not None:
+                values = {field: getattr(said, field) for field in fields}
+                changed = {field: self._payload(v) for field, v in values.items()}
+                if name == "function_response" and said.parts:
+                    changed["parts"] = [*map(self._part, said.parts)]
+                update[name] = said.model_copy(update=changed)
         return part.model_copy(update=update)
 
     def _payload(self, payload: object) -> object:
         try:
             # Of an object what it would show as, as where the payload is written.
-            plain = pydantic_core.to_jsonable_python(payload, fallback=str)
-            return self._walk(plain)
-        except Exception:  # noqa: BLE001 - it may hold itself, or be nested too deeply
-            return {"result": FAILED}
+            return self._walk(pydantic_core.to_jsonable_python(payload, fallback=str))
+        except (ValueError, TypeError, RecursionError):
+            return {"result": "[left out]"}  # It holds itself, or is nested too deeply.
 
     def _walk(self, value: Any) -> Any:
         if isinstance(value, str):
