@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import importlib
-import importlib.metadata
 import math
 import os
 import sys
@@ -122,19 +121,12 @@ class _Check(click.Command):
         return super().parse_args(ctx, repeated)
 
 
-def _find_version() -> str:
-    try:
-        return importlib.metadata.version("contextguard-adk")
-    except importlib.metadata.PackageNotFoundError:
-        return "(not installed)"
-
-
 @click.group(
     cls=_Commands,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
 )
-@click.version_option(_find_version(), message="%(prog)s %(version)s")
+@click.version_option(package_name="contextguard-adk", message="%(prog)s %(version)s")
 @click.pass_context
 def contextguard(context: click.Context) -> None:
     """Keeps Google ADK agents inside their model's context window.

@@ -17,7 +17,6 @@ from google.adk.events.event_actions import EventActions
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
-from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.plugins.plugin_manager import PluginManager
 from google.adk.sessions import InMemorySessionService, Session
 from google.genai import types
@@ -152,18 +151,6 @@ class _RecordedModel(BaseLlm):
         return count, round(shared * self.scale.ratio)
 
 
-class _Builder(BasePlugin):
-    """Takes the request that ADK has built, and has no model called."""
-
-    request: LlmRequest | None = None
-
-    async def before_model_callback(
-        self, *, callback_context: CallbackContext, llm_request: LlmRequest
-    ) -> LlmResponse:
-        self.request = llm_request
-        return LlmResponse(content=types.ModelContent("."))
-
-
 class Side:
     """A session that grows as the recording does, and a guard's records, if any."""
 
@@ -185,18 +172,24 @@ class Side:
         self.llm = _RecordedModel(memo=memo, has_cache=has_cache)
 
     async def build(self, call: RecordedCall, agent: LlmAgent) -> LlmRequest:
-        """Has ADK build the request of a call."""
-        builder = _Builder(name="builder")
-        invocation = self._begin(call, agent, PluginManager([builder]))
+        """Has ADK build the request of a call; no model is called."""
+        built: list[LlmRequest] = []
+
+        def take(callback_context: object, llm_request: LlmRequest) -> LlmResponse:
+            built.append(llm_request)
+            return LlmResponse(content=types.ModelContent("."))
+
+        agent.before_model_callback = take
+        invocation = self._begin(call, agent, PluginManager())
         try:
             async for _ in agent.run_async(invocation):
                 pass
         except Exception as error:  # A result without its call, for instance.
             text = f"ADK cannot build a request from the recording: {error}"
             raise CommandError(text) from error
-        if builder.request is None:
+        if not built:
             raise CommandError("ADK makes no model call where one was recorded")
-        return builder.request
+        return built[0]
 
     async def send(
         self, call: RecordedCall, agent: LlmAgent, request: LlmRequest

@@ -45,11 +45,22 @@ def run_report(is_list: bool, as_json: bool, output: Path, **recording: Any) -> 
     with quiet_logs(Console(stderr=True)):
         session, settings = replay.read_recording(**recording)
         report = asyncio.run(make_report(session, settings))
-        _write_report(output, report)
+        calls = report.calls
+        write_page(
+            output,
+            "report.html",
+            report=report,
+            session=describe_session(session),
+            usage=sum((call.usage + call.summary_usage for call in calls), Usage()),
+            cost=add_costs(call.cost for call in calls),
+            reasons=REASONS,
+            missing=list_missing(report.replayed.missing),
+            charts=_describe_charts(calls, report.is_guarded),
+        )
     print_line(str(describe_session(session)), "dim")
-    done = sum(call.compaction is not None for call in report.calls)
+    done = sum(call.compaction is not None for call in calls)
     kind = "compactions" if report.is_guarded else "simulated compactions"
-    count = f"model calls: {len(report.calls):,}, {kind}: {done:,}"
+    count = f"model calls: {len(calls):,}, {kind}: {done:,}"
     print_line(f"{output} is written ({count})", "bold")
 
 
@@ -225,22 +236,6 @@ def _list_parts(event: Event) -> Iterator[str]:
 def _size(value: object) -> str:
     text = value if isinstance(value, str) else str(value or "")
     return f", {len(text):,} characters"
-
-
-def _write_report(output: Path, report: Report) -> None:
-    """Writes the page of a session."""
-    calls = report.calls
-    write_page(
-        output,
-        "report.html",
-        report=report,
-        session=describe_session(report.session),
-        usage=sum((call.usage + call.summary_usage for call in calls), Usage()),
-        cost=add_costs(call.cost for call in calls),
-        reasons=REASONS,
-        missing=list_missing(report.replayed.missing),
-        charts=_describe_charts(calls, report.is_guarded),
-    )
 
 
 def write_page(output: Path, name: str, **values: Any) -> None:

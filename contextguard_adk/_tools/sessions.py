@@ -13,13 +13,17 @@ from google.adk.sessions.sqlite_session_service import SqliteSessionService
 from rich.console import Console
 
 from contextguard_adk import sessions
-from contextguard_adk._tools.recordings import SessionKey, load_session
+from contextguard_adk._tools.recordings import (
+    SessionKey,
+    is_by_database_service,
+    load_session,
+)
 from contextguard_adk._tools.terminal import CommandError, print_line, quiet_logs
 
 
 def run_sessions(action: str, source: str, **options: Any) -> None:
     """Prints what is stored, or one line that says what was changed."""
-    key = SessionKey(*(options.pop(name) for name in ("app", "user", "session")))
+    key = SessionKey.pop(options)
     with quiet_logs(Console(stderr=True)):
         try:
             change = _purge(source, key) if action == "purge" else None
@@ -59,8 +63,7 @@ def _open(source: str) -> BaseSessionService:
     path = source.removeprefix("sqlite:///")
     if "://" not in path:
         with closing(sqlite3.connect(path)) as file:
-            query = "SELECT typeof(update_time) FROM sessions LIMIT 1"
-            if file.execute(query).fetchall() != [("text",)]:
+            if not is_by_database_service(file):
                 return SqliteSessionService(path)
         source = f"sqlite+aiosqlite:///{path}"
     from google.adk.sessions import DatabaseSessionService
