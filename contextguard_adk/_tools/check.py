@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -74,8 +74,7 @@ def _check_folder(folder: str | None) -> dict[str, Any]:
     names = set[str]().union(*map(_list_names, loaded.values()))
     apps = [_check_app(name, app, names) for name, app in loaded.items()]
     if file := os.environ.get(CONFIG_VARIABLE):  # What no app has is misspelled.
-        unknown = sorted(load_settings(file).agents.keys() - names)
-        problems = [_miss("agents", name, names) for name in unknown]
+        problems = _list_misses("agents", load_settings(file).agents, names)
         apps.append({"app": file, "agents": [], "problems": problems})
     return {"path": str(path), "apps": apps}
 
@@ -101,8 +100,11 @@ def _list_names(app: object) -> set[str]:
     return names | {"*"} if any(isinstance(n, BaseToolset) for n in nodes) else names
 
 
-def _miss(setting: str, name: str, known: set[str]) -> str:
-    return f"`{setting}` names {name!r}, which is not there.{suggest(name, known)}"
+def _list_misses(setting: str, used: Iterable[str], known: set[str]) -> list[str]:
+    return [
+        f"`{setting}` names {name!r}, which is not there.{suggest(name, known)}"
+        for name in sorted(set(used) - known)
+    ]
 
 
 def _check_app(name: str, app: Any, names: set[str]) -> dict[str, Any]:
@@ -118,8 +120,7 @@ def _check_app(name: str, app: Any, names: set[str]) -> dict[str, Any]:
     guard = guards[0] if guards else ContextGuardPlugin(strict=True)
     if guards and CONFIG_VARIABLE not in os.environ:
         names = _list_names(app)
-        unknown = sorted(guard.settings.agents.keys() - names)
-        problems += [_miss("agents", each, names) for each in unknown]
+        problems += _list_misses("agents", guard.settings.agents, names)
     if len(guards) > 1:
         problems.append("two guards: where both guard an agent, the second is idle")
     if getattr(app, "events_compaction_config", None):
@@ -136,8 +137,8 @@ def _check_agent(
     agent: LlmAgent, guard: ContextGuardPlugin, names: set[str]
 ) -> tuple[dict[str, Any], list[str]]:
     strategy: Any = guard.settings.agents.get(agent.name, guard.settings.default)
-    kept = set(getattr(strategy, "keep_tools", ())) - names
-    problems = [] if "*" in names else [_miss("keep_tools", n, names) for n in kept]
+    kept = () if "*" in names else getattr(strategy, "keep_tools", ())
+    problems = _list_misses("keep_tools", kept, names)
     models = list[str]()
     try:
         models.append(agent.canonical_model.model)
@@ -234,11 +235,11 @@ def _list_agents(agents: list[dict[str, Any]]) -> Iterator[str]:
                 f"({source}), buffer {row['buffer_tokens']:,}, threshold "
                 f"{row['threshold_tokens']:,}, summary {row['summary_tokens']:,}"
             )
-            costs = Costs(**row["costs"]) if row["costs"] else None
             if row["trigger"]:
                 yield f"    {row['trigger']}"
             if row["model"]:
-                known = _list_prices(costs) if costs else "unknown"
+                costs = row["costs"]
+                known = _list_prices(Costs(**costs)) if costs else "unknown"
                 yield f"    dollars per million tokens: {known}"
 
 

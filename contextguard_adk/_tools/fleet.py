@@ -10,6 +10,8 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +68,9 @@ def run_fleet(
             shown = terminal.show_progress(tasks, "Replaying")
             done = [row for task in shown for row in task.result()]
     rows, failed = ([r for r in done if ("failed" in r) == n] for n in (False, True))
-    named = dict[tuple[str, str], list[Row]]()
-    for row in rows:
-        named.setdefault((row["app"], row["agent"]), []).append(row)
-    agents = [_add_up(*names, own) for names, own in sorted(named.items())]
+    names = itemgetter("app", "agent")
+    by_agent = groupby(sorted(rows, key=names), names)
+    agents = [_add_up(*key, list(own)) for key, own in by_agent]
     agents += [_add_up("all", "", agents)] if len(agents) > 1 else []
     found = {"agents": agents, "sessions": rows, "failed": failed}
     if output:

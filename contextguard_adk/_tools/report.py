@@ -37,6 +37,8 @@ from contextguard_adk._tools.replay_side import list_calls
 from contextguard_adk._tools.terminal import explain_writing, print_line, quiet_logs
 from contextguard_adk.records import REASONS, Usage, format_cost
 
+LIBRARY = "vendor/chart.umd.min.js"
+
 
 def run_report(is_list: bool, as_json: bool, output: Path, **recording: Any) -> None:
     if is_list:
@@ -241,14 +243,9 @@ def _size(value: object) -> str:
 def write_page(output: Path, name: str, **values: Any) -> None:
     """Writes a page, which loads nothing from anywhere."""
     folder = files("contextguard_adk") / "_tools"
+    names = f"page/{name}", "page/report.css", "page/report.js", LIBRARY
     template, style, script, library = (
-        (folder / path).read_text("utf-8")
-        for path in (
-            f"page/{name}",
-            "page/report.css",
-            "page/report.js",
-            "vendor/chart.umd.min.js",
-        )
+        (folder / path).read_text("utf-8") for path in names
     )
     environment = Environment(autoescape=True, undefined=StrictUndefined)
     environment.policies["json.dumps_kwargs"] = {}  # The facts keep their order.
