@@ -108,7 +108,6 @@ def _list_misses(setting: str, used: Iterable[str], known: set[str]) -> list[str
 
 
 def _check_app(name: str, app: Any, names: set[str]) -> dict[str, Any]:
-    """Describes the agents of an app, and what is wrong."""
     agents, problems = list[dict[str, Any]](), list[str]()
     if isinstance(app, BaseException):
         reason = " ".join(f"{type(app).__name__}: {app}".split())
@@ -156,7 +155,6 @@ def _check_agent(
 def _describe(
     strategy: object, models: Sequence[str], guard: ContextGuardPlugin
 ) -> dict[str, Any]:
-    """Describes how an agent is guarded."""
     if not isinstance(strategy, Strategy):
         kind = "chosen by a function" if strategy else None
         return {"strategy": kind, "settings": {}, "summarizer": None, "budgets": []}
@@ -181,7 +179,6 @@ def _describe(
 def _budget(
     strategy: Strategy, model: str, guard: ContextGuardPlugin
 ) -> dict[str, Any]:
-    """Lists the sizes and prices of a model."""
     registry, fixed = guard.registry, strategy.context_window
     window = resolve_context_window(model, configured=fixed, registry=registry)
     costs = resolve_costs(model, guard.settings.prices, registry)

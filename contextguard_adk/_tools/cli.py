@@ -21,7 +21,6 @@ from contextguard_adk.errors import ConfigError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns the exit code."""
     try:
         exit_code = _run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
@@ -63,6 +62,11 @@ def _call(**options: Any) -> int | None:
     context = click.get_current_context()
     name = "fleet" if options.pop("is_fleet", False) else context.info_name
     module = importlib.import_module(f"contextguard_adk._tools.{name}")
+    if "session" in options:
+        from contextguard_adk._tools.recordings import SessionKey
+
+        words = (options.pop(word) for word in ("app", "user", "session"))
+        options["key"] = SessionKey(*words)
     run: Callable[..., int | None] = getattr(module, f"run_{name}")
     try:
         return run(**options)
@@ -153,7 +157,6 @@ _window = click.option(
 
 
 def _session_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds what names a session."""
     for add in (
         click.option("--session", help="The id of a database's session."),
         click.option("--user", help="The user of a database's session."),

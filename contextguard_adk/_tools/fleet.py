@@ -46,6 +46,7 @@ COLUMNS = {
 
 def run_fleet(
     source: str,
+    key: SessionKey,
     config: str | None,
     as_json: bool,
     output: Path | None = None,
@@ -55,8 +56,7 @@ def run_fleet(
     others = {"is_list", "plot", "compare", "is_complete"} & options.keys()
     if any({name: options.pop(name) for name in others}.values()):
         raise CommandError("--all-sessions: no --list, --plot, --compare or --all")
-    key, guard = SessionKey.pop(options), read_settings(config)
-    settings = ReplaySettings(guard, **options)
+    settings = ReplaySettings(read_settings(config), **options)
     with terminal.quiet_logs(Console(stderr=True)):
         listed = asyncio.run(recordings.list_sessions(source, key))
         count = os.cpu_count() or 1

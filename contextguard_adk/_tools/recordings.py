@@ -32,11 +32,6 @@ class SessionKey:
     user: str | None = None
     session: str | None = None
 
-    @classmethod
-    def pop(cls, options: dict[str, Any]) -> SessionKey:
-        """Takes the names out of a command's options."""
-        return cls(*(options.pop(name) for name in ("app", "user", "session")))
-
 
 @dataclass(frozen=True)
 class ListedSession:
@@ -115,7 +110,6 @@ class _Service:
     query: _Query | None = None  # Of its tables, if it has any: they list all.
 
     async def list(self, key: SessionKey) -> list[ListedSession]:
-        """Lists the newest first."""
         if self.query:
             given = {name: value for name, value in vars(key).items() if value}
             wanted = "".join(f" AND {_COLUMNS[name]} = :{name}" for name in given)

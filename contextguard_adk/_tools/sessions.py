@@ -21,9 +21,8 @@ from contextguard_adk._tools.recordings import (
 from contextguard_adk._tools.terminal import CommandError, print_line, quiet_logs
 
 
-def run_sessions(action: str, source: str, **options: Any) -> None:
+def run_sessions(action: str, source: str, key: SessionKey, **options: Any) -> None:
     """Prints what is stored, or one line that says what was changed."""
-    key = SessionKey.pop(options)
     with quiet_logs(Console(stderr=True)):
         try:
             change = _purge(source, key) if action == "purge" else None
