@@ -100,16 +100,6 @@ def _number(
     return parse
 
 
-class _Commands(click.Group):
-    """Suggests a command in place of one that there is not."""
-
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        if args[0] not in self.commands:
-            hint = suggest(args[0], self.commands)
-            ctx.fail(f"No such command {args[0]!r}.{hint}")
-        return super().resolve_command(ctx, args)
-
-
 class _Check(click.Command):
     """Takes several names after one `--model`."""
 
@@ -126,7 +116,6 @@ class _Check(click.Command):
 
 
 @click.group(
-    cls=_Commands,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
 )

@@ -95,7 +95,6 @@ class Call:
 class Report:
     """A recorded session; without a guard at work in it, compactions are simulated."""
 
-    session: Session
     calls: list[Call]
     replayed: Replayed
     is_guarded: bool
@@ -112,7 +111,7 @@ async def make_report(session: Session, settings: ReplaySettings) -> Report:
     is_guarded = any(told) or any(call.is_guarded for call in recorded)
     reader = _Reader(session, settings, is_guarded)
     calls = list(map(reader.read, recorded, replayed.calls))
-    return Report(session, calls, replayed, is_guarded)
+    return Report(calls, replayed, is_guarded)
 
 
 def read_number(value: object) -> float:
