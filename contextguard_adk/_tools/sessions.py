@@ -25,9 +25,8 @@ def run_sessions(action: str, source: str, key: SessionKey, **options: Any) -> N
     """Prints what is stored, or one line that says what was changed."""
     with quiet_logs(Console(stderr=True)):
         try:
-            change = _purge(source, key) if action == "purge" else None
-            change = change or _run(action, source, key, **options)
-            lines = asyncio.run(change)
+            act = _purge if action == "purge" else _run
+            lines = asyncio.run(act(action, source, key, **options))
         except (sessions.SessionError, ValueError, OSError, sqlite3.Error) as error:
             raise CommandError(f"nothing is changed: {error}") from error
     for line in lines:
@@ -70,7 +69,7 @@ def _open(source: str) -> BaseSessionService:
     return DatabaseSessionService(source)
 
 
-async def _purge(uri: str, key: SessionKey) -> list[str]:
+async def _purge(_: str, uri: str, key: SessionKey, **__: Any) -> list[str]:
     from google.adk.cli.service_registry import get_service_registry
 
     service = get_service_registry().create_artifact_service(uri, agents_dir=".")
