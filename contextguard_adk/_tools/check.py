@@ -45,7 +45,7 @@ def run_check(config: str | None, models: Sequence[str], as_json: bool) -> int:
     if as_json:
         print(json.dumps(report, indent=2, default=str))
     else:
-        for line in (_list_apps if is_folder else _list_lines)(report):
+        for line in _list_lines(report):
             print_line(line, "" if line.startswith(" ") else "bold")
     return int(any(app["problems"] for app in report.get("apps", ())))
 
@@ -199,19 +199,17 @@ def _budget(
 
 def _list_lines(report: dict[str, Any]) -> Iterator[str]:
     """Yields the report for people; agents begin a line, all of theirs is indented."""
-    path = report["config"]
-    yield f"{path}: good" if path else "no file: the built-in settings"
-    does = "observes only" if report["observe"] else "compacts"
-    warns = f"warns from {report['warning_threshold']:.0%} of the window"
-    yield f"{does}, {warns}, state keys {report['state_keys']}"
-    yield from _list_agents(report["agents"])
-
-
-def _list_apps(report: dict[str, Any]) -> Iterator[str]:
-    for app in report["apps"]:
+    for app in report.get("apps", ()):
         yield f"{app['app']}: {'wrong' if app['problems'] else 'good'}"
         yield from (f"  wrong: {problem}" for problem in app["problems"])
         yield from (f"  {line}" for line in _list_agents(app["agents"]))
+    if "config" in report:
+        path = report["config"]
+        yield f"{path}: good" if path else "no file: the built-in settings"
+        does = "observes only" if report["observe"] else "compacts"
+        warns = f"warns from {report['warning_threshold']:.0%} of the window"
+        yield f"{does}, {warns}, state keys {report['state_keys']}"
+        yield from _list_agents(report["agents"])
 
 
 def _list_agents(agents: list[dict[str, Any]]) -> Iterator[str]:

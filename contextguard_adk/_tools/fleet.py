@@ -70,7 +70,7 @@ def run_fleet(
     rows, failed = ([r for r in done if ("failed" in r) == n] for n in (False, True))
     names = itemgetter("app", "agent")
     by_agent = groupby(sorted(rows, key=names), names)
-    agents = [_add_up(*key, list(own)) for key, own in by_agent]
+    agents = [_add_up(app, agent, [*own]) for (app, agent), own in by_agent]
     agents += [_add_up("all", "", agents)] if len(agents) > 1 else []
     found = {"agents": agents, "sessions": rows, "failed": failed}
     if output:

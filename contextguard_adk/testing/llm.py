@@ -194,8 +194,7 @@ class SimulatedLlm(BaseLlm):
         yield response
 
     def _receive(self, request: LlmRequest, stream: bool) -> RecordedRequest:
-        parts = provider.list_system_parts(request.config.system_instruction)
-        system = provider.list_content_texts([types.Content(parts=parts)])
+        system = provider.list_content_texts([provider.read_system(request)])
         ratio, media_tokens = self.token_ratio, self.media_tokens
         record = RecordedRequest(
             contents=list(request.contents),
