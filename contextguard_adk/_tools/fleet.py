@@ -67,7 +67,8 @@ def run_fleet(
             tasks = [pool.submit(_replay_part, source, settings, p) for p in parts]
             shown = terminal.show_progress(tasks, "Replaying")
             done = [row for task in shown for row in task.result()]
-    rows, failed = ([r for r in done if ("failed" in r) == n] for n in (False, True))
+    failed = [row for row in done if "failed" in row]
+    rows = [row for row in done if "failed" not in row]
     names = itemgetter("app", "agent")
     by_agent = groupby(sorted(rows, key=names), names)
     agents = [_add_up(app, agent, [*own]) for (app, agent), own in by_agent]
