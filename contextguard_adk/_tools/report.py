@@ -170,19 +170,18 @@ class _Reader:
             return None
         author, scope = call.event.author, branch_scope(call.event)
         stored = AgentState(state, author, scope=scope)
-        owner, covered = f"{author}@{scope}", _read_covered(stored)
-        before = self._covered.get(owner)
+        covered = _read_covered(stored)
+        before = self._covered.get(stored.owner)
         if before is None:
             before = _read_covered(AgentState(self._rewound, author, scope=scope))
-        self._covered[owner] = covered
+        self._covered[stored.owner] = covered
         named = zip(self._events[: call.index], self._names, strict=False)
         events = list(_find_new(named, before, covered))
         removed = [line for event in events for line in _list_parts(event)]
         removed_count = (covered - before).total()
         if others := removed_count - len(events):
             removed.append(f"{others:,} messages that ADK had put into other words")
-        text = stored.read("summary")
-        summary = text if isinstance(text, str) else ""
+        summary = stored.read("summary") or ""
         usage, cost = self._read_bill(facts)
         return Compaction(facts, usage, cost, removed_count, removed, summary)
 
