@@ -79,8 +79,7 @@ def count_request(request: LlmRequest, tokenizer: str) -> int:
 
 
 def _list_texts(request: LlmRequest) -> list[str]:
-    system = _simulated.list_system_parts(request.config.system_instruction)
-    contents = [types.Content(parts=system), *request.contents]
+    contents = [_simulated.read_system(request), *request.contents]
     texts = list(_simulated.list_content_texts(contents))
     tools = [tool.model_dump_json(exclude_none=True) for tool in _tools(request)]
     return [*texts, *tools]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ def run_check(config: str | None, models: Sequence[str], as_json: bool) -> int:
     if as_json:
         print(json.dumps(report, indent=2, default=str))
     else:
-        for line in (_list_apps if is_folder else _list_lines)(report):
+        for line in _list_lines(report):
             print_line(line, "" if line.startswith(" ") else "bold")
     return int(any(app["problems"] for app in report.get("apps", ())))
 
@@ -74,8 +74,7 @@ def _check_folder(folder: str | None) -> dict[str, Any]:
     names = set[str]().union(*map(_list_names, loaded.values()))
     apps = [_check_app(name, app, names) for name, app in loaded.items()]
     if file := os.environ.get(CONFIG_VARIABLE):  # What no app has is misspelled.
-        unknown = sorted(load_settings(file).agents.keys() - names)
-        problems = [_miss("agents", name, names) for name in unknown]
+        problems = _list_misses("agents", load_settings(file).agents, names)
         apps.append({"app": file, "agents": [], "problems": problems})
     return {"path": str(path), "apps": apps}
 
@@ -101,12 +100,14 @@ def _list_names(app: object) -> set[str]:
     return names | {"*"} if any(isinstance(n, BaseToolset) for n in nodes) else names
 
 
-def _miss(setting: str, name: str, known: set[str]) -> str:
-    return f"`{setting}` names {name!r}, which is not there.{suggest(name, known)}"
+def _list_misses(setting: str, used: Iterable[str], known: set[str]) -> list[str]:
+    return [
+        f"`{setting}` names {name!r}, which is not there.{suggest(name, known)}"
+        for name in sorted(set(used) - known)
+    ]
 
 
 def _check_app(name: str, app: Any, names: set[str]) -> dict[str, Any]:
-    """Describes the agents of an app, and what is wrong."""
     agents, problems = list[dict[str, Any]](), list[str]()
     if isinstance(app, BaseException):
         reason = " ".join(f"{type(app).__name__}: {app}".split())
@@ -118,8 +119,7 @@ def _check_app(name: str, app: Any, names: set[str]) -> dict[str, Any]:
     guard = guards[0] if guards else ContextGuardPlugin(strict=True)
     if guards and CONFIG_VARIABLE not in os.environ:
         names = _list_names(app)
-        unknown = sorted(guard.settings.agents.keys() - names)
-        problems += [_miss("agents", each, names) for each in unknown]
+        problems += _list_misses("agents", guard.settings.agents, names)
     if len(guards) > 1:
         problems.append("two guards: where both guard an agent, the second is idle")
     if getattr(app, "events_compaction_config", None):
@@ -136,8 +136,8 @@ def _check_agent(
     agent: LlmAgent, guard: ContextGuardPlugin, names: set[str]
 ) -> tuple[dict[str, Any], list[str]]:
     strategy: Any = guard.settings.agents.get(agent.name, guard.settings.default)
-    kept = set(getattr(strategy, "keep_tools", ())) - names
-    problems = [] if "*" in names else [_miss("keep_tools", n, names) for n in kept]
+    kept = () if "*" in names else getattr(strategy, "keep_tools", ())
+    problems = _list_misses("keep_tools", kept, names)
     models = list[str]()
     try:
         models.append(agent.canonical_model.model)
@@ -155,7 +155,6 @@ def _check_agent(
 def _describe(
     strategy: object, models: Sequence[str], guard: ContextGuardPlugin
 ) -> dict[str, Any]:
-    """Describes how an agent is guarded."""
     if not isinstance(strategy, Strategy):
         kind = "chosen by a function" if strategy else None
         return {"strategy": kind, "settings": {}, "summarizer": None, "budgets": []}
@@ -180,7 +179,6 @@ def _describe(
 def _budget(
     strategy: Strategy, model: str, guard: ContextGuardPlugin
 ) -> dict[str, Any]:
-    """Lists the sizes and prices of a model."""
     registry, fixed = guard.registry, strategy.context_window
     window = resolve_context_window(model, configured=fixed, registry=registry)
     costs = resolve_costs(model, guard.settings.prices, registry)
@@ -201,19 +199,17 @@ def _budget(
 
 def _list_lines(report: dict[str, Any]) -> Iterator[str]:
     """Yields the report for people; agents begin a line, all of theirs is indented."""
-    path = report["config"]
-    yield f"{path}: good" if path else "no file: the built-in settings"
-    does = "observes only" if report["observe"] else "compacts"
-    warns = f"warns from {report['warning_threshold']:.0%} of the window"
-    yield f"{does}, {warns}, state keys {report['state_keys']}"
-    yield from _list_agents(report["agents"])
-
-
-def _list_apps(report: dict[str, Any]) -> Iterator[str]:
-    for app in report["apps"]:
+    for app in report.get("apps", ()):
         yield f"{app['app']}: {'wrong' if app['problems'] else 'good'}"
         yield from (f"  wrong: {problem}" for problem in app["problems"])
         yield from (f"  {line}" for line in _list_agents(app["agents"]))
+    if "config" in report:
+        path = report["config"]
+        yield f"{path}: good" if path else "no file: the built-in settings"
+        does = "observes only" if report["observe"] else "compacts"
+        warns = f"warns from {report['warning_threshold']:.0%} of the window"
+        yield f"{does}, {warns}, state keys {report['state_keys']}"
+        yield from _list_agents(report["agents"])
 
 
 def _list_agents(agents: list[dict[str, Any]]) -> Iterator[str]:
@@ -234,11 +230,11 @@ def _list_agents(agents: list[dict[str, Any]]) -> Iterator[str]:
                 f"({source}), buffer {row['buffer_tokens']:,}, threshold "
                 f"{row['threshold_tokens']:,}, summary {row['summary_tokens']:,}"
             )
-            costs = Costs(**row["costs"]) if row["costs"] else None
             if row["trigger"]:
                 yield f"    {row['trigger']}"
             if row["model"]:
-                known = _list_prices(costs) if costs else "unknown"
+                costs = row["costs"]
+                known = _list_prices(Costs(**costs)) if costs else "unknown"
                 yield f"    dollars per million tokens: {known}"
 
 

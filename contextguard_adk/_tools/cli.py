@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import importlib
-import importlib.metadata
 import math
 import os
 import sys
@@ -22,7 +21,6 @@ from contextguard_adk.errors import ConfigError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns the exit code."""
     try:
         exit_code = _run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
@@ -64,6 +62,11 @@ def _call(**options: Any) -> int | None:
     context = click.get_current_context()
     name = "fleet" if options.pop("is_fleet", False) else context.info_name
     module = importlib.import_module(f"contextguard_adk._tools.{name}")
+    if "session" in options:
+        from contextguard_adk._tools.recordings import SessionKey
+
+        words = (options.pop(word) for word in ("app", "user", "session"))
+        options["key"] = SessionKey(*words)
     run: Callable[..., int | None] = getattr(module, f"run_{name}")
     try:
         return run(**options)
@@ -97,16 +100,6 @@ def _number(
     return parse
 
 
-class _Commands(click.Group):
-    """Suggests a command in place of one that there is not."""
-
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        if args[0] not in self.commands:
-            hint = suggest(args[0], self.commands)
-            ctx.fail(f"No such command {args[0]!r}.{hint}")
-        return super().resolve_command(ctx, args)
-
-
 class _Check(click.Command):
     """Takes several names after one `--model`."""
 
@@ -122,19 +115,11 @@ class _Check(click.Command):
         return super().parse_args(ctx, repeated)
 
 
-def _find_version() -> str:
-    try:
-        return importlib.metadata.version("contextguard-adk")
-    except importlib.metadata.PackageNotFoundError:
-        return "(not installed)"
-
-
 @click.group(
-    cls=_Commands,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
 )
-@click.version_option(_find_version(), message="%(prog)s %(version)s")
+@click.version_option(package_name="contextguard-adk", message="%(prog)s %(version)s")
 @click.pass_context
 def contextguard(context: click.Context) -> None:
     """Keeps Google ADK agents inside their model's context window.
@@ -161,7 +146,6 @@ _window = click.option(
 
 
 def _session_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds what names a session."""
     for add in (
         click.option("--session", help="The id of a database's session."),
         click.option("--user", help="The user of a database's session."),

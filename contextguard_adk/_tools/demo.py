@@ -37,9 +37,6 @@ INSTRUCTION = """\
 Study the source files of a project: read those that matter one after another with your
 tools, then answer. Paths are relative to the project's top folder."""
 
-PRICES = """\
-Prices: $1 for a million input tokens, $0.10 for cached ones, $8 for output."""
-
 BARE, AHEAD = "no guard", "summaries ahead"
 
 # A question of the user, and how the offline model goes about it.
@@ -88,7 +85,8 @@ def run_demo(
         table.add_row(rows[0][0], *(value for _, value in rows))
     terminal.console.print("", table, "", sep="\n")
     if not model:
-        print_line(PRICES)
+        prices = "$1 for a million input tokens, $0.10 for cached ones, $8 for output"
+        print_line(f"Prices: {prices}.")
     if latency:
         each = f"{latency:g} s for every answer and every summary"
         print_line(f"Times are simulated: {each}.")
@@ -306,7 +304,6 @@ class DemoRun:
                 return
 
     def _count(self, event: Event) -> None:
-        """Counts a model's answer and what it cost."""
         if event.partial or not event.content or event.content.role != "model":
             return
         self.steps += 1
@@ -316,7 +313,6 @@ class DemoRun:
         self.sizes.append(usage.prompt_tokens)
 
     def _note_call(self, record: CallRecord) -> None:
-        """Shows what the guard did before a model call."""
         self.usage += record.summary_usage
         if record.is_recovered:
             self._note_rejection(0)

@@ -10,6 +10,8 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,7 @@ COLUMNS = {
 
 def run_fleet(
     source: str,
+    key: SessionKey,
     config: str | None,
     as_json: bool,
     output: Path | None = None,
@@ -53,8 +56,7 @@ def run_fleet(
     others = {"is_list", "plot", "compare", "is_complete"} & options.keys()
     if any({name: options.pop(name) for name in others}.values()):
         raise CommandError("--all-sessions: no --list, --plot, --compare or --all")
-    key, guard = SessionKey.pop(options), read_settings(config)
-    settings = ReplaySettings(guard, **options)
+    settings = ReplaySettings(read_settings(config), **options)
     with terminal.quiet_logs(Console(stderr=True)):
         listed = asyncio.run(recordings.list_sessions(source, key))
         count = os.cpu_count() or 1
@@ -64,12 +66,12 @@ def run_fleet(
         with ProcessPoolExecutor(count, context) as pool:
             tasks = [pool.submit(_replay_part, source, settings, p) for p in parts]
             shown = terminal.show_progress(tasks, "Replaying")
-            done = [task.result() for task in shown]
-    rows, failed = ([row for part in done for row in part[n]] for n in (0, 1))
-    named = dict[tuple[str, str], list[Row]]()
-    for row in rows:
-        named.setdefault((row["app"], row["agent"]), []).append(row)
-    agents = [_add_up(*names, own) for names, own in sorted(named.items())]
+            done = [row for task in shown for row in task.result()]
+    failed = [row for row in done if "failed" in row]
+    rows = [row for row in done if "failed" not in row]
+    names = itemgetter("app", "agent")
+    by_agent = groupby(sorted(rows, key=names), names)
+    agents = [_add_up(app, agent, [*own]) for (app, agent), own in by_agent]
     agents += [_add_up("all", "", agents)] if len(agents) > 1 else []
     found = {"agents": agents, "sessions": rows, "failed": failed}
     if output:
@@ -102,23 +104,25 @@ def _add_up(app: str, agent: str, rows: list[Row]) -> Row:
 
 def _replay_part(
     source: str, settings: ReplaySettings, part: list[ListedSession]
-) -> tuple[list[Row], list[Row]]:
-    """Replays some sessions, in a process of its own; returns those that fail apart."""
-    rows, failed = list[Row](), list[Row]()
-
-    async def replay_all() -> None:
-        async for listed, session in recordings.load_sessions(source, part):
-            names = {"app": listed.app, "user": listed.user, "session": listed.session}
-            try:
-                if isinstance(session, Exception):
-                    raise session
-                rows.extend(names | row for row in await _measure(session, settings))
-            except Exception as error:  # noqa: BLE001 - of whatever is stored there
-                failed.append({**names, "failed": " ".join(str(error).split())[:200]})
-
+) -> list[Row]:
+    """Replays some sessions, in a process of its own; an error is a row of its own."""
     with terminal.quiet_logs(Console(stderr=True)):
-        asyncio.run(replay_all())
-    return rows, failed
+        return asyncio.run(_replay_all(source, settings, part))
+
+
+async def _replay_all(
+    source: str, settings: ReplaySettings, part: list[ListedSession]
+) -> list[Row]:
+    rows = list[Row]()
+    async with recordings.open_source(source) as found:
+        for each in part:
+            names = {"app": each.app, "user": each.user, "session": each.session}
+            try:
+                measured = await _measure(await found.load(each), settings)
+                rows.extend(names | row for row in measured)
+            except Exception as error:  # noqa: BLE001 - of whatever is stored there
+                rows.append({**names, "failed": " ".join(str(error).split())[:200]})
+    return rows
 
 
 async def _measure(session: Session, settings: ReplaySettings) -> list[Row]:

@@ -80,7 +80,6 @@ class Needs:
     def find_missing(
         self, needed: Sequence[Needed], sent: Sequence[types.Content]
     ) -> list[Needed]:
-        """Finds which of these values do not stand in a request."""
         present = self._locate([each.value for each in needed], sent)
         return [each for each in needed if each.value not in present]
 

@@ -21,6 +21,8 @@ from pydantic import ValidationError
 from contextguard_adk._tools.terminal import CommandError
 from contextguard_adk.records import METADATA_KEY
 
+_Query = Callable[[str, dict[str, str]], Awaitable[Sequence[Sequence[Any]]]]
+
 
 @dataclass(frozen=True)
 class SessionKey:
@@ -29,11 +31,6 @@ class SessionKey:
     app: str | None = None
     user: str | None = None
     session: str | None = None
-
-    @classmethod
-    def pop(cls, options: dict[str, Any]) -> SessionKey:
-        """Takes the names out of a command's options."""
-        return cls(*(options.pop(name) for name in ("app", "user", "session")))
 
 
 @dataclass(frozen=True)
@@ -70,37 +67,19 @@ class RecordedCall:
 
 async def list_sessions(source: str, key: SessionKey) -> list[ListedSession]:
     """Lists the sessions that have the given names, the newest first."""
-    async with _open(source) as found:
-        if isinstance(found, Session):
-            return [describe_session(found)]
+    async with open_source(source) as found:
         return await found.list(key)
 
 
 async def load_session(source: str, key: SessionKey) -> Session:
     """Reads a session; where a name is missing, the newest one that has events."""
-    async with _open(source) as found:
-        if isinstance(found, Session):
-            return found
+    async with open_source(source) as found:
         if listed := await found.list(key):
             newest = next((s for s in listed if s.events != 0), listed[0])
             return await found.load(newest)
     named = ", ".join(f"{name} {value!r}" for name, value in vars(key).items() if value)
     text = f"no session of {named or 'anybody'}: --list shows all there are"
     raise CommandError(text)
-
-
-async def load_sessions(
-    source: str, listed: Sequence[ListedSession]
-) -> AsyncIterator[tuple[ListedSession, Session | Exception]]:
-    """Reads sessions one after the other; one that cannot be read is an error."""
-    async with _open(source) as found:
-        for each in listed:
-            try:
-                one = found if isinstance(found, Session) else await found.load(each)
-            except Exception as error:  # noqa: BLE001 - of whatever is stored there
-                yield each, error
-            else:
-                yield each, one
 
 
 def describe_session(session: Session) -> ListedSession:
@@ -111,19 +90,38 @@ def describe_session(session: Session) -> ListedSession:
 
 
 @dataclass(frozen=True)
-class _Service:
-    """The sessions that one of ADK's services keeps; an app is all that it knows."""
+class _Export:
+    """A session by itself, whatever it is called."""
 
-    service: BaseSessionService
+    session: Session
 
     async def list(self, key: SessionKey) -> list[ListedSession]:
-        """Lists the newest first."""
-        app = key.app or "app"
-        found = await self.service.list_sessions(app_name=app, user_id=key.user)
+        return [describe_session(self.session)]
+
+    async def load(self, listed: ListedSession) -> Session:
+        return self.session
+
+
+@dataclass(frozen=True)
+class _Service:
+    """The sessions that one of ADK's services keeps; it can list those of an app."""
+
+    service: BaseSessionService
+    query: _Query | None = None  # Of its tables, if it has any: they list all.
+
+    async def list(self, key: SessionKey) -> list[ListedSession]:
+        if self.query:
+            given = {name: value for name, value in vars(key).items() if value}
+            wanted = "".join(f" AND {_COLUMNS[name]} = :{name}" for name in given)
+            rows = await self.query(_LISTING.format(wanted), given)
+        else:
+            app = key.app or "app"
+            found = await self.service.list_sessions(app_name=app, user_id=key.user)
+            sessions = [s for s in found.sessions if key.session in (None, s.id)]
+            rows = [(app, s.user_id, s.id, s.last_update_time, None) for s in sessions]
         listed = [
-            ListedSession(app, s.user_id, s.id, read_time(s.last_update_time), None)
-            for s in found.sessions
-            if key.session in (None, s.id)
+            ListedSession(app, user, session, read_time(updated), events)
+            for app, user, session, updated, events in rows
         ]
         return sorted(listed, key=lambda each: each.updated, reverse=True)
 
@@ -136,29 +134,12 @@ class _Service:
         return session
 
 
-@dataclass(frozen=True)
-class _Database(_Service):
-    """The sessions that one of ADK's services keeps in tables."""
-
-    query: Callable[[str, dict[str, str]], Awaitable[Sequence[Sequence[Any]]]]
-
-    async def list(self, key: SessionKey) -> list[ListedSession]:
-        """Lists the newest first; ADK itself can list those of one app only."""
-        given = {name: value for name, value in vars(key).items() if value}
-        wanted = "".join(f" AND {_COLUMNS[name]} = :{name}" for name in given)
-        rows = await self.query(_LISTING.format(wanted), given)
-        return [
-            ListedSession(app, user, session, read_time(updated), events)
-            for app, user, session, updated, events in rows
-        ]
-
-
 # The names of tables and columns are the same in all of ADK's schemas.
 _LISTING = """
 SELECT app_name, user_id, id, update_time, (
   SELECT COUNT(*) FROM events
   WHERE app_name = s.app_name AND user_id = s.user_id AND session_id = s.id
-) FROM sessions AS s WHERE 1 = 1{} ORDER BY update_time DESC, id
+) FROM sessions AS s WHERE 1 = 1{} ORDER BY id
 """
 _COLUMNS = {"app": "app_name", "user": "user_id", "session": "id"}
 
@@ -175,35 +156,37 @@ def read_time(value: float | str | datetime) -> datetime:
 
 
 @asynccontextmanager
-async def _open(source: str) -> AsyncIterator[Session | _Service]:
+async def open_source(source: str) -> AsyncIterator[_Export | _Service]:
     """Opens a JSON export, an SQLite file, a database, or Agent Engine's sessions."""
-    if source.startswith("agentengine://"):
-        from google.adk.cli.service_registry import get_service_registry
+    is_engine = source.startswith("agentengine://")
+    try:
+        if is_engine:
+            from google.adk.cli.service_registry import get_service_registry
 
-        create: Any = get_service_registry().create_session_service
-        try:
+            create: Any = get_service_registry().create_session_service
             yield _Service(create(source, agents_dir=os.getcwd()))
-        except ImportError as error:
-            text = "Agent Engine needs Google's client: pip install 'google-adk[gcp]'"
-            raise CommandError(text) from error
-        except CommandError:
-            raise
-        except Exception as error:
-            raise _explain(source, error) from error
-    elif "://" in source:
-        async with _open_url(source) as database:
-            yield database
-    else:
-        path = Path(source)
-        try:
-            data = path.read_bytes()
-        except OSError as error:
-            raise _explain(source, error) from error
-        if data.startswith(b"SQLite format 3\0"):
-            async with _open_sqlite_file(path) as database:
+        elif "://" in source:
+            async with _open_url(source) as database:
+                yield database
+        elif (data := Path(source).read_bytes()).startswith(b"SQLite format 3\0"):
+            async with _open_sqlite_file(Path(source)) as database:
                 yield database
         else:
-            yield _read_export(source, data)
+            yield _Export(_read_export(source, data))
+    except CommandError:
+        raise
+    except ImportError as error:
+        need, extra = "databases need SQLAlchemy", "db"
+        if is_engine:
+            need, extra = "Agent Engine needs Google's client", "gcp"
+        raise CommandError(f"{need}: pip install 'google-adk[{extra}]'") from error
+    except Exception as error:
+        # A URL may have a password.
+        name = "the database" if "://" in source and not is_engine else source
+        cause = getattr(error, "orig", None) or error.__cause__ or error
+        reason = " ".join(f"{type(cause).__name__}: {cause}".split())[:200]
+        reason = getattr(cause, "strerror", None) or reason
+        raise CommandError(f"{name} cannot be read: {reason}") from error
 
 
 def _read_export(source: str, data: bytes) -> Session:
@@ -230,39 +213,31 @@ def _read_export(source: str, data: bytes) -> Session:
 
 
 @asynccontextmanager
-async def _open_url(url: str) -> AsyncIterator[_Database]:
-    try:
-        import sqlalchemy
-        from google.adk.sessions import DatabaseSessionService
-    except ImportError as error:
-        hint = "pip install 'google-adk[db]'"
-        raise CommandError(f"databases need SQLAlchemy: {hint}") from error
-    try:
-        parsed = sqlalchemy.make_url(url)
-        path = Path(parsed.database or "")
-        if parsed.get_backend_name() == "sqlite" and not path.is_file():
-            raise CommandError(f"{path}: no such file")
-        if parsed.drivername == "sqlite":  # The form that `adk web` takes.
-            async with _open_sqlite_file(path) as database:
-                yield database
-            return
-        service = DatabaseSessionService(url)
-        engine = service.db_engine
-        hook = "before_cursor_execute"
-        sqlalchemy.event.listen(engine.sync_engine, hook, _replace_write, retval=True)
+async def _open_url(url: str) -> AsyncIterator[_Service]:
+    import sqlalchemy
+    from google.adk.sessions import DatabaseSessionService
 
-        async def query(text: str, values: dict[str, str]) -> Sequence[Sequence[Any]]:
-            async with engine.connect() as connection:
-                return (await connection.execute(sqlalchemy.text(text), values)).all()
+    parsed = sqlalchemy.make_url(url)
+    path = Path(parsed.database or "")
+    if parsed.get_backend_name() == "sqlite" and not path.is_file():
+        raise CommandError(f"{path}: no such file")
+    if parsed.drivername == "sqlite":  # The form that `adk web` takes.
+        async with _open_sqlite_file(path) as database:
+            yield database
+        return
+    service = DatabaseSessionService(url)
+    engine = service.db_engine
+    hook = "before_cursor_execute"
+    sqlalchemy.event.listen(engine.sync_engine, hook, _replace_write, retval=True)
 
-        try:
-            yield _Database(service, query)
-        finally:
-            await engine.dispose()
-    except CommandError:
-        raise
-    except Exception as error:
-        raise _explain("the database", error) from error
+    async def query(text: str, values: dict[str, str]) -> Sequence[Sequence[Any]]:
+        async with engine.connect() as connection:
+            return (await connection.execute(sqlalchemy.text(text), values)).all()
+
+    try:
+        yield _Service(service, query)
+    finally:
+        await engine.dispose()
 
 
 def _replace_write(
@@ -285,19 +260,17 @@ _READ = "sessions", "events", "app_states", "user_states", "adk_internal_metadat
 _OF_READ = f"WHERE lower(made.tbl_name) IN {_READ}"
 
 
-def _check_tables(path: Path, copy: Path) -> None:
+def _check_tables(path: Path, copy: sqlite3.Connection) -> None:
     """Refuses a file in which what ADK reads is no plain table, or holds pickles."""
-    with closing(sqlite3.connect(copy)) as connection:
-        made = connection.execute(
-            f"SELECT tbl_name, sql FROM sqlite_master AS made {_OF_READ} "
-            "AND sql NOT NULL"
-        )
-        odd = [name for name, sql in made if not _PLAIN.match(str(sql))]
-        query = (
-            "SELECT lower(made.name), lower(columns.name), columns.hidden FROM "
-            "sqlite_master AS made, pragma_table_xinfo(made.name) AS columns "
-        )
-        columns = [] if odd else connection.execute(query + _OF_READ).fetchall()
+    made = copy.execute(
+        f"SELECT tbl_name, sql FROM sqlite_master AS made {_OF_READ} AND sql NOT NULL"
+    )
+    odd = [name for name, sql in made if not _PLAIN.match(str(sql))]
+    query = (
+        "SELECT lower(made.name), lower(columns.name), columns.hidden FROM "
+        "sqlite_master AS made, pragma_table_xinfo(made.name) AS columns "
+    )
+    columns = [] if odd else copy.execute(query + _OF_READ).fetchall()
     odd += [name for name, _, hidden in columns if hidden]
     if odd:
         raise CommandError(_COMPUTED.format(path, odd[0]))
@@ -306,42 +279,34 @@ def _check_tables(path: Path, copy: Path) -> None:
 
 
 @asynccontextmanager
-async def _open_sqlite_file(path: Path) -> AsyncIterator[_Database]:
+async def _open_sqlite_file(path: Path) -> AsyncIterator[_Service]:
     """Opens a copy: ADK's service makes missing tables in what it opens."""
     from google.adk.sessions.sqlite_session_service import SqliteSessionService
 
     with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / "session.db"
-        address = f"{path.absolute().as_uri()}?mode=ro"
-
-        async def query(text: str, values: dict[str, str]) -> list[Sequence[Any]]:
-            with closing(sqlite3.connect(copy)) as connection:
-                return connection.execute(text, values).fetchall()
-
-        try:
-            # Before there is a file: ADK leaves a connection to one that it checks.
-            service = SqliteSessionService(str(copy))
-            with (
-                closing(sqlite3.connect(address, uri=True)) as source,
-                closing(sqlite3.connect(copy)) as target,
-            ):
-                source.backup(target)
+        name = str(Path(folder) / "session.db")
+        # Before there is a file: ADK leaves a connection to one that it checks.
+        service = SqliteSessionService(name)
+        with closing(sqlite3.connect(name)) as copy:
+            address = f"{path.absolute().as_uri()}?mode=ro"
+            with closing(sqlite3.connect(address, uri=True)) as file:
+                file.backup(copy)
             _check_tables(path, copy)
-            kinds = await query("SELECT typeof(update_time) FROM sessions LIMIT 1", {})
-            if kinds == [("text",)]:  # DatabaseSessionService has written the file.
-                async with _open_url(f"sqlite+aiosqlite:///{copy}") as database:
+
+            async def query(text: str, values: dict[str, str]) -> list[Sequence[Any]]:
+                return copy.execute(text, values).fetchall()
+
+            if is_by_database_service(copy):
+                async with _open_url(f"sqlite+aiosqlite:///{name}") as database:
                     yield database
             else:
-                yield _Database(service, query)
-        except (sqlite3.Error, RuntimeError, ValueError, KeyError) as error:
-            raise _explain(str(path), error) from error
+                yield _Service(service, query)
 
 
-def _explain(source: str, error: Exception) -> CommandError:
-    cause = getattr(error, "orig", None) or error.__cause__ or error
-    reason = " ".join(f"{type(cause).__name__}: {cause}".split())[:200]
-    reason = getattr(cause, "strerror", None) or reason
-    return CommandError(f"{source} cannot be read: {reason}")
+def is_by_database_service(file: sqlite3.Connection) -> bool:
+    """Whether `DatabaseSessionService` has written a file, or ADK's other service."""
+    query = "SELECT typeof(update_time) FROM sessions LIMIT 1"
+    return file.execute(query).fetchall() == [("text",)]
 
 
 def read_facts(event: Event) -> dict[str, Any]:

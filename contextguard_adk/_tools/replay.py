@@ -42,8 +42,7 @@ from contextguard_adk.config import Chooser, PluginSettings, load_settings
 from contextguard_adk.plugin import ContextGuardPlugin
 from contextguard_adk.strategies import Strategy
 
-MAX_LISTED = 100
-"""Sessions of a list for people; JSON has them all."""
+MAX_LISTED = 100  # Sessions of a list for people; JSON has them all.
 
 
 @dataclass(frozen=True)
@@ -110,10 +109,9 @@ def run_replay(
 
 
 def read_recording(
-    source: str, config: str | None, **options: Any
+    source: str, key: SessionKey, config: str | None, **options: Any
 ) -> tuple[Session, ReplaySettings]:
-    """Reads a session, and the settings that it is replayed with."""
-    guard, key = read_settings(config), SessionKey.pop(options)
+    guard = read_settings(config)
     session = asyncio.run(recordings.load_session(source, key))
     return session, ReplaySettings(guard, **options)
 
@@ -122,9 +120,7 @@ def read_settings(config: str | None) -> PluginSettings:
     return load_settings(config) if config else PluginSettings()
 
 
-def print_sessions(as_json: bool, source: str, **options: Any) -> None:
-    """Lists the sessions that have the given names, the newest first."""
-    key = SessionKey.pop(options)
+def print_sessions(as_json: bool, source: str, key: SessionKey, **_: Any) -> None:
     with terminal.quiet_logs(Console(stderr=True)):
         listed = asyncio.run(recordings.list_sessions(source, key))
     rows = [{**vars(each), "updated": f"{each.updated:%F %T}"} for each in listed]
@@ -251,7 +247,6 @@ class _Replay:
     async def step(
         self, number: int, call: RecordedCall, needs: Needs
     ) -> list[ReplayedCall]:
-        """Replays one call, with each guard."""
         name, watching = call.event.author, self._watching
         agent, scale = self._agents[name], self._scales[name]
         watching.llm.call, watching.llm.scale = call, scale

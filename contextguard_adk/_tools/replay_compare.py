@@ -84,14 +84,11 @@ class Comparison:
         self._without = replays[0].without_guard
         costs = [found.cost for found in (self._without, *self._totals)]
         self._is_priced = None not in costs
-        self._best = self._find_best()
-
-    def _find_best(self) -> int | None:
-        """Finds the first of the cheapest rows in which each request fits."""
         has_cost = self._is_priced and any(found.cost for found in self._totals)
         prices = [f.cost if has_cost else f.weighted_tokens for f in self._totals]
         fitting = [n for n, found in enumerate(self._totals) if not found.over_window]
-        return min(fitting, key=lambda row: prices[row] or 0, default=None)
+        # The first of the cheapest rows in which each request fits.
+        self._best = min(fitting, key=lambda row: prices[row] or 0, default=None)
 
     def to_json(self) -> dict[str, Any]:
         rows = enumerate(zip(self._rows, self._totals, strict=True))

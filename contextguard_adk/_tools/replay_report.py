@@ -61,7 +61,6 @@ class Totals:
 
     @property
     def uncached_tokens(self) -> int:
-        """The prompt tokens that no cache serves."""
         return self.usage.prompt_tokens - self.usage.cached_tokens
 
     @property

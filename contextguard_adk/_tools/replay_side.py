@@ -12,12 +12,10 @@ from google.adk.agents import LlmAgent
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.invocation_context import InvocationContext
 from google.adk.agents.run_config import RunConfig
-from google.adk.events.event import Event
 from google.adk.events.event_actions import EventActions
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
-from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.plugins.plugin_manager import PluginManager
 from google.adk.sessions import InMemorySessionService, Session
 from google.genai import types
@@ -27,6 +25,7 @@ from contextguard_adk._history.fingerprints import fingerprint
 from contextguard_adk._measuring.tokens import Memo, estimate_config_tokens
 from contextguard_adk._providers.clients import read_usage
 from contextguard_adk._runtime.scopes import branch_scope
+from contextguard_adk._runtime.state import AgentState
 from contextguard_adk._tools.recordings import RecordedCall, read_facts
 from contextguard_adk._tools.terminal import CommandError
 from contextguard_adk.records import CallRecord, Usage
@@ -152,18 +151,6 @@ class _RecordedModel(BaseLlm):
         return count, round(shared * self.scale.ratio)
 
 
-class _Builder(BasePlugin):
-    """Takes the request that ADK has built, and has no model called."""
-
-    request: LlmRequest | None = None
-
-    async def before_model_callback(
-        self, *, callback_context: CallbackContext, llm_request: LlmRequest
-    ) -> LlmResponse:
-        self.request = llm_request
-        return LlmResponse(content=types.ModelContent("."))
-
-
 class Side:
     """A session that grows as the recording does, and a guard's records, if any."""
 
@@ -185,18 +172,24 @@ class Side:
         self.llm = _RecordedModel(memo=memo, has_cache=has_cache)
 
     async def build(self, call: RecordedCall, agent: LlmAgent) -> LlmRequest:
-        """Has ADK build the request of a call."""
-        builder = _Builder(name="builder")
-        invocation = self._begin(call, agent, PluginManager([builder]))
+        """Has ADK build the request of a call; no model is called."""
+        built: list[LlmRequest] = []
+
+        def take(callback_context: object, llm_request: LlmRequest) -> LlmResponse:
+            built.append(llm_request)
+            return LlmResponse(content=types.ModelContent("."))
+
+        agent.before_model_callback = take
+        invocation = self._begin(call, agent, PluginManager())
         try:
             async for _ in agent.run_async(invocation):
                 pass
         except Exception as error:  # A result without its call, for instance.
             text = f"ADK cannot build a request from the recording: {error}"
             raise CommandError(text) from error
-        if builder.request is None:
+        if not built:
             raise CommandError("ADK makes no model call where one was recorded")
-        return builder.request
+        return built[0]
 
     async def send(
         self, call: RecordedCall, agent: LlmAgent, request: LlmRequest
@@ -272,23 +265,14 @@ def list_calls(session: Session, agent: str | None = None) -> Iterator[RecordedC
             if isinstance(count, int) and not 0 <= count <= MAX_TOKENS:
                 found = f"event {index}: {name} is {count:,}"
                 raise CommandError(f"{found}; 0 to {MAX_TOKENS:,} tokens are accepted")
+        name, scope = event.author, branch_scope(event)
         is_guarded = bool(read_facts(event).get("recovered"))
-        keys = ("__context_guard_summary_", "context_guard:summary:")
-        owner = f"{event.author}@{branch_scope(event)}".removesuffix("@")
-        is_guarded |= any(state.get(key + owner) is not None for key in keys)
-        heuristic = _read_heuristic(
-            session.events[index : index + 4], owner, prompt_tokens
-        )
-        yield RecordedCall(index, event, prompt_tokens, is_guarded, heuristic)
-
-
-def _read_heuristic(events: list[Event], owner: str, real_tokens: int) -> int | None:
-    """Finds what a guard has stored beside this count, at the end of a response."""
-    for event in events:
-        delta = event.actions.state_delta
-        for form in ("__context_guard_{}_{}", "context_guard:{}:{}"):
-            found = delta.get(form.format("last_heuristic", owner))
-            is_own = delta.get(form.format("real_tokens", owner)) == real_tokens
-            if is_own and type(found) is int and 0 < found <= MAX_TOKENS:
-                return found
-    return None
+        is_guarded |= AgentState(state, name, scope=scope).read("summary") is not None
+        heuristic = 0
+        # What a guard has stored beside this count, at the end of a response.
+        for later in session.events[index : index + 4]:
+            stored = AgentState(later.actions.state_delta, name, scope=scope)
+            if stored.read("real_tokens") == prompt_tokens:
+                heuristic = heuristic or int(stored.read("last_heuristic") or 0)
+        sent = heuristic if 0 < heuristic <= MAX_TOKENS else None
+        yield RecordedCall(index, event, prompt_tokens, is_guarded, sent)

@@ -37,6 +37,8 @@ from contextguard_adk._tools.replay_side import list_calls
 from contextguard_adk._tools.terminal import explain_writing, print_line, quiet_logs
 from contextguard_adk.records import REASONS, Usage, format_cost
 
+LIBRARY = "vendor/chart.umd.min.js"
+
 
 def run_report(is_list: bool, as_json: bool, output: Path, **recording: Any) -> None:
     if is_list:
@@ -45,11 +47,22 @@ def run_report(is_list: bool, as_json: bool, output: Path, **recording: Any) -> 
     with quiet_logs(Console(stderr=True)):
         session, settings = replay.read_recording(**recording)
         report = asyncio.run(make_report(session, settings))
-        _write_report(output, report)
+        calls = report.calls
+        write_page(
+            output,
+            "report.html",
+            report=report,
+            session=describe_session(session),
+            usage=sum((call.usage + call.summary_usage for call in calls), Usage()),
+            cost=add_costs(call.cost for call in calls),
+            reasons=REASONS,
+            missing=list_missing(report.replayed.missing),
+            charts=_describe_charts(calls, report.is_guarded),
+        )
     print_line(str(describe_session(session)), "dim")
-    done = sum(call.compaction is not None for call in report.calls)
+    done = sum(call.compaction is not None for call in calls)
     kind = "compactions" if report.is_guarded else "simulated compactions"
-    count = f"model calls: {len(report.calls):,}, {kind}: {done:,}"
+    count = f"model calls: {len(calls):,}, {kind}: {done:,}"
     print_line(f"{output} is written ({count})", "bold")
 
 
@@ -82,7 +95,6 @@ class Call:
 class Report:
     """A recorded session; without a guard at work in it, compactions are simulated."""
 
-    session: Session
     calls: list[Call]
     replayed: Replayed
     is_guarded: bool
@@ -99,7 +111,7 @@ async def make_report(session: Session, settings: ReplaySettings) -> Report:
     is_guarded = any(told) or any(call.is_guarded for call in recorded)
     reader = _Reader(session, settings, is_guarded)
     calls = list(map(reader.read, recorded, replayed.calls))
-    return Report(session, calls, replayed, is_guarded)
+    return Report(calls, replayed, is_guarded)
 
 
 def read_number(value: object) -> float:
@@ -158,19 +170,18 @@ class _Reader:
             return None
         author, scope = call.event.author, branch_scope(call.event)
         stored = AgentState(state, author, scope=scope)
-        owner, covered = f"{author}@{scope}", _read_covered(stored)
-        before = self._covered.get(owner)
+        covered = _read_covered(stored)
+        before = self._covered.get(stored.owner)
         if before is None:
             before = _read_covered(AgentState(self._rewound, author, scope=scope))
-        self._covered[owner] = covered
+        self._covered[stored.owner] = covered
         named = zip(self._events[: call.index], self._names, strict=False)
         events = list(_find_new(named, before, covered))
         removed = [line for event in events for line in _list_parts(event)]
         removed_count = (covered - before).total()
         if others := removed_count - len(events):
             removed.append(f"{others:,} messages that ADK had put into other words")
-        text = stored.read("summary")
-        summary = text if isinstance(text, str) else ""
+        summary = stored.read("summary") or ""
         usage, cost = self._read_bill(facts)
         return Compaction(facts, usage, cost, removed_count, removed, summary)
 
@@ -227,33 +238,12 @@ def _size(value: object) -> str:
     return f", {len(text):,} characters"
 
 
-def _write_report(output: Path, report: Report) -> None:
-    """Writes the page of a session."""
-    calls = report.calls
-    write_page(
-        output,
-        "report.html",
-        report=report,
-        session=describe_session(report.session),
-        usage=sum((call.usage + call.summary_usage for call in calls), Usage()),
-        cost=add_costs(call.cost for call in calls),
-        reasons=REASONS,
-        missing=list_missing(report.replayed.missing),
-        charts=_describe_charts(calls, report.is_guarded),
-    )
-
-
 def write_page(output: Path, name: str, **values: Any) -> None:
     """Writes a page, which loads nothing from anywhere."""
     folder = files("contextguard_adk") / "_tools"
+    names = f"page/{name}", "page/report.css", "page/report.js", LIBRARY
     template, style, script, library = (
-        (folder / path).read_text("utf-8")
-        for path in (
-            f"page/{name}",
-            "page/report.css",
-            "page/report.js",
-            "vendor/chart.umd.min.js",
-        )
+        (folder / path).read_text("utf-8") for path in names
     )
     environment = Environment(autoescape=True, undefined=StrictUndefined)
     environment.policies["json.dumps_kwargs"] = {}  # The facts keep their order.

@@ -13,18 +13,20 @@ from google.adk.sessions.sqlite_session_service import SqliteSessionService
 from rich.console import Console
 
 from contextguard_adk import sessions
-from contextguard_adk._tools.recordings import SessionKey, load_session
+from contextguard_adk._tools.recordings import (
+    SessionKey,
+    is_by_database_service,
+    load_session,
+)
 from contextguard_adk._tools.terminal import CommandError, print_line, quiet_logs
 
 
-def run_sessions(action: str, source: str, **options: Any) -> None:
+def run_sessions(action: str, source: str, key: SessionKey, **options: Any) -> None:
     """Prints what is stored, or one line that says what was changed."""
-    key = SessionKey(*(options.pop(name) for name in ("app", "user", "session")))
     with quiet_logs(Console(stderr=True)):
         try:
-            change = _purge(source, key) if action == "purge" else None
-            change = change or _run(action, source, key, **options)
-            lines = asyncio.run(change)
+            act = _purge if action == "purge" else _run
+            lines = asyncio.run(act(action, source, key, **options))
         except (sessions.SessionError, ValueError, OSError, sqlite3.Error) as error:
             raise CommandError(f"nothing is changed: {error}") from error
     for line in lines:
@@ -59,8 +61,7 @@ def _open(source: str) -> BaseSessionService:
     path = source.removeprefix("sqlite:///")
     if "://" not in path:
         with closing(sqlite3.connect(path)) as file:
-            query = "SELECT typeof(update_time) FROM sessions LIMIT 1"
-            if file.execute(query).fetchall() != [("text",)]:
+            if not is_by_database_service(file):
                 return SqliteSessionService(path)
         source = f"sqlite+aiosqlite:///{path}"
     from google.adk.sessions import DatabaseSessionService
@@ -68,7 +69,7 @@ def _open(source: str) -> BaseSessionService:
     return DatabaseSessionService(source)
 
 
-async def _purge(uri: str, key: SessionKey) -> list[str]:
+async def _purge(_: str, uri: str, key: SessionKey, **__: Any) -> list[str]:
     from google.adk.cli.service_registry import get_service_registry
 
     service = get_service_registry().create_artifact_service(uri, agents_dir=".")

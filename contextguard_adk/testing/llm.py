@@ -194,8 +194,7 @@ class SimulatedLlm(BaseLlm):
         yield response
 
     def _receive(self, request: LlmRequest, stream: bool) -> RecordedRequest:
-        parts = provider.list_system_parts(request.config.system_instruction)
-        system = provider.list_content_texts([types.Content(parts=parts)])
+        system = provider.list_content_texts([provider.read_system(request)])
         ratio, media_tokens = self.token_ratio, self.media_tokens
         record = RecordedRequest(
             contents=list(request.contents),
@@ -251,18 +250,19 @@ class SimulatedLlm(BaseLlm):
             return source[self._counts[kind] - 1]
         if is_summary:
             return provider.summarize(request, self.token_ratio)
-        return _acknowledge(request) if source is None else "Done."
+        if source is not None:
+            return "Done."
+        said = [c.parts or [] for c in request.contents if c.role == "user"]
+        texts = [part.text for parts in said for part in parts if part.text]
+        return f"Acknowledged: {texts[-1][:60]}" if texts else "Acknowledged."
 
     def _build_response(self, reply: _Answer) -> LlmResponse:
         """Makes a response of its own, which ADK may change, of a scripted reply."""
-        if isinstance(reply, str):
-            reply = [types.Part(text=reply)] if reply else []
-        elif isinstance(reply, types.Part):
-            reply = [reply]
-        if isinstance(reply, list):
+        if isinstance(reply, str | types.Part | list):
+            parts = types.ModelContent(reply).parts if reply else None
             # Each by itself: the same part twice is two calls.
-            parts = [part.model_copy(deep=True) for part in reply]
-            reply = types.Content(role="model", parts=parts)
+            copies = [part.model_copy(deep=True) for part in parts or ()]
+            reply = types.Content(role="model", parts=copies)
         if isinstance(reply, types.Content):
             reply = LlmResponse(content=reply, finish_reason=types.FinishReason.STOP)
         response = reply.model_copy(deep=True)
@@ -299,12 +299,6 @@ def _copy_config(config: types.GenerateContentConfig) -> types.GenerateContentCo
         if isinstance(tool, types.Tool) and tool.function_declarations:
             tool.function_declarations = list(tool.function_declarations)
     return config.model_copy(update={"tools": tools} if tools else None)
-
-
-def _acknowledge(request: LlmRequest) -> str:
-    said = [c.parts or [] for c in request.contents if c.role == "user"]
-    texts = [part.text for parts in said for part in parts if part.text]
-    return f"Acknowledged: {texts[-1][:60]}" if texts else "Acknowledged."
 
 
 def _split_response(response: LlmResponse) -> Iterator[LlmResponse]:

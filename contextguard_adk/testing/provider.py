@@ -10,7 +10,6 @@ import os
 import re
 import threading
 from collections.abc import Iterable, Iterator
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -153,22 +152,19 @@ def list_content_texts(contents: Iterable[types.Content]) -> Iterator[str]:
         yield from map(_to_json_text, others)
 
 
-def list_system_parts(instruction: Any) -> list[types.Part]:
-    """Returns the parts of a system instruction, whichever form it has."""
+def read_system(request: LlmRequest) -> types.Content:
+    """Returns a request's system instruction, whichever form it has."""
+    instruction: Any = request.config.system_instruction
     if isinstance(instruction, types.Content):
-        return instruction.parts or []
-    if isinstance(instruction, list):
-        return [part for item in instruction for part in list_system_parts(item)]
-    if isinstance(instruction, types.Part):
-        return [instruction]
-    return [types.Part(text=instruction)] if instruction else []
+        return instruction
+    return types.UserContent(instruction) if instruction else types.Content()
 
 
 def list_prompt_texts(request: LlmRequest) -> list[tuple[str, str]]:
     """Lists a prompt's texts in order, each with the place that it belongs to."""
-    system = types.Content(parts=list_system_parts(request.config.system_instruction))
     tools = map(_to_json_text, request.config.tools or [])
-    texts = [("head", text) for text in (*tools, *list_content_texts([system]))]
+    system = list_content_texts([read_system(request)])
+    texts = [("head", text) for text in (*tools, *system)]
     for index, content in enumerate(request.contents):
         place = f"{index} {content.role}"
         texts += [(place, text) for text in list_content_texts([content])]
@@ -179,9 +175,9 @@ def count_request_tokens(
     request: LlmRequest, token_ratio: float | None, media_tokens: int
 ) -> int:
     """Counts the prompt tokens of a request: system instruction, tools, contents."""
-    parts = list_system_parts(request.config.system_instruction)
+    contents = read_system(request), *request.contents
     media_count = 0
-    for part in chain(parts, *(content.parts or [] for content in request.contents)):
+    for part in (part for content in contents for part in content.parts or []):
         media_count += bool(part.inline_data or part.file_data)
         if part.function_response:
             media_count += len(part.function_response.parts or [])
@@ -231,6 +227,8 @@ def _count_slice(text: str) -> int:
 @functools.lru_cache(maxsize=4)
 def load_encoding(name: str) -> tiktoken.Encoding:
     """Loads a vocabulary that litellm ships: tiktoken would download it."""
+    from unittest.mock import patch
+
     import tiktoken
 
     spec = importlib.util.find_spec("litellm")
@@ -238,16 +236,9 @@ def load_encoding(name: str) -> tiktoken.Encoding:
     folder = Path(*roots[:1], "litellm_core_utils", "tokenizers")
     # The SHA-1 of the address that tiktoken downloads o200k_base from.
     is_there = (folder / "fb374d419588a4632f3f557e76b4b70aebbca790").is_file()
-    with _loading:
-        before = os.environ.get("TIKTOKEN_CACHE_DIR")
-        if is_there:
-            os.environ["TIKTOKEN_CACHE_DIR"] = str(folder)
-        try:
-            return tiktoken.get_encoding(name)
-        finally:
-            os.environ.pop("TIKTOKEN_CACHE_DIR", None)
-            if before is not None:
-                os.environ["TIKTOKEN_CACHE_DIR"] = before
+    shipped = {"TIKTOKEN_CACHE_DIR": str(folder)} if is_there else {}
+    with _loading, patch.dict(os.environ, shipped):
+        return tiktoken.get_encoding(name)
 
 
 def _to_json_text(value: Any) -> str:
