@@ -96,8 +96,8 @@ class SessionCopy:
             on_compaction=self.compactions.append,
         )
         agent = LlmAgent(name="agent", model=self.llm, tools=[read_file])
-        app = App(name="app", root_agent=agent, plugins=[guard])
-        self.runner = Runner(app=app, session_service=service)
+        self.app = App(name="app", root_agent=agent, plugins=[guard])
+        self.runner = Runner(app=self.app, session_service=service)
         self.place = {"user_id": "user", "session_id": name}
 
     async def say(self, message: str, loads_part: bool) -> float:
@@ -105,7 +105,7 @@ class SessionCopy:
         started, config = time.process_time(), None
         if loads_part:
             service = self.runner.session_service
-            config = await load_recent(service, app_name="app", **self.place)
+            config = await load_recent(service, self.app, **self.place)
         content = types.Content(role="user", parts=[types.Part(text=message)])
         run_config = RunConfig(get_session_config=config)
         run = self.runner.run_async(

@@ -70,9 +70,8 @@ async def play(
     guard = {"recent_events": True, **(guard or {})}
     guard["on_compaction"] = compactions.append
     strategy, place = Threshold(context_window=WINDOW), {"session_service": service}
-    chat = guarded_chat(
-        llm, strategy, guard=guard, chat=place, tools=[look_up], **agent
-    )
+    agent = {"tools": [look_up], **agent}
+    chat = guarded_chat(llm, strategy, guard=guard, chat=place, **agent)
     said = ((user(say(n)), model(f"Answer of old {n}.")) for n in range(-40, 0))
     await seed(chat, *itertools.chain.from_iterable(said))
     for number in range(turns):

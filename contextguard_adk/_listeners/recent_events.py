@@ -20,10 +20,11 @@ class RecentEvents(Listener):
         if not event.guard.loads_recent:
             return
         state, key = event.state, EVENTS_SINCE_KEY + event.turn.agent
-        # A branch of one run tells nothing of the next run's.
-        is_branch = state.owner != event.turn.agent
         known = state.find(key).get("")  # It holds where less than that is loaded.
-        state.set(key, None if is_branch else _find_start(event) or known)
+        is_lost = known is not None and event.turn.history.stored is None
+        # A branch of one run tells nothing of the next run's.
+        is_whole = is_lost or state.owner != event.turn.agent
+        state.set(key, None if is_whole else _find_start(event) or known)
 
     def answered(self, event: Answered) -> None:
         """Has all loaded again where an agent has lost its summary."""
