@@ -285,6 +285,27 @@ async def test_leave_splits_no_call_from_its_result(path: Path) -> None:
     assert f" {place:,} events give way" in said
 
 
+async def test_leave_knows_calls_whose_ids_come_again(path: Path) -> None:
+    """Some servers number the calls of each turn anew."""
+    service, session = await load(path)
+    said = await sessions.leave(service, session)
+    _, again = await load(path)
+    for event in again.events[:-1]:
+        for part in (event.content and event.content.parts) or ():
+            for tool in (part.function_call, part.function_response):
+                if tool:
+                    tool.id = "call_0"
+    again.state.update(session.state)
+    again.events.pop()
+    other = InMemorySessionService()
+    named = await other.create_session(
+        app_name="app", user_id="user", session_id="session", state=session.state
+    )
+    for event in again.events:
+        await other.append_event(named, event)
+    assert await sessions.leave(other, named) == said
+
+
 async def test_what_was_written_before_an_edit_is_dropped(path: Path) -> None:
     """A summary that waits for its trigger would bring the mistake back."""
     llm, service = make_llm(), open_file(str(path))
@@ -351,6 +372,15 @@ async def test_purge_deletes_the_artifacts_of_a_session(
     assert await service.list_artifact_keys(**place, session_id="two") == ["notes.md"]
     assert await run(["sessions", *words]) == 2
     assert "give an --artifact_service_uri, --app" in capsys.readouterr().err
+
+
+def test_of_several_sessions_one_has_to_be_named(path: Path, capsys: Output) -> None:
+    """Another user may have one of the same id."""
+    service = open_file(str(path))
+    place: Any = {"app_name": "app", "user_id": "bob", "session_id": "session"}
+    asyncio.run(service.create_session(**place))
+    assert "which session?" in change(path, capsys, "reset", "--session=session")
+    assert "is gone" in change(path, capsys, "reset", "--user=user")
 
 
 def test_what_is_no_database_is_said_in_one_line(

@@ -16,6 +16,7 @@ from contextguard_adk import sessions
 from contextguard_adk._tools.recordings import (
     SessionKey,
     is_by_database_service,
+    list_sessions,
     load_session,
 )
 from contextguard_adk._tools.terminal import CommandError, print_line, quiet_logs
@@ -40,6 +41,8 @@ async def _run(
     if action == "show":
         lines = sessions.show(found, options["agent"], is_full)
         return lines or [f"Session {found.id!r}: nothing is stored."]
+    if len(await list_sessions(source, key)) > 1:
+        raise CommandError("which session? Give its --app, --user and --session")
     service, path = _open(source), options.pop("text")
     place: dict[str, Any] = {"app_name": found.app_name, "user_id": found.user_id}
     try:
