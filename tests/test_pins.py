@@ -41,6 +41,7 @@ from tests.chats import (
     agent_requests,
     hide,
     seed,
+    slow,
     summary_requests,
     words,
 )
@@ -116,10 +117,11 @@ STRATEGIES: dict[str, tuple[Strategy, str]] = {
 }
 
 
-@pytest.mark.parametrize(("strategy", "said"), STRATEGIES.values(), ids=STRATEGIES)
-async def test_a_pin_outlives_fifty_compactions(strategy: Strategy, said: str) -> None:
+@pytest.mark.parametrize("name", ["threshold", *slow(*[*STRATEGIES][1:])])
+async def test_a_pin_outlives_fifty_compactions(name: str) -> None:
     """What the agent has pinned once is in every later request, word for word, beside
     useless summaries, those from the background, and where there is none."""
+    strategy, said = STRATEGIES[name]
     llm = make_llm({"text": RULE, "key": "rules"}, context_window=SMALL)
     compactions: list[CompactionRecord] = []
     guard = {"on_compaction": compactions.append}
