@@ -170,8 +170,8 @@ def tell_callbacks(app: str, root: object) -> None:
     tree = (node for node in walk_tree(root) if isinstance(node, BaseAgent))
     names = [agent.name for agent in tree if getattr(agent, "before_model_callback", 0)]
     if names:
-        message = "App %r: what a before_model_callback of %s changes reaches the "
-        message += "summarizer and session state unchanged; `redact` can change it."
+        message = "App %r: summarizer and session state get texts as they are before a "
+        message += "before_model_callback of %s changes them; see `redact`."
         logger.info(message, app, one_line(", ".join(sorted(names)[:_MAX_AGENTS])))
 
 

@@ -155,7 +155,7 @@ class ContextGuardPlugin(BasePlugin):
         )
         given, settings = settings, choose_settings(settings, default, strict)
         self._redactor = Redactor(redact)
-        self._is_shared = settings is not given  # One variable serves all apps.
+        self.is_shared = settings is not given  # One variable serves all apps.
         self._listeners = (on_pressure, on_compaction, on_call, before_compaction)
         self._start(registry, settings)
 
@@ -233,7 +233,7 @@ class ContextGuardPlugin(BasePlugin):
             # An app's first run alone shows all of it, an AgentTool's only its own.
             if app not in self._seen_apps:
                 self._seen_apps.add(app)
-                announce_app(app, root, self.settings, guard.registry, self._is_shared)
+                announce_app(app, root, self.settings, guard.registry, self.is_shared)
                 if not guard.redactor:
                     tell_callbacks(app, root)
 

@@ -3,7 +3,7 @@
 Each change is one event with a state delta, by ADK's own session service, and returns
 a line that says what it changed. Of all functions:
 
-- `service` is where `session` was loaded from, with all of its events.
+- `session` was loaded from `service`, with all of its events.
 - `agent` is an agent's name, in a branch or isolation scope as `show` has it; "" takes
   all, but for `edit` the only one.
 - `force` makes a change though a run seems to be under way: the newest message has no
@@ -134,21 +134,26 @@ async def reset(
     return await _append(service, session, said, delta, force)
 
 
+def read(session: Session, agent: str = "") -> str:
+    """Returns the text of a summary, of the only one where no agent is named."""
+    if len(found := _choose(session, agent)) > 1:
+        raise SessionError(f"there is {_name(found)}: name one agent")
+    return found[0].summary.text if found[0].summary else ""
+
+
 async def edit(
     service: Service, session: Session, text: str, agent: str = "", force: bool = False
 ) -> str:
     """Replaces a summary's text by 1 to 262,144 characters; what is beside it stays."""
-    state, *others = _choose(session, agent)
+    known, [state, *_] = read(session, agent), _choose(session, agent)
     text = text.strip().replace("\0", "\ufffd").encode("utf-8", "replace").decode()
-    if others:
-        raise SessionError(f"there is {_name([state, *others])}: name one agent")
     if not 0 < len(text) <= MAX_SUMMARY_CHARS:
         raise SessionError(f"1 to {MAX_SUMMARY_CHARS:,} characters, not {len(text):,}")
     stored = state.summary or StoredSummary()
     changed = stored.model_copy(update={"model_chars": len(text)})
     state.note(summary=changed, edits=state.record.edits + 1)
     state.write("summary", text)
-    said = f"{_name([state])} has {len(text):,} characters, it had {len(stored.text):,}"
+    said = f"{_name([state])} has {len(text):,} characters, it had {len(known):,}"
     return await _append(service, session, said, state.delta, force)
 
 

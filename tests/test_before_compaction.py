@@ -168,7 +168,7 @@ async def test_it_puts_a_compaction_off(caplog: pytest.LogCaptureFixture) -> Non
         assert answer_text(await chat.say("Go on."))
     assert (llm.summaries, asked.reasons) == (0, ["tokens"])
     assert "ORIGINAL" in llm.requests[-1].text
-    assert "A compaction of agent 'agent' is put off." in caplog.text
+    assert "A compaction of agent 'agent' is put off; app 'app'" in caplog.text
     assert "asked for" not in caplog.text  # By nobody.
     assert "ORIGINAL" not in caplog.text
     asked.said = None

@@ -41,13 +41,14 @@ async def test_all_sessions_are_added_up_by_agent(
             ask = text("SELECT app_name, user_id, id FROM sessions")
             names = [tuple(row) for row in (await connection.execute(ask)).all()]
             broken = {"id": names[0][2]}
-            spoil = "UPDATE events SET event_data = '{\"actions\": 7}' WHERE "
+            spoil = 'UPDATE events SET event_data = \'{"actions": "secret"}\' WHERE '
             await connection.execute(text(spoil + "session_id = :id"), broken)
         await engine.dispose()
         arguments = [store.url, "--all-sessions", "--window", str(WINDOW)]
         found = json.loads(await run("replay", *arguments, "--json", capsys=capsys))
         [failed] = found["failed"]
         assert failed["session"] == broken["id"]
+        assert "secret" not in failed["failed"]
         rows = {row["session"]: row for row in found["sessions"]}
         assert len(rows) == COUNT - 1
         acted = [row for row in rows.values() if row["compactions"]]

@@ -58,7 +58,8 @@ def look(call: Call, bounds: Bounds, is_settled: bool = False) -> Turn:
         config=request.config,
     )
     turn = _measure(_render(turn), bounds)
-    if turn.record.is_newer and not replace(turn, reason="tokens").has_room:
+    is_theirs = turn.record.is_newer and not turn.is_observed
+    if is_theirs and not replace(turn, reason="tokens").has_room:
         # No summary could be stored: each call would pay for it again.
         room = turn.budgets.full_tokens - turn.size.config_tokens * turn.correction
         contents = shape(turn, minimize(turn, int(room), turn.correction))

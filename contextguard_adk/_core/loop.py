@@ -94,7 +94,8 @@ async def _put_in(call: Call, turn: Turn) -> None:
         await _commit(call, turn, paid, outcome)
     elif turn.is_settled:
         session.note(fruitless_tokens=turn.tokens)
-        logger.info("A summary for agent %r was dropped: it gains nothing.", turn.agent)
+        message = "A summary for agent %r was dropped: it gains nothing; %s."
+        logger.info(message, turn.agent, turn.origin.place)
 
 
 def _rebase(call: Call, turn: Turn, paid: Paid) -> Outcome | None:
@@ -202,8 +203,9 @@ async def send(call: Call, turn: Turn) -> None:
     elif turn.is_due:
         logger.info(
             "Observing agent %r: a compaction would be due at %d tokens, the "
-            "threshold is %d.",
+            "threshold is %d; %s.",
             *(turn.agent, turn.tokens, turn.budgets.threshold_tokens),
+            turn.origin.place,
         )
     begin_background = plan_background(call, turn)
     await _watch_pressure(call, turn, begin_background is not None)

@@ -73,7 +73,8 @@ class Payer:
         has_room = replace(turn, reason="tokens").has_room
         if said is not False or turn.reason == "overflow" or not has_room:
             return turn
-        logger.info("A compaction of agent %r is put off.", turn.agent)
+        message = "A compaction of agent %r is put off; %s."
+        logger.info(message, turn.agent, turn.origin.place)
         self.session.note(fruitless_tokens=turn.tokens)
         return None
 
@@ -95,8 +96,9 @@ class Payer:
         outcome, tokens = compose(turn, draft), turn.measure(turn.contents)
         if outcome.tokens >= tokens:
             self.session.note(fruitless_tokens=turn.tokens)
-            message = "Compaction for agent %r dropped: %d tokens would become %d."
-            logger.info(message, turn.agent, tokens, outcome.tokens)
+            message = "Compaction for agent %r dropped: %d tokens would become %d; %s."
+            place = turn.origin.place
+            logger.info(message, turn.agent, tokens, outcome.tokens, place)
             return
         run_id = turn.history.invocation_id
         self.session.note(ready=Paid(draft, outcome.stored, facts, run_id))

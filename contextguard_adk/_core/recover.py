@@ -233,15 +233,17 @@ class Recovery:
             if self._keep_help(parse_refusal(error, request.contents), contents):
                 return await self._send(contents)
             name, agent = type(error).__name__, self._call.agent
-            logger.warning("The resend for agent %r failed with %s.", agent, name)
+            message = "The resend for agent %r failed with %s; %s."
+            logger.warning(message, agent, name, self._call.origin.place)
             # As ADK describes an error. Raised, it would take along what was learned.
             status = getattr(error, "status", None)
             code = status if isinstance(status, str) else name
             return LlmResponse(error_code=code, error_message=str(error))
         if answer is not None:
             self._describe_sent(heuristic, request)
-            text = "Agent %r recovered: a request of %d tokens in place of %d."
-            logger.info(text, self._call.agent, heuristic, self._tried_tokens[0])
+            text = "Agent %r recovered: a request of %d tokens in place of %d; %s."
+            sizes, place = (heuristic, self._tried_tokens[0]), self._call.origin.place
+            logger.info(text, self._call.agent, *sizes, place)
         return answer
 
     async def _ask(self, request: LlmRequest) -> LlmResponse | None:

@@ -117,7 +117,7 @@ def _check_app(name: str, app: Any, names: set[str]) -> dict[str, Any]:
         p for p in getattr(app, "plugins", ()) if isinstance(p, ContextGuardPlugin)
     ]
     guard = guards[0] if guards else ContextGuardPlugin(strict=True)
-    if guards and CONFIG_VARIABLE not in os.environ:
+    if guards and not guard.is_shared:
         names = _list_names(app)
         problems += _list_misses("agents", guard.settings.agents, names)
     if len(guards) > 1:

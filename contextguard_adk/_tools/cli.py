@@ -272,7 +272,9 @@ def report(**options: Any) -> int | None:
 @click.option("--full", "is_full", is_flag=True, help="Of `show`: print summaries.")
 @click.option("--focus", default="", help="Of `compact`: what to keep above all.")
 @click.option("--text", type=_file, help="Of `edit`: the new text, for $EDITOR.")
-@click.option("--force", is_flag=True, help="Change it though a run is under way.")
+@click.option(
+    "--force", is_flag=True, help="Change it even if a run seems to be under way."
+)
 def sessions(**options: Any) -> int | None:
     """Show or change what the guard keeps of a session.
 

@@ -121,7 +121,10 @@ async def _replay_all(
                 measured = await _measure(await found.load(each), settings)
                 rows.extend(names | row for row in measured)
             except Exception as error:  # noqa: BLE001 - of whatever is stored there
-                rows.append({**names, "failed": " ".join(str(error).split())[:200]})
+                # What is wrong with stored values quotes them.
+                is_ours = isinstance(error, terminal.CommandError)
+                said = str(error) if is_ours else type(error).__name__
+                rows.append({**names, "failed": said[:200]})
     return rows
 
 

@@ -28,7 +28,9 @@ def run_sessions(action: str, source: str, key: SessionKey, **options: Any) -> N
         try:
             act = _purge if action == "purge" else _run
             lines = asyncio.run(act(action, source, key, **options))
-        except (sessions.SessionError, ValueError, OSError, sqlite3.Error) as error:
+        except CommandError:
+            raise
+        except Exception as error:  # A database's client may raise anything.
             raise CommandError(f"nothing is changed: {error}") from error
     for line in lines:
         print_line(line)
@@ -50,7 +52,7 @@ async def _run(
         if action != "compact":
             del options["focus"]
         if action == "edit":
-            known = "\n".join(sessions.show(found, options["agent"], True)[1:])
+            known = sessions.read(found, options["agent"])
             written = path.read_text("utf-8") if path else click.edit(known)
             options["text"] = written or ""
         return [await getattr(sessions, action)(service, session, **options)]
