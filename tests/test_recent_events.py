@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from contextguard_adk.testing import Reply, SimulatedLlm, call
 from tests.builders import Chat, model, user
 from tests.chats import seed, words
 from tests.guarded import guarded_chat
+from tests.test_databases import own_database, store_marks
 
 WINDOW = 4_000
 SINCE = "context_guard:events_since:agent"
@@ -99,6 +101,24 @@ def sent(llm: SimulatedLlm) -> list[str]:
         str([content.model_dump(exclude_none=True) for content in request.contents])
         for request in llm.requests
     ]
+
+
+STORES = [
+    pytest.param("memory", id="memory"),
+    pytest.param("sqlite", marks=store_marks("sqlite"), id="sqlite"),
+    pytest.param("postgres", marks=store_marks("postgres"), id="postgres"),
+]
+
+
+@pytest.mark.parametrize("kind", STORES)
+async def test_databases_load_no_less(kind: str, tmp_path: Path) -> None:
+    """Whatever they make of microseconds."""
+    async with own_database(kind, tmp_path) as store, store.open() as service:
+        whole, *_ = await play(3, 9, False)
+        part, _, loaded, chat = await play(3, 9, True, service)
+        assert sent(part) == sent(whole)
+        assert len(loaded) > 6
+        assert max(loaded) < 0.7 * len(await chat.events())
 
 
 @pytest.mark.parametrize("until", [0, 9, 1_000], ids=["chat", "mixed", "tools"])

@@ -371,7 +371,7 @@ async def test_purge_deletes_the_artifacts_of_a_session(
     assert capsys.readouterr().out == "Session 'two': 2 artifacts are deleted.\n"
     assert await service.list_artifact_keys(**place, session_id="two") == ["notes.md"]
     assert await run(["sessions", *words]) == 2
-    assert "give an --artifact_service_uri, --app" in capsys.readouterr().err
+    assert "give an artifact service as SESSION" in capsys.readouterr().err
 
 
 def test_of_several_sessions_one_has_to_be_named(path: Path, capsys: Output) -> None:

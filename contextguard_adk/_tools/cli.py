@@ -271,7 +271,7 @@ def report(**options: Any) -> int | None:
 @click.option("--agent", default="", help="The agent, as `show` names it.")
 @click.option("--full", "is_full", is_flag=True, help="Of `show`: print summaries.")
 @click.option("--focus", default="", help="Of `compact`: what to keep above all.")
-@click.option("--text", type=_file, help="Of `edit`: the new text, for $EDITOR.")
+@click.option("--text", type=_file, help="Of `edit`: a file in place of $EDITOR.")
 @click.option(
     "--force", is_flag=True, help="Change it even if a run seems to be under way."
 )

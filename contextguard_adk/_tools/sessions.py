@@ -79,7 +79,9 @@ async def _purge(_: str, uri: str, key: SessionKey, **__: Any) -> list[str]:
 
     service = get_service_registry().create_artifact_service(uri, agents_dir=".")
     if service is None or not (key.app and key.user and key.session):
-        raise CommandError("give an --artifact_service_uri, --app, --user, --session")
+        raise CommandError(
+            "give an artifact service as SESSION, and --app, --user, --session"
+        )
     count = await sessions.purge(
         service, app_name=key.app, user_id=key.user, session_id=key.session
     )
