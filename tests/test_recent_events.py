@@ -22,7 +22,7 @@ from contextguard_adk.sessions import load_recent
 from contextguard_adk.testing import Reply, SimulatedLlm, call
 from tests.builders import Chat, model, user
 from tests.chats import seed, words
-from tests.guarded import guarded_chat
+from tests.guarded import guarded_chat, is_compacted
 from tests.test_databases import own_database, store_marks
 
 WINDOW = 4_000
@@ -144,6 +144,18 @@ async def test_recall_reads_what_is_not_loaded() -> None:
     assert "Message -40: notebooks" in str(result.function_response.response)
 
 
+async def test_a_session_may_be_loaded_whole_again() -> None:
+    """What no summary of the loaded part covers stays summarized all the same."""
+    llm, compactions, loaded, chat = await play(0, 20, True)
+    assert len(compactions) > 2
+    assert len(loaded) > 15
+    count, chat.run_config = len(compactions), RunConfig()
+    await chat.say("Go on.")
+    assert is_compacted(llm.requests[-1])
+    assert "Answer of old" not in llm.requests[-1].text
+    assert len(compactions) == count
+
+
 async def test_a_confirmation_is_still_answered_much_later() -> None:
     """ADK looks for the call that it is about, which no summary stands for."""
     paid = list[int]()
@@ -166,7 +178,7 @@ async def test_a_confirmation_is_still_answered_much_later() -> None:
         if called.name == "adk_request_confirmation"
     ]
     llm.script = script
-    for number in range(12):
+    for number in range(26):
         if config := await recent(chat):
             chat.run_config = RunConfig(get_session_config=config)
             loaded.append(len((await load(chat, config)).events))
