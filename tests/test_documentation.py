@@ -8,16 +8,20 @@ import json
 import logging
 import re
 import shlex
+import sys
 import textwrap
 import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
+import httpx
 import pytest
 from google.adk.agents import LlmAgent
 from google.adk.apps import App
 from google.adk.cli.cli_tools_click import main as adk_command
+from google.adk.cli.fast_api import get_fast_api_app
+from google.adk.cli.service_registry import get_service_registry
 from google.adk.sessions.database_session_service import DatabaseSessionService
 
 import contextguard_adk.testing
@@ -41,7 +45,7 @@ from contextguard_adk.strategies import (
     ToolOutputTruncation,
 )
 from contextguard_adk.testing import SimulatedLlm
-from tests.builders import Chat, answer_text, guarded_agent
+from tests.builders import Chat, answer_text, guarded_agent, user
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -410,3 +414,68 @@ def test_a_setting_without_a_description_is_an_error() -> None:
         tables.write_table(Lacking)
     with pytest.raises(ValueError, match="Treshold"):
         tables.update("<!-- settings: Treshold -->\n<!-- end -->")
+
+
+AGENT = """
+from google.adk.agents import LlmAgent
+from google.adk.apps import App
+
+from contextguard_adk import ContextGuardPlugin, Threshold
+from contextguard_adk.testing import SimulatedLlm
+
+llm = SimulatedLlm(context_window=4_000, summary_replies=lambda _: "A summary.")
+strategy = Threshold(context_window=4_000)
+plugin = ContextGuardPlugin(default=strategy, recent_events=True)
+app = App(
+    name="shelves", root_agent=LlmAgent(name="agent", model=llm), plugins=[plugin]
+)
+"""
+
+
+async def test_the_web_server_loads_runs_in_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the class and the middleware of the page on deployment; lists are whole."""
+    (folder := tmp_path / "agents" / "shelves").mkdir(parents=True)
+    (folder / "__init__.py").write_text("")
+    (folder / "agent.py").write_text(AGENT)
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "agents"), *sys.path])
+    page = find_python("class RecentSessions")
+    loaded, services, base = list[int](), list[Any](), page["RecentSessions"]
+
+    class Counted(base):  # type: ignore[misc,valid-type]
+        async def get_session(self, **place: Any) -> Any:
+            """Counts what is loaded for others than `load_recent`."""
+            session = await super().get_session(**place)
+            if session and place.get("config") is None:
+                loaded.append(len(session.events))
+            return session
+
+    def make(uri: str, **_: Any) -> Any:
+        services.append(Counted(uri.removeprefix("recent+")))
+        return services[-1]
+
+    registry = get_service_registry()
+    registry.register_session_service("recent+sqlite+aiosqlite", make)
+    server = get_fast_api_app(
+        agents_dir=str(tmp_path / "agents"),
+        session_service_uri=f"recent+sqlite+aiosqlite:///{tmp_path / 'sessions.db'}",
+        web=False,
+    )
+    page["mark_runs"](server)
+    page["apps"]["shelves"] = importlib.import_module("shelves.agent").app
+    place = {"app_name": "shelves", "user_id": "u", "session_id": "s"}
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app=server), base_url="http://test", timeout=60
+    ) as client:
+        session = "/apps/shelves/users/u/sessions/s"
+        await services[-1].create_session(**place)
+        for number in range(28):
+            said = user(f"Shelf {number}: {'crate ' * 600}").model_dump(mode="json")
+            path = "/run" if number % 2 else "/run_sse"
+            answer = await client.post(path, json={**place, "new_message": said})
+            assert answer.status_code == 200
+        assert len((await client.get(session)).json()["events"]) == 56
+    assert loaded[-1] == 56
+    assert max(loaded[-5:-1]) < 45
+    await services[-1].close()
