@@ -88,7 +88,9 @@ class Store:
         elif self.kind == "file":
             yield open_file(self.url)
         else:
-            service = DatabaseSessionService(self.url)
+            # A run that was cancelled may hold a lock for as long as a slow disk takes.
+            patient = "?timeout=60" if self.kind == "sqlite" else ""
+            service = DatabaseSessionService(self.url + patient)
             try:
                 yield service
             finally:
