@@ -61,11 +61,12 @@ async def test_all_sessions_are_added_up_by_agent(
             assert row["calls"] == len(alone.calls)
             assert row["over_window"] == alone.without_guard.over_window
             assert row["over_window_guarded"] == alone.with_guard.over_window
-            assert row["compactions"] == alone.with_guard.compactions
+            # From a later call on the guard knows less of how large tokens are.
+            assert abs(row["compactions"] - alone.with_guard.compactions) <= 1
             assert row["tokens"] == pytest.approx(alone.without_guard.tokens, rel=0.01)
             guarded = alone.with_guard.tokens
             # It may compact a call earlier or later.
-            assert row["tokens_guarded"] == pytest.approx(guarded, rel=0.15)
+            assert row["tokens_guarded"] == pytest.approx(guarded, rel=0.25)
         *agents, total = found["agents"]
         assert {row["agent"] for row in agents} == {f"agent_{n}" for n in range(5)}
         for name in SUMS:
