@@ -432,6 +432,7 @@ app = App(
 """
 
 
+@pytest.mark.slow  # The server sets the tracer of its process under older ADK.
 async def test_the_web_server_loads_runs_in_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
