@@ -66,7 +66,7 @@ async def test_all_sessions_are_added_up_by_agent(
             assert row["tokens"] == pytest.approx(alone.without_guard.tokens, rel=0.01)
             guarded = alone.with_guard.tokens
             # It may compact a call earlier or later.
-            assert row["tokens_guarded"] == pytest.approx(guarded, rel=0.25)
+            assert row["tokens_guarded"] == pytest.approx(guarded, rel=0.15)
         *agents, total = found["agents"]
         assert {row["agent"] for row in agents} == {f"agent_{n}" for n in range(5)}
         for name in SUMS:
