@@ -96,8 +96,8 @@ class ContextGuardPlugin(BasePlugin):
         on_call: A function, sync or async, told of every answered model call.
         before_compaction: A function, sync or async, asked before a compaction is paid
             for. It returns None, a focus for the summarizer, or False to put it off.
-        redact: A sync function of a text that returns it without what may not leave,
-            for all that summarizers, session state, artifacts and recall get.
+        redact: A sync function that takes a text and returns it without what must not
+            reach a summarizer, session state, an artifact or a result of recall.
         name: The plugin's name; ADK passes one under `--extra_plugins`.
         strict: What happens if the file in the environment is wrong (see below). False
             logs one line at ERROR and guards every agent with the defaults; True, or

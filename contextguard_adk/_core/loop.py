@@ -270,11 +270,8 @@ def _warn_fixed_part(turn: Turn) -> None:
         "tokens alone, the threshold is %d: compaction cannot help. Use a "
         "larger window or less instruction."
     )
-    sizes = (
-        fixed_part_tokens(turn),
-        turn.budgets.window_tokens,
-        turn.budgets.full_tokens,
-    )
+    tokens, budgets = fixed_part_tokens(turn), turn.budgets
+    sizes = tokens, budgets.window_tokens, budgets.full_tokens
     warn_once(logger, message, turn.agent, *sizes)
 
 

@@ -59,11 +59,16 @@ class Payer:
             reason = turn.reason if turn.is_due else self.strategy.early_reason
             messages = tuple(copy.deepcopy([turn.messages[i] for i in sorted(new)]))
             due_tokens = ahead_tokens or turn.budgets.threshold_tokens
-            sizes = turn.budgets.window_tokens, due_tokens, turn.summary_tokens
             planned = PlannedCompaction(
-                *("", "", reason, messages, turn.tokens, *sizes, bool(ahead_tokens))
+                **vars(turn.origin),
+                reason=reason,
+                messages=messages,
+                tokens=turn.tokens,
+                window_tokens=turn.budgets.window_tokens,
+                threshold_tokens=due_tokens,
+                summary_tokens=turn.summary_tokens,
+                is_ahead=ahead_tokens is not None,
             )
-            planned = replace(planned, **vars(turn.origin))
             said = await observers.tell(observers.before_compaction, planned)
             if isinstance(said, str):
                 return replace(turn, focus=f"{turn.focus}\n{said[:1_000]}".strip())

@@ -15,7 +15,12 @@ from google.genai import types
 from contextguard_adk._core.call import Bounds, Call
 from contextguard_adk._core.counts import read_counts
 from contextguard_adk._core.fit import minimize
-from contextguard_adk._core.limits import learn_window, reserve_output
+from contextguard_adk._core.limits import (
+    learn_window,
+    plan_call,
+    reserve_output,
+    resolve_model,
+)
 from contextguard_adk._core.look import look, render_unshaped
 from contextguard_adk._core.loop import declare_tools, run
 from contextguard_adk._listeners.metrics import MODEL, count
@@ -87,7 +92,7 @@ class Recovery:
             "system instruction and tools %d, sizes tried %s (bytes / 4). Check "
             "`context_window` and what the agent is given apart from its history; %s.",
             self._call.agent,
-            look(self._call, self._bounds).budgets.window_tokens,
+            resolve_model(self._call, self._bounds).window_tokens,
             estimate_config_tokens(self._rejected.config),
             self._tried_tokens,
             self._call.origin.place,
@@ -256,13 +261,14 @@ class Recovery:
     def _describe_sent(self, heuristic_tokens: int, request: LlmRequest) -> None:
         """Updates what is remembered of the call to the request that was accepted."""
         call, sent = self._call, self._sent
-        now = look(call, Bounds(is_rendered=self._bounds.is_rendered))
+        model = resolve_model(call, bounds := Bounds())
+        budgets = plan_call(call, model, bounds)
         sent.heuristic_tokens = heuristic_tokens
         sent.sent_contents, sent.sent_config = request.contents, request.config
-        sent.request, sent.is_assumed = weakref.ref(request), now.model.is_assumed
-        sent.stated_window_tokens = now.model.stated_window_tokens
+        sent.request, sent.is_assumed = weakref.ref(request), model.is_assumed
+        sent.stated_window_tokens = model.stated_window_tokens
         sent.estimated_tokens = int(heuristic_tokens * self._factor)
-        sent.window_tokens = now.budgets.window_tokens
-        sent.threshold_tokens = now.budgets.threshold_tokens
+        sent.window_tokens = budgets.window_tokens
+        sent.threshold_tokens = budgets.threshold_tokens
         sent.is_recovered, sent.origin = True, call.origin
         sent.compaction = call.compaction or sent.compaction

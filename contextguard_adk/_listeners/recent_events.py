@@ -29,7 +29,8 @@ class RecentEvents(Listener):
     def answered(self, event: Answered) -> None:
         """Has all loaded again where an agent has lost its summary."""
         state, key = event.state, EVENTS_SINCE_KEY + event.context.agent_name
-        if state.record.summary is None and "" in state.find(key):
+        is_lost = event.guard.loads_recent and state.record.summary is None
+        if is_lost and "" in state.find(key):
             state.set(key, None)
 
 

@@ -36,8 +36,9 @@ DECLARATION = types.FunctionDeclaration(
     },
 )
 
+_MAX_QUERY_CHARS = 200
+_MIN_EXCERPT_TOKENS = 60
 
-Write = Callable[[int, int], str]  # By an item's place and the tokens that are left.
 Load = Callable[[], Awaitable[tuple[list[Item], list[Item]]]]
 """Lists all items, and those that the request does not show; newest first."""
 
@@ -74,7 +75,7 @@ class RecallHistoryTool(BaseTool):
     def _answer(
         self, items: Sequence[Item], hidden: Sequence[Item], args: dict[str, Any]
     ) -> dict[str, str]:
-        query = " ".join(str(args.get("query") or "")[:200].split())
+        query = " ".join(str(args.get("query") or "")[:_MAX_QUERY_CHARS].split())
         handle = str(args.get("item") or "").strip(" #[]`'\"")
         offset = _read_offset(args.get("offset"))
         if not handle:
@@ -118,12 +119,9 @@ class RecallHistoryTool(BaseTool):
             return "Nothing was compacted yet."
         if offset >= len(items):
             return f"There are {len(items)} items; offset {offset} lies behind them."
-
-        def write(place: int, room_tokens: int) -> str:
-            return f"- {items[place].title}"
-
+        lines = [f"- {item.title}" for item in items[offset:]]
         head = f"{len(items)} items, newest first:"
-        return self._page(head, write, offset, len(items), "recall_history(offset={})")
+        return self._page(head, lines, offset, len(items), "recall_history(offset={})")
 
     def _search(self, hidden: Sequence[Item], query: str, offset: int) -> str:
         matches = rank_items(hidden, query)
@@ -132,14 +130,16 @@ class RecallHistoryTool(BaseTool):
             return f"Nothing matches {query[:40]!r}. {hint}"
         if offset >= len(matches):
             return f"There are {len(matches)} matches; offset {offset} is behind them."
-
-        def write(place: int, room_tokens: int) -> str:
-            share = room_tokens // min(2, len(matches) - place)  # The best get most.
-            return self._excerpt(matches[place], max(60, share))
-
         head = f"{len(matches)} items match, best and newest first:"
         again = "recall_history(query=…, offset={})"
-        return self._page(head, write, offset, len(matches), again)
+        blocks, room = list[str](), self._room(head, again)
+        for place, match in enumerate(matches[offset:], offset):
+            share = room // min(2, len(matches) - place)  # The best get most.
+            blocks.append(self._excerpt(match, max(_MIN_EXCERPT_TOKENS, share)))
+            room -= self._count(blocks[-1]) + 1
+            if room < 0:
+                break
+        return self._page(head, blocks, offset, len(matches), again)
 
     def _excerpt(self, match: Match, room_tokens: int) -> str:
         """An item whole, or its title and the text around the best match."""
@@ -157,13 +157,12 @@ class RecallHistoryTool(BaseTool):
         return f"[{item.title}; from {start}]\n{phrases.quote(text)}"
 
     def _page(
-        self, head: str, write: Write, offset: int, total: int, again: str
+        self, head: str, blocks: Sequence[str], offset: int, total: int, again: str
     ) -> str:
         """As many blocks as a page holds, and how to get the next ones."""
-        room = self._page_tokens - self._count(head) - self._count(again) - 20
+        room = self._room(head, again)
         shown: list[str] = []
-        for place in range(offset, total):
-            block = write(place, room)
+        for block in blocks:
             room -= self._count(block) + 1
             if room < 0 and shown:
                 break
@@ -171,6 +170,9 @@ class RecallHistoryTool(BaseTool):
         end = offset + len(shown)
         more = phrases.MORE.format(again.format(end))
         return "\n".join([head, *shown, more if end < total else phrases.END_OF_LIST])
+
+    def _room(self, head: str, again: str) -> int:
+        return self._page_tokens - self._count(head) - self._count(again) - 20
 
     def _fill(self, text: str, room_tokens: int) -> str:
         """The longest beginning of a text that fits; at least one character."""

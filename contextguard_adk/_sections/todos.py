@@ -56,10 +56,8 @@ class TodosTool(BaseTool):
         self, *, args: dict[str, Any], tool_context: ToolContext
     ) -> dict[str, Any]:
         """Writes or reads the list; explains what is wrong with a list it refuses."""
-        name, is_namespaced = (
-            tool_context.agent_name,
-            _needs_namespaced_keys(tool_context),
-        )
+        is_namespaced = _needs_namespaced_keys(tool_context)
+        name = tool_context.agent_name
         state = AgentState(tool_context.state, name, is_namespaced)
         if args.get("todos") is None:
             todos = read_todos(state)

@@ -56,6 +56,7 @@ class Turn:
         settings: Those of the agent's strategy.
         model: The model that the request goes to.
         record: What is stored of the agent in this scope.
+        state: The agent's values in session state.
         facts: What the process remembers of the agent in this scope.
         budgets: Window, threshold and what follows from them.
         counts: What the provider counted last.
@@ -69,6 +70,7 @@ class Turn:
         is_writing: Whether a summary of this agent is under way.
         config: Its instruction and tools, those that the guard adds included.
         contents: What would be sent.
+        size: The size of that.
         nearness: How near a compaction is for the strategy; from 1 on it wants one.
     """
 

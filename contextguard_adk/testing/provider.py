@@ -227,8 +227,6 @@ def _count_slice(text: str) -> int:
 @functools.lru_cache(maxsize=4)
 def load_encoding(name: str) -> tiktoken.Encoding:
     """Loads a vocabulary that litellm ships: tiktoken would download it."""
-    from unittest.mock import patch
-
     import tiktoken
 
     spec = importlib.util.find_spec("litellm")
@@ -236,9 +234,16 @@ def load_encoding(name: str) -> tiktoken.Encoding:
     folder = Path(*roots[:1], "litellm_core_utils", "tokenizers")
     # The SHA-1 of the address that tiktoken downloads o200k_base from.
     is_there = (folder / "fb374d419588a4632f3f557e76b4b70aebbca790").is_file()
-    shipped = {"TIKTOKEN_CACHE_DIR": str(folder)} if is_there else {}
-    with _loading, patch.dict(os.environ, shipped):
-        return tiktoken.get_encoding(name)
+    with _loading:
+        before = os.environ.get("TIKTOKEN_CACHE_DIR")
+        if is_there:
+            os.environ["TIKTOKEN_CACHE_DIR"] = str(folder)
+        try:
+            return tiktoken.get_encoding(name)
+        finally:
+            os.environ.pop("TIKTOKEN_CACHE_DIR", None)
+            if before is not None:
+                os.environ["TIKTOKEN_CACHE_DIR"] = before
 
 
 def _to_json_text(value: Any) -> str:
