@@ -1,4 +1,4 @@
-"""Draws the column `need` of `recordings.py` as SVG."""
+"""Draws `need` and cost of `recordings.py` as SVG."""
 
 from __future__ import annotations
 
@@ -6,43 +6,53 @@ from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any
 
-WIDTH, HEIGHT, SIDE = 760, 330, 20
-BAR, STEP, FLOOR, FULL = 24, 26, 268, 170
+WIDTH, HEIGHT, SIDE = 760, 470, 20
+BAR, STEP, FULL = 24, 28, 120
+FLOORS = 206, 374
+"""Where the bars of need stand, and those of cost."""
 
 COLORS = {
     "no guard": ("#cbd5e1", "#566173"),
-    "ADK compaction, keeps 6": ("#f3c08f", "#b98150"),
-    "ADK compaction, keeps 6, at half": ("#d97c2b", "#e89a52"),
+    "ADK compaction, keeps 6": ("#d97c2b", "#e89a52"),
     "Threshold": ("#0f766e", "#4fb8aa"),
 }
 """The rows that are drawn, each with its color on light and on dark paper."""
 
-TITLE = "Of the values that the next tool call needs, how many the request holds"
+TITLES = (
+    "Of the values that the next tool call needs, how many the request holds",
+    "Cost in thousands of uncached prompt tokens; dashed: turns were lost",
+)
 
 
 def draw(figures: Mapping[str, Any]) -> str:
-    """Draws a group of bars for each set, on paper of its own: the page may be dark."""
+    """Draws bars for each set, on paper of its own: the page may be dark."""
     space = (WIDTH - 2 * SIDE) / len(figures)
-    lines = [
-        f'<rect width="{WIDTH}" height="{HEIGHT}" rx="8" class="paper"/>',
-        f'<text x="{SIDE}" y="30" font-weight="600">{TITLE}</text>',
-        f'<path d="M{SIDE} {FLOOR}.5H{WIDTH - SIDE}" stroke="#94a3b8"/>',
-    ]
+    lines = [f'<rect width="{WIDTH}" height="{HEIGHT}" rx="8" class="paper"/>']
+    for floor, title in zip(FLOORS, TITLES, strict=True):
+        y = floor - FULL - 26
+        lines.append(f'<text x="{SIDE}" y="{y}" font-weight="600">{title}</text>')
+        lines.append(f'<path d="M{SIDE} {floor}.5H{WIDTH - SIDE}" stroke="#94a3b8"/>')
     for number, name in enumerate(COLORS):
-        x = SIDE + (0, 110, 310, 570)[number]
-        lines.append(f'<rect x="{x}" y="46" width="13" height="13" class="c{number}"/>')
-        lines.append(f'<text x="{x + 19}" y="57">{escape(name)}</text>')
+        x = SIDE + (0, 110, 330)[number]
+        lines.append(f'<rect x="{x}" y="22" width="13" height="13" class="c{number}"/>')
+        said = "Threshold (this package)" if name == "Threshold" else name
+        lines.append(f'<text x="{x + 19}" y="33">{escape(said)}</text>')
     for number, group in enumerate(figures.values()):
         lines += _draw_group(group, SIDE + space * (number + 0.5))
     light, dark = (
         f".paper {{ fill: {paper} }} text {{ fill: {ink} }} "
-        + " ".join(f".c{n} {{ fill: {c[i]} }}" for n, c in enumerate(COLORS.values()))
+        + " ".join(
+            f".c{n} {{ fill: {c[i]}; stroke: {c[i]} }}"
+            for n, c in enumerate(COLORS.values())
+        )
         for i, (paper, ink) in enumerate((("#fff", "#1f2937"), ("#1b212c", "#e6e9ef")))
     )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
         f'role="img" font-family="system-ui, sans-serif" font-size="13">\n'
-        f"<title>{TITLE}</title>\n<style>\n.m {{ text-anchor: middle }}\n{light}\n"
+        f"<title>{TITLES[0]}, and what it costs</title>\n<style>\n"
+        ".m { text-anchor: middle }\n"
+        f".lost {{ fill-opacity: 0.15; stroke-dasharray: 3 2 }}\n{light}\n"
         f"@media (prefers-color-scheme: dark) {{ {dark} }}\n</style>\n"
         + "".join(f"{line}\n" for line in lines)
         + "</svg>\n"
@@ -50,15 +60,21 @@ def draw(figures: Mapping[str, Any]) -> str:
 
 
 def _draw_group(group: Mapping[str, Any], middle: float) -> Iterator[str]:
-    names = [name for name in COLORS if name in group["ways"]]
-    for number, name in enumerate(names):
-        center = round(middle + STEP * (number - (len(names) - 1) / 2))
-        need = group["ways"][name]["need"] or 0
-        height, style = round(FULL * need), [*COLORS].index(name)
-        box = f'y="{FLOOR - height}" width="{BAR}" height="{height}" class="c{style}"'
-        yield f'<rect x="{center - BAR // 2}" {box}/>'
-        place = f'x="{center}" y="{FLOOR - height - 5}" class="m" font-size="11"'
-        yield f"<text {place}>{need:.2f}</text>"
-    for number, words in enumerate(group["title"].split(", ")):
-        place = f'x="{middle:.0f}" y="{FLOOR + 20 + 17 * number}" class="m"'
-        yield f'<text {place} font-size="12">{escape(words)}</text>'
+    rows = {name: row for name, row in group["ways"].items() if name in COLORS}
+    highest = max(row["cost_tokens"] for row in rows.values())
+    for number, (name, row) in enumerate(rows.items()):
+        center = round(middle + STEP * (number - (len(rows) - 1) / 2))
+        need, cost = row["need"] or 0, row["cost_tokens"]
+        bars = (need, f"{need:.2f}"), (cost / highest, f"{cost // 1_000:,}")
+        for floor, (part, said) in zip(FLOORS, bars, strict=True):
+            height, style = round(FULL * part), f"c{[*COLORS].index(name)}"
+            if floor == FLOORS[1] and row["lost_turns"]:
+                style += " lost"
+            box = f'y="{floor - height}" width="{BAR}" height="{height}"'
+            yield f'<rect x="{center - BAR // 2}" {box} class="{style}"/>'
+            place = f'x="{center}" y="{floor - height - 5}" class="m" font-size="11"'
+            yield f"<text {place}>{said}</text>"
+    words = [*group["title"].split(", "), f"{group['turns']} turns"]
+    for number, word in enumerate(words):
+        place = f'x="{middle:.0f}" y="{FLOORS[1] + 20 + 17 * number}" class="m"'
+        yield f'<text {place} font-size="12">{escape(word)}</text>'

@@ -139,7 +139,25 @@ async def test_the_example_of_several_agents_means_what_it_says(
         "other: Threshold",
     ):
         assert said in caplog.text
-    assert "writer: Threshold, window 1,000,000 tokens (configured), " in caplog.text
+    assert "writer: Threshold, window 200,000 tokens (configured)" in caplog.text
+
+
+def test_the_table_of_models_says_where_the_guard_acts(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The window and the threshold of each are what `check` prints."""
+    row = re.compile(r"(?m)^\| `(.+?)` \| ([\d,]+) \| ([\d,]+) \|")
+    models = {model: sizes for model, *sizes in row.findall(read(ROOT / "README.md"))}
+    assert main(["check", "--json", "--model", *models]) == 0
+    [agent] = json.loads(capsys.readouterr().out)["agents"]
+    found = {
+        each["model"]: [
+            f"{each[f'{name}_tokens']:,}" for name in ("window", "threshold")
+        ]
+        for each in agent["budgets"]
+    }
+    assert len(found) == 5
+    assert found == models
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/getting-started.md"])
