@@ -20,8 +20,8 @@ from google.genai import types
 
 from benchmarks._conversations import Conversation, ToolUse, Turn
 from benchmarks._scripts import Script
-from contextguard_adk._tools.need import Needed, Needs
 from contextguard_adk._tools.recordings import RecordedCall
+from contextguard_adk._tools.replaying.need import Needed, Needs
 from contextguard_adk.testing import Reply
 
 FOLDER = Path(__file__).parent / "recordings_data"

@@ -20,7 +20,7 @@ from google.adk.sessions import Session
 from contextguard_adk import ContextGuardPlugin, Threshold
 from contextguard_adk._tools.cli import main
 from contextguard_adk._tools.replay import ReplaySettings, replay_guards, replay_session
-from contextguard_adk._tools.replay_compare import list_rows
+from contextguard_adk._tools.replaying.compare import list_rows
 from contextguard_adk.config import CONFIG_VARIABLE, PluginSettings
 from contextguard_adk.testing import Reply, SimulatedLlm
 from contextguard_adk.testing import call as tool_call

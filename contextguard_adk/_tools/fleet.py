@@ -25,8 +25,8 @@ from contextguard_adk._providers.registry import resolve_context_window, resolve
 from contextguard_adk._tools import recordings, report, terminal
 from contextguard_adk._tools.recordings import ListedSession, RecordedCall, SessionKey
 from contextguard_adk._tools.replay import ReplaySettings, read_settings, replay_session
-from contextguard_adk._tools.replay_report import Bill, Replayed, ReplayedCall
-from contextguard_adk._tools.replay_side import list_calls
+from contextguard_adk._tools.replaying.figures import Bill, Replayed, ReplayedCall
+from contextguard_adk._tools.replaying.side import list_calls
 from contextguard_adk._tools.terminal import CommandError, number_column
 from contextguard_adk.records import format_cost
 from contextguard_adk.strategies import Pipeline, SlidingWindow, Threshold

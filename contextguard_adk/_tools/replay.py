@@ -25,12 +25,13 @@ from contextguard_adk._measuring.tokens import Memo, estimate_config_tokens
 from contextguard_adk._providers.clients import read_usage
 from contextguard_adk._providers.costs import price_calls
 from contextguard_adk._providers.registry import resolve_context_window, resolve_costs
-from contextguard_adk._tools import recordings, replay_report, terminal
-from contextguard_adk._tools.need import Needs
+from contextguard_adk._tools import recordings, terminal
 from contextguard_adk._tools.recordings import RecordedCall, SessionKey
-from contextguard_adk._tools.replay_compare import Comparison, Row, list_rows
-from contextguard_adk._tools.replay_report import Bill, Replayed, ReplayedCall
-from contextguard_adk._tools.replay_side import (
+from contextguard_adk._tools.replaying import figures
+from contextguard_adk._tools.replaying.compare import Comparison, Row, list_rows
+from contextguard_adk._tools.replaying.figures import Bill, Replayed, ReplayedCall
+from contextguard_adk._tools.replaying.need import Needs
+from contextguard_adk._tools.replaying.side import (
     Scale,
     Sent,
     Side,
@@ -84,7 +85,7 @@ def run_replay(
     if plot and compare:
         raise CommandError("--plot draws one replay: give it without --compare")
     if plot:
-        replay_report.require_plotting(plot)
+        figures.require_plotting(plot)
     # Of settings that are only compared, what they cannot do is no warning.
     silent = [loop.logger] if compare else []
     with terminal.quiet_logs(Console(stderr=True), *silent):
@@ -97,7 +98,7 @@ def run_replay(
         replays = asyncio.run(replay_guards(session, settings, guards))
         found = Comparison(rows, replays) if compare else replays[0]
         if plot:
-            replay_report.save_plot(replays[0], plot)
+            figures.save_plot(replays[0], plot)
     if as_json:
         print(json.dumps(found.to_json(), indent=2))
         return
@@ -105,7 +106,7 @@ def run_replay(
     if isinstance(found, Comparison):
         found.print()
     else:
-        replay_report.print_replayed(found, is_complete)
+        figures.print_replayed(found, is_complete)
 
 
 def read_recording(

@@ -29,11 +29,11 @@ from contextguard_adk._providers.registry import resolve_costs
 from contextguard_adk._runtime.scopes import branch_scope
 from contextguard_adk._runtime.state import AgentState
 from contextguard_adk._tools import recordings, replay
-from contextguard_adk._tools.need import list_missing
 from contextguard_adk._tools.recordings import RecordedCall, describe_session
 from contextguard_adk._tools.replay import ReplaySettings
-from contextguard_adk._tools.replay_report import Replayed, ReplayedCall
-from contextguard_adk._tools.replay_side import list_calls
+from contextguard_adk._tools.replaying.figures import Replayed, ReplayedCall
+from contextguard_adk._tools.replaying.need import list_missing
+from contextguard_adk._tools.replaying.side import list_calls
 from contextguard_adk._tools.terminal import explain_writing, print_line, quiet_logs
 from contextguard_adk.records import REASONS, Usage, format_cost
 

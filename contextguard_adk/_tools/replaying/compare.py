@@ -10,7 +10,7 @@ from typing import Any
 from rich.table import Column
 
 from contextguard_adk._measuring.budgets import threshold_tokens
-from contextguard_adk._tools.replay_report import Replayed, list_assumptions
+from contextguard_adk._tools.replaying.figures import Replayed, list_assumptions
 from contextguard_adk._tools.terminal import number_column, print_line, print_table
 from contextguard_adk._turn.settings import LEAST_AUTO_TOKENS
 from contextguard_adk.config import STRATEGIES, PluginSettings

@@ -14,7 +14,7 @@ from rich.table import Column
 
 from contextguard_adk._providers.costs import TYPICAL_COSTS, add_costs
 from contextguard_adk._tools import terminal
-from contextguard_adk._tools.need import Needed, Share, list_missing
+from contextguard_adk._tools.replaying.need import Needed, Share, list_missing
 from contextguard_adk._tools.terminal import CommandError, number_column, print_line
 from contextguard_adk.records import CompactionRecord, Usage, format_cost
 
