@@ -1,4 +1,4 @@
-"""The command line: `contextguard demo`, `check`, `replay`, `report`, `sessions`."""
+"""The command line: `contextguard demo`, `check`, `replay`, `report`, `why`, …"""
 
 from __future__ import annotations
 
@@ -259,6 +259,25 @@ def report(**options: Any) -> int | None:
     the context over time, tokens, money, and each compaction. No model is asked.
     """
     return _call(**options)
+
+
+@contextguard.command()
+@_session_options
+@click.argument("words")
+@click.option("--agent", help="Only this agent's requests.")
+@click.option(
+    "--config", envvar=CONFIG_VARIABLE, show_envvar=True, help="The agent's settings."
+)
+@_window
+@_json
+def why(**options: Any) -> int | None:
+    """Say why an agent forgot something.
+
+    Says where WORDS stood in a session, which requests had them, which compaction took
+    them out, and whether the summary, or what stands beside it, still has them. SESSION
+    is as for `report`. No model is asked.
+    """
+    return _call(model=None, **options)
 
 
 @contextguard.command()

@@ -313,3 +313,8 @@ def read_facts(event: Event) -> dict[str, Any]:
     """Reads what a guard has noted on an event."""
     said = (event.custom_metadata or {}).get(METADATA_KEY)
     return said if isinstance(said, dict) else {}
+
+
+def read_number(value: object) -> float:
+    """Reads a number, from 0 to 2^53; whatever else a session holds counts as 0."""
+    return value if isinstance(value, int | float) and 0 <= value <= 2**53 else 0

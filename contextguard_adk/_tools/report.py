@@ -29,7 +29,11 @@ from contextguard_adk._providers.registry import resolve_costs
 from contextguard_adk._runtime.scopes import branch_scope
 from contextguard_adk._runtime.state import AgentState
 from contextguard_adk._tools import recordings, replay
-from contextguard_adk._tools.recordings import RecordedCall, describe_session
+from contextguard_adk._tools.recordings import (
+    RecordedCall,
+    describe_session,
+    read_number,
+)
 from contextguard_adk._tools.replay import ReplaySettings
 from contextguard_adk._tools.replaying.figures import Replayed, ReplayedCall
 from contextguard_adk._tools.replaying.need import list_missing
@@ -112,11 +116,6 @@ async def make_report(session: Session, settings: ReplaySettings) -> Report:
     reader = _Reader(session, settings, is_guarded)
     calls = list(map(reader.read, recorded, replayed.calls))
     return Report(calls, replayed, is_guarded)
-
-
-def read_number(value: object) -> float:
-    """Reads a number, from 0 to 2^53; whatever else a session holds counts as 0."""
-    return value if isinstance(value, int | float) and 0 <= value <= 2**53 else 0
 
 
 class _Reader:

@@ -51,7 +51,7 @@ class Needs:
         self._values = {call.index: _list_values(events, call) for call in calls}
         self._parts = [part for event in events for part in parts_of(event.content)]
         self._numbers = {_key(part): n for n, part in enumerate(self._parts)}
-        self._texts = list(map(_read, self._parts))
+        self._texts = list(map(read_part, self._parts))
         anchors = {_anchor(v) for values in self._values.values() for v in values}
         self._having = defaultdict[str, list[int]](list)
         for number, text in enumerate(self._texts):
@@ -69,7 +69,9 @@ class Needs:
             far_end -= 1
             near_chars -= self._count_chars(whole[far_end])
         for value, place in places.items():
-            part = next(each for each in parts_of(whole[place]) if value in _read(each))
+            part = next(
+                each for each in parts_of(whole[place]) if value in read_part(each)
+            )
             tool = part.function_call or part.function_response
             kind = "call" if part.function_call else "result" if tool else "message"
             said = f"{kind} of {tool.name if tool else whole[place].role}"
@@ -91,7 +93,7 @@ class Needs:
         for place, content in enumerate(contents if values else ()):
             for part in parts_of(content):
                 if (number := self._numbers.get(_key(part))) is None:
-                    others.append((place, _read(part)))
+                    others.append((place, read_part(part)))
                 else:
                     known[number] = place
         for value in values:
@@ -107,7 +109,7 @@ class Needs:
     def _count_chars(self, content: types.Content) -> int:
         # An older ADK copies payloads, which are unknown then.
         found = ((part, self._numbers.get(_key(part))) for part in parts_of(content))
-        texts = (_read(p) if n is None else self._texts[n] for p, n in found)
+        texts = (read_part(p) if n is None else self._texts[n] for p, n in found)
         return sum(map(len, texts))
 
 
@@ -116,7 +118,7 @@ def _key(part: types.Part) -> object:
     return part.text or code_of(part) or id(payload_of(part))
 
 
-def _read(part: types.Part) -> str:
+def read_part(part: types.Part) -> str:
     """Returns what a part says, once more without the escapes of JSON if it has any."""
     fields = (f"{name}\n{leaf}" for name, leaf in _walk(payload_of(part)))
     text = plain = part.text or code_of(part) or "\n".join(fields)

@@ -180,7 +180,7 @@ class Side:
             return LlmResponse(content=types.ModelContent("."))
 
         agent.before_model_callback = take
-        invocation = self._begin(call, agent, PluginManager())
+        invocation = self.begin(call, agent, PluginManager())
         try:
             async for _ in agent.run_async(invocation):
                 pass
@@ -201,7 +201,7 @@ class Side:
             "tools_dict": dict(request.tools_dict),
         }
         request = request.model_copy(update=changes)
-        invocation = self._begin(call, agent, self.plugins)
+        invocation = self.begin(call, agent, self.plugins)
         context = CallbackContext(invocation, event_actions=EventActions())
         await self.plugins.run_before_model_callback(
             callback_context=context, llm_request=request
@@ -215,7 +215,7 @@ class Side:
         # An exempt agent has no record of it.
         return Sent(request, usage, self.records.pop() if self.records else None)
 
-    def _begin(
+    def begin(
         self, call: RecordedCall, agent: LlmAgent, plugins: PluginManager
     ) -> InvocationContext:
         """Adds what was recorded before a model call."""
