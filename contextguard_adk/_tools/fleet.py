@@ -22,7 +22,8 @@ from contextguard_adk._announce import plan_strategy
 from contextguard_adk._providers.clients import read_usage
 from contextguard_adk._providers.costs import Costs, price_calls
 from contextguard_adk._providers.registry import resolve_context_window, resolve_costs
-from contextguard_adk._tools import recordings, report, terminal
+from contextguard_adk._tools import recordings, terminal
+from contextguard_adk._tools.html_page import write_page
 from contextguard_adk._tools.recordings import ListedSession, RecordedCall, SessionKey
 from contextguard_adk._tools.replay import ReplaySettings, read_settings, replay_session
 from contextguard_adk._tools.replaying.figures import Bill, Replayed, ReplayedCall
@@ -75,7 +76,7 @@ def run_fleet(
     agents += [_add_up("all", "", agents)] if len(agents) > 1 else []
     found = {"agents": agents, "sessions": rows, "failed": failed}
     if output:
-        report.write_page(output, "fleet.html", columns=COLUMNS, show=_show, **found)
+        write_page(output, "fleet.html", columns=COLUMNS, show=_show, **found)
     if as_json:
         print(json.dumps(found, indent=2))
         return

@@ -273,6 +273,7 @@ class _Replay:
             sent = await acting.send(call, agent, whole.request)
             acted = sent.record
             compaction = acted.compaction if acted else None
+            stood = acted or whole.record
             replayed.append(
                 ReplayedCall(
                     number=number,
@@ -283,7 +284,7 @@ class _Replay:
                     whole_tokens=whole.usage.prompt_tokens,
                     whole_bill=self._price(whole),
                     window_tokens=window_tokens,
-                    threshold_tokens=acted.threshold_tokens if acted else None,
+                    threshold_tokens=stood.threshold_tokens if stood else None,
                     sent_contents=len(sent.request.contents),
                     sent_tokens=sent.usage.prompt_tokens,
                     sent_bill=self._price(sent),

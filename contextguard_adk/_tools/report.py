@@ -1,25 +1,17 @@
-"""`contextguard report`: a recorded session as one HTML page with all that it needs.
-
-All that comes from a session is untrusted: it reaches the page as escaped text or as
-JSON, and its Content-Security-Policy lets nothing run but the two scripts of ours.
-"""
+"""`contextguard report`: a recorded session as one HTML page."""
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
-from importlib.resources import files
+from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from google.adk.events.event import Event
 from google.adk.sessions import Session
-from jinja2 import Environment, StrictUndefined
 from rich.console import Console
 
 from contextguard_adk._history.fingerprints import fingerprint
@@ -29,6 +21,16 @@ from contextguard_adk._providers.registry import resolve_costs
 from contextguard_adk._runtime.scopes import branch_scope
 from contextguard_adk._runtime.state import AgentState
 from contextguard_adk._tools import recordings, replay
+from contextguard_adk._tools.aftermath import (
+    Recalled,
+    arrange_kinds,
+    count_kinds,
+    find_missing,
+    find_needed_later,
+    list_parts,
+    list_recalled,
+)
+from contextguard_adk._tools.html_page import write_page
 from contextguard_adk._tools.recordings import (
     RecordedCall,
     describe_session,
@@ -36,12 +38,12 @@ from contextguard_adk._tools.recordings import (
 )
 from contextguard_adk._tools.replay import ReplaySettings
 from contextguard_adk._tools.replaying.figures import Replayed, ReplayedCall
-from contextguard_adk._tools.replaying.need import list_missing
+from contextguard_adk._tools.replaying.need import Needed, Needs, Share, list_missing
 from contextguard_adk._tools.replaying.side import list_calls
-from contextguard_adk._tools.terminal import explain_writing, print_line, quiet_logs
+from contextguard_adk._tools.requests import Rebuilder, Rebuilt
+from contextguard_adk._tools.terminal import print_line, quiet_logs
+from contextguard_adk.config import PluginSettings
 from contextguard_adk.records import REASONS, Usage, format_cost
-
-LIBRARY = "vendor/chart.umd.min.js"
 
 
 def run_report(is_list: bool, as_json: bool, output: Path, **recording: Any) -> None:
@@ -58,9 +60,10 @@ def run_report(is_list: bool, as_json: bool, output: Path, **recording: Any) -> 
             report=report,
             session=describe_session(session),
             usage=sum((call.usage + call.summary_usage for call in calls), Usage()),
-            cost=add_costs(call.cost for call in calls),
+            cost=_describe_cost([call.cost for call in calls]),
             reasons=REASONS,
-            missing=list_missing(report.replayed.missing),
+            need=Share(len(report.needed), len(report.missing)),
+            missing=list_missing(report.missing),
             charts=_describe_charts(calls, report.is_guarded),
         )
     print_line(str(describe_session(session)), "dim")
@@ -78,8 +81,17 @@ class Compaction:
     usage: Usage
     cost: float | None
     removed_count: int
-    removed: list[str]
-    summary: str
+    removed: list[Event]
+    others: int  # Messages that ADK had put into other words.
+    needed: list[str] = field(default_factory=list)  # Later, and had in another place.
+    missing: list[str] = field(default_factory=list)  # Needed later, and not had.
+
+    @property
+    def lines(self) -> list[str]:
+        """A line on each part of what was removed."""
+        lines = [line for event in self.removed for line in list_parts(event)]
+        said = f"{self.others:,} messages that ADK had put into other words"
+        return lines + [said] * bool(self.others)
 
 
 @dataclass(frozen=True)
@@ -93,6 +105,9 @@ class Call:
     news: list[str]
     replayed: ReplayedCall
     compaction: Compaction | None
+    rebuilt: Rebuilt
+    missing: list[Needed]  # What the call needed and its request did not hold.
+    kinds: Counter[str]  # Tokens.
 
 
 @dataclass(frozen=True)
@@ -102,6 +117,17 @@ class Report:
     calls: list[Call]
     replayed: Replayed
     is_guarded: bool
+    recalled: list[Recalled]
+
+    @property
+    def needed(self) -> list[Needed]:
+        return [each for call in self.calls for each in call.replayed.needed]
+
+    @property
+    def missing(self) -> list[tuple[int, Needed]]:
+        """What requests did not hold, by the number of the call."""
+        calls = ((call.replayed.number, call.missing) for call in self.calls)
+        return [(number, each) for number, missing in calls for each in missing]
 
 
 async def make_report(session: Session, settings: ReplaySettings) -> Report:
@@ -111,20 +137,39 @@ async def make_report(session: Session, settings: ReplaySettings) -> Report:
     windows = {int(read_number(facts.get("window"))) for facts in told} - {0}
     if settings.window_tokens is None and len(windows) == 1:
         settings = replace(settings, window_tokens=max(1_000, *windows))
-    replayed = await replay.replay_session(session, settings)
     is_guarded = any(told) or any(call.is_guarded for call in recorded)
-    reader = _Reader(session, settings, is_guarded)
-    calls = list(map(reader.read, recorded, replayed.calls))
-    return Report(calls, replayed, is_guarded)
+    # Where a guard was at work, what it did is recorded: nothing is simulated.
+    guard = PluginSettings(default=None) if is_guarded else settings.guard
+    [replayed] = await replay.replay_guards(session, settings, [guard])
+    needs = Needs(session.events, recorded)
+    reader = _Reader(session, settings, is_guarded, needs)
+    pairs = zip(recorded, replayed.calls, strict=True)
+    calls = [await reader.read(*pair, replayed.fixed_tokens) for pair in pairs]
+    places = {id(event): index for index, event in enumerate(session.events)}
+    for index, call in enumerate(calls):
+        if compaction := call.compaction:
+            later = [c for c in calls[index:] if c.event.author == call.event.author]
+            wanted = [(c.replayed.needed, c.missing) for c in later]
+            removed = {places[id(event)] for event in compaction.removed}
+            found = find_needed_later(needs, removed, wanted)
+            compaction.needed[:], compaction.missing[:] = found
+    wanted_by = [(c, p.needed) for c, p in zip(recorded, replayed.calls, strict=True)]
+    recalled = [*list_recalled(session, needs, wanted_by)]
+    return Report(calls, replayed, is_guarded, recalled)
 
 
 class _Reader:
     """Reads one recorded call after the other, and what a guard had stored by then."""
 
     def __init__(
-        self, session: Session, settings: ReplaySettings, is_guarded: bool
+        self,
+        session: Session,
+        settings: ReplaySettings,
+        is_guarded: bool,
+        needs: Needs,
     ) -> None:
-        self._events, self._settings = session.events, settings
+        self._events, self._settings, self._needs = session.events, settings, needs
+        self._rebuilder = Rebuilder(session, settings.guard, settings.window_tokens)
         contents = [event.content for event in session.events]
         self._names = [fingerprint(each) if each else b"" for each in contents]
         self._is_guarded = is_guarded
@@ -133,7 +178,9 @@ class _Reader:
         self._rewound: dict[str, Any] = {}  # Session state behind the last rewind.
         self._covered: dict[str, Counter[bytes]] = {}  # Since then, by agent and scope.
 
-    def read(self, call: RecordedCall, played: ReplayedCall) -> Call:
+    async def read(
+        self, call: RecordedCall, played: ReplayedCall, fixed_tokens: dict[str, int]
+    ) -> Call:
         """Describes a call; a compaction is the replay's where no guard was at work."""
         news = [e for e in self._events[self._next : call.index] if not e.partial]
         self._next = call.index + 1
@@ -147,8 +194,16 @@ class _Reader:
         if compaction and self._is_guarded:
             summary_usage = compaction.usage
             cost = add_costs((cost, compaction.cost))
-        said = [line for event in news for line in _list_parts(event)]
-        return Call(call.event, usage, summary_usage, cost, said, played, compaction)
+        said = [line for event in news for line in list_parts(event)]
+        rebuilt, missing = await self._rebuilder.rebuild(call), played.missing
+        if self._is_guarded:
+            missing = find_missing(self._needs, played.needed, rebuilt)
+        fixed = fixed_tokens[call.event.author]
+        kinds = count_kinds(rebuilt, self._rebuilder.memo, fixed)
+        return Call(
+            *(call.event, usage, summary_usage, cost, said, played, compaction),
+            *(rebuilt, missing, kinds),
+        )
 
     def _price(self, model: str | None, usage: Usage) -> float | None:
         prices = self._settings.guard.prices
@@ -176,13 +231,10 @@ class _Reader:
         self._covered[stored.owner] = covered
         named = zip(self._events[: call.index], self._names, strict=False)
         events = list(_find_new(named, before, covered))
-        removed = [line for event in events for line in _list_parts(event)]
         removed_count = (covered - before).total()
-        if others := removed_count - len(events):
-            removed.append(f"{others:,} messages that ADK had put into other words")
-        summary = stored.read("summary") or ""
         usage, cost = self._read_bill(facts)
-        return Compaction(facts, usage, cost, removed_count, removed, summary)
+        others = removed_count - len(events)
+        return Compaction(facts, usage, cost, removed_count, events, others)
 
     def _read_bill(self, facts: dict[str, Any]) -> tuple[Usage, float | None]:
         """Reads what summaries took; where nothing was counted, nobody knows."""
@@ -217,48 +269,6 @@ def _find_new(
             yield event
 
 
-def _list_parts(event: Event) -> Iterator[str]:
-    """Says of each part of an event what it is, and how long."""
-    author = "the user" if event.author == "user" else event.author
-    for part in (event.content.parts if event.content else None) or ():
-        if call := part.function_call:
-            yield f"call of {call.name}{_size(call.args)}"
-        elif answer := part.function_response:
-            yield f"result of {answer.name}{_size(answer.response)}"
-        elif part.text:
-            kind = "thought" if part.thought else "message"
-            yield f"{kind} of {author}{_size(part.text)}"
-        else:
-            yield f"file or image of {author}"
-
-
-def _size(value: object) -> str:
-    text = value if isinstance(value, str) else str(value or "")
-    return f", {len(text):,} characters"
-
-
-def write_page(output: Path, name: str, **values: Any) -> None:
-    """Writes a page, which loads nothing from anywhere."""
-    folder = files("contextguard_adk") / "_tools"
-    names = f"page/{name}", "page/report.css", "page/report.js", LIBRARY
-    template, style, script, library = (
-        (folder / path).read_text("utf-8") for path in names
-    )
-    environment = Environment(autoescape=True, undefined=StrictUndefined)
-    environment.policies["json.dumps_kwargs"] = {}  # The facts keep their order.
-    environment.filters.update(digest=_digest, cost=format_cost, number=read_number)
-    values |= {"style": style, "script": script, "library": library}
-    page = environment.from_string(template).render(values)
-    with explain_writing(output):
-        output.write_text(page, "utf-8", "replace")
-
-
-def _digest(text: str) -> str:
-    """Names a script or style in the policy."""
-    digest = hashlib.sha256(text.encode()).digest()
-    return f"'sha256-{base64.b64encode(digest).decode()}'"
-
-
 def _list_facts(call: Call) -> dict[str, str]:
     """Describes a call, for the table and for what is shown on hover."""
     names = [each.name or "?" for each in call.event.get_function_calls()]
@@ -272,6 +282,10 @@ def _list_facts(call: Call) -> dict[str, str]:
         "cached": f"{call.usage.cached_tokens:,}",
         "output": f"{call.usage.output_tokens:,}",
         "cost": format_cost(call.cost),
+        "made of": ", ".join(
+            f"{name} {count / max(1, call.kinds.total()):.0%}"
+            for name, count in call.kinds.most_common(4)
+        ),
         "new in the request": _shorten(call.news, 4) or "-",
         "tools called": _shorten(names, 8) or "-",
     }
@@ -303,6 +317,7 @@ def _describe_charts(calls: list[Call], is_guarded: bool) -> dict[str, Any]:
         "summaries": [u.prompt_tokens + u.output_tokens for u in summaries],
         "money": _add_up([call.cost for call in calls]),
         "otherMoney": _add_up([bill.cost for bill in bills]),
+        "kinds": arrange_kinds([call.kinds for call in calls]),
         "facts": [_list_facts(call) for call in calls],
     }
 
@@ -311,3 +326,12 @@ def _add_up(costs: list[float | None]) -> list[float] | None:
     """Adds up dollars from call to call; None where a price is unknown."""
     known = [cost for cost in costs if cost is not None]
     return list(accumulate(known)) if len(known) == len(costs) and any(known) else None
+
+
+def _describe_cost(costs: list[float | None]) -> str:
+    """Says what calls cost; where some prices are unknown, what it is at least."""
+    known = [cost for cost in costs if cost is not None]
+    if not known or len(known) == len(costs):
+        return format_cost(add_costs(costs))
+    unknown = f"{len(costs) - len(known):,} of {len(costs):,} calls are unknown"
+    return f"at least {format_cost(add_costs(known))}; {unknown}"

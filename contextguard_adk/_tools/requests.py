@@ -20,7 +20,7 @@ from contextguard_adk._providers.registry import resolve_context_window
 from contextguard_adk._runtime.scopes import branch_scope
 from contextguard_adk._runtime.state import AgentState
 from contextguard_adk._summaries.compose import render_head
-from contextguard_adk._tools.recordings import RecordedCall, read_facts
+from contextguard_adk._tools.recordings import RecordedCall, read_facts, read_number
 from contextguard_adk._tools.replaying.side import Side
 from contextguard_adk._turn.turn import KEEP_TOOLS_RATIO
 from contextguard_adk.config import PluginSettings
@@ -53,89 +53,113 @@ class Rebuilt:
 
 
 class Rebuilder:
-    """Rebuilds requests, one after another; what is simulated nowhere is the state."""
+    """Rebuilds the requests of a session, one after another, each from what was stored.
+
+    Of the settings only `keep_tools` and those of previews count: they say how a result
+    was shown on arrival.
+    """
 
     def __init__(
         self, session: Session, guard: PluginSettings, window_tokens: int | None
     ) -> None:
         self._session, self._guard = session, guard
-        self._memo = Memo(session.events)
-        self._side = Side(session, None, self._memo)
-        self._window_tokens = window_tokens
+        self.memo = Memo(session.events)
+        self._side = Side(session, None, self.memo)
+        told = {int(read_number(read_facts(e).get("window"))) for e in session.events}
+        self._window_tokens = window_tokens or max(told, default=0)
         self._callers = {e.author for e in session.events if e.get_function_calls()}
         self._state: dict[str, Any] = {}
         self._next = 0
+        # By agent and scope: what a request depends on, its messages, what is rebuilt.
+        self._last: dict[str, tuple[object, int, Rebuilt]] = {}
 
     async def rebuild(self, call: RecordedCall) -> Rebuilt:
         """Rebuilds the request of a call; of calls in their order."""
         event, agent = call.event, LlmAgent(name=call.event.author)
-        request = await self._side.build(call, agent)
-        invocation = self._side.begin(call, agent, PluginManager())
-        run_id, events = event.invocation_id, self._session.events[: call.index]
+        contents = (await self._side.build(call, agent)).contents
+        self._read_state(call)
+        state = AgentState(self._state, agent.name, scope=branch_scope(event))
+        key = event.invocation_id, state.read("record"), state.read("summary")
+        preview, facts = self._preview(call), read_facts(event)
+        known, count, last = self._last.get(state.owner, (None, 0, None))
+        if last and known == key and count <= len(contents):
+            new = contents[count:]
+            shown = [(preview and preview(each)) or each for each in new]
+            short = [a for a, b in zip(new, shown, strict=True) if a is not b]
+            rebuilt = replace(
+                last,
+                call=call,
+                facts=facts,
+                messages=[*last.messages, *shown],
+                shortened=[*last.shortened, *short],
+            )
+        else:
+            rebuilt = self._rebuild(call, contents, agent, state, preview)
+        self._last[state.owner] = key, len(contents), rebuilt
+        return rebuilt
+
+    def _rebuild(
+        self,
+        call: RecordedCall,
+        contents: list[types.Content],
+        agent: LlmAgent,
+        state: AgentState,
+        preview: Preview | None,
+    ) -> Rebuilt:
+        run_id, events = call.event.invocation_id, self._session.events[: call.index]
         own = (e for e in events if e.author == "user" and e.invocation_id == run_id)
         said = next((e.content for e in own), None)
-        state = AgentState(
-            self._read_state(call), agent.name, scope=branch_scope(event)
-        )
-        stored = state.record.summary
-        stored = stored and state.load_summary(stored.scope)
-        history = History(request.contents, invocation, said, stored, self._memo)
-        history.preview = self._preview(call)
+        found = state.record.summary
+        stored = (found and state.load_summary(found.scope)) or StoredSummary()
+        invocation = self._side.begin(call, agent, PluginManager())
+        history = History(contents, invocation, said, stored, self.memo)
+        history.preview = preview
         shown = list(history.shown)
-        for index, content in history.shortened_results(
-            stored or StoredSummary()
-        ).items():
+        for index, content in history.shortened_results(stored).items():
             shown[index] = content
-        covered = history.covered
-        beside = dict(_list_beside(history, stored)) if stored else {}
-        here = [i for i in range(len(shown)) if i not in covered]
+        here = [i for i in range(len(shown)) if i not in history.covered]
         return Rebuilt(
-            call,
-            read_facts(event),
-            [shown[i] for i in here],
-            [history.contents[i] for i in sorted(covered)],
-            [history.contents[i] for i in here if shown[i] != history.contents[i]],
-            beside,
+            call=call,
+            facts=read_facts(call.event),
+            messages=[shown[i] for i in here],
+            left_out=[contents[i] for i in sorted(history.covered)],
+            shortened=[contents[i] for i in here if shown[i] is not contents[i]],
+            beside=dict(_list_beside(history, stored)),
         )
 
-    def _read_state(self, call: RecordedCall) -> dict[str, Any]:
-        """Reads session state with all that the events of an answer bring."""
-        events, event = self._session.events, call.event
-        for new in events[self._next :]:
-            is_own = (new.author, new.invocation_id) == (
-                event.author,
-                event.invocation_id,
-            )
-            if self._next > call.index and not (
-                is_own and not new.get_function_responses()
-            ):
+    def _read_state(self, call: RecordedCall) -> None:
+        """Reads what events bring to session state, up to those of a call's answer."""
+        place = call.event.author, call.event.invocation_id
+        for event in self._session.events[self._next :]:
+            is_answer = (event.author, event.invocation_id) == place
+            is_answer &= not event.get_function_responses()
+            if self._next > call.index and not is_answer:
                 break
-            self._state.update(new.actions.state_delta)
+            self._state.update(event.actions.state_delta)
             self._next += 1
-        return dict(self._state)
 
     def _preview(self, call: RecordedCall) -> Preview | None:
         """Returns how results were shown on arrival, if the settings are the same."""
-        name, strategy = call.event.author, self._guard.default
-        strategy = self._guard.agents.get(name, strategy)
+        name = call.event.author
+        strategy = self._guard.agents.get(name, self._guard.default)
         if not isinstance(strategy, Strategy):
             strategy = Threshold()
-        window = self._window_tokens or read_facts(call.event).get("window")
-        tokens = int(window or strategy.context_window or 0)
+        tokens = self._window_tokens or strategy.context_window
         tokens = tokens or resolve_context_window(call.event.model_version or "").tokens
         preview = strategy.preview(tokens, has_recall=name in self._callers)
         return preview and replace(
             preview,
             exclude_tools=strategy.keep_tools,
             excluded_tokens=int(tokens * KEEP_TOOLS_RATIO),
-            form=self._memo.form,
+            form=self.memo.form,
         )
 
 
 def _list_beside(history: History, stored: StoredSummary) -> Iterator[tuple[str, str]]:
     """Yields what stands in place of messages: its name for people, and its text."""
-    if stored.text:
-        yield "the summary", stored.text
+    if not (history.covered or stored.text):
+        return
+    yield "the summary", stored.text
     for section in _sections.SECTIONS:
         known, name = stored.beside.get(section.name), NAMES.get(section.name)
         if name and (text := section.render(known, history, history.covered)):

@@ -86,6 +86,14 @@
     ];
   }
 
+  function listKindBars() {
+    const palette = ["blue", "orange", "green", "purple", "teal", "pink", "sky", "red", "muted", "olive"];
+    return Object.entries(data.kinds).map(([label, values], number) => ({
+      type: "bar", label, data: values, backgroundColor: color(palette[number % palette.length]), stack: "kinds",
+      pointStyle: "rect", barPercentage: 1, categoryPercentage: labels.length > 60 ? 1 : 0.8,
+    }));
+  }
+
   // Far above the window a line is cut off, so that what is below stays visible.
   function findTop() {
     const top = 2 * Math.max(...data.window);
@@ -151,6 +159,7 @@
     toggle.textContent = isDark() ? "Light" : "Dark";
     charts = [
       draw("tokens", listTokenLines(), false, false, findTop()),
+      draw("made", listKindBars(), false, true),
       draw("bill", listBillBars(), Boolean(data.money), true),
     ];
   }

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from google.adk.agents import LlmAgent
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.invocation_context import InvocationContext
 from google.adk.agents.run_config import RunConfig
+from google.adk.events.event import Event
 from google.adk.events.event_actions import EventActions
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
@@ -151,6 +153,19 @@ class _RecordedModel(BaseLlm):
         return count, round(shared * self.scale.ratio)
 
 
+@dataclass
+class _Older:
+    """What ADK makes of the invocations that are over, for an agent in a scope.
+
+    It makes them one by one, unless something rewinds, compacts or answers across them.
+    """
+
+    end: int = 0  # Of the events.
+    contents: list[types.Content] = field(default_factory=list)
+    count: int = 0
+    is_alone: bool = True  # The newest invocation can be made by itself.
+
+
 class Side:
     """A session that grows as the recording does, and a guard's records, if any."""
 
@@ -170,9 +185,48 @@ class Side:
         self.plugins = PluginManager()
         self.records: list[CallRecord] = []
         self.llm = _RecordedModel(memo=memo, has_cache=has_cache)
+        self._older = defaultdict[tuple[str, str], _Older](_Older)
 
     async def build(self, call: RecordedCall, agent: LlmAgent) -> LlmRequest:
-        """Has ADK build the request of a call; no model is called."""
+        """Has ADK build the request of a call; no model is called.
+
+        ADK copies the whole history for each. So what is older than the invocation is
+        built once, as long as that comes to the same, which is looked at now and then.
+        """
+        invocation = self.begin(call, agent, PluginManager())
+        older = self._older[agent.name, branch_scope(call.event)]
+        if agent.include_contents == "none" or not older.is_alone:
+            return await self._build(invocation, agent)
+        events = self._session.events
+        own = takewhile(
+            lambda e: e.invocation_id == invocation.invocation_id, reversed(events)
+        )
+        start = len(events) - sum(1 for _ in own)
+        try:
+            if start > older.end:
+                new = await self._build(invocation, agent, events[older.end : start])
+                older.contents += new.contents
+                older.end, older.count = start, older.count + 1
+            request = await self._build(invocation, agent, events[start:])
+            request.contents = [*older.contents, *request.contents]
+            if older.count & (older.count - 1) or start < older.end:
+                return request
+        except CommandError:
+            request = LlmRequest()
+        whole = await self._build(invocation, agent)
+        older.is_alone = whole.contents == request.contents
+        return whole
+
+    async def _build(
+        self,
+        invocation: InvocationContext,
+        agent: LlmAgent,
+        events: list[Event] | None = None,
+    ) -> LlmRequest:
+        """Has ADK build a request from all events, or from these."""
+        if events is not None:
+            session = self._session.model_copy(update={"events": events})
+            invocation = invocation.model_copy(update={"session": session})
         built: list[LlmRequest] = []
 
         def take(callback_context: object, llm_request: LlmRequest) -> LlmResponse:
@@ -180,7 +234,6 @@ class Side:
             return LlmResponse(content=types.ModelContent("."))
 
         agent.before_model_callback = take
-        invocation = self.begin(call, agent, PluginManager())
         try:
             async for _ in agent.run_async(invocation):
                 pass

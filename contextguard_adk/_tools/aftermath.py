@@ -1,0 +1,143 @@
+"""What requests were made of, and what calls needed of what had left them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from google.adk.events.event import Event
+from google.adk.sessions import Session
+from google.genai import types
+
+from contextguard_adk._history.adk_events import RECALL_TOOL
+from contextguard_adk._history.contents import parts_of
+from contextguard_adk._history.text import payload_text
+from contextguard_adk._measuring.tokens import Memo
+from contextguard_adk._tools.recordings import RecordedCall
+from contextguard_adk._tools.replaying.need import Needed, Needs
+from contextguard_adk._tools.requests import Rebuilt
+
+MAX_KINDS = 9
+OTHER_RESULTS = "results of other tools"
+
+
+@dataclass(frozen=True)
+class Recalled:
+    """A call of the recall tool, and what its result was good for.
+
+    `values` are those that later calls of the agent needed, and that stand in it.
+    """
+
+    index: int  # Of the event with the result.
+    agent: str
+    asked: str
+    result_chars: int
+    values: list[str]
+
+
+def count_kinds(rebuilt: Rebuilt, memo: Memo, fixed_tokens: int) -> Counter[str]:
+    """Estimates the tokens of a request by kind, scaled to what was counted."""
+    kinds = Counter({"instruction and tools": fixed_tokens})
+    for content in rebuilt.messages:
+        for part in parts_of(content):
+            one = types.Content(role=content.role, parts=[part])
+            kinds[_name(part, content.role)] += memo.estimate_tokens([one])
+    for name, text in rebuilt.beside.items():
+        kind = "the summary" if name == "the summary" else "beside the summary"
+        kinds[kind] += memo.estimate_tokens([types.UserContent(text)])
+    scale = rebuilt.call.prompt_tokens / max(1, kinds.total())
+    return Counter({name: round(count * scale) for name, count in kinds.items()})
+
+
+def _name(part: types.Part, role: str | None) -> str:
+    if part.function_response:
+        return f"results of {part.function_response.name}"
+    if part.function_call:
+        return "tool calls"
+    if part.thought:
+        return "thoughts"
+    if not part.text:
+        return "files and images"
+    return "the user's messages" if role == "user" else "the model's messages"
+
+
+def arrange_kinds(counted: Sequence[Counter[str]]) -> dict[str, list[int]]:
+    """Returns the tokens of each kind from call to call; the smallest tools are one."""
+    total = sum(counted, Counter[str]())
+    tools = [name for name, _ in total.most_common() if name.startswith("results of ")]
+    small = set(tools[max(0, MAX_KINDS - (len(total) - len(tools))) :])
+    names = [name for name, _ in total.most_common() if name not in small]
+    kinds = {name: [kinds[name] for kinds in counted] for name in names}
+    if small:
+        kinds[OTHER_RESULTS] = [sum(k[name] for name in small) for k in counted]
+    return kinds
+
+
+def find_missing(
+    needs: Needs, needed: Sequence[Needed], rebuilt: Rebuilt
+) -> list[Needed]:
+    """Finds what a call needed and its request did not hold."""
+    beside = types.UserContent("\n".join(rebuilt.beside.values()) or "-")
+    return needs.find_missing(needed, [*rebuilt.messages, beside])
+
+
+def find_needed_later(
+    needs: Needs,
+    removed: set[int],
+    later: Iterable[tuple[Sequence[Needed], Sequence[Needed]]],
+) -> tuple[list[str], list[str]]:
+    """Finds values that later calls needed and that stood in removed events.
+
+    `later` has for each call what it needed and what its request did not hold. Returns
+    what all the requests had in another place, and what one did not have.
+    """
+    needed, missing = dict[str, None](), dict[str, None]()
+    for wanted, absent in later:
+        lost = {each.value for each in absent}
+        for value in (each.value for each in wanted):
+            if needs.find_events(value) & removed:
+                (missing if value in lost else needed)[value] = None
+    return [value for value in needed if value not in missing], [*missing]
+
+
+def list_recalled(
+    session: Session,
+    needs: Needs,
+    calls: Sequence[tuple[RecordedCall, Sequence[Needed]]],
+) -> Iterator[Recalled]:
+    """Lists what `recall_history` was asked, and what it brought back."""
+    asked = dict[str | None, str]()
+    for index, event in enumerate(session.events):
+        for call in event.get_function_calls():
+            if call.name == RECALL_TOOL:
+                asked[call.id] = payload_text(call.args or {})
+        for answer in event.get_function_responses():
+            if answer.name != RECALL_TOOL:
+                continue
+            later = (n for call, n in calls if call.index > index)
+            values = dict.fromkeys(each.value for needed in later for each in needed)
+            held = [value for value in values if index in needs.find_events(value)]
+            size = len(payload_text(answer.response or {}))
+            said = asked.get(answer.id, "")
+            yield Recalled(index, event.author, said, size, held)
+
+
+def list_parts(event: Event) -> Iterator[str]:
+    """Says of each part of an event what it is, and how long."""
+    author = "the user" if event.author == "user" else event.author
+    for part in (event.content.parts if event.content else None) or ():
+        if call := part.function_call:
+            yield f"call of {call.name}{_size(call.args)}"
+        elif answer := part.function_response:
+            yield f"result of {answer.name}{_size(answer.response)}"
+        elif part.text:
+            kind = "thought" if part.thought else "message"
+            yield f"{kind} of {author}{_size(part.text)}"
+        else:
+            yield f"file or image of {author}"
+
+
+def _size(value: object) -> str:
+    text = value if isinstance(value, str) else str(value or "")
+    return f", {len(text):,} characters"
