@@ -17,12 +17,15 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
 pytest.importorskip("playwright", reason="the extra `browser` is not installed")
+pytest.importorskip("axe_playwright_python", reason="as above")
 
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
 from contextguard_adk import ContextGuardPlugin, Threshold
@@ -288,10 +291,29 @@ def test_a_report_shows_each_call_and_compaction(browser: Browser, report: str) 
     card = page.locator("article").first
     expect(card).to_be_focused()
     expect(card.locator("h3")).to_have_text("Compaction 1")
-    card.get_by_text("What the summary says").click()
-    expect(card.locator("pre")).to_contain_text(EVIL)
+    card.get_by_text(re.compile("^The summary, ")).click()
+    expect(card.locator("pre").first).to_contain_text(EVIL)
     card.get_by_text("What it took out").click()
     expect(card.locator("li").nth(1)).to_have_text("call of search, 0 characters")
     assert page.title() == "Context of a session"
     context.close()
     assert (said, asked) == ([], [report])
+
+
+@pytest.mark.parametrize("color_scheme", ["light", "dark"])
+def test_a_report_is_for_everybody(
+    browser: Browser, report: str, color_scheme: Literal["light", "dark"]
+) -> None:
+    """axe finds nothing in it, all unfolded, and a phone need not scroll sideways."""
+    context = browser.new_context(
+        viewport={"width": 390, "height": 844},
+        color_scheme=color_scheme,
+        bypass_csp=True,  # The page lets nothing run but its own scripts.
+    )
+    page = context.new_page()
+    page.goto(report)
+    page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+    found = Axe().run(page).response["violations"]
+    assert [(each["id"], each["nodes"][0]["html"]) for each in found] == []
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    context.close()

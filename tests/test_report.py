@@ -26,7 +26,8 @@ from contextguard_adk import CallRecord, ContextGuardPlugin, Threshold
 from contextguard_adk._tools.cli import main
 from contextguard_adk._tools.recordings import SessionKey, load_session
 from contextguard_adk.config import CONFIG_VARIABLE
-from tests.builders import call_part, model
+from contextguard_adk.testing import Reply, SimulatedLlm
+from tests.builders import Chat, call_part, guarded_agent, model, queued_tool
 from tests.test_databases import own_database
 from tests.test_replay import CALLS, PRICES, WINDOW, record, save
 
@@ -109,11 +110,55 @@ def test_the_page_tells_what_the_guard_did(
         for words in (
             f"<dd>{done.tokens_before:,} → {done.tokens_after:,}</dd>",
             f"<dd>{done.contents_before} → {done.contents_after}</dd>",
-            *("<dd>Threshold</dd>", "result of search, ", "What the summary says"),
+            *("<dd>Threshold</dd>", "result of search, ", "The summary, "),
         ):
             assert words in card
     stored = session.state["__context_guard_summary_agent"]
     assert stored in html.unescape(cards[-1])
+    # Each request is made of what was counted, and of summaries from then on.
+    made = data["kinds"]
+    sums = [*map(sum, zip(*made.values(), strict=True))]
+    assert sums == pytest.approx(data["prompt"], abs=len(made))
+    assert [bool(tokens) for tokens in made["the summary"]] == [
+        number >= first for number in range(CALLS)
+    ]
+    assert sum(made["results of search"]) > sum(made["tool calls"]) > 0
+    assert "The agents never called <code>recall_history</code>" in page
+
+
+IDS = [f"inv-{number * 7919}" for number in range(60)]
+
+
+async def pay() -> Session:
+    """Pays two invoices from a list that was left out, then one that recall names."""
+    script: list[Reply] = [call_part("search"), "Found.", *["Noted."] * 8]
+    script += [call_part("pay", id=IDS[0]), call_part("pay", id=IDS[31]), "Paid."]
+    script += [call_part("recall_history", query=IDS[31]), "Here it is."]
+    script += [call_part("pay", id=IDS[31]), "Paid again."]
+    llm = SimulatedLlm(context_window=8_000, script=script)
+    llm.summary_replies = ["The user wants invoices to be paid. All were found."] * 9
+    tools = [queued_tool("search", [{"rows": IDS}]), queued_tool("pay", ["Done."] * 3)]
+    guard = Threshold(context_window=8_000, preview_tokens=None)
+    chat = Chat(guarded_agent(llm, tools), [ContextGuardPlugin(default=guard)])
+    for text in ("Find them.", *["Note this. " + "And so on. " * 500] * 8):
+        await chat.say(text)
+    for text in ("Pay two.", "Which?", "Pay it again."):
+        await chat.say(text)
+    return await chat.session()
+
+
+def test_the_page_tells_what_was_needed_later_and_what_recall_brought_back(
+    tmp_path: Path,
+) -> None:
+    """Of what a compaction left out, what later requests had and what they had not."""
+    page = write_page(asyncio.run(pay()), tmp_path, "--context-window", "8000")
+    card = page.partition("<article")[2].partition("</article")[0]
+    _, _, needed = card.partition("Of that, needed later")
+    assert IDS[0] in needed
+    assert IDS[31] in needed
+    recalled = page.partition("What recall brought back")[2].partition("</section")[0]
+    assert "agent asked <code>" in recalled
+    assert f"<li>{IDS[31]}</li>" in recalled
 
 
 def test_without_a_guard_the_page_shows_a_simulation(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from google.adk.models.llm_request import LlmRequest
 from google.adk.sessions import Session
 from google.adk.tools.base_tool import BaseTool
 from google.genai import types
-from pydantic import ValidationError
 from rich.console import Console
 
 from contextguard_adk._core import loop
@@ -36,6 +35,7 @@ from contextguard_adk._tools.replaying.side import (
     Sent,
     Side,
     list_calls,
+    make_agent,
     make_summarizer,
 )
 from contextguard_adk._tools.terminal import CommandError, print_line
@@ -218,10 +218,7 @@ class _Replay:
 
     async def infer(self, name: str, calls: list[RecordedCall]) -> None:
         """Makes an agent whose instruction is as long as the counts suggest."""
-        try:
-            agent = LlmAgent(name=name, tools=_list_tools(self._recorded, name))
-        except ValidationError as error:
-            raise CommandError(f"{name!r} is not a name of an agent") from error
+        agent = make_agent(name, tools=_list_tools(self._recorded, name))
         self._agents[name], self._scales[name] = agent, Scale()
         own = [call for call in calls if not call.is_guarded]
         measured = [call for call in own if call.heuristic_tokens]

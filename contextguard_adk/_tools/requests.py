@@ -21,7 +21,7 @@ from contextguard_adk._runtime.scopes import branch_scope
 from contextguard_adk._runtime.state import AgentState
 from contextguard_adk._summaries.compose import render_head
 from contextguard_adk._tools.recordings import RecordedCall, read_facts, read_number
-from contextguard_adk._tools.replaying.side import Side
+from contextguard_adk._tools.replaying.side import Side, make_agent
 from contextguard_adk._turn.turn import KEEP_TOOLS_RATIO
 from contextguard_adk.config import PluginSettings
 from contextguard_adk.strategies import Strategy, Threshold
@@ -75,7 +75,7 @@ class Rebuilder:
 
     async def rebuild(self, call: RecordedCall) -> Rebuilt:
         """Rebuilds the request of a call; of calls in their order."""
-        event, agent = call.event, LlmAgent(name=call.event.author)
+        event, agent = call.event, make_agent(call.event.author)
         contents = (await self._side.build(call, agent)).contents
         self._read_state(call)
         state = AgentState(self._state, agent.name, scope=branch_scope(event))

@@ -109,8 +109,8 @@ def _describe(words: str, places: list[Place], periods: list[Period]) -> Iterato
     yield f"{said} stands in:"
     for place in places[:MAX_PLACES]:
         yield f"  event {place.event:,}, {place.time} UTC: {place.what}"
-    if more := len(places) - MAX_PLACES:
-        yield from [f"  and {more:,} more events"] * (more > 0)
+    if (more := len(places) - MAX_PLACES) > 0:
+        yield f"  and {more:,} more event{'s'[: more - 1]}"
     last = {period.agent: period for period in periods}
     for agent in last:
         yield f"Requests of {agent}:"

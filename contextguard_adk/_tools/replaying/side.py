@@ -21,7 +21,7 @@ from google.adk.models.llm_response import LlmResponse
 from google.adk.plugins.plugin_manager import PluginManager
 from google.adk.sessions import InMemorySessionService, Session
 from google.genai import types
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from contextguard_adk._history.fingerprints import fingerprint
 from contextguard_adk._measuring.tokens import Memo, estimate_config_tokens
@@ -290,6 +290,14 @@ class Side:
             run_config=RunConfig(),
             plugin_manager=plugins,
         )
+
+
+def make_agent(name: str, **settings: Any) -> LlmAgent:
+    """Makes the agent of recorded calls."""
+    try:
+        return LlmAgent(name=name, **settings)
+    except ValidationError as error:
+        raise CommandError(f"{name!r} is not a name of an agent") from error
 
 
 def _own_state(values: dict[str, Any]) -> dict[str, Any]:
