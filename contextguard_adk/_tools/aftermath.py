@@ -6,12 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from google.adk.events.event import Event
 from google.adk.sessions import Session
 from google.genai import types
 
 from contextguard_adk._history.adk_events import RECALL_TOOL
-from contextguard_adk._history.contents import parts_of
+from contextguard_adk._history.contents import is_relay, parts_of
 from contextguard_adk._history.text import payload_text
 from contextguard_adk._measuring.tokens import Memo
 from contextguard_adk._tools.recordings import RecordedCall
@@ -36,7 +35,9 @@ class Recalled:
     values: list[str]
 
 
-def count_kinds(rebuilt: Rebuilt, memo: Memo, fixed_tokens: int) -> Counter[str]:
+def count_kinds(
+    rebuilt: Rebuilt, memo: Memo, fixed_tokens: int, prompt_tokens: int
+) -> Counter[str]:
     """Estimates the tokens of a request by kind, scaled to what was counted."""
     kinds = Counter({"instruction and tools": fixed_tokens})
     for content in rebuilt.messages:
@@ -46,7 +47,7 @@ def count_kinds(rebuilt: Rebuilt, memo: Memo, fixed_tokens: int) -> Counter[str]
     for name, text in rebuilt.beside.items():
         kind = "the summary" if name == "the summary" else "beside the summary"
         kinds[kind] += memo.estimate_tokens([types.UserContent(text)])
-    scale = rebuilt.call.prompt_tokens / max(1, kinds.total())
+    scale = prompt_tokens / max(1, kinds.total())
     return Counter({name: round(count * scale) for name, count in kinds.items()})
 
 
@@ -84,10 +85,10 @@ def find_missing(
 
 def find_needed_later(
     needs: Needs,
-    removed: set[int],
+    removed: Sequence[types.Content],
     later: Iterable[tuple[Sequence[Needed], Sequence[Needed]]],
 ) -> tuple[list[str], list[str]]:
-    """Finds values that later calls needed and that stood in removed events.
+    """Finds values that later calls needed and that stood in what was removed.
 
     `later` has for each call what it needed and what its request did not hold. Returns
     what all the requests had in another place, and what one did not have.
@@ -95,10 +96,17 @@ def find_needed_later(
     needed, missing = dict[str, None](), dict[str, None]()
     for wanted, absent in later:
         lost = {each.value for each in absent}
-        for value in (each.value for each in wanted):
-            if needs.find_events(value) & removed:
-                (missing if value in lost else needed)[value] = None
+        for value in find_values(needs, wanted, removed):
+            (missing if value in lost else needed)[value] = None
     return [value for value in needed if value not in missing], [*missing]
+
+
+def find_values(
+    needs: Needs, wanted: Sequence[Needed], contents: Sequence[types.Content]
+) -> list[str]:
+    """Returns which of the wanted values stand in some contents."""
+    absent = needs.find_missing(wanted, contents)
+    return [each.value for each in wanted if each not in absent]
 
 
 def list_recalled(
@@ -110,23 +118,22 @@ def list_recalled(
     asked = dict[str | None, str]()
     for index, event in enumerate(session.events):
         for call in event.get_function_calls():
-            if call.name == RECALL_TOOL:
-                asked[call.id] = payload_text(call.args or {})
-        for answer in event.get_function_responses():
-            if answer.name != RECALL_TOOL:
-                continue
-            later = (n for call, n in calls if call.index > index)
-            values = dict.fromkeys(each.value for needed in later for each in needed)
-            held = [value for value in values if index in needs.find_events(value)]
-            size = len(payload_text(answer.response or {}))
-            said = asked.get(answer.id, "")
-            yield Recalled(index, event.author, said, size, held)
+            asked[call.id] = payload_text(call.args or {})
+        answers = event.get_function_responses()
+        for answer in (each for each in answers if each.name == RECALL_TOOL):
+            later = [n for call, needed in calls if call.index > index for n in needed]
+            content = event.content or types.Content()
+            values = list(dict.fromkeys(find_values(needs, later, [content])))
+            size, said = len(payload_text(answer.response or {})), asked.get(answer.id)
+            yield Recalled(index, event.author, said or "", size, values)
 
 
-def list_parts(event: Event) -> Iterator[str]:
-    """Says of each part of an event what it is, and how long."""
-    author = "the user" if event.author == "user" else event.author
-    for part in (event.content.parts if event.content else None) or ():
+def list_parts(content: types.Content | None, agent: str) -> Iterator[str]:
+    """Says of each part of an agent's message what it is, and how long."""
+    author = "the user" if content and content.role == "user" else agent
+    if content and is_relay(content):
+        author = "another agent"
+    for part in parts_of(content):
         if call := part.function_call:
             yield f"call of {call.name}{_size(call.args)}"
         elif answer := part.function_response:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,9 @@ from google.adk.events.event import Event
 from google.adk.sessions import Session
 from rich.console import Console
 
-from contextguard_adk._history.fingerprints import fingerprint
 from contextguard_adk._providers.clients import read_usage
 from contextguard_adk._providers.costs import add_costs, price_calls
 from contextguard_adk._providers.registry import resolve_costs
-from contextguard_adk._runtime.scopes import branch_scope
-from contextguard_adk._runtime.state import AgentState
 from contextguard_adk._tools import recordings, replay
 from contextguard_adk._tools.aftermath import (
     Recalled,
@@ -80,18 +76,9 @@ class Compaction:
     facts: dict[str, Any]
     usage: Usage
     cost: float | None
-    removed_count: int
-    removed: list[Event]
-    others: int  # Messages that ADK had put into other words.
+    lines: list[str]  # One on each part of what was taken out.
     needed: list[str] = field(default_factory=list)  # Later, and had in another place.
     missing: list[str] = field(default_factory=list)  # Needed later, and not had.
-
-    @property
-    def lines(self) -> list[str]:
-        """A line on each part of what was removed."""
-        lines = [line for event in self.removed for line in list_parts(event)]
-        said = f"{self.others:,} messages that ADK had put into other words"
-        return lines + [said] * bool(self.others)
 
 
 @dataclass(frozen=True)
@@ -145,13 +132,11 @@ async def make_report(session: Session, settings: ReplaySettings) -> Report:
     reader = _Reader(session, settings, is_guarded, needs)
     pairs = zip(recorded, replayed.calls, strict=True)
     calls = [await reader.read(*pair, replayed.fixed_tokens) for pair in pairs]
-    places = {id(event): index for index, event in enumerate(session.events)}
     for index, call in enumerate(calls):
         if compaction := call.compaction:
             later = [c for c in calls[index:] if c.event.author == call.event.author]
             wanted = [(c.replayed.needed, c.missing) for c in later]
-            removed = {places[id(event)] for event in compaction.removed}
-            found = find_needed_later(needs, removed, wanted)
+            found = find_needed_later(needs, call.rebuilt.removed, wanted)
             compaction.needed[:], compaction.missing[:] = found
     wanted_by = [(c, p.needed) for c, p in zip(recorded, replayed.calls, strict=True)]
     recalled = [*list_recalled(session, needs, wanted_by)]
@@ -170,38 +155,38 @@ class _Reader:
     ) -> None:
         self._events, self._settings, self._needs = session.events, settings, needs
         self._rebuilder = Rebuilder(session, settings.guard, settings.window_tokens)
-        contents = [event.content for event in session.events]
-        self._names = [fingerprint(each) if each else b"" for each in contents]
-        self._is_guarded = is_guarded
+        self._simulated: dict[str, Any] | None = None if is_guarded else {}
         self._next = 0
-        self._state: dict[str, Any] = {}
-        self._rewound: dict[str, Any] = {}  # Session state behind the last rewind.
-        self._covered: dict[str, Counter[bytes]] = {}  # Since then, by agent and scope.
 
     async def read(
         self, call: RecordedCall, played: ReplayedCall, fixed_tokens: dict[str, int]
     ) -> Call:
         """Describes a call; a compaction is the replay's where no guard was at work."""
+        event, missing, tokens = call.event, played.missing, call.prompt_tokens
         news = [e for e in self._events[self._next : call.index] if not e.partial]
         self._next = call.index + 1
-        for event in (*news, call.event):
-            self._state.update(event.actions.state_delta)
-            if self._is_guarded and event.actions.rewind_before_invocation_id:
-                self._rewound, self._covered = dict(self._state), {}
-        compaction = self._find_compaction(call, played)
-        usage, summary_usage = read_usage(call.event.usage_metadata), Usage()
-        cost = self._price(call.event.model_version, usage)
-        if compaction and self._is_guarded:
-            summary_usage = compaction.usage
-            cost = add_costs((cost, compaction.cost))
-        said = [line for event in news for line in list_parts(event)]
-        rebuilt, missing = await self._rebuilder.rebuild(call), played.missing
-        if self._is_guarded:
+        facts = recordings.read_facts(event).get("compaction")
+        if self._simulated is not None:
+            facts = asdict(played.compaction) if played.compaction else None
+            self._simulated, tokens = (
+                played.state or self._simulated,
+                played.sent_tokens,
+            )
+        rebuilt = await self._rebuilder.rebuild(call, self._simulated)
+        usage, summary_usage = read_usage(event.usage_metadata), Usage()
+        cost, compaction = self._price(event.model_version, usage), None
+        if isinstance(facts, dict):
+            removed = (list_parts(each, event.author) for each in rebuilt.removed)
+            compaction = Compaction(facts, *self._read_bill(facts), [*chain(*removed)])
+        if self._simulated is None:
             missing = find_missing(self._needs, played.needed, rebuilt)
-        fixed = fixed_tokens[call.event.author]
-        kinds = count_kinds(rebuilt, self._rebuilder.memo, fixed)
+            summary_usage = compaction.usage if compaction else summary_usage
+            cost = add_costs((cost, compaction.cost)) if compaction else cost
+        said = chain(*(list_parts(e.content, e.author) for e in news))
+        memo, fixed = self._rebuilder.memo, fixed_tokens[event.author]
+        kinds = count_kinds(rebuilt, memo, fixed, tokens)
         return Call(
-            *(call.event, usage, summary_usage, cost, said, played, compaction),
+            *(event, usage, summary_usage, cost, [*said], played, compaction),
             *(rebuilt, missing, kinds),
         )
 
@@ -209,32 +194,6 @@ class _Reader:
         prices = self._settings.guard.prices
         costs = resolve_costs(self._settings.model or model or "", prices, None)
         return price_calls([usage], costs)
-
-    def _find_compaction(
-        self, call: RecordedCall, played: ReplayedCall
-    ) -> Compaction | None:
-        """Finds what a compaction has replaced, and its summary, in session state."""
-        if self._is_guarded:
-            facts = recordings.read_facts(call.event).get("compaction")
-            state = self._state
-        else:
-            facts = asdict(played.compaction) if played.compaction else None
-            state = played.state
-        if not isinstance(facts, dict):
-            return None
-        author, scope = call.event.author, branch_scope(call.event)
-        stored = AgentState(state, author, scope=scope)
-        covered = _read_covered(stored)
-        before = self._covered.get(stored.owner)
-        if before is None:
-            before = _read_covered(AgentState(self._rewound, author, scope=scope))
-        self._covered[stored.owner] = covered
-        named = zip(self._events[: call.index], self._names, strict=False)
-        events = list(_find_new(named, before, covered))
-        removed_count = (covered - before).total()
-        usage, cost = self._read_bill(facts)
-        others = removed_count - len(events)
-        return Compaction(facts, usage, cost, removed_count, events, others)
 
     def _read_bill(self, facts: dict[str, Any]) -> tuple[Usage, float | None]:
         """Reads what summaries took; where nothing was counted, nobody knows."""
@@ -248,25 +207,6 @@ class _Reader:
         if usage == Usage() or cost != (known := read_number(cost)):
             return usage, self._price(str(model), usage) if model else None
         return usage, known
-
-
-def _read_covered(stored: AgentState) -> Counter[bytes]:
-    """Counts the messages that a summary covers, by fingerprint."""
-    summary = stored.record.summary
-    return Counter(summary.covered.recent if summary else ())
-
-
-def _find_new(
-    named: Iterable[tuple[Event, bytes]], known: Counter[bytes], covered: Counter[bytes]
-) -> Iterator[Event]:
-    """Yields the events that are covered now; of equal ones the first were before."""
-    old, new = known.copy(), covered - known
-    for event, name in named:
-        if old[name]:
-            old[name] -= 1
-        elif new[name]:
-            new[name] -= 1
-            yield event
 
 
 def _list_facts(call: Call) -> dict[str, str]:

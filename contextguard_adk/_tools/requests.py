@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,6 +13,7 @@ from google.adk.sessions import Session
 from google.genai import types
 
 from contextguard_adk import _sections
+from contextguard_adk._history.fingerprints import fingerprint
 from contextguard_adk._history.history import History
 from contextguard_adk._history.stored import StoredSummary
 from contextguard_adk._history.truncation import Preview
@@ -40,15 +42,15 @@ NAMES = {
 class Rebuilt:
     """The history that the request of a recorded call held, and what it left out.
 
-    `beside` has what stood in place of messages: the texts of the summary and of what
-    stands beside it, by their names for people.
+    `left_out` has the messages as they were said, `removed` those of them that the
+    agent's request before it still had, and `shortened` those that are shown in part.
+    `beside` has what stood in place of messages, by its name for people.
     """
 
-    call: RecordedCall
-    facts: dict[str, Any]  # What a guard has noted on the event.
     messages: list[types.Content]
-    left_out: list[types.Content]  # As they were said.
-    shortened: list[types.Content]  # Likewise; of these the request has a part.
+    left_out: list[types.Content]
+    removed: list[types.Content]
+    shortened: list[types.Content]
     beside: dict[str, str]
 
 
@@ -73,14 +75,20 @@ class Rebuilder:
         # By agent and scope: what a request depends on, its messages, what is rebuilt.
         self._last: dict[str, tuple[object, int, Rebuilt]] = {}
 
-    async def rebuild(self, call: RecordedCall) -> Rebuilt:
-        """Rebuilds the request of a call; of calls in their order."""
+    async def rebuild(
+        self, call: RecordedCall, simulated: dict[str, Any] | None = None
+    ) -> Rebuilt:
+        """Rebuilds the request of a call, of calls in their order, from session state.
+
+        In place of the recorded one it may be that of a replay.
+        """
         event, agent = call.event, make_agent(call.event.author)
         contents = (await self._side.build(call, agent)).contents
         self._read_state(call)
-        state = AgentState(self._state, agent.name, scope=branch_scope(event))
+        values = self._state if simulated is None else simulated
+        state = AgentState(values, agent.name, scope=branch_scope(event))
         key = event.invocation_id, state.read("record"), state.read("summary")
-        preview, facts = self._preview(call), read_facts(event)
+        preview = self._preview(call)
         known, count, last = self._last.get(state.owner, (None, 0, None))
         if last and known == key and count <= len(contents):
             new = contents[count:]
@@ -88,13 +96,14 @@ class Rebuilder:
             short = [a for a, b in zip(new, shown, strict=True) if a is not b]
             rebuilt = replace(
                 last,
-                call=call,
-                facts=facts,
+                removed=[],
                 messages=[*last.messages, *shown],
                 shortened=[*last.shortened, *short],
             )
         else:
             rebuilt = self._rebuild(call, contents, agent, state, preview)
+            before = Counter(map(self._spell, last.left_out if last else ()))
+            rebuilt = replace(rebuilt, removed=list(self._find_new(rebuilt, before)))
         self._last[state.owner] = key, len(contents), rebuilt
         return rebuilt
 
@@ -119,13 +128,26 @@ class Rebuilder:
             shown[index] = content
         here = [i for i in range(len(shown)) if i not in history.covered]
         return Rebuilt(
-            call=call,
-            facts=read_facts(call.event),
             messages=[shown[i] for i in here],
             left_out=[contents[i] for i in sorted(history.covered)],
+            removed=[],
             shortened=[contents[i] for i in here if shown[i] is not contents[i]],
             beside=dict(_list_beside(history, stored)),
         )
+
+    def _spell(self, content: types.Content) -> bytes:
+        parts = content.parts or ()
+        return self.memo.get(fingerprint, content, parts, content.role)
+
+    def _find_new(
+        self, rebuilt: Rebuilt, known: Counter[bytes]
+    ) -> Iterator[types.Content]:
+        """Yields what is left out since; of equal ones the first were before."""
+        for content in rebuilt.left_out:
+            name = self._spell(content)
+            if not known[name]:
+                yield content
+            known[name] -= bool(known[name])
 
     def _read_state(self, call: RecordedCall) -> None:
         """Reads what events bring to session state, up to those of a call's answer."""

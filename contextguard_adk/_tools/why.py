@@ -140,7 +140,8 @@ async def find_periods(
             continue
         owner = f"{name}@{scope}" if scope else name
         holders, gone = finder.search(rebuilt)
-        before, done = last.get(owner), rebuilt.facts.get("compaction")
+        before = last.get(owner)
+        done = recordings.read_facts(call.event).get("compaction")
         if before is None and gone == "absent":
             continue  # It was not said yet.
         if before and (before.holders, before.gone) == (holders, gone):

@@ -49,9 +49,7 @@ class Needs:
 
     def __init__(self, events: Sequence[Event], calls: Iterable[RecordedCall]) -> None:
         self._values = {call.index: _list_values(events, call) for call in calls}
-        placed = [(i, p) for i, e in enumerate(events) for p in parts_of(e.content)]
-        self._events = [index for index, _ in placed]
-        self._parts = [part for _, part in placed]
+        self._parts = [part for event in events for part in parts_of(event.content)]
         self._numbers = {_key(part): n for n, part in enumerate(self._parts)}
         self._texts = list(map(read_part, self._parts))
         anchors = {_anchor(v) for values in self._values.values() for v in values}
@@ -86,11 +84,6 @@ class Needs:
     ) -> list[Needed]:
         present = self._locate([each.value for each in needed], sent)
         return [each for each in needed if each.value not in present]
-
-    def find_events(self, value: str) -> set[int]:
-        """Returns the indexes of the events that hold a value."""
-        self._locate([value], ())
-        return {self._events[number] for number in self._holders[value]}
 
     def _locate(
         self, values: list[str], contents: Sequence[types.Content]
