@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import textwrap
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any, Literal, TypeVar
 
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.models.registry import LLMRegistry
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field
 
 from contextguard_adk._providers.costs import Costs
 from contextguard_adk._support.settings import (
@@ -21,6 +20,7 @@ from contextguard_adk._support.settings import (
     Ratio,
     Seconds,
     Settings,
+    join_problems,
     short_repr,
     suggest,
 )
@@ -53,6 +53,8 @@ Chooser = Callable[[CallbackContext], Strategy | None]
 
 class PluginSettings(Settings):
     """All settings of the plugin that a file can hold."""
+
+    made_for = "ContextGuardPlugin"
 
     agents: Mapping[str, Strategy | Chooser | None] = Field(
         default_factory=dict,
@@ -248,41 +250,27 @@ def _build_strategy(key: str, table: object) -> Strategy | None:
 
 def _validate(key: str, model: type[M], values: Mapping[str, Any]) -> M:
     try:
-        return model.model_validate(values)
-    except ValidationError as error:
-        problems = defaultdict[str, list[str]](list)
-        for problem in error.errors():
-            place, message = _describe(problem, values)
-            problems[f"{key}.{place}".strip(".") or "(top level)"].append(message)
-        # There is a message for each type that a value may have.
-        said = [f"{place}: {' or '.join(all_)}" for place, all_ in problems.items()]
-        raise ValueError("; ".join(said)) from error
+        return model(**{str(name): value for name, value in values.items()})
+    except ConfigError as error:
+        if not error.problems:
+            raise
+        problems = [(place, _name_table(place, said)) for place, said in error.problems]
+        said = join_problems(problems, key or "(top level)")
+        raise ValueError(said.replace("(top level).", "")) from error
     except Exception as error:  # A class of the user's own may raise anything.
         raised = f"{model.__name__} raised {type(error).__name__}: {error}"
         raise ValueError(f"{key or '(top level)'}: {raised}") from error
 
 
-def _describe(problem: Any, table: Any) -> tuple[str, str]:
-    """Returns the key with its value, as the file has them, and what is wrong."""
-    names, value = list[str](), table
-    for item in problem["loc"]:
-        try:
-            value = value[item]
-        except (LookupError, TypeError):
-            if problem["type"] != "missing":
-                break  # Of a value that may have several types pydantic names the type.
-        names.append(str(item))
-    place = ".".join(names)
-    if not isinstance(problem["input"], Mapping):
-        place += f" = {short_repr(problem['input'])}"
-    message = str(problem["msg"]).removeprefix("Value error, ")
-    if problem["type"] == "unknown_setting":
-        for name, kind in STRATEGIES.items():
-            if problem["loc"][-1] in kind.model_fields:
-                owner = f"[default] or [agents.<name>] with strategy = {name!r}"
-                said = re.sub(" Did you mean [^?]*[?]", "", message)
-                return place, f"{said}. It belongs in a table {owner}"
-    return place, message
+def _name_table(place: str, problem: str) -> str:
+    """Says which table a setting belongs to that another strategy has."""
+    name = place.partition(" = ")[0].rpartition(".")[2]
+    for strategy, kind in STRATEGIES.items():
+        if problem.startswith("unknown key.") and name in kind.model_fields:
+            problem = re.sub(" Did you mean [^?]*[?]", "", problem)
+            table = "a table [default] or [agents.<name>] with strategy ="
+            return f"{problem}. It belongs in {table} {strategy!r}"
+    return problem
 
 
 def _wrong(key: str, value: object, expected: str) -> ValueError:

@@ -1,5 +1,7 @@
 """Exceptions that callers of the package can catch."""
 
+from collections.abc import Sequence
+
 
 class ContextGuardError(Exception):
     """Base of every exception that the package raises on purpose."""
@@ -25,7 +27,13 @@ class UnusableAnswerError(SummaryError):
 
 
 class ConfigError(ContextGuardError, ValueError):
-    """A settings file cannot be read, or a setting in it is wrong.
+    """A setting is wrong, or a settings file cannot be read.
 
-    The message names the file, the key, the value and what is accepted.
+    The message is one line that names the place (a class, or a file with its key), the
+    value and what is accepted. `problems` has the last three by themselves, as pairs of
+    a place with its value and what is wrong with it.
     """
+
+    def __init__(self, message: str, problems: Sequence[tuple[str, str]] = ()) -> None:
+        super().__init__(message)
+        self.problems = tuple(problems)

@@ -18,7 +18,6 @@ from google.adk.plugins.plugin_manager import PluginManager
 from google.adk.sessions import InMemorySessionService
 from google.adk.tools.agent_tool import AgentTool
 from google.genai import types
-from pydantic import ValidationError
 
 import contextguard_adk as cg
 from contextguard_adk import strategies
@@ -514,7 +513,7 @@ def test_settings() -> None:
     assert cg.SlidingWindow(ahead=0.9).ahead == 0.9
     assert cg.Pipeline().ahead is None
     for value in (0.0, 1.0, 1, -0.5, "0.75", float("nan")):
-        with pytest.raises(ValidationError, match="more than 0 and less than 1"):
+        with pytest.raises(ValueError, match="more than 0 and less than 1"):
             cg.Threshold.model_validate({"ahead": value})
 
 

@@ -207,11 +207,11 @@ MISTAKES = {
     f"{PIPELINE}window = true": "default.window = True: a reducer, a table of…",
     f"{PRICES}8, outputs = 8}}": "prices.gpt-4o.outputs = 8: unknown key. Did you mean "
     "'output'? Known here: above, above_tokens, cached_input, input, output.",
-    f"{PRICES}-1}}": "prices.gpt-4o.output = -1: Input should be greater…",
-    f"{PRICES}'8'}}": "prices.gpt-4o.output = '8': Input should be a valid…",
-    "prices.'gpt-4o'.input = 2": "prices.gpt-4o.output: Field required.",
-    "prices.'gpt-4o' = 7": "prices.gpt-4o = 7: Input should be a valid dictionary…",
-    "prices = 7": "prices = 7: Input should be a valid dict…",
+    f"{PRICES}-1}}": "prices.gpt-4o.output = -1: at least 0 is expected.",
+    f"{PRICES}'8'}}": "prices.gpt-4o.output = '8': a number is expected.",
+    "prices.'gpt-4o'.input = 2": "prices.gpt-4o.output: it is required.",
+    "prices.'gpt-4o' = 7": "prices.gpt-4o = 7: a dictionary or instance of…",
+    "prices = 7": "prices = 7: a dictionary is expected.",
     "agents = 7": "agents = 7: a table of agents is expected.",
     "[[agents]]": "agents = [{}]: a table of agents is expected.",
     "agents.a = {strategy = 'none', x = 8}": 'agents.a.x = 8: strategy "none" has no…',
@@ -236,12 +236,12 @@ MISTAKES = {
     "Did you mean 'contextguard_adk.strategies.TokenWindow'?",
     f"{REDUCER}'a.B'": "default.reducers.0: 'a.B' cannot be imported…",
     f"{PIPELINE}[[default.reducers]]\nx = 1": "default.reducers.0: a Reducer, or a t…",
-    TOKENS: "…budget_tokens: Field required.",
+    TOKENS: "…budget_tokens: it is required.",
     f"{TOKENS}\nbudget_tokens = 9\nx = 1": f"…0.x = 1: unknown key. {OF_TOKENS}",
     "default = {summarizer = 'gemni'}": "default.summarizer = 'gemni': a name that "
     "ADK's LLMRegistry resolves is expected (Model gemni not found.…",
-    "default = {context_window = '8k'}": "default.context_window = '8k': Input should "
-    "be a valid integer.",
+    "default = {context_window = '8k'}": "default.context_window = '8k': "
+    "an integer is expected.",
     "default = {keep = '10%'}": f"default.keep = '10%': {KEEP}and less than 1, or "
     '"auto" are expected.',
     "default = {keep = 1.0}": f"default.keep = 1.0: {KEEP}…",
@@ -249,9 +249,8 @@ MISTAKES = {
     "default = {keep = true}": f"default.keep = True: {KEEP}…",
     **sizes("trigger", "1,000", 999, 0, 0.0, 1.01, -0.5, True, False, "often"),
     **sizes("preview_tokens", "100", 99, 0, 0.0, 1.0, -0.1, True, "auto"),
-    "default = {summary_timeout_seconds = 60_000}": "…= 60000: Input should be less…",
-    "warning_threshold = 70": "warning_threshold = 70: Input should be less than or "
-    "equal to 1.",
+    "default = {summary_timeout_seconds = 60_000}": "…= 60000: at most 3600 is…",
+    "warning_threshold = 70": "warning_threshold = 70: at most 1 is expected.",
     "state_keys = 'x'": "state_keys = 'x'…",
     f"{PIPELINE}tool_output = {{smart_truncate = true, max_length = 35}}": "…is 4000…",
     f"{PIPELINE}summary.trigger_threshold = 0.4": "…trigger_threshold (0.4)…",
@@ -363,12 +362,12 @@ TYPED = {
     "<function choose…",
     "ContextGuardPlugin(registry={'gpt-4o': 8})": "registry must have a method "
     "context_window(model) that returns tokens or None, not dict: {'gpt-4o': 8}",
-    "Threshold(contxt_window=8_000)": "contxt_window: unknown key. Did you mean "
-    f"'context_window'? {OF_THRESHOLD}",
-    "Pipeline(window=MessageWindow)": "window: Value error, a reducer, a table of "
-    "settings or false is expected. Did you mean MessageWindow(…)?",
-    "Threshold(summarizer=agent)": "…summarizer: Value error, a BaseLlm, or the name "
-    "of a model, is expected…",
+    "Threshold(contxt_window=8_000)": "Threshold: contxt_window = 8000: unknown "
+    f"key. Did you mean 'context_window'? {OF_THRESHOLD}",
+    "Pipeline(window=MessageWindow)": "Pipeline: window = <class …: a reducer, "
+    "a table of settings or false is expected. Did you mean MessageWindow(…)?",
+    "Threshold(summarizer=agent)": "Threshold: summarizer = LlmAgent…: a BaseLlm, "
+    "or the name of a model, is expected…",
     "App(name='app', root_agent=agent, plugins=[ContextGuardPlugin])": "plugins.0: "
     "Input should be an instance of BasePlugin",
     "InMemoryRunner(app=App(name='app', root_agent=agent, plugins=["

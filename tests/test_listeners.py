@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from contextguard_adk import ContextGuardPlugin
+from contextguard_adk.errors import ConfigError
 from contextguard_adk.testing import SimulatedLlm
 from tests.builders import Chat, answer_text
 from tests.guarded import NOW, SMALL, guarded_chat
@@ -136,5 +136,5 @@ async def test_a_late_failure_is_logged_as_any_other(
 @pytest.mark.parametrize("seconds", [0, 3_601, float("nan"), "5"])
 def test_a_wrong_limit_is_refused(seconds: Any) -> None:
     """More than 0 and at most 3,600 seconds are accepted."""
-    with pytest.raises(ValidationError, match="listener_timeout_seconds"):
+    with pytest.raises(ConfigError, match="listener_timeout_seconds"):
         ContextGuardPlugin(listener_timeout_seconds=seconds)

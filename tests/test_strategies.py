@@ -14,6 +14,7 @@ from google.genai import types
 from pydantic import ValidationError
 
 from contextguard_adk import CompactionRecord, Pipeline, SlidingWindow, Threshold
+from contextguard_adk.errors import ConfigError
 from contextguard_adk.strategies import (
     MessageWindow,
     Reducer,
@@ -163,7 +164,7 @@ def test_bad_settings_are_refused(
     kind: type[Strategy] | type[Reducer], settings: dict[str, Any], complaint: str
 ) -> None:
     """A mistake is an error at start that names the setting and its bound."""
-    with pytest.raises(ValidationError, match=complaint) as caught:
+    with pytest.raises(ConfigError, match=complaint) as caught:
         kind(**settings)
     if kind is SlidingWindow:
         assert next(iter(settings)) in str(caught.value)

@@ -8,8 +8,9 @@ import itertools
 import json
 import reprlib
 import textwrap
-from collections.abc import Iterable
-from typing import Annotated, Any
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import (
     AliasChoices,
@@ -24,6 +25,8 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from contextguard_adk.errors import ConfigError
+
 Count = Annotated[int, Field(ge=0, strict=True)]
 PositiveCount = Annotated[int, Field(ge=1, strict=True)]
 WindowTokens = Annotated[int, Field(ge=1_000, strict=True)]
@@ -37,9 +40,33 @@ short_repr = _SHORT.repr
 """The text of a value for a message of one line."""
 
 
+_ELSEWHERE = {
+    "keep": "keep_messages keep_recent messages_to_keep event_retention_size",
+    "trigger": "threshold token_threshold max_tokens_before_summary trigger_tokens",
+    "context_window": "max_input_tokens window window_tokens context_length num_ctx",
+    "max_messages": "compaction_interval window_size max_history",
+    "summarizer": "model summary_model summarization_model summarizer_model",
+    "summary_instruction": "prompt summary_prompt summary_system_prompt",
+    "keep_tools": "exclude_tools preserve_tools",
+}
+"""What other packages, or users, call a setting."""
+
+_WORDS = {
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+    "greater than": "more than",
+    "a valid ": "a ",
+    "a integer": "an integer",
+    "Field required": "it is required",
+}
+_SYNONYMS = {name: own for own, names in _ELSEWHERE.items() for name in names.split()}
+
+
 def suggest(name: object, known: Iterable[str]) -> str:
     """The nearest known name as a question after a sentence; "" if none is near."""
     text, names = str(name), sorted(known, key=len)
+    if (own := _SYNONYMS.get(text)) in names:
+        return f" Did you mean {own!r}?"
     near = difflib.get_close_matches(text, names, 1)
     near = near or [each for each in names if len(text) > 3 and text in each]
     return f" Did you mean {near[0]!r}?" if near else ""
@@ -74,10 +101,71 @@ def resolve_size(size: int | float, window_tokens: float) -> int:
     return int(size * window_tokens) if isinstance(size, float) else size
 
 
+def find_problems(error: ValidationError, values: Any) -> list[tuple[str, str]]:
+    """Lists what is wrong: a key with its value, as it was given, and what is accepted.
+
+    Every message about settings is made of these, in code and in files.
+    """
+    problems = defaultdict[str, list[str]](list)
+    for problem in error.errors():
+        names, value = list[str](), values
+        for item in problem["loc"]:
+            try:
+                value = value[item]
+            except (LookupError, TypeError):
+                if problem["type"] != "missing":
+                    break  # Where a value may have several types, pydantic names one.
+            names.append(str(item))
+        place, inner = ".".join(names), (problem.get("ctx") or {}).get("error")
+        for where, said in getattr(inner, "problems", ()):
+            problems[f"{place}.{where}".strip(".")].append(said)
+        if not getattr(inner, "problems", ()):
+            if not isinstance(problem["input"], Mapping):
+                place += f" = {short_repr(problem['input'])}"
+            message = _say(str(problem["msg"]))
+            problems[place].append(message)
+    # There is a message for each type that a value may have.
+    return [(place, " or ".join(all_)) for place, all_ in problems.items()]
+
+
+def _say(message: str) -> str:
+    """Says in our words what pydantic says."""
+    message = message.removeprefix("Value error, ")
+    for theirs, ours in _WORDS.items():
+        message = message.replace(theirs, ours)
+    if said := message.removeprefix("Input should be "):
+        message = message if said == message else f"{said} is expected"
+    return message
+
+
+def join_problems(problems: Iterable[tuple[str, str]], key: str = "") -> str:
+    """Writes problems as one line, each with its place below a key."""
+    lines = (((f"{key}.{place}").strip("."), said) for place, said in problems)
+    return "; ".join(f"{place}: {said}" if place else said for place, said in lines)
+
+
 class Settings(BaseModel):
     """Settings that do not change; the docstring lists them with their defaults."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    made_for: ClassVar[str] = ""
+    """The class that users name, where it is not this one."""
+
+    if not TYPE_CHECKING:  # Checkers know the settings as arguments.
+
+        def __init__(self, *args: object, **values: Any) -> None:
+            name = self.made_for or type(self).__name__
+            if args:
+                first = next(iter(type(self).model_fields))
+                said = f"settings are given by name, as in {name}({first}=…)"
+                raise TypeError(f"{name}: {said}, not {short_repr(args[0])}")
+            try:
+                super().__init__(**values)
+            except ValidationError as error:
+                problems = find_problems(error, values)
+                said = join_problems(problems)
+                raise ConfigError(f"{name}: {said}", problems) from None
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:

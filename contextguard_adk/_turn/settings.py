@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from google.adk.models.base_llm import BaseLlm
-from pydantic import AliasChoices, ConfigDict, Field, InstanceOf, field_validator
+from pydantic import (
+    AliasChoices,
+    ConfigDict,
+    Field,
+    InstanceOf,
+    field_validator,
+    model_validator,
+)
 
 from contextguard_adk._history.truncation import Preview
 from contextguard_adk._measuring.budgets import scale_trigger
@@ -192,6 +199,26 @@ class StrategySettings(Settings):
                 "boolean is expected"
             )
         return value
+
+    @model_validator(mode="after")
+    def _refuse_what_never_acts(self) -> Self:
+        given, window, trigger = (
+            self.model_fields_set,
+            self.context_window,
+            self.trigger,
+        )
+        if type(trigger) is int and window and trigger > window:
+            raise ValueError(
+                f"trigger ({trigger:,}) is never reached: context_window is {window:,}"
+            )
+        if self.recall is False and "recall_page_tokens" in given:
+            raise ValueError("recall_page_tokens has no effect with recall=False")
+        if self.reuse_prompt_cache is True and self.summarizer is not None:
+            raise ValueError(
+                "reuse_prompt_cache=True has no effect with a summarizer: only the "
+                "agent's own model can use the cache of its prompts"
+            )
+        return self
 
     def keep_tokens(self, window_tokens: int, is_chat: bool = False) -> int:
         """What `keep` comes to in a context window; a chat calls no tools."""

@@ -159,7 +159,7 @@ class Pipeline(Strategy):
             await self._run(reduction)
             if reduction.tokens <= enough:
                 break
-            enough = limit
+            enough = due_tokens if turn.is_due else limit
         draft = reduction.decided
         hardly_less = 0.9 * turn.measure(turn.contents)
         is_requested = turn.reason == "requested" and not ask.attempts
