@@ -238,9 +238,9 @@ class Ask:
         except SummaryError as error:
             self.failures.append(error)
             logger.warning(
-                "The summarizer of agent %r failed (%s); excerpts take the place of "
-                "its summary where the window is nearly full; %s.",
-                *(turn.agent, error, turn.origin.place),
+                "The summarizer of agent %r, %r, failed (%s); excerpts take the place "
+                "of its summary where the window is nearly full; %s.",
+                *(turn.agent, self.model.llm.model, error, turn.origin.place),
             )
             return ""
 

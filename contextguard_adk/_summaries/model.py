@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from google.adk.models.base_llm import BaseLlm
@@ -22,6 +23,10 @@ from contextguard_adk._summaries.judge import Answer, judge
 from contextguard_adk._summaries.prompts import SUMMARY_INSTRUCTION
 from contextguard_adk.errors import SummaryError, UnusableAnswerError
 from contextguard_adk.records import Usage
+
+# What clients say that find no key, before they send anything.
+_KEY = re.compile(r"api[ _-]?key|credentials|_PROJECT\b.* must be set", re.IGNORECASE)
+_VARIABLE = re.compile(r"\b[A-Z]{2,}(?:_[A-Z]+)*_(?:API_KEY|PROJECT|LOCATION|TOKEN)\b")
 
 
 @dataclass(frozen=True)
@@ -170,7 +175,21 @@ async def _ask(question: _Question) -> Answer:
         # What it says may quote the conversation.
         status = read_status(error)
         known = type(error).__name__ + (f", status {status}" if status else "")
+        known += _explain_key(error, status)
         raise SummaryError(f"the call failed: {known}") from error
+
+
+def _explain_key(error: Exception, status: int | None) -> str:
+    """Says so where a client has no key, with the variables that its error names."""
+    text = ""
+    with suppress(Exception):  # Anyone's code may fail to say what it is.
+        text = str(error)[:2_000]
+    if status not in (401, 403) and not _KEY.search(text):
+        return ""
+    named = ", ".join(dict.fromkeys(_VARIABLE.findall(text)))
+    named = named or "its provider's (Gemini's is GOOGLE_API_KEY)"
+    said = f"set {named} in the environment, or name another `summarizer`"
+    return f"; it has no valid key: {said}"
 
 
 async def _read_answer(llm: BaseLlm, request: LlmRequest) -> Answer:
