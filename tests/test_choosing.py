@@ -10,10 +10,18 @@ from typing import Any
 import pytest
 from google.adk.agents import LlmAgent
 from google.adk.agents.callback_context import CallbackContext
+from google.adk.apps import App
 from google.adk.models.llm_response import LlmResponse
+from google.adk.runners import Runner
+from google.adk.sessions import InMemorySessionService
 from google.genai import types
 
-from contextguard_adk import ContextGuardPlugin, SlidingWindow
+from contextguard_adk import (
+    CompactionRecord,
+    ContextGuardPlugin,
+    SlidingWindow,
+    Threshold,
+)
 from contextguard_adk.strategies import Strategy
 from contextguard_adk.testing import SimulatedLlm, SimulatedProviderError, call
 from tests.builders import Chat, answer_text, guarded_agent, model, user
@@ -244,3 +252,29 @@ async def test_a_strategy_that_can_be_called_is_a_strategy() -> None:
     await chat.tell([user("More."), model("Yes.")] * 2)
     await chat.say("Go on.")
     assert is_compacted(llm.requests[-1])
+
+
+async def test_one_guard_in_two_apps_keeps_them_apart() -> None:
+    """Of the same user, session and agent; what is told carries the app."""
+    records: list[CompactionRecord] = []
+    strategy = Threshold(context_window=8_000)
+    guard = ContextGuardPlugin(default=strategy, on_compaction=records.append)
+    service, llms = InMemorySessionService(), dict[str, SimulatedLlm]()
+    for turn in range(7):
+        for name in ("support", "coding"):
+            llm = llms.setdefault(name, SimulatedLlm(context_window=8_000))
+            agent = LlmAgent(name="assistant", model=llm)
+            app = App(name=name, root_agent=agent, plugins=[guard])
+            runner = Runner(app=app, session_service=service)
+            if not turn:
+                await service.create_session(app_name=name, user_id="u", session_id="s")
+            said = types.UserContent(f"{name} {turn}. " + "And so on. " * 400)
+            run = runner.run_async(user_id="u", session_id="s", new_message=said)
+            assert [event async for event in run]
+    assert {record.app for record in records} == {"support", "coding"}
+    for name, other in ("support", "coding"), ("coding", "support"):
+        assert not llms[name].rejections
+        assert other not in "".join(request.text for request in llms[name].requests)
+        session = await service.get_session(app_name=name, user_id="u", session_id="s")
+        assert session
+        assert not any(key.startswith(("app:", "user:")) for key in session.state)

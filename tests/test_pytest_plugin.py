@@ -1,0 +1,88 @@
+"""The fixtures for users' tests, as pytest finds them in an environment of theirs."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from contextguard_adk import ContextGuardPlugin, Threshold
+from contextguard_adk.testing import SimulatedLlm
+from tests.builders import Chat, guarded_agent
+from tests.test_replay import save
+
+PAGE = Path(__file__).parent.parent / "docs" / "testing.md"
+
+
+def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs pytest in a folder that knows nothing of this project's settings."""
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+
+
+async def record(folder: Path) -> None:
+    """Records a session that is longer than the window of the example."""
+    guard = ContextGuardPlugin(default=Threshold(context_window=100_000))
+    chat = Chat(guarded_agent(SimulatedLlm(context_window=100_000)), [guard])
+    for turn in range(12):
+        await chat.say(f"Turn {turn}. " + "And so on. " * 300)
+    save(await chat.session(), folder)
+
+
+def test_the_example_of_the_page_passes(tmp_path: Path) -> None:
+    """As it is pasted, with a recorded session beside it."""
+    asyncio.run(record(tmp_path))
+    [example] = re.findall(r"(?s)```python\n(.*?)```", PAGE.read_text("utf-8"))
+    (tmp_path / "test_clerk.py").write_text(example)
+    done = run_pytest(tmp_path, "-q")
+    assert "3 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_a_refused_request_fails_the_test(tmp_path: Path) -> None:
+    """At its end, and it says how many; the plain model only refuses."""
+    (tmp_path / "test_it.py").write_text(
+        "import asyncio\n"
+        "from google.adk.agents import LlmAgent\n"
+        "from google.adk.runners import InMemoryRunner\n"
+        "def talk(llm):\n"
+        "    runner = InMemoryRunner(agent=LlmAgent(name='a', model=llm))\n"
+        "    try:\n"
+        "        asyncio.run(runner.run_debug('And so on. ' * 900, quiet=True))\n"
+        "    except Exception:\n"
+        "        pass\n"
+        "def test_strict(contextguard_strict_llm):\n"
+        "    talk(contextguard_strict_llm(context_window=1_000))\n"
+        "def test_plain(contextguard_llm):\n"
+        "    llm = contextguard_llm(context_window=1_000)\n"
+        "    talk(llm)\n"
+        "    assert llm.rejections == 1\n"
+    )
+    done = run_pytest(tmp_path, "-q")
+    assert "2 passed, 1 error" in done.stdout, done.stdout + done.stderr
+    assert "1 of 1 requests refused" in done.stdout
+
+
+def test_a_run_that_uses_no_fixture_imports_nothing(tmp_path: Path) -> None:
+    """Of this package, and nothing of ADK."""
+    (tmp_path / "test_it.py").write_text(
+        "import sys\n"
+        "def test_it():\n"
+        "    assert 'pytest_contextguard_adk' in sys.modules\n"
+        "    assert not {'contextguard_adk', 'google.adk'} & {*sys.modules}\n"
+    )
+    done = run_pytest(tmp_path, "-q", "-p", "no:xdist")
+    assert "1 passed" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "name", ["contextguard_llm", "contextguard_strict_llm", "contextguard_recording"]
+)
+def test_the_page_names_each_fixture(name: str, request: pytest.FixtureRequest) -> None:
+    """And pytest has it in this very run."""
+    assert request.getfixturevalue(name)
+    assert f"| `{name}` |" in PAGE.read_text("utf-8")
