@@ -49,7 +49,8 @@ pre { font-family: monospace !important; }
 """
 
 COMPACTION = "context_guard:compacted:operator"
-"""How the UI labels the event of a compaction."""
+LABEL = re.compile(rf"State: {COMPACTION}, .*__context_guard_summary_operator")
+"""How the UI labels the event of a compaction: what people read comes first."""
 
 IS_DRAWN = """
 canvas => canvas.getContext("2d")
@@ -132,7 +133,7 @@ def browser(report: str) -> Iterator[Browser]:
 def page(browser: Browser) -> Iterator[Page]:
     """An empty page; the test fails where it wrote an error to the console."""
     expect.set_options(timeout=30_000)
-    page = browser.new_page(viewport={"width": 1000, "height": 600}, locale="en-US")
+    page = browser.new_page(viewport={"width": 1280, "height": 720}, locale="en-US")
     page.set_default_timeout(30_000)
     page.route(lambda url: urlsplit(url).hostname != "127.0.0.1", lambda r: r.abort())
     errors: list[str] = []
@@ -166,8 +167,8 @@ def talk_until_compacted(page: Page, address: str, app: str) -> None:
         expect(answers.nth(number - 1)).to_be_attached()
         if is_compacted:
             break  # The page shows it a moment later.
-        is_compacted = COMPACTION in events
-    expect(page.get_by_role("button", name=COMPACTION)).to_be_visible()
+        is_compacted = re.search(rf'"{COMPACTION}": ?"\d', events) is not None
+    expect(page.get_by_role("button", name=LABEL)).to_be_visible()
     expect(page.get_by_role("button", name=f"Artifact: {ARTIFACT}")).to_be_visible()
 
 
@@ -190,7 +191,15 @@ def look_around(page: Page, address: str, app: str, is_saved: bool = False) -> N
     expect(state.get_by_text(COMPACTION)).to_be_visible()
     for key in ("summary", "summarized_at", "real_tokens", "last_heuristic"):
         expect(state).to_contain_text(f"__context_guard_{key}_operator")
+    text = state.inner_text()
+    for key in ("usage", "compacted"):
+        assert text.index(f"context_guard:{key}:") < text.index("__context_guard_")
     save("state")
+    if SCREENSHOTS and is_saved:
+        size = page.viewport_size
+        page.set_viewport_size({"width": 390, "height": 844})
+        save("state-phone")
+        page.set_viewport_size(size or {"width": 1280, "height": 720})
     page.get_by_role("tab", name="Artifacts").click()
     artifact = page.get_by_role("tabpanel", name="Artifacts")
     expect(artifact.get_by_text(ARTIFACT)).to_be_visible()
@@ -199,7 +208,7 @@ def look_around(page: Page, address: str, app: str, is_saved: bool = False) -> N
     expect(artifact).not_to_contain_text("Now write the summary")
     save("artifact")
     page.get_by_role("tab", name="Info").click()
-    page.get_by_role("button", name=COMPACTION).click()
+    page.get_by_role("button", name=LABEL).click()
     details = page.get_by_role("tabpanel", name="Info")
     page.locator("[mattooltip='State Changes']").click()
     expect(details.get_by_text(line)).to_be_visible()

@@ -36,7 +36,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a dict": ({"agents": {"a": {"max_messages": 30}}}, r"\['a'\] must be a Strategy"),
     "a class": ({"default": SlidingWindow}, "default must be a Strategy"),
     "a misspelt setting": ({"agent": {}}, "agent"),
-    "state keys": ({"state_keys": "flat"}, "'namespaced'.*flat"),
+    "state keys": ({"state_keys": "flat"}, "flat.*'namespaced'"),
 }
 
 

@@ -71,4 +71,8 @@ class StateLines(Listener):
         if event.guard.has_usage and event.count and event.count.is_size:
             tokens, most = event.count.real_tokens, event.call.window_tokens
             said = f"{tokens:,} of {most:,} tokens, {100 * tokens / most:.0f} %"
-            event.state.set(USAGE_KEY + event.context.agent_name, said)
+            name = event.context.agent_name
+            event.state.set(USAGE_KEY + name, said)
+            if COMPACTED_KEY + name not in event.context.state:
+                # The web UI shows keys as they came: it then stands above our own.
+                event.state.set(COMPACTED_KEY + name, "none so far")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import logging
 import re
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,6 +53,8 @@ PIN_KEY = "context_guard:pin:"
 MAX_SCOPES = 16
 """Branches and isolation scopes of one agent that are kept; the oldest go, but none
 in which the agent is at work."""
+
+_FOR_PEOPLE = COMPACTED_KEY, USAGE_KEY, PIN_KEY
 
 _VERSION = re.compile(r'\s*\{\s*"version"\s*:\s*([1-9]\d{0,8})\b')
 SCOPED_NAMES = "summary", "summarized_at", "real_tokens", "last_heuristic", "record"
@@ -114,14 +116,14 @@ class RunWrites:
         taken = [self.pending.pop(each, {}) for each in scopes]
         items = [item for written in taken for item in written.items()]
         # Else somebody has written to it since.
-        return {key: value for key, value in items if state.get(key) == value}
+        return _order((k, v) for k, v in items if state.get(k) == v)
 
     def give(self, scope: str, state: Mapping[str, Any]) -> dict[str, Any]:
         """Gives ADK what is pending, once; it stays so, as ADK drops some events."""
         items = self.pending.get(scope, {}).items()
         new = {k: v for k, v in items if state.get(k) == v and k not in self.given}
         self.given.update(new)
-        return new
+        return _order(new.items())
 
 
 class AgentState:
@@ -323,6 +325,11 @@ class AgentState:
             for key, value in ((FOCUS_KEY, ""), (REFUSED_KEY, refusal)):
                 if (self._values.get(key + suffix) or "") != value:
                     self.set(key + suffix, value)
+
+
+def _order(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Puts what people read first: `adk web` shows keys in the order they came."""
+    return dict(sorted(items, key=lambda item: not item[0].startswith(_FOR_PEOPLE)))
 
 
 def _key(name: str, owner: str, is_namespaced: bool) -> str:
