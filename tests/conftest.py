@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # the default try the same ones in every run.
 settings.register_profile("search", max_examples=2_000, deadline=None)
 settings.register_profile("default", max_examples=50, deadline=None, derandomize=True)
-settings.register_profile("ci", settings.get_profile("default"), max_examples=2_000)
+settings.register_profile("ci", settings.get_profile("default"), max_examples=500)
 settings.load_profile("default")
 
 # ADK would copy every request into its spans, which takes longer than most tests.

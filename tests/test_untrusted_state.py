@@ -252,7 +252,7 @@ async def test_any_value_costs_little(
 
 @pytest.mark.slow
 @any_state
-@settings(max_examples=500)
+@settings(max_examples=150)
 async def test_any_of_many_values_costs_little(
     strategy: Strategy, attack: Attack, turn: int
 ) -> None:

@@ -168,7 +168,7 @@ async def test_only_the_guard_begins_its_lines(
 
 
 @pytest.mark.slow
-@settings(max_examples=300, phases=phases)
+@settings(max_examples=80, phases=phases)
 @judged
 async def test_only_the_guard_ever_begins_its_lines(
     strategy: Strategy, result: str, summary: str

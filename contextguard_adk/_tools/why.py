@@ -28,7 +28,7 @@ from contextguard_adk.records import REASONS
 
 MAX_PLACES = 5
 AS_SAID, RECALLED = "the message itself", f"a result of {RECALL_TOOL}"
-PAGE = "https://contextguard-adk.readthedocs.io/en/latest/why-it-forgot/"
+PAGE = "https://contextguard-adk.github.io/contextguard-adk/why-it-forgot/"
 GONE = {
     "replaced": "nowhere in the request: the messages with it were left out",
     "hidden": "nowhere in the request: a result is shown without the part that has it",
