@@ -231,7 +231,7 @@ COMMANDS = {
     for line in re.findall(r"^\$ (.*)$", block.text, re.M)
     for command in line.split("&&")
 }
-OTHERS = {"cd", "git", "mkdocs", "mypy", "ruff"}
+OTHERS = {"cd", "docker", "git", "mkdocs", "mypy", "ruff", "uvicorn"}
 
 
 @pytest.fixture(scope="module")
