@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -27,19 +28,21 @@ def address(tmp_path: Path) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
+    folder = tmp_path / "team"
+    shutil.copytree(TEAM, folder)
     file = f"sqlite+aiosqlite:///{tmp_path / 'sessions.db'}"
     database = os.environ.get("CONTEXTGUARD_TEST_POSTGRES_URL") or file
     environment = {
         **os.environ,
         "HOME": str(tmp_path),
-        "CONTEXTGUARD_CONFIG": str(TEAM / "guard.toml"),
+        "CONTEXTGUARD_CONFIG": str(folder / "guard.toml"),
         "SESSION_SERVICE_URI": database,
     }
     environment.pop("MODEL", None)
     command = [sys.executable, "-m", "uvicorn", "server:app", f"--port={port}"]
     with (tmp_path / "log").open("wb") as log:
         server = subprocess.Popen(
-            command, cwd=TEAM, env=environment, stdout=log, stderr=subprocess.STDOUT
+            command, cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT
         )
     address = f"http://127.0.0.1:{port}"
     try:
@@ -102,7 +105,9 @@ def test_the_settings_and_the_agents_pass_their_check(
     assert main(["check", str(TEAM / "guard.toml")]) == 0
     capsys.readouterr()
     tables = tomllib.loads((TEAM / "guard.toml").read_text("utf-8"))
-    assert {*tables["agents"]} == {path.name for path in (TEAM / "agents").iterdir()}
+    assert all(
+        (TEAM / "agents" / name / "agent.py").exists() for name in tables["agents"]
+    )
     copied = (TEAM / "Dockerfile").read_text("utf-8")
     for name in ("guard.toml", "server.py", "agents/", "requirements.txt"):
         assert name in copied
