@@ -66,7 +66,10 @@ async def test_small_requests_leave_as_they_came(is_streaming: bool) -> None:
     ids = [[list(map(id, c)) for c in tap.contents] for tap in (before, after)]
     assert ids[0] == ids[1]
     assert [id(c) for c in before.lists] == [id(c) for c in after.lists]
-    assert set(await chat.state()) == {REAL, HEURISTIC, "context_guard:usage:agent"}
+    shown = {f"context_guard:{name}:agent" for name in ("compacted", "usage")}
+    state = await chat.state()
+    assert set(state) == {REAL, HEURISTIC, *shown}
+    assert state["context_guard:compacted:agent"] == "none so far"
 
 
 async def test_summary_stays_on_later_calls_turns_and_processes() -> None:

@@ -175,7 +175,7 @@ async def test_where_there_is_no_artifact(
     events = await chat.say("Look.")
     assert answer_text(events) == "It is done."
     state = await chat.state()
-    assert bool(state.get(KEY)) is has_line
+    assert bool(re.match(r"\d", str(state.get(KEY)))) is has_line
     assert not (is_recorded and "context_guard" in str(state))
     assert deltas(events) == []
     assert await list_names(service) == []
