@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any, NamedTuple
@@ -195,9 +195,10 @@ class Side:
         """
         invocation = self.begin(call, agent, PluginManager())
         older = self._older[agent.name, branch_scope(call.event)]
+        events = self._session.events
+        older.is_alone &= _stand_alone(events[older.end :])
         if agent.include_contents == "none" or not older.is_alone:
             return await self._build(invocation, agent)
-        events = self._session.events
         own = takewhile(
             lambda e: e.invocation_id == invocation.invocation_id, reversed(events)
         )
@@ -290,6 +291,17 @@ class Side:
             run_config=RunConfig(),
             plugin_manager=plugins,
         )
+
+
+def _stand_alone(events: Sequence[Event]) -> bool:
+    """Whether events change nothing before them, and answer no call there."""
+    calls = {call.id for event in events for call in event.get_function_calls()}
+    return not any(
+        event.actions.compaction
+        or event.actions.rewind_before_invocation_id
+        or any(answer.id not in calls for answer in event.get_function_responses())
+        for event in events
+    )
 
 
 def make_agent(name: str, **settings: Any) -> LlmAgent:
