@@ -293,8 +293,6 @@ def check_ours(arguments: list[str], folder: Path) -> None:
     arguments = [re.sub(r"^.*session\.db$", path, word) for word in arguments]
     if arguments == ["demo"]:
         arguments += ["tree", "--steps", "6"]
-    if "--plot" in arguments:
-        pytest.importorskip("matplotlib")
     assert main(arguments) == 0
 
 

@@ -106,7 +106,7 @@ async def test_the_report_of_all_sessions_is_a_page(
     assert "script-src" not in html
 
 
-@pytest.mark.parametrize("option", ["--list", "--compare", "--all", "--plot=a.svg"])
+@pytest.mark.parametrize("option", ["--list", "--compare", "--all"])
 def test_it_goes_with_no_option_for_one_session(
     option: str, tmp_path: Path, capsys: Any
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import re
 import sqlite3
@@ -205,9 +204,8 @@ async def test_any_export_gives_the_same_session(
 
 
 def test_it_prints_calls_and_sums(export: Path, capsys: Output) -> None:
-    """A row for each call, then accuracy, overflows and tokens; and draws a plot."""
-    plot = export.parent / "out.svg"
-    printed = replay(capsys, export, "--window", WINDOW, "--plot", plot)
+    """A row for each call, then accuracy, overflows and tokens."""
+    printed = replay(capsys, export, "--window", WINDOW)
     named, headline, without, guarded, _, _, *lines = printed.splitlines()
     assert named.startswith("Session 'session' of user 'user', app 'app': 48 events, ")
     assert re.match(r"Requests over the window: \d+ without .* → 0 with it", headline)
@@ -219,10 +217,6 @@ def test_it_prints_calls_and_sums(export: Path, capsys: Output) -> None:
     assert f"0 of {CALLS - 1} estimates more than 10% too low" in printed
     assert ") saved." in printed
     assert "The recording reports no cached tokens" in printed
-    drawn = plot.read_text()
-    assert "<svg" in drawn
-    for label in ("with the guard", "rejected by the provider", "context window"):
-        assert f"<!-- {label} -->" in drawn
 
 
 def answered(content: types.Content, author: str, tokens: int, **more: Any) -> Event:
@@ -416,16 +410,13 @@ def test_no_recordings_and_wrong_options_are_one_line(
         for exported in exports:
             (folder / "no.json").write_text(exported)
             assert reason in fail(capsys, folder / "no.json")
-    config, lost = folder / "guard.toml", folder / "none" / "out.svg"
+    config, lost = folder / "guard.toml", folder / "none" / "out.html"
     config.write_text("[default]\nmax_turn = 3")
     for arguments, reason in (
         ((export, "--agent", "agnet"), "of agent 'agnet'"),
         ((folder,), "cannot be read"),
         ((folder / "missing.json",), "cannot be read"),
         ((export, "--config", config), "max_turn"),
-        ((export, "--plot", "out.txt"), ".svg, .png, .pdf"),
-        ((export, "--compare", "--plot", "out.svg"), "without --compare"),
-        ((export, "--window", 4_000, "--plot", lost), "cannot be written"),
         (("postgresql+asyncpg://me:hunter2@127.0.0.1:1/none",), ""),
         (("nonsense://me:hunter2@host/none",), ""),
         (("://",), ""),
@@ -434,9 +425,7 @@ def test_no_recordings_and_wrong_options_are_one_line(
         assert reason in line
         assert "hunter2" not in line
     line = fail(capsys, export, "--window", 4_000, "-o", lost, command="report")
-    assert "out.svg: cannot be written: No such file" in line
-    monkeypatch.setattr(importlib.util, "find_spec", lambda *_: None)
-    assert "pip install matplotlib" in fail(capsys, export, "--plot", "out.svg")
+    assert "out.html: cannot be written: No such file" in line
 
 
 ROWS = [

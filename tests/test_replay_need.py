@@ -13,8 +13,8 @@ from google.adk.sessions import Session
 from contextguard_adk import Threshold
 from contextguard_adk._tools.cli import main
 from contextguard_adk._tools.replay import ReplaySettings, replay_session
+from contextguard_adk._tools.replaying.calls import list_calls
 from contextguard_adk._tools.replaying.need import Needs, Share, list_missing
-from contextguard_adk._tools.replaying.side import list_calls
 from contextguard_adk.config import CONFIG_VARIABLE, PluginSettings
 from contextguard_adk.testing import Reply, SimulatedLlm, call
 from tests.builders import Chat, guarded_agent, queued_tool

@@ -233,7 +233,6 @@ def check(**options: Any) -> int | None:
 @contextguard.command()
 @_recording_options
 @_json
-@click.option("--plot", type=_file, help="Draw .svg, .png or .pdf (extra `plot`).")
 @click.option("--compare", is_flag=True, help="Compare strategies and triggers.")
 @click.option("--all", "is_complete", is_flag=True, help="Print all of many calls.")
 def replay(**options: Any) -> int | None:

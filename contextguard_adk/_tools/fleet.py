@@ -26,8 +26,8 @@ from contextguard_adk._tools import recordings, terminal
 from contextguard_adk._tools.html_page import write_page
 from contextguard_adk._tools.recordings import ListedSession, RecordedCall, SessionKey
 from contextguard_adk._tools.replay import ReplaySettings, read_settings, replay_session
+from contextguard_adk._tools.replaying.calls import list_calls
 from contextguard_adk._tools.replaying.figures import Bill, Replayed, ReplayedCall
-from contextguard_adk._tools.replaying.side import list_calls
 from contextguard_adk._tools.terminal import CommandError, number_column
 from contextguard_adk.records import format_cost
 from contextguard_adk.strategies import Pipeline, SlidingWindow, Threshold
@@ -54,9 +54,9 @@ def run_fleet(
     **options: Any,
 ) -> None:
     """Replays sessions in several processes; prints a table, and writes a page."""
-    others = {"is_list", "plot", "compare", "is_complete"} & options.keys()
+    others = {"is_list", "compare", "is_complete"} & options.keys()
     if any({name: options.pop(name) for name in others}.values()):
-        raise CommandError("--all-sessions: no --list, --plot, --compare or --all")
+        raise CommandError("--all-sessions: no --list, --compare or --all")
     settings = ReplaySettings(read_settings(config), **options)
     with terminal.quiet_logs(Console(stderr=True)):
         listed = asyncio.run(recordings.list_sessions(source, key))

@@ -8,7 +8,6 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 from google.adk.agents import LlmAgent
@@ -27,6 +26,7 @@ from contextguard_adk._providers.registry import resolve_context_window, resolve
 from contextguard_adk._tools import recordings, terminal
 from contextguard_adk._tools.recordings import RecordedCall, SessionKey
 from contextguard_adk._tools.replaying import figures
+from contextguard_adk._tools.replaying.calls import list_calls
 from contextguard_adk._tools.replaying.compare import Comparison, Row, list_rows
 from contextguard_adk._tools.replaying.figures import Bill, Replayed, ReplayedCall
 from contextguard_adk._tools.replaying.need import Needs
@@ -34,7 +34,6 @@ from contextguard_adk._tools.replaying.side import (
     Scale,
     Sent,
     Side,
-    list_calls,
     make_agent,
     make_summarizer,
 )
@@ -74,7 +73,6 @@ class ReplaySettings:
 def run_replay(
     is_list: bool,
     as_json: bool,
-    plot: Path | None,
     compare: bool,
     is_complete: bool,
     **recording: Any,
@@ -82,10 +80,6 @@ def run_replay(
     if is_list:
         print_sessions(as_json, **recording)
         return
-    if plot and compare:
-        raise CommandError("--plot draws one replay: give it without --compare")
-    if plot:
-        figures.require_plotting(plot)
     # Of settings that are only compared, what they cannot do is no warning.
     silent = [loop.logger] if compare else []
     with terminal.quiet_logs(Console(stderr=True), *silent):
@@ -97,8 +91,6 @@ def run_replay(
         guards = [row.guard for row in rows]
         replays = asyncio.run(replay_guards(session, settings, guards))
         found = Comparison(rows, replays) if compare else replays[0]
-        if plot:
-            figures.save_plot(replays[0], plot)
     if as_json:
         print(json.dumps(found.to_json(), indent=2))
         return

@@ -33,9 +33,9 @@ from contextguard_adk._tools.recordings import (
     read_number,
 )
 from contextguard_adk._tools.replay import ReplaySettings
+from contextguard_adk._tools.replaying.calls import list_calls
 from contextguard_adk._tools.replaying.figures import Replayed, ReplayedCall
 from contextguard_adk._tools.replaying.need import Needed, Needs, Share, list_missing
-from contextguard_adk._tools.replaying.side import list_calls
 from contextguard_adk._tools.requests import Rebuilder, Rebuilt
 from contextguard_adk._tools.terminal import print_line, quiet_logs
 from contextguard_adk.config import PluginSettings

@@ -20,8 +20,8 @@ from contextguard_adk._runtime.scopes import branch_scope
 from contextguard_adk._support.log import one_line
 from contextguard_adk._tools import recordings, replay, terminal
 from contextguard_adk._tools.replay import ReplaySettings
+from contextguard_adk._tools.replaying.calls import list_calls
 from contextguard_adk._tools.replaying.need import read_part
-from contextguard_adk._tools.replaying.side import list_calls
 from contextguard_adk._tools.requests import Rebuilder, Rebuilt
 from contextguard_adk._tools.terminal import CommandError, print_line
 from contextguard_adk.records import REASONS

@@ -1,13 +1,11 @@
-"""What a replay found: its figures, as JSON, as a table, and as a drawing."""
+"""What a replay found: its figures, as JSON and as a table."""
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from rich.table import Column
@@ -15,7 +13,7 @@ from rich.table import Column
 from contextguard_adk._providers.costs import TYPICAL_COSTS, add_costs
 from contextguard_adk._tools import terminal
 from contextguard_adk._tools.replaying.need import Needed, Share, list_missing
-from contextguard_adk._tools.terminal import CommandError, number_column, print_line
+from contextguard_adk._tools.terminal import number_column, print_line
 from contextguard_adk.records import CompactionRecord, Usage, format_cost
 
 COLUMNS = {
@@ -26,13 +24,6 @@ COLUMNS = {
     "error": ("error_ratio", "+.1%"),
     "pressure": ("pressure", ".0%"),
     "sent": ("sent_tokens", ","),
-}
-
-LINES: dict[str, tuple[str, dict[str, Any]]] = {
-    "without the guard": ("whole_tokens", {"color": "#7f8894"}),
-    "with the guard": ("sent_tokens", {"color": "#1f6fd6", "linewidth": 2.2}),
-    "threshold": ("threshold_tokens", {"color": "#c96a00", "linestyle": ":"}),
-    "context window": ("window_tokens", {"color": "#cf2e3c"}),
 }
 
 
@@ -192,9 +183,9 @@ def print_replayed(replayed: Replayed, is_complete: bool) -> None:
     done = f"{guarded.compactions:,} compactions"
     print_line(f"Requests over the window: {over} with it; {done}", "bold")
     window_tokens = max(call.window_tokens for call in calls)
-    for label in ("without the guard", "with the guard"):
-        sizes = [getattr(call, LINES[label][0]) for call in calls]
-        terminal.print_sparkline(f"{label:19}", sizes, window_tokens)
+    for label, name in (("without", "whole_tokens"), ("with", "sent_tokens")):
+        sizes = [getattr(call, name) for call in calls]
+        terminal.print_sparkline(f"{label + ' the guard':19}", sizes, window_tokens)
     print_line("")
     columns = [*map(number_column, COLUMNS), Column("compaction", min_width=20)]
     if len({call.agent for call in calls}) > 1:
@@ -275,48 +266,3 @@ def _list_facts(replayed: Replayed) -> Iterator[str]:
         f"conversation were in the request; far back, {far} of {far.needed:,}."
     )
     yield from (f"  {line}" for line in list_missing(replayed.missing))
-
-
-def require_plotting(path: Path) -> None:
-    """Fails before the work does, where matplotlib is missing or the format unknown."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise CommandError("--plot needs: pip install matplotlib")
-    if path.suffix.lower() not in (".svg", ".png", ".pdf"):
-        raise CommandError(f"{path}: the name must end in .svg, .png, .pdf")
-
-
-def save_plot(replayed: Replayed, path: Path) -> None:
-    """Draws the calls against the window, one panel for each agent."""
-    from matplotlib.figure import Figure
-
-    agents = list(dict.fromkeys(call.agent for call in replayed.calls))
-    figure = Figure(figsize=(9.0, 4.2 * len(agents)), layout="constrained")
-    panels = figure.subplots(len(agents), squeeze=False)
-    for agent, axes in zip(agents, panels[:, 0], strict=True):
-        calls = [call for call in replayed.calls if call.agent == agent]
-        numbers = [call.number for call in calls]
-        windows = [call.window_tokens for call in calls]
-        sizes = [max(call.whole_tokens, call.sent_tokens) for call in calls]
-        # Far above the window a line is cut off: what is below stays visible.
-        top_tokens = min(max(*sizes, *windows) * 1.06, 4 * max(windows))
-        rejected = {"color": "#cf2e3c", "alpha": 0.10, "linewidth": 0}
-        label = "rejected by the provider"
-        axes.fill_between(numbers, windows, top_tokens, label=label, **rejected)
-        for label, (name, style) in LINES.items():
-            # A gap where nothing is known.
-            values = [getattr(call, name) or math.nan for call in calls]
-            axes.plot(numbers, values, label=label, **{"linewidth": 1.6, **style})
-        compacted = [c.sent_tokens if c.compaction else math.nan for c in calls]
-        axes.plot(numbers, compacted, "v", color="#7c4dc4", label="compaction")
-        if len(agents) > 1:
-            axes.set_title(agent, loc="left", fontsize=11)
-        axes.set(xlabel="model call", ylabel="prompt tokens of the request")
-        axes.set(xlim=(1, max(2, numbers[-1])), ylim=(0, top_tokens))
-        axes.yaxis.set_major_formatter("{x:,.0f}")
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(axis="y", color="#dde2e9", linewidth=0.8)
-        axes.set_axisbelow(True)
-    handles, labels = panels[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
-    with terminal.explain_writing(path):
-        figure.savefig(path, dpi=150)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any, NamedTuple
@@ -27,13 +27,10 @@ from contextguard_adk._history.fingerprints import fingerprint
 from contextguard_adk._measuring.tokens import Memo, estimate_config_tokens
 from contextguard_adk._providers.clients import read_usage
 from contextguard_adk._runtime.scopes import branch_scope
-from contextguard_adk._runtime.state import AgentState
 from contextguard_adk._tools.recordings import RecordedCall, read_facts
 from contextguard_adk._tools.terminal import CommandError
 from contextguard_adk.records import CallRecord, Usage
 from contextguard_adk.testing import SimulatedLlm
-
-MAX_TOKENS = 20_000_000
 
 # Todos and a request for a compaction are the user's.
 _OWN_KEY = re.compile(
@@ -315,37 +312,3 @@ def make_agent(name: str, **settings: Any) -> LlmAgent:
 def _own_state(values: dict[str, Any]) -> dict[str, Any]:
     """Returns what is in state without what a guard keeps there for itself."""
     return {k: value for k, value in values.items() if not _OWN_KEY.match(k)}
-
-
-def list_calls(session: Session, agent: str | None = None) -> Iterator[RecordedCall]:
-    """Lists the model calls with a recorded prompt count, of one agent or of all."""
-    state: dict[str, Any] = {}
-    previous: tuple[object, ...] = ()
-    for index, event in enumerate(session.events):
-        state.update(event.actions.state_delta)
-        if event.partial:
-            continue
-        usage = event.usage_metadata
-        prompt_tokens = usage.prompt_token_count if usage else None
-        # Text and calls of a stream may be two events of one response.
-        origin = (prompt_tokens, event.author, event.invocation_id)
-        is_new, previous = origin != previous, origin
-        is_wanted = event.author != "user" and agent in (None, event.author)
-        if not (is_wanted and prompt_tokens and is_new):
-            continue
-        for name, count in usage or ():
-            # A request of that size will be made up.
-            if isinstance(count, int) and not 0 <= count <= MAX_TOKENS:
-                found = f"event {index}: {name} is {count:,}"
-                raise CommandError(f"{found}; 0 to {MAX_TOKENS:,} tokens are accepted")
-        name, scope = event.author, branch_scope(event)
-        is_guarded = bool(read_facts(event).get("recovered"))
-        is_guarded |= AgentState(state, name, scope=scope).read("summary") is not None
-        heuristic = 0
-        # What a guard has stored beside this count, at the end of a response.
-        for later in session.events[index : index + 4]:
-            stored = AgentState(later.actions.state_delta, name, scope=scope)
-            if stored.read("real_tokens") == prompt_tokens:
-                heuristic = heuristic or int(stored.read("last_heuristic") or 0)
-        sent = heuristic if 0 < heuristic <= MAX_TOKENS else None
-        yield RecordedCall(index, event, prompt_tokens, is_guarded, sent)
