@@ -67,7 +67,8 @@ def count_compactions(events: Sequence[Event], agent: str) -> int:
 
 def test_samples_are_listed_and_guarded(loader: AgentLoader) -> None:
     """`adk web samples` offers them, and each app brings its guard along."""
-    assert loader.list_agents() == NAMES
+    # An older ADK lists every folder, and so that of the server to copy.
+    assert [name for name in loader.list_agents() if name != "team"] == NAMES
     assert all(load_app(loader, name) for name in NAMES)
 
 
