@@ -13,6 +13,10 @@ from hypothesis import settings
 from contextguard_adk._support import log as telemetry
 
 if TYPE_CHECKING:
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import (
+        InMemorySpanExporter,
+    )
+
     from tests.fake_provider import FakeProvider
 
 # `--hypothesis-profile=…` takes another one. `search` looks for new examples; `ci` and
@@ -81,3 +85,23 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
     yield start
     for server in servers:
         server.__exit__()
+
+
+@pytest.fixture
+def exporter(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
+    """Collects the spans of ADK and the guard, for one test."""
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import (
+        InMemorySpanExporter,
+    )
+
+    kept = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(kept))
+    tracer = provider.get_tracer("test")
+    # The provider of the process can be set only once; every tracer made before it
+    # was set is such a proxy, ADK's own included.
+    monkeypatch.setattr(trace.ProxyTracer, "_tracer", property(lambda _: tracer))
+    return kept

@@ -36,8 +36,8 @@ from tests.chats import (
     words,
 )
 from tests.guarded import NOW, SMALL, WINDOW, is_compacted, long_chat, original
-from tests.test_documentation import find_python
-from tests.test_leaks import holds
+from tests.holding import holds
+from tests.pages import find_python
 
 REFUSED = "context_guard:compact_refused"
 LIMIT_SECONDS = 0.1

@@ -30,7 +30,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_play
 
 from contextguard_adk import ContextGuardPlugin, Threshold
 from contextguard_adk._tools.cli import main
-from tests.test_replay import CALLS, PRICES, WINDOW, record, save
+from tests.recordings import CALLS, PRICES, WINDOW, record, save
 
 CHROMIUM = shutil.which("chromium")
 pytestmark = [

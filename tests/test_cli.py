@@ -29,7 +29,7 @@ from contextguard_adk._tools.demo import FileTools
 from contextguard_adk.config import CONFIG_VARIABLE
 from contextguard_adk.testing import SimulatedLlm
 from tests.builders import call, model
-from tests.test_config import tells
+from tests.lines import tells
 
 Output = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch

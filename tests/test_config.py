@@ -34,18 +34,13 @@ from contextguard_adk.strategies import (
 )
 from contextguard_adk.testing import SimulatedLlm
 from tests.builders import Chat
+from tests.lines import tells
 
 SAMPLE = Path(__file__).parent.parent / "samples" / "contextguard.toml"
 REDUCERS = (MessageWindow, TokenWindow, ToolOutputTruncation, SummaryCompaction)
 PIPELINE = "[default]\nstrategy = 'pipeline'\n"
 REDUCER = f"{PIPELINE}[[default.reducers]]\nreducer = "
 TOKENS = f"{REDUCER}'contextguard_adk.strategies.TokenWindow'"
-
-
-def tells(said: str, text: str) -> bool:
-    """Whether a text is one line that says this; … stands for anything."""
-    pattern = ".*".join(map(re.escape, said.split("…")))
-    return re.fullmatch(pattern, text.strip()) is not None
 
 
 @pytest.fixture(autouse=True)

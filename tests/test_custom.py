@@ -14,10 +14,10 @@ from google.adk.cli.utils.agent_loader import AgentLoader
 from contextguard_adk import ContextGuardPlugin, Pipeline, Threshold
 from contextguard_adk.strategies import Ask, Draft, Turn
 from contextguard_adk.testing import SimulatedLlm
+from tests.background import OLD, SIZES, Talk, settle
 from tests.builders import SUMMARY_BEGIN, Chat, guarded_agent
 from tests.chats import Doing, seed, words
 from tests.guarded import is_compacted
-from tests.test_ahead import OLD, SIZES, Talk, settle
 
 ROOT = Path(__file__).parent.parent
 

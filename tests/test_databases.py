@@ -7,17 +7,11 @@ create a database of their own.
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import gc
 import itertools
 import json
-import os
 import re
-import uuid
-import warnings
-from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +20,9 @@ from google.adk.events.event import Event
 from google.adk.flows.llm_flows import contents as adk_contents
 from google.adk.models.llm_request import LlmRequest
 from google.adk.sessions import (
-    BaseSessionService,
-    DatabaseSessionService,
     InMemorySessionService,
 )
-from google.adk.sessions.sqlite_session_service import SqliteSessionService
 from google.genai import types
-from sqlalchemy import make_url, text
-from sqlalchemy.ext.asyncio import create_async_engine
 
 from contextguard_adk import ContextGuardPlugin, SlidingWindow, Threshold
 from contextguard_adk.strategies import Pipeline, Strategy, SummaryCompaction
@@ -50,77 +39,10 @@ from tests.builders import (
     user,
 )
 from tests.chats import Changing, text_of
+from tests.stores import own_database, store_marks
 
-POSTGRES_URL = "CONTEXTGUARD_TEST_POSTGRES_URL"
 WINDOW = 4_000
 MAX_STATE_BYTES = 16 * 1024
-
-
-def store_marks(kind: str, is_slow: bool = False) -> list[pytest.MarkDecorator]:
-    """What a test with this kind of store needs."""
-    slow = [pytest.mark.slow] if is_slow else []
-    return [*slow, pytest.mark.postgres] if kind == "postgres" else slow
-
-
-def open_file(path: str) -> SqliteSessionService:
-    """Opens a file of sessions; ADK's check of it leaves an open connection behind."""
-    with warnings.catch_warnings():
-        message = "unclosed database in <sqlite3.Connection"
-        warnings.filterwarnings("ignore", message, ResourceWarning)
-        service = SqliteSessionService(path)
-        gc.collect()
-    return service
-
-
-@dataclass
-class Store:
-    """Where sessions are kept; every `open` gives a new service object."""
-
-    kind: str
-    url: str
-    _memory: InMemorySessionService = field(default_factory=InMemorySessionService)
-
-    @contextlib.asynccontextmanager
-    async def open(self) -> AsyncIterator[BaseSessionService]:
-        """Opens the sessions as a process that has just started does."""
-        if self.kind == "memory":
-            yield self._memory  # It hands out copies.
-        elif self.kind == "file":
-            yield open_file(self.url)
-        else:
-            # A run that was cancelled may hold a lock for as long as a slow disk takes.
-            patient = "?timeout=60" if self.kind == "sqlite" else ""
-            service = DatabaseSessionService(self.url + patient)
-            try:
-                yield service
-            finally:
-                await service.close()
-
-
-@contextlib.asynccontextmanager
-async def own_database(kind: str, folder: Path) -> AsyncIterator[Store]:
-    """Makes an empty database and takes it away again."""
-    if kind != "postgres":
-        prefix = "sqlite+aiosqlite:///" if kind == "sqlite" else ""
-        yield Store(kind, f"{prefix}{folder / 'sessions.db'}")
-        return
-    server = os.environ.get(POSTGRES_URL)
-    if not server:
-        pytest.skip(f"{POSTGRES_URL} is not set")
-    name = f"contextguard_{uuid.uuid4().hex}"
-    await _execute(server, f"CREATE DATABASE {name}")
-    try:
-        url = make_url(server).set(database=name)
-        yield Store(kind, url.render_as_string(hide_password=False))
-    finally:
-        await _execute(server, f"DROP DATABASE {name} WITH (FORCE)")
-
-
-async def _execute(url: str, statement: str) -> None:
-    engine = create_async_engine(url, isolation_level="AUTOCOMMIT")
-    async with engine.connect() as connection:
-        await connection.execute(text(statement))
-    await engine.dispose()
 
 
 ODD_VALUES: dict[str, Any] = {

@@ -9,10 +9,9 @@ import logging
 import re
 import shlex
 import sys
-import textwrap
 import tomllib
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 import httpx
@@ -46,35 +45,9 @@ from contextguard_adk.strategies import (
 )
 from contextguard_adk.testing import SimulatedLlm
 from tests.builders import Chat, answer_text, guarded_agent, user
+from tests.pages import BLOCKS, FENCE, PAGES, ROOT, find_python, read, run_python
 
-ROOT = Path(__file__).parent.parent
-PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
-    ROOT / "samples" / "README.md",
-    *sorted((ROOT / "docs").rglob("*.md")),
-]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
-FENCE = re.compile(r"(?ms)^( *)```(\w*)[^\n]*\n(.*?)^ *```$")
-
-
-class Block(NamedTuple):
-    """A fenced block of a page."""
-
-    place: str
-    language: str
-    text: str
-
-
-def read(page: Path) -> str:
-    """The text of a page."""
-    return page.read_text("utf-8")
-
-
-BLOCKS = [
-    Block(f"{page.relative_to(ROOT)}:{number}", match[2], textwrap.dedent(match[3]))
-    for page in PAGES
-    for number, match in enumerate(FENCE.finditer(read(page)))
-]
 
 
 def test_every_block_has_a_known_language() -> None:
@@ -87,22 +60,6 @@ def of(language: str) -> list[Any]:
     """The blocks of a language, as parameters."""
     chosen = [block for block in BLOCKS if block.language == language]
     return [pytest.param(block.text, id=block.place) for block in chosen]
-
-
-def run_python(text: str) -> dict[str, Any]:
-    """Runs a block; returns the names that it leaves."""
-    names: dict[str, Any] = {"__name__": "documentation"}
-    logger = logging.getLogger("contextguard_adk")
-    level = logger.level
-    exec(compile(text, "documentation", "exec", dont_inherit=True), names)
-    logger.setLevel(level)
-    return names
-
-
-def find_python(word: str) -> dict[str, Any]:
-    """Runs the first block in which a word stands."""
-    texts = (block.text for block in BLOCKS if block.language == "python")
-    return run_python(next(text for text in texts if word in text))
 
 
 @pytest.mark.parametrize("text", of("python"))

@@ -22,7 +22,7 @@ from contextguard_adk.testing import SimulatedLlm
 from tests.builders import Chat, answer_text, model, user
 from tests.chats import Registry, seed, words
 from tests.guarded import is_compacted
-from tests.test_config import tells
+from tests.lines import tells
 
 Log = pytest.LogCaptureFixture
 FULL_NAME = "contextguard_adk.ContextGuardPlugin"

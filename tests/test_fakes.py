@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.fake_provider import FakeProvider, RefusalError
+from tests.players import Serve, make_player
 from tests.playing import CLAUDES
-from tests.test_provider_history import Serve, make_player
 
 Body = dict[str, Any]
 Change = Callable[[Body], None]

@@ -16,7 +16,7 @@ from benchmarks import fleet
 from contextguard_adk._tools.cli import main
 from contextguard_adk._tools.recordings import SessionKey, load_session
 from contextguard_adk._tools.replay import ReplaySettings, replay_session
-from tests.test_databases import open_file, own_database, store_marks
+from tests.stores import open_file, own_database, store_marks
 
 KINDS = [pytest.param(kind, marks=store_marks(kind)) for kind in ("sqlite", "postgres")]
 WINDOW, COUNT = 7_000, 12

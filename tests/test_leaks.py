@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import time
-import types as python_types
 from contextlib import suppress
 
 import pytest
@@ -18,25 +16,10 @@ from contextguard_adk.testing import Reply, SimulatedLlm
 from tests.builders import Chat, answer_text, guarded_agent, model, queued_tool, user
 from tests.chats import DEMAND, SUMMARY, seed, words
 from tests.guarded import SMALL
+from tests.holding import holds
 
 SAID = "what-the-model-said"
 SUMMED_UP = "what-the-summary-says"
-NOT_OURS = (type, python_types.ModuleType, python_types.FunctionType)
-
-
-def holds(plugin: ContextGuardPlugin, text: str) -> bool:
-    """Whether a text is in anything that a plugin holds."""
-    gc.collect()
-    seen, waiting = set[int](), list[object]([plugin])
-    while waiting:
-        found = waiting.pop()
-        if id(found) in seen or isinstance(found, NOT_OURS):
-            continue
-        seen.add(id(found))
-        if isinstance(found, str) and text in found:
-            return True
-        waiting.extend(gc.get_referents(found))
-    return False
 
 
 class Talk:

@@ -15,7 +15,7 @@ from google.adk.sessions import InMemorySessionService
 from google.genai import types
 from pydantic import Field
 
-from contextguard_adk import CallRecord, Threshold
+from contextguard_adk import CallRecord
 from contextguard_adk.testing import (
     ContextOverflowError,
     Reply,
@@ -32,13 +32,12 @@ from tests.builders import (
     call,
     call_part,
     model,
-    queued_tool,
     responses,
     user,
 )
-from tests.chats import KEY, guarded_chat, words
+from tests.chats import KEY, words
+from tests.payloads import CONFIGURED_TOKENS, image, open_chat, open_payload
 
-CONFIGURED_TOKENS = 128_000
 RECORD = KEY.format("record")
 
 
@@ -46,14 +45,6 @@ def make_llm(script: list[Reply] | None = None, **settings: Any) -> SimulatedLlm
     """A model that counts a token for four bytes."""
     settings = {"context_window": CONFIGURED_TOKENS, **settings}
     return SimulatedLlm(token_ratio=1.0, script=script, **settings)
-
-
-def open_chat(llm: SimulatedLlm, found: str = "", **settings: Any) -> Chat:
-    """A chat whose agent searches; the guard is told 128,000 tokens."""
-    window = settings.pop("window_tokens", CONFIGURED_TOKENS)
-    tools = [queued_tool("search", [found or words(1_500)])]
-    agent = {"tools": tools, **settings.pop("agent", {})}
-    return guarded_chat(llm, Threshold(context_window=window), agent=agent, **settings)
 
 
 def searching(turns: int, searches: int) -> list[Reply]:
@@ -115,38 +106,6 @@ async def test_a_limit_below_what_was_accepted_is_believed_when_named_again() ->
         await chat.say("Go on.")
         assert (calls[-1].window_tokens == 3_000) is is_believed
         assert is_believed or calls[-1].window_tokens >= 20_000
-
-
-class Payload(SimulatedLlm):
-    """A provider that refuses more than 10,000 bytes of images in messages."""
-
-    refusals: int = 0
-    words: str = "Request payload size exceeds the limit: 10000 bytes."
-
-    async def generate_content_async(
-        self, llm_request: LlmRequest, stream: bool = False
-    ) -> AsyncGenerator[LlmResponse, None]:
-        """Answers, or refuses."""
-        parts = [part for each in llm_request.contents for part in each.parts or ()]
-        blobs = (part.inline_data for part in parts if part.inline_data)
-        if sum(len(blob.data or b"") for blob in blobs) > 10_000:
-            self.refusals += 1
-            raise SimulatedProviderError(self.words)
-        async for response in super().generate_content_async(llm_request, stream):
-            yield response
-
-
-def open_payload(**settings: Any) -> tuple[Chat, Payload]:
-    """A chat with that provider, whose window is never reached."""
-    llm = Payload(context_window=1_000_000, token_ratio=1.0)
-    return open_chat(llm, window_tokens=1_000_000, **settings), llm
-
-
-def image(number: int, size_bytes: int) -> types.Content:
-    """A message with an image."""
-    data = bytes([number]) * size_bytes
-    blob = types.Blob(mime_type="image/png", data=data, display_name=f"{number}.png")
-    return responses(types.Part(text=f"Image {number}."), types.Part(inline_data=blob))
 
 
 async def test_a_refusal_in_bytes_leaves_out_the_oldest_images() -> None:

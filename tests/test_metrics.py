@@ -36,9 +36,9 @@ from tests.builders import answer_text, model, user
 from tests.chats import DEMAND, EXACT, guarded_chat, seed, words
 from tests.guarded import long_chat
 from tests.meters import Meters, keep_metrics
-from tests.test_learned_limits import image, open_payload
-from tests.test_records import Recorded, exporter, metadata, own_lines
-from tests.test_recovery import (
+from tests.payloads import image, open_payload
+from tests.recorded import Recorded, metadata, own_lines
+from tests.refusing import (
     INPUT_PLUS_OUTPUT,
     RESERVING,
     make_llm,
@@ -47,9 +47,7 @@ from tests.test_recovery import (
     work,
     working_script,
 )
-from tests.test_summary_calls import GOOD, Written, ended
-
-__all__ = ["exporter"]
+from tests.written import GOOD, Written, ended
 
 FILES = Path(__file__).parent.parent / "docs" / "observability"
 OWN = "context_guard."

@@ -18,7 +18,7 @@ from contextguard_adk import (
 from contextguard_adk.strategies import SummaryCompaction, TokenWindow
 from contextguard_adk.testing import Reply, SimulatedLlm
 from tests.builders import Chat, answer_text, call_part, guarded_agent, queued_tool
-from tests.test_records import own_lines
+from tests.recorded import own_lines
 
 MISTAKES: dict[str, str] = {
     "Threshold(8_000)": (

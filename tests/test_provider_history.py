@@ -16,15 +16,14 @@ from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
 from contextguard_adk import Threshold
-from tests import fake_claude
 from tests.builders import user
 from tests.chats import Changing, slow
 from tests.fake_claude import FakeClaude
 from tests.fake_gemini import FakeGemini
 from tests.fake_openai import FakeOpenAI
 from tests.fake_provider import REFUSALS, FakeProvider, RefusalError
+from tests.players import Body, OtherModel, Serve, make_player
 from tests.playing import (
-    CLAUDES,
     INSTRUCTION,
     Player,
     check_played,
@@ -32,15 +31,12 @@ from tests.playing import (
     check_thoughts_since_compaction,
     claude,
     lite,
-    play_chat,
     play_claude,
-    play_gemini,
     sent_thoughts,
     strategies,
     streams_signatures,
     tool_names,
 )
-from tests.protocols import Reply
 
 pytestmark = [
     # Those of the clients and of the database, none of which is ours.
@@ -49,54 +45,11 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
 ]
 
-Serve = Callable[..., str]
-Body = dict[str, Any]
 
 WINDOW = 6_000
 NAMES = ("threshold", "sliding", "pipeline")
 STRATEGIES = dict(zip(NAMES, strategies(WINDOW).values(), strict=True))
 THRESHOLD, PIPELINE = STRATEGIES["threshold"], STRATEGIES["pipeline"]
-
-
-class OtherModel(FakeClaude):
-    """One behind Anthropic's API that wants its thoughts back, signed or not."""
-
-    signature = ""
-
-    def check(self, body: Body) -> None:
-        """Refuses calls without the thought before them."""
-        messages = fake_claude.read_messages(body)
-        fake_claude.check_shape(messages, has_tools=bool(body.get("tools")))
-        for message in messages:
-            kinds = [each["type"] for each in message["content"]]
-            if "tool_use" in kinds and kinds[0] != "thinking":
-                raise RefusalError("deepseek reasoning")
-
-    def answer(self, body: Body, reply: Reply) -> Any:
-        """The body of an answer with a thought."""
-        answer = super().answer(body, reply)
-        signature = self.signature and f"{self.signature}{reply.number}"
-        thought = {"type": "thinking", "thinking": reply.thought}
-        kept = [e for e in answer["content"] if e["type"] != "thinking"]
-        return answer | {"content": [thought | {"signature": signature}, *kept]}
-
-
-def make_player(
-    name: str, serve: Serve, rules: dict[str, Any] | None = None, **settings: Any
-) -> Player:
-    """A player of one of the providers; "!" has it follow its stricter rules."""
-    kind: Any = name.rstrip("!")
-    if kind in CLAUDES:
-        serve(bound := FakeClaude(kind=kind, **(rules or {})))
-        return play_claude(bound, **settings)
-    if kind in ("signed", "unsigned"):
-        serve(other := OtherModel(kind="adaptive"))
-        other.signature = "signature-" if kind == "signed" else ""
-        return play_claude(other, llm=lambda: claude("kimi-k2-thinking"), **settings)
-    if kind == "gemini":
-        return play_gemini(gemini := FakeGemini(), serve(gemini), **settings)
-    chat = FakeOpenAI(kind=kind, is_strict=kind != name)
-    return play_chat(chat, serve(chat), **settings)
 
 
 def check(player: Player, compactions: int = 2) -> None:

@@ -13,7 +13,7 @@ import pytest
 from contextguard_adk import ContextGuardPlugin, Threshold
 from contextguard_adk.testing import SimulatedLlm
 from tests.builders import Chat, guarded_agent
-from tests.test_replay import save
+from tests.recordings import save
 
 PAGE = Path(__file__).parent.parent / "docs" / "testing.md"
 

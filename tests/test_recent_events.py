@@ -23,7 +23,7 @@ from contextguard_adk.testing import Reply, SimulatedLlm, call
 from tests.builders import Chat, model, user
 from tests.chats import seed, words
 from tests.guarded import guarded_chat, is_compacted
-from tests.test_databases import own_database, store_marks
+from tests.stores import own_database, store_marks
 
 WINDOW = 4_000
 SINCE = "context_guard:events_since:agent"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from functools import partial
 from typing import Any
 
@@ -12,10 +12,9 @@ import pytest
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.adk.sessions import InMemorySessionService
-from google.genai import types
 from pydantic import Field
 
-from contextguard_adk import CallRecord, SlidingWindow, Threshold
+from contextguard_adk import CallRecord, SlidingWindow
 from contextguard_adk.strategies import Strategy
 from contextguard_adk.testing import (
     ContextOverflowError,
@@ -25,25 +24,30 @@ from contextguard_adk.testing import (
 )
 from tests.builders import (
     SUMMARY_BEGIN,
-    Chat,
     answer_text,
-    call_part,
-    queued_tool,
     user,
 )
 from tests.chats import (
     Changing,
     agent_requests,
-    guarded_chat,
     hide,
     take_apart,
 )
+from tests.refusing import (
+    CONFIGURED_TOKENS,
+    FINDING,
+    INPUT_PLUS_OUTPUT,
+    LIMITS,
+    REAL_TOKENS,
+    RESERVING,
+    THRESHOLD,
+    make_llm,
+    open_chat,
+    overflow,
+    work,
+    working_script,
+)
 
-CONFIGURED_TOKENS = 200_000
-REAL_TOKENS = 8_000
-FINDING = "The scanner found part 7f3a of the old press in hall B. " * 130
-LIMITS: dict[str, Any] = {"context_window": CONFIGURED_TOKENS, "preview_tokens": 0.2}
-THRESHOLD = Threshold(**LIMITS)
 SLIDING = SlidingWindow(**LIMITS, max_messages=1_000)
 UNNAMED = ("openai-responses", "bedrock", "groq", "ollama")
 """The providers that do not say how much would have been accepted."""
@@ -53,48 +57,6 @@ both_strategies = pytest.mark.parametrize(
     [(THRESHOLD, True), (SLIDING, False)],
     ids=["threshold, streamed", "sliding window, whole"],
 )
-
-
-def overflow(limit: int = REAL_TOKENS, used: int = 9_000) -> ContextOverflowError:
-    """A rejection that names both numbers."""
-    return ContextOverflowError(f"prompt is too long: {used} tokens > {limit} maximum")
-
-
-def make_llm(
-    script: Sequence[Reply], window_tokens: int = CONFIGURED_TOKENS, **settings: Any
-) -> SimulatedLlm:
-    """A model that plays a script."""
-    settings = {"token_ratio": 1.0, **settings}
-    return SimulatedLlm(context_window=window_tokens, script=script, **settings)
-
-
-def open_chat(
-    llm: SimulatedLlm,
-    strategy: Strategy = THRESHOLD,
-    agent: dict[str, Any] | None = None,
-    **settings: Any,
-) -> Chat:
-    """A chat whose agent searches."""
-    made = {"tools": [queued_tool("search", [FINDING])], **(agent or {})}
-    return guarded_chat(llm, strategy, agent=made, **settings)
-
-
-def working_script(turns: int, searches: int = 2) -> list[Reply]:
-    """Searches and then answers, turn by turn."""
-    script: list[Reply] = []
-    for turn in range(turns):
-        script += [*[call_part("search")] * searches, f"Answer {turn}."]
-    return script
-
-
-async def work(chat: Chat, turns: int, start: int = 0) -> None:
-    """Has some turns; each must end with its answer and with usage."""
-    for turn in range(start, start + turns):
-        events = await chat.say(f"Question {turn}?")
-        assert answer_text(events) == f"Answer {turn}."
-        final = [event for event in events if not event.partial][-1]
-        assert final.usage_metadata is not None
-        assert final.usage_metadata.prompt_token_count
 
 
 def check_smaller(llm: SimulatedLlm, start: int, count: int) -> list[int]:
@@ -158,15 +120,6 @@ async def test_rejection_in_mid_stream_is_recovered() -> None:
     events = await open_chat(llm, is_streaming=True).say("Question 0? " * 500)
     assert answer_text(events) == "Answer 0."
     assert [event.partial for event in events] == [True, False]
-
-
-INPUT_PLUS_OUTPUT = ContextOverflowError(
-    "input length and `max_tokens` exceed context limit: 178959 + 64000 > 200000, "
-    "decrease input length or `max_tokens` and try again"
-)
-RESERVING = {
-    "generate_content_config": types.GenerateContentConfig(max_output_tokens=64_000)
-}
 
 
 @pytest.mark.parametrize("is_streaming", [False, True], ids=["whole", "streamed"])

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from google.adk.events.event import Event
 from google.adk.models.registry import LLMRegistry
-from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.sessions import Session
 from google.genai import types
 from sqlalchemy import text
@@ -33,51 +32,18 @@ from contextguard_adk.config import (
     load_settings,
 )
 from contextguard_adk.records import Usage
-from contextguard_adk.testing import Reply, SimulatedLlm
 from tests.builders import (
-    Chat,
     call,
-    call_part,
-    guarded_agent,
     model,
-    queued_tool,
     response,
     user,
 )
-from tests.test_databases import own_database
+from tests.recordings import CALLS, INSTRUCTION, PRICES, WINDOW, Recorded, record, save
+from tests.stores import own_database
 
 Output = pytest.CaptureFixture[str]
-Recorded = tuple[Session, SimulatedLlm]
-WINDOW = 4_000
-"""Threshold 3,200 tokens, summaries of 400."""
 
-TURNS = 8
-CALLS = 3 * TURNS
-FINDINGS = [
-    {"rows": [{"id": number * 7919, "hall": "B", "part": f"7f{number}a"}] * 16}
-    if number % 2
-    else f"The scanner found part 7f{number}a of the old press in hall B. " * 42
-    for number in range(7)
-]
-INSTRUCTION = "You help people find the parts of old machines in many halls. " * 20
 PLACE: dict[str, Any] = {"app_name": "app", "user_id": "user", "session_id": "session"}
-PRICES = "[prices.simulated]\ninput = 1.0\ncached_input = 0.25\noutput = 4.0\n"
-
-
-async def record(
-    plugins: Sequence[BasePlugin] = (), has_cache: bool = False
-) -> Recorded:
-    """Has a real conversation with two searches a turn; returns its session."""
-    script: list[Reply] = []
-    for turn in range(TURNS):
-        script += [call_part("search")] * 2
-        script.append(f"Part {turn} is in hall B, says the scanner.")
-    llm = SimulatedLlm(context_window=100_000, script=script, prompt_cache=has_cache)
-    tools = [queued_tool("search", FINDINGS)]
-    chat = Chat(guarded_agent(llm, tools, instruction=INSTRUCTION), plugins)
-    for turn in range(TURNS):
-        await chat.say(f"Where is part {turn} of the old press?")
-    return await chat.session(), llm
 
 
 @pytest.fixture(scope="module")
@@ -96,13 +62,6 @@ def with_cache() -> Session:
 def export(recorded: Recorded, tmp_path: Path) -> Path:
     """The export of a session, as `adk run --save_session` writes it."""
     return save(recorded[0], tmp_path)
-
-
-def save(session: Session, folder: Path) -> Path:
-    """Writes the export of a session."""
-    path = folder / "session.json"
-    path.write_text(session.model_dump_json(exclude_none=True, by_alias=True))
-    return path
 
 
 @pytest.fixture(autouse=True)

@@ -27,7 +27,7 @@ from contextguard_adk.testing import call as tool_call
 from contextguard_adk.testing.provider import count_request_tokens
 from tests.builders import Chat, KeptSessions, guarded_agent, queued_tool
 from tests.chats import slow
-from tests.test_replay import INSTRUCTION, save
+from tests.recordings import INSTRUCTION, save
 
 GUARD = Threshold(context_window=8_000)
 SETTINGS = ReplaySettings(PluginSettings(default=GUARD))

@@ -18,7 +18,7 @@ from contextguard_adk._tools.replaying.need import Needs, Share, list_missing
 from contextguard_adk.config import CONFIG_VARIABLE, PluginSettings
 from contextguard_adk.testing import Reply, SimulatedLlm, call
 from tests.builders import Chat, guarded_agent, queued_tool
-from tests.test_replay import save
+from tests.recordings import save
 
 WINDOW = 4_000
 FILLER = "The press in hall B was oiled and its belt was checked again. " * 40

@@ -28,8 +28,8 @@ from contextguard_adk._tools.recordings import SessionKey, load_session
 from contextguard_adk.config import CONFIG_VARIABLE
 from contextguard_adk.testing import Reply, SimulatedLlm
 from tests.builders import Chat, call_part, guarded_agent, model, queued_tool
-from tests.test_databases import own_database
-from tests.test_replay import CALLS, PRICES, WINDOW, record, save
+from tests.recordings import CALLS, PRICES, WINDOW, record, save
+from tests.stores import own_database
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\u2028`${1}"
 GUARD = Threshold(context_window=WINDOW)

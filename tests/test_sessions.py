@@ -41,7 +41,7 @@ from tests.chats import (
     begin_as_user,
     text_of,
 )
-from tests.test_databases import open_file
+from tests.stores import open_file
 
 WINDOW = 6_000
 TOLD = "Shelves were counted: summary-1."

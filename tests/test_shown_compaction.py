@@ -23,9 +23,9 @@ from google.genai import types
 
 from contextguard_adk import CompactionRecord, ContextGuardPlugin, Costs, Threshold
 from contextguard_adk.testing import Reply, SimulatedLlm, call
+from tests.background import in_virtual_time
 from tests.builders import Chat, answer_text, model, user
 from tests.chats import DEMAND, words
-from tests.test_ahead import in_virtual_time
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:The `plugins` argument:DeprecationWarning"  # By ADK's own AgentTool.

@@ -46,14 +46,14 @@ from tests.chats import (
     without_head,
     words,
 )
-from tests.scenarios import (
-    write_conversation,
-)
-from tests.test_scenarios import (
+from tests.judging import (
     check_answers,
     check_live_requests,
     check_pauses,
     check_provider,
+)
+from tests.scenarios import (
+    write_conversation,
 )
 
 

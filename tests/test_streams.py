@@ -31,8 +31,8 @@ from tests.chats import (
     words,
 )
 from tests.guarded import SMALL, is_compacted
-from tests.test_databases import own_database
-from tests.test_parallel_workers import ITEM, work
+from tests.stores import own_database
+from tests.workers import ITEM, work
 
 ANSWER = [types.Part(text=f"The answer goes on, part {n:02}. ") for n in range(67)]
 """Streamed in 201 chunks."""

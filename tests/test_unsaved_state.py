@@ -37,8 +37,8 @@ from tests.chats import (
 from tests.fake_claude import FakeClaude
 from tests.guarded import SMALL
 from tests.playing import check_played, play_claude
+from tests.stores import own_database, store_marks
 from tests.talks import looking_tool, message, summarizing_llm
-from tests.test_databases import own_database, store_marks
 
 pytestmark = [
     # Those of the client, none of which is ours.

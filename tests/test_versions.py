@@ -21,7 +21,7 @@ from tests import stored_states
 from tests.builders import SUMMARY_BEGIN, Chat, answer_text, guarded_agent, model, user
 from tests.chats import DEMAND, KEY, agent_requests, seed, words
 from tests.guarded import SMALL, WINDOW, guarded_chat
-from tests.test_databases import own_database
+from tests.stores import own_database
 
 RECORD = KEY.format("record")
 AHEAD = SMALL.model_copy(update={"ahead": 0.5})

@@ -17,7 +17,7 @@ from contextguard_adk.strategies import Strategy
 from contextguard_adk.testing import Reply, SimulatedLlm
 from tests.builders import Chat, call_part, guarded_agent, model, queued_tool, user
 from tests.chats import agent_requests
-from tests.test_replay import save
+from tests.recordings import save
 
 WINDOW, TURNS = 8_000, 16
 Output = pytest.CaptureFixture[str]
