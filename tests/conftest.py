@@ -11,6 +11,7 @@ import pytest
 from hypothesis import settings
 
 from contextguard_adk._support import log as telemetry
+from tests import cpu_times
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import (
@@ -38,6 +39,16 @@ def find_requested(config: pytest.Config) -> list[str]:
     """The marks of `ON_REQUEST` that `-m` asks for."""
     wanted = config.getoption("markexpr")
     return [mark for mark in ON_REQUEST if re.search(rf"(?<!not )\b{mark}\b", wanted)]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds the options of this suite."""
+    cpu_times.add_option(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Sets up what the options ask for."""
+    cpu_times.register(config)
 
 
 @pytest.fixture(autouse=True)
