@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import functools
 import json
 import re
 import time
@@ -63,6 +64,13 @@ def newest_parts(request: LlmRequest) -> list[types.Part]:
     return [part for c in request.contents[-2:] for part in c.parts or ()]
 
 
+def answers_of(llm: SimulatedLlm) -> list[dict[str, Any]]:
+    """What the tool has answered, as the model saw it when each answer was new."""
+    newest = [request.contents[-1] for request in agent_requests(llm)]
+    found = [p.function_response for c in newest for p in c.parts or ()]
+    return [r.response or {} for r in found if r and r.name == "recall_history"]
+
+
 def pages_of(llm: SimulatedLlm) -> list[dict[str, Any]]:
     """What the tool has answered, as the model saw it, each answer once."""
     contents = [c for request in agent_requests(llm) for c in request.contents]
@@ -98,6 +106,7 @@ async def read(
     *asked: Asked,
     page_tokens: int = 2_000,
     to_end: bool = True,
+    is_each_once: bool = True,
     plugins: Sequence[BasePlugin] = (),
 ) -> list[str]:
     """The pages that an agent reads of a history that was compacted altogether."""
@@ -113,7 +122,8 @@ async def read(
     assert answer_text(await chat.say("Read.")) == "Done."
     assert llm.rejections == llm.violations == 0
     assert llm.summaries == 1
-    return [page["result"] for page in pages_of(llm)]
+    answers = pages_of(llm) if is_each_once else answers_of(llm)
+    return [page["result"] for page in answers]
 
 
 # --- items and pages ---
@@ -244,13 +254,20 @@ class Ticking(BasePlugin):
         self._task.cancel()
 
 
-async def test_no_query_holds_the_event_loop() -> None:
-    """Not even of single letters, in 4 MB of history, a part of it in one message."""
+@pytest.mark.parametrize(
+    ("megabytes", "max_seconds"),
+    [(1, 0.25), pytest.param(4, 1.0, marks=pytest.mark.slow)],
+)
+async def test_no_query_holds_the_event_loop(
+    megabytes: int, max_seconds: float
+) -> None:
+    """Not even of single letters, in a long history, a part of it in one message."""
     nasty = ["a e i o", " ", ".*+?([", "(a+)+$", "a" * 199 + "b", "the ing 令牌 ion"]
     nasty += ["令牌是部署" * 40, "a-b b-a a.b " * 16, "xbooks nötebooks e-books"]
     queries = [*nasty, " ".join(map(chr, range(97, 123))), "token note book " * 12]
     ticking = Ticking()
-    texts = [words(500) for _ in range(1_000)] + ["a" * 10**6, words(250_000)]
+    texts = [words(500) for _ in range(250 * megabytes)]
+    texts += ["a" * (250_000 * megabytes), words(62_500 * megabytes)]
     await read(
         [(user, model)[n % 2](text) for n, text in enumerate(texts)],
         *({"query": query} for query in queries),
@@ -259,7 +276,7 @@ async def test_no_query_holds_the_event_loop() -> None:
     )
     assert len(ticking.standstills) == len(queries)
     # Of CPU: on a busy machine the thread that ranks goes on for some switches.
-    assert max(ticking.standstills) < 1.0
+    assert max(ticking.standstills) < max_seconds
 
 
 @pytest.mark.parametrize(("query", "is_found"), [("te", False), ("7", True)])
@@ -325,11 +342,19 @@ FINDS = {
 }
 
 
+@functools.cache
+def find_all() -> dict[str, str]:
+    """The page that each query finds, in one conversation."""
+    queries = [query for query, _ in FINDS.values()]
+    asked = [{"query": query} for query in queries]
+    reading = read([*map(user, SAID)], *asked, to_end=False, is_each_once=False)
+    return dict(zip(queries, asyncio.run(reading), strict=True))
+
+
 @pytest.mark.parametrize(("query", "number"), FINDS.values(), ids=FINDS)
-async def test_a_search_finds_words_and_what_was_typed(query: str, number: int) -> None:
+def test_a_search_finds_words_and_what_was_typed(query: str, number: int) -> None:
     """Rare words and other forms of them; codes and phrases as they were typed."""
-    [page] = await read([*map(user, SAID)], {"query": query}, to_end=False)
-    assert shown(page)[0] == SAID[number]
+    assert shown(find_all()[query])[0] == SAID[number]
 
 
 async def test_common_words_alone_are_no_match() -> None:
@@ -342,7 +367,7 @@ async def test_common_words_alone_are_no_match() -> None:
 
 async def test_a_page_holds_passages_of_several_items() -> None:
     """Short ones whole; of long ones what is around the match, and more of the best."""
-    long = "".join(f"Line {n} of a long report.\n" for n in range(4_000))
+    long = "".join(f"Line {n} of a long report.\n" for n in range(1_000))
     middle = len(long) // 2
     texts = [
         f"{long[:middle]}The boiler of hall {n} leaks. {long[middle:]}" for n in "ab"
@@ -402,12 +427,20 @@ class Timing(BasePlugin):
         self.seconds += time.process_time()
 
 
-@pytest.mark.parametrize("count", [2_000, 4])
-async def test_four_megabytes_are_searched_at_once(count: int) -> None:
+@pytest.mark.parametrize(
+    ("size_chars", "count"),
+    [
+        (500_000, 200),
+        (500_000, 2),
+        pytest.param(4_000_000, 2_000, marks=pytest.mark.slow),
+        pytest.param(4_000_000, 4, marks=pytest.mark.slow),
+    ],
+)
+async def test_a_long_history_is_searched_at_once(size_chars: int, count: int) -> None:
     """In many items or in few, in a small multiple of the time to read their words."""
     names = [f"{'abcdefgh'[n % 8]}{n:x}" for n in range(10_007)]
-    chars = 4 * 10**6 // count
-    spoken = " ".join(names[n * 7919 % 10_007] for n in range(1_000_000))
+    chars = size_chars // count
+    spoken = " ".join(names[n * 7919 % 10_007] for n in range(size_chars // 4))
     texts = [spoken[n * chars : (n + 1) * chars] for n in range(count)]
     query, timing = f"where is {names[5]} in the {names[7]} of mia_li_3668?", Timing()
     [page] = await read(
@@ -481,10 +514,10 @@ def open_chat(
     return llm, guarded_chat(llm, chosen, agent=agent, **settings)
 
 
-async def fill(chat: Chat, count: int = 6, text: str = "") -> None:
+async def fill(chat: Chat, count: int = 3, text: str = "") -> None:
     """Talks until something is compacted."""
     for number in range(count):
-        await chat.say(f"{number} {text} " + "word " * 500)
+        await chat.say(f"{number} {text} " + "word " * 1_000)
 
 
 async def search(llm: SimulatedLlm, chat: Chat, query: str) -> str:
@@ -501,12 +534,12 @@ async def test_what_was_compacted_can_be_read_back(
 ) -> None:
     """The tool appears with the first compaction, not before, and ADK executes it."""
     secret = "the deploy key of api-7 is key-551-gamma"
-    results = [rows(n, window // 40, secret * (n == 0)) for n in range(12)]
+    results = [rows(n, window // 20, secret * (n == 0)) for n in range(7)]
     strategy = Threshold(context_window=window, preview_tokens=None)
     llm, chat = open_chat(window, results, strategy, is_streaming=is_streaming)
     looks: list[Reply] = [tool_call("look"), "Noted."]
-    llm.script = looks * 12
-    for turn in range(12):
+    llm.script = looks * 7
+    for turn in range(7):
         await chat.say(f"Look at number {turn}.")
     assert llm.summaries >= 2
     assert "key-551-gamma" in await search(llm, chat, "deploy key api-7")
@@ -519,13 +552,13 @@ async def test_what_was_compacted_can_be_read_back(
 
 async def test_a_small_window_bears_page_after_page() -> None:
     """An agent that recalls all the time overflows nothing."""
-    llm, chat = open_chat(results=[rows(n) for n in range(8)])
+    llm, chat = open_chat(results=[rows(n) for n in range(6)])
     recalls: list[Reply] = [
         [tool_call("recall_history", query=f"row {n}-1 host") for n in range(4)]
     ]
     looks: list[Reply] = [tool_call("look"), "Done."]
-    llm.script = [*looks * 8, *recalls * 6, "Done."]
-    for number in range(8):
+    llm.script = [*looks * 6, *recalls * 3, "Done."]
+    for number in range(6):
         await chat.say(f"Look at {number}.")
     assert answer_text(await chat.say("Now read it all again.")) == "Done."
     pages = [page["result"] for page in pages_of(llm)]
@@ -558,8 +591,8 @@ async def test_a_file_comes_back_as_a_part(data: bytes, is_shown: bool) -> None:
     blob = types.Blob(data=data, mime_type="application/pdf", display_name="plan")
     parts = [types.Part(text="This is the plan."), types.Part(inline_data=blob)]
     await chat.say(types.Content(role="user", parts=parts))
-    for _ in range(8):
-        await chat.say("word " * 900)
+    for _ in range(4):
+        await chat.say("word " * 1_800)
     assert media_names(llm.requests[-1]) == []
     shown = next(record.text for record in llm.requests if record.is_summary)
     handle = re.findall(r"'plan', \d+ bytes; item (\w+)\]", shown)[0]
@@ -620,7 +653,7 @@ async def test_what_adk_does_not_show_is_out_of_reach(name: str) -> None:
     contents = [call(name, "1", secret=SECRET), response(name, {"token": SECRET}, "1")]
     if name == "a task":
         contents = [model(SECRET), response("finish_task", "Task completed.")]
-    llm, chat = open_chat(run_config=loading(12))
+    llm, chat = open_chat(run_config=loading(6))
     await chat.say("Hello.")
     for each in map(event, contents):
         if name == "a task":
@@ -633,17 +666,17 @@ async def test_what_adk_does_not_show_is_out_of_reach(name: str) -> None:
 async def test_what_was_rewound_is_out_of_reach() -> None:
     """And what stays keeps its handle."""
     llm, chat = open_chat()
-    await fill(chat, 7, text="marker kept")
+    await fill(chat, 4, text="marker kept")
     handles = re.compile(r"\[(\w{10}) user message")
     before = {*handles.findall(await search(llm, chat, "marker"))}
-    undone = await chat.say("marker undone " + "word " * 500)
-    await fill(chat, 2, text="later")
+    undone = await chat.say("marker undone " + "word " * 1_000)
+    await fill(chat, 1, text="later")
     await chat.runner.rewind_async(
         user_id="user",
         session_id="session",
         rewind_before_invocation_id=undone[0].invocation_id,
     )
-    await fill(chat, 3, text="again")
+    await fill(chat, 2, text="again")
     page = await search(llm, chat, "marker")
     assert "undone" not in page
     assert before.intersection(handles.findall(page))
@@ -651,9 +684,9 @@ async def test_what_was_rewound_is_out_of_reach() -> None:
 
 async def test_events_that_a_run_does_not_load_are_in_reach() -> None:
     """With `get_session_config` ADK sends the newest events only."""
-    llm, chat = open_chat(run_config=loading(12))
+    llm, chat = open_chat(run_config=loading(6))
     await chat.say(f"Mind the code {SECRET}.")
-    await fill(chat, 14)
+    await fill(chat, 7)
     assert SECRET not in str(without_head(llm.requests[-1].contents))
     assert "user message" in await search(llm, chat, f"code {SECRET}")
 
@@ -661,10 +694,10 @@ async def test_events_that_a_run_does_not_load_are_in_reach() -> None:
 async def test_what_a_plugin_masks_does_not_come_back() -> None:
     """Of what a run loads the tool reads what the request shows, masked."""
     mask = Changing(partial(hide, SECRET))
-    llm, chat = open_chat(before=[mask], run_config=loading(30))
-    await fill(chat, 10)
+    llm, chat = open_chat(before=[mask], run_config=loading(15))
+    await fill(chat, 5)
     await chat.say(f"Mind the code {SECRET}.")
-    await fill(chat, 6)
+    await fill(chat, 3)
     page = await search(llm, chat, f"code {SECRET}")
     assert "Mind the code ****." in page
     assert SECRET not in page
@@ -693,12 +726,12 @@ async def test_what_was_masked_stays_so_where_it_is_not_loaded(
 ) -> None:
     """What the agent was never shown is not read from the session either."""
     results, mask = [f"The code is {SECRET}."], Changing(mask_all)
-    settings: dict[str, Any] = {"before": [mask], "run_config": loading(12)}
+    settings: dict[str, Any] = {"before": [mask], "run_config": loading(6)}
     llm, chat = open_chat(WINDOW, results, strategy, **settings)
     llm.script = [tool_call("look"), "Seen."] if is_result else ["Noted."]
     await chat.say("Look at it." if is_result else f"Mind the code {SECRET}.")
     llm.script = lambda _: "ok"
-    await fill(chat, 14)
+    await fill(chat, 7)
     await search(llm, chat, "mind the code")
     found = [r for e in await chat.events() for r in e.get_function_responses()]
     pages = [str(r.response) for r in found if r.name == "recall_history"]
@@ -708,9 +741,9 @@ async def test_what_was_masked_stays_so_where_it_is_not_loaded(
 
 async def test_plugins_of_adk_hide_nothing() -> None:
     """They are known to mask nothing."""
-    llm, chat = open_chat(before=[LoggingPlugin()], run_config=loading(12))
+    llm, chat = open_chat(before=[LoggingPlugin()], run_config=loading(6))
     await chat.say(f"Mind the code {SECRET}.")
-    await fill(chat, 14)
+    await fill(chat, 7)
     assert "user message" in await search(llm, chat, f"code {SECRET}")
 
 
@@ -729,7 +762,7 @@ class FailingSessions(InMemorySessionService):
 async def test_a_history_that_cannot_be_read_is_said_so() -> None:
     """The tool never ends a turn."""
     service = FailingSessions()
-    llm, chat = open_chat(session_service=service, run_config=loading(12))
+    llm, chat = open_chat(session_service=service, run_config=loading(6))
     await fill(chat)
     script = recalling({"query": "word"})
 
@@ -749,7 +782,7 @@ async def test_nothing_speaks_of_the_tool_once_it_is_turned_off() -> None:
     for recall in (True, False):
         strategy = Threshold(context_window=WINDOW, recall=recall)
         llm, chat = open_chat(strategy=strategy, session_service=service)
-        await fill(chat, 6 if recall else 1, SECRET)
+        await fill(chat, 3 if recall else 1, SECRET)
         assert ("recall_history" in llm.requests[-1].text) is recall
         assert ("recall_history" in offered(llm.requests[-1])) is recall
         assert SUMMARY_BEGIN in llm.requests[-1].text

@@ -19,7 +19,15 @@ from contextguard_adk import CompactionRecord, SlidingWindow, Threshold
 from contextguard_adk.strategies import Strategy
 from contextguard_adk.testing import RecordedRequest, SimulatedLlm
 from contextguard_adk.testing import SimulatedProviderError as ProviderError
-from tests.builders import DETACHED, answer_text, call, model, response, user
+from tests.builders import (
+    DETACHED,
+    KeptSessions,
+    answer_text,
+    call,
+    model,
+    response,
+    user,
+)
 from tests.chats import (
     CONTINUATION_BEGIN,
     DEMAND,
@@ -44,7 +52,8 @@ class Talk:
     """A conversation whose summaries another model writes, when they are demanded."""
 
     def __init__(self, *replies: Any, window: int = 4_000, **more: Any) -> None:
-        chat = {key: more.pop(key) for key in ("agent", "before") if key in more}
+        of_chat = ("agent", "before", "session_service")
+        chat = {key: more.pop(key) for key in of_chat if key in more}
         settings = {"model": "summarizer", "summary_replies": [*replies]}
         self.summarizer = SimulatedLlm(**(settings | more.pop("llm", {})))
         self.llm = SimulatedLlm(context_window=10_000_000, token_ratio=1.0)
@@ -139,7 +148,7 @@ def deep(depth: int) -> list[Any]:
 def cyclic() -> dict[str, Any]:
     """A dict that holds itself, many times over."""
     value: dict[str, Any] = {"note": "still shown", "\ud800": 1}
-    value["again"] = [value] * 1_000
+    value["again"] = [value] * 100
     return value
 
 
@@ -235,7 +244,7 @@ async def test_nothing_inside_can_pass_for_an_entry(window_tokens: int) -> None:
     assert authors.count("user") <= 3 * len(talk.asked)
 
 
-@pytest.mark.parametrize("size_tokens", [4_000, 8_400, 100_000])
+@pytest.mark.parametrize("size_tokens", [4_000, 8_400, 50_000])
 async def test_a_transcript_takes_one_call(size_tokens: int) -> None:
     """It has room for its answer; of what is too much the oldest is left out."""
     settings: Any = {"summarizer_context_window": 8_000, "llm": {"token_ratio": 1.0}}
@@ -263,12 +272,12 @@ async def test_what_matters_least_is_left_out_of_a_transcript() -> None:
     assert all(words(200, f"said {n}") in talk.transcripts for n in range(10))
     assert "characters in all" in talk.transcripts
     many = Talk("PART 1", "PART 2", "PART 3", **settings)
-    texts = [model(words(80, f"said {n}")) for n in range(800)]
+    texts = [model(words(80, f"said {n}")) for n in range(200)]
     await many.compact(user("The first task."), *texts, message="The request.")
     assert "The first task." in many.transcripts
     assert many.transcripts.endswith("user:\n  The request.")
     assert re.search(r"^\[\d+ earlier messages left out", many.transcripts, re.M)
-    assert "said 799 " in many.transcripts
+    assert "said 199 " in many.transcripts
 
 
 # --- what becomes of an answer ---
@@ -473,8 +482,13 @@ async def test_what_the_user_said_outlives_many_compactions() -> None:
     """The first task stays word for word while there is room, then each sentence of it;
     short messages stay as they were typed."""
     task = ("Move the service. " + "Mind every detail. " * 60).strip()
-    talk = Talk(*["All is known."] * 99, window=32_000, user_messages=8_000)
-    names = [f"order-{number:02}{number:02}" for number in range(40)]
+    talk = Talk(
+        *["All is known."] * 99,
+        window=16_000,
+        user_messages=4_000,
+        session_service=KeptSessions(),
+    )
+    names = [f"order-{number:02}{number:02}" for number in range(20)]
     filler = model(FILLER)
     await talk.compact(user(task), filler, filler, message="No,\n  wait.\tStop.")
     for name in names:
@@ -482,10 +496,10 @@ async def test_what_the_user_said_outlives_many_compactions() -> None:
         pasted = "At 12:01 the job stopped, and so did the others. " * 20
         await talk.compact(user(wish), filler, user(f"{pasted}Answer in French."))
         head = text_of(take_apart(talk.llm.requests[-1].contents)[0])
-        assert f"\n- {task}\n" in head or name > names[15]
+        assert f"\n- {task}\n" in head or name > names[7]
         assert "\n- Move the service. " in head
         assert "Mind every detail." in head
         assert "\n- No,\n    wait.\tStop.\n" in head
         assert "in French." in head
-        assert len(head.encode()) < 3 * 8_000 + 250
+        assert len(head.encode()) < 3 * 4_000 + 250
     assert [name for name in names if f"{name} " not in head] == []

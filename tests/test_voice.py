@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import unicodedata
 from collections.abc import Iterator
@@ -117,16 +118,22 @@ def told(contents: list[types.Content]) -> Iterator[str]:
             yield from result
 
 
+@functools.lru_cache  # The requests of a session repeat their texts.
+def find_forged_in(text: str) -> tuple[str, ...]:
+    """Lines of a text that begin like one of the guard's, and are not."""
+    lines = map(plain, text.splitlines())
+    like = [line for line in lines if line.lower().startswith(OPENINGS)]
+    return tuple(x for x in like if FORGED in x[:60] or not OWN.fullmatch(x))
+
+
 def find_forged(contents: list[types.Content]) -> list[str]:
     """Lines that begin like one of the guard's, and are not."""
-    lines = [plain(line) for text in told(contents) for line in text.splitlines()]
-    like = [line for line in lines if line.lower().startswith(OPENINGS)]
-    return [x for x in like if FORGED in x[:60] or not OWN.fullmatch(x)]
+    return [line for text in told(contents) for line in find_forged_in(text)]
 
 
 async def play(strategy: Strategy, result: Any, summary: str) -> SimulatedLlm:
     """A session of some turns, compactions and a look at what is gone."""
-    steps: list[Reply] = [call("look"), call("look"), "Noted."] * 2
+    steps: list[Reply] = [call("look"), call("look"), "Noted."]
     again: list[Reply] = [call("recall_history", query="press gate forged"), "Read."]
     llm = SimulatedLlm(script=[*steps, *again, *steps, call("recall_history"), "So."])
     llm.summary_replies = lambda _: summary
@@ -134,7 +141,7 @@ async def play(strategy: Strategy, result: Any, summary: str) -> SimulatedLlm:
     chat: Chat = guarded_chat(llm, strategy, agent={"tools": tools})
     todos = [{"content": summary[:300], "status": result[:40]}]
     await chat.set_state({"todos": todos})
-    for number in range(6):
+    for number in range(4):
         await chat.say(f"Look, number {number}. {result[:100]}", DEMAND)
     return llm
 
@@ -155,7 +162,7 @@ judged = given(st.sampled_from(STRATEGIES), hostile, hostile)
 phases = (Phase.explicit, Phase.generate)  # To shrink one takes minutes.
 
 
-@settings(max_examples=10, phases=phases)
+@settings(max_examples=6, phases=phases)
 @judged
 @example(STRATEGIES[0], ALL, ALL)
 @example(STRATEGIES[1], ALL, ALL)
