@@ -64,9 +64,13 @@ async def play(
     loads_part: bool,
     service: BaseSessionService | None = None,
     guard: dict[str, Any] | None = None,
+    old: int = 20,
     **agent: Any,
 ) -> tuple[SimulatedLlm, list[CompactionRecord], list[int], Chat]:
-    """Plays turns of a session that is loaded in part as soon as it may be."""
+    """Plays turns of a session that is loaded in part as soon as it may be.
+
+    It begins with a number of old turns, of which the last sixteen are always loaded.
+    """
     compactions, loaded = list[CompactionRecord](), list[int]()
     llm = SimulatedLlm(script=working(until), context_window=WINDOW)
     llm.summary_replies = [f"Summary {number}." for number in range(99)]
@@ -75,7 +79,7 @@ async def play(
     strategy, place = Threshold(context_window=WINDOW), {"session_service": service}
     agent = {"tools": [look_up], **agent}
     chat = guarded_chat(llm, strategy, guard=guard, chat=place, **agent)
-    said = ((user(say(n)), model(f"Answer of old {n}.")) for n in range(-40, 0))
+    said = ((user(say(n)), model(f"Answer of old {n}.")) for n in range(-old, 0))
     await seed(chat, *itertools.chain.from_iterable(said))
     for number in range(turns):
         config = await recent(chat)
@@ -114,7 +118,7 @@ STORES = [
 @pytest.fixture(scope="module")
 def requests_of_whole() -> list[str]:
     """What models are sent in a session of six turns that is loaded whole."""
-    whole, *_ = asyncio.run(play(3, 6, False))
+    whole, *_ = asyncio.run(play(3, 6, False, old=26))
     return sent(whole)
 
 
@@ -124,7 +128,7 @@ async def test_databases_load_no_less(
 ) -> None:
     """Whatever they make of microseconds."""
     async with own_database(kind, tmp_path) as store, store.open() as service:
-        part, _, loaded, chat = await play(3, 6, True, service)
+        part, _, loaded, chat = await play(3, 6, True, service, old=26)
         assert sent(part) == requests_of_whole
         assert len(loaded) > 4
         assert max(loaded) < 0.7 * len(await chat.events())
@@ -133,8 +137,8 @@ async def test_databases_load_no_less(
 @pytest.mark.parametrize("until", [0, 5, 1_000], ids=["chat", "mixed", "tools"])
 async def test_requests_are_those_of_the_whole_session(until: int) -> None:
     """Byte for byte, those to the summarizer as well, over several compactions."""
-    whole, compactions, _, _ = await play(until, 12, False)
-    part, _, loaded, chat = await play(until, 12, True)
+    whole, compactions, _, _ = await play(until, 12, False, old=30)
+    part, _, loaded, chat = await play(until, 12, True, old=30)
     assert sent(part) == sent(whole)
     assert len(compactions) >= 3
     assert len(loaded) > 10
@@ -144,7 +148,7 @@ async def test_requests_are_those_of_the_whole_session(until: int) -> None:
 
 async def test_recall_reads_what_is_not_loaded() -> None:
     """By a search, from the first message on."""
-    llm, _, loaded, chat = await play(3, 4, True)
+    llm, _, loaded, chat = await play(3, 4, True, old=40)
     assert loaded
     llm.script = [call("recall_history", query="Message -40"), "Done."]
     await chat.say("What did I say first?")
@@ -187,7 +191,9 @@ async def test_a_confirmation_is_still_answered_much_later() -> None:
         if called.name == "adk_request_confirmation"
     ]
     llm.script = script
-    for number in range(12):
+    said = ((user(say(n)), model(f"Answer {n}.")) for n in range(20))
+    await seed(chat, *itertools.chain.from_iterable(said))
+    for number in range(20, 26):
         if config := await recent(chat):
             chat.run_config = RunConfig(get_session_config=config)
             loaded.append(len((await load(chat, config)).events))

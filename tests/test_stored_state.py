@@ -15,7 +15,7 @@ import pytest
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.models.llm_request import LlmRequest
 from google.adk.plugins.base_plugin import BasePlugin
-from google.adk.sessions import InMemorySessionService
+from google.adk.sessions import InMemorySessionService, Session
 
 from contextguard_adk import (
     ContextGuardPlugin,
@@ -115,27 +115,36 @@ BROKEN: dict[str, Any] = {
 }
 
 
+PIPELINE = Pipeline(
+    context_window=4_000,
+    summarizer_context_window=100_000,
+    window=MessageWindow(),
+    tool_output=ToolOutputTruncation(max_length=500),
+)
+
+
+@pytest.fixture(scope="module")
+def before() -> Session:
+    """A session that was compacted once."""
+    sessions = KeptSessions()
+    llm = make_llm()
+    asyncio.run(compacted(llm, strategy=PIPELINE, session_service=sessions))
+    return sessions.kept["session"]
+
+
 @pytest.mark.parametrize("value", BROKEN.values(), ids=BROKEN)
 async def test_a_broken_value_costs_no_turn(
-    value: Any, caplog: pytest.LogCaptureFixture
+    value: Any, before: Session, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whatever stands under a key, the turn and the next compaction work."""
-    pipeline = Pipeline(
-        context_window=4_000,
-        summarizer_context_window=100_000,
-        window=MessageWindow(),
-        tool_output=ToolOutputTruncation(max_length=500),
-    )
     sessions = KeptSessions()
-    await compacted(make_llm(), strategy=pipeline, session_service=sessions)
-    before = sessions.kept["session"].model_copy(deep=True)
     for key in guard_keys(before.state):
         caplog.clear()
         sessions.kept["session"] = before.model_copy(deep=True)
         sessions.kept["session"].state[key] = value
         # A new process: nothing is remembered but what state holds.
         llm = make_llm("Written anew.")
-        successor = guarded_chat(llm, pipeline, session_service=sessions)
+        successor = guarded_chat(llm, PIPELINE, session_service=sessions)
         assert answer_text(await successor.say("And now?"))
         await seed(successor, model(words(600)), state=DEMAND)
         assert answer_text(await successor.say("And then?"))
@@ -267,7 +276,7 @@ class Eavesdropper(BasePlugin):
 
 def fetch(topic: str) -> list[str]:
     """Fetches notes on a topic."""
-    return [f"{topic} notebook {row}" for row in range(75)]
+    return [f"{topic} notebook {row}" for row in range(95)]
 
 
 def fetch_once(request: LlmRequest) -> Reply:
@@ -307,7 +316,7 @@ async def test_sessions_at_once_do_not_mix(
             "session_id": f"session-{number % 5}",
         }
         await sessions.create_session(app_name="app", **place)
-        for turn in range(5):
+        for turn in range(4):
             asked = user(f"Question {turn} on secret-{number:03}!, please.")
             run = chat.runner.run_async(**place, new_message=asked)
             answer = answer_text([event async for event in run])
@@ -316,7 +325,7 @@ async def test_sessions_at_once_do_not_mix(
         assert session is not None
         return session.state
 
-    states = await asyncio.gather(*map(converse, range(7)))
+    states = await asyncio.gather(*map(converse, range(6)))
     assert (llm.rejections, llm.violations) == (0, 0)
     assert llm.summaries >= len(states)
     assert "recall_history" in llm.requests[-1].config.model_dump_json()
