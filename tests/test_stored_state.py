@@ -276,7 +276,7 @@ class Eavesdropper(BasePlugin):
 
 def fetch(topic: str) -> list[str]:
     """Fetches notes on a topic."""
-    return [f"{topic} notebook {row}" for row in range(95)]
+    return [f"{topic} notebook {row}" for row in range(75)]
 
 
 def fetch_once(request: LlmRequest) -> Reply:
@@ -316,7 +316,7 @@ async def test_sessions_at_once_do_not_mix(
             "session_id": f"session-{number % 5}",
         }
         await sessions.create_session(app_name="app", **place)
-        for turn in range(4):
+        for turn in range(5):
             asked = user(f"Question {turn} on secret-{number:03}!, please.")
             run = chat.runner.run_async(**place, new_message=asked)
             answer = answer_text([event async for event in run])
