@@ -52,7 +52,7 @@ async def test_no_turn_is_lost_wherever_the_history_begins(
     newest = RunConfig(get_session_config=GetSessionConfig(num_recent_events=count))
     agent = {"tools": [looking_tool()]}
     chat = guarded_chat(llm, strategy, agent=agent, run_config=newest)
-    for number in range(12):
+    for number in range(8):
         assert answer_text(await chat.say(message(number)))
     # ADK 2.0 loads all events, whatever a run asks for.
     assert llm.rejections <= (name == "resend")

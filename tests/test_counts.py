@@ -36,6 +36,9 @@ STRATEGIES = [Threshold, SlidingWindow, Pipeline]
 WIDE: dict[str, Any] = {"context_window": 200_000}
 FEW: dict[Any, dict[str, Any]] = {SlidingWindow: {"max_messages": 1_000}}
 UNKNOWN_TOKENS = 128_000
+CUT_AT = 4_096
+FILLING: dict[str, Any] = {"turns": 10, "result_tokens": 1_900, "growth_tokens": -20}
+"""A session of far more than `CUT_AT` tokens, whose end takes nearly as many."""
 
 Count = Callable[["Counting", LlmRequest, int], int]
 
@@ -171,7 +174,7 @@ async def test_a_low_count_never_narrows_a_configured_window(
 async def test_an_editing_server_is_no_truncating_one(result_tokens: int) -> None:
     """Its counts go on rising, though slowly: an unknown window stays as assumed."""
     llm, records, _ = await play(
-        without_old_results, turns=24, result_tokens=result_tokens
+        without_old_results, turns=16, result_tokens=result_tokens
     )
     assert {record.window_tokens for record in records} == {UNKNOWN_TOKENS}
     assert llm.summaries == 0
@@ -181,7 +184,7 @@ async def test_an_editing_server_is_no_truncating_one(result_tokens: int) -> Non
 async def test_results_of_one_size_are_no_ceiling(result_tokens: int) -> None:
     """Each call leaves a little more, however large the newest results are."""
     _, records, _ = await play(
-        without_old_results, None, 20, result_tokens, growth_tokens=0
+        without_old_results, None, 15, result_tokens, growth_tokens=0
     )
     assert {record.window_tokens for record in records} == {UNKNOWN_TOKENS}
 
@@ -203,7 +206,7 @@ async def test_who_trims_behind_the_guard_is_no_server(
     if way == "plugin":
         settings = {"plugins": [ContextFilterPlugin(num_invocations_to_keep=2)]}
     strategy = Threshold(context_window=window)
-    llm, records, chat = await play(true_count, strategy, 18, **settings)
+    llm, records, chat = await play(true_count, strategy, 15, **settings)
     assert max(llm.numbers) < 4_000
     assert {record.window_tokens for record in records} == {window or UNKNOWN_TOKENS}
     assert llm.summaries == 0
@@ -225,10 +228,11 @@ async def test_what_is_no_size_brings_no_compaction_about(
     """As many compactions as with true counts, and the calls are estimated as well."""
     kind: Any = strategy
     played = [
-        await play(each, kind(context_window=8_000), 18, llm={"summary_replies": None})
+        await play(each, kind(context_window=4_000), 10, 650, 23)
         for each in (true_count, report)
     ]
     clean, attacked = (compactions(records) for _, records, _ in played)
+    assert clean >= 2
     assert attacked <= clean + 1
     assert all(not llm.rejections for llm, _, _ in played)
     llm, records, _ = played[1]
@@ -238,13 +242,13 @@ async def test_what_is_no_size_brings_no_compaction_about(
 
 
 def truncated(llm: Counting, request: LlmRequest, true: int) -> int:
-    """Counts what is left of a request in 4,096 tokens."""
+    """Counts what is left of a request in `CUT_AT` tokens."""
     contents = list(request.contents)
-    while true > 4_096 and len(contents) > 1:
+    while true > CUT_AT and len(contents) > 1:
         del contents[0]
         rest = request.model_copy(update={"contents": contents})
         true = count_request_tokens(rest, 1.0, 258)
-    return min(true, 4_096)
+    return min(true, CUT_AT)
 
 
 @pytest.mark.parametrize("is_observed", [False, True])
@@ -253,7 +257,7 @@ async def test_a_guess_is_not_stored_where_the_guard_observes(
 ) -> None:
     """Nor is it one that a later guard would find."""
     guard = {"observe": is_observed}
-    _, records, chat = await play(truncated, guard=guard, turns=30)
+    _, records, chat = await play(truncated, guard=guard, **FILLING)
     windows = {record.window_tokens for record in records}
     assert (windows == {UNKNOWN_TOKENS}) is is_observed
     assert ("window_tokens" in await learned(chat)) is not is_observed
@@ -263,17 +267,17 @@ async def test_a_guess_is_forgotten_when_it_is_passed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """And put to the test after 20 calls: the server may have been started anew."""
-    room = [4_096]
+    room = [CUT_AT]
 
     def report(llm: Counting, request: LlmRequest, true: int) -> int:
-        return truncated(llm, request, true) if room[0] == 4_096 else true
+        return truncated(llm, request, true) if room[0] == CUT_AT else true
 
-    llm, records, chat = await play(report, turns=28)
+    llm, records, chat = await play(report, **FILLING)
     assert (await learned(chat))["is_guess"] is True
-    assert 2_048 <= records[-1].window_tokens <= 4_096
+    assert 2_048 <= records[-1].window_tokens <= CUT_AT
     room[0] = 100_000
-    llm.script = ["Well."] * 30
-    for _ in range(30):
+    llm.script = ["Well."] * 22
+    for _ in range(22):
         await chat.say(f"{words(120)} What else?")
     assert records[-1].window_tokens == UNKNOWN_TOKENS
     warned = [r for r in caplog.records if r.levelno == logging.WARNING]
@@ -299,12 +303,12 @@ async def test_limits_of_two_models_that_take_turns_are_kept() -> None:
     sessions = InMemorySessionService()
     llms = [
         SimulatedLlm(model=name, context_window=window, token_ratio=1.0)
-        for name, window in (("small", 8_000), ("medium", 12_000))
+        for name, window in (("small", 3_000), ("medium", 4_500))
     ]
-    strategy = Threshold(context_window=100_000)
+    strategy = Threshold(context_window=40_000)
     small, medium = (guarded_chat(x, strategy, session_service=sessions) for x in llms)
-    for turn, chat in enumerate([*[medium] * 9, *[small] * 3] * 4):
-        assert answer_text(await chat.say(words(1_500, f"Question {turn}.")))
+    for turn, chat in enumerate([*[medium] * 6, *[small] * 3] * 3):
+        assert answer_text(await chat.say(words(700, f"Question {turn}.")))
     assert [llm.rejections for llm in llms] == [1, 1]
 
 
@@ -312,14 +316,14 @@ async def test_limits_of_two_models_that_take_turns_are_kept() -> None:
 async def test_a_ceiling_narrows_no_configured_window(strategy: type[Strategy]) -> None:
     """Nor one of a model whose prompts a cache serves."""
     kind: Any = strategy
-    _, records, chat = await play(truncated, kind(context_window=100_000), 28)
+    _, records, chat = await play(truncated, kind(context_window=100_000), **FILLING)
     assert {record.window_tokens for record in records} == {100_000}
     assert await learned(chat) == {}
 
 
 async def test_where_a_cache_serves_prompts_no_ceiling_counts() -> None:
     """What it serves may be missing in counts."""
-    _, records, _ = await play(truncated, turns=28, llm={"cached_tokens": 500})
+    _, records, _ = await play(truncated, llm={"cached_tokens": 500}, **FILLING)
     assert {record.window_tokens for record in records} == {UNKNOWN_TOKENS}
 
 
@@ -354,7 +358,7 @@ async def test_what_a_gateway_adds_to_every_request_is_counted() -> None:
         return true + hidden_tokens
 
     strategy = Threshold(context_window=32_000)
-    llm, records, _ = await play(gateway, strategy, 24, result_tokens=300)
+    llm, records, _ = await play(gateway, strategy, 6, result_tokens=300)
     assert max(llm.numbers) + hidden_tokens < 32_000
     for record in records[2:10]:
         assert record.estimated_tokens == pytest.approx(record.real_tokens, rel=0.25)

@@ -69,16 +69,16 @@ def overflow(limit: int) -> ContextOverflowError:
 async def test_a_limit_is_of_the_model_that_named_it() -> None:
     """An agent that moves to a larger model has the larger window at once."""
     sessions, calls = InMemorySessionService(), list[CallRecord]()
-    windows = {"small": 8_000, "large": 100_000, "other": 8_000}
+    windows = {"small": 4_000, "large": 100_000, "other": 4_000}
     rejected = {"small": 1, "large": 0, "other": 1}
     for name in ("small", "large", "small", "other"):
         llm = make_llm(model=name, context_window=windows[name])
         chat = open_chat(llm, session_service=sessions, guard={"on_call": calls.append})
         for turn in range(7 if name in rejected else 2):
-            assert answer_text(await chat.say(words(1_500, f"Question {turn}.")))
+            assert answer_text(await chat.say(words(750, f"Question {turn}.")))
         assert llm.rejections == rejected.pop(name, 0)
         assert bool(llm.summaries) is (name != "large")
-        expected = CONFIGURED_TOKENS if name == "large" else 8_000
+        expected = CONFIGURED_TOKENS if name == "large" else 4_000
         assert calls[-1].window_tokens == expected
 
 
@@ -86,12 +86,12 @@ async def test_a_limit_that_only_state_says_has_to_be_named_again() -> None:
     """A process that goes on with a session is refused once, and knows it again."""
     sessions, calls = InMemorySessionService(), list[CallRecord]()
     for count in (7, 14):
-        llm = make_llm(context_window=8_000)
+        llm = make_llm(context_window=4_000)
         chat = open_chat(llm, session_service=sessions, guard={"on_call": calls.append})
         for turn in range(count):
-            assert answer_text(await chat.say(words(1_500, f"Question {turn}.")))
+            assert answer_text(await chat.say(words(750, f"Question {turn}.")))
         assert llm.rejections == 1
-        assert calls[-1].window_tokens == 8_000
+        assert calls[-1].window_tokens == 4_000
 
 
 async def test_a_limit_below_what_was_accepted_is_believed_when_named_again() -> None:
@@ -235,8 +235,8 @@ async def test_silent_truncation_is_taken_for_the_window(
 ) -> None:
     """Counts that fall behind twice running show the window; tasks are seen again."""
     llm = Truncating(token_ratio=1.0, context_window=10**6)
-    llm.script = searching(5, 8)
-    chat = open_chat(llm, words(700), window_tokens=None)
+    llm.script = searching(5, 6)
+    chat = open_chat(llm, words(1_000), window_tokens=None)
     for turn in range(5):
         await chat.say(f"TASK-{turn}. {words(300)}")
     assert 2_048 <= (await learned(chat))["window_tokens"] <= 4_096

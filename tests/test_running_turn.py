@@ -37,7 +37,7 @@ from tests.chats import (
     words,
 )
 
-ORDERS = [f"ORD-{number:04}" for number in range(1, 31)]
+ORDERS = [f"ORD-{number:04}" for number in range(1, 16)]
 
 
 class Ship(BaseTool):
@@ -56,7 +56,7 @@ class Ship(BaseTool):
 
 
 async def list_done(
-    arguments: Sequence[dict[str, Any]], *results: Any, window: int = 16_000
+    arguments: Sequence[dict[str, Any]], *results: Any, window: int = 4_000
 ) -> str:
     """The newest list of what is done, in a turn of these calls."""
     replies: list[Reply] = [call("ship", **args) for args in arguments]
@@ -64,7 +64,7 @@ async def list_done(
     outcome = await run_turn(
         Threshold(context_window=window, keep=0),
         lambda _: next(script),
-        [Ship(results or [{"status": "ok", "log": words(600)}])],  # type: ignore[list-item]
+        [Ship(results or [{"status": "ok", "log": words(450)}])],  # type: ignore[list-item]
         "Ship all.",
         summarizer=say_nothing,
         max_calls=len(arguments) + 1,
@@ -76,25 +76,25 @@ async def list_done(
     return done + str(agent_requests(outcome.llm)[-1].contents[1:])
 
 
-PATHS = [f"src/{'handlers/' * 10}{n:02}/config.yaml" for n in range(10, 40)]
+PATHS = [f"src/{'handlers/' * 10}{n:02}/config.yaml" for n in range(10, 25)]
 NESTED = {"customer": {"name": "Jane Example", "notes": words(30)}}
 ARGUMENTS: dict[str, tuple[list[dict[str, Any]], int, list[str]]] = {
     "long notes": (
         [{"order": it, "to": "Rome", "note": words(30, it)} for it in ORDERS],
-        8_000,
+        4_000,
         ORDERS,
     ),
     "paths without room": (
         [{"path": path} for path in PATHS],
-        8_000,
-        [f"{n}" for n in range(10, 38)],
+        4_000,
+        [f"{n}" for n in range(10, 24)],
     ),
     "inside an argument": (
         [{"order": {**NESTED, "id": it, "note": words(30, it)}} for it in ORDERS],
-        8_000,
+        4_000,
         ORDERS,
     ),
-    "nothing": ([{}] * 40, 8_000, [" times"]),
+    "nothing": ([{}] * 20, 4_000, [" times"]),
 }
 
 
@@ -121,9 +121,9 @@ DONE = {"status": "ok", "success": True, "exit_code": 0, "error": None}
 @pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES)
 async def test_failed_calls_show_at_every_length(failure: Any) -> None:
     """A call that failed does not look like one that succeeded."""
-    for window in (8_000, 16_000):
+    for window in (4_000, 8_000):
         arguments = [{"order": it, "note": words(60, it)} for it in ORDERS]
-        results = failure, {**DONE, "log": words(600)}
+        results = failure, {**DONE, "log": words(450)}
         done = await list_done(arguments, *results, window=window)
         first, rest = done.split("ORD-0002", 1)
         assert re.search(r"error|carrier", first, re.IGNORECASE)
@@ -137,13 +137,13 @@ EMPTY: list[Any] = [None, [], False, "", 0, {}, "none"]
 async def test_an_empty_error_is_no_failure(indent: int | None, is_text: bool) -> None:
     """Tools name fields for errors that there were none; also in JSON as a text."""
     results: list[Any] = [
-        {"error": none, "nested": {"errors": none}, "log": words(600)} for none in EMPTY
+        {"error": none, "nested": {"errors": none}, "log": words(450)} for none in EMPTY
     ]
-    results.append({"ok": True, "errors": {"a": 1}, "log": words(600)})
+    results.append({"ok": True, "errors": {"a": 1}, "log": words(450)})
     if is_text:
         results = [json.dumps(result, indent=indent) for result in results]
     arguments = [{"order": it, "note": words(60, it)} for it in ORDERS]
-    done = await list_done(arguments, *results, window=8_000)
+    done = await list_done(arguments, *results)
     listed = [item for item in ORDERS if re.search(rf"{item}[^;]*→ error", done)]
     assert listed == ORDERS[len(EMPTY) : len(EMPTY) + len(listed)] != []
 
@@ -221,7 +221,7 @@ async def test_a_call_that_is_too_large_itself_does_not_stay() -> None:
 async def test_what_is_left_of_a_turn_that_is_refused_twice(text: str) -> None:
     """Whatever the density of its text, the user's request stays."""
     results = [f"A{text * (2_000 // len(text))}Z"]
-    refusal = ContextOverflowError("prompt is too long: 9000 tokens > 8000 maximum")
+    refusal = ContextOverflowError("prompt is too long: 5000 tokens > 4000 maximum")
     llm = SimulatedLlm(context_window=200_000)
     shipped: list[Reply] = [call("ship", order=order) for order in ORDERS]
     llm.script = [*shipped, refusal, refusal, "Done."]
@@ -230,7 +230,7 @@ async def test_what_is_left_of_a_turn_that_is_refused_twice(text: str) -> None:
     assert builders.answer_text(await chat.say("Ship all of them.")) == "Done."
     assert llm.violations == 0
     last = agent_requests(llm)[-1]
-    assert last.prompt_tokens <= 4_000
+    assert last.prompt_tokens <= 2_000
     assert "Ship all of them." in last.text
     assert [order for order in ORDERS if order not in last.text] == []
     shown = shown_results(last)
@@ -241,7 +241,7 @@ async def test_what_is_left_of_a_turn_that_is_refused_twice(text: str) -> None:
 @pytest.mark.parametrize("kind", [Threshold, Pipeline])
 async def test_failed_calls_are_tried_again(kind: type[Threshold | Pipeline]) -> None:
     """An agent that comes back to what did not work at the end leaves nothing out."""
-    orders = [f"ORD-{number:04}" for number in range(1, 61)]
+    orders = [f"ORD-{number:04}" for number in range(1, 31)]
     tried, shipped = Counter[str](), Counter[str]()
 
     def ship(order: str) -> dict[str, Any]:
@@ -250,7 +250,7 @@ async def test_failed_calls_are_tried_again(kind: type[Threshold | Pipeline]) ->
         if int(order[-4:]) % 4 == 0 and tried[order] == 1:
             return {"error": "the carrier is away, try again later"}
         shipped[order] += 1
-        return {"status": "shipped", "log": words(400)}
+        return {"status": "shipped", "log": words(200)}
 
     def reply(request: LlmRequest) -> Reply:
         """Ships the first order that is not named, else one whose last try failed."""
@@ -269,12 +269,12 @@ async def test_failed_calls_are_tried_again(kind: type[Threshold | Pipeline]) ->
         return call("ship", order=waiting[0]) if waiting else "All done."
 
     outcome = await run_turn(
-        kind(context_window=8_000),
+        kind(context_window=4_000),
         reply,
         [ship],
         "Ship all orders.",
         summarizer=say_nothing,
-        max_calls=90,
+        max_calls=45,
     )
     assert outcome.answer == "All done."
     assert outcome.compactions
@@ -284,17 +284,17 @@ async def test_failed_calls_are_tried_again(kind: type[Threshold | Pipeline]) ->
 # --- the request itself ---
 
 BY_SIZE = [
-    Threshold(context_window=16_000),
-    SlidingWindow(context_window=16_000, max_messages=6),
-    Pipeline(context_window=16_000),
+    Threshold(context_window=8_000),
+    SlidingWindow(context_window=8_000, max_messages=6),
+    Pipeline(context_window=8_000),
 ]
 by_size = pytest.mark.parametrize("strategy", BY_SIZE, ids=lambda s: type(s).__name__)
 
 
 def work_long() -> SimulatedLlm:
     """A model that looks at much, and does not say what its requests take."""
-    steps: list[Reply] = [call("look")] * 12
-    llm = SimulatedLlm(context_window=16_000, usage="never", script=[*steps, "Done."])
+    steps: list[Reply] = [call("look")] * 9
+    llm = SimulatedLlm(context_window=8_000, usage="never", script=[*steps, "Done."])
     llm.summary_replies = lambda _: "They spoke of valves."
     return llm
 
@@ -309,7 +309,7 @@ def check_quoted(llm: SimulatedLlm, task: str, least: int) -> None:
 def list_steps(count: int) -> str:
     """A task in plain words."""
     steps = (f"Then see to the {place} valve of the press. " for place in "north east")
-    return "".join([*steps] * count)[: 4 * 4_300]
+    return "".join([*steps] * count)[: 4 * 2_150]
 
 
 @by_size
@@ -317,9 +317,9 @@ async def test_a_task_below_30_percent_is_quoted_whole(strategy: Strategy) -> No
     """Measured by its own text: factors that all of a request needs are too large."""
     llm = work_long()
     chat = guarded_chat(
-        llm, strategy, agent={"tools": [builders.queued_tool("look", [words(2_400)])]}
+        llm, strategy, agent={"tools": [builders.queued_tool("look", [words(1_200)])]}
     )
-    task = list_steps(100)
+    task = list_steps(60)
     await chat.say(task)
     check_quoted(llm, task, least=not isinstance(strategy, Pipeline))
 
@@ -332,9 +332,9 @@ async def test_the_input_of_a_node_is_its_request(
     """A node of a workflow that takes a single turn is quoted all that it was given."""
     if EventsCompactionConfig.model_fields["compaction_interval"].is_required():
         pytest.skip("this ADK does not tell which event is a node's input")
-    llm, task = work_long(), list_steps(50)
+    llm, task = work_long(), list_steps(25)
     kind: dict[str, Any] = {"mode": "single_turn", "include_contents": contents}
-    tools = [builders.queued_tool("look", [words(2_400)])]
+    tools = [builders.queued_tool("look", [words(1_200)])]
     own = LlmAgent(name="own", model=llm, tools=[*tools], **kind)
 
     async def give(node_input: Any) -> str:

@@ -44,8 +44,6 @@ from tests.scenarios import (
     write_conversation,
 )
 
-WINDOWS_TOKENS = (4_000, 32_000, 1_000_000, 8_000, 200_000)
-
 # Streaming, call ids of the model, strategy.
 MODES: dict[str, tuple[bool, bool, type[Strategy]]] = {
     "plain-Threshold": (False, False, Threshold),
@@ -56,13 +54,41 @@ MODES: dict[str, tuple[bool, bool, type[Strategy]]] = {
 
 
 CELLS = [
-    (name, WINDOWS_TOKENS[row % 5], [*MODES][(row + 2 * (row % 5)) % 4])
-    for row, name in enumerate(SCENARIOS)
+    ("normal talk", 4_000, "plain-Threshold"),
+    ("tool-heavy", 8_000, "stream+ids-Threshold"),
+    ("parallel bursts", 40_000, "stream-SlidingWindow"),
+    ("no usage", 8_000, "ids-SlidingWindow"),
+    ("fifty turns", 4_000, "plain-Threshold"),
+    ("late usage, ratio 5", 4_000, "ids-SlidingWindow"),
+    ("only tool results", 4_000, "plain-Threshold"),
+    ("rapid short", 40_000, "stream+ids-Threshold"),
+    ("empty results", 8_000, "stream-SlidingWindow"),
+    ("media", 200_000, "ids-SlidingWindow"),
+    ("kubernetes", 4_000, "stream-SlidingWindow"),
+    ("coding agent", 12_000, "ids-SlidingWindow"),
 ]
 """Every scenario, on one of the windows, in one of the modes."""
 
+LARGE_CELLS = [
+    ("tool-heavy", 32_000, "stream+ids-Threshold"),
+    ("parallel bursts", 1_000_000, "stream-SlidingWindow"),
+    ("fifty turns", 200_000, "plain-Threshold"),
+    ("only tool results", 32_000, "plain-Threshold"),
+    ("rapid short", 1_000_000, "stream+ids-Threshold"),
+    ("coding agent", 32_000, "ids-SlidingWindow"),
+]
+"""The same on a larger window, where each takes seconds."""
 
-@pytest.mark.parametrize(("name", "window_tokens", "mode"), CELLS)
+
+def test_every_scenario_has_a_cell() -> None:
+    """Each kind of conversation is played."""
+    assert [name for name, *_ in CELLS] == [*SCENARIOS]
+
+
+@pytest.mark.parametrize(
+    ("name", "window_tokens", "mode"),
+    [*CELLS, *(pytest.param(*each, marks=pytest.mark.slow) for each in LARGE_CELLS)],
+)
 async def test_a_conversation_stays_inside_the_window(
     name: str, window_tokens: int, mode: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -190,19 +216,20 @@ async def test_compaction_in_a_tool_loop_keeps_moving_instructions(
     strategy: type[Strategy], has_ids: bool
 ) -> None:
     """Every request has both instructions, once."""
-    writer = Writer("loop", 8_000, None)
+    writer = Writer("loop", 4_000, None)
     turns = []
-    for _ in range(3):
+    for _ in range(2):
         steps = [[ToolUse("fetch", writer.result("log", 0.12))] for _ in range(8)]
         turns.append(Turn(writer.ask(0.02), steps, writer.text("prose", 0.02)))
     played = await play_fitting(
         turns,
-        strategy(context_window=8_000, preview_tokens=None),
+        strategy(context_window=4_000, preview_tokens=None),
         instruction=DYNAMIC_RULE,
         agent={"static_instruction": STATIC_RULE},
         summary_replies=None,
         call_ids=has_ids,
     )
+    assert sum(call.is_compacted for call in played.calls) >= 2
     covered_before = 0
     for call in played.calls:
         assert STATIC_RULE in call.record.system_instruction
@@ -229,8 +256,8 @@ async def test_facts_reach_the_summarizer_and_the_next_request(
 ) -> None:
     """Every fact in a covered tool result stands in a summarizer's prompt and, where
     the summarizer keeps it, in the agent's next request."""
-    writer, turns = Writer("facts", 32_000, None), []
-    for number in range(6):
+    writer, turns = Writer("facts", 16_000, None), []
+    for number in range(4):
         steps = []
         for step in range(4):
             half = writer.text("code" if step == 1 else "log", 0.06)
@@ -240,7 +267,7 @@ async def test_facts_reach_the_summarizer_and_the_next_request(
         turns.append(Turn(writer.ask(0.01), steps, "Noted."))
     played = await play_fitting(
         turns,
-        strategy(context_window=32_000, preview_tokens=None),
+        strategy(context_window=16_000, preview_tokens=None),
         summary_replies=lambda request: (
             "Keys: " + ", ".join(find_facts(request.contents[-1:]))
         ),

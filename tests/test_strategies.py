@@ -223,23 +223,23 @@ async def test_sliding_window_keeps_what_leaves_room(
     assert done.tokens <= 0.8 * window
 
 
-LARGE: dict[str, Any] = {"context_window": 100_000}
+LARGE: dict[str, Any] = {"context_window": 20_000}
 ALONE: dict[str, Any] = {"tool_output": None, "summary": None}
 BARE: dict[str, Any] = {"window": None, "tool_output": None}
-FITS = range(79_999)
+FITS = range(15_999)
 
 
 @pytest.mark.parametrize(
     ("settings", "contents", "summaries", "sizes"),
     [
-        ({"user_messages": 0}, small_talk(100, 900), 0, range(20_000, 25_000)),
-        ({}, small_talk(100, 900), 0, range(30_000, 42_000)),
-        ({"window": MessageWindow()}, small_talk(49, 1_700), 1, FITS),
-        (BARE, small_talk(100, 950), 1, FITS),
-        ({"summary": None, **BARE}, small_talk(100, 900), 1, FITS),
-        ({}, small_talk(19, 4_500), 0, FITS),
-        ({"window": None, "summary": None}, tool_talk(1, 340_000), 0, FITS),
-        ({"window": TokenWindow(budget_tokens=99_000)}, small_talk(45, 1_900), 1, FITS),
+        ({"user_messages": 0}, small_talk(100, 180), 0, range(4_000, 5_000)),
+        ({}, small_talk(100, 180), 0, range(6_000, 8_400)),
+        ({"window": MessageWindow()}, small_talk(49, 340), 1, FITS),
+        (BARE, small_talk(100, 190), 1, FITS),
+        ({"summary": None, **BARE}, small_talk(100, 180), 1, FITS),
+        ({}, small_talk(19, 900), 0, FITS),
+        ({"window": None, "summary": None}, tool_talk(1, 68_000), 0, FITS),
+        ({"window": TokenWindow(budget_tokens=19_800)}, small_talk(45, 380), 1, FITS),
     ],
     ids=[
         "deep", "beside the user's words", "too few messages", "above the trigger",
@@ -260,10 +260,10 @@ async def test_no_preference_keeps_a_request_too_large(
 
 async def test_a_summary_starts_from_the_originals() -> None:
     """What was shortened or dropped before is shown to the summarizer whole."""
-    contents = tool_talk(30, 9_000)
-    contents[2] = response("read", "y" * 6_000 + " the needle " + "y" * 3_000, "0")
+    contents = tool_talk(30, 4_500)
+    contents[2] = response("read", "y" * 3_000 + " the needle " + "y" * 1_500, "0")
     steps: Any = {"window": MessageWindow(), "tool_output": ToolOutputTruncation()}
-    sizes: Any = {"context_window": 20_000, "summarizer_context_window": 1_000_000}
+    sizes: Any = {"context_window": 10_000, "summarizer_context_window": 1_000_000}
     done = await send(Pipeline(**sizes, **steps), contents)
     assert any("the needle" in request.text for request in summary_requests(done.llm))
 
@@ -305,18 +305,18 @@ async def test_a_pipeline_keeps_a_conversation_inside_the_window(
 ) -> None:
     """No request is refused, no pair broken, no answer lost."""
     caplog.set_level(logging.ERROR, "contextguard_adk")
-    conversation = write_conversation(name, 8_000)
+    conversation = write_conversation(name, 4_000)
     llm = SimulatedLlm(
-        context_window=8_000,
+        context_window=4_000,
         token_ratio=conversation.token_ratio,
         media_tokens=conversation.media_tokens,
         usage=conversation.usage,
     )
-    strategy, sessions = Pipeline(context_window=8_000), KeptSessions()
+    strategy, sessions = Pipeline(context_window=4_000), KeptSessions()
     played = await play(conversation, strategy, llm, session_service=sessions)
     check_provider(name, played)
     assert not caplog.records
     check_answers(name, played, [turn.answer for turn in conversation.turns])
     check_live_requests(name, played.calls)
-    check_pauses(name, played.calls, 8_000)
+    check_pauses(name, played.calls, 4_000)
     assert any(each.is_compacted for each in played.calls)

@@ -30,6 +30,7 @@ from tests.chats import (
 
 WINDOW = 200_000
 LEAST = 32_000
+TRIGGER = 8_000
 
 
 def make_llm(**settings: Any) -> SimulatedLlm:
@@ -60,7 +61,7 @@ def open_chat(
     return guarded_chat(llm, built, guard=guard, **settings), calls, compactions
 
 
-async def talk(chat: Chat, count: int, tokens: int = 4_000) -> None:
+async def talk(chat: Chat, count: int, tokens: int = 1_000) -> None:
     """Has turns of so many tokens."""
     for number in range(count):
         assert answer_text(await chat.say(words(tokens, f"turn-{number}")))
@@ -119,24 +120,24 @@ async def test_sizes_follow_from_the_trigger(
 
 async def test_a_long_instruction_above_the_trigger_neither_loops_nor_fails() -> None:
     """No summary is paid for that makes little room; the window stays out of reach."""
-    llm, fixed_tokens = make_llm(), 40_000
+    llm, fixed_tokens = make_llm(), 10_000
     agent = {"instruction": words(fixed_tokens)}
-    chat, calls, compactions = open_chat(llm, LEAST, agent=agent)
-    await talk(chat, 24, 5_000)
+    chat, calls, compactions = open_chat(llm, TRIGGER, agent=agent)
+    await talk(chat, 16, 1_500)
     assert llm.rejections == 0
-    assert 1 <= len(compactions) <= 200_000 / fixed_tokens
+    assert 1 <= len(compactions) <= 5
     assert all(each.tokens_before >= 2 * fixed_tokens for each in compactions)
     assert all(each.tokens_after < 0.75 * each.tokens_before for each in compactions)
     # The first one comes before anything is counted, by an estimate of 1.5.
-    assert max(record.estimated_tokens for record in calls) < 100_000
+    assert max(record.estimated_tokens for record in calls) < 25_000
 
 
 async def test_what_a_compaction_leaves_does_not_set_off_the_next_one() -> None:
     """The next one comes at twice that: a large request stays word for word."""
     llm = make_llm(context_window=1_000_000)
-    chat, _, compactions = open_chat(llm, LEAST, looks=(30, 2_000))
-    live = words(60_000, "LIVE")
-    await seed(chat, user("Earlier."), model(words(20_000)))
+    chat, _, compactions = open_chat(llm, TRIGGER, looks=(15, 1_000))
+    live = words(15_000, "LIVE")
+    await seed(chat, user("Earlier."), model(words(5_000)))
     assert answer_text(await chat.say(live)) == "Done."
     assert 1 <= len(compactions) <= 2
     assert all(live in request.text for request in agent_requests(llm))
@@ -147,7 +148,7 @@ async def test_what_a_compaction_leaves_does_not_set_off_the_next_one() -> None:
 async def test_a_failing_summarizer_below_the_window_is_asked_again_later() -> None:
     """The request goes out as it is, and is not asked about at every call."""
     llm = make_llm(summary_replies=lambda _: RuntimeError("down"))
-    chat, _, compactions = open_chat(llm, LEAST)
+    chat, _, compactions = open_chat(llm, TRIGGER)
     await talk(chat, 7)
     assert llm.summaries == 0
     await talk(chat, 1)
