@@ -24,13 +24,25 @@ from contextguard_adk.strategies import (
     Turn,
 )
 from contextguard_adk.testing import RecordedRequest, Reply, SimulatedLlm, call
-from tests.builders import Chat, answer_text, model, user
+from tests.builders import (
+    Chat,
+    answer_text,
+    call_part,
+    calls,
+    model,
+    response_part,
+    responses,
+    user,
+)
 from tests.chats import agent_requests, seed, words
 from tests.guarded import guarded_chat
 
 WINDOW = 16_000
 POLICY = "\n".join(f"§ {n}: Refunds of kind {n} need {n} stamps." for n in range(90))
 """About 950 tokens: less than a tenth of the window, more than a preview."""
+
+LONG_MESSAGE = words(4_000)
+"""About a third of what fits below the threshold."""
 
 
 def get_policy() -> str:
@@ -45,7 +57,7 @@ def get_long_policy() -> str:
 
 def look_up(step: int) -> str:
     """Returns what was looked up."""
-    return words(600 if step < 700 else 60, f"row-{step}")
+    return words(750 if step < 700 else 60, f"row-{step}")
 
 
 def get_rule(number: int, tokens: int) -> str:
@@ -110,7 +122,7 @@ CUTTING = ToolOutputTruncation(max_length=500, preserve_last_tool_result=False)
 CLEARING: dict[str, Any] = {
     "window": None,
     "tool_output": None,
-    "reducers": (ClearToolResults(),),
+    "reducers": (ClearToolResults(keep_count=1),),
 }
 STRATEGIES: dict[str, Strategy] = {
     "threshold": Threshold(**KEEP),
@@ -125,23 +137,37 @@ STRATEGIES: dict[str, Strategy] = {
     "clearing": Pipeline(**CLEARING, **KEEP),
     "own": Greedy(**KEEP),
 }
+WITHOUT_SUMMARY = {"pipeline", "truncation", "late truncation", "clearing", "own"}
+"""What drops, shortens or clears before it pays for a summary, or instead."""
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
-async def test_a_policy_stays_word_for_word(strategy: Strategy) -> None:
-    """Over five compactions, with its call; never previewed, shortened, doubled."""
+async def play_strategy(
+    name: str, llm: SimulatedLlm, compactions: list[CompactionRecord]
+) -> None:
+    """Plays turns until the strategy has compacted three times, in its own way."""
+    strategy = STRATEGIES[name]
+    chat = open_chat(llm, strategy, compactions)
+    # Results can be cleared, and not what a user writes.
+    message = words(1_000) if name == "clearing" else LONG_MESSAGE
+    turns = 0
+    while len(compactions) < 3:
+        turns += 1
+        assert turns < 20
+        assert answer_text(await chat.say(f"Turn {turns}. {message}")) == "Done."
+    assert len(compactions) <= turns + 1
+    assert (llm.summaries < len(compactions)) is (name in WITHOUT_SUMMARY)
+    assert any(each.was_ahead for each in compactions) is bool(strategy.ahead)
+    assert llm.rejections == llm.violations == 0
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+async def test_a_policy_stays_word_for_word(name: str) -> None:
+    """Over three compactions, with its call; never previewed, shortened, doubled."""
     compactions: list[CompactionRecord] = []
     llm = useless(call("get_policy"))
-    chat = open_chat(llm, strategy, compactions)
-    turns = 0
-    while len(compactions) < 5:
-        turns += 1
-        assert turns < 100
-        assert answer_text(await chat.say(f"Turn {turns}. {words(2_000)}")) == "Done."
+    await play_strategy(name, llm, compactions)
     for request in agent_requests(llm)[1:]:
         assert results_of(request, "get_policy") == [{"result": POLICY}]
-    assert llm.rejections == llm.violations == 0
-    assert len(compactions) <= turns + 1
 
 
 async def test_without_the_setting_it_is_a_preview() -> None:
@@ -152,8 +178,8 @@ async def test_without_the_setting_it_is_a_preview() -> None:
     assert len(shown["result"]) < len(POLICY)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
-async def test_what_was_called_beside_it_stays_with_it(strategy: Strategy) -> None:
+@pytest.mark.parametrize("name", STRATEGIES)
+async def test_what_was_called_beside_it_stays_with_it(name: str) -> None:
     """Results of one message answer calls that belong together; no pair is broken.
 
     The other result may be shortened: it is none of `keep_tools`.
@@ -162,16 +188,12 @@ async def test_what_was_called_beside_it_stays_with_it(strategy: Strategy) -> No
     beside = call("look_up", step=777)
     first: Reply = [call("get_policy"), beside]
     llm = useless(first)
-    chat = open_chat(llm, strategy, compactions)
-    while len(compactions) < 4:
-        assert len(llm.requests) < 400
-        await chat.say(f"Turn. {words(1_500)}")
+    await play_strategy(name, llm, compactions)
     for request in agent_requests(llm)[1:]:
         assert results_of(request, "get_policy") == [{"result": POLICY}]
         parts = [part for each in request.contents for part in each.parts or ()]
         calls = [part.function_call for part in parts if part.function_call]
         assert len([each for each in calls if each.args == {"step": 777}]) == 1
-    assert llm.rejections == llm.violations == 0
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
@@ -181,16 +203,18 @@ async def test_between_compactions_nothing_that_was_sent_changes(
     """Each request begins with the former one, byte for byte, beyond the tenth too."""
     compactions: list[CompactionRecord] = []
     sent: list[tuple[int, list[str]]] = []
-    fetching = looking(*[call("get_policy")] * 40)
+    ends = looking()
 
     def script(request: LlmRequest) -> Reply:
         contents = [each.model_dump_json() for each in request.contents]
         sent.append((len(compactions), contents))
-        return fetching(request)
+        assert len(sent) < 40
+        has_enough = len(compactions) > 1 and len(sent) > 8
+        return ends(request) if has_enough else call("get_policy")
 
     llm = useless()
     llm.script = script
-    await open_chat(llm, strategy, compactions).say("Go.")
+    await open_chat(llm, strategy, compactions).say(f"Go. {LONG_MESSAGE}")
     pairs = [(a[1], b[1]) for a, b in itertools.pairwise(sent) if a[0] == b[0]]
     assert all(now[: len(before)] == before for before, now in pairs)
     assert len(compactions) > 1
@@ -214,8 +238,8 @@ async def test_the_share_is_a_tenth_of_the_window(
     strategy = Threshold(context_window=window, keep_tools=("get_rule",))
     chat = open_chat(llm, strategy, compactions)
     while len(compactions) < 3:
-        assert len(llm.requests) < 100
-        await chat.say(f"Turn. {words(5_000)}")
+        assert len(llm.requests) < 30
+        await chat.say(f"Turn. {words(15_000)}")
         shown = results_of(llm.requests[-1], "get_rule")
         names = [each["result"].split()[0].removeprefix("rule-") for each in shown]
         assert names == (expected if compactions else ["1", "2", "3"])
@@ -229,7 +253,7 @@ async def test_what_is_too_large_takes_no_place_of_others() -> None:
     names = ("get_policy", "get_long_policy")
     strategy = Threshold(context_window=WINDOW, keep_tools=names)
     chat = open_chat(llm, strategy, compactions)
-    await play(llm, chat, compactions, 3, f"Turn. {words(700)}")
+    await play(llm, chat, compactions, 3, f"Turn. {LONG_MESSAGE}")
     assert results_of(llm.requests[-1], "get_policy") == [{"result": POLICY}]
     assert results_of(llm.requests[-1], "get_long_policy") == []
 
@@ -242,7 +266,7 @@ async def test_a_large_result_beside_it_takes_the_room_of_its_preview() -> None:
     llm, keep = useless(together), ("get_rule",)
     strategy = Threshold(context_window=WINDOW, keep_tools=keep, preview_tokens=300)
     chat = open_chat(llm, strategy, compactions)
-    await play(llm, chat, compactions, 3, f"Turn. {words(700)}")
+    await play(llm, chat, compactions, 3, f"Turn. {LONG_MESSAGE}")
     assert results_of(llm.requests[-1], "get_rule") == [{"result": get_rule(7, 200)}]
     (shown,) = results_of(llm.requests[-1], "get_long_policy")
     assert len(shown["result"]) < len(POLICY)
@@ -282,14 +306,14 @@ async def test_the_newest_stay(caplog: pytest.LogCaptureFixture) -> None:
     """A policy that is fetched again and again: what has room stays, one warning."""
     compactions: list[CompactionRecord] = []
     first: list[Reply] = [call("get_policy"), "Done."]
-    llm = useless(*first * 12)
+    llm = useless(*first * 6)
     chat = open_chat(llm, STRATEGIES["threshold"], compactions)
-    for _ in range(40):
-        assert answer_text(await chat.say(f"Again. {words(700)}")) == "Done."
+    for _ in range(12):
+        assert answer_text(await chat.say(f"Again. {words(2_000)}")) == "Done."
     shown = [results_of(each, "get_policy") for each in agent_requests(llm)[1:]]
     assert all({"result": POLICY} in each for each in shown)
     assert len(shown[-1]) == 1
-    assert 1 < len(compactions) < 10
+    assert 1 < len(compactions) < 5
     assert caplog.text.count("`keep_tools` take more than a tenth") == 1
     assert llm.rejections == llm.violations == 0
 
@@ -303,7 +327,7 @@ async def test_what_is_too_large_is_compacted_as_others_are(
     names = ("get_long_policy", "unknown")
     strategy = Threshold(context_window=WINDOW, keep_tools=names)
     chat = open_chat(llm, strategy, compactions)
-    await play(llm, chat, compactions, 3, f"Turn. {words(700)}")
+    await play(llm, chat, compactions, 3, f"Turn. {LONG_MESSAGE}")
     _, first, *_, last = agent_requests(llm)
     (shown,) = results_of(first, "get_long_policy")
     assert len(shown["result"]) < len(POLICY)
@@ -317,8 +341,8 @@ async def test_they_stay_after_a_rejection() -> None:
     llm = useless(call("get_policy"), context_window=200_000)
     strategy = Threshold(context_window=200_000, keep_tools=("get_policy",))
     chat = open_chat(llm, strategy)
-    for _ in range(20):
-        await chat.say(f"Turn. {words(500)}")
+    for _ in range(4):
+        await chat.say(f"Turn. {LONG_MESSAGE}")
     llm.context_window = WINDOW
     assert answer_text(await chat.say("Go on.")) == "Done."
     assert llm.rejections
@@ -328,7 +352,8 @@ async def test_they_stay_after_a_rejection() -> None:
 async def test_they_stay_in_another_process(tmp_path: Path) -> None:
     """What stands in a request follows from the session alone."""
     shown, compactions = [], list[CompactionRecord]()
-    for turn in range(8):
+    counts = []
+    for turn in range(4):
         url = f"sqlite+aiosqlite:///{tmp_path / 'sessions.db'}"
         sessions = DatabaseSessionService(url)
         first: list[Reply] = [call("get_policy")]
@@ -336,11 +361,12 @@ async def test_they_stay_in_another_process(tmp_path: Path) -> None:
         chat = open_chat(
             llm, STRATEGIES["threshold"], compactions, session_service=sessions
         )
-        await chat.say(f"Turn {turn}. {words(2_000)}")
+        await chat.say(f"Turn {turn}. {LONG_MESSAGE}")
         shown.append(results_of(llm.requests[-1], "get_policy"))
+        counts.append(len(compactions))
         await sessions.db_engine.dispose()
-    assert compactions
-    assert shown == [[{"result": POLICY}]] * 8
+    assert counts == [0, 0, 1, 1]
+    assert shown == [[{"result": POLICY}]] * 4
 
 
 async def test_a_failed_summary_leaves_them() -> None:
@@ -350,8 +376,8 @@ async def test_a_failed_summary_leaves_them() -> None:
     compactions: list[CompactionRecord] = []
     chat = open_chat(llm, STRATEGIES["threshold"], compactions)
     while len(compactions) < 3:
-        assert len(llm.requests) < 400
-        await chat.say(f"Turn. {words(700)}")
+        assert len(llm.requests) < 60
+        await chat.say(f"Turn. {LONG_MESSAGE}")
     assert results_of(llm.requests[-1], "get_policy") == [{"result": POLICY}]
     assert llm.rejections == llm.violations == 0
 
@@ -365,25 +391,28 @@ async def test_a_setting_that_comes_later_brings_back_what_no_model_summarized()
     strategy: Strategy = Threshold(context_window=WINDOW)
     chat = open_chat(llm, strategy, compactions)
     while not compactions:
-        await chat.say(f"Turn. {words(700)}")
+        await chat.say(f"Turn. {LONG_MESSAGE}")
     assert results_of(llm.requests[-1], "get_policy") == []
     later = open_chat(
         llm, STRATEGIES["threshold"], compactions, session_service=chat.sessions
     )
     while len(compactions) < 3:
-        assert answer_text(await later.say(f"Turn. {words(700)}")) == "Done."
+        assert answer_text(await later.say(f"Turn. {LONG_MESSAGE}")) == "Done."
     assert results_of(llm.requests[-1], "get_policy") == []
     assert llm.rejections == llm.violations == 0
 
 
 # --- clearing results ---
 
+EARLIER_TURNS, LATER_TURNS = 14, 10
+"""How many turns nearly reach the threshold: at first, and beside what was cleared."""
 
-def clearing(**settings: Any) -> Pipeline:
+
+def clearing(window: int = WINDOW, **settings: Any) -> Pipeline:
     """A pipeline that does nothing else before it summarizes."""
     reducers = (ClearToolResults(**settings),)
     return Pipeline(
-        context_window=WINDOW, window=None, tool_output=None, reducers=reducers
+        context_window=window, window=None, tool_output=None, reducers=reducers
     )
 
 
@@ -401,8 +430,34 @@ async def play(
 ) -> None:
     """Plays turns until there are so many compactions."""
     while len(compactions) < count:
-        assert len(llm.requests) < 300
+        assert len(llm.requests) < 60
         assert answer_text(await chat.say(message)) == "Done."
+
+
+def looked_up(name: str, result: Any, **args: Any) -> list[types.Content]:
+    """An earlier turn, in which something was looked up."""
+    return [
+        user("Go on."),
+        calls(call_part("look_up", name, **args)),
+        responses(response_part("look_up", result, name)),
+        model("Done."),
+    ]
+
+
+async def fill(
+    llm: SimulatedLlm, chat: Chat, compactions: list[CompactionRecord], count: int
+) -> None:
+    """Adds turns, then plays some until there are so many compactions."""
+    for step in range(LATER_TURNS if compactions else EARLIER_TURNS):
+        name = f"{count}-{step}"
+        await seed(chat, *looked_up(name, look_up(step), step=step))
+    await play(llm, chat, compactions, count)
+
+
+def cleared_at_first(llm: SimulatedLlm) -> list[dict[str, Any]]:
+    """The results in the first request in which some are cleared."""
+    shown = (results_of(request, "look_up") for request in llm.requests)
+    return next(results for results in shown if any(map(is_cleared, results)))
 
 
 async def test_older_results_give_way_to_a_line() -> None:
@@ -410,12 +465,12 @@ async def test_older_results_give_way_to_a_line() -> None:
     compactions: list[CompactionRecord] = []
     llm = useless()
     chat = open_chat(llm, clearing(), compactions)
-    await play(llm, chat, compactions, 1)
-    results = results_of(llm.requests[-1], "look_up")
+    await fill(llm, chat, compactions, 1)
+    results = cleared_at_first(llm)
     assert llm.summaries == 0
     assert [*map(is_cleared, results)] == [True] * (len(results) - 3) + [False] * 3
     assert all(each["recall_item"] for each in results[:-3])
-    assert "2400 characters" in str(results[0]).replace(",", "")
+    assert "3000 characters" in str(results[0]).replace(",", "")
     assert "row-0 " not in str(results[0])
     calls = [
         part.function_call.args
@@ -423,8 +478,8 @@ async def test_older_results_give_way_to_a_line() -> None:
         for part in content.parts or ()
         if part.function_call
     ]
-    assert len(calls) == len(results)
-    await play(llm, chat, compactions, 2)
+    assert len(calls) == len(results_of(llm.requests[-1], "look_up"))
+    await fill(llm, chat, compactions, 2)
     later = results_of(llm.requests[-1], "look_up")
     assert llm.summaries == 0
     assert sum(map(is_cleared, later)) > len(results) - 3
@@ -437,7 +492,7 @@ async def test_a_cleared_result_is_read_back() -> None:
     compactions: list[CompactionRecord] = []
     llm = useless()
     chat = open_chat(llm, clearing(), compactions)
-    await play(llm, chat, compactions, 1)
+    await fill(llm, chat, compactions, 1)
     item = results_of(llm.requests[-1], "look_up")[0]["recall_item"]
     replies: list[Reply] = [call("recall_history", item=item), "Read."]
     llm.script = lambda _: replies.pop(0)
@@ -466,9 +521,12 @@ async def test_results_of_excluded_tools_stay() -> None:
     strategy = clearing(exclude_tools=names, keep_count=1)
     strategy = strategy.model_copy(update={"preview_tokens": None})
     chat = open_chat(llm, strategy, compactions)
-    await play(llm, chat, compactions, 1)
+    await chat.say("What is the policy?")
+    await fill(llm, chat, compactions, 1)
     assert results_of(llm.requests[-1], "get_policy") == [{"result": POLICY}]
-    assert all(map(is_cleared, results_of(llm.requests[-1], "look_up")[:-1]))
+    *older, newest = map(is_cleared, cleared_at_first(llm))
+    assert all(older)
+    assert not newest
 
 
 @pytest.mark.parametrize(
@@ -488,16 +546,8 @@ async def test_a_result_of_any_form_is_cleared(result: dict[str, Any]) -> None:
     compactions: list[CompactionRecord] = []
     llm = useless()
     chat = open_chat(llm, clearing(keep_count=1), compactions)
-    asked = types.FunctionCall(name="look_up", args={"step": -1}, id="a")
-    said = types.FunctionResponse(name="look_up", response=result, id="a")
-    await seed(
-        chat,
-        user("Go."),
-        types.Content(role="model", parts=[types.Part(function_call=asked)]),
-        types.Content(role="user", parts=[types.Part(function_response=said)]),
-        model("Done."),
-    )
-    await play(llm, chat, compactions, 1)
+    await seed(chat, *looked_up("first", result, step=-1))
+    await fill(llm, chat, compactions, 1)
     first, *_ = results_of(llm.requests[-1], "look_up")
     assert is_cleared(first)
     assert first["recall_item"] != "x"
@@ -513,20 +563,20 @@ async def test_it_goes_on_in_another_process(
     """What is stored of it is read as it was written."""
     compactions: list[CompactionRecord] = []
     counts = []
-    for turn in range(40):
+    for turn in range(9):
         url = f"sqlite+aiosqlite:///{tmp_path / 'sessions.db'}"
-        sessions, llm = DatabaseSessionService(url), useless()
-        chat = open_chat(
-            llm, clearing(**settings), compactions, session_service=sessions
-        )
-        assert answer_text(await chat.say(f"Turn {turn}.")) == "Done."
+        sessions, llm = DatabaseSessionService(url), useless(context_window=8_000)
+        strategy = clearing(8_000, **settings)
+        chat = open_chat(llm, strategy, compactions, session_service=sessions)
+        said = await chat.say(f"Turn {turn}. {words(300)}")
+        assert answer_text(said) == "Done."
         results = results_of(llm.requests[-1], "look_up")
         counts.append(sum(map(is_cleared, results)))
         await sessions.db_engine.dispose()
         assert llm.summaries == 0
     assert counts == sorted(counts)
-    assert len(compactions) > 1
-    assert counts[-1] > 10
+    assert len(compactions) == 2
+    assert 0 < counts[5] == counts[6] < counts[7] == counts[8]
 
 
 @pytest.mark.parametrize(
@@ -551,11 +601,13 @@ async def test_crafted_state_is_harmless(truncation: Any) -> None:
     compactions: list[CompactionRecord] = []
     llm = useless()
     chat = open_chat(llm, clearing(), compactions)
-    await play(llm, chat, compactions, 1)
+    await fill(llm, chat, compactions, 1)
     state = await chat.state()
     key = next(k for k, v in state.items() if '"truncated_upto"' in str(v))
     record = json.loads(state[key])
     record["summary"]["truncation"] = truncation
     await chat.set_state({key: json.dumps(record)})
-    await play(llm, chat, compactions, 3)
+    await play(llm, chat, compactions, 2)
+    await fill(llm, chat, compactions, 3)
+    assert any(map(is_cleared, results_of(llm.requests[-1], "look_up")))
     assert llm.rejections == llm.violations == 0
