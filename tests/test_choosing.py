@@ -257,12 +257,12 @@ async def test_a_strategy_that_can_be_called_is_a_strategy() -> None:
 async def test_one_guard_in_two_apps_keeps_them_apart() -> None:
     """Of the same user, session and agent; what is told carries the app."""
     records: list[CompactionRecord] = []
-    strategy = Threshold(context_window=8_000)
+    strategy = Threshold(context_window=WINDOW)
     guard = ContextGuardPlugin(default=strategy, on_compaction=records.append)
     service, llms = InMemorySessionService(), dict[str, SimulatedLlm]()
-    for turn in range(7):
+    for turn in range(4):
         for name in ("support", "coding"):
-            llm = llms.setdefault(name, SimulatedLlm(context_window=8_000))
+            llm = llms.setdefault(name, SimulatedLlm(context_window=WINDOW))
             agent = LlmAgent(name="assistant", model=llm)
             app = App(name=name, root_agent=agent, plugins=[guard])
             runner = Runner(app=app, session_service=service)
@@ -274,6 +274,7 @@ async def test_one_guard_in_two_apps_keeps_them_apart() -> None:
     assert {record.app for record in records} == {"support", "coding"}
     for name, other in ("support", "coding"), ("coding", "support"):
         assert not llms[name].rejections
+        assert is_compacted(llms[name].requests[-1])
         assert other not in "".join(request.text for request in llms[name].requests)
         session = await service.get_session(app_name=name, user_id="u", session_id="s")
         assert session

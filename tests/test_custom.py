@@ -64,7 +64,7 @@ async def test_the_sample_runs_without_a_summary(
     llm: SimulatedLlm = agent.model  # type: ignore[union-attr]
     llm.keep_requests = None
     chat = Chat(agent, sample.plugins)
-    notes = [f"Note {number}: look at Zurich." for number in range(16)]
+    notes = [f"Note {number}: look at Zurich." for number in range(12)]
     for note in notes:
         await chat.say(note)
     assert (llm.summaries, llm.rejections, llm.violations) == (0, 0, 0)

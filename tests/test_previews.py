@@ -139,11 +139,11 @@ async def test_only_what_is_long_is_cut() -> None:
     assert (shown["status"], shown["rows"]) == ("ok", [1, {"a": None}])
     assert shown["log"].startswith(words(100))
     assert "truncated" in shown["log"]
-    rows = [{"id": number, "name": f"host-{number}"} for number in range(3_000)]
+    rows = [{"id": number, "name": f"host-{number}"} for number in range(600)]
     shown = await read({"rows": rows})
     assert list(shown) == ["result", "not_shown", HANDLE]
     assert shown["result"].startswith('{"rows":[{"id":0,"name":"host-0"}')
-    assert "host-2999" in shown["result"]
+    assert "host-599" in shown["result"]
     # Quotes that are escaped again take more than is estimated.
     assert count_tokens([shown["result"]], None) <= 1.2 * MOST
 
@@ -192,10 +192,10 @@ async def test_small_results_stay_as_they_are(result: Any) -> None:
 
 
 REPORT = report()
-LONGER = report(tokens=20_000)
+LONGER = report(tokens=12_000)
 DENSE = {
-    "base64": base64.b64encode(RANDOM.randbytes(40_000)).decode(),
-    "digits": "\n".join(f"{RANDOM.gauss(240, 80):.3f}" for _ in range(6_000)),
+    "base64": base64.b64encode(RANDOM.randbytes(10_000)).decode(),
+    "digits": "\n".join(f"{RANDOM.gauss(240, 80):.3f}" for _ in range(1_500)),
     "chinese": "部署令牌是七号机器的密钥, 第三台在二楼。" * 900,
 }
 LARGE: dict[str, Any] = {"context_window": 100_000, "trigger": "auto"}
