@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from opentelemetry import metrics
-from opentelemetry.exporter.prometheus import PrometheusMetricReader
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from prometheus_client import REGISTRY, generate_latest
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 Point = tuple[dict[str, Any], Any]
 
@@ -21,8 +21,8 @@ Point = tuple[dict[str, Any], Any]
 class Meters:
     """Keeps what is counted."""
 
-    reader: InMemoryMetricReader = field(default_factory=InMemoryMetricReader)
-    provider: MeterProvider | None = None
+    reader: InMemoryMetricReader
+    provider: MeterProvider
 
     def points(self, name: str) -> list[Point]:
         """What a metric holds: attributes, with the sum of each, in alphabetical order;
@@ -70,6 +70,8 @@ class Meters:
     @property
     def exposition(self) -> str:
         """What Prometheus reads."""
+        from prometheus_client import REGISTRY, generate_latest
+
         return generate_latest(REGISTRY).decode()
 
     def series(self) -> set[str]:
@@ -79,9 +81,12 @@ class Meters:
 
 def keep_metrics(monkeypatch: pytest.MonkeyPatch) -> Iterator[Meters]:
     """Sets up an SDK for one test: the provider of a process can be set only once."""
-    kept, prometheus = Meters(), PrometheusMetricReader()
-    provider = MeterProvider([kept.reader, prometheus])
-    kept.provider = provider
+    from opentelemetry.exporter.prometheus import PrometheusMetricReader
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader, PrometheusMetricReader()])
     monkeypatch.setattr(metrics, "get_meter_provider", lambda: provider)
-    yield kept
+    yield Meters(reader, provider)
     provider.shutdown()

@@ -20,8 +20,9 @@ Recorded = tuple[Session, SimulatedLlm]
 WINDOW = 4_000
 """Threshold 3,200 tokens, summaries of 400."""
 
-TURNS = 8
+TURNS = 6
 CALLS = 3 * TURNS
+EVENTS = 6 * TURNS
 FINDINGS = [
     {"rows": [{"id": number * 7919, "hall": "B", "part": f"7f{number}a"}] * 16}
     if number % 2

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -67,11 +65,17 @@ def provider_url() -> Iterator[str]:
         thread.join()
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Of Google's client.
 def test_what_adk_test_records_passes_its_replay(
-    tmp_path: Path, provider_url: str
+    tmp_path: Path,
+    provider_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """A short conversation and one above the threshold; nothing of the guard's is in
-    the record."""
+    the record. ADK records here, and replays in a process of its own."""
+    from google.adk.cli.cli_tools_click import main
+
     folder = tmp_path / "guarded"
     (folder / "tests").mkdir(parents=True)
     (folder / "__init__.py").write_text("from . import agent\n")
@@ -82,20 +86,17 @@ def test_what_adk_test_records_passes_its_replay(
         events = [{"author": "user", "content": content} for content in said]
         path = folder / "tests" / f"{len(messages)}.json"
         path.write_text(json.dumps({"events": events}))
-    command = [sys.executable, "-m", "google.adk.cli", "test", str(tmp_path)]
-    environment = {**os.environ, "GOOGLE_API_KEY": "key"}
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("GOOGLE_API_KEY", "key")
     for option, url in (["--rebuild"], provider_url), ([], "http://127.0.0.1:9"):
-        environment["GOOGLE_GEMINI_BASE_URL"] = url
-        done = subprocess.run(
-            [*command, *option],
-            env=environment,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+        monkeypatch.setenv("GOOGLE_GEMINI_BASE_URL", url)
+        with pytest.raises(SystemExit) as ended:
+            main(["test", str(tmp_path), *option])
+        said = capfd.readouterr()
+        assert ended.value.code == 0, said.out + said.err
         for turns in (2, 12):
             recorded = (folder / "tests" / f"{turns}.json").read_text()
             assert recorded.count('"functionResponse"') == turns
             assert "context_guard" not in recorded
-    assert "2 passed" in done.stdout
+    assert "2 passed" in said.out

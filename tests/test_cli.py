@@ -33,7 +33,7 @@ from tests.lines import tells
 
 Output = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
-WINDOW_TOKENS = 4_000
+WINDOW_TOKENS, STEPS = 4_000, 18
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +57,8 @@ def tree(tmp_path: Path) -> Path:
 def run_demo(tree: Path, *arguments: str) -> int:
     """Runs the demo on a tree with a small window."""
     window = str(WINDOW_TOKENS)
-    return main(["demo", str(tree), "--window", window, "--steps", "30", *arguments])
+    steps = str(STEPS)
+    return main(["demo", str(tree), "--window", window, "--steps", steps, *arguments])
 
 
 def read_table(output: str) -> dict[str, list[str]]:
@@ -85,11 +86,11 @@ def test_demo_finishes_only_with_the_guard(
         assert event in output
     table = read_table(output)
     assert numbers(table["steps done"])[0] < 10
-    assert table["steps done"][1] == "30 of 30"
+    assert table["steps done"][1] == f"{STEPS} of {STEPS}"
     assert table["requests rejected"] == ["10", "0"]
     assert "time to the last answer" not in table
     assert table["compactions"][0] == "0"
-    assert int(table["compactions"][1]) >= 5
+    assert int(table["compactions"][1]) >= 3
     largest = numbers(table["largest request"])
     assert largest[0] > WINDOW_TOKENS >= largest[1]
     for name in ("uncached input", "cached input", "output"):
@@ -100,21 +101,22 @@ def test_demo_finishes_only_with_the_guard(
     assert bars[0].endswith("x" * 10)
     assert "x" not in bars[1]
     assert "Prices: $1 for a million input tokens, " in output
-    assert "30 of 30 steps were done, no request refused; without it only " in output
+    done = f"{STEPS} of {STEPS} steps were done"
+    assert f"{done}, no request refused; without it only " in output
 
 
 def test_latency_shows_what_summaries_ahead_save(tree: Path, capsys: Output) -> None:
     """Without them a call waits for every summary, however slow; with them, for few."""
     # So large that a summary is written before the window is full.
-    assert run_demo(tree, "--latency", "90", "--window", "8000", "--steps", "50") == 0
+    assert run_demo(tree, "--latency", "90", "--window", "8000", "--steps", "30") == 0
     output = capsys.readouterr().out
     assert "Times are simulated: 90 s for every answer and every summary." in output
-    assert "50 of 50 steps were done, no request refused" in output
+    assert "30 of 30 steps were done, no request refused" in output
     assert "mechanical" not in output
     table = read_table(output)
     compactions, steps = numbers(table["compactions"]), numbers(table["steps done"])
     assert compactions[0] == 0 < min(compactions[1:])
-    assert steps[1:] == [50, 50]
+    assert steps[1:] == [30, 30]
     waits = [read_seconds(value) for value in table["waited for summaries"]]
     assert waits[:2] == [0, 90 * compactions[1]]
     assert waits[2] < 0.6 * waits[1]
@@ -156,9 +158,11 @@ def test_a_failure_with_summaries_ahead_is_one(
     monkeypatch.setattr(SimulatedLlm, "generate_content_async", fail_in_third_run)
     assert run_demo(tree, "--latency", "0.5") == 1
     output = capsys.readouterr().out
-    assert read_table(output)["steps done"][1:] == ["30 of 30", "1 of 30"]
+    steps = [f"{done} of {STEPS}" for done in (STEPS, 1)]
+    assert read_table(output)["steps done"][1:] == steps
     assert read_table(output)["time to the last answer"][2] == "0.5 s"
-    assert "1 of 30 steps were done, then the model failed: overloaded." in output
+    assert f"1 of {STEPS} steps were done, then the model failed" in output
+    assert "failed: overloaded." in output
 
 
 WRONG = """
@@ -219,14 +223,31 @@ def test_every_command_explains_itself(capsys: Output) -> None:
         assert capsys.readouterr().out.startswith(usage)
 
 
+WRITE_IN_VAIN = """
+import os, runpy, sys
+import contextguard_adk._tools.check, contextguard_adk._tools.cli
+
+reader, writer = os.pipe()
+os.close(reader)
+for output in (os.open("/dev/full", os.O_WRONLY), writer):
+    if not os.fork():
+        os.dup2(output, 1)
+        sys.argv = ["contextguard", "check"]
+        runpy.run_module("contextguard_adk", run_name="__main__", alter_sys=True)
+    os.wait()
+    os.write(2, b"--\\n")
+"""
+"""Runs the command twice, each time to its end; what is heavy is imported once."""
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 def test_an_output_that_takes_nothing_is_no_traceback() -> None:
     """A full disk is one line, a reader that leaves is none."""
     full = "contextguard: error: [Errno 28] No space left on device\n"
-    for redirect, error in (("> /dev/full", full), ("| head -c 0", "")):
-        command = f"{sys.executable} -W ignore -m contextguard_adk check {redirect}"
-        done = subprocess.run(command, shell=True, capture_output=True, text=True)
-        assert done.stderr == error
+    command = [sys.executable, "-W", "ignore", "-c", WRITE_IN_VAIN]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stderr.split("--\n") == [full, "", ""]
+    assert done.stdout == ""
 
 
 class LiteLlm(BaseLlm):
@@ -276,9 +297,14 @@ def fake_litellm(monkeypatch: Patch) -> None:
     ("kind", "code", "said", "row"),
     [
         ("reader", 0, "", {"output / step": ["5"] * 2, "cost / step": ["unknown"] * 2}),
-        ("answers", 0, "turn 30, step ", {"steps done": ["30 of 30"] * 2}),
+        (
+            "answers",
+            0,
+            f"turn {STEPS}, step ",
+            {"steps done": [f"{STEPS} of {STEPS}"] * 2},
+        ),
         ("unmetered", 0, "", {"uncached input / step": ["0", "0"]}),
-        ("flaky", 1, "No API key was provided.", {"steps done": ["3 of 30"] * 2}),
+        ("flaky", 1, "No API key was provided.", {"steps done": [f"3 of {STEPS}"] * 2}),
         ("tiny", 1, "after 10 refused turns", {"largest request": ["5,000"] * 2}),
     ],
 )

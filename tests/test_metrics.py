@@ -114,7 +114,6 @@ async def test_buckets_fit_what_is_counted(meters: Meters) -> None:
 
 async def test_labels_stay_apart_from_those_of_adk(meters: Meters) -> None:
     """ADK counts tokens by the same name, with attributes of its own."""
-    assert meters.provider
     meter, said = (
         meters.provider.get_meter("adk"),
         "Number of input and output tokens used.",

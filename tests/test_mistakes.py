@@ -169,10 +169,10 @@ async def test_a_summarizer_without_a_key_is_told(
     for name in [*os.environ]:
         if name.endswith(("_API_KEY", "_TOKEN")) or name.startswith("GOOGLE_CLOUD"):
             monkeypatch.delenv(name)
-    llm = SimulatedLlm(context_window=8_000)
-    guard = Threshold(context_window=8_000, summarizer=model)
+    llm = SimulatedLlm(context_window=4_000)
+    guard = Threshold(context_window=4_000, summarizer=model)
     chat = Chat(guarded_agent(llm), [ContextGuardPlugin(default=guard)])
-    for _ in range(7):
+    for _ in range(4):
         assert answer_text(await chat.say("And so on. " * 400))
     lines = [line for line in own_lines(caplog) if line.startswith("The summarizer")]
     assert f"The summarizer of agent 'agent', '{model}', failed (" in lines[0]

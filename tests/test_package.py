@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -47,8 +48,14 @@ MAX_LINES = 350
 MAX_MODULES = 13
 
 
-def imported_names(path: Path) -> Iterator[str]:
+@cache
+def imported_names(path: Path) -> tuple[str, ...]:
     """The dotted names that a file imports, wherever in it."""
+    return tuple(read_imports(path))
+
+
+def read_imports(path: Path) -> Iterator[str]:
+    """Reads them one after another."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

@@ -9,43 +9,55 @@ import sys
 from pathlib import Path
 
 import pytest
+from google.adk.sessions import Session
 
 from contextguard_adk import ContextGuardPlugin, Threshold
 from contextguard_adk.testing import SimulatedLlm
 from tests.builders import Chat, guarded_agent
 from tests.recordings import save
 
+pytest_plugins = ["pytester"]
+
 PAGE = Path(__file__).parent.parent / "docs" / "testing.md"
 
 
-def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs pytest in a folder that knows nothing of this project's settings."""
-    (folder / "pytest.ini").write_text("[pytest]\n")
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
-
-
-async def record(folder: Path) -> None:
+async def record() -> Session:
     """Records a session that is longer than the window of the example."""
     guard = ContextGuardPlugin(default=Threshold(context_window=100_000))
     chat = Chat(guarded_agent(SimulatedLlm(context_window=100_000)), [guard])
     for turn in range(12):
         await chat.say(f"Turn {turn}. " + "And so on. " * 300)
-    save(await chat.session(), folder)
+    return await chat.session()
 
 
-def test_the_example_of_the_page_passes(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def recorded() -> Session:
+    """A recorded session; what it imports stays, what pytester imports does not."""
+    return asyncio.run(record())
+
+
+@pytest.fixture
+def folder(recorded: Session, pytester: pytest.Pytester) -> Path:
+    """A folder that knows nothing of this project's settings, with the session."""
+    pytester.makeini("[pytest]\n")
+    save(recorded, pytester.path)
+    return pytester.path
+
+
+def test_the_example_of_the_page_passes(
+    folder: Path, pytester: pytest.Pytester
+) -> None:
     """As it is pasted, with a recorded session beside it."""
-    asyncio.run(record(tmp_path))
     [example] = re.findall(r"(?s)```python\n(.*?)```", PAGE.read_text("utf-8"))
-    (tmp_path / "test_clerk.py").write_text(example)
-    done = run_pytest(tmp_path, "-q")
-    assert "3 passed" in done.stdout, done.stdout + done.stderr
+    (folder / "test_clerk.py").write_text(example)
+    pytester.runpytest_inprocess("-q").assert_outcomes(passed=3)
 
 
-def test_a_refused_request_fails_the_test(tmp_path: Path) -> None:
+def test_a_refused_request_fails_the_test(
+    folder: Path, pytester: pytest.Pytester
+) -> None:
     """At its end, and it says how many; the plain model only refuses."""
-    (tmp_path / "test_it.py").write_text(
+    (folder / "test_it.py").write_text(
         "import asyncio\n"
         "from google.adk.agents import LlmAgent\n"
         "from google.adk.runners import InMemoryRunner\n"
@@ -62,20 +74,23 @@ def test_a_refused_request_fails_the_test(tmp_path: Path) -> None:
         "    talk(llm)\n"
         "    assert llm.rejections == 1\n"
     )
-    done = run_pytest(tmp_path, "-q")
-    assert "2 passed, 1 error" in done.stdout, done.stdout + done.stderr
-    assert "1 of 1 requests refused" in done.stdout
+    done = pytester.runpytest_inprocess("-q")
+    done.assert_outcomes(passed=2, errors=1)
+    done.stdout.fnmatch_lines(["*1 of 1 requests refused*"])
 
 
 def test_a_run_that_uses_no_fixture_imports_nothing(tmp_path: Path) -> None:
-    """Of this package, and nothing of ADK."""
+    """Of this package, and nothing of ADK: pytest finds the fixtures by itself."""
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
     (tmp_path / "test_it.py").write_text(
         "import sys\n"
         "def test_it():\n"
         "    assert 'pytest_contextguard_adk' in sys.modules\n"
         "    assert not {'contextguard_adk', 'google.adk'} & {*sys.modules}\n"
     )
-    done = run_pytest(tmp_path, "-q", "-p", "no:xdist")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist"]
+    command += ["-p", "no:cacheprovider"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert "1 passed" in done.stdout, done.stdout + done.stderr
 
 

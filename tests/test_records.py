@@ -6,10 +6,10 @@ import json
 import logging
 import re
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import pytest
 from google.adk.models.llm_request import LlmRequest
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from contextguard_adk import (
     CallRecord,
@@ -33,6 +33,11 @@ from tests.recorded import (
     metadata,
     own_lines,
 )
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import (
+        InMemorySpanExporter,
+    )
 
 SECRET = "xyzzy-4711"
 

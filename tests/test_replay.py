@@ -16,8 +16,6 @@ from google.adk.events.event import Event
 from google.adk.models.registry import LLMRegistry
 from google.adk.sessions import Session
 from google.genai import types
-from sqlalchemy import text
-from sqlalchemy.ext.asyncio import create_async_engine
 
 from contextguard_adk import CallRecord, ContextGuardPlugin, Costs, Threshold
 from contextguard_adk._providers.clients import read_usage
@@ -38,7 +36,16 @@ from tests.builders import (
     response,
     user,
 )
-from tests.recordings import CALLS, INSTRUCTION, PRICES, WINDOW, Recorded, record, save
+from tests.recordings import (
+    CALLS,
+    EVENTS,
+    INSTRUCTION,
+    PRICES,
+    WINDOW,
+    Recorded,
+    record,
+    save,
+)
 from tests.stores import own_database
 
 Output = pytest.CaptureFixture[str]
@@ -166,7 +173,8 @@ def test_it_prints_calls_and_sums(export: Path, capsys: Output) -> None:
     """A row for each call, then accuracy, overflows and tokens."""
     printed = replay(capsys, export, "--window", WINDOW)
     named, headline, without, guarded, _, _, *lines = printed.splitlines()
-    assert named.startswith("Session 'session' of user 'user', app 'app': 48 events, ")
+    about = f"Session 'session' of user 'user', app 'app': {EVENTS} events, "
+    assert named.startswith(about)
     assert re.match(r"Requests over the window: \d+ without .* → 0 with it", headline)
     assert (len(without), len(guarded)) == (19 + CALLS, 19 + CALLS)
     assert "\N{MULTIPLICATION X}" in without
@@ -252,6 +260,9 @@ INDEXES = {
 
 async def drop_indexes(url: str, kind: str) -> Sequence[str]:
     """Leaves a database as an old release made it; returns what was dropped."""
+    from sqlalchemy import text
+    from sqlalchemy.ext.asyncio import create_async_engine
+
     engine = create_async_engine(url)
     async with engine.begin() as connection:
         names = (await connection.execute(text(INDEXES[kind]))).scalars().all()
@@ -318,7 +329,7 @@ def test_sessions_are_listed(export: Path, capsys: Output) -> None:
         assert row.split()[:3] == ["app", "user", "session"]
         assert main([command, str(export), "--list", "--json"]) == 0
         (listed,) = json.loads(capsys.readouterr().out)
-        assert (listed["session"], listed["events"]) == ("session", 48)
+        assert (listed["session"], listed["events"]) == ("session", EVENTS)
 
 
 @pytest.mark.parametrize("form", ["{}", "sqlite:///{}", "sqlite+aiosqlite:///{}"])
@@ -370,6 +381,8 @@ def test_no_recordings_and_wrong_options_are_one_line(
             (folder / "no.json").write_text(exported)
             assert reason in fail(capsys, folder / "no.json")
     config, lost = folder / "guard.toml", folder / "none" / "out.html"
+    short = folder / "short.json"
+    short.write_text(two_agents_with(500))
     config.write_text("[default]\nmax_turn = 3")
     for arguments, reason in (
         ((export, "--agent", "agnet"), "of agent 'agnet'"),
@@ -383,7 +396,7 @@ def test_no_recordings_and_wrong_options_are_one_line(
         line = fail(capsys, *arguments)
         assert reason in line
         assert "hunter2" not in line
-    line = fail(capsys, export, "--window", 4_000, "-o", lost, command="report")
+    line = fail(capsys, short, "--window", 4_000, "-o", lost, command="report")
     assert "out.html: cannot be written: No such file" in line
 
 

@@ -31,9 +31,12 @@ from tests.recordings import INSTRUCTION, save
 
 GUARD = Threshold(context_window=8_000)
 SETTINGS = ReplaySettings(PluginSettings(default=GUARD))
+CALLS = 30
+"""So many that the guard compacts three times."""
+
 TEXT = "The scanner found part 7f{}a of the old press in hall B, near the gate. "
 RESULTS: list[Any] = [
-    TEXT.format(n) * (160 if n % 3 == 2 else 20)
+    TEXT.format(n) * (160 if n % 3 == 2 else 40)
     if n % 2
     else {"rows": [{"id": n * 7919 + k, "hall": "B"} for k in range(60)]}
     for n in range(12)
@@ -83,7 +86,7 @@ async def record(
 @pytest.mark.parametrize("token_ratio", [*slow(None), 1.0])
 async def test_what_a_guard_has_cut_is_known_whole(token_ratio: float | None) -> None:
     """By each replay, and as it is played without a guard; what was sent is known."""
-    session, llm, counts = await record(45, token_ratio)
+    session, llm, counts = await record(CALLS, token_ratio)
     sent = [request for request in llm.requests if not request.is_summary]
     assert llm.summaries >= 3
     assert any("recall_item" in request.text for request in sent)
@@ -91,13 +94,14 @@ async def test_what_a_guard_has_cut_is_known_whole(token_ratio: float | None) ->
     assert sum(
         c.name == "recall_history" for e in recalls for c in e.get_function_calls()
     )
-    rows = [row.guard for row in list_rows(SETTINGS.guard, 8_000)]
+    # Each strategy, and one trigger of those that are compared.
+    rows = [row.guard for row in list_rows(SETTINGS.guard, 8_000)][:4]
     replays = [await replay_session(session, SETTINGS)]
     replays += await replay_guards(session, SETTINGS, rows)
     for replayed in replays:
         whole = [call.whole_tokens for call in replayed.calls]
         assert whole == pytest.approx(counts, rel=0.10)
-    *_, others = await record(45, token_ratio, has_guard=False)
+    *_, others = await record(CALLS, token_ratio, has_guard=False)
     assert sum(whole) == pytest.approx(sum(others), rel=0.10)
     calls = replays[0].calls
     assert [call.real_tokens for call in calls] == [r.prompt_tokens for r in sent]
@@ -110,6 +114,12 @@ async def test_what_a_guard_has_cut_is_known_whole(token_ratio: float | None) ->
     assert sum(abs(each - 1) > 0.15 for each in played) <= 0.1 * len(played)
 
 
+@pytest.fixture(scope="module")
+def compacted() -> Session:
+    """A session with one compaction of a guard."""
+    return asyncio.run(record(14, 1.0))[0]
+
+
 @pytest.mark.skipif(
     EventsCompactionConfig.model_fields["compaction_interval"].is_required(),
     reason="this google-adk copies each payload for each request",
@@ -120,24 +130,26 @@ def test_each_payload_is_written_a_few_times_and_a_bar_shows_how_far_it_is(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
+    compacted: Session,
 ) -> None:
     """However many calls repeat it; the bar is only for a terminal."""
     monkeypatch.delenv(CONFIG_VARIABLE, raising=False)
     options = ["--window", "8000"]
     options += ["-o", str(tmp_path / "page.html")] if command == "report" else []
-    session, *_ = asyncio.run(record(50, 1.0))
+    session, *_ = asyncio.run(record(CALLS, 1.0))
     command_line = [command, str(save(session, tmp_path)), *options]
     profile = cProfile.Profile()
     assert profile.runcall(main, command_line) == 0
     stats: dict[Any, Any] = vars(pstats.Stats(profile))["stats"]
     named = ("to_json", "iterencode", "_to_any")
     written = [s[1] for key, s in stats.items() if key[2].rstrip(">").endswith(named)]
-    assert sum(written) < 20 * 50
+    assert sum(written) < 15 * CALLS
     assert capsys.readouterr().err == ""
     terminal = io.StringIO()
     monkeypatch.setattr(terminal, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
+    save(compacted, tmp_path)
     assert main(command_line) == 0
     assert "Replaying" in terminal.getvalue()
 
@@ -155,12 +167,13 @@ def test_each_payload_is_written_a_few_times_and_a_bar_shows_how_far_it_is(
 def test_a_cost_that_nobody_knows_is_not_zero(
     change: dict[str, Any],
     is_known: bool,
+    compacted: Session,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of a call that failed, or of a model without a price."""
     monkeypatch.delenv(CONFIG_VARIABLE, raising=False)
-    session, *_ = asyncio.run(record(20, 1.0))
+    session = compacted.model_copy(deep=True)
     told = [(e.custom_metadata or {}).get("context_guard", {}) for e in session.events]
     done = [facts["compaction"] for facts in told if "compaction" in facts]
     assert done

@@ -20,13 +20,16 @@ from contextguard_adk.testing import Reply, SimulatedLlm, call
 from tests.builders import Chat, guarded_agent, queued_tool
 from tests.recordings import save
 
-WINDOW = 4_000
-FILLER = "The press in hall B was oiled and its belt was checked again. " * 40
+WINDOW, PAGES = 4_000, 3
+BOOKING = PAGES + 4
+"""The number of the call that needs what the first result had."""
+
+FILLER = "The press in hall B was oiled and its belt was checked again. " * 50
 EARLY, ESCAPED = "res_QX7731", "/srv/hall/b.log"
 RESULTS: list[Any] = [
     {"found": [{"id": EARLY, "seats": 1457}], "note": FILLER},
     json.dumps({"log": ESCAPED}).replace("/", "\\/") + FILLER,
-    *[FILLER] * 9,
+    *[FILLER] * (PAGES + 1),
 ]
 SECRET = "sk-proj-abcdefghijklmnop"
 SCRIPT: list[Reply] = [
@@ -34,7 +37,7 @@ SCRIPT: list[Reply] = [
     call("search", hall="B"),
     # The newest result has it, escaped.
     call("search", command=f"tail -n 2000 {ESCAPED}; rm -r old", token=SECRET),
-    *[call("search", page=number) for number in range(8)],
+    *[call("search", page=number) for number in range(PAGES)],
     call("book", reservation=EARLY, seats=1457, password="plain-Word-1"),
     "Done.",
 ]
@@ -70,13 +73,15 @@ def test_what_calls_need_is_found_in_the_request_or_missing(session: Session) ->
     assert [(n.place, n.calls_ago, n.is_far) for n in found.pop(3)] == [
         ("result of search", 1, False)
     ]
-    assert newest == found.pop(12)
+    assert newest == found.pop(BOOKING)
     assert {(n.place, n.calls_ago, n.is_far) for n in newest} == {
-        ("result of search", 11, True)
+        ("result of search", PAGES + 3, True)
     }
     assert not found
-    assert list_missing([(12, each) for each in newest] * 2, most=1) == [
-        f"call 12: '{EARLY}' was missing; last in a result of search, 11 calls before",
+    missing = [(BOOKING, each) for each in newest]
+    place = f"in a result of search, {PAGES + 3} calls before"
+    assert list_missing(missing * 2, most=1) == [
+        f"call {BOOKING}: '{EARLY}' was missing; last {place}",
         "and 1 more",
     ]
 

@@ -18,9 +18,7 @@ import pytest
 from google.adk.events.event import Event
 from google.adk.events.event_actions import EventActions
 from google.adk.sessions import Session
-from google.adk.sessions.schemas import v0
 from google.genai import types
-from sqlalchemy import create_engine
 
 from contextguard_adk import CallRecord, ContextGuardPlugin, Threshold
 from contextguard_adk._tools.cli import main
@@ -330,6 +328,9 @@ async def test_pickles_that_are_trusted_are_read(tmp_path: Path) -> None:
 
 def write_old_file(path: Path, pickled: bytes) -> None:
     """Writes a session of one event, as `DatabaseSessionService` did before 1.22."""
+    from google.adk.sessions.schemas import v0
+    from sqlalchemy import create_engine
+
     engine = create_engine(f"sqlite:///{path}")
     v0.Base.metadata.create_all(engine)
     engine.dispose()
@@ -354,13 +355,20 @@ def test_a_list_shows_the_newest_and_names_do_not_act(
 
     async def write() -> str:
         async with own_database("file", tmp_path) as store, store.open() as service:
-            for number in range(102):
-                app = "\x1b[2J[/bold]\u202e[red]\x9b0m" if number == 101 else "a"
+            for number, app in (0, "a"), (101, "\x1b[2J[/bold]\u202e[red]\x9b0m"):
                 name = f"s{number}"
                 await service.create_session(app_name=app, user_id="u", session_id=name)
         return str(store.url)
 
     source = asyncio.run(write())
+    with closing(sqlite3.connect(source)) as connection:
+        rows = connection.execute("SELECT * FROM sessions ORDER BY update_time")
+        names = [column for column, *_ in rows.description]
+        first = dict(zip(names, rows.fetchone(), strict=True))
+        copies = [first | {"id": f"s{number}"} for number in range(1, 101)]
+        marks = ", ".join(f":{name}" for name in names)
+        connection.executemany(f"INSERT INTO sessions VALUES ({marks})", copies)
+        connection.commit()
     assert main(["replay", source, "--list"]) == 0
     head, _, *rows, more, _ = capsys.readouterr().out.splitlines()
     assert head == "Sessions: 102; times in UTC"

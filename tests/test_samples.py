@@ -7,17 +7,19 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from google.adk.agents import LlmAgent
 from google.adk.apps import App
-from google.adk.cli.utils.agent_loader import AgentLoader
 from google.adk.events import Event
 
 from contextguard_adk import ContextGuardPlugin
 from contextguard_adk.testing import SimulatedLlm
 from tests.builders import Chat, answer_text
+
+if TYPE_CHECKING:
+    from google.adk.cli.utils.agent_loader import AgentLoader
 
 SAMPLES = Path(__file__).parent.parent / "samples"
 NAMES = ["coordinator", "custom_strategy", "guarded_agent"]
@@ -26,6 +28,8 @@ NAMES = ["coordinator", "custom_strategy", "guarded_agent"]
 @pytest.fixture(autouse=True)
 def loader(monkeypatch: pytest.MonkeyPatch) -> Iterator[AgentLoader]:
     """ADK's loader on the samples folder; what it imports is forgotten again."""
+    from google.adk.cli.utils.agent_loader import AgentLoader
+
     monkeypatch.setattr(sys, "path", list(sys.path))
     before = set(sys.modules)
     yield AgentLoader(str(SAMPLES))
@@ -100,7 +104,7 @@ async def test_coordinator_guards_each_agent_in_its_own_way(
     by messages, the writer by tokens, each on its own."""
     app = load_app(loader, "coordinator")
     first = ["Hello", "find papers on sleep", "write it up", "shorter", "find tea"]
-    messages = ["find rice", "write it", "find tea", "find rice", "write it"] * 4
+    messages = ["find rice", "write it", "find tea", "find rice", "write it"] * 2
     with caplog.at_level(logging.INFO, "contextguard_adk"):
         events, state = await converse(app, [*first, *messages])
     calls = [(e.author, c.name) for e in events for c in e.get_function_calls()]
