@@ -35,17 +35,17 @@ PRICES = "[prices.simulated]\ninput = 1.0\ncached_input = 0.25\noutput = 4.0\n"
 
 
 async def record(
-    plugins: Sequence[BasePlugin] = (), has_cache: bool = False
+    plugins: Sequence[BasePlugin] = (), has_cache: bool = False, turns: int = TURNS
 ) -> Recorded:
     """Has a real conversation with two searches a turn; returns its session."""
     script: list[Reply] = []
-    for turn in range(TURNS):
+    for turn in range(turns):
         script += [call_part("search")] * 2
         script.append(f"Part {turn} is in hall B, says the scanner.")
     llm = SimulatedLlm(context_window=100_000, script=script, prompt_cache=has_cache)
     tools = [queued_tool("search", FINDINGS)]
     chat = Chat(guarded_agent(llm, tools, instruction=INSTRUCTION), plugins)
-    for turn in range(TURNS):
+    for turn in range(turns):
         await chat.say(f"Where is part {turn} of the old press?")
     return await chat.session(), llm
 

@@ -43,6 +43,7 @@ from contextguard_adk.strategies import (
 )
 from contextguard_adk.testing import SimulatedLlm
 from tests.builders import Chat, answer_text, guarded_agent, user
+from tests.chats import slow
 from tests.pages import BLOCKS, FENCE, PAGES, ROOT, find_python, read, run_python
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
@@ -80,10 +81,10 @@ async def test_the_quick_start_guards_an_app() -> None:
     llm = SimulatedLlm(context_window=128_000)
     app.root_agent.model = llm  # type: ignore[union-attr]
     chat = Chat(app.root_agent, app.plugins)
-    part = "And so on. " * 9_000
-    for turn in range(6):
+    part = "And so on. " * 10_500
+    for turn in range(5):
         assert answer_text(await chat.say(f"Part {turn}. {part}"))
-    assert 6 * len(part) / 4 > llm.context_window
+    assert 5 * len(part) / 4 > llm.context_window
     assert llm.summaries > 0
     assert (llm.rejections, llm.violations) == (0, 0)
 
@@ -231,7 +232,13 @@ def database_url(folder: Path) -> str:
     return f"sqlite+aiosqlite:///{folder / 'sessions.db'}"
 
 
-@pytest.mark.parametrize("command", sorted(COMMANDS))
+OF_PROCESSES = "contextguard replay postgresql+asyncpg://… --all-sessions"
+"""It starts processes, as tests of several sessions do."""
+
+
+@pytest.mark.parametrize(
+    "command", [*sorted(COMMANDS - {OF_PROCESSES}), *slow(OF_PROCESSES)]
+)
 def test_commands_are_understood(
     command: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

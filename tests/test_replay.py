@@ -61,14 +61,25 @@ def recorded() -> Recorded:
 
 @pytest.fixture(scope="module")
 def with_cache() -> Session:
-    """The same at a provider with a prompt cache."""
-    return asyncio.run(record(has_cache=True))[0]
+    """One at a provider with a prompt cache, which a late summary can use."""
+    return asyncio.run(record(has_cache=True, turns=8))[0]
 
 
 @pytest.fixture
 def export(recorded: Recorded, tmp_path: Path) -> Path:
     """The export of a session, as `adk run --save_session` writes it."""
     return save(recorded[0], tmp_path)
+
+
+def begin(session: Session) -> Session:
+    """A session's first turns, with a few requests above the window."""
+    return session.model_copy(update={"events": session.events[: EVENTS * 2 // 3]})
+
+
+@pytest.fixture
+def short_export(recorded: Recorded, tmp_path: Path) -> Path:
+    """The export of the first turns."""
+    return save(begin(recorded[0]), tmp_path)
 
 
 @pytest.fixture(autouse=True)
@@ -406,9 +417,11 @@ ROWS = [
 ]
 
 
-def test_the_cheapest_row_is_marked_and_told(export: Path, capsys: Output) -> None:
+def test_the_cheapest_row_is_marked_and_told(
+    short_export: Path, capsys: Output
+) -> None:
     """By tokens, weighted, where nobody knows the price; its settings can be loaded."""
-    printed = replay(capsys, export, "--compare", "--window", WINDOW)
+    printed = replay(capsys, short_export, "--compare", "--window", WINDOW)
     _, head, *lines = printed.partition("\n\n")[0].splitlines()
     names = [line[2:].partition("  ")[0] for line in lines]
     assert names == ["no guard", *ROWS]
@@ -424,7 +437,7 @@ def test_the_cheapest_row_is_marked_and_told(export: Path, capsys: Output) -> No
     assert over[0] > 0
     assert best in fitting
     assert weighted[best] == min(weighted[number] for number in fitting)
-    path = export.parent / "best.toml"
+    path = short_export.parent / "best.toml"
     path.write_text(printed[printed.index("[default]") :])
     kind, _, trigger = names[best].partition(", trigger ")
     wanted: Any = STRATEGIES[kind](context_window=WINDOW)
@@ -456,7 +469,7 @@ def test_prices_and_strategies_of_a_file_are_compared(
     with_cache: Session, tmp_path: Path, capsys: Output
 ) -> None:
     """In money; the file's own settings are one more row."""
-    export, config = save(with_cache, tmp_path), tmp_path / "guard.toml"
+    export, config = save(begin(with_cache), tmp_path), tmp_path / "guard.toml"
     config.write_text(f"[default]\ncontext_window = {WINDOW}\n{PRICES}")
     found = json.loads(
         replay(capsys, export, "--compare", "--config", config, "--json")
@@ -478,16 +491,16 @@ def test_prices_and_strategies_of_a_file_are_compared(
 
 
 def test_the_settings_of_a_file_are_those_of_all_rows(
-    export: Path, capsys: Output
+    short_export: Path, capsys: Output
 ) -> None:
     """Of the summarizer too, also in the settings that are told; where the file's own
     are the cheapest there is nothing to change."""
-    config = export.parent / "guard.toml"
+    config = short_export.parent / "guard.toml"
     config.write_text(
-        f"[default]\ncontext_window = {WINDOW}\nsummarizer = 'gpt-4o-mini'\n"
+        f"[default]\ncontext_window = {WINDOW}\nsummarizer = 'gemini-2.5-flash'\n"
         f"summarizer_context_window = 9000\n{PRICES}"
     )
-    printed = replay(capsys, export, "--compare", "--config", config)
+    printed = replay(capsys, short_export, "--compare", "--config", config)
     assert "calls of recall_history are not played" in printed
     assert '"auto" is the usual threshold' in printed
     assert "windows differ" not in printed
@@ -495,10 +508,10 @@ def test_the_settings_of_a_file_are_those_of_all_rows(
     told = load_settings(config).default
     assert isinstance(told, Threshold)
     chosen = told.context_window, told.summarizer, told.summarizer_context_window
-    assert chosen == (WINDOW, "gpt-4o-mini", 9_000)
+    assert chosen == (WINDOW, "gemini-2.5-flash", 9_000)
     cheap = "strategy = 'pipeline'\ntrigger = 0.25\npreview_tokens = 100"
     config.write_text(f"[default]\ncontext_window = {WINDOW}\n{cheap}")
-    printed = replay(capsys, export, "--compare", "--config", config)
+    printed = replay(capsys, short_export, "--compare", "--config", config)
     assert "* your settings  " in printed
     assert "* Your settings: the cheapest" in printed
 
