@@ -93,10 +93,10 @@ def test_what_adk_test_records_passes_its_replay(
         monkeypatch.setenv("GOOGLE_GEMINI_BASE_URL", url)
         with pytest.raises(SystemExit) as ended:
             main(["test", str(tmp_path), *option])
-        said = capfd.readouterr()
-        assert ended.value.code == 0, said.out + said.err
+        printed = capfd.readouterr()
+        assert ended.value.code == 0, printed.out + printed.err
         for turns in (2, 12):
             recorded = (folder / "tests" / f"{turns}.json").read_text()
             assert recorded.count('"functionResponse"') == turns
             assert "context_guard" not in recorded
-    assert "2 passed" in said.out
+    assert "2 passed" in printed.out

@@ -362,9 +362,9 @@ def test_a_list_shows_the_newest_and_names_do_not_act(
 
     source = asyncio.run(write())
     with closing(sqlite3.connect(source)) as connection:
-        rows = connection.execute("SELECT * FROM sessions ORDER BY update_time")
-        names = [column for column, *_ in rows.description]
-        first = dict(zip(names, rows.fetchone(), strict=True))
+        found = connection.execute("SELECT * FROM sessions ORDER BY update_time")
+        names = [column for column, *_ in found.description]
+        first = dict(zip(names, found.fetchone(), strict=True))
         copies = [first | {"id": f"s{number}"} for number in range(1, 101)]
         marks = ", ".join(f":{name}" for name in names)
         connection.executemany(f"INSERT INTO sessions VALUES ({marks})", copies)
