@@ -39,7 +39,7 @@ def recorded() -> Session:
 @pytest.fixture
 def folder(recorded: Session, pytester: pytest.Pytester) -> Path:
     """A folder that knows nothing of this project's settings, with the session."""
-    pytester.makeini("[pytest]\n")
+    pytester.makeini("[pytest]\nasyncio_default_fixture_loop_scope = function\n")
     save(recorded, pytester.path)
     return pytester.path
 
