@@ -8,7 +8,9 @@ from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec
 
 import pytest
+from google.adk.agents.callback_context import CallbackContext
 from google.adk.models.llm_request import LlmRequest
+from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.sessions import InMemorySessionService
 
 import contextguard_adk as cg
@@ -73,6 +75,20 @@ class Writer:
         await settle()
 
 
+class Door(BasePlugin):
+    """Stands before the guard, and tells that a request has come."""
+
+    def __init__(self) -> None:
+        super().__init__(name="door")
+        self.has_come = asyncio.Event()
+
+    async def before_model_callback(
+        self, *, callback_context: CallbackContext, llm_request: LlmRequest
+    ) -> None:
+        """Lets it pass."""
+        self.has_come.set()
+
+
 async def settle() -> None:
     """Waits for all other tasks."""
     while others := asyncio.all_tasks() - {asyncio.current_task()}:
@@ -103,7 +119,7 @@ class Talk:
         agent: dict[str, Any] | None = None,
         **settings: Any,
     ) -> None:
-        self.writer = Writer()
+        self.writer, self.door = Writer(), Door()
         self.told, self.calls = list[cg.CompactionRecord](), list[cg.CallRecord]()
         self.llm = SimulatedLlm(
             context_window=provider_window,
@@ -115,7 +131,7 @@ class Talk:
             default=strategy, **{**listeners, **(guard or {})}
         )
         root = guarded_agent(self.llm, **(agent or {}))
-        plugins = [plugin, *settings.pop("plugins", ())]
+        plugins = [self.door, plugin, *settings.pop("plugins", ())]
         settings.setdefault("session_service", InMemorySessionService())
         self.chats = [
             Chat(root, plugins, session_id=str(number), **settings)
@@ -139,12 +155,18 @@ class Talk:
         return agent_requests(self.llm)[-1]
 
     async def interrupt(self, message: str) -> None:
-        """Sends a message whose turn has no more time once a summary was begun."""
+        """Sends a message whose turn has no more time once it waits for a summary."""
+        self.door.has_come.clear()
         turn = asyncio.ensure_future(self.chat.say(message))
-        begun = asyncio.ensure_future(self.writer.has_begun.wait())
-        await asyncio.wait([begun, turn], return_when="FIRST_COMPLETED")
+        waits = asyncio.ensure_future(self._wait_for_summary())
+        await asyncio.wait([waits, turn], return_when="FIRST_COMPLETED")
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(turn, 0.03)
+
+    async def _wait_for_summary(self) -> None:
+        # A turn that is cancelled while it writes into a database leaves it locked.
+        await self.door.has_come.wait()
+        await self.writer.has_begun.wait()
 
     def hang_once(self, is_stubborn: bool = False) -> None:
         """The next summary does not end, if stubborn not even when it is cancelled."""

@@ -29,8 +29,10 @@ def open_file(path: str) -> SqliteSessionService:
     with warnings.catch_warnings():
         message = "unclosed database in <sqlite3.Connection"
         warnings.filterwarnings("ignore", message, ResourceWarning)
+        gc.freeze()  # Only what is made from here on is looked at.
         service = SqliteSessionService(path)
         gc.collect()
+        gc.unfreeze()
     return service
 
 
