@@ -39,12 +39,14 @@ from tests.chats import (
     Changing,
 )
 
-WINDOW_TOKENS = 8_000
-FINDING = "The scanner found part 7f3a of the old press in hall B. " * 130
+WINDOW_TOKENS = 3_000
+FINDING = "The scanner found part 7f3a of the old press in hall B. " * 50
+LONG = FINDING * 36
+"""Values are looked for in the first 100,000 characters of a text."""
 
 STRATEGIES: list[Strategy] = [
     Threshold(context_window=WINDOW_TOKENS),
-    SlidingWindow(context_window=WINDOW_TOKENS, max_messages=8),
+    SlidingWindow(context_window=WINDOW_TOKENS, max_messages=6),
     Pipeline(
         context_window=WINDOW_TOKENS,
         window=None,
@@ -65,9 +67,10 @@ def each(name: str, values: Mapping[str, Any]) -> pytest.MarkDecorator:
 
 
 def searching(turns: int, **args: Any) -> list[Reply]:
-    """A script of two searches and an answer for each turn."""
+    """A script of two parallel searches and an answer for the first turns, of answers
+    alone for the last two."""
     search = call_part("search", **args)
-    return [r for turn in range(turns) for r in (search, search, f"Answer {turn}.")]
+    return [r for turn in range(turns) for r in ([search, search], f"Answer {turn}.")]
 
 
 @dataclass
@@ -220,8 +223,8 @@ NAMELESS = [
     odd(types.Part(function_response=types.FunctionResponse())),
 ]
 RESULTS: dict[str, Any] = {
-    "without a blank": "QUJDREVG" * 25_000,
-    "long in JSON": {"rows": [{"cell": FINDING * 28}]},
+    "without a blank": "QUJDREVG" * 6_000,
+    "long in JSON": {"rows": [{"cell": LONG}]},
     "lone surrogates": {"\ud800": FINDING, "list": [f"\udfff {FINDING}"]},
     "control characters": "\x00\x1b[31m" + FINDING,
     "objects": {"b": b"\xff" * 3_000, "c": Chat, "d": {1}, "e": KeyError()},
@@ -249,9 +252,9 @@ ODD: dict[str, dict[str, Any]] = {
     "todos: a text": {"todos": "buy milk"},
     "todos: no items": {"todos": [None, 3, [], {}, {"content": 7}]},
     "todos: very many items": {"todos": [{"content": "milk"}] * 5_000},
-    "message: very long": {"message": FINDING * 28},
+    "message: very long": {"message": LONG},
     "message: odd characters": {"message": "\ud800\x00" + "🏭" * 5_000},
-    "arguments: too long": {"args": {"text": FINDING * 20}},
+    "arguments: too long": {"args": {"text": LONG}},
     **{f"result: {name}": {"result": value} for name, value in RESULTS.items()},
     **{
         f"all say: {name}": {
@@ -285,7 +288,7 @@ async def test_odd_inputs_cost_no_turn(
         is_streaming,
         results=[given.get("result", FINDING), FINDING],
         before=given.get("before", ()),
-        script=searching(4, **given.get("args", {})),
+        script=[*searching(2, **given.get("args", {})), "Answer 2."],
         summary_replies=given.get("summary_replies"),
     )
     await session.chat.set_state({"todos": given.get("todos")})
@@ -318,7 +321,7 @@ async def test_broken_strategy_costs_no_turn(caplog: pytest.LogCaptureFixture) -
     state = await session.chat.state()
     assert state[REAL] == session.llm.requests[0].prompt_tokens
     failures = [r for r in caplog.records if "The guard failed" in r.getMessage()]
-    assert [r.levelno for r in failures] == [logging.ERROR] * 5
+    assert [r.levelno for r in failures] == [logging.ERROR] * 3
     assert "'agent'" in failures[0].getMessage()
     assert "KeyError" in failures[0].getMessage()
     assert "mistake" not in caplog.text
@@ -370,7 +373,7 @@ def tell(_: object) -> None:
 
 TROUBLES: dict[str, dict[str, Any]] = {
     "none": {},
-    "failing strategy": {"default": BrokenStrategy(context_window=6_000)},
+    "failing strategy": {"default": BrokenStrategy(context_window=3_000)},
     "failing listeners": {"on_compaction": tell, "on_pressure": tell},
     "observing": {"observe": True},
 }
@@ -392,18 +395,19 @@ async def test_nothing_that_was_said_is_logged(
 ) -> None:
     """At INFO and above the guard logs no message, result, summary or error text."""
     caplog.set_level(logging.INFO, logger="contextguard_adk")
-    work = [call_part("search", query=SECRET)] * 2
+    search = call_part("search", query=SECRET)
+    work = [search, search]
     answer = f"{SECRET} answer."
-    replies: list[Reply] = [RuntimeError(SECRET), OSError(SECRET), SECRET * 5_000]
+    replies: list[Reply] = [RuntimeError(SECRET), OSError(SECRET), SECRET * 2_500]
     summaries = iter([f"{SECRET} summary.", *replies])
     llm = SimulatedLlm(
         token_ratio=1.0,
         context_window=200_000,
-        script=[*work, answer, *work, answer, *work, *REFUSALS, answer],
+        script=[work, answer, work, answer, *work, *REFUSALS, answer],
         summary_replies=lambda _: next(summaries, f"{SECRET} summary."),
     )
-    settings = {"default": Threshold(context_window=6_000), **TROUBLES[trouble]}
-    agent = guarded_agent(llm, [queued_tool("search", [f"{SECRET} {FILLER * 80}"])])
+    settings = {"default": Threshold(context_window=3_000), **TROUBLES[trouble]}
+    agent = guarded_agent(llm, [queued_tool("search", [f"{SECRET} {FILLER * 50}"])])
     chat = Chat(agent, [ContextGuardPlugin(**settings)], is_streaming=is_state_broken)
     state: dict[str, Any] = {}
     if is_state_broken:  # Also by what others have put there.
