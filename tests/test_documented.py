@@ -42,8 +42,12 @@ def report(answer: str | types.Part, count: int | None, **more: Any) -> LlmRespo
     return LlmResponse(content=content, usage_metadata=usage, **more)
 
 
+WINDOW = 20_000
+"""Threshold 16,000 tokens."""
+
+
 def documented_chat(
-    llm: SimulatedLlm, window_tokens: int = 200_000, **agent: Any
+    llm: SimulatedLlm, window_tokens: int = WINDOW, **agent: Any
 ) -> Chat:
     """A chat with one agent whose history fits one summary call."""
     sizes: Any = {"context_window": window_tokens, "preview_tokens": None, "keep": 0}
@@ -66,9 +70,9 @@ def counting(**settings: Any) -> SimulatedLlm:
 @pytest.mark.parametrize(
     ("first_tokens", "grown_tokens", "real_tokens", "estimate"),
     [
-        pytest.param(70_000, 90_000, 140_000, 180_000, id="at the threshold"),
-        pytest.param(50_000, 150_008, 100_000, 300_016, id="massive tool result"),
-        pytest.param(70_000, 89_999, 140_000, None, id="one token below"),
+        pytest.param(7_000, 8_000, 14_000, 16_000, id="at the threshold"),
+        pytest.param(5_000, 15_004, 10_000, 30_008, id="massive tool result"),
+        pytest.param(7_000, 7_999, 14_000, None, id="one token below"),
     ],
 )
 async def test_tool_results_since_the_last_count_are_seen(
@@ -120,18 +124,18 @@ async def test_threshold_and_summary_budget_follow_from_the_window(
 
 
 ESTIMATES: dict[str, tuple[Any, Any, int, int | None]] = {
-    "capped at 5": (100_000, 10_000, 36_000, 180_000),
-    "capped at 5, below": (100_000, 10_000, 35_999, None),
-    "never below 1": (50_000, 100_000, 180_000, 180_000),
-    "never below 1, below": (50_000, 100_000, 179_999, None),
-    "unknown is its density, at least 1": (None, None, 180_000, 180_000),
-    "unknown is its density, below": (None, None, 179_999, None),
-    "real count is a floor": (190_000, None, 100_000, 190_000),
-    "not grown: as counted": (185_000, 90_000, 90_000, 185_000),
-    "shrunk: no floor": (190_000, 170_000, 90_000, None),
-    "odd numbers are unknown": (math.nan, 2.0**60, 180_000, 180_000),
-    "negative numbers are unknown": (-9, -9, 180_000, 180_000),
-    "truth values are unknown": (True, True, 180_000, 180_000),
+    "capped at 5": (10_000, 1_000, 3_200, 16_000),
+    "capped at 5, below": (10_000, 1_000, 3_199, None),
+    "never below 1": (5_000, 10_000, 16_000, 16_000),
+    "never below 1, below": (5_000, 10_000, 15_999, None),
+    "unknown is its density, at least 1": (None, None, 16_000, 16_000),
+    "unknown is its density, below": (None, None, 15_999, None),
+    "real count is a floor": (17_000, None, 10_000, 17_000),
+    "not grown: as counted": (16_500, 9_000, 9_000, 16_500),
+    "shrunk: no floor": (17_000, 15_000, 9_000, None),
+    "odd numbers are unknown": (math.nan, 2.0**60, 16_000, 16_000),
+    "negative numbers are unknown": (-9, -9, 16_000, 16_000),
+    "truth values are unknown": (True, True, 16_000, 16_000),
 }
 
 
