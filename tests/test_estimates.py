@@ -118,7 +118,9 @@ async def test_a_result_of_another_kind_than_the_talk_is_not_refused(
     """The counts of the one say nothing of the other; each is near once counted."""
     records: list[CallRecord] = []
     chat, llm = open_chat(result, records.append)
-    while not llm.requests or llm.requests[-1].prompt_tokens < 0.72 * WINDOW:
+    for sentences in (20, 70, 70, 70, 70):
+        await chat.say(talk * sentences)
+    while llm.requests[-1].prompt_tokens < 0.72 * WINDOW:
         assert not llm.summaries
         await chat.say(talk * 20)
     await chat.say("Fetch.")
@@ -130,16 +132,20 @@ async def test_a_result_of_another_kind_than_the_talk_is_not_refused(
         assert record.estimated_tokens > 0.9 * (record.real_tokens or 0)
 
 
-@pytest.mark.parametrize(("script", "instruction"), [("Thai", 0), ("Hindi", 215)])
+@pytest.mark.parametrize(
+    ("script", "instruction", "large"), [("Thai", 0, 110), ("Hindi", 215, 60)]
+)
 async def test_the_window_is_used_whatever_the_script(
-    script: str, instruction: int
+    script: str, instruction: int, large: int
 ) -> None:
     """The first compaction comes when the threshold is near in real tokens."""
     text = SENTENCES[script] * instruction
     assert not text or text_bytes(text) / 4 > 0.8 * WINDOW
     chat, llm = open_chat(instruction=text or "You help.")
+    for sentences in (12, large, large):
+        await chat.say(SENTENCES[script] * sentences)
     while not llm.summaries:
-        assert len(llm.requests) < 40
+        assert len(llm.requests) < 20
         await chat.say(SENTENCES[script] * 12)
     largest = max(request.prompt_tokens for request in agent_requests(llm))
     assert 0.72 * WINDOW < largest < 0.81 * WINDOW
