@@ -580,7 +580,7 @@ async def test_a_turn_that_fits_does_not_wait() -> None:
 
 async def test_a_resend_has_one_too() -> None:
     """What is summarized after a rejection is not lost either."""
-    summarizer = SimulatedLlm(context_window=100_000)
+    summarizer = SimulatedLlm(context_window=100_000, token_ratio=1.0)
     sizes = {**SIZES, "ahead": None, "context_window": 20_000}
     talk = Talk(cg.Threshold(**sizes, summarizer=summarizer), provider_window=8_500)
     summarizer.summary_replies = talk.writer.write

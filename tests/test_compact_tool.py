@@ -32,7 +32,8 @@ from tests.chats import (
     words,
 )
 
-WIDE = Threshold(context_window=20_000)
+WINDOW = 8_000
+WIDE = Threshold(context_window=WINDOW)
 FOCUS = "the numbers of the invoices"
 REFUSED = "context_guard:compact_refused"
 ASKED = call("compact_history")
@@ -43,7 +44,7 @@ def open_chat(
 ) -> tuple[SimulatedLlm, Chat, list[CompactionRecord]]:
     """A chat whose agent may ask for compactions; what it is told of them."""
     llm = SimulatedLlm(
-        context_window=20_000,
+        context_window=WINDOW,
         token_ratio=1.0,
         script=list(script),
         summary_replies=lambda _: "## Current State\nAll is known.",
@@ -69,7 +70,7 @@ async def test_an_agent_compacts_with_a_focus(in_place: bool) -> None:
     llm, chat, records = open_chat(
         asked, "Done.", strategy=strategy, tool=CompactTool("names of people")
     )
-    await seed(chat, user("The task."), model(words(3_000)))
+    await seed(chat, user("The task."), model(words(1_200)))
     assert answer_text(await chat.say("Go on.")) == "Done."
     [record] = records
     assert record.reason == "requested"
@@ -86,7 +87,7 @@ async def test_an_agent_compacts_with_a_focus(in_place: bool) -> None:
 async def test_an_agent_that_asks_again_at_once_is_refused() -> None:
     """It reads why, and nothing is compacted on two calls running."""
     llm, chat, records = open_chat(*[ASKED] * 4, "Done.")
-    await seed(chat, user("The task."), model(words(3_000)))
+    await seed(chat, user("The task."), model(words(1_200)))
     assert answer_text(await chat.say("Go on.")) == "Done."
     assert len(records) == 1
     first, second, *_ = answers_of_the_tool(llm)
@@ -124,7 +125,7 @@ class Idle(Strategy):
     [
         (WIDE, None, "nothing would be gained"),
         (WIDE, "agent", "nothing would be gained"),
-        (Idle(context_window=20_000), None, "nothing could be compacted"),
+        (Idle(context_window=WINDOW), None, "nothing could be compacted"),
     ],
 )
 async def test_a_request_in_vain_is_refused(
@@ -140,7 +141,7 @@ async def test_a_request_in_vain_is_refused(
     demand: dict[str, Any] = {}
     request_compaction(demand, agent, FOCUS)
     is_idle = isinstance(strategy, Idle)
-    await seed(chat, model(words(3_000 if is_idle else 2)), state=demand)
+    await seed(chat, model(words(1_200 if is_idle else 2)), state=demand)
     await chat.say("Go on.")
     assert not llm.summaries
     key = f"{REFUSED}:{agent}" if agent else REFUSED
@@ -150,7 +151,7 @@ async def test_a_request_in_vain_is_refused(
     assert f"refused for agent 'agent': {state[key]}." in caplog.text
     assert FOCUS not in caplog.text
     if not is_idle:
-        await seed(chat, model(words(3_000)), state=dict.fromkeys(demand, True))
+        await seed(chat, model(words(1_200)), state=dict.fromkeys(demand, True))
         await chat.say("And now?")
         assert len(records) == 1
         assert (await chat.state())[key] == ""
@@ -159,9 +160,9 @@ async def test_a_request_in_vain_is_refused(
 @pytest.mark.parametrize(
     ("script", "tokens", "state", "reasons"),
     [
-        ([ASKED], 16_000, {}, ["requested", "tokens"]),
-        ([], 3_000, DEMAND, ["requested", "requested"]),
-        ([], 16_400, {}, ["requested", "tokens"]),
+        ([ASKED], 6_400, {}, ["requested", "tokens"]),
+        ([], 1_200, DEMAND, ["requested", "requested"]),
+        ([], 6_560, {}, ["requested", "tokens"]),
     ],
     ids=["beside one that is refused", "asked for in the next run", "full right after"],
 )
@@ -171,10 +172,10 @@ async def test_a_compaction_on_demand_does_not_put_off_the_next(
     """Only two calls running of one run are too many, and a full request is compacted
     before it is sent."""
     llm, chat, records = open_chat(*script)
-    await seed(chat, user("The task."), model(words(3_000)), state=DEMAND)
+    await seed(chat, user("The task."), model(words(1_200)), state=DEMAND)
     await chat.say("Go on.")
     await seed(chat, user("More."), model(words(tokens)), state=state)
     await chat.say("Go on.")
     assert [record.reason for record in records] == reasons
-    assert records[1].tokens_before < 0.97 * 20_000
+    assert records[1].tokens_before < 0.97 * WINDOW
     assert llm.rejections == 0

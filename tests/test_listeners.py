@@ -60,7 +60,7 @@ def late(request: pytest.FixtureRequest) -> Any:
 def chat_with(**guard: Any) -> Chat:
     """A chat in which every request is under pressure."""
     limits = {"listener_timeout_seconds": LIMIT_SECONDS, "warning_threshold": 0.001}
-    llm = SimulatedLlm(context_window=100_000)
+    llm = SimulatedLlm(context_window=100_000, token_ratio=1.0)
     return guarded_chat(llm, SMALL, guard={**limits, **guard})
 
 

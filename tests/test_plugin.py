@@ -208,7 +208,7 @@ def looking_agent(llm: BaseLlm, *tools: BaseTool, **settings: Any) -> LlmAgent:
 
 def other_agent() -> LlmAgent:
     """An agent beside the guarded one that declares the keys."""
-    return LlmAgent(name="other", model=SimulatedLlm(), state_schema=Declared)
+    return LlmAgent(name="other", model=big_llm(), state_schema=Declared)
 
 
 ROOTS: dict[str, tuple[Callable[[BaseLlm], Any], dict[str, Any], bool]] = {
@@ -242,7 +242,8 @@ async def test_a_state_schema_or_a_setting_has_keys_namespaced(
 ) -> None:
     """Where anything declares its state, the keys pass, and the turn goes on."""
     look = scripted_call("look")
-    llm = SimulatedLlm(context_window=1_000_000, script=[look, look, "Found."])
+    llm = big_llm()
+    llm.script = [look, look, "Found."]
     chat = Chat(make_root(llm), [ContextGuardPlugin(default=SMALL, **settings)])
     await chat.say("Look it up.")
     assert llm.summaries

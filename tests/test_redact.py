@@ -29,6 +29,7 @@ from tests.chats import (
 )
 from tests.guarded import NOW, guarded_chat, is_compacted
 
+WINDOW = 4_000
 CARD = re.compile(r"4111-?1111-?1111-?1111")
 SECRET, NUMBER = "4111-1111-1111-1111", 4111111111111111
 
@@ -36,6 +37,11 @@ SECRET, NUMBER = "4111-1111-1111-1111", 4111111111111111
 def redact(text: str) -> str:
     """Replaces card numbers."""
     return CARD.sub("[card]", text)
+
+
+def counting_llm() -> SimulatedLlm:
+    """A model that counts as the heuristic does."""
+    return SimulatedLlm(context_window=WINDOW, token_ratio=1.0)
 
 
 def pay(card: str) -> dict[str, Any]:
@@ -57,12 +63,12 @@ async def paying(llm: SimulatedLlm, **guard: Any) -> Chat:
     script(llm, *calls, f"I have charged {SECRET}.", "Done.")
     chat = guarded_chat(
         llm,
-        Threshold(context_window=8_000, keep=0, preview_tokens=100),
+        Threshold(context_window=WINDOW, keep=0, preview_tokens=100),
         guard={"redact": redact, "summary_artifacts": True, **guard},
         tools=[pay, TodosTool()],
     )
     chat.runner.artifact_service = InMemoryArtifactService()
-    await seed(chat, user(f"My card is {SECRET}. {words(500)}"), model(words(4_000)))
+    await seed(chat, user(f"My card is {SECRET}. {words(300)}"), model(words(2_000)))
     await chat.say(f"Never charge {SECRET} twice! Charge it now.")
     await chat.set_state(NOW)
     await chat.say("Go on.")
@@ -82,7 +88,7 @@ async def test_nothing_of_it_leaves(
     """To the summarizer, session state, artifacts, what recall reads, or a log."""
     caplog.set_level(logging.DEBUG, "contextguard_adk")
     failure = ProviderError(f"cannot read {SECRET}")
-    llm = SimulatedLlm(context_window=8_000)
+    llm = counting_llm()
     llm.summary_replies = [failure] * 4 if is_down else [f"They paid by {SECRET}."]
     chat = await paying(llm)
     assert summary_requests(llm)
@@ -109,7 +115,7 @@ async def test_nothing_of_it_leaves(
 
 async def test_recall_reads_what_is_left() -> None:
     """By words, and under a handle."""
-    llm = SimulatedLlm(context_window=8_000)
+    llm = counting_llm()
     chat = await paying(llm)
     script(llm, call("recall_history", query="receipt"), "Done.")
     await chat.say("What was paid?")
@@ -130,7 +136,7 @@ def last_result(llm: SimulatedLlm) -> str:
 
 async def test_the_agents_own_messages_stay_as_they_are() -> None:
     """What its model is sent of them is for its own callbacks to change."""
-    llm = SimulatedLlm(context_window=8_000)
+    llm = counting_llm()
     await paying(llm)
     first = agent_requests(llm)[0]
     assert first.text.count(SECRET) == 2
@@ -148,7 +154,7 @@ async def test_what_cannot_be_redacted_does_not_leave(
     """The turn goes on, nothing is paid for or stored; the next one compacts."""
     caplog.set_level(logging.DEBUG, "contextguard_adk")
     functions = [function]
-    llm, compactions = SimulatedLlm(context_window=8_000), list[CompactionRecord]()
+    llm, compactions = counting_llm(), list[CompactionRecord]()
     chat = await paying(
         llm,
         redact=lambda text: functions[0](text),
@@ -168,7 +174,7 @@ async def test_what_cannot_be_redacted_does_not_leave(
 
 async def test_names_of_files_are_texts() -> None:
     """Of messages and of results."""
-    llm = SimulatedLlm(context_window=8_000)
+    llm = counting_llm()
     name = f"card {SECRET}.png"
     blob = types.Blob(data=b"..", mime_type="image/png", display_name=name)
     file = types.FileData(file_uri=f"gs://b/{SECRET}", mime_type="image/png")
