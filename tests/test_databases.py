@@ -42,6 +42,7 @@ from tests.chats import Changing, text_of
 from tests.stores import own_database, store_marks
 
 WINDOW = 4_000
+TURNS = 6
 MAX_STATE_BYTES = 16 * 1024
 
 
@@ -64,10 +65,10 @@ def write_turns(count: int) -> list[Turn]:
     """Turns with a call, two parallel calls and an answer, all recognizable."""
     turns = []
     for number in range(count):
-        request = f"Question {number}. {'please ' * 60}ask-{number} {'go on ' * 60}"
+        request = f"Question {number}. {'please ' * 120}ask-{number} {'go on ' * 120}"
         rows = [{"value": row / 7, "id": row, "name": "row"} for row in range(12)]
         found = [{"rows": rows, "fact": f"fact-{number}{letter}"} for letter in "ab"]
-        words = f"fact-{number}c ünïcode {'words ' * 40}"
+        words = f"fact-{number}c ünïcode {'words ' * 120}"
         first = ToolUse("search", {**ODD_VALUES, **found[0]})
         second = [ToolUse("read", {**found[1], **ODD_VALUES}), ToolUse("read", words)]
         turns.append(Turn(request, [[first], second], f"Answer: answer-{number}."))
@@ -110,9 +111,9 @@ def check_state(state: dict[str, Any]) -> None:
 
 STRATEGIES: dict[str, Strategy] = {
     "threshold": Threshold(context_window=WINDOW),
-    "sliding": SlidingWindow(context_window=8_000, max_messages=16),
+    "sliding": SlidingWindow(context_window=8_000, max_messages=12),
     "pipeline": Pipeline(
-        context_window=6_000,
+        context_window=WINDOW,
         window=None,
         summary=SummaryCompaction(min_messages_for_summary=4),
     ),
@@ -129,7 +130,7 @@ async def test_sessions_survive_a_reload_every_turn(
 ) -> None:
     """Nothing is rejected, what is summarized stays away, prefixes are stable."""
     strategy = STRATEGIES[name]
-    turns = write_turns(20 if name == "pipeline" else 9)  # It summarizes less often.
+    turns = write_turns(TURNS)
     llm = SimulatedLlm(
         context_window=strategy.context_window or 0,
         summary_replies=lambda _: ODD_SUMMARY,
@@ -194,7 +195,7 @@ class Process:
             """Looks something up."""
             self.reach("in a tool")
             rows = [{"row": row / 7, "name": f"{ref} book {row}"} for row in range(20)]
-            return {"z": ref, "rows": rows, "fact": f"fact-{ref}", "a": "words " * 60}
+            return {"z": ref, "rows": rows, "fact": f"fact-{ref}", "a": "words " * 300}
 
         behind = Changing(lambda _: self.reach("after the guard"))
         strategy = Threshold(
@@ -271,14 +272,15 @@ async def test_two_processes_take_turns() -> None:
     sessions = InMemorySessionService()
     processes = [Process(sessions) for _ in range(2)]
     requests = []
-    for number in range(10):
+    for number in range(TURNS):
         process = processes[number % 2]
         count = len(process.llm.requests)
         await process.ask(number)
         requests += process.llm.requests[count:]
     assert await count_lost_summaries(requests, process.chat) == 0
+    assert all(process.llm.summaries for process in processes)
     assert sum(request.is_summary for request in requests) >= 2
-    assert len(stored_facts(await process.chat.events())) == 20
+    assert len(stored_facts(await process.chat.events())) == 2 * TURNS
 
 
 @pytest.mark.parametrize("point", POINTS)
@@ -292,7 +294,7 @@ async def test_a_killed_process_costs_at_most_one_summary(point: str) -> None:
     events = await successor.chat.events()
     if not SETTLES_CALLS and events[-1].get_function_calls():
         pytest.skip("this ADK sends calls that were never answered")
-    for later in range(number, number + 4):
+    for later in range(number, number + 2):
         await successor.ask(later)
     made = successor.llm.requests
     first = next(request for request in made if not request.is_summary)

@@ -23,9 +23,9 @@ pytestmark = pytest.mark.skipif(
 @pytest.mark.parametrize(
     ("kind", "item_count", "call_count", "words"),
     [
-        ("memory", 2, 31, 60),
-        ("memory", 20, 6, 600),
-        pytest.param("postgres", 2, 31, 60, marks=store_marks("postgres")),
+        ("memory", 2, 12, 90),
+        ("memory", 17, 5, 250),
+        pytest.param("postgres", 2, 12, 90, marks=store_marks("postgres")),
     ],
 )
 async def test_workers_at_once_cost_no_more_summaries(

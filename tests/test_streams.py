@@ -37,6 +37,7 @@ from tests.workers import ITEM, work
 ANSWER = [types.Part(text=f"The answer goes on, part {n:02}. ") for n in range(67)]
 """Streamed in 201 chunks."""
 
+WORKERS = 3
 LONG_SUMMARY = words(380, "They said:").strip()
 LONG: dict[str, Any] = {
     "context_window": 100_000,
@@ -159,9 +160,9 @@ def scopes_of(delta: dict[str, Any]) -> set[str]:
 
 @test_parallel_workers.pytestmark
 async def test_an_event_brings_the_state_of_its_own_worker() -> None:
-    """Six work at once, and nothing of one is on an event of another."""
+    """Three work at once, and nothing of one is on an event of another."""
     sessions = InMemorySessionService()
-    await work(6, 31, 60, sessions)
+    await work(WORKERS, 12, 90, sessions)
     chat = Chat(guarded_agent(SimulatedLlm()), session_service=sessions)
     scopes, summary_count = defaultdict[str, set[str]](set), 0
     for event in await chat.events():
@@ -171,5 +172,5 @@ async def test_an_event_brings_the_state_of_its_own_worker() -> None:
         assert len({*ITEM.findall(json.dumps(delta))}) <= 1
     counts = {branch: len(found) for branch, found in scopes.items()}
     assert counts == {branch: int(bool(branch)) for branch in scopes}
-    assert len(scopes_of(await chat.state())) == 6
-    assert summary_count >= 12
+    assert len(scopes_of(await chat.state())) == WORKERS
+    assert summary_count >= 2 * WORKERS

@@ -14,6 +14,7 @@ from contextguard_adk.testing import call as scripted_call
 from tests.builders import Chat, guarded_agent
 from tests.chats import agent_requests
 
+WINDOW = 1_500
 ITEM = re.compile(r"item-\d\d")
 
 
@@ -51,7 +52,7 @@ async def work(
         return [f"Look for item-{number:02}." for number in range(item_count)]
 
     llm = SimulatedLlm(
-        context_window=3_000,
+        context_window=WINDOW,
         token_ratio=1.0,
         latency_seconds=0.001,
         script=reply,
@@ -60,7 +61,7 @@ async def work(
     agent = guarded_agent(llm, [look])
     workers = node(agent, parallel_worker=True, max_parallel_workers=max_workers)
     flow = Workflow(name="flow", edges=[(START, items, workers)])
-    guard = ContextGuardPlugin(default=Threshold(context_window=3_000))
+    guard = ContextGuardPlugin(default=Threshold(context_window=WINDOW))
     await Chat(flow, [guard], session_service=sessions).say("Go.")
     requests = agent_requests(llm)
     assert len(requests) == item_count * call_count
