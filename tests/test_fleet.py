@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +21,11 @@ from contextguard_adk._tools.recordings import SessionKey, load_session
 from contextguard_adk._tools.replay import ReplaySettings, replay_session
 from tests.stores import open_file, own_database, store_marks
 
+MODULE = "contextguard_adk._tools.fleet"
+"""What runs the commands; they import it when it is needed."""
+
+WINDOW, COUNT = 7_000, 8
 KINDS = [pytest.param(kind, marks=store_marks(kind)) for kind in ("sqlite", "postgres")]
-WINDOW, COUNT = 7_000, 12
 SUMS = "over_window", "compactions", "tokens"
 
 
@@ -29,11 +35,29 @@ def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 1)
 
 
+class Threads(ThreadPoolExecutor):
+    """Does in a thread what is meant for a process."""
+
+    def __init__(self, count: int, context: object) -> None:
+        super().__init__(count)
+
+
+@pytest.fixture
+def no_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The commands start no process at all; the case without this has one."""
+    monkeypatch.setattr("concurrent.futures.ProcessPoolExecutor", Threads)
+    monkeypatch.delitem(sys.modules, MODULE, raising=False)
+    yield
+    sys.modules.pop(MODULE, None)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 async def test_all_sessions_are_added_up_by_agent(
-    kind: str, tmp_path: Path, capsys: Any
+    kind: str, tmp_path: Path, capsys: Any, request: pytest.FixtureRequest
 ) -> None:
     """As each of them is replayed alone; one that cannot be read is a line."""
+    if kind == "postgres":
+        request.getfixturevalue("no_process")
     async with own_database(kind, tmp_path) as store:
         await fleet.fill(store.url, COUNT, 10)
         engine = create_async_engine(store.url)
@@ -81,6 +105,7 @@ async def run(*arguments: str, capsys: Any) -> str:
     return printed
 
 
+@pytest.mark.usefixtures("no_process")
 async def test_the_report_of_all_sessions_is_a_page(
     tmp_path: Path, capsys: Any
 ) -> None:

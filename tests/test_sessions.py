@@ -137,7 +137,7 @@ async def load(path: Path) -> tuple[BaseSessionService, Session]:
 
 @pytest.mark.parametrize("way", ["no plugin", "ADK's compaction", "the guard"])
 async def test_a_session_goes_on_after_leave(path: Path, way: str) -> None:
-    """For ten turns without a rejection, the summary's text in the request."""
+    """For seven turns without a rejection, the summary's text in the request."""
     service, session = await load(path)
     said = await sessions.leave(service, session)
     assert "events give way to the summary of agent" in said
@@ -153,10 +153,11 @@ async def test_a_session_goes_on_after_leave(path: Path, way: str) -> None:
     chat = make_chat(llm, open_file(str(path)), way == "the guard", **app)
     left = {k for k, v in (await chat.state()).items() if v is not None}
     assert left == {"todos", *(key for key in left if "pin" in key)}
-    await ask(chat, range(50, 60))
+    await ask(chat, range(50, 57))
     assert (llm.rejections, llm.violations) == (0, 0)
+    assert bool(llm.summaries) == (way == "ADK's compaction")
     requests = agent_requests(llm)
-    assert len(requests) == 20
+    assert len(requests) == 14
     for text in (TOLD, RULE, "Never open a crate.", "Count shelf 99", "Count shelf 0."):
         assert text in requests[0].text
     assert "recall_history" not in requests[0].text

@@ -47,6 +47,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
 ]
 
+FOUND_WORDS = 300
 OLD = (user("Do it."), model(words(2_500)))
 
 
@@ -59,17 +60,17 @@ class Looking(BaseCodeExecutor):
         code_execution_input: CodeExecutionInput,
     ) -> CodeExecutionResult:
         """Takes the code for the number of the step."""
-        found = looking_tool()(step=int(code_execution_input.code))
+        found = looking_tool(FOUND_WORDS)(step=int(code_execution_input.code))
         return CodeExecutionResult(stdout=str(found))
 
 
 def looking_llm(has_executor: bool) -> SimulatedLlm:
-    """A model that looks six times for each message, by code or by a tool."""
+    """A model that looks four times for each message, by code or by a tool."""
     steps = itertools.count(1)
 
     def reply(request: LlmRequest) -> Reply:
         step = next(steps)
-        if step % 7 == 0:
+        if step % 5 == 0:
             return message(step, "answer", 30)
         code = f"```tool_code\n{step}\n```"
         return code if has_executor else call("look", step=step)
@@ -81,7 +82,7 @@ def looking_chat(
     llm: SimulatedLlm, has_executor: bool, is_watched: bool, sessions: Any
 ) -> Chat:
     """A guarded chat of a new process."""
-    able: dict[str, Any] = {"tools": [looking_tool()]}
+    able: dict[str, Any] = {"tools": [looking_tool(FOUND_WORDS)]}
     if has_executor:
         able = {"code_executor": Looking()}
     before = [Watching("watching")] if is_watched else []
@@ -108,7 +109,7 @@ async def test_code_costs_no_more_summaries_than_a_tool(
         folder = tmp_path / f"{has_executor} {is_watched}"
         folder.mkdir()
         async with own_database(kind, folder) as store:
-            for number in range(6):
+            for number in range(3):
                 async with store.open() as sessions:
                     chat = looking_chat(llm, has_executor, is_watched, sessions)
                     assert answer_text(await chat.say(message(number)))
@@ -151,11 +152,11 @@ async def test_paid_summary_outlives_the_events_of_its_run(is_late: bool) -> Non
     numbers = itertools.count(1)
     llm = SimulatedLlm(
         context_window=100_000,  # What was lost is summarized in one piece.
-        script=[*[call("look", step=step) for step in range(42)], "Found."],
+        script=[*[call("look", step=step) for step in range(8)], "Found."],
         summary_replies=lambda _: f"Summary {next(numbers)}.",
     )
     dropping = Dropping("dropping")
-    tools = {"tools": [looking_tool(150)]}
+    tools = {"tools": [looking_tool(2 * FOUND_WORDS)]}
     chat = guarded_chat(llm, SMALL, before=[dropping], agent=tools)
     assert answer_text(await chat.say("Go.")) == "Found."
     paid_count = llm.summaries
@@ -196,12 +197,12 @@ async def test_state_survives_a_plugin_that_replaces_events(
         serve(fake := FakeClaude())
         player = play_claude(
             fake,
-            strategy=Threshold(context_window=6_000),
+            strategy=Threshold(context_window=5_000),
             before=lambda before=before: before,
             is_streaming=is_streaming,
         )
-        for number in range(5):
-            await player.say(player.steps(3, has_log=number == 1))
+        for number in range(4):
+            await player.say(player.steps(3, has_log=not number))
             await player.change()  # Nothing is left but the session.
         check_played(player, compactions=1)
         events = await player.events()
