@@ -52,6 +52,7 @@ from tests.talks import (
     summarizing_llm,
 )
 
+TURNS, WORDS = 12, 130
 DYNAMIC = {"static_instruction": "You help.", "instruction": "Today is May 1."}
 
 
@@ -71,13 +72,13 @@ def acting() -> Callable[[LlmRequest], Reply]:
 async def converse(
     strategy: Strategy, plugins: dict[str, Any], **settings: Any
 ) -> SimulatedLlm:
-    """A long conversation, in which every other message tells a secret."""
+    """Several windows of conversation; every other message tells a secret."""
     llm = summarizing_llm(acting())
-    agent = guarded_agent(llm, [looking_tool()], **settings)
+    agent = guarded_agent(llm, [looking_tool(WORDS)], **settings)
     talk = Talk(agent, strategy, llm, **plugins)
-    for number in range(24):
+    for number in range(TURNS):
         code = SECRET if number % 2 else "none"
-        await talk.say(f"mark-ask-{number:03}! It is {code}. {'notebooks ' * 60}")
+        await talk.say(f"mark-ask-{number:03}! It is {code}. {'notebooks ' * WORDS}")
     assert (llm.rejections, llm.violations) == (0, 0)
     return llm
 

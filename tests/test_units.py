@@ -51,21 +51,21 @@ async def test_a_package_without_one_unit_works(
 ) -> None:
     """It compacts, goes on after a restart, and recovers from a rejection."""
     take_out(unit, monkeypatch)
-    llm = SimulatedLlm(context_window=8_000)
-    chat = guarded_chat(llm, Threshold(context_window=8_000))
-    for turn in range(6):
-        assert answer_text(await chat.say(words(1_900, f"Question {turn}.")))
+    llm = SimulatedLlm(context_window=4_000)
+    chat = guarded_chat(llm, Threshold(context_window=4_000))
+    for turn in range(4):
+        assert answer_text(await chat.say(words(950, f"Question {turn}.")))
     assert llm.summaries >= 1
     later = guarded_chat(
-        llm, Threshold(context_window=8_000), session_service=chat.sessions
+        llm, Threshold(context_window=4_000), session_service=chat.sessions
     )
     assert answer_text(await later.say("And now?"))
     assert SUMMARY_BEGIN in llm.requests[-1].text
     assert (llm.rejections, llm.violations) == (0, 0)
     wrong = guarded_chat(
-        llm, Threshold(context_window=100_000), session_service=chat.sessions
+        llm, Threshold(context_window=50_000), session_service=chat.sessions
     )
-    assert answer_text(await wrong.say(words(20_000, "Much.")))
+    assert answer_text(await wrong.say(words(10_000, "Much.")))
     assert (llm.rejections, llm.violations) == (1, 0)
 
 
@@ -76,13 +76,15 @@ def test_a_package_without_one_unit_plays_the_demo(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """No guarded step is refused."""
+    """It compacts, and no guarded step is refused."""
     take_out(unit, monkeypatch)
     for number in range(4):
         path = tmp_path / f"module_{number}.py"
-        path.write_text("\n".join(f"NAME_{n} = {n}" for n in range(150)))
-    assert main(["demo", str(tmp_path), "--steps=12", "--window=4000"]) == 0
-    assert "12 of 12 steps were done, no request refused" in capsys.readouterr().out
+        path.write_text("\n".join(f"NAME_{n} = {n}" for n in range(300)))
+    assert main(["demo", str(tmp_path), "--steps=6", "--window=4000"]) == 0
+    told = capsys.readouterr().out
+    assert "compaction 1:" in told
+    assert "6 of 6 steps were done, no request refused" in told
 
 
 class Rules(Section):

@@ -28,7 +28,7 @@ from contextguard_adk.testing import Reply, SimulatedLlm, call
 from tests.builders import Chat, KeptSessions, answer_text, guarded_agent
 from tests.chats import words
 
-WINDOW = 8_000
+WINDOW, TURNS = 8_000, 6
 STRATEGIES: list[Strategy] = [
     Threshold(context_window=WINDOW),
     SlidingWindow(context_window=WINDOW),
@@ -67,12 +67,12 @@ class Clock(BasePlugin):
 
 def look(step: int) -> str:
     """Looks for something."""
-    return words(300, f"row {step}")
+    return words(500, f"row {step}")
 
 
 @dataclass
 class Played:
-    """Ten turns of two calls each: the turns that were compacted, and the time."""
+    """Turns of two calls each: those that were compacted, and the time."""
 
     compacted: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -88,7 +88,7 @@ async def play(
     def answer(request: LlmRequest) -> Reply:
         parts = request.contents[-1].parts or []
         is_told = any(part.function_response for part in parts)
-        return words(200, "Found.") if is_told else call("look", step=next(steps))
+        return words(350, "Found.") if is_told else call("look", step=next(steps))
 
     settings = {"context_window": 100_000, "token_ratio": 1.0, **llm}
     said = "All of it is known, and the work goes on."
@@ -99,11 +99,11 @@ async def play(
     agent, sessions = guarded_agent(model, [look]), KeptSessions()
     chat = Chat(agent, [first, guard, second], session_service=sessions)
     played = Played(seconds=second.spent, llm=model)
-    for number in range(10):
+    for number in range(TURNS):
         if attack and number == turn:
             await chat.set_state(attack(await chat.state()))
         before = len(done)
-        assert answer_text(await chat.say(words(200, f"Request {number}.")))
+        assert answer_text(await chat.say(words(350, f"Request {number}.")))
         played.compacted += [number] * (len(done) - before)
     assert model.rejections == model.violations == 0
     return played
@@ -192,7 +192,7 @@ def slow_rows(rows: Iterable[tuple[object, ...]]) -> list[Any]:
 
 NUMBERS = [name for name in CRAFTED if name.startswith(("window", "out", "c", "half"))]
 CASES: list[Any] = [(name, 0, 0, "last") for name in CRAFTED]
-CASES += slow_rows((name, 0, 6, "last") for name in CRAFTED)
+CASES += slow_rows((name, 0, 4, "last") for name in CRAFTED)
 CASES += [(name, n % 2 + 1, 0, "last") for n, name in enumerate(NUMBERS)]
 CASES += slow_rows((name, (n + 1) % 2 + 1, 0, "last") for n, name in enumerate(NUMBERS))
 CASES += [(name, 0, 0, "never") for name in NUMBERS]
@@ -238,7 +238,7 @@ counts = st.integers(1, 2 * WINDOW) | values
 OWN = [form.format(name) for form in FORMS for name in [*NAMES, "record"]]
 keys = st.sampled_from([*OWN, *SHARED])
 plain = st.dictionaries(keys, counts, max_size=6).map(lambda made: lambda _: made)
-any_state = given(st.sampled_from(STRATEGIES), plain | records, st.integers(0, 8))
+any_state = given(st.sampled_from(STRATEGIES), plain | records, st.integers(0, TURNS - 2))
 
 
 @any_state
