@@ -77,8 +77,21 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     return 0 if find_requested(config) else None
 
 
+@pytest.fixture(scope="session")
+def one_authority(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A file with one certificate: each client would read all of `certifi` anew."""
+    import certifi
+
+    end = "-----END CERTIFICATE-----\n"
+    path = tmp_path_factory.mktemp("certificates") / "one.pem"
+    path.write_text(certifi.contents().partition(end)[0] + end)
+    return str(path)
+
+
 @pytest.fixture
-def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
+def serve(
+    monkeypatch: pytest.MonkeyPatch, one_authority: str
+) -> Iterator[Callable[..., str]]:
     """Serves fake providers until the test ends, where the clients find them."""
     from tests.fake_provider import FakeServer
 
@@ -88,6 +101,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
         servers.append(FakeServer(*fakes).__enter__())
         monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
         monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        monkeypatch.setenv("SSL_CERT_FILE", one_authority)
         monkeypatch.setenv("GOOGLE_API_KEY", "key")
         monkeypatch.setenv("ANTHROPIC_API_KEY", "key")
         monkeypatch.setenv("ANTHROPIC_BASE_URL", servers[-1].address)

@@ -14,7 +14,7 @@ from google.adk.events.event import Event
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.google_llm import Gemini
 from google.adk.plugins.base_plugin import BasePlugin
-from google.adk.sessions import BaseSessionService, DatabaseSessionService
+from google.adk.sessions import BaseSessionService
 from google.adk.sessions import InMemorySessionService as MemorySessions
 from google.genai import types
 
@@ -181,6 +181,8 @@ class Player:
         if self.database is None:
             self._chat = chat
             return
+        from google.adk.sessions import DatabaseSessionService
+
         await chat.runner.close()
         assert isinstance(chat.sessions, DatabaseSessionService)
         await chat.sessions.db_engine.dispose()
@@ -192,7 +194,9 @@ class Player:
             plugins.append(cg.ContextGuardPlugin(default=self.strategy, **told))
         plugins += self.after()
         sessions = self.sessions
-        if self.database:
+        if self.database:  # Imported late: it takes its time.
+            from google.adk.sessions import DatabaseSessionService
+
             sessions = DatabaseSessionService(f"sqlite+aiosqlite:///{self.database}")
         agent = (self.root or self._make_agent)(self.llm())
         settings = {"session_service": sessions, **self.app}

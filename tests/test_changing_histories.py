@@ -466,7 +466,9 @@ async def test_a_change_of_a_long_history_uncovers_what_it_must(
     before = find_facts(llm.requests[-1])
     assert len(before) < COUNT / 2
     change(events)
-    known = [each for each in events if each.content and "fact" in text_of(each.content)]
+    known = [
+        each for each in events if each.content and "fact" in text_of(each.content)
+    ]
     loaded = {*range(COUNT - len(known), COUNT)}
     await chat.say("And now?")
     assert find_facts(llm.requests[-1]) == before & loaded | expected

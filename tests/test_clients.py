@@ -21,6 +21,7 @@ from tests.loopback import Loopback, Mood, Provider
 from tests.scenarios import Writer
 
 pytestmark = [
+    pytest.mark.xdist_group("litellm"),  # Its import takes seconds.
     # Those of the clients, none of which is ours.
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning"),
@@ -38,11 +39,12 @@ SETTINGS = {
 
 
 @pytest.fixture
-def loopback(monkeypatch: pytest.MonkeyPatch) -> Iterator[Loopback]:
+def loopback(monkeypatch: pytest.MonkeyPatch, one_authority: str) -> Iterator[Loopback]:
     """A provider, to which the clients find by themselves."""
     with Loopback(Provider(WINDOW)) as running:
         monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
         monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        monkeypatch.setenv("SSL_CERT_FILE", one_authority)
         monkeypatch.setenv("GOOGLE_API_KEY", "key")
         monkeypatch.setenv("ANTHROPIC_API_KEY", "key")
         monkeypatch.setenv("ANTHROPIC_BASE_URL", running.address)

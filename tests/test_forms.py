@@ -7,22 +7,19 @@ from functools import cache, partial
 from typing import Any
 
 import pytest
-from google.adk.models.anthropic_llm import AnthropicLlm
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.gemma_llm import Gemma
 from google.adk.models.google_llm import Gemini
-from google.adk.models.lite_llm import LiteLlm
 
 from contextguard_adk._measuring.tokens import (
     Memo,
     part_text,
 )
 from contextguard_adk._providers.clients import json_form
-from tests.builders import (
-    DETACHED,
-    call_part,
-    response_part,
-)
+from tests.builders import DETACHED, call_part, response_part
+
+# Those of two clients whose import takes seconds: one process makes them.
+pytestmark = pytest.mark.xdist_group("litellm")
 
 ROW = {"имя": "Анна", "n": None}
 
@@ -31,9 +28,14 @@ ROW = {"имя": "Анна", "n": None}
 def client(name: str) -> BaseLlm:
     """A model class of ADK's."""
     if name == "litellm":
+        from google.adk.models.lite_llm import LiteLlm
+
         return LiteLlm(model="openai/in-house")
-    classes: dict[str, type[BaseLlm]]
-    classes = {"gemini": Gemini, "claude": AnthropicLlm, "gemma": Gemma}
+    if name == "claude":
+        from google.adk.models.anthropic_llm import AnthropicLlm
+
+        return AnthropicLlm(model="claude-3-in-house")
+    classes: dict[str, type[BaseLlm]] = {"gemini": Gemini, "gemma": Gemma}
     return classes[name](model=f"{name}-3-in-house")
 
 

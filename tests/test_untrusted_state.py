@@ -238,7 +238,9 @@ counts = st.integers(1, 2 * WINDOW) | values
 OWN = [form.format(name) for form in FORMS for name in [*NAMES, "record"]]
 keys = st.sampled_from([*OWN, *SHARED])
 plain = st.dictionaries(keys, counts, max_size=6).map(lambda made: lambda _: made)
-any_state = given(st.sampled_from(STRATEGIES), plain | records, st.integers(0, TURNS - 2))
+any_state = given(
+    st.sampled_from(STRATEGIES), plain | records, st.integers(0, TURNS - 2)
+)
 
 
 @any_state
