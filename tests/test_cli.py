@@ -26,6 +26,7 @@ from google.genai import types
 
 from contextguard_adk._tools.cli import main
 from contextguard_adk._tools.demo import FileTools
+from contextguard_adk._tools.terminal import console
 from contextguard_adk.config import CONFIG_VARIABLE
 from contextguard_adk.testing import SimulatedLlm
 from tests.builders import call, model
@@ -230,6 +231,8 @@ def test_an_output_that_takes_nothing_is_no_traceback(
     """A full disk is one line, a reader that leaves is none; also at the exit nothing
     is written any more."""
     monkeypatch.setattr(sys, "argv", ["contextguard", "check"])
+    # Rich says nothing more in this process once a reader has left.
+    monkeypatch.setattr(console, "quiet", False)
     reader, writer = os.pipe()
     os.close(reader)
     full = "contextguard: error: [Errno 28] No space left on device\n"
