@@ -24,8 +24,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from google.adk.events.event import Event
-from google.adk.sessions import DatabaseSessionService, Session
-from google.adk.sessions.schemas.v1 import StorageEvent
+from google.adk.sessions import Session
 from google.genai import types
 
 from benchmarks import _common
@@ -86,7 +85,12 @@ def write_events(agent: str, model: str, count: int, seed: object) -> Iterator[E
 
 async def fill(url: str, sessions: int, events: int) -> None:
     """Writes sessions of five agents in four apps; lengths differ as in real life."""
-    service, rng = DatabaseSessionService(url), random.Random("lengths")
+    # SQLAlchemy takes half a second, and some need `write_events` alone.
+    from google.adk.sessions import DatabaseSessionService
+    from google.adk.sessions.schemas.v1 import StorageEvent
+
+    service = DatabaseSessionService(url)
+    rng = random.Random("lengths")
     for number in range(sessions):
         agent, model = f"agent_{number % 5}", MODELS[number % len(MODELS)]
         session: Session = await service.create_session(

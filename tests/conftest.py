@@ -61,7 +61,11 @@ def warn_anew() -> None:
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    """Leaves out what runs only on request; marks what is slow in several respects."""
+    """Leaves out what runs only on request; marks what is slow in several respects.
+
+    Tests that import litellm come first: xdist gives the beginning of the list to one
+    process, and only that one imports it.
+    """
     for item in items:
         if len(list(item.iter_markers("slow"))) > 1:
             item.add_marker("exhaustive")
@@ -69,6 +73,7 @@ def pytest_collection_modifyitems(
     left_out = [i for i in items if any(map(i.get_closest_marker, unwanted))]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in left_out]
+    items.sort(key=lambda item: item.get_closest_marker("litellm") is None)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -21,7 +21,7 @@ from tests.loopback import Loopback, Mood, Provider
 from tests.scenarios import Writer
 
 pytestmark = [
-    pytest.mark.xdist_group("litellm"),  # Its import takes seconds.
+    pytest.mark.litellm,  # Its import takes seconds.
     # Those of the clients, none of which is ours.
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning"),

@@ -17,7 +17,7 @@ Body = dict[str, Any]
 Change = Callable[[Body], None]
 
 pytestmark = [
-    pytest.mark.xdist_group("litellm"),  # Its import takes seconds.
+    pytest.mark.litellm,  # Its import takes seconds.
     # Those of the clients, none of which is ours.
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),

@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 from google.adk.sessions import Session
-from sqlalchemy import text
-from sqlalchemy.ext.asyncio import create_async_engine
 
 from benchmarks import fleet
 from contextguard_adk._tools.cli import main
@@ -56,6 +54,9 @@ async def test_all_sessions_are_added_up_by_agent(
     kind: str, tmp_path: Path, capsys: Any, request: pytest.FixtureRequest
 ) -> None:
     """As each of them is replayed alone; one that cannot be read is a line."""
+    from sqlalchemy import text
+    from sqlalchemy.ext.asyncio import create_async_engine
+
     if kind == "postgres":
         request.getfixturevalue("no_process")
     async with own_database(kind, tmp_path) as store:

@@ -19,7 +19,7 @@ from contextguard_adk._providers.clients import json_form
 from tests.builders import DETACHED, call_part, response_part
 
 # Those of two clients whose import takes seconds: one process makes them.
-pytestmark = pytest.mark.xdist_group("litellm")
+pytestmark = pytest.mark.litellm
 
 ROW = {"имя": "Анна", "n": None}
 

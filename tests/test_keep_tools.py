@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from google.adk.models.llm_request import LlmRequest
-from google.adk.sessions.database_session_service import DatabaseSessionService
 from google.genai import types
 
 from contextguard_adk import CompactionRecord, Pipeline, SlidingWindow, Threshold
@@ -351,6 +350,8 @@ async def test_they_stay_after_a_rejection() -> None:
 
 async def test_they_stay_in_another_process(tmp_path: Path) -> None:
     """What stands in a request follows from the session alone."""
+    from google.adk.sessions.database_session_service import DatabaseSessionService
+
     shown, compactions = [], list[CompactionRecord]()
     counts = []
     for turn in range(4):
@@ -561,6 +562,8 @@ async def test_it_goes_on_in_another_process(
     settings: dict[str, Any], tmp_path: Path
 ) -> None:
     """What is stored of it is read as it was written."""
+    from google.adk.sessions.database_session_service import DatabaseSessionService
+
     compactions: list[CompactionRecord] = []
     counts = []
     for turn in range(9):

@@ -115,7 +115,7 @@ def wrap(litellm: ModuleType, text: str) -> list[Exception]:
     return [raised.value, mid_stream]
 
 
-@pytest.mark.xdist_group("litellm")
+@pytest.mark.litellm
 @cases(OVERFLOWS)
 def test_overflow_is_read(litellm: ModuleType, case: tuple[str, Overflow]) -> None:
     """Each provider's words give its counts, whatever their form."""
@@ -127,7 +127,7 @@ def test_overflow_is_read(litellm: ModuleType, case: tuple[str, Overflow]) -> No
         assert parse_overflow(error) == expected
 
 
-@pytest.mark.xdist_group("litellm")
+@pytest.mark.litellm
 @cases(REFUSALS | UNRELATED)
 def test_other_failure_is_no_overflow(litellm: ModuleType, case: str) -> None:
     """Rate limits, quotas and other failures are none, whatever a wrapper quotes."""

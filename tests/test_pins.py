@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from google.adk.agents import LlmAgent, ParallelAgent
 from google.adk.models.llm_request import LlmRequest
-from google.adk.sessions import DatabaseSessionService
 from google.adk.tools.agent_tool import AgentTool
 from pydantic import BaseModel
 
@@ -207,6 +206,8 @@ async def test_a_masked_request_is_cut_around_its_pins() -> None:
 
 async def test_pins_outlive_the_process(tmp_path: Path) -> None:
     """Another plugin and another connection go on with them."""
+    from google.adk.sessions import DatabaseSessionService
+
     for turn in range(3):
         url = f"sqlite+aiosqlite:///{tmp_path / 'sessions.db'}"
         sessions = DatabaseSessionService(url)

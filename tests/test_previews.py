@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from google.adk.models.llm_request import LlmRequest
-from google.adk.sessions import DatabaseSessionService
 from google.genai import types
 
 from contextguard_adk import Pipeline, SlidingWindow, Threshold
@@ -80,6 +79,8 @@ async def test_a_large_result_is_shown_alike_in_every_request(
     kind: type[Strategy], tmp_path: Path
 ) -> None:
     """Beside parallel calls, in later turns and in another process."""
+    from google.adk.sessions import DatabaseSessionService
+
     reading: list[Reply] = [[call("read", step=1), call("look", step=1)], "Read."]
     url = f"sqlite+aiosqlite:///{tmp_path / 'sessions.db'}"
     agent = {"tools": [queued_tool("read", [report()]), queued_tool("look", ["ok"])]}

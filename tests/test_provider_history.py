@@ -39,7 +39,7 @@ from tests.playing import (
 )
 
 pytestmark = [
-    pytest.mark.xdist_group("litellm"),  # Its import takes seconds.
+    pytest.mark.litellm,  # Its import takes seconds.
     # Those of the clients and of the database, none of which is ours.
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),

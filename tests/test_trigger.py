@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from google.adk.sessions import DatabaseSessionService
 
 from contextguard_adk import (
     CallRecord,
@@ -166,6 +165,8 @@ async def test_a_failing_summarizer_below_the_window_is_asked_again_later() -> N
 
 async def test_auto_survives_a_restart(tmp_path: Path) -> None:
     """What was left is stored with the summary."""
+    from google.adk.sessions import DatabaseSessionService
+
     url = f"sqlite+aiosqlite:///{tmp_path / 'sessions.db'}"
     due: list[int] = []
     for is_new in (True, False):

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from google.adk.models.llm_request import LlmRequest
-from google.adk.sessions import DatabaseSessionService
+from google.adk.sessions import BaseSessionService
 
 from contextguard_adk import ContextGuardPlugin, Threshold
 from contextguard_adk.testing import RecordedRequest, Reply, SimulatedLlm, call
@@ -134,7 +134,7 @@ SERVER_WINDOW = 12_000
 ROOT = Path(__file__).parent.parent
 
 
-def make_process(sessions: DatabaseSessionService) -> tuple[Chat, SimulatedLlm]:
+def make_process(sessions: BaseSessionService) -> tuple[Chat, SimulatedLlm]:
     """A guarded agent of a process that has just started."""
 
     def look_up(ref: int) -> str:
@@ -177,6 +177,8 @@ async def ask(chat: Chat, llm: SimulatedLlm, number: int) -> int:
 
 async def serve(url: str) -> None:
     """Plays the turns whose numbers stand on stdin; prints what each has cost."""
+    from google.adk.sessions import DatabaseSessionService
+
     sessions = DatabaseSessionService(url)
     chat, llm = make_process(sessions)
     for line in sys.stdin:
