@@ -112,9 +112,9 @@ async def fill(path: Path) -> None:
         await service.append_event(session, event)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An SQLite file as `adk web` writes it; its messages are an hour old."""
+    """An SQLite file as `adk web` writes it, made once in a process."""
     path = tmp_path_factory.mktemp("sessions") / "session.db"
     asyncio.run(fill(path))
     return path
