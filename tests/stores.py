@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import uuid
-import warnings
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,18 +22,6 @@ def store_marks(kind: str, is_slow: bool = False) -> list[pytest.MarkDecorator]:
     return [*slow, pytest.mark.postgres] if kind == "postgres" else slow
 
 
-def open_file(path: str) -> SqliteSessionService:
-    """Opens a file of sessions; ADK's check of it leaves an open connection behind."""
-    with warnings.catch_warnings():
-        message = "unclosed database in <sqlite3.Connection"
-        warnings.filterwarnings("ignore", message, ResourceWarning)
-        gc.freeze()  # Only what is made from here on is looked at.
-        service = SqliteSessionService(path)
-        gc.collect()
-        gc.unfreeze()
-    return service
-
-
 @dataclass
 class Store:
     """Where sessions are kept; every `open` gives a new service object."""
@@ -50,7 +36,7 @@ class Store:
         if self.kind == "memory":
             yield self._memory  # It hands out copies.
         elif self.kind == "file":
-            yield open_file(self.url)
+            yield SqliteSessionService(self.url)
         else:
             from google.adk.sessions import DatabaseSessionService
 

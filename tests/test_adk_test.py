@@ -66,6 +66,7 @@ def provider_url() -> Iterator[str]:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Of Google's client.
+@pytest.mark.slow
 def test_what_adk_test_records_passes_its_replay(
     tmp_path: Path,
     provider_url: str,

@@ -275,10 +275,16 @@ async def test_what_does_not_hold_any_more_is_dropped(
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param("postgres", marks=store_marks("postgres")), "file"]
-)
-@pytest.mark.parametrize(
-    ("killed", "paid"), [("under way", 1), ("written", 1), ("sent", 1), ("put in", 0)]
+    ("killed", "paid", "kind"),
+    [
+        *(("under way", 1, "file"), ("written", 1, "file")),
+        *(("sent", 1, "file"), ("put in", 0, "file")),
+        pytest.param("sent", 1, "postgres", marks=store_marks("postgres")),
+        *(
+            pytest.param(*row, "postgres", marks=store_marks("postgres", is_slow=True))
+            for row in (("under way", 1), ("written", 1), ("put in", 0))
+        ),
+    ],
 )
 async def test_a_process_may_be_killed_at_any_step(
     kind: str, killed: str, paid: int, tmp_path: Path

@@ -70,6 +70,7 @@ def test_the_comparison_says_what_it_compares(
     assert against[compare.BASELINE]["cost"] == 1.0
 
 
+@pytest.mark.slow
 async def test_recorded_sessions_go_on_where_they_would_end() -> None:
     """Without a limit all that calls needed is there; ours loses no turn in a window
     in which a session without a guard comes to its end."""

@@ -445,8 +445,6 @@ LARGE: dict[str, Strategy] = {
     "pipeline": Pipeline(context_window=100_000, keep=0),
 }
 
-every_large_strategy = pytest.mark.parametrize("strategy", LARGE.values(), ids=LARGE)
-
 
 @pytest.mark.parametrize(("change", "expected"), CHANGES.values(), ids=CHANGES)
 @pytest.mark.parametrize("strategy", ["threshold", *slow("sliding", "pipeline")])
@@ -474,10 +472,8 @@ async def test_a_change_of_a_long_history_uncovers_what_it_must(
     assert find_facts(llm.requests[-1]) == before & loaded | expected
 
 
-@every_large_strategy
-async def test_a_late_result_of_a_long_history_comes_back_alone(
-    strategy: Strategy,
-) -> None:
+@pytest.mark.parametrize("name", ["threshold", *slow("sliding", "pipeline")])
+async def test_a_late_result_of_a_long_history_comes_back_alone(name: str) -> None:
     """With its call; all else that is summarized stays so."""
     job = starting(scripted_call("start_job", name="build"))
     llm = SimulatedLlm(
@@ -486,7 +482,7 @@ async def test_a_late_result_of_a_long_history_comes_back_alone(
     sessions = KeptSessions()
 
     agent = {"tools": [LongRunningFunctionTool(start_job)]}
-    chat = guarded_chat(llm, strategy, session_service=sessions, agent=agent)
+    chat = guarded_chat(llm, LARGE[name], session_service=sessions, agent=agent)
     call_id = find_call_id(await chat.say("Begin."), "start_job")
     events = sessions.kept["session"].events
     events[1:1] = map(event, map(fact, range(600)))

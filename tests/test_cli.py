@@ -30,6 +30,7 @@ from contextguard_adk._tools.terminal import console
 from contextguard_adk.config import CONFIG_VARIABLE
 from contextguard_adk.testing import SimulatedLlm
 from tests.builders import call, model
+from tests.chats import slow
 from tests.lines import tells
 
 Output = pytest.CaptureFixture[str]
@@ -73,7 +74,7 @@ def numbers(values: list[str]) -> list[int]:
     return [int(value.split()[0].replace(",", "")) for value in values]
 
 
-@pytest.mark.parametrize("strategy", ["threshold", "sliding-window", "pipeline"])
+@pytest.mark.parametrize("strategy", ["threshold", *slow("sliding-window", "pipeline")])
 def test_demo_finishes_only_with_the_guard(
     tree: Path, monkeypatch: Patch, strategy: str
 ) -> None:

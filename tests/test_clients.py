@@ -17,6 +17,7 @@ from google.genai import types
 from contextguard_adk import CompactionRecord, ContextGuardPlugin, Threshold
 from contextguard_adk.records import CallRecord
 from tests.builders import Chat, answer_text, call_part, queued_tool
+from tests.chats import slow
 from tests.loopback import Loopback, Mood, Provider
 from tests.scenarios import Writer
 
@@ -130,7 +131,13 @@ def pods(window_tokens: int, share: float, count: int = 6) -> list[Any]:
     return [writer.result("json", share) for _ in range(count)]
 
 
-TOO_LARGE = [(client, "too large") for client in CLIENTS]
+TOO_LARGE = [
+    ("openai", "too large"),
+    *(
+        pytest.param(client, "too large", marks=pytest.mark.slow)
+        for client in ("gemini", "anthropic", "claude")
+    ),
+]
 
 
 @pytest.mark.parametrize(
@@ -146,7 +153,7 @@ async def test_no_turn_is_lost(loopback: Loopback, client: str, setting: str) ->
     talk.check(rejections=0 if is_right else 1)
 
 
-@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("client", ["gemini", "openai", *slow("anthropic"), "claude"])
 async def test_a_result_larger_than_the_window_is_not_sent(
     loopback: Loopback, client: str
 ) -> None:
@@ -183,8 +190,18 @@ async def outcome(talk: Talk) -> str:
         return f"{type(error).__name__}: {error}"
 
 
-@pytest.mark.parametrize("is_streaming", [False, True], ids=["whole", "streamed"])
-@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize(
+    ("client", "is_streaming"),
+    [
+        *(("gemini", True), ("openai", True), ("anthropic", False), ("claude", False)),
+        *(
+            pytest.param(client, is_streaming, marks=pytest.mark.slow)
+            for is_streaming in (False, True)
+            for client in CLIENTS
+            if is_streaming is (client in ("anthropic", "claude"))
+        ),
+    ],
+)
 async def test_other_failures_are_the_providers_own(
     loopback: Loopback, client: str, is_streaming: bool
 ) -> None:
@@ -213,8 +230,10 @@ async def test_other_failures_are_the_providers_own(
 @pytest.mark.parametrize(
     ("client", "max_tokens"),
     [
-        *(("openai", 6_000), ("openai", 19_000)),
-        *(("anthropic", 16_000), ("claude", 8_192)),
+        ("openai", 6_000),
+        pytest.param("openai", 19_000, marks=pytest.mark.slow),
+        ("anthropic", 16_000),
+        ("claude", 8_192),
     ],
 )
 async def test_reserved_output_costs_one_rejection_at_most(

@@ -251,7 +251,10 @@ def due(strategy: type[Strategy]) -> int:
     ("strategy", "report"),
     [
         *((Threshold, report) for report in (sums, all_so_far, absurd)),
-        *((strategy, all_so_far) for strategy in (SlidingWindow, Pipeline)),
+        *(
+            pytest.param(strategy, all_so_far, marks=pytest.mark.slow)
+            for strategy in (SlidingWindow, Pipeline)
+        ),
     ],
 )
 async def test_what_is_no_size_brings_no_compaction_about(
@@ -390,8 +393,14 @@ async def test_what_a_gateway_adds_to_every_request_is_counted() -> None:
         assert record.estimated_tokens == pytest.approx(record.real_tokens, rel=0.25)
 
 
-@pytest.mark.parametrize("window_tokens", [32_000, 200_000, 1_000_000])
-@pytest.mark.parametrize("factor", [1.0, 1.35])
+@pytest.mark.parametrize(
+    ("factor", "window_tokens"),
+    [
+        *((1.0, 32_000), (1.0, 200_000)),
+        pytest.param(1.0, 1_000_000, marks=pytest.mark.slow),
+        *((1.35, 32_000), (1.35, 200_000), (1.35, 1_000_000)),
+    ],
+)
 async def test_no_first_request_is_rejected(window_tokens: int, factor: float) -> None:
     """Whatever part of the window it takes, and whatever the vocabulary."""
     text = "The committee met on Tuesday to discuss the budget of the new library. "

@@ -123,7 +123,11 @@ STRATEGIES: dict[str, Strategy] = {
 }
 STORES = ("memory-pipeline", "sqlite-threshold", "file-sliding", "postgres-threshold")
 CELLS = [
-    pytest.param(*s.split("-"), marks=store_marks(s.split("-")[0])) for s in STORES
+    pytest.param(
+        *store.split("-"),
+        marks=store_marks(store.split("-")[0], is_slow=store == "sqlite-threshold"),
+    )
+    for store in STORES
 ]
 
 

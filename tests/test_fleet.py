@@ -12,18 +12,23 @@ from typing import Any
 
 import pytest
 from google.adk.sessions import Session
+from google.adk.sessions.sqlite_session_service import SqliteSessionService
 
 from benchmarks import fleet
 from contextguard_adk._tools.cli import main
 from contextguard_adk._tools.recordings import SessionKey, load_session
 from contextguard_adk._tools.replay import ReplaySettings, replay_session
-from tests.stores import open_file, own_database, store_marks
+from tests.stores import own_database, store_marks
 
 MODULE = "contextguard_adk._tools.fleet"
 """What runs the commands; they import it when it is needed."""
 
 WINDOW, COUNT = 7_000, 8
-KINDS = [pytest.param(kind, marks=store_marks(kind)) for kind in ("sqlite", "postgres")]
+CASES = [
+    ("sqlite", False),
+    pytest.param("sqlite", True, marks=pytest.mark.slow),
+    pytest.param("postgres", False, marks=store_marks("postgres")),
+]
 SUMS = "over_window", "compactions", "tokens"
 
 
@@ -49,15 +54,19 @@ def no_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     sys.modules.pop(MODULE, None)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "has_processes"), CASES)
 async def test_all_sessions_are_added_up_by_agent(
-    kind: str, tmp_path: Path, capsys: Any, request: pytest.FixtureRequest
+    kind: str,
+    has_processes: bool,
+    tmp_path: Path,
+    capsys: Any,
+    request: pytest.FixtureRequest,
 ) -> None:
     """As each of them is replayed alone; one that cannot be read is a line."""
     from sqlalchemy import text
     from sqlalchemy.ext.asyncio import create_async_engine
 
-    if kind == "postgres":
+    if not has_processes:
         request.getfixturevalue("no_process")
     async with own_database(kind, tmp_path) as store:
         await fleet.fill(store.url, COUNT, 10)
@@ -112,7 +121,7 @@ async def test_the_report_of_all_sessions_is_a_page(
 ) -> None:
     """With the table that is printed; what sessions are called is escaped."""
     path, page = tmp_path / "sessions.db", tmp_path / "page.html"
-    service = open_file(str(path))
+    service = SqliteSessionService(str(path))
     for user in ("ann", "<b>"):
         session = await service.create_session(app_name="app", user_id=user)
         for event in fleet.write_events("agent_1", "gpt-4o", 8, user):

@@ -33,7 +33,7 @@ from tests.builders import (
     responses,
     user,
 )
-from tests.chats import agent_requests, seed, words
+from tests.chats import agent_requests, seed, slow, words
 from tests.guarded import guarded_chat
 
 WINDOW = 16_000
@@ -177,7 +177,13 @@ async def test_without_the_setting_it_is_a_preview() -> None:
     assert len(shown["result"]) < len(POLICY)
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("threshold", "sliding window", "pipeline", "truncation", "clearing"),
+        *slow("ahead", "trigger", "late truncation", "own"),
+    ],
+)
 async def test_what_was_called_beside_it_stays_with_it(name: str) -> None:
     """Results of one message answer calls that belong together; no pair is broken.
 
@@ -195,10 +201,14 @@ async def test_what_was_called_beside_it_stays_with_it(name: str) -> None:
         assert len([each for each in calls if each.args == {"step": 777}]) == 1
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
-async def test_between_compactions_nothing_that_was_sent_changes(
-    strategy: Strategy,
-) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("threshold", "sliding window", "pipeline", "truncation", "clearing", "own"),
+        *slow("ahead", "trigger", "late truncation"),
+    ],
+)
+async def test_between_compactions_nothing_that_was_sent_changes(name: str) -> None:
     """Each request begins with the former one, byte for byte, beyond the tenth too."""
     compactions: list[CompactionRecord] = []
     sent: list[tuple[int, list[str]]] = []
@@ -213,7 +223,7 @@ async def test_between_compactions_nothing_that_was_sent_changes(
 
     llm = useless()
     llm.script = script
-    await open_chat(llm, strategy, compactions).say(f"Go. {LONG_MESSAGE}")
+    await open_chat(llm, STRATEGIES[name], compactions).say(f"Go. {LONG_MESSAGE}")
     pairs = [(a[1], b[1]) for a, b in itertools.pairwise(sent) if a[0] == b[0]]
     assert all(now[: len(before)] == before for before, now in pairs)
     assert len(compactions) > 1
@@ -557,7 +567,7 @@ async def test_a_result_of_any_form_is_cleared(result: dict[str, Any]) -> None:
     assert any(0.5 * size <= each <= 1.5 * size for each in sizes)
 
 
-@pytest.mark.parametrize("settings", [{}, {"exclude_tools": ("a", "b")}])
+@pytest.mark.parametrize("settings", [{}, *slow({"exclude_tools": ("a", "b")})])
 async def test_it_goes_on_in_another_process(
     settings: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -593,7 +603,7 @@ async def test_it_goes_on_in_another_process(
         {"max_length": 10**300},
         {"result_length": 1, "exclude_tools": "look_up"},
         {"result_length": 1, "exclude_tools": [None, 7, {}]},
-        {"result_length": 1, "exclude_tools": ["x"] * 2_000},
+        *slow({"result_length": 1, "exclude_tools": ["x"] * 2_000}),
         {"exclude_tools": {"a": 1}},
         {"max_length": 0, "exclude_tools": ["look_up"], "unknown": 1},
     ],

@@ -25,7 +25,9 @@ pytestmark = pytest.mark.skipif(
     [
         ("memory", 2, 12, 90, 3),
         ("memory", 17, 5, 250, 2),
-        pytest.param("postgres", 2, 12, 90, 3, marks=store_marks("postgres")),
+        pytest.param(
+            "postgres", 2, 12, 90, 3, marks=store_marks("postgres", is_slow=True)
+        ),
     ],
 )
 async def test_workers_at_once_cost_no_more_summaries(

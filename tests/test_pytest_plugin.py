@@ -44,6 +44,7 @@ def folder(recorded: Session, pytester: pytest.Pytester) -> Path:
     return pytester.path
 
 
+@pytest.mark.slow
 def test_the_example_of_the_page_passes(
     folder: Path, pytester: pytest.Pytester
 ) -> None:
@@ -79,6 +80,7 @@ def test_a_refused_request_fails_the_test(
     done.stdout.fnmatch_lines(["*1 of 1 requests refused*"])
 
 
+@pytest.mark.slow
 def test_a_run_that_uses_no_fixture_imports_nothing(tmp_path: Path) -> None:
     """Of this package, and nothing of ADK: pytest finds the fixtures by itself."""
     (tmp_path / "pytest.ini").write_text("[pytest]\n")

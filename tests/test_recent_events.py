@@ -22,7 +22,7 @@ from contextguard_adk import CompactionRecord, ContextGuardPlugin, Threshold
 from contextguard_adk.sessions import load_recent
 from contextguard_adk.testing import Reply, SimulatedLlm, call
 from tests.builders import Chat, model, user
-from tests.chats import seed, words
+from tests.chats import seed, slow, words
 from tests.guarded import guarded_chat, is_compacted
 from tests.stores import own_database, store_marks
 
@@ -111,7 +111,9 @@ def sent(llm: SimulatedLlm) -> list[str]:
 STORES = [
     pytest.param("memory", id="memory"),
     pytest.param("sqlite", marks=store_marks("sqlite"), id="sqlite"),
-    pytest.param("postgres", marks=store_marks("postgres"), id="postgres"),
+    pytest.param(
+        "postgres", marks=store_marks("postgres", is_slow=True), id="postgres"
+    ),
 ]
 
 
@@ -134,7 +136,7 @@ async def test_databases_load_no_less(
         assert max(loaded) < 0.7 * len(await chat.events())
 
 
-@pytest.mark.parametrize("until", [0, 5, 1_000], ids=["chat", "mixed", "tools"])
+@pytest.mark.parametrize("until", [0, *slow(5), 1_000], ids=["chat", "mixed", "tools"])
 async def test_requests_are_those_of_the_whole_session(until: int) -> None:
     """Byte for byte, those to the summarizer as well, over several compactions."""
     whole, compactions, _, _ = await play(until, 12, False, old=30)

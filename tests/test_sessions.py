@@ -20,6 +20,7 @@ from google.adk.artifacts import FileArtifactService
 from google.adk.events.event import Event
 from google.adk.models.llm_request import LlmRequest
 from google.adk.sessions import BaseSessionService, InMemorySessionService, Session
+from google.adk.sessions.sqlite_session_service import SqliteSessionService
 from google.genai import types
 
 from contextguard_adk import ContextGuardPlugin, Threshold, pin, sessions
@@ -41,7 +42,6 @@ from tests.chats import (
     begin_as_user,
     text_of,
 )
-from tests.stores import open_file
 
 WINDOW = 6_000
 TOLD = "Shelves were counted: summary-1."
@@ -106,7 +106,7 @@ async def fill(path: Path) -> None:
     await ask(chat, range(12))
     assert llm.summaries >= 1
     assert llm.rejections == 0
-    service = open_file(str(path))
+    service = SqliteSessionService(str(path))
     session = await Chat(chat.app.root_agent, session_service=service).session()
     for event in await chat.events():
         await service.append_event(session, event)
@@ -128,7 +128,7 @@ def path(template: Path, tmp_path: Path) -> Path:
 
 async def load(path: Path) -> tuple[BaseSessionService, Session]:
     """Opens the only session of a file."""
-    service = open_file(str(path))
+    service = SqliteSessionService(str(path))
     place: Any = {"app_name": "app", "user_id": "user", "session_id": "session"}
     session = await service.get_session(**place)
     assert session is not None
@@ -150,7 +150,7 @@ async def test_a_session_goes_on_after_leave(path: Path, way: str) -> None:
             compaction_interval=4,
             overlap_size=1,
         )
-    chat = make_chat(llm, open_file(str(path)), way == "the guard", **app)
+    chat = make_chat(llm, SqliteSessionService(str(path)), way == "the guard", **app)
     left = {k for k, v in (await chat.state()).items() if v is not None}
     assert left == {"todos", *(key for key in left if "pin" in key)}
     await ask(chat, range(50, 57))
@@ -182,7 +182,9 @@ def change(path: Path, capsys: Output, *words: str) -> str:
 async def go_on(path: Path, is_guarded: bool = True) -> SimulatedLlm:
     """Has another process go on for a turn; returns the model."""
     llm = make_llm()
-    await ask(make_chat(llm, open_file(str(path)), is_guarded), range(90, 91))
+    await ask(
+        make_chat(llm, SqliteSessionService(str(path)), is_guarded), range(90, 91)
+    )
     assert (llm.rejections, llm.violations) == (0, 0)
     return llm
 
@@ -309,7 +311,7 @@ async def test_leave_knows_calls_whose_ids_come_again(path: Path) -> None:
 
 async def test_what_was_written_before_an_edit_is_dropped(path: Path) -> None:
     """A summary that waits for its trigger would bring the mistake back."""
-    llm, service = make_llm(), open_file(str(path))
+    llm, service = make_llm(), SqliteSessionService(str(path))
     strategy = Threshold(context_window=WINDOW, ahead=0.1)
     guard = ContextGuardPlugin(default=strategy)
     chat = Chat(guarded_agent(llm, [rules, look]), [guard], session_service=service)
@@ -377,7 +379,7 @@ async def test_purge_deletes_the_artifacts_of_a_session(
 
 def test_of_several_sessions_one_has_to_be_named(path: Path, capsys: Output) -> None:
     """Another user may have one of the same id."""
-    service = open_file(str(path))
+    service = SqliteSessionService(str(path))
     place: Any = {"app_name": "app", "user_id": "bob", "session_id": "session"}
     asyncio.run(service.create_session(**place))
     assert "which session?" in change(path, capsys, "reset", "--session=session")

@@ -295,7 +295,11 @@ def state_bytes(state: dict[str, Any]) -> int:
 
 
 @pytest.mark.parametrize(
-    ("kind", "settings"), [(Threshold, {}), (SlidingWindow, {"max_messages": 6})]
+    ("kind", "settings"),
+    [
+        (Threshold, {}),
+        pytest.param(SlidingWindow, {"max_messages": 6}, marks=pytest.mark.slow),
+    ],
 )
 async def test_sessions_at_once_do_not_mix(
     kind: type[Strategy], settings: dict[str, Any]

@@ -69,6 +69,7 @@ def ask(url: str, body: Any = None) -> str:
     return text
 
 
+@pytest.mark.slow
 def test_both_apps_are_guarded_by_one_file(address: str) -> None:
     """Each by its own strategy, and each with figures of its own."""
     session = f"team-{os.getpid()}-{time.monotonic_ns()}"

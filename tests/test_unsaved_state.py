@@ -97,7 +97,11 @@ KINDS = ("memory", "sqlite", "postgres")
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=store_marks(kind)) for kind in KINDS]
+    "kind",
+    [
+        pytest.param(kind, marks=store_marks(kind, is_slow=kind == "postgres"))
+        for kind in KINDS
+    ],
 )
 async def test_code_costs_no_more_summaries_than_a_tool(
     kind: str, tmp_path: Path

@@ -126,6 +126,7 @@ assert not [name for name in sys.modules if name.partition(".")[0] == "litellm"]
 """
 
 
+@pytest.mark.slow
 def test_fresh_interpreter_resolves() -> None:
     """Resolving imports no litellm and uses no network."""
     root = Path(__file__).resolve().parents[1]
