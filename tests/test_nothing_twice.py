@@ -39,7 +39,7 @@ CASES: list[Any] = [
     ),
     *((name, "useless", 15, 4_000, 3) for name in STRATEGIES),
     ("pipeline", "useless", 40, 4_000, 1),
-    ("sliding", "useless", 40, 4_000, 3),
+    pytest.param("sliding", "useless", 40, 4_000, 3, marks=pytest.mark.slow),
     pytest.param("pipeline", "useless", 100, 16_000, 1, marks=pytest.mark.slow),
     pytest.param("sliding", "useless", 100, 16_000, 3, marks=pytest.mark.slow),
 ]

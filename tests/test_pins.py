@@ -138,6 +138,7 @@ async def test_a_pin_outlives_many_compactions(name: str, count: int) -> None:
     assert llm.rejections == llm.violations == 0
 
 
+@pytest.mark.slow
 async def test_pins_take_their_place_beside_a_long_list() -> None:
     """4 KB of pins stay whole where excerpts, calls and fingerprints fill the record,
     and they take nothing from these."""

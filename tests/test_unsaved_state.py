@@ -99,7 +99,7 @@ KINDS = ("memory", "sqlite", "postgres")
 @pytest.mark.parametrize(
     "kind",
     [
-        pytest.param(kind, marks=store_marks(kind, is_slow=kind == "postgres"))
+        pytest.param(kind, marks=store_marks(kind, is_slow=kind != "memory"))
         for kind in KINDS
     ],
 )

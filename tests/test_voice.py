@@ -162,7 +162,7 @@ judged = given(st.sampled_from(STRATEGIES), hostile, hostile)
 phases = (Phase.explicit, Phase.generate)  # To shrink one takes minutes.
 
 
-@settings(max_examples=6, phases=phases)
+@settings(max_examples=3, phases=phases)
 @judged
 @example(STRATEGIES[0], ALL, ALL)
 @example(STRATEGIES[1], ALL, ALL)
