@@ -15,9 +15,10 @@ from google.adk.models.google_llm import Gemini
 from google.genai import types
 
 from contextguard_adk import CompactionRecord, ContextGuardPlugin, Threshold
+from contextguard_adk._providers.clients import reserved_output_tokens
 from contextguard_adk.records import CallRecord
 from tests.builders import Chat, answer_text, call_part, queued_tool
-from tests.chats import slow
+from tests.chats import Registry, slow
 from tests.loopback import Loopback, Mood, Provider
 from tests.scenarios import Writer
 
@@ -37,6 +38,14 @@ SETTINGS = {
     "too large": Threshold(context_window=6 * WINDOW, preview_tokens=0.2),
     "unknown": Threshold(preview_tokens=0.2),
 }
+
+
+class Limited(Registry):
+    """Knows how much output each model may write."""
+
+    def max_output_tokens(self, model: str) -> int:
+        """Returns it."""
+        return 9_000
 
 
 @pytest.fixture
@@ -245,3 +254,22 @@ async def test_reserved_output_costs_one_rejection_at_most(
     talk = Talk(loopback, client, strategy, results, max_tokens=max_tokens)
     assert await talk.talk(turns=5, tool_calls=2) == 0
     talk.check(rejections=1)
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ("anthropic/claude-in-house", 9_000),
+        ("vertex_ai/claude-in-house", 9_000),
+        ("openrouter/claude-in-house", None),
+        ("openai/gpt-in-house", None),
+    ],
+)
+def test_litellm_reserves_the_most_for_claude_alone(
+    model: str, expected: int | None
+) -> None:
+    """Anthropic's API wants a number, others reserve nothing that nobody asked for."""
+    registry = Limited(WINDOW)
+    config = types.GenerateContentConfig()
+    llm = connect("openai", "http://127.0.0.1:9")
+    assert reserved_output_tokens(llm, model, config, registry) == expected

@@ -40,6 +40,7 @@ from tests.rewriting import (
     encoding,
     masking,
     naming,
+    noting,
     stamping,
     stamping_parts,
 )
@@ -92,6 +93,7 @@ REWRITES = {
     "stamping-dynamic": (stamping, DYNAMIC, "before"),
     "stamping-behind": (stamping, {}, "after"),
     "masking-behind": (masking, {}, "after"),
+    "noting": (noting, {}, "before"),
 }
 plain_counts: dict[str, int] = {}
 

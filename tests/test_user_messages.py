@@ -241,6 +241,14 @@ async def test_a_recovery_keeps_the_rule() -> None:
     assert rule_of("en", 0) in llm.requests[-1].text
 
 
+def test_what_just_fits_stays_whole() -> None:
+    """As lines of a list, to the byte; one byte less shortens it."""
+    texts = ("Call me Ada, please.", "It is late.", "Go on.")
+    size_bytes = len("".join(f"- {text}\n" for text in texts))
+    assert condense(texts, size_bytes) == texts
+    assert condense(texts, size_bytes - 1) != texts
+
+
 def test_the_newest_messages_stay_whole_and_the_others_in_order() -> None:
     """A mark tells where something is left out; a sentence stands there once."""
     old = [f"{words(30)}. Never call Ada {n}. {words(60)}." for n in range(9)]

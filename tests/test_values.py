@@ -55,6 +55,12 @@ def listed(contents: list[types.Content], max_bytes: int = 4_000) -> str:
     return list_values(History(contents), range(len(contents)), max_bytes)
 
 
+def test_a_text_of_json_is_read_as_json() -> None:
+    """Its short texts are values, though no value has their shape in plain text."""
+    written = call("get_seat", {"row": 7}, {"result": '{"seat": "aisle left"}'})
+    assert "aisle left" in listed(written)
+
+
 BOOKING = call(
     "get_booking",
     {"id": "NM1VX1"},
