@@ -1,4 +1,4 @@
-"""Plugins that rewrite what was said, before the guard or behind it."""
+"""Plugins that rewrite what the user said, before the guard or behind it."""
 
 from __future__ import annotations
 
@@ -54,19 +54,6 @@ def stamping_parts() -> Rewrite:
 def naming() -> Rewrite:
     """Puts the user's name before all messages."""
     return partial(change_user_texts, lambda text: f"Ann says: {text}")
-
-
-def noting() -> Rewrite:
-    """Puts a note before all answers of the model."""
-
-    def note(request: LlmRequest) -> None:
-        request.contents = [each.model_copy(deep=True) for each in request.contents]
-        for content in request.contents:
-            texts = [part for part in content.parts or () if part.text]
-            if content.role == "model" and texts:
-                texts[0].text = f"(Not checked.) {texts[0].text}"
-
-    return note
 
 
 def masking() -> Rewrite:

@@ -40,7 +40,6 @@ from tests.rewriting import (
     encoding,
     masking,
     naming,
-    noting,
     stamping,
     stamping_parts,
 )
@@ -93,7 +92,6 @@ REWRITES = {
     "stamping-dynamic": (stamping, DYNAMIC, "before"),
     "stamping-behind": (stamping, {}, "after"),
     "masking-behind": (masking, {}, "after"),
-    "noting": (noting, {}, "before"),
 }
 plain_counts: dict[str, int] = {}
 

@@ -56,9 +56,9 @@ def listed(contents: list[types.Content], max_bytes: int = 4_000) -> str:
 
 
 def test_a_text_of_json_is_read_as_json() -> None:
-    """Its short texts are values, though no value has their shape in plain text."""
-    written = call("get_seat", {"row": 7}, {"result": '{"seat": "aisle left"}'})
-    assert "aisle left" in listed(written)
+    """Its texts are values; its names and marks are none."""
+    written = call("get_seat", {"row": 7}, {"body": '{"seat": "aisle left"}'})
+    assert listed(written).endswith("\n- get_seat(7): aisle left")
 
 
 BOOKING = call(
