@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
-from contextguard_adk._support import log as telemetry
 from tests import cpu_times
 
 if TYPE_CHECKING:
@@ -54,6 +53,9 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(autouse=True)
 def warn_anew() -> None:
     """Each test sees what is said once in a process."""
+    # Not at the top: the process that hands out the tests needs nothing of ADK.
+    from contextguard_adk._support import log as telemetry
+
     telemetry._warned.clear()
 
 

@@ -90,6 +90,7 @@ async def test_recorded_sessions_go_on_where_they_would_end() -> None:
 
 
 @needs_newer_adk
+@pytest.mark.slow
 async def test_a_recorded_turn_is_not_lost_where_adk_loses_it() -> None:
     """A long turn fills the window by itself."""
     talk = read_recording("code", recordings.CODE[3:4], 8_000)

@@ -27,7 +27,7 @@ WINDOW, COUNT = 7_000, 8
 CASES = [
     ("sqlite", False),
     pytest.param("sqlite", True, marks=pytest.mark.slow),
-    pytest.param("postgres", False, marks=store_marks("postgres")),
+    pytest.param("postgres", False, marks=store_marks("postgres", is_slow=True)),
 ]
 SUMS = "over_window", "compactions", "tokens"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pytest
@@ -44,7 +43,15 @@ CASES: list[Any] = [
     pytest.param("sliding", "useless", 100, 16_000, 3, marks=pytest.mark.slow),
 ]
 with_and_without_summary = pytest.mark.parametrize(
-    ("strategy", "summarizer"), [*itertools.product(STRATEGIES, ("useless", "failing"))]
+    ("strategy", "summarizer"),
+    [
+        *((strategy, "useless") for strategy in STRATEGIES),
+        ("threshold", "failing"),
+        *(
+            pytest.param(strategy, "failing", marks=pytest.mark.slow)
+            for strategy in ("sliding", "pipeline")
+        ),
+    ],
 )
 
 

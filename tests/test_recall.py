@@ -528,7 +528,10 @@ async def search(llm: SimulatedLlm, chat: Chat, query: str) -> str:
     return str(pages_of(llm)[-1]["result"])
 
 
-@pytest.mark.parametrize(("window", "is_streaming"), [(4_000, False), (8_000, True)])
+@pytest.mark.parametrize(
+    ("window", "is_streaming"),
+    [(4_000, True), pytest.param(8_000, False, marks=pytest.mark.slow)],
+)
 async def test_what_was_compacted_can_be_read_back(
     window: int, is_streaming: bool
 ) -> None:
