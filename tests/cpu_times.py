@@ -7,7 +7,7 @@ changes them little.
 from __future__ import annotations
 
 import resource
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +36,9 @@ class Measuring:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
-    ) -> Iterator[None]:
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Adds what a test took to its last report."""
-        report: Any = yield
+        report = yield
         if call.when == "teardown":
             taken_seconds = used_seconds() - item.stash[_START]
             report.user_properties.append((_KEY, taken_seconds))
