@@ -155,7 +155,7 @@ async def test_a_session_goes_on_after_leave(path: Path, way: str) -> None:
     assert left == {"todos", *(key for key in left if "pin" in key)}
     await ask(chat, range(50, 57))
     assert (llm.rejections, llm.violations) == (0, 0)
-    assert bool(llm.summaries) == (way == "ADK's compaction")
+    assert llm.summaries == 0 or way == "ADK's compaction"
     requests = agent_requests(llm)
     assert len(requests) == 14
     for text in (TOLD, RULE, "Never open a crate.", "Count shelf 99", "Count shelf 0."):
