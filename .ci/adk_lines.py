@@ -16,8 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from coverage import CoverageData
+from coverage.exceptions import CoverageException
 
-PACKAGE = Path(__file__).parent.parent / "contextguard_adk"
+PACKAGE = Path(__file__).resolve().parent.parent / "contextguard_adk"
 ADK = "google.adk"
 NEWER = "# Newer google-adk"
 
@@ -26,25 +27,44 @@ def list_adk_names(tree: ast.Module) -> set[str]:
     """The names that a module has imported from google.adk."""
     names = set[str]()
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(ADK):
-            names.update(alias.asname or alias.name for alias in node.names)
+        if isinstance(node, ast.ImportFrom):
+            names.update(
+                alias.asname or alias.name
+                for alias in node.names
+                if f"{node.module}.{alias.name}.".startswith(f"{ADK}.")
+            )
+        elif isinstance(node, ast.Import):
+            names.update(
+                alias.asname
+                for alias in node.names
+                if alias.asname and f"{alias.name}.".startswith(f"{ADK}.")
+            )
     return names
 
 
 def list_statements(tree: ast.Module) -> Iterator[tuple[range, bool]]:
     """The lines of each statement, of a compound one those before its body, and whether
-    it names something of google.adk when it runs."""
+    it names something of google.adk when it runs.
+
+    A `case` and an `except` count as statements of their own.
+    """
     names = list_adk_names(tree)
     for node in ast.walk(tree):
-        if not isinstance(node, ast.stmt):
+        if isinstance(node, ast.match_case):
+            start = node.pattern.lineno
+        elif isinstance(node, (ast.stmt, ast.ExceptHandler)):
+            start = node.lineno
+        else:
             continue
         body = getattr(node, "body", None)
-        end = body[0].lineno if body else (node.end_lineno or node.lineno) + 1
-        lines = range(node.lineno, max(end, node.lineno + 1))
+        end = (
+            body[0].lineno if body else (getattr(node, "end_lineno", None) or start) + 1
+        )
+        lines = range(start, max(end, start + 1))
         yield lines, any(is_adk(part, names) for part in list_parts(node))
 
 
-def list_parts(statement: ast.stmt) -> Iterator[ast.AST]:
+def list_parts(statement: ast.AST) -> Iterator[ast.AST]:
     """What a statement evaluates itself: no other statement, no annotation."""
     waiting: list[ast.AST] = [statement]
     while waiting:
@@ -55,22 +75,43 @@ def list_parts(statement: ast.stmt) -> Iterator[ast.AST]:
                 continue
             children = value if isinstance(value, list) else [value]
             for child in children:
-                if isinstance(child, ast.AST) and not isinstance(child, ast.stmt):
+                is_own = isinstance(
+                    child, (ast.stmt, ast.ExceptHandler, ast.match_case)
+                )
+                if isinstance(child, ast.AST) and not is_own:
                     waiting.append(child)
 
 
 def is_adk(node: ast.AST, names: set[str]) -> bool:
     """Whether a part imports from google.adk, or uses what was imported."""
     if isinstance(node, ast.ImportFrom):
-        return (node.module or "").startswith(ADK)
+        return any(
+            f"{node.module}.{alias.name}.".startswith(f"{ADK}.") for alias in node.names
+        )
+    if isinstance(node, ast.Import):
+        return any(f"{alias.name}.".startswith(f"{ADK}.") for alias in node.names)
+    if isinstance(node, ast.Attribute):
+        return ast.unparse(node) == ADK
     return isinstance(node, ast.Name) and node.id in names
 
 
-def read_lines(data_file: str) -> dict[str, set[int]]:
-    """The lines that ran, by file."""
+def read_lines(data_file: str) -> dict[Path, set[int]]:
+    """The lines of the package that ran, by file; ends the script if there are none."""
+    if not Path(data_file).is_file():
+        sys.exit(f"{data_file}: there is no such file.")
     data = CoverageData(data_file)
-    data.read()
-    return {path: {*(data.lines(path) or ())} for path in data.measured_files()}
+    try:
+        data.read()
+    except CoverageException as error:
+        sys.exit(f"{data_file} holds no coverage: {error}")
+    lines = {
+        Path(path): {*(data.lines(path) or ())}
+        for path in data.measured_files()
+        if Path(path).is_relative_to(PACKAGE)
+    }
+    if not any(lines.values()):
+        sys.exit(f"{data_file}: no line of {PACKAGE} was measured.")
+    return lines
 
 
 def list_missing(
@@ -82,31 +123,29 @@ def list_missing(
     for lines, has_adk in list_statements(ast.parse(text)):
         if not has_adk or newest.isdisjoint(lines) or not oldest.isdisjoint(lines):
             continue
-        around = source[lines.start - 2 : lines.stop - 1]
+        around = source[max(lines.start - 2, 0) : lines.stop - 1]
         if not any(NEWER in line for line in around):
             yield lines.start, source[lines.start - 1].strip()
 
 
-def main(newest_file: str, oldest_file: str) -> int:
-    """Prints what is missing; returns 1 if there is any."""
-    newest, oldest = read_lines(newest_file), read_lines(oldest_file)
+def main() -> None:
+    """Prints what is missing; ends with 1 if there is any."""
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
+    newest, oldest = map(read_lines, sys.argv[1:])
     missing = [
         f"{path.relative_to(PACKAGE.parent)}:{number}: {line}"
         for path in sorted(PACKAGE.rglob("*.py"))
         for number, line in list_missing(
-            path, newest.get(str(path), set()), oldest.get(str(path), set())
+            path, newest.get(path, set()), oldest.get(path, set())
         )
     ]
-    if not newest or not oldest:
-        print("No lines were measured.")
-        return 1
     if missing:
         print("Not run with the oldest google-adk, though they name something of it:")
         print("\n".join(missing))
-        return 1
+        sys.exit(1)
     print("Each line that names something of google.adk ran with the oldest, too.")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    main()

@@ -22,6 +22,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from coverage import CoverageData
 
 PACKAGE = Path("contextguard_adk")
@@ -190,10 +191,15 @@ def find_failure(tests: list[str]) -> str | None:
                 )
             except subprocess.TimeoutExpired:
                 return "no end"
-        if done.returncode:
+        if done.returncode == pytest.ExitCode.TESTS_FAILED:
             lines = done.stdout.splitlines()
-            failures = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
-            return failures[0] if failures else f"pytest ended with {done.returncode}"
+            return next(line for line in lines if line.startswith(("FAILED", "ERROR")))
+        if done.returncode == pytest.ExitCode.INTERRUPTED:
+            return "a file of tests that cannot be imported"
+        if done.returncode not in (0, pytest.ExitCode.NO_TESTS_COLLECTED):
+            sys.exit(
+                f"pytest ended with {done.returncode}:\n{done.stdout}{done.stderr}"
+            )
     return None
 
 

@@ -81,10 +81,8 @@ class Printing:
         self._path.write_text("".join(lines), "utf-8")
 
         in_tests = sum(self._tests.values())
-        # A worker is a child, but counts as one only once it has ended.
-        own_seconds = resource.getrusage(resource.RUSAGE_SELF)
-        all_seconds = self._workers_seconds + own_seconds.ru_utime
-        all_seconds += own_seconds.ru_stime
+        # Each worker has told its own; to this process it is no child until it ends.
+        all_seconds = self._workers_seconds or used_seconds()
         of_shown = sum(seconds for _, seconds in by_cost[:SHOWN])
         share = of_shown / in_tests if in_tests else 0.0
         terminalreporter.section("CPU seconds")
@@ -107,9 +105,15 @@ def add_option(parser: pytest.Parser) -> None:
 
 def register(config: pytest.Config) -> None:
     """Measures where the option is given: in each worker, or in the only process."""
-    path = config.getoption("--cpu-times")
-    if path is None:
+    name = config.getoption("--cpu-times")
+    if name is None or config.option.collectonly:
         return
     config.pluginmanager.register(Measuring(), "cpu-times-measuring")
-    if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Printing(Path(path)), "cpu-times-printing")
+    if hasattr(config, "workerinput"):
+        return
+    path = Path(name)
+    try:
+        path.touch()
+    except OSError as error:
+        raise pytest.UsageError(f"--cpu-times={name}: {error.strerror}") from error
+    config.pluginmanager.register(Printing(path), "cpu-times-printing")

@@ -67,8 +67,7 @@ def each(name: str, values: Mapping[str, Any]) -> pytest.MarkDecorator:
 
 
 def searching(turns: int, **args: Any) -> list[Reply]:
-    """A script of two parallel searches and an answer for the first turns, of answers
-    alone for the last two."""
+    """A script of two parallel searches and an answer, turn by turn."""
     search = call_part("search", **args)
     return [r for turn in range(turns) for r in ([search, search], f"Answer {turn}.")]
 

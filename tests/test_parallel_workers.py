@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
 
 import pytest
 from google.adk.sessions import InMemorySessionService
-from google.adk.workflow import node
 
 from contextguard_adk.testing import SimulatedLlm
 from tests.builders import Chat, guarded_agent
 from tests.stores import own_database, store_marks
-from tests.workers import work
+from tests.workers import shows_own_items, work
 
-pytestmark = pytest.mark.skipif(
-    "max_parallel_workers" not in inspect.signature(node).parameters,
-    reason="this ADK shows a worker the items of others",
-)
+pytestmark = shows_own_items
 
 
 @pytest.mark.parametrize(
     ("kind", "item_count", "call_count", "words", "alone"),
     [
         ("memory", 2, 12, 90, 3),
-        pytest.param("memory", 17, 5, 250, 2, marks=pytest.mark.slow),
+        ("memory", 17, 5, 250, 2),
         pytest.param(
             "postgres", 2, 12, 90, 3, marks=store_marks("postgres", is_slow=True)
         ),

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import sqlite3
+import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -165,6 +166,29 @@ async def test_a_session_goes_on_after_leave(path: Path, way: str) -> None:
     # Nothing of what the summary covers is there a second time.
     assert "Shelf 0: crate" not in requests[0].text
     assert "Shelf 11: crate" in requests[0].text
+
+
+def test_the_commands_close_what_they_open(
+    path: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever ADK's own service leaves open in the file."""
+    opened: list[sqlite3.Connection] = []
+    connect = sqlite3.connect
+
+    def note(*args: Any, **settings: Any) -> sqlite3.Connection:
+        connection = connect(*args, **settings)
+        caller = sys._getframe(1).f_globals["__name__"]
+        if caller.startswith("contextguard_adk"):
+            opened.append(connection)
+        return connection
+
+    monkeypatch.setattr(sqlite3, "connect", note)
+    assert main(["sessions", "show", str(path)]) == 0
+    assert main(["replay", str(path)]) == 0
+    assert len(opened) > 2
+    for connection in opened:
+        with pytest.raises(sqlite3.ProgrammingError, match="closed database"):
+            connection.execute("SELECT 1")
 
 
 def change(path: Path, capsys: Output, *words: str) -> str:

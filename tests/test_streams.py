@@ -18,7 +18,6 @@ from google.genai import types
 
 from contextguard_adk import ContextGuardPlugin, Threshold, request_compaction
 from contextguard_adk.testing import SimulatedLlm
-from tests import test_parallel_workers
 from tests.builders import Chat, guarded_agent, model, user
 from tests.chats import (
     DEMAND,
@@ -32,7 +31,7 @@ from tests.chats import (
 )
 from tests.guarded import SMALL, is_compacted
 from tests.stores import own_database
-from tests.workers import ITEM, work
+from tests.workers import ITEM, shows_own_items, work
 
 ANSWER = [types.Part(text=f"The answer goes on, part {n:02}. ") for n in range(67)]
 """Streamed in 201 chunks."""
@@ -158,7 +157,7 @@ def scopes_of(delta: dict[str, Any]) -> set[str]:
     return {key.partition("@")[2] for key in guard_keys(delta)} - {""}
 
 
-@test_parallel_workers.pytestmark
+@shows_own_items
 async def test_an_event_brings_the_state_of_its_own_worker() -> None:
     """Three work at once, and nothing of one is on an event of another."""
     sessions = InMemorySessionService()

@@ -28,7 +28,10 @@ from contextguard_adk.testing import Reply, SimulatedLlm, call
 from tests.builders import Chat, KeptSessions, answer_text, guarded_agent
 from tests.chats import words
 
-WINDOW, TURNS = 8_000, 6
+WINDOW = 8_000
+TURNS = 8
+"""Two compactions: an attack may find a stored summary, and be followed by another."""
+
 STRATEGIES: list[Strategy] = [
     Threshold(context_window=WINDOW),
     SlidingWindow(context_window=WINDOW),
@@ -67,7 +70,7 @@ class Clock(BasePlugin):
 
 def look(step: int) -> str:
     """Looks for something."""
-    return words(500, f"row {step}")
+    return words(700, f"row {step}")
 
 
 @dataclass
@@ -88,7 +91,7 @@ async def play(
     def answer(request: LlmRequest) -> Reply:
         parts = request.contents[-1].parts or []
         is_told = any(part.function_response for part in parts)
-        return words(350, "Found.") if is_told else call("look", step=next(steps))
+        return words(500, "Found.") if is_told else call("look", step=next(steps))
 
     settings = {"context_window": 100_000, "token_ratio": 1.0, **llm}
     said = "All of it is known, and the work goes on."
@@ -103,7 +106,7 @@ async def play(
         if attack and number == turn:
             await chat.set_state(attack(await chat.state()))
         before = len(done)
-        assert answer_text(await chat.say(words(350, f"Request {number}.")))
+        assert answer_text(await chat.say(words(500, f"Request {number}.")))
         played.compacted += [number] * (len(done) - before)
     assert model.rejections == model.violations == 0
     return played
@@ -121,6 +124,7 @@ async def check(
         await play(strategy)  # Modules are loaded.
         CLEAN[case] = await play(strategy, usage=usage)
     clean, played = CLEAN[case], await play(strategy, attack, turn, usage=usage)
+    assert len(clean.compacted) >= 2
     assert len(played.compacted) <= len(clean.compacted) + 2, played.compacted
     # What it guards against takes seconds; here coverage may be measured as well.
     most_seconds = 3 * max(clean.seconds) + 0.3
@@ -195,7 +199,8 @@ CASES: list[Any] = [(name, 0, 0, "last") for name in CRAFTED]
 CASES += slow_rows((name, 0, 4, "last") for name in CRAFTED)
 CASES += [(name, n % 2 + 1, 0, "last") for n, name in enumerate(NUMBERS)]
 CASES += slow_rows((name, (n + 1) % 2 + 1, 0, "last") for n, name in enumerate(NUMBERS))
-CASES += [(name, 0, 0, "never") for name in NUMBERS]
+CASES += [(name, 0, 0, "never") for name in NUMBERS[::2]]
+CASES += slow_rows((name, 0, 0, "never") for name in NUMBERS[1::2])
 
 
 @pytest.mark.parametrize(("attack", "strategy", "turn", "usage"), CASES)
