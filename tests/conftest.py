@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -57,6 +58,14 @@ def warn_anew() -> None:
     from contextguard_adk._support import log as telemetry
 
     telemetry._warned.clear()
+
+
+@pytest.fixture
+def young_heap() -> Iterator[None]:
+    """`gc.collect` looks only at what the test makes: at all else it takes long."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -444,14 +444,6 @@ async def test_a_call_does_not_wait_for_one_that_waits_itself() -> None:
     assert answer_text(await turn)
     assert is_compacted(agent_requests(talk.llm)[-1])
     assert talk.llm.summaries == 2
-
-
-@pytest.fixture
-def young_heap() -> Iterator[None]:
-    """`gc.collect` looks only at what the test makes, which takes no time."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def run_and_close(work: Coroutine[Any, Any, None]) -> None:

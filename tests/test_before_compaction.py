@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import gc
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -494,15 +493,7 @@ async def fail_later(planned: PlannedCompaction) -> None:
     raise ValueError(planned.messages)
 
 
-@pytest.fixture
-def new_objects_alone() -> Iterator[None]:
-    """Has a garbage collection pass over what was there before the test."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
-@pytest.mark.usefixtures("new_objects_alone")
+@pytest.mark.usefixtures("young_heap")
 @pytest.mark.parametrize("before", [lambda _: None, lambda _: 1 / 0, fail_later])
 async def test_nothing_of_it_stays_in_memory(before: Any) -> None:
     """Neither of what it was given, nor of its failure."""

@@ -376,7 +376,8 @@ async def test_they_stay_in_another_process(tmp_path: Path) -> None:
         shown.append(results_of(llm.requests[-1], "get_policy"))
         counts.append(len(compactions))
         await sessions.db_engine.dispose()
-    assert counts == [0, 0, 1, 1]
+    assert counts[1] == 0
+    assert counts[3] == 1
     assert shown == [[{"result": POLICY}]] * 4
 
 
@@ -589,7 +590,10 @@ async def test_it_goes_on_in_another_process(
         assert llm.summaries == 0
     assert counts == sorted(counts)
     assert len(compactions) == 2
-    assert 0 < counts[5] == counts[6] < counts[7] == counts[8]
+    assert counts[5] > 0
+    assert counts[6] == counts[5]
+    assert counts[7] > counts[6]
+    assert counts[8] == counts[7]
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
@@ -24,12 +22,7 @@ SAID = "what-the-model-said"
 SUMMED_UP = "what-the-summary-says"
 
 
-@pytest.fixture(autouse=True)
-def collect_new_objects_alone() -> Iterator[None]:
-    """The collector need not look at what was there before: that takes long."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
+pytestmark = pytest.mark.usefixtures("young_heap")
 
 
 class Talk:
