@@ -176,7 +176,7 @@ def test_the_commands_close_what_they_open(
     connect = sqlite3.connect
 
     def note(*args: Any, **settings: Any) -> sqlite3.Connection:
-        connection = connect(*args, **settings)
+        connection: sqlite3.Connection = connect(*args, **settings)
         caller = sys._getframe(1).f_globals["__name__"]
         if caller.startswith("contextguard_adk"):
             opened.append(connection)
