@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # `--hypothesis-profile=…` takes another one. `search` looks for new examples; `ci` and
 # the default try the same ones in every run.
 settings.register_profile("search", max_examples=2_000, deadline=None)
-settings.register_profile("default", max_examples=25, deadline=None, derandomize=True)
+settings.register_profile("default", max_examples=15, deadline=None, derandomize=True)
 settings.register_profile("ci", settings.get_profile("default"), max_examples=500)
 settings.load_profile("default")
 

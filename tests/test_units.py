@@ -69,6 +69,7 @@ async def test_a_package_without_one_unit_works(
     assert (llm.rejections, llm.violations) == (1, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", UNITS, ids=name_unit)
 def test_a_package_without_one_unit_plays_the_demo(
     unit: tuple[str, int],
