@@ -131,6 +131,8 @@ def test_no_credential_is_listed(secret: str) -> None:
         "client_secret:\n  {}",
         "Authorization: Token {}",
         "encryption_key={}",
+        "2nd_password={}",
+        "the_name_that_stands_before_it_may_be_long_password={}",
         "aws_secret_access_key = {}",
         'password: "correct horse {}"',
         "passphrase = 'correct horse {}'",

@@ -41,10 +41,11 @@ _SECRET_NAME = re.compile(
     re.IGNORECASE,
 )
 _NAME = (
-    r"(?:\w{0,16}passw\w{0,8}|passphrase|\w{1,16}_pass|"
-    r"\w{0,16}pwd(?![\\\"']{0,4}[ \t]{0,4}[:=][ \t]{0,4}[/~])|"  # No folder.
-    rf"\w{{0,16}}secret\w{{0,24}}|\w{{0,16}}{_PAGE}token|\w{{0,16}}{_KEY}|"
-    r"authorization|credentials?|cookie|cvv)"
+    # A word is read once, from its beginning: not again from each of its letters.
+    r"(?:(?<!\w)\w*?(?:passw\w{0,8}|\w_pass|"
+    r"pwd(?![\\\"']{0,4}[ \t]{0,4}[:=][ \t]{0,4}[/~])|"  # No folder.
+    rf"secret\w{{0,24}}|{_PAGE}token|{_KEY})|"
+    r"passphrase|authorization|credentials?|cookie|cvv)"
 )
 _SCHEME = r"(?:(?:bearer|basic|digest|token)[ \t]{1,4})"
 _SECRET = re.compile(
@@ -59,8 +60,8 @@ _SECRET = re.compile(
     r"\\{1,3}[\"'][^\"'\\\n]{1,2000}|\S{1,2000})|"
     r"-----BEGIN[^-]{1,40}-----[^-]{1,8000}|"
     # Numbers of cards.
-    r"(?<!\d)(?:\d{4}(?P<gap>[ -])(?:\d{4}(?P=gap)\d{4}(?P=gap)\d{4}|"
-    r"\d{6}(?P=gap)\d{5})|\d{13,19})(?!\d)",
+    r"(?P<card>(?<!\d)(?:\d{4}(?P<gap>[ -])(?:\d{4}(?P=gap)\d{4}(?P=gap)\d{4}|"
+    r"\d{6}(?P=gap)\d{5})|\d{13,19})(?!\d))",
     re.IGNORECASE,
 )
 _KEY_SHAPE = re.compile(
@@ -177,9 +178,9 @@ def is_value(word: str) -> bool:
 
 def _blank_secret(match: re.Match[str]) -> str:
     """Leaves a long number that cannot be that of a card."""
-    digits = [int(char) for char in match.group() if char.isdecimal()]
-    is_number = match.group()[0].isdecimal()
-    return match.group() if is_number and not _is_card(digits) else " "
+    number = match["card"] or ""
+    digits = [int(char) for char in number if char.isdecimal()]
+    return number if number and not _is_card(digits) else " "
 
 
 def _is_card(digits: list[int]) -> bool:

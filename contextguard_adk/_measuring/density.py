@@ -163,6 +163,7 @@ def estimate_text_density(text: str | bytes) -> float:
     return _sample_density(b"".join(raw[a:b] for a, b in _sample_ranges(len(raw))))
 
 
+@lru_cache(maxsize=512)  # A request is measured several times, mostly the same text.
 def _sample_density(sample: bytes) -> float:
     return max(_count_tokens(sample) * 4 / len(sample), 0.1) if sample else 1.0
 

@@ -10,6 +10,7 @@ import textwrap
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 from pydantic import BaseModel, Field, JsonValue, ValidationError
 
@@ -190,19 +191,38 @@ def _split(text: str) -> list[str]:
     return [*pieces, heading] if is_below else pieces
 
 
+class _Sentence(NamedTuple):
+    words: frozenset[str]
+    has_name: bool
+    commands: bool
+
+
+@lru_cache(maxsize=4_096)  # Each summary ranks those of the summaries before it.
+def _read_sentence(sentence: str) -> _Sentence:
+    return _Sentence(
+        words=frozenset(_WORD.findall(sentence.lower())),
+        has_name=_NAME.search(sentence) is not None,
+        commands=_COMMAND.search(sentence) is not None,
+    )
+
+
 def _rank(split: Sequence[Sequence[str]], count: int) -> list[tuple[int, int]]:
     """Returns text and place of the oldest texts' sentences, the most telling first."""
-    words = [[{*_WORD.findall(s.lower())} for s in sentences] for sentences in split]
-    uses = Counter(itertools.chain.from_iterable(itertools.chain(*words)))
+    read = [[_read_sentence(sentence) for sentence in sentences] for sentences in split]
+    uses = Counter(word for found in read for each in found for word in each.words)
     scores = dict[tuple[int, int], float]()
     for order, sentences in enumerate(split[:count]):
-        names = [_NAME.search(sentence) is not None for sentence in sentences]
+        names = sum(each.has_name for each in read[order])
         # Where everything is named, as in a log, names say nothing.
-        named = 1 - sum(names) / len(names) if len(names) > 3 else 1
+        named = 1 - names / len(sentences) if len(sentences) > 3 else 1
         for place, sentence in enumerate(sentences):
-            rare = [word for word in words[order][place] if uses[word] == 1]
-            score = 3 * len(rare) / max(1, len(words[order][place]))
-            score += 2 * named * names[place] + 2 * bool(_COMMAND.search(sentence))
+            each = read[order][place]
+            rare = [word for word in each.words if uses[word] == 1]
+            score = 3 * len(rare) / max(1, len(each.words))
+            if each.has_name:
+                score += 2 * named
+            if each.commands:
+                score += 2
             score += 2 * sentence.endswith(("!", "！"))  # noqa: RUF001
             size_bytes = len(sentence.encode("utf-8", "replace"))
             scores[order, place] = score - size_bytes / 100
