@@ -204,11 +204,11 @@ async def outcome(talk: Talk) -> str:
     [
         ("gemini", True),
         ("openai", True),
-        ("anthropic", False),
         ("claude", False),
         pytest.param("gemini", False, marks=pytest.mark.slow),
         pytest.param("openai", False, marks=pytest.mark.slow),
         pytest.param("anthropic", True, marks=pytest.mark.slow),
+        pytest.param("anthropic", False, marks=pytest.mark.slow),
         pytest.param("claude", True, marks=pytest.mark.slow),
     ],
 )
@@ -242,7 +242,7 @@ async def test_other_failures_are_the_providers_own(
     [
         ("openai", 6_000),
         pytest.param("openai", 19_000, marks=pytest.mark.slow),
-        ("anthropic", 16_000),
+        pytest.param("anthropic", 16_000, marks=pytest.mark.slow),
         ("claude", 8_192),
     ],
 )

@@ -37,7 +37,7 @@ CASES: list[Any] = [
         if kind != "useless"
     ),
     *((name, "useless", 15, 4_000, 3) for name in STRATEGIES),
-    ("pipeline", "useless", 40, 4_000, 1),
+    pytest.param("pipeline", "useless", 40, 4_000, 1, marks=pytest.mark.slow),
     pytest.param("sliding", "useless", 40, 4_000, 3, marks=pytest.mark.slow),
     pytest.param("pipeline", "useless", 100, 16_000, 1, marks=pytest.mark.slow),
     pytest.param("sliding", "useless", 100, 16_000, 3, marks=pytest.mark.slow),

@@ -118,7 +118,7 @@ STRATEGIES: dict[str, tuple[Strategy, str]] = {
 FIFTY = [pytest.param(name, 50, marks=pytest.mark.slow) for name in STRATEGIES]
 
 
-@pytest.mark.parametrize(("name", "count"), [("threshold", 12), *FIFTY])
+@pytest.mark.parametrize(("name", "count"), [("threshold", 6), *FIFTY])
 async def test_a_pin_outlives_many_compactions(name: str, count: int) -> None:
     """What the agent has pinned once is in every later request, word for word, beside
     useless summaries, those from the background, and where there is none."""

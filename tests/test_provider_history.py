@@ -247,9 +247,12 @@ def insert_text(request: LlmRequest) -> None:
 
 
 CHANGES = (change_system, shorten_result, describe_tool, remove_tool, insert_text)
+SLOW_CHANGES = (shorten_result, remove_tool)
 
 
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(
+    "change", [*(c for c in CHANGES if c not in SLOW_CHANGES), *slow(*SLOW_CHANGES)]
+)
 async def test_what_another_plugin_changes_costs_no_turn(
     serve: Serve, change: Callable[[LlmRequest], None]
 ) -> None:

@@ -83,10 +83,21 @@ async def record(
     return await chat.session(), llm, counting.counts
 
 
+@pytest.fixture(scope="module")
+def long_record() -> tuple[Session, SimulatedLlm, list[int]]:
+    """A guarded conversation with several compactions."""
+    return asyncio.run(record(CALLS, 1.0))
+
+
 @pytest.mark.parametrize("token_ratio", [*slow(None), 1.0])
-async def test_what_a_guard_has_cut_is_known_whole(token_ratio: float | None) -> None:
+def test_what_a_guard_has_cut_is_known_whole(
+    token_ratio: float | None, long_record: tuple[Session, SimulatedLlm, list[int]]
+) -> None:
     """By each replay, and as it is played without a guard; what was sent is known."""
-    session, llm, counts = await record(CALLS, token_ratio)
+    is_long = token_ratio == 1.0
+    session, llm, counts = (
+        long_record if is_long else asyncio.run(record(CALLS, token_ratio))
+    )
     sent = [request for request in llm.requests if not request.is_summary]
     assert llm.summaries >= 3
     assert any("recall_item" in request.text for request in sent)
@@ -96,12 +107,12 @@ async def test_what_a_guard_has_cut_is_known_whole(token_ratio: float | None) ->
     )
     # Each strategy, and one trigger of those that are compared.
     rows = [row.guard for row in list_rows(SETTINGS.guard, 8_000)][:4]
-    replays = [await replay_session(session, SETTINGS)]
-    replays += await replay_guards(session, SETTINGS, rows)
+    replays = [asyncio.run(replay_session(session, SETTINGS))]
+    replays += asyncio.run(replay_guards(session, SETTINGS, rows))
     for replayed in replays:
         whole = [call.whole_tokens for call in replayed.calls]
         assert whole == pytest.approx(counts, rel=0.10)
-    *_, others = await record(CALLS, token_ratio, has_guard=False)
+    *_, others = asyncio.run(record(CALLS, token_ratio, has_guard=False))
     assert sum(whole) == pytest.approx(sum(others), rel=0.10)
     calls = replays[0].calls
     assert [call.real_tokens for call in calls] == [r.prompt_tokens for r in sent]
@@ -131,12 +142,13 @@ def test_each_payload_is_written_a_few_times_and_a_bar_shows_how_far_it_is(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     compacted: Session,
+    long_record: tuple[Session, SimulatedLlm, list[int]],
 ) -> None:
     """However many calls repeat it; the bar is only for a terminal."""
     monkeypatch.delenv(CONFIG_VARIABLE, raising=False)
     options = ["--window", "8000"]
     options += ["-o", str(tmp_path / "page.html")] if command == "report" else []
-    session, *_ = asyncio.run(record(CALLS, 1.0))
+    session, *_ = long_record
     command_line = [command, str(save(session, tmp_path)), *options]
     profile = cProfile.Profile()
     assert profile.runcall(main, command_line) == 0

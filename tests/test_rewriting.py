@@ -96,7 +96,11 @@ REWRITES = {
 plain_counts: dict[str, int] = {}
 
 
-@spread("case", REWRITES, slow=("stamping_parts", "naming", "stamping-behind"))
+@spread(
+    "case",
+    REWRITES,
+    slow=("stamping_parts", "naming", "stamping-dynamic", "stamping-behind"),
+)
 async def test_rewritten_messages_are_summarized_as_others_are(
     strategy: Strategy, case: tuple[Callable[[], Rewrite], dict[str, str], str]
 ) -> None:

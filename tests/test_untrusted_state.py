@@ -249,7 +249,7 @@ any_state = given(
 
 
 @any_state
-@settings(max_examples=10)
+@settings(max_examples=6)
 async def test_any_value_costs_little(
     strategy: Strategy, attack: Attack, turn: int
 ) -> None:

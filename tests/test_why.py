@@ -54,6 +54,12 @@ async def talk(strategy: Strategy, turns: int = TURNS) -> tuple[Session, Simulat
     return await chat.session(), llm
 
 
+@pytest.fixture(scope="module")
+def spoken() -> tuple[Session, SimulatedLlm]:
+    """A talk with the first strategy."""
+    return asyncio.run(talk(STRATEGIES[0]))
+
+
 def capsys_out(output: Output) -> str:
     """What was printed since the last time."""
     return output.readouterr().out
@@ -65,10 +71,14 @@ def capsys_out(output: Output) -> str:
     ids=lambda s: type(s).__name__,
 )
 def test_it_tells_which_requests_had_the_words(
-    strategy: Strategy, tmp_path: Path, capsys: Output
+    strategy: Strategy,
+    spoken: tuple[Session, SimulatedLlm],
+    tmp_path: Path,
+    capsys: Output,
 ) -> None:
     """Of messages, results, long results and answers, early and late ones."""
-    session, llm = asyncio.run(talk(strategy))
+    is_spoken = strategy is STRATEGIES[0]
+    session, llm = spoken if is_spoken else asyncio.run(talk(strategy))
     requests = agent_requests(llm)
     assert not llm.rejections
     config = tmp_path / "guard.toml"
@@ -102,9 +112,11 @@ def test_it_tells_which_requests_had_the_words(
     assert compacted > 3
 
 
-def test_it_is_told_in_a_few_lines(tmp_path: Path, capsys: Output) -> None:
+def test_it_is_told_in_a_few_lines(
+    spoken: tuple[Session, SimulatedLlm], tmp_path: Path, capsys: Output
+) -> None:
     """Where the words stood, which compaction took them, and what to do."""
-    session, _ = asyncio.run(talk(STRATEGIES[0]))
+    session, _ = spoken
     source = str(save(session, tmp_path))
     assert main(["why", source, "part 2-5;", "--agent", "agent"]) == 0
     _, head, place, agent, *periods, hint, page = capsys_out(capsys).splitlines()
