@@ -105,6 +105,7 @@ class Chat:
         self.sessions = session_service or InMemorySessionService()
         self.runner = Runner(app=self.app, session_service=self.sessions)
         self.session_id, self.user_id = session_id, user_id
+        self._made_ids: set[str] = set()
         self.run_config = run_config or RunConfig.model_validate(
             {"streaming_mode": "sse" if is_streaming else None, "max_llm_calls": 0}
         )
@@ -113,7 +114,8 @@ class Chat:
         self, message: str | types.Content, state_delta: dict[str, Any] | None = None
     ) -> list[Event]:
         """Sends a message and returns the events of the turn."""
-        await self.session()
+        if self.session_id not in self._made_ids:  # Each look at it is a copy.
+            await self.session()
         run = self.runner.run_async(
             user_id=self.user_id,
             session_id=self.session_id,
@@ -127,6 +129,7 @@ class Chat:
         """The session, created where it is missing."""
         place: Any = {"user_id": self.user_id, "session_id": self.session_id}
         found = await self.sessions.get_session(app_name="app", **place)
+        self._made_ids.add(self.session_id)
         return found or await self.sessions.create_session(app_name="app", **place)
 
     async def tell(self, contents: Iterable[types.Content]) -> None:
