@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,6 +39,15 @@ DEMAND = {"context_guard:compact": True}
 def slow(*values: Any) -> list[Any]:
     """Values of a parameter for the slow tier."""
     return [pytest.param(value, marks=pytest.mark.slow) for value in values]
+
+
+def some_slow(values: Iterable[Any], *slow_values: Any) -> list[Any]:
+    """Values of a parameter, some of them for the slow tier."""
+    mark = pytest.mark.slow
+    return [
+        pytest.param(value, marks=mark) if value in slow_values else value
+        for value in values
+    ]
 
 
 def words(token_count: int, name: str = "") -> str:

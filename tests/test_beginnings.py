@@ -41,8 +41,21 @@ CASES: dict[str, tuple[Strategy, int | None]] = {
 """Strategies, and the provider's window where it is smaller than the configured one."""
 
 
-@pytest.mark.parametrize("count", [1, 10])
-@pytest.mark.parametrize("name", CASES)
+LONG = ("threshold", "pipeline, tokens", "resend")
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        *((name, 1) for name in CASES),
+        *((name, 10) for name in LONG),
+        *(
+            pytest.param(name, 10, marks=pytest.mark.slow)
+            for name in CASES
+            if name not in LONG
+        ),
+    ],
+)
 async def test_no_turn_is_lost_wherever_the_history_begins(
     name: str, count: int
 ) -> None:

@@ -46,6 +46,7 @@ from tests.chats import (
     guarded_chat,
     seed,
     slow,
+    some_slow,
     take_apart,
     text_of,
     without_head,
@@ -446,12 +447,13 @@ LARGE: dict[str, Strategy] = {
 }
 
 
-@pytest.mark.parametrize(("change", "expected"), CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("name", some_slow(CHANGES, "the newest 600 are loaded"))
 @pytest.mark.parametrize("strategy", ["threshold", *slow("sliding", "pipeline")])
 async def test_a_change_of_a_long_history_uncovers_what_it_must(
-    change: Change, expected: set[int], strategy: str
+    name: str, strategy: str
 ) -> None:
     """What stands before the oldest that is known again stays covered."""
+    change, expected = CHANGES[name]
     llm = SimulatedLlm(context_window=100_000, summary_replies=["A summary."] * 3)
     sessions = KeptSessions()
     chat = guarded_chat(llm, LARGE[strategy], session_service=sessions)

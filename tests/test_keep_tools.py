@@ -33,7 +33,7 @@ from tests.builders import (
     responses,
     user,
 )
-from tests.chats import agent_requests, seed, slow, words
+from tests.chats import agent_requests, seed, slow, some_slow, words
 from tests.guarded import guarded_chat
 
 WINDOW = 16_000
@@ -159,7 +159,7 @@ async def play_strategy(
     assert llm.rejections == llm.violations == 0
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", some_slow(STRATEGIES, "trigger", "late truncation"))
 async def test_a_policy_stays_word_for_word(name: str) -> None:
     """Over three compactions, with its call; never previewed, shortened, doubled."""
     compactions: list[CompactionRecord] = []

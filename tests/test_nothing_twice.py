@@ -24,18 +24,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
 # A useless summary leaves most to be seen; one by one the pipeline's window has most to
 # drop without a summary.
 CASES: list[Any] = [
-    *(
-        (name, kind, 15, 4_000, 1)
-        for name in ("threshold", "sliding")
-        for kind in SUMMARIZERS
-    ),
-    # The pipeline drops results, and asks no summarizer here.
-    ("pipeline", "useless", 15, 4_000, 1),
-    *(
-        pytest.param("pipeline", kind, 15, 4_000, 1, marks=pytest.mark.slow)
-        for kind in SUMMARIZERS
-        if kind != "useless"
-    ),
+    *((name, kind, 15, 4_000, 1) for name in STRATEGIES for kind in SUMMARIZERS),
     *((name, "useless", 15, 4_000, 3) for name in STRATEGIES),
     pytest.param("pipeline", "useless", 40, 4_000, 1, marks=pytest.mark.slow),
     pytest.param("sliding", "useless", 40, 4_000, 3, marks=pytest.mark.slow),
@@ -45,12 +34,9 @@ CASES: list[Any] = [
 with_and_without_summary = pytest.mark.parametrize(
     ("strategy", "summarizer"),
     [
-        *((strategy, "useless") for strategy in STRATEGIES),
-        ("threshold", "failing"),
-        *(
-            pytest.param(strategy, "failing", marks=pytest.mark.slow)
-            for strategy in ("sliding", "pipeline")
-        ),
+        (strategy, summarizer)
+        for summarizer in ("useless", "failing")
+        for strategy in STRATEGIES
     ],
 )
 

@@ -198,14 +198,9 @@ STRATEGIES: dict[str, Strategy] = {
 @pytest.mark.parametrize(
     ("language", "name"),
     [
-        *((language, name) for language in ("de", "ja") for name in STRATEGIES),
-        *((language, "threshold") for language in ("en", "es", "ko")),
-        *(
-            pytest.param(language, name, marks=pytest.mark.slow)
-            for language in ("en", "es", "ko")
-            for name in STRATEGIES
-            if name != "threshold"
-        ),
+        (language, name)
+        for language in ("de", "ja", "en", "es", "ko")
+        for name in STRATEGIES
     ],
 )
 async def test_a_rule_stays_in_every_request(language: str, name: str) -> None:
