@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections import OrderedDict
 from typing import Any
 
 import pytest
@@ -165,15 +164,16 @@ def test_a_payload_is_walked_once() -> None:
 
 def test_what_is_known_of_payloads_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of many without a value, and of few with many values."""
-    monkeypatch.setattr(extraction, "_KNOWN", known := OrderedDict[Any, Any]())
+    known = extraction.KnownValues()
+    monkeypatch.setattr(extraction, "_KNOWN", known)
     monkeypatch.setattr(extraction, "MAX_PAYLOADS", 8)
     monkeypatch.setattr(extraction, "MAX_KNOWN", 100)
     for n in range(50):
         assert not read_values({"said": "so " * (n + 30)})
-    assert len(known) == 8
+    assert len(known._found) == 8
     for n in range(50):
         assert len(read_values([f"ref_{n}_{m}" for m in range(30)])) == 30
-        assert sum(map(len, known.values())) <= 100
+        assert sum(map(len, known._found.values())) <= 100
 
 
 def test_a_long_number_that_is_no_card_is_listed() -> None:

@@ -8,6 +8,7 @@ import json
 import re
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
 
@@ -69,19 +70,45 @@ _KEY_SHAPE = re.compile(
     r"AIza|ya29\.|eyJ[\w-]{8}"
 )
 
-_KNOWN: OrderedDict[Hashable, Sequence[tuple[str, float]]] = OrderedDict()
+
+Found = Sequence[tuple[str, float]]
+"""The values of a payload, and how telling each is."""
 
 
-def read_values(payload: object) -> Sequence[tuple[str, float]]:
+class KnownValues:
+    """What was found in the payloads that were read last."""
+
+    def __init__(self) -> None:
+        self._found: OrderedDict[Hashable, Found] = OrderedDict()  # The newest last.
+        self._value_count = 0
+
+    def get(self, key: Hashable) -> Found | None:
+        """What was found in a payload, if it is still known."""
+        if key not in self._found:
+            return None
+        self._found.move_to_end(key)
+        return self._found[key]
+
+    def add(self, key: Hashable, found: Found) -> None:
+        """Keeps what was found in a payload; the oldest ones make room."""
+        self._found[key] = found
+        self._value_count += len(found)
+        while len(self._found) > MAX_PAYLOADS or self._value_count > MAX_KNOWN:
+            _, oldest = self._found.popitem(last=False)
+            self._value_count -= len(oldest)
+
+
+_KNOWN = KnownValues()
+
+
+def read_values(payload: object) -> Found:
     """Returns what `walk_values` finds, each once; a payload is walked only once."""
     key = isinstance(payload, str), blake2b(json_text(payload)).digest()
-    if (known := _KNOWN.pop(key, None)) is None:
-        known = [*dict.fromkeys(itertools.islice(walk_values(payload), MAX_FOUND))]
-        most = MAX_KNOWN - len(known)
-        while len(_KNOWN) >= MAX_PAYLOADS or sum(map(len, _KNOWN.values())) > most:
-            _KNOWN.popitem(last=False)
-    _KNOWN[key] = known  # The newest stand last.
-    return known
+    found = _KNOWN.get(key)
+    if found is None:
+        found = [*dict.fromkeys(itertools.islice(walk_values(payload), MAX_FOUND))]
+        _KNOWN.add(key, found)
+    return found
 
 
 def is_secret_name(name: str) -> bool:
@@ -165,6 +192,7 @@ def hide_secrets(text: str) -> str:
     return _WORD.sub(lambda m: "" if _looks_secret(m[0]) else m[0], text)
 
 
+@lru_cache(maxsize=16_384)  # Of results with rows the same names come again.
 def is_value(word: str) -> bool:
     """Whether a word names something exactly, and is no credential by its shape."""
     if _looks_secret(word):

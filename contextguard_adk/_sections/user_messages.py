@@ -184,8 +184,11 @@ def _split(text: str) -> list[str]:
         if not (is_below or _ITEM.match(found[0])):
             heading = ""
         for sentence in found:
-            # What has no punctuation, as dictated text, is split at words.
-            pieces += textwrap.wrap(f"{heading} {sentence}".strip(), MAX_SENTENCE_CHARS)
+            headed = f"{heading} {sentence}".strip()
+            if len(headed) <= MAX_SENTENCE_CHARS:
+                pieces.append(headed)
+            else:  # What has no punctuation, as dictated text, is split at words.
+                pieces += textwrap.wrap(headed, MAX_SENTENCE_CHARS)
         if is_below := found[-1].endswith((":", "：")):  # noqa: RUF001
             heading = excerpt(pieces.pop(), MAX_HEADING_BYTES)
     return [*pieces, heading] if is_below else pieces

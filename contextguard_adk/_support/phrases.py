@@ -84,6 +84,8 @@ def quote(text: str) -> str:
 
 def quote_stored(text: str) -> str:
     """Quotes a text from session state, which may hold notices of the guard."""
+    if not _BRACKET.search(text):
+        return text
     return _MARKERS.sub("(", _OF_FRAME.sub(r"\1(", text))
 
 
