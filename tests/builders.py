@@ -129,8 +129,10 @@ class Chat:
         """The session, created where it is missing."""
         place: Any = {"user_id": self.user_id, "session_id": self.session_id}
         found = await self.sessions.get_session(app_name="app", **place)
+        if found is None:
+            found = await self.sessions.create_session(app_name="app", **place)
         self._made_ids.add(self.session_id)
-        return found or await self.sessions.create_session(app_name="app", **place)
+        return found
 
     async def tell(self, contents: Iterable[types.Content]) -> None:
         """Adds messages to the session as if they had been said."""

@@ -43,10 +43,12 @@ def slow(*values: Any) -> list[Any]:
 
 def some_slow(values: Iterable[Any], *slow_values: Any) -> list[Any]:
     """Values of a parameter, some of them for the slow tier."""
+    every = [*values]
+    assert all(value in every for value in slow_values)
     mark = pytest.mark.slow
     return [
         pytest.param(value, marks=mark) if value in slow_values else value
-        for value in values
+        for value in every
     ]
 
 

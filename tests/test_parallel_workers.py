@@ -19,7 +19,7 @@ pytestmark = shows_own_items
     ("kind", "item_count", "call_count", "words", "alone"),
     [
         ("memory", 2, 12, 90, 3),
-        pytest.param("memory", 17, 5, 250, 2, marks=pytest.mark.slow),
+        ("memory", 17, 5, 250, 2),
         pytest.param(
             "postgres", 2, 12, 90, 3, marks=store_marks("postgres", is_slow=True)
         ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import cProfile
+import functools
 import io
 import pstats
 import statistics
@@ -83,20 +84,18 @@ async def record(
     return await chat.session(), llm, counting.counts
 
 
-@pytest.fixture(scope="module")
-def long_record() -> tuple[Session, SimulatedLlm, list[int]]:
+@functools.cache
+def record_once() -> tuple[Session, SimulatedLlm, list[int]]:
     """A guarded conversation with several compactions."""
     return asyncio.run(record(CALLS, 1.0))
 
 
 @pytest.mark.parametrize("token_ratio", [*slow(None), 1.0])
-def test_what_a_guard_has_cut_is_known_whole(
-    token_ratio: float | None, long_record: tuple[Session, SimulatedLlm, list[int]]
-) -> None:
+def test_what_a_guard_has_cut_is_known_whole(token_ratio: float | None) -> None:
     """By each replay, and as it is played without a guard; what was sent is known."""
-    is_long = token_ratio == 1.0
+    is_known = token_ratio == 1.0
     session, llm, counts = (
-        long_record if is_long else asyncio.run(record(CALLS, token_ratio))
+        record_once() if is_known else asyncio.run(record(CALLS, token_ratio))
     )
     sent = [request for request in llm.requests if not request.is_summary]
     assert llm.summaries >= 3
@@ -142,13 +141,12 @@ def test_each_payload_is_written_a_few_times_and_a_bar_shows_how_far_it_is(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     compacted: Session,
-    long_record: tuple[Session, SimulatedLlm, list[int]],
 ) -> None:
     """However many calls repeat it; the bar is only for a terminal."""
     monkeypatch.delenv(CONFIG_VARIABLE, raising=False)
     options = ["--window", "8000"]
     options += ["-o", str(tmp_path / "page.html")] if command == "report" else []
-    session, *_ = long_record
+    session, *_ = record_once()
     command_line = [command, str(save(session, tmp_path)), *options]
     profile = cProfile.Profile()
     assert profile.runcall(main, command_line) == 0

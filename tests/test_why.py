@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 from pathlib import Path
 
@@ -54,8 +55,8 @@ async def talk(strategy: Strategy, turns: int = TURNS) -> tuple[Session, Simulat
     return await chat.session(), llm
 
 
-@pytest.fixture(scope="module")
-def spoken() -> tuple[Session, SimulatedLlm]:
+@functools.cache
+def talk_once() -> tuple[Session, SimulatedLlm]:
     """A talk with the first strategy."""
     return asyncio.run(talk(STRATEGIES[0]))
 
@@ -71,14 +72,11 @@ def capsys_out(output: Output) -> str:
     ids=lambda s: type(s).__name__,
 )
 def test_it_tells_which_requests_had_the_words(
-    strategy: Strategy,
-    spoken: tuple[Session, SimulatedLlm],
-    tmp_path: Path,
-    capsys: Output,
+    strategy: Strategy, tmp_path: Path, capsys: Output
 ) -> None:
     """Of messages, results, long results and answers, early and late ones."""
-    is_spoken = strategy is STRATEGIES[0]
-    session, llm = spoken if is_spoken else asyncio.run(talk(strategy))
+    is_first = strategy is STRATEGIES[0]
+    session, llm = talk_once() if is_first else asyncio.run(talk(strategy))
     requests = agent_requests(llm)
     assert not llm.rejections
     config = tmp_path / "guard.toml"
@@ -112,11 +110,9 @@ def test_it_tells_which_requests_had_the_words(
     assert compacted > 3
 
 
-def test_it_is_told_in_a_few_lines(
-    spoken: tuple[Session, SimulatedLlm], tmp_path: Path, capsys: Output
-) -> None:
+def test_it_is_told_in_a_few_lines(tmp_path: Path, capsys: Output) -> None:
     """Where the words stood, which compaction took them, and what to do."""
-    session, _ = spoken
+    session, _ = talk_once()
     source = str(save(session, tmp_path))
     assert main(["why", source, "part 2-5;", "--agent", "agent"]) == 0
     _, head, place, agent, *periods, hint, page = capsys_out(capsys).splitlines()

@@ -6,9 +6,9 @@ import contextlib
 import itertools
 import json
 import re
+import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
 
@@ -59,11 +59,12 @@ _SECRET = re.compile(
     rf"(?:\r?\n[ \t]{{1,16}})?){_SCHEME}?"
     r"(?:\"(?:[^\"\\\n]|\\.){1,2000}|'(?:[^'\\\n]|\\.){1,2000}|"
     r"\\{1,3}[\"'][^\"'\\\n]{1,2000}|\S{1,2000})|"
-    r"-----BEGIN[^-]{1,40}-----[^-]{1,8000}|"
-    # Numbers of cards.
-    r"(?P<card>(?<!\d)(?:\d{4}(?P<gap>[ -])(?:\d{4}(?P=gap)\d{4}(?P=gap)\d{4}|"
-    r"\d{6}(?P=gap)\d{5})|\d{13,19})(?!\d))",
+    r"-----BEGIN[^-]{1,40}-----[^-]{1,8000}",
     re.IGNORECASE,
+)
+_CARD = re.compile(
+    r"(?<!\d)(?:\d{4}(?P<gap>[ -])(?:\d{4}(?P=gap)\d{4}(?P=gap)\d{4}|"
+    r"\d{6}(?P=gap)\d{5})|\d{13,19})(?!\d)"
 )
 _KEY_SHAPE = re.compile(
     r"(?:sk|pk|rk)[-_]\w|gh[pousr]_|github_pat_|glpat-|xox[a-z]-|A[KS]IA[A-Z0-9]{12}|"
@@ -81,21 +82,24 @@ class KnownValues:
     def __init__(self) -> None:
         self._found: OrderedDict[Hashable, Found] = OrderedDict()  # The newest last.
         self._value_count = 0
+        self._lock = threading.Lock()
 
     def get(self, key: Hashable) -> Found | None:
         """What was found in a payload, if it is still known."""
-        if key not in self._found:
-            return None
-        self._found.move_to_end(key)
-        return self._found[key]
+        with self._lock:
+            if key not in self._found:
+                return None
+            self._found.move_to_end(key)
+            return self._found[key]
 
     def add(self, key: Hashable, found: Found) -> None:
         """Keeps what was found in a payload; the oldest ones make room."""
-        self._found[key] = found
-        self._value_count += len(found)
-        while len(self._found) > MAX_PAYLOADS or self._value_count > MAX_KNOWN:
-            _, oldest = self._found.popitem(last=False)
-            self._value_count -= len(oldest)
+        with self._lock:
+            self._value_count += len(found) - len(self._found.get(key, ()))
+            self._found[key] = found
+            while len(self._found) > MAX_PAYLOADS or self._value_count > MAX_KNOWN:
+                _, oldest = self._found.popitem(last=False)
+                self._value_count -= len(oldest)
 
 
 _KNOWN = KnownValues()
@@ -131,8 +135,8 @@ def find_values(text: str) -> Iterator[str]:
 
     Credentials, by their shape or by what stands before them, are left out.
     """
-    text = _LINE_NUMBER.sub("", _SECRET.sub(_blank_secret, text[:MAX_TEXT_CHARS]))
-    for token in _TOKEN.findall(text):
+    text = _blank_secrets(text[:MAX_TEXT_CHARS])
+    for token in _TOKEN.findall(_LINE_NUMBER.sub("", text)):
         value = token.rstrip(".-:,+/")
         value = value if value.startswith("/") else value.lstrip(".-:,+")
         if 3 <= len(value) <= MAX_VALUE_CHARS and is_value(value):
@@ -188,27 +192,31 @@ def _read_text(
 
 def hide_secrets(text: str) -> str:
     """Leaves credentials out of a text, by their shape or what stands before them."""
-    text = _SECRET.sub(_blank_secret, text)
+    text = _blank_secrets(text)
     return _WORD.sub(lambda m: "" if _looks_secret(m[0]) else m[0], text)
 
 
-@lru_cache(maxsize=16_384)  # Of results with rows the same names come again.
 def is_value(word: str) -> bool:
     """Whether a word names something exactly, and is no credential by its shape."""
-    if _looks_secret(word):
-        return False
     if any(map(str.isdigit, word)):
-        return len(word) >= 4 or not word.isdigit()
-    is_code = _CODE.search(word) is not None
-    # Codes as of airports or currencies; longer ones are mostly words.
-    return is_code or (word.isascii() and word.isupper() and len(word) <= 4)
+        is_named = len(word) >= 4 or not word.isdigit()
+    elif _CODE.search(word):
+        is_named = True
+    else:  # Codes as of airports or currencies; longer ones are mostly words.
+        is_named = word.isascii() and word.isupper() and len(word) <= 4
+    return is_named and not _looks_secret(word)
 
 
-def _blank_secret(match: re.Match[str]) -> str:
+def _blank_secrets(text: str) -> str:
+    # Cards first: what follows one of them may begin like a name.
+    return _SECRET.sub(" ", _CARD.sub(_blank_card, text))
+
+
+def _blank_card(match: re.Match[str]) -> str:
     """Leaves a long number that cannot be that of a card."""
-    number = match["card"] or ""
-    digits = [int(char) for char in number if char.isdecimal()]
-    return number if number and not _is_card(digits) else " "
+    digits = [int(char) for char in match.group() if char.isdecimal()]
+    # A word as long as it was: names before, behind and around it are still found.
+    return "x" * len(match.group()) if _is_card(digits) else match.group()
 
 
 def _is_card(digits: list[int]) -> bool:

@@ -221,11 +221,12 @@ def _rank(split: Sequence[Sequence[str]], count: int) -> list[tuple[int, int]]:
         for place, sentence in enumerate(sentences):
             each = read[order][place]
             rare = [word for word in each.words if uses[word] == 1]
-            score = 3 * len(rare) / max(1, len(each.words))
+            bonus = 0.0
             if each.has_name:
-                score += 2 * named
+                bonus += 2 * named
             if each.commands:
-                score += 2
+                bonus += 2
+            score = 3 * len(rare) / max(1, len(each.words)) + bonus
             score += 2 * sentence.endswith(("!", "！"))  # noqa: RUF001
             size_bytes = len(sentence.encode("utf-8", "replace"))
             scores[order, place] = score - size_bytes / 100
