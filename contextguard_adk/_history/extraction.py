@@ -215,8 +215,8 @@ def _blank_secrets(text: str) -> str:
 def _blank_card(match: re.Match[str]) -> str:
     """Leaves a long number that cannot be that of a card."""
     digits = [int(char) for char in match.group() if char.isdecimal()]
-    # A word as long as it was: names before, behind and around it are still found.
-    return "x" * len(match.group()) if _is_card(digits) else match.group()
+    # Words as long as they were: names before, behind and around are still found.
+    return re.sub(r"\d", "x", match.group()) if _is_card(digits) else match.group()
 
 
 def _is_card(digits: list[int]) -> bool:
