@@ -200,7 +200,7 @@ class _Sentence(NamedTuple):
     commands: bool
 
 
-@lru_cache(maxsize=4_096)  # Each summary ranks those of the summaries before it.
+@lru_cache(maxsize=1_024)  # Each summary ranks those of the summaries before it.
 def _read_sentence(sentence: str) -> _Sentence:
     return _Sentence(
         words=frozenset(_WORD.findall(sentence.lower())),
