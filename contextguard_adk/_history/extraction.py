@@ -191,7 +191,10 @@ def _read_text(
 
 
 def hide_secrets(text: str) -> str:
-    """Leaves credentials out of a text, by their shape or what stands before them."""
+    """Leaves credentials out of a text, by their shape or what stands before them.
+
+    Numbers of cards are masked.
+    """
     text = _blank_secrets(text)
     return _WORD.sub(lambda m: "" if _looks_secret(m[0]) else m[0], text)
 
@@ -209,11 +212,11 @@ def is_value(word: str) -> bool:
 
 def _blank_secrets(text: str) -> str:
     # Cards first: what follows one of them may begin like a name.
-    return _SECRET.sub(" ", _CARD.sub(_blank_card, text))
+    return _SECRET.sub(" ", _CARD.sub(_mask_card, text))
 
 
-def _blank_card(match: re.Match[str]) -> str:
-    """Leaves a long number that cannot be that of a card."""
+def _mask_card(match: re.Match[str]) -> str:
+    """Writes x for each digit of a card's number; other long numbers stay."""
     digits = [int(char) for char in match.group() if char.isdecimal()]
     # Words as long as they were: names before, behind and around are still found.
     return re.sub(r"\d", "x", match.group()) if _is_card(digits) else match.group()

@@ -183,12 +183,14 @@ def _split(text: str) -> list[str]:
             continue
         if not (is_below or _ITEM.match(found[0])):
             heading = ""
+
         for sentence in found:
             headed = f"{heading} {sentence}".strip()
             if len(headed) <= MAX_SENTENCE_CHARS:
                 pieces.append(headed)
             else:  # What has no punctuation, as dictated text, is split at words.
                 pieces += textwrap.wrap(headed, MAX_SENTENCE_CHARS)
+
         if is_below := found[-1].endswith((":", "：")):  # noqa: RUF001
             heading = excerpt(pieces.pop(), MAX_HEADING_BYTES)
     return [*pieces, heading] if is_below else pieces
@@ -197,7 +199,7 @@ def _split(text: str) -> list[str]:
 class _Sentence(NamedTuple):
     words: frozenset[str]
     has_name: bool
-    commands: bool
+    has_command: bool
 
 
 @lru_cache(maxsize=1_024)  # Each summary ranks those of the summaries before it.
@@ -205,7 +207,7 @@ def _read_sentence(sentence: str) -> _Sentence:
     return _Sentence(
         words=frozenset(_WORD.findall(sentence.lower())),
         has_name=_NAME.search(sentence) is not None,
-        commands=_COMMAND.search(sentence) is not None,
+        has_command=_COMMAND.search(sentence) is not None,
     )
 
 
@@ -213,23 +215,25 @@ def _rank(split: Sequence[Sequence[str]], count: int) -> list[tuple[int, int]]:
     """Returns text and place of the oldest texts' sentences, the most telling first."""
     read = [[_read_sentence(sentence) for sentence in sentences] for sentences in split]
     uses = Counter(word for found in read for each in found for word in each.words)
+
     scores = dict[tuple[int, int], float]()
     for order, sentences in enumerate(split[:count]):
         names = sum(each.has_name for each in read[order])
         # Where everything is named, as in a log, names say nothing.
         named = 1 - names / len(sentences) if len(sentences) > 3 else 1
+
         for place, sentence in enumerate(sentences):
-            each = read[order][place]
-            rare = [word for word in each.words if uses[word] == 1]
-            bonus = 0.0
-            if each.has_name:
-                bonus += 2 * named
-            if each.commands:
-                bonus += 2
-            score = 3 * len(rare) / max(1, len(each.words)) + bonus
+            facts = read[order][place]
+            rare = [word for word in facts.words if uses[word] == 1]
+
+            name_bonus = 2 * named if facts.has_name else 0
+            command_bonus = 2 if facts.has_command else 0
+            score = 3 * len(rare) / max(1, len(facts.words))
+            score += name_bonus + command_bonus
             score += 2 * sentence.endswith(("!", "！"))  # noqa: RUF001
             size_bytes = len(sentence.encode("utf-8", "replace"))
             scores[order, place] = score - size_bytes / 100
+
     return sorted(scores, key=scores.__getitem__, reverse=True)
 
 
