@@ -58,13 +58,31 @@ def look(call: Call, bounds: Bounds, is_settled: bool = False) -> Turn:
         config=request.config,
     )
     turn = _measure(_render(turn), bounds)
-    is_theirs = turn.record.is_newer and not turn.is_observed
-    if is_theirs and not replace(turn, reason="tokens").has_room:
-        # No summary could be stored: each call would pay for it again.
-        room = turn.budgets.full_tokens - turn.size.config_tokens * turn.correction
-        contents = shape(turn, minimize(turn, int(room), turn.correction))
-        turn = _measure(replace(turn, contents=contents), bounds)
     return replace(turn, nearness=call.strategy.fullness(turn))
+
+
+def leave_out_rest(turn: Turn, bounds: Bounds) -> Turn:
+    """Returns the turn without what has no room, where it is known not to fit.
+
+    This is what is left where no compaction has helped, or none may be stored.
+    """
+    if turn.is_observed:
+        return turn
+    if turn.record.is_newer:
+        is_too_large = not replace(turn, reason="tokens").has_room
+    else:
+        is_too_large = turn.is_overfull
+    if not is_too_large:
+        return turn
+
+    budgets, config_tokens = turn.budgets, turn.size.config_tokens * turn.correction
+    left_tokens = budgets.window_tokens - config_tokens
+    room_tokens = max(budgets.full_tokens - config_tokens, 0.8 * left_tokens)
+    if room_tokens <= 0:  # What no compaction removes does not fit itself.
+        room_tokens = budgets.window_tokens / 10
+    contents = shape(turn, minimize(turn, int(room_tokens), turn.correction))
+    smaller = _measure(replace(turn, contents=contents), bounds)
+    return smaller if smaller.tokens < turn.tokens else turn
 
 
 def _read_history(

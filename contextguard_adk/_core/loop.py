@@ -21,7 +21,7 @@ from contextguard_adk._core.decide import (
     fixed_part_tokens,
 )
 from contextguard_adk._core.limits import fit_output
-from contextguard_adk._core.look import look
+from contextguard_adk._core.look import leave_out_rest, look
 from contextguard_adk._core.pay import Payer, plan_background
 from contextguard_adk._history.contents import has_result_of
 from contextguard_adk._runtime.runs import SentCall
@@ -73,7 +73,7 @@ async def run(call: Call, bounds: Bounds) -> Turn:
             case Step.SEND:
                 if row is FIXED_PART_TOO_LARGE:
                     _warn_fixed_part(turn)
-                return turn
+                return leave_out_rest(turn, bounds)
 
 
 def _is_again(turn: Turn) -> bool:

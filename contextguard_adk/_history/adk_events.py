@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from google.adk.agents.invocation_context import InvocationContext
 from google.adk.events.event import Event
@@ -58,6 +59,31 @@ def is_within(seconds: float, spans: Sequence[tuple[float, float]]) -> bool:
     """Whether a time is in one of these spans."""
     place = bisect_right(spans, seconds, key=lambda span: span[0])
     return place > 0 and seconds <= spans[place - 1][1]
+
+
+@dataclass(frozen=True)
+class Calls:
+    """The calls of some events, by id; of those that are open also what was called."""
+
+    ids: frozenset[str]
+    open: Mapping[str, types.Part]
+
+
+def find_calls(events: Iterable[Event]) -> Calls:
+    """Finds the calls in events, and those that none of them answers, oldest first."""
+    ids = set[str]()
+    waiting: dict[str, types.Part] = {}
+    for event in events:
+        for part in parts_of(event.content):
+            call, response = part.function_call, part.function_response
+
+            if call and call.id and call.name not in INTERNAL_CALLS:
+                ids.add(call.id)
+                waiting.pop(call.id, None)  # Some models use an id again.
+                waiting[call.id] = part
+            elif response and response.id:
+                waiting.pop(response.id, None)
+    return Calls(frozenset(ids), waiting)
 
 
 def name_run(invocation: InvocationContext) -> list[str]:

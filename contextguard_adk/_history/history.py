@@ -12,6 +12,7 @@ from google.adk.agents.invocation_context import InvocationContext
 from google.adk.events.event import Event
 from google.genai import types
 
+from contextguard_adk._history.adk_events import Calls, find_calls
 from contextguard_adk._history.contents import (
     Pairs,
     content_text,
@@ -133,9 +134,9 @@ class History:
         return pair_contents(self.contents)
 
     @cached_property
-    def open_groups(self) -> frozenset[int]:
-        """Contents with a call still open, and all that was answered beside it."""
-        return frozenset[int]().union(*map(self.pairs.group_of, self.pairs.open_calls))
+    def calls(self) -> Calls:
+        """The calls of the session's events: which there are, and which are open."""
+        return find_calls(self.events[: self._event_count])
 
     def fingerprint(self, index: int) -> bytes:
         """The fingerprint of one content; of a rewritten one, that of its event."""
@@ -246,9 +247,6 @@ class History:
         if self.stored is None:
             return {}
         matches = self._align(self.stored.covered)
-        if self.open_groups & matches.keys():
-            # A call that waits for its result must not pass for an equal one.
-            matches = self._align(self.stored.covered, self.open_groups)
         live, runs = self.request_index, (self.invocation_id, self.stored.invocation)
         if runs[0] != runs[1] and live is not None:
             # A repeated message ("yes", "yes") must not pass for the covered one. With
@@ -260,15 +258,13 @@ class History:
         whole = keep_pairs_whole(matches, self.pairs)
         return {i: place for i, place in matches.items() if i in whole}
 
-    def _align(
-        self, covered: Covered, hidden: frozenset[int] = frozenset()
-    ) -> dict[int, int]:
-        """Finds what is covered, with its position there; not what is hidden."""
+    def _align(self, covered: Covered) -> dict[int, int]:
+        """Finds what is covered, with its position there."""
         count, indexes = covered.content_count, self.history
         prints = [self.fingerprint(index) for index in indexes[:count]]
-        if not hidden and len(prints) == count and cover(prints) == covered:
+        if len(prints) == count and cover(prints) == covered:
             return dict(zip(indexes, range(count), strict=False))
-        prints = [b"" if i in hidden else self.fingerprint(i) for i in indexes]
+        prints = [self.fingerprint(index) for index in indexes]
         contents = [self.contents[i] for i in indexes]
         pairs = find_covered(covered, prints, contents, self.events, self.stored)
         return {indexes[right]: left for left, right in pairs}

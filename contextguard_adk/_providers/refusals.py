@@ -24,7 +24,8 @@ _WORDS = {
     r"alternate|unexpected `?tool_use_id`? found|ids were found without|function call "
     r"turn comes immediately after|function response parts is equal|must include at "
     r"least one parts field|contents is not specified|must be a response to a prec|"
-    r"must be followed by tool messages|Expected last role|Unexpected role|same number "
+    r"must be followed by tool messages|No tool output found for function call|"
+    r"function calls need responses|Expected last role|Unexpected role|same number "
     r"of function calls|toolConfig field must be|must define tools|text content blocks "
     r"must be non-empty|assistant message prefill",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextguard_adk._sections.done import DoneCalls
+from contextguard_adk._sections.open_calls import OpenCalls
 from contextguard_adk._sections.pins import Pins
 from contextguard_adk._sections.recall_note import RecallNote
 from contextguard_adk._sections.todos import Todos
@@ -16,6 +17,7 @@ SECTIONS: tuple[Section, ...] = (
     Todos(),
     Values(),
     DoneCalls(),
+    OpenCalls(),
     RecallNote(),
 )
 """In the order in which they stand after the summary."""

@@ -25,7 +25,7 @@ from contextguard_adk._history.contents import (
 )
 from contextguard_adk._history.fingerprints import fingerprint
 from contextguard_adk._history.transcript import render_entries
-from contextguard_adk._shapes.repair import repair
+from contextguard_adk._shapes.repair import answer_open_calls, repair
 from contextguard_adk._shapes.sealed_thoughts import newest_thoughts, thinker_of
 from contextguard_adk._support.phrases import SYSTEM
 from contextguard_adk._turn.turn import Turn
@@ -41,7 +41,7 @@ def fit_refused_form(turn: Turn, contents: list[types.Content]) -> list[types.Co
     if end := _find_end(contents, helped.get("flat", "")):
         contents = _flatten(contents, end)
     if helped.get("shape"):
-        contents = _take_turns(contents)
+        contents = _take_turns(answer_open_calls(contents))
     elif thinker.client == "LiteLlm" and turn.is_changed(contents):
         contents = _take_turns(contents, turn.messages)
     end = _find_end(contents, helped.get("signed", ""))

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from google.genai import types
 
 from contextguard_adk._history.contents import (
+    has_function_response,
     parts_of,
     result_media,
     take_call,
@@ -18,6 +19,7 @@ from contextguard_adk._support.phrases import SYSTEM, quote
 from contextguard_adk._turn.turn import Turn
 
 _BEGINNING = f"{SYSTEM}Earlier messages, if there are any, are not shown.]"
+_NO_ANSWER = f"{SYSTEM}There is no answer yet.]"
 _LONE_RESULT = SYSTEM + "Result of the tool {name!r}, whose call is not shown]"
 
 
@@ -44,6 +46,35 @@ def repair(_: Turn | None, contents: list[types.Content]) -> list[types.Content]
         first = types.Part(text=_BEGINNING)
         repaired.insert(0, types.Content(role="user", parts=[first]))
     return contents if all(map(operator.is_, repaired, contents)) else repaired
+
+
+def answer_open_calls(contents: list[types.Content]) -> list[types.Content]:
+    """Gives each call that nobody has answered yet a result that says so."""
+    waiting: list[tuple[int, types.FunctionCall]] = []
+    for index, content in enumerate(contents):
+        for part in parts_of(content):
+            if part.function_call:
+                waiting.append((index, part.function_call))
+            elif part.function_response:
+                take_call(waiting, part.function_response)
+
+    said: dict[int, list[types.Part]] = {}
+    for index, call in waiting:
+        result = types.FunctionResponse(
+            id=call.id, name=call.name, response={"status": _NO_ANSWER}
+        )
+        said.setdefault(index, []).append(types.Part(function_response=result))
+
+    answered: list[types.Content] = []
+    for index, content in enumerate(contents):
+        results = said.get(index - 1, [])
+        if results and has_function_response(content):  # Of calls beside it.
+            answered.append(with_parts(content, [*parts_of(content), *results]))
+            continue
+        if results:
+            answered.append(types.Content(role="user", parts=results))
+        answered.append(content)
+    return answered
 
 
 def _tell_results(

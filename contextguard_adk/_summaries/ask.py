@@ -319,7 +319,9 @@ def _find_mechanical_end(turn: Turn, new: Sequence[int], budget_tokens: int) -> 
 def _find_conversation(turn: Turn, summarized: Collection[int]) -> list[types.Content]:
     """Finds the conversation without what is no history; empty if it does not do."""
     history, contents = turn.history, turn.contents
-    if history.open_groups or not set(summarized) >= set(turn.compactable):
+    if history.pairs.open_calls - history.covered:
+        return []  # A question after a call without its result may be refused.
+    if not set(summarized) >= set(turn.compactable):
         return []
     if stored := history.stored:
         is_shortened = stored.truncation or stored.request_chars >= 0

@@ -31,6 +31,9 @@ TODO_LIST = _line("[The todo list| as it stands]")
 DONE = _line(
     "[Done so far| for this request: each call below was made and has its result]"
 )
+OPEN_CALLS = _line(
+    "[Still open|; each call below has no answer yet, the newest is first]"
+)
 VALUES = _line("[Values| of what was left out, each line with where they stood]")
 RECALL = _line("[recall_history(|query=…) searches what this summary leaves out.]")
 MORE = _line("[more:| {}]")

@@ -178,8 +178,8 @@ class Turn:
 
     @cached_property
     def stays(self) -> frozenset[int]:
-        """History that no compaction removes: open calls; of `keep_tools` a tenth."""
-        stays, tools = self.history.open_groups, self.settings.keep_tools
+        """History that no compaction removes: of `keep_tools` a tenth of the window."""
+        stays, tools = frozenset[int](), self.settings.keep_tools
         room_tokens = self.budgets.window_tokens * KEEP_TOOLS_RATIO
         messages, shown = self.messages, self.history.shown
         for index in reversed(self.history.history if tools else ()):
@@ -200,7 +200,7 @@ class Turn:
     @property
     def uncovered(self) -> list[int]:
         """History beside the summary, but for what `keep_tools` holds."""
-        others = self.history.covered | (self.stays - self.history.open_groups)
+        others = self.history.covered | self.stays
         return [i for i in self.history.history if i not in others]
 
     @cached_property

@@ -89,10 +89,11 @@ class Threshold(Strategy):
 
     The threshold is the context window minus a buffer: 20,000 tokens for windows of
     200,000 and more, else 20 % of the window. After a compaction the request is the
-    summary and the newest messages and steps (see `keep`), plus what is not history and
-    tool calls that are still open. A continuation quotes the user's current request
-    where that is not among them. One summary per compaction is normal; further attempts
-    ask for half the length.
+    summary and the newest messages and steps (see `keep`), plus what is not history.
+    Tool calls without an answer that are older are listed beside the summary. A
+    continuation quotes the user's current request where that is not among the newest
+    messages. One summary per compaction is normal; further attempts ask for half the
+    length.
     """
 
     def fullness(self, turn: Turn) -> float:

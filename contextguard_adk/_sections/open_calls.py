@@ -1,0 +1,119 @@
+"""The list of compacted calls that nobody has answered yet."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator
+
+from google.genai import types
+from pydantic import JsonValue
+
+from contextguard_adk._history.contents import parts_of
+from contextguard_adk._history.fingerprints import handle_of
+from contextguard_adk._history.history import History
+from contextguard_adk._history.text import payload_text
+from contextguard_adk._measuring.budgets import excerpt
+from contextguard_adk._support.phrases import OPEN_CALLS, quote_line, quote_stored
+from contextguard_adk._turn.turn import Turn
+from contextguard_adk._turn.units import Section
+
+OPEN_RATIO = 0.05  # Of the window, for the list.
+MAX_VALUE_BYTES = 80  # Of one argument.
+
+
+class OpenCalls(Section):
+    """Lists the calls that the summary replaces and that have no answer yet.
+
+    The value is a list of pairs, the newest call first: its id in the session's events,
+    and the line that tells of it. Once its answer is there, ADK shows both again, and
+    its line goes.
+    """
+
+    name = "open"
+    heading = OPEN_CALLS
+    goes_at = None
+
+    def write(
+        self, turn: Turn, covered: frozenset[int], known: JsonValue, room_tokens: int
+    ) -> JsonValue:
+        """Lists what is open among the covered messages, and what was listed before."""
+        history = turn.history
+        listed = dict(_find_open(history, covered))
+        for call_id, line in _read_pairs(known):
+            if call_id and call_id not in history.calls.ids:  # It is not loaded.
+                listed[call_id] = line
+
+        line_tokens = int(turn.budgets.working_tokens * OPEN_RATIO)
+        stored_bytes = 4 * room_tokens
+        pairs: list[JsonValue] = []
+        for call_id, line in listed.items():
+            line_tokens -= turn.count(line)
+            stored_bytes -= len(
+                json.dumps([call_id, line], ensure_ascii=False).encode()
+            )
+            if min(line_tokens, stored_bytes) < 0 and pairs:
+                pairs.append(["", f"- … and {len(listed) - len(pairs)} older ones"])
+                break
+            pairs.append([call_id, line])
+        return pairs
+
+    def render(
+        self, value: JsonValue, history: History, covered: Collection[int]
+    ) -> str:
+        """Returns the lines of the calls that are still open."""
+        pairs = _read_pairs(value)
+        calls = history.calls if pairs else None
+        lines = [
+            quote_stored(line)
+            for call_id, line in pairs
+            if calls and (call_id in calls.open or call_id not in calls.ids)
+        ]
+        return "\n".join([self.heading, *lines]) if lines else ""
+
+
+def _read_pairs(value: JsonValue) -> list[tuple[str, str]]:
+    """Reads a stored value, which may be anybody's."""
+    pairs: list[tuple[str, str]] = []
+    for pair in value if isinstance(value, list) else ():
+        match pair:
+            case [str(call_id), str(line)]:
+                pairs.append((call_id, line))
+    return pairs
+
+
+def _find_open(history: History, covered: Collection[int]) -> Iterator[tuple[str, str]]:
+    """Yields the id and the line of each covered call that is open, newest first.
+
+    ADK takes its own ids out of what a model is shown: a call is known by what it says.
+    """
+    if not history.calls.open:
+        return
+    replaced = set[str]()
+    lines: dict[str, str] = {}
+    for index in history.pairs.open_calls.intersection(covered):
+        shown = zip(
+            parts_of(history.contents[index]),
+            parts_of(history.told[index]),
+            strict=True,
+        )
+        for part, told in shown:
+            if part.function_call and told.function_call:
+                handle = handle_of(part)
+                replaced.add(handle)
+                lines[handle] = _write_line(told.function_call)
+
+    for call_id, part in reversed(history.calls.open.items()):
+        handle = handle_of(part)
+        if handle in replaced:
+            yield call_id, lines[handle]
+
+
+def _write_line(call: types.FunctionCall) -> str:
+    args = []
+    for name, value in (call.args or {}).items():
+        text = value if isinstance(value, str) else payload_text(value)
+        text = excerpt(quote_line(text[:1_000]), MAX_VALUE_BYTES)
+        args.append(f"{quote_line(name)}={text}")
+
+    made = f"{quote_line(call.name or '?')}({', '.join(args)})"
+    return f"- {excerpt(made, 4 * MAX_VALUE_BYTES)}: no answer yet"
