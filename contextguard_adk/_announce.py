@@ -162,6 +162,8 @@ def announce_app(
     if logger.isEnabledFor(logging.INFO):
         verb = "Observing" if settings.observe else "Guarding"
         said = "; ".join(_list_agents(root, settings, registry))
+        if settings.summaries == "stored":
+            said += "; no new summary is paid for"
         logger.info("%s app %r: %s.", verb, app, one_line(said))
 
 

@@ -24,6 +24,7 @@ from contextguard_adk._support.settings import (
     short_repr,
     suggest,
 )
+from contextguard_adk._turn.settings import Summaries
 from contextguard_adk.errors import ConfigError
 from contextguard_adk.strategies.base import Strategy, Threshold, import_subclass
 from contextguard_adk.strategies.pipeline import Pipeline
@@ -70,6 +71,13 @@ class PluginSettings(Settings):
         default=False,
         description="True measures and reports, but changes no request and stores no "
         "summary.",
+    )
+    summaries: Summaries = Field(
+        default="write",
+        description='"stored" stops paying: a stored summary stays, no new one is '
+        "asked for, and what does not fit is cut to excerpts without a model. Here it "
+        'holds for all agents and sessions. "write": the strategy of each agent '
+        "decides, and session state (`context_guard:summaries`).",
     )
     state_keys: StateKeys = Field(
         default="auto",

@@ -32,6 +32,7 @@ from contextguard_adk._core.after_error import answer_error
 from contextguard_adk._core.call import Call
 from contextguard_adk._core.fit import cut_request
 from contextguard_adk._core.loop import guard_call
+from contextguard_adk._core.unguarded import warn_of_whole_history
 from contextguard_adk._measuring.budgets import threshold_tokens
 from contextguard_adk._measuring.tokens import Memo
 from contextguard_adk._providers.clients import find_llm, json_form
@@ -40,10 +41,11 @@ from contextguard_adk._providers.registry import ModelRegistry, resolve_context_
 from contextguard_adk._runtime.adk_tree import declares_state_schema
 from contextguard_adk._runtime.runs import Guard
 from contextguard_adk._runtime.scopes import call_key
-from contextguard_adk._runtime.state import OFF_KEY
+from contextguard_adk._runtime.state import OFF_KEY, SUMMARIES_KEY
 from contextguard_adk._support.log import REDACTORS, log_failures, warn_once
 from contextguard_adk._support.observers import BeforeCompaction, Listener, Observers
 from contextguard_adk._support.redaction import Redactor
+from contextguard_adk._turn.settings import Summaries
 from contextguard_adk.config import (
     Chooser,
     PluginSettings,
@@ -74,6 +76,10 @@ class ContextGuardPlugin(BasePlugin):
         observe: Measures and reports, but changes no request and stores no summary.
         registry: Where windows and prices of models are looked up; None reads the
             table that litellm ships.
+        summaries: "stored" stops paying at once: what was compacted stays compacted,
+            no new summary is asked for, and what does not fit is cut to excerpts
+            without a model. "write" leaves it to each strategy, and to the session's
+            state (`context_guard:summaries`).
         state_keys: Which form of session-state keys to write. "plain" is
             `__context_guard_summary_{agent}`, "namespaced" is
             `context_guard:summary:{agent}`; "auto" takes the latter where anything
@@ -119,6 +125,7 @@ class ContextGuardPlugin(BasePlugin):
         agents: Mapping[str, Strategy | Chooser | None] | None = None,
         default: Strategy | Chooser | None = GUARD_ALL,
         observe: bool = False,
+        summaries: Summaries = "write",
         registry: ModelRegistry | None = None,
         state_keys: StateKeys = "auto",
         warning_threshold: float = 0.70,
@@ -143,6 +150,7 @@ class ContextGuardPlugin(BasePlugin):
             agents=agents or {},
             default=default,
             observe=observe,
+            summaries=summaries,
             state_keys=state_keys,
             warning_threshold=warning_threshold,
             prices=prices or {},
@@ -247,8 +255,11 @@ class ContextGuardPlugin(BasePlugin):
             # What is remembered of an earlier call does not describe this one.
             run = self._guard.run(callback_context.get_invocation_context())
             run.calls.pop(call_key(callback_context), None)
-            if strategy := self._strategy_for(callback_context, llm_request):
+            strategy = self._strategy_for(callback_context, llm_request)
+            if strategy is not None:
                 await self._fit(callback_context, llm_request, strategy)
+            if strategy is None or self.settings.observe:
+                self._warn_of_whole_history(callback_context, llm_request)
 
     async def after_model_callback(
         self, *, callback_context: CallbackContext, llm_response: LlmResponse
@@ -296,13 +307,39 @@ class ContextGuardPlugin(BasePlugin):
         if hasattr(PluginManager, "set_skip_closing_plugins"):
             await self._guard.tasks.close()
 
+    def _warn_of_whole_history(
+        self, context: CallbackContext, request: LlmRequest
+    ) -> None:
+        invocation = context.get_invocation_context()
+        if self.settings.observe:
+            why = "where the guard only observes"
+        elif invocation.session.state.get(OFF_KEY) is True:
+            why = f"where {OFF_KEY} is set"
+        elif self._strategy_of(context.agent_name) is None:
+            why = "where the agent is not guarded"
+        else:
+            return
+        warn_of_whole_history(self._guard, context, request, why)
+
     def _strategy_for(
         self, context: CallbackContext, request: LlmRequest
     ) -> Strategy | None:
         """The strategy to apply; None where the request is not ours to change."""
         strategy = self._strategy_of(context.agent_name)
-        is_ours = strategy is not None and self._is_ours(context, request)
-        return choose_strategy(strategy, context) if is_ours else None
+        if strategy is None or not self._is_ours(context, request):
+            return None
+        chosen = choose_strategy(strategy, context)
+        if chosen is None or not self._is_unpaid(context):
+            return chosen
+        return chosen.model_copy(update={"summaries": "stored"})
+
+    def _is_unpaid(self, context: CallbackContext) -> bool:
+        """Whether plugin or session say that no summary is to be paid for."""
+        said = context.get_invocation_context().session.state.get(SUMMARIES_KEY)
+        if said not in (None, "stored", "write"):
+            message = 'Session state %r is neither "stored" nor "write": ignored.'
+            warn_once(logger, message, SUMMARIES_KEY)
+        return self.settings.summaries == "stored" or said == "stored"
 
     def _strategy_of(self, agent: str) -> Strategy | Chooser | None:
         return self.settings.agents.get(agent, self.settings.default)

@@ -149,13 +149,13 @@ def test_the_sample_has_every_setting() -> None:
 OF_THRESHOLD = (
     "Known here: ahead, binds_thoughts, context_window, keep, keep_tools, "
     "max_compaction_attempts, preview_tokens, recall, recall_page_tokens, "
-    "reuse_prompt_cache, summarizer, summarizer_context_window, summary_instruction, "
-    "summary_timeout_seconds, trigger, user_messages"
+    "reuse_prompt_cache, summaries, summarizer, summarizer_context_window, "
+    "summary_instruction, summary_timeout_seconds, trigger, user_messages"
 )
 OF_PLUGIN = (
     "Known here: agents, default, listener_timeout_seconds, max_background_summaries, "
-    "observe, prices, recent_events, state_keys, summary_artifacts, usage_in_state, "
-    "user_ids, "
+    "observe, prices, recent_events, state_keys, summaries, summary_artifacts, "
+    "usage_in_state, user_ids, "
     "warning_threshold."
 )
 OF_TOKENS = "Known here: budget_tokens, preserve_initial_task, preserve_system."

@@ -58,6 +58,7 @@ LATER = replace(PAID, is_background=True)
 LOST = replace(PAID, replaced=AgentRecord().summary, key="record")
 ARRIVED = replace(PAID, replaced=StoredSummary(reason="tokens"))
 AHEAD = Threshold(ahead=0.5)
+STORED = Threshold(summaries="stored")
 OF_RUN = History(LONG)
 OF_RUN.invocation_id = "run"
 
@@ -173,6 +174,24 @@ ROWS: list[tuple[str, Turn, Step, str]] = [
         turn_of(3_000, nearness=1.0),
         Step.COMPACT,
         "the strategy wants it",
+    ),
+    (
+        "the strategy's own wish, but nothing is to be paid",
+        turn_of(3_000, nearness=1.0, settings=STORED),
+        Step.SEND,
+        "only stored summaries",
+    ),
+    (
+        "the threshold is reached, nothing is to be paid",
+        turn_of(settings=STORED),
+        Step.COMPACT,
+        "threshold",
+    ),
+    (
+        "nothing is to be paid in the background",
+        turn_of(8_100, settings=Threshold(ahead=0.5, summaries="stored")),
+        Step.COMPACT,
+        "threshold",
     ),
     (
         "a trigger below twice the fixed part",

@@ -44,7 +44,7 @@ __main__
 """A folder may import those of the lines above it, and so may a module that stands
 beside the folders."""
 
-MAX_LINES = 350
+MAX_LINES = 500
 MAX_MODULES = 13
 
 

@@ -55,6 +55,12 @@ def _is_wanted(turn: Turn) -> bool:
     return turn.is_demanded or turn.nearness >= 1
 
 
+def _is_early_and_unpaid(turn: Turn) -> bool:
+    """Whether it would be compacted before it has to, with no summary written."""
+    is_early = not (turn.is_due or turn.is_demanded)
+    return is_early and turn.settings.summaries == "stored"
+
+
 def _was_just_compacted(turn: Turn) -> bool:
     """Whether the call before was compacted for its size, and this one has room."""
     was_for_size = bool(turn.facts.compacted_run) and turn.facts.was_full
@@ -81,6 +87,8 @@ def _gains_nothing(turn: Turn) -> bool:
 def may_begin_in_background(turn: Turn) -> bool:
     """Returns whether a summary may be begun once this request is answered."""
     ahead, facts = turn.settings.ahead, turn.facts
+    if turn.settings.summaries == "stored":
+        return False
     is_tried = facts.ready or facts.is_background_tried or turn.is_writing
     if ahead is None or is_tried or turn.record.is_newer:
         return False
@@ -176,6 +184,7 @@ TABLE = (
     Row(_is_repeated, Step.REFUSE, "the call before was compacted as well"),
     Row(_gains_nothing, Step.REFUSE, "nothing would be gained"),
     Row(lambda turn: not _is_wanted(turn), Step.SEND, "no compaction is wanted"),
+    Row(_is_early_and_unpaid, Step.SEND, "only stored summaries are used"),
     Row(
         lambda turn: turn.has_room and may_begin_in_background(turn),
         Step.SEND,

@@ -134,6 +134,7 @@ class StateValues(_Stored):
     summary: str = Field(default="", max_length=MAX_SUMMARY_CHARS)
     # With pins and the texts of what helped.
     record: str = Field(default="{}", max_length=3 * MAX_RECORD_BYTES)
+    summarized_at: float = Field(default=1, ge=1, le=2**53)
     real_tokens: float = Field(default=1, ge=1, le=2**53)
     last_heuristic: float = Field(default=1, ge=1, le=2**53)
     scopes: list[Annotated[str, Field(max_length=64)]] = Field([], max_length=1_024)

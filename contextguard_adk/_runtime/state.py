@@ -33,6 +33,9 @@ COMPACT_NOW_KEY = "context_guard:compact"
 OFF_KEY = "context_guard:off"
 """Set to True in session state, it has the guard leave the session alone."""
 
+SUMMARIES_KEY = "context_guard:summaries"
+"""Set to "stored" in session state, no summary is paid for in the session."""
+
 EVENTS_SINCE_KEY = "context_guard:events_since:"
 """Before an agent's name: since when it needs events, in seconds since the epoch; None
 means all of them."""

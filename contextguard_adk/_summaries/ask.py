@@ -139,8 +139,10 @@ class Ask:
 
     @functools.cached_property
     def model(self) -> SummaryModel | None:
-        """The model to ask; None where there is none, or its circuit is open."""
+        """The model to ask; None where there is none, or none is to be asked now."""
         settings, own = self._turn.settings, find_llm(self._agent)
+        if settings.summaries == "stored":
+            return None
         llm = _resolve(settings.summarizer) or own
         if llm is None or self._is_left_alone(llm.model):
             return None
@@ -181,6 +183,8 @@ class Ask:
 
         One that lets its time run out would cost it again on each call.
         """
+        if self._turn.settings.summaries == "stored":
+            return False
         if self.failures:
             return not isinstance(self.failures[-1].__cause__, TimeoutError)
         return vars(self).get("model", self) is None

@@ -34,6 +34,9 @@ On recorded sessions of coding agents in a window of 8,000 tokens previews of 40
 values that the next calls needed; those of 800 did not, and cost a fifth more.
 """
 
+Summaries = Literal["write", "stored"]
+"""Whether summaries are written, or only those that are stored are used."""
+
 Recall = Literal["auto"] | bool
 """Whether to offer the tool; `"auto"` only where it cannot do harm."""
 
@@ -110,6 +113,12 @@ class StrategySettings(Settings):
         description="Names of tools whose results stay whole and word for word, each "
         "with its call, while they take at most a tenth of the context window "
         "together; the newest have priority.",
+    )
+    summaries: Summaries = Field(
+        default="write",
+        description='"stored" stops paying: a stored summary stays, no new one '
+        "is asked for, and what does not fit is cut to excerpts without a model. "
+        '"write": a compaction has a model write its summary.',
     )
     max_compaction_attempts: int = Field(
         default=3,

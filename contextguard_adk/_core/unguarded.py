@@ -1,0 +1,44 @@
+"""Warns where a session that was compacted sends its whole history again."""
+
+from __future__ import annotations
+
+import logging
+
+from google.adk.agents.callback_context import CallbackContext
+from google.adk.models.llm_request import LlmRequest
+
+from contextguard_adk._measuring.calibration import DEFAULT_CORRECTION
+from contextguard_adk._measuring.tokens import estimate_config_tokens
+from contextguard_adk._runtime.runs import Guard
+from contextguard_adk._support.log import warn_once
+
+logger = logging.getLogger("contextguard_adk.plugin")
+
+
+def warn_of_whole_history(
+    guard: Guard, context: CallbackContext, request: LlmRequest, why: str
+) -> None:
+    """Warns once for an agent of a session whose stored summary is left aside.
+
+    Only where the request is as large again as the one that was compacted.
+    """
+    state, invocation = guard.state(context), context.get_invocation_context()
+    compacted_tokens = state.read("summarized_at")
+    if compacted_tokens is None or state.record.summary is None:
+        return
+    memo = guard.run(invocation).memo(invocation)
+    heuristic_tokens = memo.estimate_tokens(request.contents)
+    heuristic_tokens += estimate_config_tokens(request.config)
+    tokens = int(heuristic_tokens * DEFAULT_CORRECTION)
+    if tokens < compacted_tokens:
+        return
+
+    message = (
+        "%s: its stored summary is left aside, and the whole history is sent, about %s "
+        "tokens; it was compacted at %s. If the model takes less, the session ends "
+        "here. To stop paying for summaries and keep what is compacted, use "
+        'summaries="stored" instead.'
+    )
+    session = invocation.session.id
+    about = f"Agent {context.agent_name!r} in session {session!r}, {why}"
+    warn_once(logger, message, about, f"{tokens:,}", f"{compacted_tokens:,.0f}")
