@@ -13,6 +13,7 @@ from google.adk.apps.app import EventsCompactionConfig
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.google_llm import Gemini
 from google.adk.models.llm_request import LlmRequest
+from google.adk.tools.long_running_tool import LongRunningFunctionTool
 from google.genai import types
 
 from contextguard_adk import Threshold
@@ -25,6 +26,7 @@ from tests.fake_provider import REFUSALS, FakeProvider, RefusalError
 from tests.players import Body, OtherModel, Serve, make_player
 from tests.playing import (
     INSTRUCTION,
+    TOOLS,
     Player,
     check_played,
     check_running_turns,
@@ -499,3 +501,23 @@ async def test_what_is_refused_is_sent_once_more(
     fake.refusals.clear()
     await player.play(turns=1, calls=2, log_turn=9)
     check_played(player, compactions=0, refusals=len(fake.refused))
+
+
+def approve(what: str) -> None:
+    """Asks a human, who says nothing yet."""
+
+
+@pytest.mark.parametrize("name", ["adaptive", "gemini", "openai"])
+async def test_providers_that_want_a_result_get_one(serve: Serve, name: str) -> None:
+    """From the first refusal on, through ADK's own classes, over compactions."""
+    tools = [*TOOLS, LongRunningFunctionTool(approve)]
+    strategy = Threshold(context_window=5_000)
+    player = make_player(name, serve, strategy=strategy, agent={"tools": tools})
+    for number in range(6):
+        asked = ("approve", {"what": f"order-{number}"})
+        steps = player.steps(3, has_log=number == 1)
+        await player.say([[asked, *steps[0]], *steps[1:]])
+    assert not player.lost
+    assert player.compactions
+    refused = [each for each in player.fake.of_agent if each.refused]
+    assert len(refused) <= 1

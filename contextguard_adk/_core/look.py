@@ -66,13 +66,7 @@ def leave_out_rest(turn: Turn, bounds: Bounds) -> Turn:
 
     This is what is left where no compaction has helped, or none may be stored.
     """
-    if turn.is_observed:
-        return turn
-    if turn.record.is_newer:
-        is_too_large = not replace(turn, reason="tokens").has_room
-    else:
-        is_too_large = turn.is_overfull
-    if not is_too_large:
+    if turn.is_observed or not _is_too_large(turn):
         return turn
 
     budgets, config_tokens = turn.budgets, turn.size.config_tokens * turn.correction
@@ -83,6 +77,15 @@ def leave_out_rest(turn: Turn, bounds: Bounds) -> Turn:
     contents = shape(turn, minimize(turn, int(room_tokens), turn.correction))
     smaller = _measure(replace(turn, contents=contents), bounds)
     return smaller if smaller.tokens < turn.tokens else turn
+
+
+def _is_too_large(turn: Turn) -> bool:
+    if turn.record.is_newer:
+        return not replace(turn, reason="tokens").has_room
+    if turn.counts.correction is not None:
+        return turn.is_overfull
+    # Before the provider has counted anything, an estimate may be a third too high.
+    return turn.tokens > 1.33 * turn.budgets.window_tokens
 
 
 def _read_history(
