@@ -34,8 +34,7 @@ from contextguard_adk._core.fit import cut_request
 from contextguard_adk._core.loop import guard_call
 from contextguard_adk._core.unguarded import warn_of_whole_history
 from contextguard_adk._measuring.budgets import threshold_tokens
-from contextguard_adk._measuring.tokens import Memo
-from contextguard_adk._providers.clients import find_llm, json_form
+from contextguard_adk._providers.clients import find_llm
 from contextguard_adk._providers.costs import Costs
 from contextguard_adk._providers.registry import ModelRegistry, resolve_context_window
 from contextguard_adk._runtime.adk_tree import declares_state_schema
@@ -361,8 +360,8 @@ class ContextGuardPlugin(BasePlugin):
             configured=strategy.context_window,
             registry=guard.registry,
         )
-        memo = Memo(form=json_form(find_llm(context.get_invocation_context().agent)))
-        cut_request(request, threshold_tokens(window.tokens), memo)
+        llm = find_llm(context.get_invocation_context().agent)
+        cut_request(request, threshold_tokens(window.tokens), llm)
 
     def _is_ours(self, context: CallbackContext, request: LlmRequest) -> bool:
         """Whether the request carries a history that is ours to change."""

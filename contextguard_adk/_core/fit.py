@@ -22,8 +22,10 @@ from contextguard_adk._measuring.budgets import shorten_to_tokens
 from contextguard_adk._measuring.calibration import DEFAULT_CORRECTION, token_counter
 from contextguard_adk._measuring.density import estimate_text_density
 from contextguard_adk._measuring.tokens import Memo, estimate_config_tokens
+from contextguard_adk._providers.clients import json_form
 from contextguard_adk._sections.done import write_done_list
-from contextguard_adk._shapes.repair import repair
+from contextguard_adk._shapes.moved_media import MediaMover
+from contextguard_adk._shapes.repair import put_in_order
 from contextguard_adk._summaries.compose import render_head, shorten_stored
 from contextguard_adk._support.phrases import SYSTEM, quote
 from contextguard_adk._turn.turn import Turn
@@ -50,7 +52,7 @@ def reduce_contents(
     scale = _Scale(factor, memo or Memo())
     first = list(head) or [types.UserContent(NOTICE)]
     if scale.cost([*first, *contents]) <= room_tokens:
-        return repair(None, join_messages(first, contents))
+        return join_messages(first, contents)
     if request_index is None and not head:
         texts = (i for i, item in enumerate(contents) if is_user_text(item))
         request_index = max(texts, default=None)
@@ -87,15 +89,16 @@ def reduce_contents(
     if done := write_done_list(contents, left_out, done_tokens, count, scale.memo):
         first = [*head, types.UserContent(done if head else f"{NOTICE}\n\n{done}")]
     rest = [kept[index] for index in sorted(kept)]
-    return repair(None, join_messages(first, rest))
+    return join_messages(first, rest)
 
 
 def minimize(turn: Turn, room_tokens: int, factor: float) -> list[types.Content]:
     """Returns summary, current request and the newest contents that fit."""
     history, head = turn.history, list[types.Content]()
+    mover = MediaMover.of(turn)
     short = None
     for short in shorten_stored(turn, history.stored):
-        head = [render_head(history, short, history.covered)]
+        head = [render_head(history, short, history.covered, mover)]
         if history.memo.estimate_tokens(head) * factor <= room_tokens * 0.5:
             break
     else:  # A notice takes its place, but not that of pins.
@@ -106,15 +109,18 @@ def minimize(turn: Turn, room_tokens: int, factor: float) -> list[types.Content]
         is_quoted = short.request == history.fingerprint(request).hex()
         request = None if is_quoted else request
     args = factor, head, request, history.turn, history.memo
-    return reduce_contents(history.shown, room_tokens, *args)
+    return put_in_order(reduce_contents(history.shown, room_tokens, *args), mover)
 
 
-def cut_request(request: LlmRequest, max_tokens: int, memo: Memo) -> None:
-    """Cuts a request that is too large, after a compaction that failed."""
+def cut_request(request: LlmRequest, max_tokens: int, llm: object) -> None:
+    """Cuts a request to a model that is too large, after a compaction that failed."""
+    memo = Memo(form=json_form(llm))
     config_tokens = int(estimate_config_tokens(request.config) * DEFAULT_CORRECTION)
     room = max_tokens - config_tokens
     if _Scale(DEFAULT_CORRECTION, memo).cost(request.contents) > room:
-        request.contents = reduce_contents(request.contents, room, memo=memo)
+        mover = MediaMover(llm, request.model or "", max_tokens // 10)
+        contents = reduce_contents(request.contents, room, memo=memo)
+        request.contents = put_in_order(contents, mover)
         request.cache_metadata = None  # It describes a prefix that is gone.
 
 

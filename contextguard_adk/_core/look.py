@@ -124,7 +124,7 @@ def render_unshaped(turn: Turn) -> list[types.Content]:
     """Returns the contents with the stored summary in place, before any shape."""
     history = turn.history
     if history.stored is not None:
-        return render(history, history.stored, history.covered)
+        return render(turn, history.stored, history.covered)
     return list(history.shown if history.previewed else history.contents)
 
 

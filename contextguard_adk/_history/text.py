@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import json
+import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +22,13 @@ from contextguard_adk._history.contents import (
 from contextguard_adk._history.fingerprints import handle_of
 from contextguard_adk._measuring.tokens import safe_repr
 from contextguard_adk._support.phrases import ATTACHED, quote_line
+
+_TEXT_FILE = re.compile(
+    r"text/|image/svg|application/(?:[\w.-]+\+)?(?:x-)?"
+    r"(?:json|jsonl|jsonlines|ndjson|json5|xml|yaml|toml|csv|sql|sh|python"
+    r"|javascript|typescript|ecmascript|graphql|httpd-php)\s*(?:;|$)",
+    re.IGNORECASE,
+)
 
 
 def payload_text(payload: object) -> str:
@@ -46,6 +55,12 @@ def payload_text(payload: object) -> str:
 
 def describe_media(part: types.Part | types.FunctionResponsePart) -> str:
     """Describes an image or a file without its bytes; "" for other parts."""
+    name = name_media(part)
+    return ATTACHED.format(name) if name else ""
+
+
+def name_media(part: types.Part | types.FunctionResponsePart) -> str:
+    """Returns kind, name and size of an image or a file; "" for other parts."""
     media = part.inline_data or part.file_data
     if not media:
         return ""
@@ -53,8 +68,29 @@ def describe_media(part: types.Part | types.FunctionResponsePart) -> str:
     address = part.file_data.file_uri if part.file_data else ""
     name = (media.display_name or address or "")[-120:]  # Some addresses hold pages.
     label = f" {name!r}" if name else ""
-    described = f"{media.mime_type or 'file'}{label}{size}"
-    return ATTACHED.format(quote_line(described))
+    return quote_line(f"{media.mime_type or 'file'}{label}{size}")
+
+
+def file_text(part: types.Part) -> str:
+    """Returns what a file of text says; "" for other files, and where it says nothing.
+
+    A file is one by its MIME type; one that holds zero bytes is none.
+    """
+    blob = part.inline_data
+    if blob is None or not blob.data or not _TEXT_FILE.match(blob.mime_type or ""):
+        return ""
+    text = _decode(blob.data)
+    return "" if "\0" in text else text
+
+
+def _decode(data: bytes) -> str:
+    """The text of a file; what is no Unicode is taken for Western European."""
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return data.decode("utf-16", "replace")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return data.decode("cp1252", "replace")
 
 
 @dataclass(frozen=True)
@@ -117,7 +153,10 @@ def walk_parts(
 
 @dataclass(frozen=True)
 class Item:
-    """One message, call, tool result (with its call's arguments), or file (no text)."""
+    """One message, call, tool result (with its call's arguments), or file.
+
+    The text of a file is "" where it is no file of text.
+    """
 
     handle: str
     label: str
@@ -136,9 +175,20 @@ class Item:
     @property
     def title(self) -> str:
         """The item in one line, without its text."""
-        extent = "" if self.media else f", {len(self.text):,} characters"
         described = quote_line(" ".join(filter(None, (self.label, self.hint))))
-        return " ".join(filter(None, (self.handle, described))) + extent
+        return " ".join(filter(None, (self.handle, described))) + self._extent
+
+    @property
+    def heading(self) -> str:
+        """The line above the item where it is read: its title, or the file it is."""
+        if self.media is None:
+            return self.title
+        return f"{self.handle}: {name_media(self.media)}{self._extent}"
+
+    @property
+    def _extent(self) -> str:
+        has_no_text = self.media is not None and not self.text
+        return "" if has_no_text else f", {len(self.text):,} characters"
 
 
 def list_items(
@@ -158,7 +208,9 @@ def list_items(
             about = label, hint, text, said.index, args
             items.append(Item(said.handle, *about, part.function_call is not None))
         items += [
-            Item(handle_of(file), described, "", "", said.index, media=file)
+            Item(
+                handle_of(file), described, "", file_text(file), said.index, media=file
+            )
             for file in media
             if label and (described := describe_media(file))
         ]

@@ -42,14 +42,14 @@ async def resolve_llm(run: InvocationContext) -> BaseLlm | None:
 
 def name_client(llm: object) -> str:
     """Names the class of ADK that sends a model's requests, else the model's own."""
-    names = _class_names(_first_model(llm))
+    names = class_names(_first_model(llm))
     known = ("LiteLlm", "AnthropicLlm", "Gemini")
     return next((name for name in known if name in names), names[0])
 
 
 def json_form(llm: object) -> JsonForm:
     """Returns how a model's client spells JSON; compact where that is unknown."""
-    names = _class_names(_first_model(llm))
+    names = class_names(_first_model(llm))
     return next((_FORMS[name] for name in names if name in _FORMS), COMPACT)
 
 
@@ -63,7 +63,7 @@ def reserved_output_tokens(
     if config.max_output_tokens:
         return config.max_output_tokens
     llm, values = _first_model(llm), list[object]()
-    names = _class_names(llm)
+    names = class_names(llm)
     if "AnthropicLlm" in names:
         values = [getattr(llm, "max_tokens", None)]
     elif "LiteLlm" in names:
@@ -126,12 +126,22 @@ def read_usage(reported: types.GenerateContentResponseUsageMetadata | None) -> U
     return Usage(max(prompt, cached), cached, output)
 
 
+def list_models(llm: object) -> list[object]:
+    """Returns the models that ADK's `FallbackModel` may ask; any other as it is."""
+    if "FallbackModel" not in class_names(llm):
+        return [llm]
+    return [_make_model(each) for each in getattr(llm, "models", [])]
+
+
 def _first_model(llm: object) -> object:
     """The model that ADK's `FallbackModel` asks first; any other as it is."""
-    if "FallbackModel" not in _class_names(llm):
+    if "FallbackModel" not in class_names(llm):
         return llm
-    first = getattr(llm, "models", [None])[0]
-    return LLMRegistry.new_llm(first) if isinstance(first, str) else first
+    return _make_model(getattr(llm, "models", [None])[0])
+
+
+def _make_model(model: object) -> object:
+    return LLMRegistry.new_llm(model) if isinstance(model, str) else model
 
 
 def _litellm_arguments(llm: object) -> Mapping[str, Any]:
@@ -139,7 +149,8 @@ def _litellm_arguments(llm: object) -> Mapping[str, Any]:
     return arguments if isinstance(arguments, Mapping) else {}
 
 
-def _class_names(llm: object) -> list[str]:
+def class_names(llm: object) -> list[str]:
+    """Returns the names of a model's class and of those that it derives from."""
     return [each.__name__ for each in type(llm).__mro__]
 
 

@@ -27,8 +27,10 @@ from contextguard_adk._history.history import History
 from contextguard_adk._history.text import Item, list_items
 from contextguard_adk._providers.clients import answers_freely
 from contextguard_adk._recall.tool import DECLARATION, RecallHistoryTool
+from contextguard_adk._shapes.moved_media import MediaMover
 from contextguard_adk._shapes.sealed_thoughts import thinker_of
 from contextguard_adk._support.log import warn_once
+from contextguard_adk._support.redaction import Redactor
 from contextguard_adk._turn.settings import StrategySettings
 from contextguard_adk._turn.turn import Turn
 
@@ -82,7 +84,10 @@ class Recall:
         load = functools.partial(_load_items, history, invocation)
         page_tokens = turn.settings.recall_page_tokens
         window_tokens = turn.budgets.window_tokens
-        return RecallHistoryTool(load, window_tokens, page_tokens, turn.correction)
+        mover = MediaMover.of(turn)
+        return RecallHistoryTool(
+            load, window_tokens, page_tokens, turn.correction, mover
+        )
 
 
 async def _load_items(
@@ -111,9 +116,17 @@ def _list_items(
     # Those that ADK did not put into the request.
     missing = (item for item in reversed(older) if item.handle not in known)
     items += [replace(item, content_index=-1) for item in missing]
+    items = [_redact_file(history.redactor, item) for item in items]
     unseen = [item for item in items if item.content_index in hidden]
     first = {item.handle: item for item in reversed(unseen)}
     return items, [item for item in unseen if first[item.handle] is item]
+
+
+def _redact_file(redactor: Redactor, item: Item) -> Item:
+    """An item as it may leave: what contents say was changed before, but in files."""
+    if item.media is None or not redactor:
+        return item
+    return replace(item, text=redactor.text(item.text))
 
 
 async def _load_older(

@@ -16,6 +16,7 @@ from contextguard_adk._history.text import Item
 from contextguard_adk._measuring.calibration import token_counter
 from contextguard_adk._measuring.tokens import estimate_contents_tokens
 from contextguard_adk._recall.search import Match, rank_items
+from contextguard_adk._shapes.moved_media import NOT_SHOWN, MediaMover
 from contextguard_adk._shapes.recalled_files import ATTACHED_KEY
 from contextguard_adk._support import phrases
 
@@ -47,13 +48,19 @@ class RecallHistoryTool(BaseTool):
     """Searches and pages through the compacted part of a history."""
 
     def __init__(
-        self, load: Load, window_tokens: int, page_tokens: int, correction: float
+        self,
+        load: Load,
+        window_tokens: int,
+        page_tokens: int,
+        correction: float,
+        mover: MediaMover,
     ) -> None:
         super().__init__(name=RECALL_TOOL, description=DECLARATION.description or "")
         self._load = load
         self._window_tokens = window_tokens
         self._page_tokens = min(page_tokens, window_tokens // 10)
         self._count = token_counter(correction)
+        self._mover = mover
 
     def _get_declaration(self) -> types.FunctionDeclaration:
         return DECLARATION.model_copy()
@@ -85,7 +92,7 @@ class RecallHistoryTool(BaseTool):
         if item is None:
             usage = "recall_history() lists the items, with query=… it searches them."
             return {"result": f"There is no item {handle[:40]!r}. {usage}"}
-        if item.media:
+        if item.media and not item.text:
             return self._attach(item, item.media)
         return {"result": self._read(item, offset)}
 
@@ -93,8 +100,8 @@ class RecallHistoryTool(BaseTool):
         """One item from a character on, as much as a page holds."""
         count = len(item.text)
         if offset >= count:
-            return f"[{item.title}]\nOffset {offset} lies behind its end."
-        head = f"[{item.title}; from {offset}]\n"
+            return f"[{item.heading}]\nOffset {offset} lies behind its end."
+        head = f"[{item.heading}; from {offset}]\n"
         again = f"recall_history(item={item.handle!r}, offset={{}})"
         more = phrases.GOES_ON.format(again)
         room = self._page_tokens - self._count(f"{head}\n{more.format(count)}")
@@ -105,13 +112,15 @@ class RecallHistoryTool(BaseTool):
 
     def _attach(self, item: Item, media: types.Part) -> dict[str, str]:
         tokens, attached = estimate_contents_tokens([types.Content(parts=[media])]), {}
-        if item.content_index < 0:
+        if not self._mover.takes(media):
+            text = NOT_SHOWN
+        elif item.content_index < 0:
             text = "This run does not load its message, so it cannot be attached."
         elif tokens > self._window_tokens * 0.3:
             text = f"Its {tokens:,} tokens are too many for the context window."
         else:
             text, attached = "It is attached below.", {ATTACHED_KEY: item.handle}
-        return {"result": f"[{item.title}]\n{text}", **attached}
+        return {"result": f"[{item.heading}]\n{text}", **attached}
 
     def _list(self, hidden: Sequence[Item], offset: int) -> str:
         items = [item for item in hidden if item.is_listed]

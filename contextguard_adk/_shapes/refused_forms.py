@@ -6,7 +6,6 @@ bytes.
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -25,6 +24,7 @@ from contextguard_adk._history.contents import (
 )
 from contextguard_adk._history.fingerprints import fingerprint
 from contextguard_adk._history.transcript import render_entries
+from contextguard_adk._shapes.moved_media import MediaMover
 from contextguard_adk._shapes.repair import answer_open_calls, repair
 from contextguard_adk._shapes.sealed_thoughts import newest_thoughts, thinker_of
 from contextguard_adk._support.phrases import SYSTEM
@@ -39,11 +39,11 @@ def fit_refused_form(turn: Turn, contents: list[types.Content]) -> list[types.Co
     """Flattens, joins or signs contents where that is known to be needed."""
     helped, model, thinker = turn.record.helped or {}, turn.model, thinker_of(turn)
     if end := _find_end(contents, helped.get("flat", "")):
-        contents = _flatten(contents, end)
+        contents = _flatten(contents, end, MediaMover.of(turn))
     if helped.get("shape"):
-        contents = _take_turns(answer_open_calls(contents))
+        contents = _take_turns(turn, answer_open_calls(contents))
     elif thinker.client == "LiteLlm" and turn.is_changed(contents):
-        contents = _take_turns(contents, turn.messages)
+        contents = _take_turns(turn, contents, turn.messages)
     end = _find_end(contents, helped.get("signed", ""))
     if end or (thinker.client == "Gemini" and _SIGNING.search(model.name)):
         contents = _sign_calls(contents, end)
@@ -88,22 +88,39 @@ def _find_end(contents: Sequence[types.Content], name: str) -> int:
     return next((end for end, place in places if place == name), 0)
 
 
-def _flatten(contents: Sequence[types.Content], end: int) -> list[types.Content]:
+def _flatten(
+    contents: Sequence[types.Content], end: int, mover: MediaMover
+) -> list[types.Content]:
     """Tells the first contents in one message, with their images and files."""
     told = [f"{SYSTEM}The conversation so far, as text.]"]
     told += [entry.text for entry in render_entries(contents, range(end))]
-    told.append(f"{SYSTEM}Continue with the newest request of the user above.]")
-    parts = [types.Part(text="\n\n".join(told))]
+    files: list[types.Part] = []
     for content in contents[:end]:
-        results = (part.function_response for part in parts_of(content))
-        media = [result_media(response) for response in results if response]
-        parts += itertools.chain(media_parts(content), *media)
-    message = types.Content(role="user", parts=parts)
+        moved, words = _move_files(content, mover)
+        files += moved
+        told += words
+    told.append(f"{SYSTEM}Continue with the newest request of the user above.]")
+    text = types.Part(text="\n\n".join(told))
+    message = types.Content(role="user", parts=[text, *files])
     return join_messages([message], contents[end:])
 
 
+def _move_files(
+    content: types.Content, mover: MediaMover
+) -> tuple[list[types.Part], list[str]]:
+    """The images and files of a content, and the words in place of some of them."""
+    is_users = content.role == "user"
+    moved, told = mover.split(media_parts(content), is_users=is_users)
+    for part in parts_of(content):
+        if response := part.function_response:
+            of_result, words = mover.split(result_media(response))
+            moved += of_result
+            told += words
+    return moved, told
+
+
 def _take_turns(
-    contents: list[types.Content], others: Sequence[types.Content] = ()
+    turn: Turn, contents: list[types.Content], others: Sequence[types.Content] = ()
 ) -> list[types.Content]:
     """Makes neighbors one: messages of the user, and results of parallel calls.
 
@@ -112,7 +129,7 @@ def _take_turns(
     """
     places = {id(content): place for place, content in enumerate(others)}
     turns: list[types.Content] = []
-    for content in repair(None, contents):
+    for content in repair(turn, contents):
         parts = [p for p in parts_of(content) if p.text != "" or p.thought_signature]
         if not parts:
             continue

@@ -15,6 +15,7 @@ from contextguard_adk._history.contents import (
     with_parts,
 )
 from contextguard_adk._measuring.tokens import json_text
+from contextguard_adk._shapes.moved_media import MediaMover
 from contextguard_adk._support.phrases import SYSTEM, quote
 from contextguard_adk._turn.turn import Turn
 
@@ -23,12 +24,19 @@ _NO_ANSWER = f"{SYSTEM}There is no answer yet.]"
 _LONE_RESULT = SYSTEM + "Result of the tool {name!r}, whose call is not shown]"
 
 
-def repair(_: Turn | None, contents: list[types.Content]) -> list[types.Content]:
+def repair(turn: Turn, contents: list[types.Content]) -> list[types.Content]:
     """Has a user's message stand first, and tells results without their calls as texts.
 
     Sessions that were loaded in part begin anywhere, which strict providers refuse.
     What is in order is returned as it is.
     """
+    return put_in_order(contents, MediaMover.of(turn))
+
+
+def put_in_order(
+    contents: list[types.Content], mover: MediaMover
+) -> list[types.Content]:
+    """Repairs contents; files of results that are told go where the mover says."""
     waiting: list[tuple[int, types.FunctionCall]] = []
     repaired: list[types.Content] = []
     for index, content in enumerate(contents):
@@ -41,7 +49,7 @@ def repair(_: Turn | None, contents: list[types.Content]) -> list[types.Content]
             response = part.function_response
             if response and not take_call(waiting, response):
                 lone.append(part)
-        repaired += _tell_results(content, lone) if lone else [content]
+        repaired += _tell_results(content, lone, mover) if lone else [content]
     if repaired and repaired[0].role == "model":
         first = types.Part(text=_BEGINNING)
         repaired.insert(0, types.Content(role="user", parts=[first]))
@@ -78,15 +86,16 @@ def answer_open_calls(contents: list[types.Content]) -> list[types.Content]:
 
 
 def _tell_results(
-    content: types.Content, lone: Sequence[types.Part]
+    content: types.Content, lone: Sequence[types.Part], mover: MediaMover
 ) -> list[types.Content]:
     """Moves results from a content into texts after it, with their files."""
     told: list[types.Part] = []
     for response in filter(None, (part.function_response for part in lone)):
-        text = json_text(response.response or {}).decode("utf-8", "replace")
+        payload = json_text(response.response or {}).decode("utf-8", "replace")
+        files, words = mover.split(result_media(response))
         head = _LONE_RESULT.format(name=response.name)
-        told.append(types.Part(text=f"{head}\n{quote(text)}"))
-        told += result_media(response)
+        text = "\n".join([head, quote(payload), *words])
+        told += [types.Part(text=text), *files]
     kept = [part for part in parts_of(content) if not any(part is p for p in lone)]
     rest = [with_parts(content, kept)] if kept else []
     return [*rest, types.Content(role="user", parts=told)]

@@ -24,6 +24,7 @@ from contextguard_adk._history.fingerprints import handle_of
 from contextguard_adk._history.history import History
 from contextguard_adk._history.stored import MAX_SUMMARY_CHARS, StoredSummary
 from contextguard_adk._measuring.budgets import shorten, shorten_to_tokens
+from contextguard_adk._shapes.moved_media import MediaMover
 from contextguard_adk._support import phrases
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.values import Outcome
@@ -42,7 +43,7 @@ _SHRINK = ((1.0, 1.0), (1.0, 1.0), (0.5, 1.0), (0.25, 0.3), (0.25, 0.02))
 def compose(turn: Turn, draft: Draft) -> Outcome:
     """Returns the request with a draft in place, and what would be stored."""
     stored = _build_stored(turn, draft)
-    contents = shape(turn, render(turn.history, stored, draft.covered))
+    contents = shape(turn, render(turn, stored, draft.covered))
     tokens = turn.measure(contents)
     stored = stored.model_copy(update={"left_tokens": tokens})
     return Outcome(draft, stored, contents, tokens)
@@ -177,15 +178,16 @@ def _storable(value: Any) -> Any:
 
 
 def render(
-    history: History, stored: StoredSummary, covered: Collection[int]
+    turn: Turn, stored: StoredSummary, covered: Collection[int]
 ) -> list[types.Content]:
     """Returns a request's contents with a summary in place of what it covers."""
+    history = turn.history
     contents = list(history.shown)
     for i, content in history.shortened_results(stored).items():
         contents[i] = content
     if not covered and not stored.text:
         return contents
-    head = [render_head(history, stored, covered)]
+    head = [render_head(history, stored, covered, MediaMover.of(turn))]
     first = min(covered, default=min(history.history, default=0))
     before = [contents[i] for i in range(first) if i not in covered]
     after = [contents[i] for i in range(first, len(contents)) if i not in covered]
@@ -193,9 +195,15 @@ def render(
 
 
 def render_head(
-    history: History, stored: StoredSummary, covered: Collection[int]
+    history: History,
+    stored: StoredSummary,
+    covered: Collection[int],
+    mover: MediaMover | None = None,
 ) -> types.Content:
-    """Returns the message with the summary and, if it has one, the continuation."""
+    """Returns the message with the summary and, if it has one, the continuation.
+
+    Without a mover files of the request that is quoted stay as they came.
+    """
     beside = (
         section.render(stored.beside.get(section.name), history, covered)
         for section in _sections.SECTIONS
@@ -205,7 +213,7 @@ def render_head(
     text = f"{phrases.SUMMARY_BEGIN}\n{text}\n{phrases.SUMMARY_END}"
     parts = [types.Part(text=text)]
     if stored.has_continuation:
-        parts += _continue(history, stored, covered)
+        parts += _continue(history, stored, covered, mover)
     return types.Content(role="user", parts=parts)
 
 
@@ -218,7 +226,10 @@ def find_quoted(
 
 
 def _continue(
-    history: History, stored: StoredSummary, covered: Collection[int]
+    history: History,
+    stored: StoredSummary,
+    covered: Collection[int],
+    mover: MediaMover | None,
 ) -> Iterator[types.Part]:
     """Yields the request to carry on, and the images and files of the message."""
     index = find_quoted(history, stored, covered)
@@ -235,5 +246,8 @@ def _continue(
     if text:
         said["request"] = f"The user's current request is: `{text}`. "
         said |= {"where": "working on this request", "instead": " instead"}
-    yield types.Part(text=_CONTINUATION.format(**said))
-    yield from media_parts(request)
+    files, told = media_parts(request), list[str]()
+    if mover is not None:
+        files, told = mover.split(files, is_users=True)
+    yield types.Part(text="\n".join([_CONTINUATION.format(**said), *told]))
+    yield from files
