@@ -76,6 +76,10 @@ ROWS: Mapping[str, Row] = {
     "LiteLlm vertex_ai gemini": Row(
         Taken(_LITELLM_GEMINI.inline, {"gs://": _OF_GEMINI}), _LITELLM_GEMINI
     ),
+    # It reads texts alone.
+    "LiteLlm deepseek": Row(Taken()),
+    # It refuses a message of the user behind a result, where a file would stand.
+    "LiteLlm mistral": Row(Taken()),
     # They leave out what a result holds.
     "OpenAIResponsesLlm": Row(Taken(_IMAGES_AND_GIF | _PDF, {"file-": _PDF})),
     "OpenAILlm": Row(_CHAT_IMAGES),
@@ -126,7 +130,7 @@ def refuses_media(client: str, part: types.Part) -> bool:
     What is neither taken nor refused depends on the API.
     """
     if client == "AnthropicLlm":
-        return not takes_media(client, "user", part)
+        return _claude_refuses(part)
     if not client.startswith("LiteLlm"):
         return False
 
@@ -136,6 +140,15 @@ def refuses_media(client: str, part: types.Part) -> bool:
     if (file := part.file_data) and file.file_uri:
         return _refuses_address(client, file.file_uri, _plain(file.mime_type or ""))
     return False
+
+
+def _claude_refuses(part: types.Part) -> bool:
+    """Whether ADK's Claude class raises: on all but some images and PDF, in bytes."""
+    blob = part.inline_data
+    if blob is None or blob.data is None:
+        return True
+    kind = (blob.mime_type or "").partition(";")[0].strip()
+    return kind not in _OF_CLAUDE.inline
 
 
 def _refuses_address(client: str, address: str, kind: str) -> bool:
@@ -191,18 +204,15 @@ def _name_litellm_row(model: str) -> str:
         provider = ""
         if "azure" in model or model.startswith(("gpt-", "o1")):
             provider = "openai"
-    if provider in ("openai", "azure"):
-        return "LiteLlm openai"
-    if provider == "anthropic":
-        return "LiteLlm anthropic"
-    if provider == "gemini":
-        return "LiteLlm gemini"
+    if provider == "azure":
+        provider = "openai"
 
     for family in ("gemini", "claude"):
         row = f"LiteLlm {provider} {family}"
         if family in model and row in ROWS:
             return row
-    return "LiteLlm vertex_ai" if provider == "vertex_ai" else "LiteLlm"
+    row = f"LiteLlm {provider}"
+    return row if row in ROWS else "LiteLlm"
 
 
 def _uses_vertex() -> bool:
