@@ -13,7 +13,7 @@ from google.adk.models.base_llm import BaseLlm
 from google.adk.models.google_llm import Gemini
 from google.genai import types
 
-from contextguard_adk import ContextGuardPlugin, Threshold
+from contextguard_adk import CompactTool, ContextGuardPlugin, Threshold
 from contextguard_adk._history.fingerprints import handle_of
 from tests.builders import Chat, answer_text, call, model, queued_tool, user
 from tests.chats import DEMAND, seed, words
@@ -123,11 +123,12 @@ WAYS: dict[str, Open] = {
 }
 
 
-def open_chat(way: Way) -> Chat:
-    """A guarded chat with an agent that has a tool."""
+def open_chat(way: Way, result: Any = "x", *, is_guarded: bool = True) -> Chat:
+    """A chat with an agent that has a tool, and can ask for a compaction."""
     guard = ContextGuardPlugin(default=Threshold(context_window=60_000))
-    agent = LlmAgent(name="agent", model=way.llm, tools=[queued_tool("look", ["x"])])
-    return Chat(agent, [guard])
+    tools = [queued_tool("look", [result]), CompactTool()]
+    agent = LlmAgent(name="agent", model=way.llm, tools=tools)
+    return Chat(agent, [guard] if is_guarded else [])
 
 
 async def tell_files(chat: Chat) -> dict[str, types.Part]:
@@ -216,3 +217,35 @@ async def test_a_history_told_as_text_brings_no_files_that_are_refused(
     assert {kind for kind, file in files.items() if holds(body, file)} == way.sent
     assert all(f"{kind} of tool" in json.dumps(body) for kind in ("text", "csv"))
     assert json.dumps(body).count(NOT_SHOWN) == 5 - len(way.sent)
+
+
+async def ends(way: Way, place: str, file: types.Part, *, is_guarded: bool) -> str:
+    """How a turn ends in which a file is new and a compaction is asked for."""
+    result = {"n": 1, "file": file} if place == "result" else "x"
+    chat = open_chat(way, result, is_guarded=is_guarded)
+    await seed(chat, user("Look."), model(words(3_000, "Seen.")), state=DEMAND)
+    parts = [types.Part(text="Go on."), *([file] if place == "user" else [])]
+    way.fake.script.clear()
+    way.fake.script.extend([[("look", {})], [("compact_history", {})], "Done."])
+    try:
+        events = await chat.say(types.Content(role="user", parts=parts))
+        error = next((e.error_message for e in events if e.error_message), "")
+        return error or answer_text(events)
+    except Exception as error:  # noqa: BLE001 - a client may raise anything.
+        return type(error).__name__
+
+
+@pytest.mark.parametrize("place", ["user", "result"])
+@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.slow
+async def test_no_compaction_ends_a_turn_for_a_file(
+    serve: Serve, name: str, place: str
+) -> None:
+    """Where a client sends a file without the guard, it is answered with it as well."""
+    way = WAYS[name](serve)
+    answered = set[str]()
+    for kind, file in files_of(place).items():
+        if await ends(way, place, file, is_guarded=False) == "Done.":
+            assert await ends(way, place, file, is_guarded=True) == "Done.", kind
+            answered.add(kind)
+    assert "png" in answered or name == "litellm mistral"

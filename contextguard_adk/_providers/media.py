@@ -110,17 +110,17 @@ def takes_media(client: str, place: Place, part: types.Part) -> bool:
     """
     row = ROWS[client]
     taken = row.user if place == "user" else row.result
-    if blob := part.inline_data:
+    blob, file = part.inline_data, part.file_data
+    if blob is not None:
         kind = blob.mime_type or ""
         family = f"{kind.partition('/')[0]}/*"
         return bool(blob.data) and not taken.inline.isdisjoint({kind, family})
 
-    if file := part.file_data:
-        address = file.file_uri or ""
-        return any(
-            address.startswith(beginning) and file.mime_type in kinds
-            for beginning, kinds in taken.addresses.items()
-        )
+    if file is None or not file.file_uri:
+        return False
+    for beginning, kinds in taken.addresses.items():
+        if file.file_uri.startswith(beginning) and file.mime_type in kinds:
+            return True
     return False
 
 
@@ -134,10 +134,11 @@ def refuses_media(client: str, part: types.Part) -> bool:
     if not client.startswith("LiteLlm"):
         return False
 
-    if (blob := part.inline_data) and blob.data and blob.mime_type:
+    blob, file = part.inline_data, part.file_data
+    if blob and blob.data and blob.mime_type:
         kind = _plain(blob.mime_type)
         return not (kind.startswith(_LITELLM_KINDS) or kind in _LITELLM_FILES)
-    if (file := part.file_data) and file.file_uri:
+    if file and file.file_uri:
         return _refuses_address(client, file.file_uri, _plain(file.mime_type or ""))
     return False
 
@@ -175,10 +176,11 @@ def name_media_clients(llm: object, model: str) -> tuple[str, ...]:
         llm: The model as ADK calls it; None where it is not known.
         model: The name that the request goes to.
     """
-    models = list_models(llm)
-    if models == [llm]:
-        return (_name_row(llm, model),)
-    return tuple(_name_row(each, str(getattr(each, "model", ""))) for each in models)
+    names: list[str] = []
+    for each in list_models(llm):
+        name = model if each is llm else str(getattr(each, "model", ""))
+        names.append(_name_row(each, name))
+    return tuple(names) or ("",)
 
 
 def _name_row(llm: object, model: str) -> str:
@@ -217,4 +219,5 @@ def _name_litellm_row(model: str) -> str:
 
 def _uses_vertex() -> bool:
     """Whether the environment sends Gemini's requests to Vertex AI."""
-    return os.environ.get("GOOGLE_GENAI_USE_VERTEXAI", "").lower() in ("true", "1")
+    names = ("GOOGLE_GENAI_USE_ENTERPRISE", "GOOGLE_GENAI_USE_VERTEXAI")
+    return any(os.environ.get(name, "").lower() in ("true", "1") for name in names)
