@@ -126,7 +126,7 @@ WAYS: dict[str, Open] = {
 def open_chat(way: Way, result: Any = "x", *, is_guarded: bool = True) -> Chat:
     """A chat with an agent that has a tool, and can ask for a compaction."""
     guard = ContextGuardPlugin(default=Threshold(context_window=60_000))
-    tools = [queued_tool("look", [result]), CompactTool()]
+    tools: list[Any] = [queued_tool("look", [result]), CompactTool()]
     agent = LlmAgent(name="agent", model=way.llm, tools=tools)
     return Chat(agent, [guard] if is_guarded else [])
 

@@ -27,7 +27,6 @@ def attach_recalled_files(
     if turn.history.stored is None or not any(map(_announced, contents)):
         return contents
     mover = MediaMover.of(turn)
-    redact = turn.history.redactor
     known = {i.handle: i for i in list_items(turn.messages, turn.history.history)}
     attached: list[types.Content] = []
     for content in contents:
@@ -41,7 +40,7 @@ def attach_recalled_files(
                 # Without a text: that would begin a turn for Gemini.
                 files.append(types.Content(role="user", parts=[item.media]))
             else:
-                told[handle] = redact.text(mover.tell(item.media, handle))
+                told[handle] = mover.tell(item.media, handle)
         attached += [_tell(content, told) if told else content, *files]
     return attached
 
