@@ -19,6 +19,7 @@ from contextguard_adk._providers.media import (
     refuses_media,
     takes_media,
 )
+from contextguard_adk._shapes.moved_media import MediaMover
 from contextguard_adk.testing import SimulatedLlm
 from tests.fake_gemini import FakeGemini
 from tests.files import files_of, holds, in_result, inline, linked
@@ -188,6 +189,9 @@ def test_of_several_models_each_has_its_row() -> None:
         pytest.skip("this ADK has no such model")
     llm = models.FallbackModel(models=[make("Gemini"), make("LiteLlm openai")])
     assert name_media_clients(llm, llm.model) == ("Gemini", "LiteLlm openai")
+    mover = MediaMover(llm, llm.model, 500)
+    assert mover.takes(FILES["png"])
+    assert not mover.takes(FILES["pdf"])
 
 
 @pytest.mark.parametrize("place", ["user", "result"])
@@ -199,6 +203,16 @@ async def test_what_a_client_takes_is_sent(row: str, place: Place) -> None:
     if taken and (place == "user" or maps_results(row)):
         sent = await converter(row)(content_in(place, *taken))
         assert [file for file in taken if not holds(sent, file)] == []
+
+
+@pytest.mark.parametrize("row", [row for row in MODELS if row[:3] != "Gem"])
+async def test_what_is_moved_can_be_sent(row: str) -> None:
+    """Of any files: some go as they are, the others as a text."""
+    moved, told = MediaMover(make(row), MODELS[row], 500).split(FILES.values())
+    text = types.Part(text="\n".join(told))
+    sent = await converter(row)(content_in("user", text, *moved))
+    assert len(moved) + len(told) == len(FILES)
+    assert [file for file in moved if not holds(sent, file)] == []
 
 
 @pytest.mark.parametrize("row", ["Gemini", "Gemma"])
