@@ -275,7 +275,7 @@ def _name_table(place: str, problem: str) -> str:
     name = place.partition(" = ")[0].rpartition(".")[2]
     for strategy, kind in STRATEGIES.items():
         if problem.startswith("unknown key.") and name in kind.model_fields:
-            problem = re.sub(" Did you mean [^?]*[?]", "", problem)
+            problem = re.sub(" Did you mean [^?]{1,100}[?]", "", problem)
             table = "a table [default] or [agents.<name>] with strategy ="
             return f"{problem}. It belongs in {table} {strategy!r}"
     return problem

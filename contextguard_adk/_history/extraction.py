@@ -33,7 +33,7 @@ _TOKEN = re.compile(
 )
 _WORD = re.compile(r"[^\s,;\"']{8,}")
 _LINE_NUMBER = re.compile(r"(?m)^[ \t]{0,16}\d{1,6}(?=[\t:| ])")
-_CODE = re.compile(r"[a-z]\w*?[A-Z]|\w_\w|\w\.\w|::|->|@|/")
+_CODE = re.compile(r"[a-z][^\Wa-zA-Z]*[A-Z]|\w_\w|\w\.\w|::|->|@|/")
 _PAGE = r"(?<!page)(?<!page[_-])"  # Not where a list goes on.
 _KEY = r"(?:api|access|account|encryption|master|private|signing|ssh)[_-]?key"
 _SECRET_NAME = re.compile(

@@ -26,6 +26,7 @@ DEFAULT_CONTEXT_WINDOW: Final = 128_000
 """The window, in tokens, that is assumed for an unknown model."""
 
 MIN_WINDOW_TOKENS = 1_000  # Smaller values, also learned ones, are no chat windows.
+MAX_NAME_CHARS = 500  # Of a model; each of its parts is looked up. No known one has 200.
 _VENDOR_PREFIX = re.compile(r"[a-z][a-z0-9]*(?:-gov)?\.(?=[a-z])")  # us. anthropic.
 _SUFFIX = re.compile(
     r"""( -v\d+:\d+(:\w+)?  | (?<!\bft):[^:/]*  | @[^@/]*  # -v1:0  :free  @20250929
@@ -103,6 +104,8 @@ class LitellmRegistry:
         return entry.name if (entry := self._find(model)) else None
 
     def _find(self, model: str) -> _Entry | None:
+        if len(model) > MAX_NAME_CHARS:
+            return None
         table = _load_table(self._table_path)
         keys = (name.replace(".", "-") for name in _candidate_names(model))
         if not (key := next((key for key in keys if key in table), None)):

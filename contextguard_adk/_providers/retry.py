@@ -73,7 +73,8 @@ def read_status(error: BaseException) -> int | None:
     response = getattr(error, "response", None)  # All that httpx's own errors have.
     values = [getattr(error, name, None) for name in ("status_code", "code", "status")]
     for value in map(str, (*values, getattr(response, "status_code", None))):
-        if value.isdecimal() and 400 <= int(value) < 600:
+        # Python refuses to read thousands of digits.
+        if len(value) == 3 and value.isdecimal() and 400 <= int(value) < 600:
             return int(value)
     return None
 

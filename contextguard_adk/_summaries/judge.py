@@ -51,7 +51,7 @@ _KANA_OR_HAN = "\u3040-\u30ff\u4e00-\u9fff"
 # three letters of scripts without spaces.
 _FACT = re.compile(
     rf"""(?=([{_KANA_OR_HAN}]{{3}}))[{_KANA_OR_HAN}]
-    |(?=[^\W\d{_KANA_OR_HAN}]*\d)[^\W{_KANA_OR_HAN}]{{2,}}
+    |(?<![^\W{_KANA_OR_HAN}])(?=[^\W\d{_KANA_OR_HAN}]*\d)[^\W{_KANA_OR_HAN}]{{2,}}
     |\b(?!summar|conversa|transcript|please|provide|specific|content|message|details
       |context|clarify|exactly|document|zusammen|möchte|welche|gespräch|r[ée]sum|gustaría
       |souhait|voulez)[^\W\d_{_KANA_OR_HAN}]{{6,}}""",
@@ -89,9 +89,11 @@ def judge(
         raise UnusableAnswerError("the answer is a question")
     if _is_echo(text, shown):
         raise UnusableAnswerError("the answer repeats the transcript")
-    empty = r"(?mi)^[ \t]*#.*$|^\W*none\W*$"  # Headings, and what stands below them.
-    said = re.sub(empty, "", text) if has_own_form else text
-    if len(_WORD.findall(said)) < (2 if has_own_form else 1):
+    if has_own_form:
+        has_words = _count_words_below_headings(text) >= 2
+    else:
+        has_words = _WORD.search(text) is not None
+    if not has_words:
         raise UnusableAnswerError("the answer is no summary")
     return replace(answer, text=quote(text))
 
@@ -111,6 +113,19 @@ def _is_echo(text: str, shown: str) -> bool:
     if _OF_ENTRY.match(lines[-1]) and f"\n{lines[-1]}" in shown:
         known.add(lines[-1])  # It may be cut.
     return sum(len(x) for x in lines if x in known) > 0.8 * sum(map(len, lines))
+
+
+def _count_words_below_headings(text: str) -> int:
+    """Counts the words of a summary, without headings and the word None below them."""
+    count = 0
+    for line in text.split("\n"):
+        if line.lstrip(" \t").startswith("#"):
+            continue
+        words = _WORD.findall(line)
+        is_none = len(words) == 1 and words[0].lower() == "none"
+        if not is_none:
+            count += len(words)
+    return count
 
 
 def _is_json(text: str) -> bool:

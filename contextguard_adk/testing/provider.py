@@ -272,10 +272,22 @@ def read_summary_material(request: LlmRequest) -> str:
         return text.replace(r"\n", "\n") if text.startswith(r"\n\n") else text
     if fence := _FENCE.search(text):
         # Every block of data is fenced with one marker; what is between is the request.
-        marker = re.escape(fence[1])
-        block = rf"(?ms)^<([\w-]+)-{marker}>\n(.*?)\n</\1-{marker}>$"
-        return "\n".join(match[2] for match in re.finditer(block, text))
+        return "\n".join(_read_blocks(text, fence[1]))
     return text
+
+
+def _read_blocks(text: str, marker: str) -> list[str]:
+    """Reads what stands between an opening line with the marker and its closing one."""
+    blocks, lines, end = list[str](), list[str](), ""
+    for line in text.split("\n"):
+        if end and line == end:
+            blocks.append("\n".join(lines))
+            end = ""
+        elif end:
+            lines.append(line)
+        elif line.startswith("<") and line.endswith(f"-{marker}>"):
+            lines, end = [], f"</{line[1:]}"
+    return blocks
 
 
 def summarize(request: LlmRequest, token_ratio: float | None) -> str:
