@@ -48,15 +48,19 @@ def find_growth(read: Callable[[str], object], unit: str) -> float:
     def take_seconds(chars: int, runs: int) -> float:
         return min(_take_seconds(read, repeat(unit, chars)) for _ in range(runs))
 
+    seconds = list[float]()
+    for chars in (SMALL_CHARS // FACTOR, SMALL_CHARS):
+        seconds.append(take_seconds(chars, 1))
+        if seconds[-1] > 0.5:  # A larger text might take minutes.
+            again_seconds = take_seconds(chars, 1)
+            quarter_seconds = take_seconds(chars // FACTOR, 5)
+            return min(seconds[-1], again_seconds) / quarter_seconds
+
     # Most texts need no more than a look: of a square this would be 16 times as much.
-    least_seconds = take_seconds(SMALL_CHARS // FACTOR, 1)
-    small_seconds = take_seconds(SMALL_CHARS, 1)
+    least_seconds, small_seconds = seconds
     is_short = small_seconds * FACTOR**2 < FLOOR_SECONDS
     if is_short or small_seconds < 1.15 * FACTOR * least_seconds:
         return 0.0
-    if small_seconds > 0.5:  # The larger text might take minutes.
-        least_seconds = take_seconds(SMALL_CHARS // FACTOR, 5)
-        return min(small_seconds, take_seconds(SMALL_CHARS, 2)) / least_seconds
 
     large_seconds = take_seconds(SMALL_CHARS * FACTOR, 5)
     if large_seconds < FLOOR_SECONDS:
