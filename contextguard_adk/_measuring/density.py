@@ -61,7 +61,7 @@ _PIECES = re.compile(
     rb"|[sp]?(?:[GCAHRIE]~+){1,16}|(?:S~+){1,16}|(?:[KZOFQ]~+){1,16}"
     rb"|[sp]?(?:L~[lve]{0,64}){1,16}|~+"
 )
-_REPEATED = re.compile(rb"([A-Za-z])\1{31,}")
+_REPEATED = re.compile(rb"([A-Za-z])\1{31,}+")
 # Words of these scripts come with their space, but not with a quotation mark.
 _QUOTED, _QUOTED_WORD = re.compile(rb"p(?=[GCAHRIEKZO]~)"), 0.7
 # JSON in ASCII has Hangul and emoji begin with a letter, which seldom joins the `u`.
