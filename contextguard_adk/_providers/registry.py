@@ -26,9 +26,7 @@ DEFAULT_CONTEXT_WINDOW: Final = 128_000
 """The window, in tokens, that is assumed for an unknown model."""
 
 MIN_WINDOW_TOKENS = 1_000  # Smaller values, also learned ones, are no chat windows.
-MAX_NAME_CHARS = (
-    500  # Of a model; each of its parts is looked up. No known one has 200.
-)
+MAX_NAME_CHARS = 500  # Of a model, whose parts are looked up; none has 200.
 _VENDOR_PREFIX = re.compile(r"[a-z][a-z0-9]*(?:-gov)?\.(?=[a-z])")  # us. anthropic.
 _SUFFIX = re.compile(
     r"""( -v\d+:\d+(:\w+)?  | (?<!\bft):[^:/]*  | @[^@/]*  # -v1:0  :free  @20250929
