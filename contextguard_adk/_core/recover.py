@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Sequence
+from contextlib import aclosing
 from dataclasses import replace
 
 from google.adk.models.base_llm import BaseLlm
@@ -26,6 +27,7 @@ from contextguard_adk._core.loop import declare_tools, run
 from contextguard_adk._listeners.metrics import MODEL, count
 from contextguard_adk._measuring.calibration import DEFAULT_CORRECTION, MAX_RATIO
 from contextguard_adk._measuring.tokens import estimate_config_tokens
+from contextguard_adk._providers.apart import call_apart
 from contextguard_adk._providers.overflow import Overflow, parse_overflow
 from contextguard_adk._providers.refusals import parse_refusal
 from contextguard_adk._providers.retry import call_with_retries
@@ -253,10 +255,7 @@ class Recovery:
 
     async def _ask(self, request: LlmRequest) -> LlmResponse | None:
         """Makes one model call; returns its last response that is whole."""
-        answer: LlmResponse | None = None
-        async for response in self._llm.generate_content_async(request, stream=False):
-            answer = answer if response.partial else response
-        return answer
+        return await call_apart(lambda: _read_answer(self._llm, request))
 
     def _describe_sent(self, heuristic_tokens: int, request: LlmRequest) -> None:
         """Updates what is remembered of the call to the request that was accepted."""
@@ -272,3 +271,11 @@ class Recovery:
         sent.threshold_tokens = budgets.threshold_tokens
         sent.is_recovered, sent.origin = True, call.origin
         sent.compaction = call.compaction or sent.compaction
+
+
+async def _read_answer(llm: BaseLlm, request: LlmRequest) -> LlmResponse | None:
+    answer: LlmResponse | None = None
+    async with aclosing(llm.generate_content_async(request, stream=False)) as responses:
+        async for response in responses:
+            answer = answer if response.partial else response
+    return answer

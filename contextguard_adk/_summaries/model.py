@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 
 from google.adk.models.base_llm import BaseLlm
@@ -12,6 +12,7 @@ from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
 from contextguard_adk._history.contents import content_text, parts_of
+from contextguard_adk._providers.apart import BrokenCallError, call_apart
 from contextguard_adk._providers.clients import read_usage, thinking_tokens
 from contextguard_adk._providers.overflow import parse_overflow
 from contextguard_adk._providers.retry import (
@@ -135,7 +136,7 @@ class _Question:
         usages = self.model.usages
         usages.append(Usage())  # Until there is an answer, nobody knows.
         try:
-            answer = await _read_answer(self.model.llm, request)
+            answer = await call_apart(lambda: _read_answer(self.model.llm, request))
         except Exception as error:
             if 400 <= (read_status(error) or 0) < 500:
                 usages.pop()  # No provider bills what it refuses.
@@ -171,6 +172,8 @@ async def _ask(question: _Question) -> Answer:
         raise SummaryError(f"no answer in {timeout_seconds} s") from error
     except SummaryError:
         raise
+    except BrokenCallError as error:
+        raise SummaryError(f"the call failed: {error}") from error
     except Exception as error:  # A provider's client may raise anything.
         # What it says may quote the conversation.
         status = read_status(error)
@@ -194,16 +197,17 @@ def _explain_key(error: Exception, status: int | None) -> str:
 
 async def _read_answer(llm: BaseLlm, request: LlmRequest) -> Answer:
     text, output_tokens, has_calls, finish, used = "", 0, False, "", Usage()
-    async for response in llm.generate_content_async(request, stream=False):
-        if response.partial:
-            continue
-        for part in parts_of(response.content):
-            if part.text and not part.thought:
-                text += part.text
-        has_calls = has_calls or bool(response.get_function_calls())
-        reason = response.finish_reason or response.error_code or finish
-        finish = str(getattr(reason, "name", reason))
-        if usage := response.usage_metadata:
-            output_tokens = usage.candidates_token_count or 0
-            used = read_usage(usage)
+    async with aclosing(llm.generate_content_async(request, stream=False)) as responses:
+        async for response in responses:
+            if response.partial:
+                continue
+            for part in parts_of(response.content):
+                if part.text and not part.thought:
+                    text += part.text
+            has_calls = has_calls or bool(response.get_function_calls())
+            reason = response.finish_reason or response.error_code or finish
+            finish = str(getattr(reason, "name", reason))
+            if usage := response.usage_metadata:
+                output_tokens = usage.candidates_token_count or 0
+                used = read_usage(usage)
     return Answer(text.strip(), output_tokens, has_calls, finish, used)
