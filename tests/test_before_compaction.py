@@ -268,7 +268,7 @@ async def test_whatever_it_raises_the_compaction_goes_on(
     """One line in the log names it, without its text."""
 
     def fail(planned: PlannedCompaction) -> None:
-        threading.Event().wait(0.2 if is_slow else 0)  # The event loop waits for 0.1.
+        threading.Event().wait(0.1 if is_slow else 0)
         raise error(SECRET)
 
     llm, chat = await talk(fail)

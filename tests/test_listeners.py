@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import threading
 from collections.abc import Callable
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -131,6 +133,115 @@ async def test_a_late_failure_is_logged_as_any_other(
     [failure] = [r for r in visible if "failed" in r.getMessage()]
     assert failure.levelno == logging.WARNING
     assert failure.exc_info is None
+
+
+async def test_the_event_loop_goes_on_while_a_listener_blocks() -> None:
+    """From the start: the loop does what the listener waits for."""
+    loop, seen = asyncio.get_running_loop(), list[bool]()
+
+    def listen(_: object) -> None:
+        has_run = threading.Event()
+        loop.call_soon_threadsafe(has_run.set)
+        seen.append(has_run.wait(0.05))
+
+    await talk(chat_with(**dict.fromkeys(KINDS, listen)), turns=3)
+    assert len(seen) >= 3
+    assert any(seen)  # Not all, on a machine that is busy.
+
+
+async def test_sessions_do_not_wait_for_each_others_listeners() -> None:
+    """Twenty at once are told at once, each in a thread that ends with the process."""
+    together = threading.Barrier(20)
+    told = list[bool]()
+
+    def listen(_: object) -> None:
+        together.wait(MARGIN_SECONDS)
+        told.append(threading.current_thread().daemon)
+
+    limits = {"listener_timeout_seconds": MARGIN_SECONDS, "on_call": listen}
+    chats = [chat_with(**limits) for _ in range(20)]
+    await asyncio.gather(*(chat.say("Hello.") for chat in chats))
+    assert told == [True] * 20
+
+
+async def test_a_full_thread_pool_of_the_app_holds_up_no_listener() -> None:
+    """Nor does a listener that blocks take a place in it."""
+    loop, may_end, told = asyncio.get_running_loop(), threading.Event(), list[object]()
+    with ThreadPoolExecutor(1) as pool:
+        loop.set_default_executor(pool)
+        blocks = loop.run_in_executor(None, may_end.wait, 2 * MARGIN_SECONDS)
+        limit = {"listener_timeout_seconds": MARGIN_SECONDS}
+        await talk(chat_with(on_call=told.append, **limit), turns=2)
+        assert len(told) == 2
+        may_end.set()
+        await blocks
+
+
+class AsyncObject:
+    """A listener that is an object with an async method."""
+
+    def __init__(self) -> None:
+        self.threads = list[int]()
+
+    async def __call__(self, _: object) -> None:
+        self.threads.append(threading.get_ident())
+
+
+async def test_whatever_can_be_awaited_runs_on_the_event_loop() -> None:
+    """An async function, an object, a partial function, a function that returns one."""
+    listen = AsyncObject()
+    forms: list[Callable[[Any], Any]] = [
+        listen,
+        listen.__call__,
+        functools.partial(AsyncObject.__call__, listen),
+        lambda record: listen(record),
+    ]
+    for form in forms:
+        await talk(chat_with(on_call=form), turns=1)
+    assert listen.threads == [threading.get_ident()] * len(forms)
+
+
+@pytest.mark.parametrize(
+    "error", [StopIteration, CancelledError, SystemExit, MemoryError]
+)
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_whatever_a_listener_raises_is_logged_once(
+    error: type[BaseException], is_async: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Odd errors are no end of a turn, and no lateness."""
+    told = list[object]()
+
+    def fail(record: object) -> None:
+        told.append(record)
+        raise error(SECRET)
+
+    async def fail_later(record: object) -> None:
+        fail(record)
+
+    await talk(chat_with(on_call=fail_later if is_async else fail), turns=2)
+    assert len(told) == 2
+    visible = [r.getMessage() for r in caplog.records if r.levelno >= logging.INFO]
+    assert sum("A listener for CallRecord failed" in text for text in visible) == 1
+    assert not any("takes longer" in text for text in visible)
+
+
+async def test_too_many_threads_are_a_failure(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The turn goes on, and the listener is called once there are fewer."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    told = list[object]()
+    chat = chat_with(on_call=told.append)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        await talk(chat, turns=2)
+    assert caplog.text.count("A listener for CallRecord failed: RuntimeError") == 1
+    assert told == []
+    await talk(chat, turns=1)
+    assert len(told) == 1
 
 
 @pytest.mark.parametrize("seconds", [0, 3_601, float("nan"), "5"])

@@ -9,9 +9,9 @@ import logging
 import threading
 from asyncio import Task
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar
 
 from contextguard_adk._support.log import log_failure
 from contextguard_adk._support.tasks import SummaryTasks
@@ -24,7 +24,9 @@ from contextguard_adk.records import (
 
 logger = logging.getLogger("contextguard_adk.telemetry")
 
+P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 Listener = Callable[[R], Awaitable[None] | None]
 """A function of one record; sync or async. One that fails or is late is logged."""
 
@@ -33,24 +35,77 @@ BeforeCompaction = Callable[[PlannedCompaction], Awaitable[Plan] | Plan]
 """A function, sync or async, that may give a focus (str) or put it off (False)."""
 
 
-def _start_call(listener: Callable[[R], object], record: R) -> Future[Any]:
-    """Calls it in a thread, since it may block; most have returned when this does."""
-    result, context = Future[Any](), contextvars.copy_context()
-    result.set_running_or_notify_cancel()  # Nothing cancels a thread.
+class _DaemonThreads(Executor):
+    """Has a thread for each call; one that blocks keeps no process from ending."""
 
-    def work() -> None:
-        try:
-            result.set_result(context.run(listener, record))
-        except BaseException as error:  # noqa: BLE001 - it is raised in `_end_call`.
-            is_usual, name = isinstance(error, Exception), type(error).__name__
-            result.set_exception(error if is_usual else RuntimeError(name))
+    def submit(
+        self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Future[T]:
+        """Starts the thread; the call must not raise anything."""
+        result = Future[T]()
+        result.set_running_or_notify_cancel()  # Nothing cancels a thread.
 
-    try:
+        def work() -> None:
+            result.set_result(call(*args, **kwargs))
+
         threading.Thread(target=work, daemon=True).start()
-        wait([result], timeout=0.1)  # Most need no task; the event loop waits.
-    except RuntimeError as error:  # There are too many threads.
-        result.set_exception(error)
-    return result
+        return result
+
+
+_THREADS = _DaemonThreads()
+
+
+def _is_async(listener: Callable[[Any], object]) -> bool:
+    """Whether a call only makes a coroutine, which cannot block."""
+    method = getattr(listener, "__call__", None)  # noqa: B004 - of an object.
+    return inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(method)
+
+
+@dataclass(eq=False)
+class _Call:
+    """One call of a listener.
+
+    Attributes:
+        task: Waits for its end; None until it is started.
+        has_returned: Whether the function has; what it returned may be awaited still.
+    """
+
+    task: Task[Any] | None = None
+    has_returned: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended; a thread outlives the event loop that has begun it."""
+        task = self.task
+        is_left = task is None or task.done() or task.get_loop().is_closed()
+        return is_left and self.has_returned
+
+    async def run(self, listener: Callable[[R], object], record: R) -> Any:
+        """Returns what the listener says in the end; raises what it raises."""
+        if _is_async(listener):
+            outcome, error = self._invoke(listener, record)
+        else:
+            loop = asyncio.get_running_loop()
+            context = contextvars.copy_context()
+            outcome, error = await loop.run_in_executor(
+                _THREADS, context.run, self._invoke, listener, record
+            )
+        if error is not None:
+            raise error
+        return await outcome if inspect.isawaitable(outcome) else outcome
+
+    def _invoke(
+        self, listener: Callable[[R], object], record: R
+    ) -> tuple[Any, Exception | None]:
+        """Calls the function; what it raises comes back as a value."""
+        try:
+            return listener(record), None
+        except Exception as error:  # noqa: BLE001 - it is anyone's code.
+            return None, error
+        except BaseException as error:  # noqa: BLE001 - in a thread it ends nothing.
+            return None, RuntimeError(type(error).__name__)
+        finally:
+            self.has_returned = True
 
 
 @dataclass
@@ -65,48 +120,48 @@ class Observers:
     before_compaction: BeforeCompaction | None = None
     _tasks: SummaryTasks = field(default_factory=SummaryTasks)
     _failed: set[type] = field(default_factory=set)
-    _late: dict[object, tuple[Task[Any], Future[Any]]] = field(default_factory=dict)
+    _late: dict[object, _Call] = field(default_factory=dict)
 
-    async def _end_call(self, result: Future[Any], kind: type) -> Any:
+    async def tell(self, listener: Callable[[R], object] | None, record: R) -> Any:
+        """Returns what a listener says in time; it is left alone while it is late."""
+        if listener is None:
+            return None
+
+        kind = type(record)
+        key = kind, isinstance(record, PlannedCompaction) and record.session_id
+        last = self._late.get(key)
+        if last is not None and not last.is_over:
+            return None
+
+        call = _Call()
+        call.task = self._tasks.start(self._end(call, listener, record))
+        await asyncio.wait([call.task], timeout=self.timeout_seconds)
+        if call.task.done():
+            is_lost = call.task.cancelled() or call.task.exception()
+            return None if is_lost else call.task.result()
+
+        if key not in self._late:
+            message = "A listener for %s takes longer than %g seconds. It goes on, "
+            message += "and is not called again before it has returned."
+            logger.warning(message, kind.__name__, self.timeout_seconds)
+        self._late[key] = call
+        if len(self._late) > 1_024:  # The oldest are forgotten.
+            del self._late[next(iter(self._late))]
+        return None
+
+    async def _end(
+        self, call: _Call, listener: Callable[[R], object], record: R
+    ) -> Any:
         """Waits for the end of a call; of failures only the first is a warning."""
         try:
-            if not result.done():
-                await asyncio.wrap_future(result)
-            outcome = result.result()
-            return await outcome if inspect.isawaitable(outcome) else outcome
+            return await call.run(listener, record)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - it is anyone's code.
+            kind = type(record)
             level = logging.DEBUG if kind in self._failed else logging.WARNING
             self._failed.add(kind)
             what = f"A listener for {kind.__name__} failed"
             log_failure(logger, what, error, level)
             return None
-
-    async def tell(self, listener: Callable[[R], object] | None, record: R) -> Any:
-        """Returns what a listener says in time; it is left alone while it is late."""
-        kind = type(record)
-        key = kind, isinstance(record, PlannedCompaction) and record.session_id
-        task, result = self._late.get(key, (None, None))
-        if result and task:  # A thread outlives the event loop that has called it.
-            is_over = task.done() or task.get_loop().is_closed()
-            listener = listener if is_over and result.done() else None
-        if listener is None:
-            return None
-        result = _start_call(listener, record)
-        ending = self._end_call(result, kind)
-        if result.done() and (result.exception() or result.result() is None):
-            return await ending
-        task = self._tasks.start(ending)
-        await asyncio.wait([task], timeout=self.timeout_seconds)
-        if not task.done():
-            if key not in self._late:
-                message = "A listener for %s takes longer than %g seconds. It goes on, "
-                message += "and is not called again before it has returned."
-                logger.warning(message, kind.__name__, self.timeout_seconds)
-            self._late[key] = task, result
-            if len(self._late) > 1_024:  # The oldest are forgotten.
-                del self._late[next(iter(self._late))]
-            return None
-        return None if task.cancelled() or task.exception() else task.result()
 
     async def tell_pressure(self, record: PressureRecord) -> None:
         """Tells log and listener of a request that fills much of the window."""
