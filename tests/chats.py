@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -108,8 +109,22 @@ def take_apart(contents: Sequence[types.Content]) -> list[types.Content]:
     return [each for content in contents for each in _take_apart(content)]
 
 
+_CUTS = re.compile(
+    r"\n(?=\[Previous conversation summary\]\n)"
+    r"|(?<=\n\[End of summary — conversation continues below\])\n"
+    r"|(?<=that message is the current request\.\])\n"
+    r"|(?<=that message is the current request instead\.\])\n"
+)
+"""Between the texts that the guard joins."""
+
+
 def _take_apart(content: types.Content) -> list[types.Content]:
-    parts = content.parts or []
+    if SUMMARY_BEGIN not in text_of(content):
+        return [content]
+    parts: list[types.Part] = []
+    for part in content.parts or []:
+        pieces = _CUTS.split(part.text) if part.text else []
+        parts += [types.Part(text=each) for each in pieces] or [part]
     texts = [part.text or "" for part in parts]
     summaries = [i for i, t in enumerate(texts) if t.startswith(SUMMARY_BEGIN)]
     if not summaries:
@@ -119,8 +134,8 @@ def _take_apart(content: types.Content) -> list[types.Content]:
         media = itertools.takewhile(lambda text: not text, texts[behind + 1 :])
         behind += 1 + len(list(media))
     cuts = (0, begin, begin + 1, behind, len(parts))
-    pieces = [parts[start:end] for start, end in itertools.pairwise(cuts)]
-    return [types.Content(role=content.role, parts=each) for each in pieces if each]
+    pieces_of = [parts[start:end] for start, end in itertools.pairwise(cuts)]
+    return [types.Content(role=content.role, parts=each) for each in pieces_of if each]
 
 
 def without_head(contents: Sequence[types.Content]) -> list[types.Content]:

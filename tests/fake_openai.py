@@ -7,14 +7,16 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from tests.fake_provider import FakeProvider, RefusalError
-from tests.protocols import Reply
+from tests.protocols import Reply, event
 
 Message = dict[str, Any]
 
 
 MISTRAL_FIELDS = {"role", "content", "tool_calls", "tool_call_id", "name", "prefix"}
 
-Kind = Literal["openai", "deepseek", "kimi", "mistral", "vllm-mistral", "vllm-gemma"]
+Kind = Literal[
+    "openai", "deepseek", "kimi", "mistral", "vllm-mistral", "vllm-gemma", "llama.cpp"
+]
 
 
 @dataclass
@@ -34,12 +36,24 @@ class FakeOpenAI(FakeProvider):
                 check_mistral(messages)
             case "vllm-mistral" | "vllm-gemma":
                 check_template(messages, skips_tools=self.kind == "vllm-mistral")
+            case "llama.cpp":
+                check_strings(messages)
             case _:
                 check_pairs(messages)
         if self.kind == "deepseek":
             self._check_deepseek(messages)
         if self.kind == "kimi":
             self._check_kimi(messages)
+
+    def spell(self, body: dict[str, Any], answer: Any) -> Any:
+        """The answer, or the events of its stream."""
+        if not body.get("stream"):
+            return answer
+
+        [choice] = answer["choices"]
+        delta = {**choice, "delta": choice["message"]}
+        chunk = {**answer, "object": "chat.completion.chunk", "choices": [delta]}
+        return [event(chunk), event("[DONE]")]
 
     def _check_deepseek(self, messages: list[Message]) -> None:
         answers = [each for each in messages if each["role"] == "assistant"]
@@ -99,6 +113,14 @@ def check_mistral(messages: list[Message]) -> None:
     for before, message in itertools.pairwise(messages):
         if (before["role"], message["role"]) == ("tool", "user"):
             raise RefusalError("mistral order")
+
+
+def check_strings(messages: list[Message]) -> None:
+    """Refuses lists of nothing but texts, as chat templates that join strings do."""
+    for message in messages:
+        said = message.get("content")
+        if isinstance(said, list) and all(each["type"] == "text" for each in said):
+            raise RefusalError("llama.cpp list", status=500)
 
 
 def check_template(messages: list[Message], *, skips_tools: bool) -> None:

@@ -234,6 +234,7 @@ CHATS = {
     "mistral": "mistral/mistral-large-latest",
     "vllm-mistral": "hosted_vllm/mistral",
     "vllm-gemma": "hosted_vllm/gemma",
+    "llama.cpp": "openai/smollm2",
 }
 """A model of each kind, as LiteLLM names it."""
 

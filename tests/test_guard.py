@@ -82,7 +82,8 @@ async def test_summary_stays_on_later_calls_turns_and_processes() -> None:
     await successor.say("Thanks.")
     first, *later = agent_requests(llm)
     [head] = first.contents
-    assert [(part.text or "")[:32] for part in head.parts or ()] == [
+    assert len(head.parts or ()) == 1
+    assert [text_of(each)[:32] for each in take_apart([head])] == [
         SUMMARY_BEGINS,
         "[System: The conversation was co",
     ]

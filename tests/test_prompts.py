@@ -11,6 +11,8 @@ from tests.chats import (
     guarded_chat,
     seed,
     summary_requests,
+    take_apart,
+    text_of,
     words,
 )
 
@@ -30,8 +32,8 @@ async def test_braces_of_an_instruction_and_brackets_of_a_summary() -> None:
     [asked], [request] = summary_requests(llm), agent_requests(llm)
     said = str(asked.config.system_instruction)
     assert 'Reply {"n": 600} in {style}.' in said
-    parts = [part.text or "" for part in request.contents[0].parts or ()]
-    [summary] = [text for text in parts if "[Previous conversation summary]\n" in text]
+    texts = map(text_of, take_apart(request.contents[:1]))
+    [summary] = [text for text in texts if "[Previous conversation summary]\n" in text]
     assert summary.startswith("[Previous conversation summary]\n")
     assert summary.endswith("\n[End of summary — conversation continues below]")
     assert request.text.count(SUMMARY_BEGIN) == request.text.count(SUMMARY_END) == 1

@@ -171,6 +171,26 @@ async def test_every_turn_of_a_long_conversation_is_answered(
     assert state[HEURISTIC] > 0
 
 
+@pytest.mark.parametrize("is_streaming", [False, True], ids=["whole", "streamed"])
+async def test_thirty_short_messages_are_answered(
+    address: str, is_streaming: bool
+) -> None:
+    """The server's chat template takes strings only; no message is a list of texts."""
+    done: list[CompactionRecord] = []
+    chat = open_chat(address, WINDOW_TOKENS, is_streaming, on_compaction=done.append)
+    counts: list[int] = []
+
+    for number in range(30):
+        message = f"{number}: " + "and so on with the plan for the old harbor, " * 8
+        events = await chat.say(f"{message}is that fine?")
+        assert answer_text(events), f"no answer in turn {number}"
+        counts += prompt_counts(events)
+
+    assert len(counts) == 30
+    assert max(counts) <= WINDOW_TOKENS
+    assert len(done) >= 2
+
+
 async def test_a_window_that_was_set_too_large_is_learned(address: str) -> None:
     """The server refuses in numbers; the limit is remembered, and the turn answered."""
     from litellm.exceptions import ContextWindowExceededError

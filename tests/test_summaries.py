@@ -427,9 +427,9 @@ def kind_of(part: types.Part) -> str:
 @pytest.mark.parametrize(
     ("strategy", "agent", "expected"),
     [
-        (None, MOVING, "SUMMARY+CONTINUATION+INSTRUCTION"),
-        (PART_OF_IT, {}, "SUMMARY+fact 4 fact 5 Go on."),
-        (PART_OF_IT, MOVING, "SUMMARY+fact 4 fact 5 INSTRUCTION Go on."),
+        (None, MOVING, "SUMMARY CONTINUATION INSTRUCTION"),
+        (PART_OF_IT, {}, "SUMMARY fact 4 fact 5 Go on."),
+        (PART_OF_IT, MOVING, "SUMMARY fact 4 fact 5 INSTRUCTION Go on."),
     ],
 )
 async def test_place_of_the_summary(
@@ -441,9 +441,11 @@ async def test_place_of_the_summary(
     contents = [user(f"Fix it. {HOSTILE}"), *numbered(6, 200)]
     await talk.compact(*contents)
     sent = talk.llm.requests[-1].contents
-    outline = " ".join("+".join(map(kind_of, each.parts or ())) for each in sent)
-    assert outline == expected
-    summary = (sent[0].parts or [types.Part()])[0].text or ""
+    assert [len(each.parts or ()) for each in sent] == [1] * len(sent)
+    said = take_apart(sent)
+    kinds = [kind_of(part) for each in said for part in each.parts or ()]
+    assert " ".join(kinds) == expected
+    summary = text_of(said[0])
     assert summary.startswith(f"{SUMMARY_BEGINS}Known. ")
     assert summary.endswith(SUMMARY_ENDS)
     assert summary.count(SUMMARY_ENDS) == 1

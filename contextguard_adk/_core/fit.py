@@ -25,6 +25,7 @@ from contextguard_adk._measuring.tokens import Memo, estimate_config_tokens
 from contextguard_adk._providers.clients import json_form
 from contextguard_adk._sections.done import write_done_list
 from contextguard_adk._shapes.moved_media import MediaMover
+from contextguard_adk._shapes.one_text import join_new_texts
 from contextguard_adk._shapes.repair import put_in_order
 from contextguard_adk._summaries.compose import render_head, shorten_stored
 from contextguard_adk._support.phrases import SYSTEM, quote
@@ -120,7 +121,8 @@ def cut_request(request: LlmRequest, max_tokens: int, llm: object) -> None:
     if _Scale(DEFAULT_CORRECTION, memo).cost(request.contents) > room:
         mover = MediaMover(llm, request.model or "", max_tokens // 10)
         contents = reduce_contents(request.contents, room, memo=memo)
-        request.contents = put_in_order(contents, mover)
+        contents = put_in_order(contents, mover)
+        request.contents = join_new_texts(contents, request.contents)
         request.cache_metadata = None  # It describes a prefix that is gone.
 
 

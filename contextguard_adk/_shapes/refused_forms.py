@@ -25,6 +25,7 @@ from contextguard_adk._history.contents import (
 from contextguard_adk._history.fingerprints import fingerprint
 from contextguard_adk._history.transcript import render_entries
 from contextguard_adk._shapes.moved_media import MediaMover
+from contextguard_adk._shapes.one_text import join_new_texts
 from contextguard_adk._shapes.repair import answer_open_calls, repair
 from contextguard_adk._shapes.sealed_thoughts import newest_thoughts, thinker_of
 from contextguard_adk._support.phrases import SYSTEM
@@ -76,7 +77,7 @@ def _name_end(contents: Sequence[types.Content]) -> str:
 
 def _name_places(contents: Sequence[types.Content]) -> Iterator[str]:
     seen = Counter[str]()
-    for content in contents:
+    for content in join_new_texts(contents, ()):  # As they are sent, or before that.
         digest = fingerprint(content).hex()
         seen[digest] += 1
         yield f"{digest}.{seen[digest]}"

@@ -254,7 +254,9 @@ class SimulatedLlm(BaseLlm):
             return "Done."
         said = [c.parts or [] for c in request.contents if c.role == "user"]
         texts = [part.text for parts in said for part in parts if part.text]
-        return f"Acknowledged: {texts[-1][:60]}" if texts else "Acknowledged."
+        # The guard may have put other texts before the newest one.
+        newest = texts[-1].rstrip().rpartition("\n")[2] if texts else ""
+        return f"Acknowledged: {newest[:60]}" if newest else "Acknowledged."
 
     def _build_response(self, reply: _Answer) -> LlmResponse:
         """Makes a response of its own, which ADK may change, of a scripted reply."""
