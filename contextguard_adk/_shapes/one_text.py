@@ -18,6 +18,8 @@ from contextguard_adk._turn.turn import Turn
 
 def join_texts(turn: Turn, contents: list[types.Content]) -> list[types.Content]:
     """Joins neighboring texts; messages that came so stay as they are."""
+    if not turn.is_changed(contents):
+        return contents
     return join_new_texts(contents, turn.messages)
 
 
@@ -29,13 +31,19 @@ def join_new_texts(
     What others have said is quoted there: it stands in one text with the guard's lines.
     """
     as_they_came = {id(message) for message in messages}
-    theirs = {id(part) for message in messages for part in parts_of(message)}
-    return [
-        content
-        if content.role != "user" or id(content) in as_they_came
-        else _join(content, theirs)
-        for content in contents
+    joined = list(contents)
+    new = [
+        index
+        for index, content in enumerate(contents)
+        if content.role == "user" and id(content) not in as_they_came
     ]
+    if not new:
+        return joined
+
+    theirs = {id(part) for message in messages for part in message.parts or ()}
+    for index in new:
+        joined[index] = _join(contents[index], theirs)
+    return joined
 
 
 def _join(content: types.Content, theirs: set[int]) -> types.Content:
