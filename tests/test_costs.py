@@ -148,6 +148,11 @@ USAGES: dict[str, tuple[tuple[int, ...], Usage]] = {
     "thoughts within: LiteLLM": ((900, 0, 70, 50, 970), Usage(900, 0, 70)),
     "results of built-in tools": ((9, 0, 2, 0, 15, 4), Usage(13, 0, 2)),
     "what a cache held is left out": ((100, 700, 20, 0, 100), Usage(700, 700, 20)),
+    "below zero": ((-900, -700, -20, -5, -920, -4), Usage()),
+    "a cache below zero": ((900, -700, 20, 0, 920), Usage(900, 0, 20)),
+    "output below zero": ((900, 0, -1, -1, 0), Usage(900, 0, 0)),
+    "a prompt below zero": ((-1, 0, 20, 50, 970), Usage(0, 0, 70)),
+    "a total alone": ((0, 0, 0, 0, 970), Usage()),
 }
 
 

@@ -107,6 +107,16 @@ def absurd(llm: Counting, request: LlmRequest, true: int) -> int:
     return 10**9
 
 
+def below_zero(llm: Counting, request: LlmRequest, true: int) -> int:
+    """No count at all."""
+    return -true
+
+
+def sometimes_below_zero(llm: Counting, request: LlmRequest, true: int) -> int:
+    """Every other answer has a true count."""
+    return true if len(llm.numbers) % 2 else -1
+
+
 def true_count(llm: Counting, request: LlmRequest, true: int) -> int:
     """What was sent."""
     return true
@@ -277,6 +287,22 @@ def truncated(llm: Counting, request: LlmRequest, true: int) -> int:
         rest = request.model_copy(update={"contents": contents})
         true = count_request_tokens(rest, 1.0, 258)
     return min(true, CUT_AT)
+
+
+@pytest.mark.parametrize("report", [below_zero, sometimes_below_zero])
+async def test_counts_below_zero_are_none(report: Count) -> None:
+    """Neither in records nor in session state, and what a cache served is none."""
+    llm, records, chat = await play(
+        report, Threshold(context_window=4_000), 8, 350, llm={"cached_tokens": -100}
+    )
+    assert llm.rejections == 0
+    assert compactions(records) >= 1
+    for record in records:
+        assert record.real_tokens is None or record.real_tokens > 0
+        assert record.usage.cached_tokens == 0
+        assert record.usage.prompt_tokens >= 0
+        assert (record.cost or 0) >= 0
+    assert ((await chat.state()).get(REAL) or 1) > 0
 
 
 @pytest.mark.parametrize("is_observed", [False, True])

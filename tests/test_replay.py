@@ -375,8 +375,7 @@ NO_RECORDINGS = {
     "no list of events": ('{"messages": []}',),
     "content": ('{"events": [{"content": 3}]}',),
     "session 's1' has no model": ('{"id": "s1", "events": []}',),
-    "recorded prompt token count": (two_agents_with(None),),
-    "prompt_token_count is -5": (two_agents_with(-5),),
+    "recorded prompt token count": (two_agents_with(None), two_agents_with(-5)),
     f"prompt_token_count is {10**30:,}": (two_agents_with(10**30),),
     "not a name of an agent": (STRANGE_AUTHOR,),
 }

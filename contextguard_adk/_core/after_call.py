@@ -11,7 +11,7 @@ from google.adk.plugins.base_plugin import BasePlugin
 
 from contextguard_adk import _listeners
 from contextguard_adk._core.counts import weigh_count
-from contextguard_adk._providers.clients import read_usage
+from contextguard_adk._providers.clients import read_tokens, read_usage
 from contextguard_adk._providers.costs import price_calls
 from contextguard_adk._providers.registry import resolve_costs
 from contextguard_adk._runtime.runs import Guard, Run
@@ -32,7 +32,7 @@ async def take_answer(
     if (call := run.calls.get(key)) is None:
         return
     usage = response.usage_metadata
-    real = (usage.prompt_token_count if usage else None) or None
+    real = read_tokens(usage.prompt_token_count) or None if usage else None
     if real or (response.content and response.content.parts):
         call.is_answered = True
     if response.partial:

@@ -109,20 +109,26 @@ def answers_freely(request: LlmRequest, agent: object) -> bool:
     return mode in (None, "AUTO", "VALIDATED", "MODE_UNSPECIFIED")
 
 
+def read_tokens(reported: int | None) -> int:
+    """Reads a number of tokens; 0 where there is none, or one below zero."""
+    return max(0, reported or 0)
+
+
 def read_usage(reported: types.GenerateContentResponseUsageMetadata | None) -> Usage:
     """Reads what a call took; zeros where its client reports nothing."""
     if reported is None:
         return Usage()
-    prompt = reported.prompt_token_count or 0
-    prompt += reported.tool_use_prompt_token_count or 0
-    output = reported.candidates_token_count or 0
+    prompt = read_tokens(reported.prompt_token_count)
+    prompt += read_tokens(reported.tool_use_prompt_token_count)
+    output = read_tokens(reported.candidates_token_count)
+    total = read_tokens(reported.total_token_count)
     # `LiteLlm` counts thoughts among what was written, Gemini and Claude beside it:
     # the total tells.
-    if total := reported.total_token_count:
+    if total and prompt:
         output = max(output, total - prompt)
     else:
-        output += reported.thoughts_token_count or 0
-    cached = reported.cached_content_token_count or 0
+        output += read_tokens(reported.thoughts_token_count)
+    cached = read_tokens(reported.cached_content_token_count)
     return Usage(max(prompt, cached), cached, output)
 
 

@@ -13,7 +13,7 @@ from google.genai import types
 
 from contextguard_adk._history.contents import content_text, parts_of
 from contextguard_adk._providers.apart import BrokenCallError, call_apart
-from contextguard_adk._providers.clients import read_usage, thinking_tokens
+from contextguard_adk._providers.clients import read_tokens, read_usage, thinking_tokens
 from contextguard_adk._providers.overflow import parse_overflow
 from contextguard_adk._providers.retry import (
     call_with_retries,
@@ -208,6 +208,6 @@ async def _read_answer(llm: BaseLlm, request: LlmRequest) -> Answer:
             reason = response.finish_reason or response.error_code or finish
             finish = str(getattr(reason, "name", reason))
             if usage := response.usage_metadata:
-                output_tokens = usage.candidates_token_count or 0
+                output_tokens = read_tokens(usage.candidates_token_count)
                 used = read_usage(usage)
     return Answer(text.strip(), output_tokens, has_calls, finish, used)

@@ -7,6 +7,7 @@ from typing import Any
 
 from google.adk.sessions import Session
 
+from contextguard_adk._providers.clients import read_tokens
 from contextguard_adk._runtime.scopes import branch_scope
 from contextguard_adk._runtime.state import AgentState
 from contextguard_adk._tools.recordings import RecordedCall, read_facts
@@ -24,7 +25,7 @@ def list_calls(session: Session, agent: str | None = None) -> Iterator[RecordedC
         if event.partial:
             continue
         usage = event.usage_metadata
-        prompt_tokens = usage.prompt_token_count if usage else None
+        prompt_tokens = read_tokens(usage.prompt_token_count) if usage else 0
         # Text and calls of a stream may be two events of one response.
         origin = (prompt_tokens, event.author, event.invocation_id)
         is_new, previous = origin != previous, origin
@@ -33,9 +34,9 @@ def list_calls(session: Session, agent: str | None = None) -> Iterator[RecordedC
             continue
         for name, count in usage or ():
             # A request of that size will be made up.
-            if isinstance(count, int) and not 0 <= count <= MAX_TOKENS:
+            if isinstance(count, int) and count > MAX_TOKENS:
                 found = f"event {index}: {name} is {count:,}"
-                raise CommandError(f"{found}; 0 to {MAX_TOKENS:,} tokens are accepted")
+                raise CommandError(f"{found}; at most {MAX_TOKENS:,} are accepted")
         name, scope = event.author, branch_scope(event)
         is_guarded = bool(read_facts(event).get("recovered"))
         is_guarded |= AgentState(state, name, scope=scope).read("summary") is not None
