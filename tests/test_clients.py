@@ -15,7 +15,7 @@ from google.adk.models.google_llm import Gemini
 from google.genai import types
 
 from contextguard_adk import CompactionRecord, ContextGuardPlugin, Threshold
-from contextguard_adk._providers.clients import reserved_output_tokens
+from contextguard_adk._providers.clients import default_output_tokens, set_output_tokens
 from contextguard_adk.records import CallRecord
 from tests.builders import Chat, answer_text, call_part, queued_tool
 from tests.chats import Registry, slow
@@ -257,6 +257,20 @@ async def test_reserved_output_costs_one_rejection_at_most(
     talk.check(rejections=1)
 
 
+@pytest.mark.parametrize("client", ["anthropic", "claude"])
+async def test_output_that_nobody_set_takes_no_room(
+    loopback: Loopback, client: str
+) -> None:
+    """The threshold stays, and no request is refused: the output is lowered before."""
+    loopback.provider.counts_output = True
+    talk = Talk(loopback, client, SETTINGS["right"], pods(WINDOW, 0.1))
+    assert await talk.talk(turns=5, tool_calls=2) == 0
+    talk.check(rejections=0)
+    assert {call.threshold_tokens for call in talk.calls} == {0.8 * WINDOW}
+    asked = {each.sent.max_tokens for each in loopback.provider.of_agent}
+    assert len(asked) > 1
+
+
 @pytest.mark.parametrize(
     ("model", "expected"),
     [
@@ -266,11 +280,28 @@ async def test_reserved_output_costs_one_rejection_at_most(
         ("openai/gpt-in-house", None),
     ],
 )
-def test_litellm_reserves_the_most_for_claude_alone(
+def test_litellm_asks_for_the_most_for_claude_alone(
     model: str, expected: int | None
 ) -> None:
-    """Anthropic's API wants a number, others reserve nothing that nobody asked for."""
-    registry = Limited(WINDOW)
-    config = types.GenerateContentConfig()
+    """Anthropic's API wants a number, others get none that nobody asked for."""
     llm = connect("openai", "http://127.0.0.1:9")
-    assert reserved_output_tokens(llm, model, config, registry) == expected
+    assert default_output_tokens(llm, model, Limited(WINDOW)) == expected
+    assert set_output_tokens(llm, types.GenerateContentConfig()) is None
+
+
+@pytest.mark.parametrize(
+    ("client", "name"),
+    [
+        ("claude", "max_tokens"),
+        ("anthropic", "max_tokens"),
+        ("openai", "max_completion_tokens"),
+    ],
+)
+def test_a_limit_that_was_set_is_told_from_a_default(client: str, name: str) -> None:
+    """A number is reserved where somebody has written it, even if it is the usual."""
+    config, address = types.GenerateContentConfig(), "http://127.0.0.1:9"
+    assert set_output_tokens(connect(client, address), config) is None
+    llm = connect(client, address, **{name: 8_192})
+    assert set_output_tokens(llm, config) == 8_192
+    config.max_output_tokens = 500
+    assert set_output_tokens(llm, config) == 500

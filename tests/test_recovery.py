@@ -12,9 +12,10 @@ import pytest
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.adk.sessions import InMemorySessionService
+from google.genai import types
 from pydantic import Field
 
-from contextguard_adk import CallRecord, SlidingWindow
+from contextguard_adk import CallRecord, SlidingWindow, Threshold
 from contextguard_adk.strategies import Strategy
 from contextguard_adk.testing import (
     ContextOverflowError,
@@ -136,6 +137,31 @@ async def test_input_plus_output_lowers_the_output_first(is_streaming: bool) -> 
     await chat.say("And now?")
     assert llm.requests[-1].config.max_output_tokens == 64_000
     assert calls[-1].window_tokens == CONFIGURED_TOKENS
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+async def test_output_that_was_set_is_lowered_only_after_a_refusal(
+    is_refused: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A provider may count input and output apart; what cannot fit is told once."""
+    error = ContextOverflowError(
+        "input length and `max_tokens` exceed context limit: 300 + 7800 > 8000"
+    )
+    llm = make_llm([*[error] * is_refused, "Fine.", "Yes.", "Well."])
+    settings = types.GenerateContentConfig(max_output_tokens=7_800)
+    chat = open_chat(
+        llm,
+        Threshold(context_window=8_000),
+        agent={"generate_content_config": settings},
+    )
+    for _ in range(3):
+        assert answer_text(await chat.say("How are you? " * 80))
+    asked = [record.config.max_output_tokens for record in agent_requests(llm)]
+    assert asked[0] == 7_800
+    assert (max(asked[1:]) < 7_800) is is_refused
+    told = [r.getMessage() for r in caplog.records if "output limit" in r.getMessage()]
+    assert len(told) == 1
+    assert all(figure in told[0] for figure in ("7,800", "8,000", "max_output_tokens"))
 
 
 async def test_output_that_cannot_be_lowered_enough_leads_to_compaction() -> None:

@@ -6,8 +6,16 @@ import logging
 from dataclasses import replace
 
 from contextguard_adk._core.call import Bounds, Call
-from contextguard_adk._measuring.budgets import Budgets, plan_budgets
-from contextguard_adk._providers.clients import reserved_output_tokens, thinking_tokens
+from contextguard_adk._measuring.budgets import (
+    Budgets,
+    most_buffer_tokens,
+    plan_budgets,
+)
+from contextguard_adk._providers.clients import (
+    default_output_tokens,
+    set_output_tokens,
+    thinking_tokens,
+)
 from contextguard_adk._providers.overflow import MIN_LIMIT_TOKENS, Overflow
 from contextguard_adk._providers.registry import (
     MIN_WINDOW_TOKENS,
@@ -40,13 +48,14 @@ def resolve_model(call: Call, bounds: Bounds) -> ModelFacts:
     if shown.window_tokens and not is_ignored:
         least_tokens = max(seen.accepted_tokens, MIN_WINDOW_TOKENS)
         known = min(known, max(shown.window_tokens, least_tokens))
-    reserved = reserved_output_tokens(call.llm, name, call.request.config, registry)
+    default = default_output_tokens(call.llm, name, registry) or shown.output_tokens
     return ModelFacts(
         name=name,
         llm=call.llm,
         known_window_tokens=known,
         window_tokens=min(known, bounds.window_tokens or known),
-        reserved_output_tokens=reserved or shown.output_tokens or 0,
+        reserved_output_tokens=set_output_tokens(call.llm, call.request.config) or 0,
+        default_output_tokens=default or 0,
         stated_window_tokens=resolved.tokens,
         window_source=resolved.source,
         is_assumed=is_assumed,
@@ -67,14 +76,31 @@ def plan_call(call: Call, model: ModelFacts, bounds: Bounds) -> Budgets:
 
 
 def fit_output(call: Call, model: ModelFacts, prompt_tokens: int) -> None:
-    """Lowers the reserved output to what is left, where the sum was refused once.
+    """Lowers the output that a request asks for to what the window leaves.
 
-    A tenth stays free: what is known of the prompt is an estimate.
+    A limit that somebody has set stays until the sum of input and output was refused
+    once. A tenth stays free: what is known of the prompt is an estimate.
     """
-    window_tokens = model.window_tokens
     is_sum = call.state.shown(model.name).output_tokens is not None
-    if is_sum and prompt_tokens + model.reserved_output_tokens > window_tokens:
+    if model.reserved_output_tokens and not is_sum:
+        return
+    output_tokens = model.reserved_output_tokens or model.default_output_tokens
+    window_tokens = model.window_tokens
+    if not is_sum and prompt_tokens + output_tokens > window_tokens:
+        window_tokens = _largest_window_tokens(call, model)
+    if prompt_tokens + output_tokens > window_tokens:
         reserve_output(call, int((window_tokens - prompt_tokens) * 0.9))
+
+
+def _largest_window_tokens(call: Call, model: ModelFacts) -> int:
+    """Returns what a model takes in truth, where a smaller window is configured."""
+    if model.known_window_tokens < model.stated_window_tokens:
+        return model.known_window_tokens  # Its provider has shown that.
+    usual = resolve_context_window(
+        model.name, registry=call.guard.registry, is_quiet=True
+    )
+    usual_tokens = usual.tokens if usual.source == "registry" else 0
+    return max(model.known_window_tokens, usual_tokens)
 
 
 def reserve_output(call: Call, output_tokens: int) -> bool:
@@ -85,6 +111,19 @@ def reserve_output(call: Call, output_tokens: int) -> bool:
         return False
     call.request.config = config.model_copy(update={"max_output_tokens": output_tokens})
     return True
+
+
+def warn_reserved_output(agent: str, budgets: Budgets) -> None:
+    """Says once that the output limit that was set leaves no room for a history."""
+    output_tokens, window_tokens = budgets.reserved_output_tokens, budgets.window_tokens
+    if output_tokens > most_buffer_tokens(window_tokens):
+        message = (
+            "Agent %r: the output limit of %s tokens takes more than three quarters of "
+            "the context window, %s tokens; a quarter is used for the prompt. Lower "
+            "`max_output_tokens` (or the model's `max_tokens`), or set a larger "
+            "context_window on the agent's strategy."
+        )
+        warn_once(logger, message, agent, f"{output_tokens:,}", f"{window_tokens:,}")
 
 
 def learn_window(

@@ -20,7 +20,7 @@ from contextguard_adk._core.decide import (
     decide,
     fixed_part_tokens,
 )
-from contextguard_adk._core.limits import fit_output
+from contextguard_adk._core.limits import fit_output, warn_reserved_output
 from contextguard_adk._core.look import leave_out_rest, look
 from contextguard_adk._core.pay import Payer, plan_background
 from contextguard_adk._history.contents import has_result_of
@@ -191,6 +191,7 @@ async def send(call: Call, turn: Turn) -> None:
     """Changes the request to what was decided, and remembers it for the answer."""
     session, request, model = call.session, call.request, turn.model
     original = request.contents
+    warn_reserved_output(turn.agent, turn.budgets)
     if not call.is_observed:
         if turn.is_changed(turn.contents):
             request.contents = list(turn.contents)

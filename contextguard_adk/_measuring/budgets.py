@@ -46,7 +46,12 @@ class Budgets:
 def buffer_tokens(window_tokens: int, reserved_output_tokens: int = 0) -> int:
     """Returns what is kept free: at least the reserve, at most 3/4 of the window."""
     usual = 20_000 if window_tokens >= 200_000 else window_tokens * 20 // 100
-    return min(max(usual, reserved_output_tokens), window_tokens * 3 // 4)
+    return min(max(usual, reserved_output_tokens), most_buffer_tokens(window_tokens))
+
+
+def most_buffer_tokens(window_tokens: int) -> int:
+    """Returns the most that is kept free, whatever a request reserves."""
+    return window_tokens * 3 // 4
 
 
 def threshold_tokens(window_tokens: int, reserved_output_tokens: int = 0) -> int:

@@ -27,6 +27,10 @@ _EFFORT_TOKENS = {
 }  # fmt: skip
 
 
+# What litellm asks of Claude models that its table does not have.
+_LITELLM_OUTPUT_TOKENS = 128_000
+
+
 def find_llm(agent: object) -> BaseLlm | None:
     """The model of an agent, where ADK can name it without a call."""
     model = getattr(agent, "canonical_model", None)
@@ -53,28 +57,38 @@ def json_form(llm: object) -> JsonForm:
     return next((_FORMS[name] for name in names if name in _FORMS), COMPACT)
 
 
-def reserved_output_tokens(
-    llm: object,
-    model: str,
-    config: types.GenerateContentConfig,
-    registry: ModelRegistry | None = None,
-) -> int | None:
-    """Returns the output tokens that a request reserves; None where it names none."""
+def set_output_tokens(llm: object, config: types.GenerateContentConfig) -> int | None:
+    """Returns the output limit that somebody has set; None where nobody has."""
     if config.max_output_tokens:
         return config.max_output_tokens
-    llm, values = _first_model(llm), list[object]()
-    names = class_names(llm)
-    if "AnthropicLlm" in names:
+    llm = _first_model(llm)
+    names, values = class_names(llm), list[object]()
+    if "AnthropicLlm" in names and "max_tokens" in getattr(llm, "model_fields_set", ()):
         values = [getattr(llm, "max_tokens", None)]
     elif "LiteLlm" in names:
         arguments = _litellm_arguments(llm)
-        values = [arguments.get(n) for n in ("max_completion_tokens", "max_tokens")]
-        provider, _, name = model.lower().rpartition("/")
-        # Anthropic's API wants a number, and LiteLLM names the most that there is.
-        if provider in ("", "anthropic", "vertex_ai", "azure_ai") and "claude" in name:
-            values.append(resolve_output_limit(model, registry))
+        values = [arguments.get("max_completion_tokens"), arguments.get("max_tokens")]
     found = (each for each in values if isinstance(each, int) and each > 0)
     return next(found, None)
+
+
+def default_output_tokens(
+    llm: object, model: str, registry: ModelRegistry | None = None
+) -> int | None:
+    """Returns the output that a client asks for where nobody has set a limit.
+
+    None where it names none. Anthropic's API wants a number.
+    """
+    llm = _first_model(llm)
+    names = class_names(llm)
+    if "AnthropicLlm" in names:
+        tokens = getattr(llm, "max_tokens", None)
+        return tokens if isinstance(tokens, int) and tokens > 0 else None
+    provider, _, name = model.lower().rpartition("/")
+    is_anthropic = provider in ("", "anthropic", "vertex_ai", "azure_ai")
+    if "LiteLlm" in names and is_anthropic and "claude" in name:
+        return resolve_output_limit(model, registry) or _LITELLM_OUTPUT_TOKENS
+    return None
 
 
 def thinking_tokens(llm: object, config: types.GenerateContentConfig) -> int:

@@ -50,6 +50,10 @@ class ModelFacts:
 
     What its provider has shown may make the stated window smaller, a guess only one
     that `is_assumed`: the server may have been started with another one.
+
+    Attributes:
+        reserved_output_tokens: The output limit that somebody has set; 0 for none.
+        default_output_tokens: What its client asks for where nobody has; 0 if unknown.
     """
 
     name: str
@@ -57,6 +61,7 @@ class ModelFacts:
     known_window_tokens: int
     window_tokens: int
     reserved_output_tokens: int
+    default_output_tokens: int = 0
     stated_window_tokens: int = 0
     window_source: str = ""
     is_assumed: bool = False
