@@ -280,13 +280,129 @@ async def test_what_is_no_size_brings_no_compaction_about(
 
 
 def truncated(llm: Counting, request: LlmRequest, true: int) -> int:
-    """Counts what is left of a request in `CUT_AT` tokens."""
+    """As a server that cuts a prompt to `CUT_AT` tokens."""
+    return min(true, CUT_AT)
+
+
+def truncated_by_messages(llm: Counting, request: LlmRequest, true: int) -> int:
+    """As one that drops whole messages: it counts what is left of them."""
     contents = list(request.contents)
     while true > CUT_AT and len(contents) > 1:
         del contents[0]
         rest = request.model_copy(update={"contents": contents})
         true = count_request_tokens(rest, 1.0, 258)
-    return min(true, CUT_AT)
+    return true
+
+
+def nearly_truncated(llm: Counting, request: LlmRequest, true: int) -> int:
+    """Counts that differ by a token."""
+    return min(true, CUT_AT) - len(llm.numbers) % 2
+
+
+def always_small(llm: Counting, request: LlmRequest, true: int) -> int:
+    """A stand-in's usage: one figure, whatever is sent."""
+    return 2_000
+
+
+def always_large(llm: Counting, request: LlmRequest, true: int) -> int:
+    """The same, far above what is sent."""
+    return 60_000
+
+
+def tell_cuts(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What was said of a server that cuts."""
+    told = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    return [each for each in told if "without a word" in each]
+
+
+@pytest.mark.parametrize("strategy", [Threshold, *slow(SlidingWindow, Pipeline)])
+@pytest.mark.parametrize("window", [None, 100_000])
+async def test_a_server_that_cuts_is_found_by_equal_counts(
+    strategy: type[Strategy], window: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Three requests are cut, one warning names both figures, state is not written."""
+    kind: Any = strategy
+    settings = {"context_window": window, **FEW.get(kind, {})}
+    llm, records, chat = await play(truncated, kind(**settings), **FILLING)
+    assert sum(true > CUT_AT for true in llm.numbers) <= 4
+    assert records[-1].window_tokens == CUT_AT
+    assert await learned(chat) == {}
+    [said] = tell_cuts(caplog)
+    figures = "4,096", f"{window or UNKNOWN_TOKENS:,}", "context_window=4096", "num_ctx"
+    assert all(each in said for each in figures)
+
+
+async def test_other_sessions_of_the_process_are_not_cut() -> None:
+    """One session shows the figure, all keep to it."""
+    llm, records, chat = await play(truncated, **FILLING)
+    shown = len(records)
+    other = Chat(chat.app.root_agent, chat.app.plugins, session_id="other")
+    llm.script, llm.numbers = None, []
+    for turn in range(12):
+        assert answer_text(await other.say(words(900, f"Question {turn}.")))
+    assert max(llm.numbers) <= CUT_AT
+    assert {record.window_tokens for record in records[shown:]} == {CUT_AT}
+
+
+@pytest.mark.parametrize("result_tokens", [600, 2_700, 9_000])
+async def test_a_cut_is_found_whatever_the_steps(result_tokens: int) -> None:
+    """Small ones, large ones, and those of twice the server's window."""
+    llm, records, _ = await play(
+        truncated, turns=12, result_tokens=result_tokens, growth_tokens=0
+    )
+    assert records[-1].window_tokens == CUT_AT
+    assert sum(true > CUT_AT for true in llm.numbers) <= 5
+
+
+NO_CUTS: dict[str, tuple[Count, dict[str, Any]]] = {
+    "whole messages": (truncated_by_messages, FILLING),
+    "a token more or less": (nearly_truncated, FILLING),
+    "always 2,000": (always_small, FILLING),
+    "always 60,000": (always_large, {"turns": 10}),
+    "a cache": (truncated, {**FILLING, "llm": {"cached_tokens": 500}}),
+    "what is new": (newest_alone, {"result_tokens": 3_000, "growth_tokens": 0}),
+    "observed": (truncated, {**FILLING, "guard": {"observe": True}}),
+}
+
+
+@pytest.mark.parametrize(("report", "settings"), NO_CUTS.values(), ids=NO_CUTS)
+async def test_other_counts_show_no_cut(
+    report: Count, settings: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """They differ, are small or far above what is sent, or leave something out."""
+    _, records, chat = await play(report, **settings)
+    assert {record.window_tokens for record in records} == {UNKNOWN_TOKENS}
+    assert await learned(chat) == {}
+    assert not tell_cuts(caplog)
+
+
+async def test_one_request_sent_again_shows_no_cut() -> None:
+    """Its counts are equal because it is the same."""
+    records = list[CallRecord]()
+    llm = Counting(report=true_count, context_window=10**6, token_ratio=1.0)
+    agent = {"include_contents": "none"}
+    chat = guarded_chat(
+        llm, Threshold(), guard={"on_call": records.append}, agent=agent
+    )
+    for _ in range(5):
+        await chat.say(words(5_000))
+    assert len(set(llm.numbers)) == 1
+    assert {record.window_tokens for record in records} == {UNKNOWN_TOKENS}
+
+
+async def test_a_figure_that_is_passed_is_forgotten() -> None:
+    """The server may have been started anew, with a larger window."""
+    llm, records, chat = await play(truncated, **FILLING)
+    assert records[-1].window_tokens == CUT_AT
+    llm.script = ["Well."] * 20
+    while records[-1].estimated_tokens < 2_200:
+        await chat.say(f"{words(200)} What else?")
+    llm.report = lambda _, __, true: 2 * true  # Another vocabulary.
+    await chat.say("What else?")
+    assert records[-1].window_tokens == CUT_AT
+    assert (records[-1].real_tokens or 0) > CUT_AT
+    await chat.say("What else?")
+    assert records[-1].window_tokens == UNKNOWN_TOKENS
 
 
 @pytest.mark.parametrize("report", [below_zero, sometimes_below_zero])
@@ -303,40 +419,6 @@ async def test_counts_below_zero_are_none(report: Count) -> None:
         assert record.usage.prompt_tokens >= 0
         assert (record.cost or 0) >= 0
     assert ((await chat.state()).get(REAL) or 1) > 0
-
-
-@pytest.mark.parametrize("is_observed", [False, True])
-async def test_a_guess_is_not_stored_where_the_guard_observes(
-    is_observed: bool,
-) -> None:
-    """Nor is it one that a later guard would find."""
-    guard = {"observe": is_observed}
-    _, records, chat = await play(truncated, guard=guard, **FILLING)
-    windows = {record.window_tokens for record in records}
-    assert (windows == {UNKNOWN_TOKENS}) is is_observed
-    assert ("window_tokens" in await learned(chat)) is not is_observed
-
-
-async def test_a_guess_is_forgotten_when_it_is_passed(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """And put to the test after 20 calls: the server may have been started anew."""
-    room = [CUT_AT]
-
-    def report(llm: Counting, request: LlmRequest, true: int) -> int:
-        return truncated(llm, request, true) if room[0] == CUT_AT else true
-
-    llm, records, chat = await play(report, **FILLING)
-    assert (await learned(chat))["is_guess"] is True
-    assert 2_048 <= records[-1].window_tokens <= CUT_AT
-    room[0] = 100_000
-    llm.script = ["Well."] * 24
-    for _ in range(24):
-        await chat.say(f"{words(300)} What else?")
-    assert records[-1].window_tokens == UNKNOWN_TOKENS
-    assert not (await learned(chat)).get("window_tokens")
-    warned = [r for r in caplog.records if r.levelno == logging.WARNING]
-    assert sum("truncate silently" in each.getMessage() for each in warned) == 1
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -365,21 +447,6 @@ async def test_limits_of_two_models_that_take_turns_are_kept() -> None:
     for turn, chat in enumerate([*[medium] * 6, *[small] * 3] * 3):
         assert answer_text(await chat.say(words(700, f"Question {turn}.")))
     assert [llm.rejections for llm in llms] == [1, 1]
-
-
-@pytest.mark.parametrize("strategy", [Threshold, *slow(SlidingWindow, Pipeline)])
-async def test_a_ceiling_narrows_no_configured_window(strategy: type[Strategy]) -> None:
-    """Nor one of a model whose prompts a cache serves."""
-    kind: Any = strategy
-    _, records, chat = await play(truncated, kind(context_window=100_000), **FILLING)
-    assert {record.window_tokens for record in records} == {100_000}
-    assert await learned(chat) == {}
-
-
-async def test_where_a_cache_serves_prompts_no_ceiling_counts() -> None:
-    """What it serves may be missing in counts."""
-    _, records, _ = await play(truncated, llm={"cached_tokens": 500}, **FILLING)
-    assert {record.window_tokens for record in records} == {UNKNOWN_TOKENS}
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

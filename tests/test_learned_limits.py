@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import json
-import logging
-import re
-from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
-from google.adk.models.llm_request import LlmRequest
-from google.adk.models.llm_response import LlmResponse
 from google.adk.sessions import InMemorySessionService
 from google.genai import types
-from pydantic import Field
 
 from contextguard_adk import CallRecord
 from contextguard_adk.testing import (
@@ -21,10 +15,6 @@ from contextguard_adk.testing import (
     Reply,
     SimulatedLlm,
     SimulatedProviderError,
-)
-from contextguard_adk.testing.provider import (
-    count_request_tokens,
-    list_content_texts,
 )
 from tests.builders import (
     Chat,
@@ -199,53 +189,3 @@ async def test_other_error_in_the_resend_is_the_answer(
     assert "RuntimeError" in caplog.text
     assert (await learned(chat))["window_tokens"] == 3_000
     assert answer_text(await chat.say("Try again.")) == "Better."
-
-
-class Truncating(SimulatedLlm):
-    """A server that drops the oldest messages of what is too long, and says nothing."""
-
-    room_tokens: int = 4_096
-    lost: list[str] = Field(default_factory=list)
-
-    async def generate_content_async(
-        self, llm_request: LlmRequest, stream: bool = False
-    ) -> AsyncGenerator[LlmResponse, None]:
-        """Answers what is left; notes the tasks that it did not see."""
-        contents = list(llm_request.contents)
-        request = llm_request.model_copy(update={"contents": contents})
-        while (
-            count_request_tokens(request, self.token_ratio, 258) > self.room_tokens
-            and len(contents) > 1
-        ):
-            del contents[0]
-        texts = list(list_content_texts(llm_request.contents))
-        task = re.findall(r"TASK-\d+", "\n".join(texts))[-1]
-        if task not in "\n".join(list_content_texts(contents)):
-            self.lost.append(task)
-        counted = count_request_tokens(request, self.token_ratio, 258)
-        async for response in super().generate_content_async(llm_request, stream):
-            usage = types.GenerateContentResponseUsageMetadata(
-                prompt_token_count=min(counted, self.room_tokens),
-            )
-            yield response.model_copy(update={"usage_metadata": usage})
-
-
-async def test_silent_truncation_is_taken_for_the_window(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """Counts that fall behind twice running show the window; tasks are seen again."""
-    llm = Truncating(token_ratio=1.0, context_window=10**6)
-    llm.script = searching(5, 6)
-    chat = open_chat(llm, words(1_000), window_tokens=None)
-    for turn in range(5):
-        await chat.say(f"TASK-{turn}. {words(300)}")
-    assert 2_048 <= (await learned(chat))["window_tokens"] <= 4_096
-    # Before the counts were known, and once where the guess is put to the test.
-    assert llm.lost.count("TASK-0") >= len(llm.lost) - 1
-    own = [r for r in caplog.records if r.name.startswith("contextguard")]
-    warned = [r.getMessage() for r in own if r.levelno == logging.WARNING]
-    told = [each for each in warned if "under pressure" not in each]
-    assert ["context_window" in each for each in told] == [
-        True,
-        True,
-    ]  # Unknown; then guessed.

@@ -79,18 +79,16 @@ def _note_count(event: Answered, count: Count) -> None:
     cached = read_usage(event.response.usage_metadata).cached_tokens
     real_tokens = count.real_tokens
     session.note(cached_ratio=cached / real_tokens)
-    seen = session.facts.of(call.model)
-    shown: dict[str, object] = {"was_cached": seen.was_cached or bool(cached)}
     call.release()
-    if count.is_size:
-        shown["accepted_tokens"] = max(real_tokens, seen.accepted_tokens)
-        shown["counted"] = real_tokens, count.heuristic_tokens
-        session.note(counting_model=call.model)
-        state.write("real_tokens", real_tokens)
-        state.write("last_heuristic", count.heuristic_tokens)
-    else:  # What led to it may have been wrong as well.
+    if not count.is_size:  # What led to it may have been wrong as well.
         state.write("real_tokens", None)
-    session.see(call.model, **shown)
+        return
+    most_tokens = max(real_tokens, session.facts.of(call.model).accepted_tokens)
+    counted = real_tokens, count.heuristic_tokens
+    session.see(call.model, accepted_tokens=most_tokens, counted=counted)
+    session.note(counting_model=call.model)
+    state.write("real_tokens", real_tokens)
+    state.write("last_heuristic", count.heuristic_tokens)
 
 
 def _describe(event: Answered) -> CallRecord:

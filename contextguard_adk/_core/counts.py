@@ -76,7 +76,7 @@ def weigh_count(call: SentCall, real_tokens: int, memo: Memo) -> Count | None:
         is_behind = real_tokens < least_tokens - discount * _LEAST_RATIO
     is_size = not is_behind and _is_size(call, real_tokens, sent, memo)
     text_tokens = heuristic_tokens - media_tokens
-    return Count(real_tokens, heuristic_tokens, text_tokens, is_behind, is_size)
+    return Count(real_tokens, heuristic_tokens, text_tokens, is_size)
 
 
 def _read_sent(call: SentCall, memo: Memo) -> Sent:

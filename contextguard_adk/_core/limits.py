@@ -39,13 +39,9 @@ def resolve_model(call: Call, bounds: Bounds) -> ModelFacts:
     resolved = resolve_context_window(
         name, configured=strategy.context_window, registry=registry, agent=call.agent
     )
-    known, shown = resolved.tokens, call.state.shown(name)
-    # Ollama's window is what the server was started with, whatever a table says.
-    is_local = resolved.source == "registry" and "ollama" in name.lower()
-    is_assumed = is_local or resolved.source == "default"
-    seen = call.session.facts.of(name)
-    is_ignored = shown.is_guess and (seen.is_probing or not is_assumed)
-    if shown.window_tokens and not is_ignored:
+    shown, seen = call.state.shown(name), call.session.facts.of(name)
+    known = min(resolved.tokens, call.guard.limits.get(name, resolved.tokens))
+    if shown.window_tokens:
         least_tokens = max(seen.accepted_tokens, MIN_WINDOW_TOKENS)
         known = min(known, max(shown.window_tokens, least_tokens))
     default = default_output_tokens(call.llm, name, registry) or shown.output_tokens
@@ -58,7 +54,6 @@ def resolve_model(call: Call, bounds: Bounds) -> ModelFacts:
         default_output_tokens=default or 0,
         stated_window_tokens=resolved.tokens,
         window_source=resolved.source,
-        is_assumed=is_assumed,
     )
 
 
@@ -146,7 +141,7 @@ def learn_window(
         learned = max(accepted, shown_tokens)
     learned = max(learned, MIN_WINDOW_TOKENS)
     if learned < model.window_tokens:
-        call.state.learn(model.name, window_tokens=learned, is_guess=False)
+        call.state.learn(model.name, window_tokens=learned)
         is_named = learned == overflow.limit_tokens
         _warn_window(call.agent, model, learned if is_named else None, estimated_tokens)
     return bounds

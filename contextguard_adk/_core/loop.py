@@ -221,7 +221,6 @@ async def send(call: Call, turn: Turn) -> None:
         sent_config=_copy_config(request.config),
         request=weakref.ref(request),
         stated_window_tokens=model.stated_window_tokens,
-        is_assumed=model.is_assumed,
         is_observed=call.is_observed,
         session=session,
         origin=turn.origin,

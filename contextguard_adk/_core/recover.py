@@ -264,7 +264,7 @@ class Recovery:
         budgets = plan_call(call, model, bounds)
         sent.heuristic_tokens = heuristic_tokens
         sent.sent_contents, sent.sent_config = request.contents, request.config
-        sent.request, sent.is_assumed = weakref.ref(request), model.is_assumed
+        sent.request = weakref.ref(request)
         sent.stated_window_tokens = model.stated_window_tokens
         sent.estimated_tokens = int(heuristic_tokens * self._factor)
         sent.window_tokens = budgets.window_tokens

@@ -88,13 +88,12 @@ class StoredSummary(_Stored):
 class Learned(_Stored):
     """What a model has shown.
 
-    The provider named the window in a rejection; where it `is_guess`, its counts only
-    suggest it. `output_tokens` is set where it refused a sum of input and output. Of
+    The provider named the window in a rejection. `output_tokens` is set where it
+    refused a sum of input and output. Of
     `unproven_count` compactions no process has seen the provider say so.
     """
 
     window_tokens: int | None = Field(default=None, ge=1, le=2**53)
-    is_guess: bool = False
     output_tokens: int | None = Field(default=None, ge=1, le=2**53)
     correction: float | None = Field(default=None, ge=1, le=20)
     unproven_count: int = Field(default=0, ge=0, le=2**53)

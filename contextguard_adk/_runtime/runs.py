@@ -49,7 +49,6 @@ class SentCall:
     # As later callbacks leave it; its tools hold the session, so it is held weakly.
     request: Callable[[], LlmRequest | None] = lambda: None
     stated_window_tokens: int = 0  # Without what was learned; 0 if unknown.
-    is_assumed: bool = False  # That window.
     is_observed: bool = False
     session: Session = field(default_factory=Session)
     origin: Origin = field(default=Origin("", ""))
@@ -149,6 +148,8 @@ class Guard:
     has_plain_users: bool = False  # In records, traces and log.
     recorded: Memo | None = None  # Of a replay, in which no tool changes a result.
     tasks: SummaryTasks = field(default_factory=SummaryTasks)
+    # Prompt tokens that this process keeps to, by model, whatever its window.
+    limits: BoundedDict[str, int] = field(default_factory=BoundedDict)
     # Name and version of what no event has named yet.
     artifacts: BoundedDict[tuple[str, str, str], tuple[str, int]] = field(
         default_factory=BoundedDict

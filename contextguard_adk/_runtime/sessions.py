@@ -83,16 +83,20 @@ class Failed:
 
 
 @dataclass(frozen=True)
-class Ceiling:
-    """The highest count so far, bytes / 4 of the text that reached it, the highest
-    count of all that was sent, and how often running the last count, which fell behind
-    what was sent, was the same."""
+class EqualCounts:
+    """Equal counts running, of requests that grew.
 
-    highest_tokens: int = 0
-    text_tokens: int = 0
-    followed_tokens: int = 0
+    Attributes:
+        real_tokens: What was counted each time.
+        first_tokens: Bytes / 4 of the text of the first request.
+        last_tokens: The same of the last one.
+        times: How many requests there were.
+    """
+
+    real_tokens: int = 0
+    first_tokens: int = 0
     last_tokens: int = 0
-    same_count: int = 0
+    times: int = 0
 
 
 @dataclass(frozen=True)
@@ -106,8 +110,7 @@ class Seen:
         doubted: Its last count, where that is no usual one: over the estimate, and by
             how many tokens it exceeds that.
         was_cached: Whether a cache has served a part of a prompt.
-        ceiling: How its counts stop rising, if they do.
-        guess_count: How many calls a guess of its window has stood.
+        equal_counts: Its last counts, as far as they are equal.
     """
 
     accepted_tokens: int = 0
@@ -115,13 +118,7 @@ class Seen:
     lowest_ratio: float = 0.0
     doubted: tuple[float, int] = (0.0, 0)
     was_cached: bool = False
-    ceiling: Ceiling = Ceiling()
-    guess_count: int = 0
-
-    @property
-    def is_probing(self) -> bool:
-        """Whether the guess is put to the test by a request that exceeds it."""
-        return self.guess_count >= 20
+    equal_counts: EqualCounts = EqualCounts()
 
 
 @dataclass(frozen=True)

@@ -228,8 +228,7 @@ class AgentState:
         shown = self.shown(model)
         is_new = shown != Learned() and not self._is_proven(model, shown)
         if is_new:
-            nothing = dict.fromkeys(Learned.model_fields)
-            self.learn(model, **{**nothing, "is_guess": False})
+            self.learn(model, **dict.fromkeys(Learned.model_fields))
         return is_new
 
     def note(self, **facts: object) -> None:

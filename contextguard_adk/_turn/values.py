@@ -33,14 +33,12 @@ class Count(NamedTuple):
         real_tokens: What it reported.
         heuristic_tokens: Of all that was sent.
         text_tokens: Of that without images and files.
-        is_behind: Whether the report is less than was surely sent.
         is_size: Whether it can be believed to be the size of the request.
     """
 
     real_tokens: int
     heuristic_tokens: int
     text_tokens: int
-    is_behind: bool
     is_size: bool
 
 
@@ -48,8 +46,7 @@ class Count(NamedTuple):
 class ModelFacts:
     """The model that a request goes to.
 
-    What its provider has shown may make the stated window smaller, a guess only one
-    that `is_assumed`: the server may have been started with another one.
+    What its provider has shown may make the stated window smaller.
 
     Attributes:
         reserved_output_tokens: The output limit that somebody has set; 0 for none.
@@ -64,7 +61,6 @@ class ModelFacts:
     default_output_tokens: int = 0
     stated_window_tokens: int = 0
     window_source: str = ""
-    is_assumed: bool = False
 
 
 @dataclass(frozen=True)
