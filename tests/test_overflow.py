@@ -4,6 +4,7 @@ import csv
 import json
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,8 +12,10 @@ from typing import Any
 import httpx
 import pytest
 from google.genai import errors as genai_errors
+from google.genai import types
 
 from contextguard_adk._providers.overflow import Overflow, parse_overflow
+from contextguard_adk._providers.retry import is_transient
 from tests.growth import MAX_GROWTH, time_growth
 
 MESSAGES = Path(__file__).parent / "overflow_messages.tsv"
@@ -43,7 +46,8 @@ OVERFLOWS = read_messages("overflow")
 REFUSALS = {name: text for name, (text, _) in read_messages("refusal").items()}
 UNRELATED = {name: text for name, (text, _) in read_messages("unrelated").items()}
 TEXT, MEANING = OVERFLOWS["anthropic"]
-REFUSAL = REFUSALS["groq-tpm"]
+REFUSAL = REFUSALS["openai-used"]
+RATES = read_messages("rate")
 
 
 def cases(table: dict[str, Any]) -> pytest.MarkDecorator:
@@ -138,6 +142,61 @@ def test_other_failure_is_no_overflow(litellm: ModuleType, case: str) -> None:
     for text, _ in OVERFLOWS.values() if case in REFUSALS.values() else ():
         assert parse_overflow(Exception(f"{case} Your request: {text}")) is None
         assert parse_overflow(Exception(f"{text} caused: {case}")) is None
+
+
+@pytest.mark.litellm
+@cases(RATES)
+def test_a_rate_limit_below_the_request_is_read(
+    litellm: ModuleType, case: tuple[str, Overflow]
+) -> None:
+    """No wait helps, so that it is one, whatever the client makes of the error."""
+    text, numbers = case
+    expected = replace(numbers, period="minute")
+    nested = json.dumps({"error": json.dumps({"message": text})})
+    refused = HoldingError(status_code=429, message=text, code="rate_limit_exceeded")
+    wrapped = caused("429 Too Many Requests", Exception(text))
+    errors = [
+        Exception(text),
+        Exception(nested),
+        refused,
+        wrapped,
+        *wrap(litellm, text),
+    ]
+    for error in errors:
+        assert parse_overflow(error) == expected
+        assert not is_transient(error)
+    quoted = [types.UserContent(f"The log says: {text}")]
+    quoting = HoldingError(status_code=429, message=f"slow down; input: {text}")
+    assert parse_overflow(quoting, quoted) is None
+    status = StatusError(text)
+    status.status_code = 429
+    mapping = litellm.litellm_core_utils.exception_mapping_utils
+    with pytest.raises(litellm.exceptions.RateLimitError) as raised:
+        mapping.exception_type("m", status, custom_llm_provider="openai")
+    assert parse_overflow(raised.value) == expected
+
+
+UNNAMED = {
+    "anthropic-rate": 30_000,
+    "gemini-quota": 250_000,
+    "litellm-tpm": 30_000,
+    "together-tpm": 60_000,
+}
+
+
+@pytest.mark.parametrize(("name", "limit"), UNNAMED.items(), ids=UNNAMED)
+def test_a_rate_limit_is_compared_with_the_estimate(name: str, limit: int) -> None:
+    """Where the provider does not say how much was sent."""
+    error = HoldingError(status_code=429, message=REFUSALS[name])
+    found = parse_overflow(error, sent_tokens=limit + 1)
+    assert found == Overflow(limit, period="minute")
+    assert parse_overflow(error, sent_tokens=limit) is None
+
+
+def test_a_rate_limit_of_a_day_is_told_from_one_of_a_minute() -> None:
+    """What is said of it names the time."""
+    text = "on tokens per day (TPD): Limit 9000, Requested 9001, please try again."
+    assert parse_overflow(Exception(text)) == Overflow(9_000, 9_001, period="day")
 
 
 LIMIT = "maximum context length is {}"

@@ -17,7 +17,7 @@ from contextguard_adk._history.fingerprints import fingerprint
 from contextguard_adk._measuring.calibration import DEFAULT_CORRECTION
 from contextguard_adk._measuring.tokens import Memo, estimate_config_tokens
 from contextguard_adk._providers.clients import resolve_llm
-from contextguard_adk._providers.overflow import parse_overflow
+from contextguard_adk._providers.overflow import Overflow, parse_overflow
 from contextguard_adk._providers.refusals import parse_refusal
 from contextguard_adk._runtime.runs import Guard, SentCall
 from contextguard_adk._runtime.scopes import call_key
@@ -40,7 +40,7 @@ async def answer_error(
     run, key = guard.run(invocation), call_key(context)
     if (sent := run.calls.get(key)) is not None:
         sent.is_answered = True
-    overflow = parse_overflow(error, request.contents)
+    overflow = _read_overflow(error, request, sent)
     refusal = parse_refusal(error, request.contents)
     if strategy is None or not (overflow or refusal):
         if sent is not None:
@@ -65,6 +65,21 @@ async def answer_error(
     # The agent's own callbacks may have an answer that is no error.
     names = "canonical_on_model_error_callbacks"
     return None if getattr(invocation.agent, names, None) else answer
+
+
+def _read_overflow(
+    error: Exception, request: LlmRequest, sent: SentCall | None
+) -> Overflow | None:
+    """Reads whether the request was too long, for its window or a rate limit."""
+    if sent is None:
+        return parse_overflow(error, request.contents)
+    overflow = parse_overflow(error, request.contents, sent.estimated_tokens)
+    if overflow and overflow.period and overflow.prompt_tokens is None:
+        accepted_tokens = sent.session.facts.of(sent.model).accepted_tokens
+        # Such limits do not count what a cache serves.
+        if accepted_tokens > (overflow.limit_tokens or 0):
+            return None
+    return overflow
 
 
 def restore_requests(

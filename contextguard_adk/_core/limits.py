@@ -133,6 +133,9 @@ def learn_window(
     shown_tokens = int(estimated_tokens * 0.85)
     if overflow.in_bytes or overflow.is_quotation:
         return replace(bounds, window_tokens=max(shown_tokens, MIN_LIMIT_TOKENS))
+    if overflow.period:
+        _keep_to_rate(call, overflow, estimated_tokens)
+        return bounds
     model, learned = resolve_model(call, bounds), overflow.limit_tokens
     accepted = call.session.facts.of(model.name).accepted_tokens
     if learned is None or learned < accepted:
@@ -145,6 +148,20 @@ def learn_window(
         is_named = learned == overflow.limit_tokens
         _warn_window(call.agent, model, learned if is_named else None, estimated_tokens)
     return bounds
+
+
+def _keep_to_rate(call: Call, overflow: Overflow, estimated_tokens: float) -> None:
+    """Keeps the requests of this process below a rate limit of its key."""
+    limit_tokens = max(overflow.limit_tokens or 0, MIN_WINDOW_TOKENS)
+    call.guard.limits[call.model] = limit_tokens
+    message = (
+        "Model %r: a request of %s tokens is above the key's limit of %s tokens per "
+        "%s: no wait helps. Requests stay below it from now on, in this process. "
+        "Set context_window=%d on the agent's strategy, or have the limit raised."
+    )
+    sent_tokens = overflow.prompt_tokens or int(estimated_tokens)
+    figures = f"{sent_tokens:,}", f"{limit_tokens:,}", overflow.period, limit_tokens
+    warn_once(logger, message, call.model, *figures)
 
 
 def _warn_window(

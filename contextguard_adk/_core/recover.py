@@ -201,11 +201,15 @@ class Recovery:
         at_least = (overflow.limit_tokens or 0) - (overflow.output_tokens or 0)
         correction = known
         if overflow.prompt_tokens is not None:
-            correction = overflow.prompt_tokens / sent_tokens
+            prompt_tokens = overflow.prompt_tokens
+            if overflow.period:  # It counts what was reserved as well.
+                model = resolve_model(call, self._bounds)
+                prompt_tokens -= model.reserved_output_tokens
+            correction = prompt_tokens / sent_tokens
         elif known * sent_tokens <= at_least:
             correction = at_least * 1.1 / sent_tokens  # It is more than the limit.
         correction = min(max(correction, 1.0), MAX_RATIO)
-        if correction > DEFAULT_CORRECTION:
+        if correction > DEFAULT_CORRECTION and not overflow.period:
             # Only a provider that reports no usage will need it again.
             call.state.learn(call.model, correction=round(correction, 2))
         self._factor = correction
@@ -235,7 +239,8 @@ class Recovery:
         try:
             answer = await call_with_retries(lambda: self._ask(request), 30)
         except Exception as error:  # noqa: BLE001 - a client may raise anything.
-            if overflow := parse_overflow(error, request.contents):
+            sent_tokens = int(heuristic * self._factor)
+            if overflow := parse_overflow(error, request.contents, sent_tokens):
                 return overflow
             if self._keep_help(parse_refusal(error, request.contents), contents):
                 return await self._send(contents)

@@ -22,7 +22,9 @@ class Overflow:
 
     What it did not name, or named twice and differently, is None. A smaller reserved
     output than `output_tokens` would help where `is_input_plus_output`. Where it is
-    `in_bytes` or only `is_quotation` of the request it says nothing about tokens.
+    `in_bytes` or only `is_quotation` of the request it says nothing about tokens. With
+    a `period` ("minute", "hour", "day") the limit is that of what a key may send in it:
+    the request alone, with its output, is above it.
     """
 
     limit_tokens: int | None = None
@@ -31,6 +33,7 @@ class Overflow:
     is_input_plus_output: bool = False
     in_bytes: bool = False
     is_quotation: bool = False
+    period: str = ""
 
 
 _Reading = Overflow | Literal["refused"] | None
@@ -43,24 +46,29 @@ _ESCAPES: Final = {
 
 
 def parse_overflow(
-    error: BaseException, contents: Iterable[types.Content] = ()
+    error: BaseException,
+    contents: Iterable[types.Content] = (),
+    sent_tokens: int = 0,
 ) -> Overflow | None:
     """Reads whether a model call failed because its request was too long; never raises.
 
     A message about a rate limit, a quota or the reserved output alone is no overflow,
-    nor is its cause. Of an error that says neither, linked errors are read. Words that
-    stand in the `contents` of the request may be a quotation: no number in them counts,
-    and no refusal; that the request was too long is believed all the same.
+    nor is its cause; but for a rate limit below the request itself, by the provider's
+    figure or, where it names none, by the estimate `sent_tokens`. Of an error that says
+    neither, linked errors are read. Words that stand in the `contents` of the request
+    may be a quotation: no number in them counts, and no refusal; that the request was
+    too long is believed all the same.
     """
-    reading = _read_linked(error, set(), _Sent(contents))
+    reading = _read_linked(error, set(), _Sent(contents, sent_tokens))
     return reading if isinstance(reading, Overflow) else None
 
 
 class _Sent:
     """The text of a request, as an error might quote it; most errors are not read."""
 
-    def __init__(self, contents: Iterable[types.Content]) -> None:
+    def __init__(self, contents: Iterable[types.Content], tokens: int) -> None:
         self._contents = contents
+        self.tokens = tokens
 
     @cached_property
     def _text(self) -> str:
@@ -76,18 +84,17 @@ def _read_linked(error: BaseException, seen: set[int], sent: _Sent) -> _Reading:
     if id(error) in seen or len(seen) >= 32:
         return None
     seen.add(id(error))
-    with suppress(Exception):
-        names = ("status_code", "code", "status")
-        if any(_attribute(error, name) in (429, "429") for name in names):
-            return "refused"
-    if (own := _read_error(error, sent)) == "refused":
-        return own
+    own = _read_error(error, sent)
+    if not _is_rate(own) and _has_rate_status(error):
+        own = "refused"
 
     def read_all(name: str) -> list[_Reading]:
         return [_read_linked(each, seen, sent) for each in _errors_in(error, name)]
 
     # `original_exception` is LiteLLM's, for what broke off in mid-stream.
     readings = [own, *read_all("__cause__"), *read_all("original_exception")]
+    if rates := [each for each in readings if _is_rate(each)]:
+        return rates[0]
     if "refused" in readings:
         return "refused"
     if not any(readings):
@@ -99,6 +106,17 @@ def _read_linked(error: BaseException, seen: set[int], sent: _Sent) -> _Reading:
         return "refused" if "refused" in readings else None
     # A wrapper may have cut off the numbers that its cause still has.
     return max(overflows, key=lambda each: sum(x is not None for x in astuple(each)))
+
+
+def _is_rate(reading: _Reading) -> bool:
+    return isinstance(reading, Overflow) and bool(reading.period)
+
+
+def _has_rate_status(error: BaseException) -> bool:
+    with suppress(Exception):
+        names = ("status_code", "code", "status")
+        return any(_attribute(error, name) in (429, "429") for name in names)
+    return False
 
 
 def _read_error(error: BaseException, sent: _Sent) -> _Reading:
@@ -114,6 +132,8 @@ def _read_error(error: BaseException, sent: _Sent) -> _Reading:
         for text in dict.fromkeys(map(_text_of, sources))
     )
     text = _plain(" | ".join(texts))
+    if rate := _read_rate(text, sent):
+        return rate
     if any(sent.find_own(pattern, text) for pattern in compile_wordings(REFUSALS)):
         return "refused"
     # LiteLLM calls any of them a context window that was exceeded.
@@ -126,6 +146,19 @@ def _read_error(error: BaseException, sent: _Sent) -> _Reading:
     every = compile_wordings(LIMITS + PAYLOADS + LIMITLESS)
     is_quotation = any(pattern.search(text) for pattern in every)
     return Overflow(is_quotation=True) if is_quotation else None
+
+
+def _read_rate(text: str, sent: _Sent) -> Overflow | None:
+    """Reads a rate limit that is below the request; None where a wait may help."""
+    for pattern in compile_wordings(RATES):
+        for match in sent.find_own(pattern, text):
+            limit = _tokens(match["limit"])
+            requested = _tokens(match.groupdict().get("prompt"))
+            if limit and (requested or sent.tokens) > limit:
+                periods = (each for each in ("day", "hour") if each in match[0])
+                period = next(periods, "minute")
+                return Overflow(limit, requested, period=period)
+    return None
 
 
 def _read_numbers(text: str, matches: list[re.Match[str]]) -> Overflow:
@@ -198,6 +231,16 @@ def compile_wordings(wordings: tuple[str, ...]) -> tuple[re.Pattern[str], ...]:
     named = (re.sub("<([a-z]+)>", rf"(?P<\1>{number})", each) for each in wordings)
     return tuple(re.compile(each.replace("<_>", number)) for each in named)
 
+
+# What a key may send in a minute, an hour or a day.
+RATES: Final = (
+    r"tokens per (?:min(?:ute)?|hour|day)\b[^:]{0,30}: limit:? <limit>,"
+    r"(?: used:? <_>,)? requested:? <prompt>",
+    r"rate limit (?:of|for this model is) <limit> (?:input )?"
+    r"tokens per (?:min(?:ute)?|hour|day)\b",
+    r"input_token_count, limit: <limit>",
+    r"tpm limit=<limit>",
+)
 
 REFUSALS: Final = (
     # Rate limits and quotas: the same request may pass in a minute.

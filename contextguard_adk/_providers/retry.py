@@ -60,11 +60,13 @@ async def call_with_retries(
 def is_transient(error: BaseException) -> bool:
     """Whether a call that failed so may succeed a moment later."""
     status = read_status(error)
+    # Ollama and llama.cpp answer 500 to a request that is too long; a rate limit may be
+    # below the request.
+    if status in (None, 429, 500) and parse_overflow(error) is not None:
+        return False
     if status is None:
         names = " ".join(each.__name__ for each in type(error).__mro__)
         return _TRANSIENT_NAME.search(names) is not None
-    if status == 500 and parse_overflow(error) is not None:
-        return False  # Ollama and llama.cpp say so of a request that is too long.
     return status in _TRANSIENT_STATUSES
 
 

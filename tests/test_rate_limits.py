@@ -1,0 +1,165 @@
+"""A key may send fewer tokens in a minute than its model's window holds."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from contextguard_adk import CallRecord, Pipeline, SlidingWindow, Threshold
+from contextguard_adk.strategies import Strategy
+from contextguard_adk.testing import RecordedRequest, SimulatedLlm
+from tests.builders import Chat, answer_text
+from tests.chats import KEY, agent_requests, guarded_chat, slow, words
+
+WINDOW_TOKENS, LIMIT_TOKENS = 128_000, 12_000
+WORDS = {
+    "openai": "Request too large for gpt-4o in organization org on tokens per min "
+    "(TPM): Limit {limit}, Requested {sent}. The input or output tokens must be "
+    "reduced in order to run successfully.",
+    "groq": "Request too large for model `m` on tokens per minute (TPM): Limit "
+    "{limit}, Requested {sent}, please reduce your message size and try again.",
+    "anthropic": "This request would exceed your organization's rate limit of "
+    "{limit:,} input tokens per minute. Please reduce the prompt length.",
+}
+WAIT = "on tokens per min (TPM): Limit {limit}, Used {used}, Requested {sent}."
+
+
+class RateLimitError(Exception):
+    """What a client raises, which asks to be asked again at once."""
+
+    status_code = 429
+    response = SimpleNamespace(headers={"Retry-After": "0"})
+
+
+class Key(SimulatedLlm):
+    """A model behind a key with a limit; what was used in a minute counts as well."""
+
+    words: str = WORDS["openai"]
+    used_tokens: int = 0
+    refused: int = 0
+
+    def _judge(self, record: RecordedRequest) -> None:
+        sent, limit = record.prompt_tokens, LIMIT_TOKENS
+        numbers = {"limit": limit, "sent": sent, "used": self.used_tokens}
+        if sent > limit:
+            self.refused += 1
+            raise RateLimitError(self.words.format(**numbers))
+        if sent + self.used_tokens > limit:
+            self.refused += 1
+            raise RateLimitError(WAIT.format(**numbers))
+        super()._judge(record)
+
+
+def open_chat(
+    llm: Key, strategy: Strategy | None = None, **settings: Any
+) -> tuple[Chat, list[CallRecord]]:
+    """A chat whose window is far above the limit."""
+    calls = list[CallRecord]()
+    chosen = strategy or Threshold(context_window=WINDOW_TOKENS)
+    chat = guarded_chat(llm, chosen, guard={"on_call": calls.append}, **settings)
+    return chat, calls
+
+
+def make_key(said: str = "openai", **settings: Any) -> Key:
+    """A key that counts a token for four bytes."""
+    settings = {"context_window": WINDOW_TOKENS, "token_ratio": 1.0, **settings}
+    return Key(words=WORDS[said], **settings)
+
+
+def tell_rates(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What was said of the limit."""
+    told = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    return [each for each in told if "key's limit" in each]
+
+
+@pytest.mark.parametrize("strategy", [Threshold, *slow(SlidingWindow, Pipeline)])
+@pytest.mark.parametrize("said", WORDS)
+async def test_a_limit_below_the_request_costs_one_refusal(
+    said: str, strategy: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The turn is answered, later ones stay below it, and one warning says so."""
+    llm = make_key(said)
+    chat, calls = open_chat(llm, strategy(context_window=WINDOW_TOKENS))
+    for turn in range(20):
+        assert answer_text(await chat.say(words(1_500, f"Question {turn}.")))
+    assert llm.refused == 1
+    assert [call.is_recovered for call in calls].count(True) == 1
+    assert calls[-1].window_tokens == LIMIT_TOKENS
+    record = (await chat.state()).get(KEY.format("record")) or "{}"
+    assert "window_tokens" not in record
+    [told] = tell_rates(caplog)
+    figures = "12,000 tokens per minute", "context_window=12000"
+    assert all(each in told for each in figures)
+
+
+async def test_other_sessions_of_the_process_keep_to_it() -> None:
+    """A new session is not refused again."""
+    llm = make_key()
+    chat, calls = open_chat(llm)
+    for turn in range(9):
+        assert answer_text(await chat.say(words(1_500, f"Question {turn}.")))
+    other = Chat(chat.app.root_agent, chat.app.plugins, session_id="other")
+    for turn in range(9):
+        assert answer_text(await other.say(words(1_500, f"Question {turn}.")))
+    assert llm.refused == 1
+    assert calls[-1].window_tokens == LIMIT_TOKENS
+
+
+async def test_a_limit_that_a_wait_helps_with_stays_a_refusal() -> None:
+    """The error is the turn's end, as without a guard; nothing is learned."""
+    llm = make_key()
+    chat, calls = open_chat(llm)
+    await chat.say(words(2_000))
+    llm.used_tokens = 11_000
+    with pytest.raises(RateLimitError, match="Used 11000"):
+        await chat.say("Go on.")
+    assert llm.refused == 1
+    llm.used_tokens = 0
+    assert answer_text(await chat.say("Go on."))
+    assert calls[-1].window_tokens == WINDOW_TOKENS
+
+
+async def test_a_resend_in_the_same_minute_ends_in_its_error() -> None:
+    """It is smaller, and still too much for what is left: that is the answer."""
+    llm = make_key()
+    chat, _ = open_chat(llm)
+    for turn in range(4):
+        assert answer_text(await chat.say(words(2_400, f"Question {turn}.")))
+    llm.used_tokens = 10_500
+    *_, last = await chat.say(words(2_400, "Question 4."))
+    assert last.error_code == "RateLimitError"
+    assert "Used 10500" in (last.error_message or "")
+    assert llm.refused <= 7  # The summary and the resend, three times each.
+    llm.used_tokens = 0
+    assert answer_text(await chat.say("And now?"))
+
+
+async def test_more_than_the_limit_may_be_served_by_a_cache() -> None:
+    """What was accepted once passes again: a limit on what is new is no window."""
+    llm = make_key("anthropic")
+    chat, calls = open_chat(llm)
+    llm.words = "unused"
+    error = RateLimitError(WORDS["anthropic"].format(limit=3_000))
+    llm.script = ["Yes.", error, "Yes."]
+    await chat.say(words(4_000))
+    with pytest.raises(RateLimitError):
+        await chat.say("Go on.")
+    assert answer_text(await chat.say("Go on.")) == "Yes."
+    assert calls[-1].window_tokens == WINDOW_TOKENS
+
+
+async def test_a_limit_that_a_tool_quotes_is_none() -> None:
+    """Words of the conversation in a refusal teach nothing."""
+    quoted = WORDS["openai"].format(limit=1_200, sent=9_000)
+    llm = make_key()
+    llm.script = ["Yes.", RateLimitError(f"Slow down. Your input: {quoted}"), "Yes."]
+    chat, calls = open_chat(llm)
+    await chat.say(quoted)
+    with pytest.raises(RateLimitError):
+        await chat.say("Go on.")
+    await chat.say("Go on.")
+    assert len(agent_requests(llm)) == 3
+    assert calls[-1].window_tokens == WINDOW_TOKENS
