@@ -11,6 +11,7 @@ from google.adk.plugins.base_plugin import BasePlugin
 
 from contextguard_adk import _listeners
 from contextguard_adk._core.counts import weigh_count
+from contextguard_adk._core.limits import review_limits
 from contextguard_adk._providers.clients import read_tokens, read_usage
 from contextguard_adk._providers.costs import price_calls
 from contextguard_adk._providers.registry import resolve_costs
@@ -45,6 +46,8 @@ async def take_answer(
     for listener in _listeners.LISTENERS:
         with log_failures(logger, f"{type(listener).__name__} failed"):
             listener.answered(event)
+    if call.is_answered and not call.is_reported:
+        review_limits(event)
     if count:
         _note_count(event, count)
     if may_lose:

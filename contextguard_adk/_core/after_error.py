@@ -12,12 +12,12 @@ from google.adk.models.llm_response import LlmResponse
 from google.adk.plugins.base_plugin import BasePlugin
 
 from contextguard_adk._core.call import Call
-from contextguard_adk._core.recover import Recovery
+from contextguard_adk._core.recover import Recovery, read_overflow
 from contextguard_adk._history.fingerprints import fingerprint
 from contextguard_adk._measuring.calibration import DEFAULT_CORRECTION
 from contextguard_adk._measuring.tokens import Memo, estimate_config_tokens
 from contextguard_adk._providers.clients import resolve_llm
-from contextguard_adk._providers.overflow import Overflow, parse_overflow
+from contextguard_adk._providers.overflow import Overflow
 from contextguard_adk._providers.refusals import parse_refusal
 from contextguard_adk._runtime.runs import Guard, SentCall
 from contextguard_adk._runtime.scopes import call_key
@@ -51,7 +51,9 @@ async def answer_error(
     sent = run.calls.pop(key, None) or measure_sent(request, run.memo(invocation))
     requests = restore_requests(sent, request, invocation, plugin)
     before, rejected = requests or (request, request)
-    recovery = Recovery(Call(guard, context, before, strategy), sent, rejected, llm)
+    call = Call(guard, context, before, strategy)
+    call.asked_model = sent.model
+    recovery = Recovery(call, sent, rejected, llm)
     if requests is None:
         if overflow:  # The next request has to fit.
             recovery.learn(overflow)
@@ -71,10 +73,9 @@ def _read_overflow(
     error: Exception, request: LlmRequest, sent: SentCall | None
 ) -> Overflow | None:
     """Reads whether the request was too long, for its window or a rate limit."""
-    if sent is None:
-        return parse_overflow(error, request.contents)
-    overflow = parse_overflow(error, request.contents, sent.estimated_tokens)
-    if overflow and overflow.period and overflow.prompt_tokens is None:
+    sent_tokens = sent.estimated_tokens if sent else 0
+    overflow = read_overflow(error, request, sent_tokens)
+    if sent and overflow and overflow.period and overflow.prompt_tokens is None:
         accepted_tokens = sent.session.facts.of(sent.model).accepted_tokens
         # Such limits do not count what a cache serves.
         if accepted_tokens > (overflow.limit_tokens or 0):

@@ -61,6 +61,7 @@ class Call:
         self.origin = Origin(self.agent, invocation.session.id, **names)
         self.state = guard.state(context)
         self.session = guard.session(invocation, self.agent, self.scope)
+        self.asked_model = ""  # Where a fallback has changed the request's.
         self.run = guard.run(invocation)
         self.memo = self.run.memo(invocation)
         self.history: History | None = None
@@ -73,8 +74,9 @@ class Call:
 
     @property
     def model(self) -> str:
-        """The name of the model that the request goes to."""
-        return self.request.model or (self.llm.model if self.llm else "")
+        """The name of the model that the request goes to first."""
+        named = self.asked_model or self.request.model
+        return named or (self.llm.model if self.llm else "")
 
     async def wait(self) -> None:
         """Waits for the summary that is under way, if there is one."""

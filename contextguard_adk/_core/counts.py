@@ -9,7 +9,7 @@ from operator import is_
 from google.genai import types
 
 from contextguard_adk._core.call import Bounds, Call
-from contextguard_adk._core.limits import resolve_model
+from contextguard_adk._core.limits import find_limits, resolve_model
 from contextguard_adk._history.contents import parts_of
 from contextguard_adk._measuring.calibration import (
     MAX_RATIO,
@@ -46,7 +46,7 @@ def read_counts(call: Call) -> Counts:
     most_tokens = min(window_tokens, MAX_RATIO * last or window_tokens)
     if real > max(most_tokens, facts.of(model).accepted_tokens):
         real = 0
-    learned = state.shown(model).correction
+    learned = find_limits(call).correction
     if facts.counting_model not in ("", model):
         # What another model counted, by its own vocabulary, says nothing of this one.
         counted = facts.of(model).counted

@@ -6,6 +6,7 @@ import logging
 from dataclasses import replace
 
 from contextguard_adk._core.call import Bounds, Call
+from contextguard_adk._history.stored import Learned
 from contextguard_adk._measuring.budgets import (
     Budgets,
     most_buffer_tokens,
@@ -22,6 +23,7 @@ from contextguard_adk._providers.registry import (
     resolve_context_window,
 )
 from contextguard_adk._support.log import warn_once
+from contextguard_adk._turn.units import Answered
 from contextguard_adk._turn.values import ModelFacts
 
 logger = logging.getLogger("contextguard_adk.limits")
@@ -33,17 +35,78 @@ _WHO_SAID = {
 }
 
 
+def find_limits(call: Call) -> Learned:
+    """Returns what the model has shown, as far as it is believed.
+
+    What this process has seen a provider show holds, whatever session state says. It
+    does not trust limits that only session state says, which may be anybody's, those
+    of a fallback model, and those below what was accepted before: they hold for 20
+    answered calls, and are tried again.
+    """
+    seen = call.session.facts.of(call.model)
+    if seen.limits is not None and seen.limit_calls is None:
+        return seen.limits
+    is_tried_again = seen.limit_calls is not None and seen.limit_calls >= 20
+    return Learned() if is_tried_again else call.state.record.of(call.model)
+
+
+def learn(call: Call, is_trusted: bool | None = None, **shown: float | None) -> None:
+    """Remembers what a provider has shown, in place of what only session state says.
+
+    Args:
+        call: The model call.
+        is_trusted: Whether it holds until it is contradicted; None is as before.
+        shown: Fields of `Learned`.
+    """
+    seen = call.session.facts.of(call.model)
+    limit_calls = None if seen.limits is None else seen.limit_calls
+    if is_trusted is not None:
+        limit_calls = None if is_trusted else 0
+    limits = (seen.limits or Learned()).model_copy(update=shown)
+    call.state.learn(call.model, **vars(limits))
+    call.session.see(call.model, limits=limits, limit_calls=limit_calls)
+
+
+def use_hearsay(call: Call) -> None:
+    """Notes a compaction; limits that only session state says are good for two."""
+    seen, said = call.session.facts.of(call.model), call.state.record.of(call.model)
+    if vars(said) == vars(seen.limits or Learned()):
+        return
+    if said.is_used:
+        call.state.learn(call.model, **vars(seen.limits or Learned()))
+    else:
+        call.state.learn(call.model, is_used=True)
+
+
+def review_limits(event: Answered) -> None:
+    """Counts an answered call, and forgets a window that its prompt has exceeded."""
+    call, state, count = event.call, event.state, event.count
+    if call.is_observed:
+        return
+    session, model = call.session, call.model
+    seen = session.facts.of(model)
+    limits = seen.limits or Learned()
+    known_tokens = limits.window_tokens or state.record.of(model).window_tokens
+    if known_tokens and count and count.is_size and count.real_tokens > known_tokens:
+        limits = limits.model_copy(update={"window_tokens": None})
+        state.learn(model, **vars(limits))
+        session.see(model, limits=limits, limit_calls=None)
+    elif seen.limit_calls is not None:
+        session.see(model, limit_calls=seen.limit_calls + 1)
+
+
 def resolve_model(call: Call, bounds: Bounds) -> ModelFacts:
     """Returns what is known of the model; a provider's word narrows its window."""
     name, registry, strategy = call.model, call.guard.registry, call.strategy
     resolved = resolve_context_window(
         name, configured=strategy.context_window, registry=registry, agent=call.agent
     )
-    shown, seen = call.state.shown(name), call.session.facts.of(name)
+    shown, seen = find_limits(call), call.session.facts.of(name)
     known = min(resolved.tokens, call.guard.limits.get(name, resolved.tokens))
     if shown.window_tokens:
-        least_tokens = max(seen.accepted_tokens, MIN_WINDOW_TOKENS)
-        known = min(known, max(shown.window_tokens, least_tokens))
+        accepted_tokens = 0 if seen.has_shown(shown) else seen.accepted_tokens
+        shown_tokens = max(shown.window_tokens, accepted_tokens, MIN_WINDOW_TOKENS)
+        known = min(known, shown_tokens)
     default = default_output_tokens(call.llm, name, registry) or shown.output_tokens
     return ModelFacts(
         name=name,
@@ -76,7 +139,7 @@ def fit_output(call: Call, model: ModelFacts, prompt_tokens: int) -> None:
     A limit that somebody has set stays until the sum of input and output was refused
     once. A tenth stays free: what is known of the prompt is an estimate.
     """
-    is_sum = call.state.shown(model.name).output_tokens is not None
+    is_sum = find_limits(call).output_tokens is not None
     if model.reserved_output_tokens and not is_sum:
         return
     output_tokens = model.reserved_output_tokens or model.default_output_tokens
@@ -89,8 +152,8 @@ def fit_output(call: Call, model: ModelFacts, prompt_tokens: int) -> None:
 
 def _largest_window_tokens(call: Call, model: ModelFacts) -> int:
     """Returns what a model takes in truth, where a smaller window is configured."""
-    if model.known_window_tokens < model.stated_window_tokens:
-        return model.known_window_tokens  # Its provider has shown that.
+    if find_limits(call).window_tokens:
+        return model.known_window_tokens
     usual = resolve_context_window(
         model.name, registry=call.guard.registry, is_quiet=True
     )
@@ -127,8 +190,8 @@ def learn_window(
     """Remembers the limit that a rejection shows; it never widens the window.
 
     A limit below what the model has accepted in the session is believed when it is
-    named again; until then the rejection counts as one without numbers. Returns the
-    bounds for the next try.
+    named again; until then the rejection counts as one without numbers. It is not
+    trusted, nor is one of a fallback model. Returns the bounds for the next try.
     """
     shown_tokens = int(estimated_tokens * 0.85)
     if overflow.in_bytes or overflow.is_quotation:
@@ -136,18 +199,29 @@ def learn_window(
     if overflow.period:
         _keep_to_rate(call, overflow, estimated_tokens)
         return bounds
-    model, learned = resolve_model(call, bounds), overflow.limit_tokens
-    accepted = call.session.facts.of(model.name).accepted_tokens
-    if learned is None or learned < accepted:
-        if learned is not None:
-            call.session.see(model.name, accepted_tokens=0)
-        learned = max(accepted, shown_tokens)
-    learned = max(learned, MIN_WINDOW_TOKENS)
+    model, named = resolve_model(call, bounds), overflow.limit_tokens
+    seen = call.session.facts.of(model.name)
+    is_foreign = not _is_same_model(overflow.model, model.name)
+    is_contradicted = (named or shown_tokens) < seen.accepted_tokens
+    was_doubted = seen.limits is not None and seen.limit_calls is not None
+    if named and (is_foreign or was_doubted or not is_contradicted):
+        learned = max(named, MIN_WINDOW_TOKENS)
+    else:
+        learned = max(seen.accepted_tokens, shown_tokens, MIN_WINDOW_TOKENS)
+    is_trusted = not (is_foreign or is_contradicted)
     if learned < model.window_tokens:
-        call.state.learn(model.name, window_tokens=learned)
-        is_named = learned == overflow.limit_tokens
+        learn(call, is_trusted, window_tokens=learned)
+        is_named = learned == named
         _warn_window(call.agent, model, learned if is_named else None, estimated_tokens)
+    elif not is_trusted:
+        learn(call, is_trusted)
     return bounds
+
+
+def _is_same_model(named: str, asked: str) -> bool:
+    """Whether both name one model: clients leave out the provider in front."""
+    ends = [name.lower().rpartition("/")[2] for name in (named, asked)]
+    return not named or ends[0] == ends[1]
 
 
 def _keep_to_rate(call: Call, overflow: Overflow, estimated_tokens: float) -> None:

@@ -20,7 +20,7 @@ from contextguard_adk._core.decide import (
     decide,
     fixed_part_tokens,
 )
-from contextguard_adk._core.limits import fit_output, warn_reserved_output
+from contextguard_adk._core.limits import fit_output, use_hearsay, warn_reserved_output
 from contextguard_adk._core.look import leave_out_rest, look
 from contextguard_adk._core.pay import Payer, plan_background
 from contextguard_adk._history.contents import has_result_of
@@ -56,8 +56,6 @@ async def run(call: Call, bounds: Bounds) -> Turn:
                 await call.wait()
             case Step.REFUSE:
                 call.state.answer_request(row.why)
-            case Step.COMPACT if _is_again(turn) and call.state.doubt(call.model):
-                call.counts = read_counts(call)
             case Step.COMPACT:
                 is_settled = True
                 call.is_recovery_paid = bounds.is_rejected
@@ -74,14 +72,6 @@ async def run(call: Call, bounds: Bounds) -> Turn:
                 if row is FIXED_PART_TOO_LARGE:
                     _warn_fixed_part(turn)
                 return leave_out_rest(turn, bounds)
-
-
-def _is_again(turn: Turn) -> bool:
-    """Whether the last call was compacted, perhaps in another process."""
-    summary, real_tokens = turn.record.summary, turn.counts.real_tokens
-    left_tokens = summary.left_tokens if summary else 0
-    is_left = real_tokens is not None and real_tokens < 1.25 * left_tokens
-    return turn.reason == "tokens" and (bool(turn.facts.compacted_run) or is_left)
 
 
 async def _put_in(call: Call, turn: Turn) -> None:
@@ -143,6 +133,7 @@ async def _commit(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> None:
     )
     call.run.put_in(session, paid, state.key("record"))
     state.save_summary(outcome.stored, turn.tokens)
+    use_hearsay(call)
     session.note(fruitless_tokens=None)
     if turn.is_settled and turn.reason != "overflow":
         call.is_compacted = True

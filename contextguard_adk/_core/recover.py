@@ -17,6 +17,7 @@ from contextguard_adk._core.call import Bounds, Call
 from contextguard_adk._core.counts import read_counts
 from contextguard_adk._core.fit import minimize
 from contextguard_adk._core.limits import (
+    learn,
     learn_window,
     plan_call,
     reserve_output,
@@ -37,6 +38,17 @@ from contextguard_adk._shapes.refused_forms import find_help
 from contextguard_adk._summaries.compose import shape
 
 logger = logging.getLogger("contextguard_adk.recovery")
+
+
+def read_overflow(
+    error: Exception, request: LlmRequest, sent_tokens: int
+) -> Overflow | None:
+    """Reads whether a request was too long, and for which model."""
+    overflow = parse_overflow(error, request.contents, sent_tokens)
+    if overflow and not overflow.model:
+        # ADK's `FallbackModel` writes there whom it has asked.
+        return replace(overflow, model=request.model or "")
+    return overflow
 
 
 class Recovery:
@@ -148,7 +160,7 @@ class Recovery:
         call, output = self._call, overflow.output_tokens
         if not reserve_output(call, int((limit - prompt) * 0.98)):
             return None
-        call.state.learn(call.model, output_tokens=output or limit - prompt)
+        learn(call, output_tokens=output or limit - prompt)
         update = {"config": call.request.config}
         self._rejected = self._rejected.model_copy(update=update)
         return list(self._rejected.contents)
@@ -211,7 +223,7 @@ class Recovery:
         correction = min(max(correction, 1.0), MAX_RATIO)
         if correction > DEFAULT_CORRECTION and not overflow.period:
             # Only a provider that reports no usage will need it again.
-            call.state.learn(call.model, correction=round(correction, 2))
+            learn(call, correction=round(correction, 2))
         self._factor = correction
         self._bounds = replace(self._bounds, correction=correction)
 
@@ -240,7 +252,7 @@ class Recovery:
             answer = await call_with_retries(lambda: self._ask(request), 30)
         except Exception as error:  # noqa: BLE001 - a client may raise anything.
             sent_tokens = int(heuristic * self._factor)
-            if overflow := parse_overflow(error, request.contents, sent_tokens):
+            if overflow := read_overflow(error, request, sent_tokens):
                 return overflow
             if self._keep_help(parse_refusal(error, request.contents), contents):
                 return await self._send(contents)

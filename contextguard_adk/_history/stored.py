@@ -89,14 +89,14 @@ class Learned(_Stored):
     """What a model has shown.
 
     The provider named the window in a rejection. `output_tokens` is set where it
-    refused a sum of input and output. Of
-    `unproven_count` compactions no process has seen the provider say so.
+    refused a sum of input and output. `correction` is set where it reports no usage.
+    `is_used` tells of a compaction in a process that has not seen the provider say so.
     """
 
     window_tokens: int | None = Field(default=None, ge=1, le=2**53)
     output_tokens: int | None = Field(default=None, ge=1, le=2**53)
     correction: float | None = Field(default=None, ge=1, le=20)
-    unproven_count: int = Field(default=0, ge=0, le=2**53)
+    is_used: bool = False
 
 
 class AgentRecord(_Stored):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field, replace
 from functools import cache, cached_property
 from typing import Final, Literal
 
@@ -24,7 +24,8 @@ class Overflow:
     output than `output_tokens` would help where `is_input_plus_output`. Where it is
     `in_bytes` or only `is_quotation` of the request it says nothing about tokens. With
     a `period` ("minute", "hour", "day") the limit is that of what a key may send in it:
-    the request alone, with its output, is above it.
+    the request alone, with its output, is above it. `model` is who refused it, where
+    the error says so: a gateway may have asked another one.
     """
 
     limit_tokens: int | None = None
@@ -34,6 +35,7 @@ class Overflow:
     in_bytes: bool = False
     is_quotation: bool = False
     period: str = ""
+    model: str = field(default="", compare=False)
 
 
 _Reading = Overflow | Literal["refused"] | None
@@ -60,7 +62,10 @@ def parse_overflow(
     too long is believed all the same.
     """
     reading = _read_linked(error, set(), _Sent(contents, sent_tokens))
-    return reading if isinstance(reading, Overflow) else None
+    if not isinstance(reading, Overflow):
+        return None
+    model = _attribute(error, "model")  # LiteLLM's errors have it.
+    return replace(reading, model=model) if isinstance(model, str) else reading
 
 
 class _Sent:

@@ -67,14 +67,9 @@ class SentCall:
 class Run:
     """What is remembered of a run for as long as ADK keeps its session object."""
 
-    def __init__(
-        self,
-        invocation: InvocationContext,
-        memo: Memo | None,
-        proven: dict[object, bool],
-    ) -> None:
+    def __init__(self, invocation: InvocationContext, memo: Memo | None) -> None:
         self.invocation_id = invocation.invocation_id
-        self.writes = RunWrites(invocation.session.state, proven=proven)
+        self.writes = RunWrites(invocation.session.state)
         self.calls: dict[CallKey, SentCall] = {}
         self.metadata: dict[CallKey, dict[str, Any]] = {}  # For the next event.
         self._memos: dict[str, Memo] = {}
@@ -157,7 +152,6 @@ class Guard:
     _sessions: BoundedDict[tuple[str, str, str], Session] = field(
         default_factory=lambda: BoundedDict(MAX_SESSIONS)
     )
-    _proven: BoundedDict[object, bool] = field(default_factory=BoundedDict)
     # id(state) to the ids of its session objects, and to its runs by invocation id:
     # ADK 2.0 gives each node of a workflow a copy of the session.
     _runs: dict[int, tuple[set[int], dict[str, Run]]] = field(default_factory=dict)
@@ -190,7 +184,7 @@ class Guard:
             sessions.add(place[1])
             weakref.finalize(session, self._leave, *place).atexit = False
         if (run := runs.get(run_id)) is None:
-            runs[run_id] = run = Run(invocation, self.recorded, self._proven)
+            runs[run_id] = run = Run(invocation, self.recorded)
         return run
 
     def pop_run(self, invocation: InvocationContext) -> Run:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 from contextguard_adk._history.draft import Draft
-from contextguard_adk._history.stored import MAX_MODELS, StoredSummary
+from contextguard_adk._history.stored import MAX_MODELS, Learned, StoredSummary
 from contextguard_adk._providers.costs import add_costs
 from contextguard_adk._support.tasks import PendingSummary
 from contextguard_adk.records import Usage
@@ -105,6 +105,9 @@ class Seen:
 
     Attributes:
         accepted_tokens: The largest prompt that it has accepted.
+        limits: What its provider has shown to this process; None for nothing.
+        limit_calls: How many calls were answered since limits were shown that this
+            process does not trust; None where it trusts `limits`.
         counted: What it counted last, and bytes / 4 of that request.
         lowest_ratio: Its lowest count that is believed, over the estimate.
         doubted: Its last count, where that is no usual one: over the estimate, and by
@@ -114,11 +117,17 @@ class Seen:
     """
 
     accepted_tokens: int = 0
+    limits: Learned | None = None
+    limit_calls: int | None = 0
     counted: tuple[int, int] | None = None
     lowest_ratio: float = 0.0
     doubted: tuple[float, int] = (0.0, 0)
     was_cached: bool = False
     equal_counts: EqualCounts = EqualCounts()
+
+    def has_shown(self, limits: Learned) -> bool:
+        """Whether its provider has shown these limits to this process."""
+        return self.limits is not None and vars(self.limits) == vars(limits)
 
 
 @dataclass(frozen=True)

@@ -101,8 +101,6 @@ class RunWrites:
     # To ADK with an answer; still pending.
     given: set[str] = field(default_factory=set)
     owners: set[str] = field(default_factory=set)  # Agents at work, with their scopes.
-    # Limits, with their model, that this process has seen a provider show.
-    proven: dict[object, bool] = field(default_factory=dict)
 
     def write(self, scope: str, key: str, value: object) -> None:
         """Shows a value to all that read it in this run; an event is to bring it."""
@@ -202,34 +200,10 @@ class AgentState:
 
     def learn(self, model: str, **shown: float | None) -> None:
         """Remembers what a model has shown, None to forget it."""
-        known, update = dict(self.record.learned), {**shown, "unproven_count": 0}
-        known[model] = known.pop(model, Learned()).model_copy(update=update)
+        known = dict(self.record.learned)
+        known[model] = known.pop(model, Learned()).model_copy(update=shown)
         newest = dict([*known.items()][-MAX_MODELS:])
         self._write_record(self.record.model_copy(update={"learned": newest}))
-        self._run.proven[model, known[model]] = True
-
-    def _is_proven(self, model: str, learned: Learned) -> bool:
-        key = model, learned.model_copy(update={"unproven_count": 0})
-        return key in self._run.proven
-
-    def shown(self, model: str) -> Learned:
-        """Returns what a model has shown.
-
-        What only session state says may be anybody's: it is good for two compactions,
-        and not for one right after another. A rejection shows it anew.
-        """
-        learned = self.record.of(model)
-        is_doubted = learned.unproven_count >= 2
-        is_ignored = is_doubted and not self._is_proven(model, learned)
-        return Learned() if is_ignored else learned
-
-    def doubt(self, model: str) -> bool:
-        """Forgets limits that only session state says; whether there were any."""
-        shown = self.shown(model)
-        is_new = shown != Learned() and not self._is_proven(model, shown)
-        if is_new:
-            self.learn(model, **dict.fromkeys(Learned.model_fields))
-        return is_new
 
     def note(self, **facts: object) -> None:
         """Keeps facts of the record that are not those of one model."""
@@ -246,12 +220,7 @@ class AgentState:
     def save_summary(self, summary: StoredSummary, tokens: int) -> None:
         """Stores a summary, made at so many tokens; calibration starts anew."""
         self.write("summary", summary.text)
-        learned = dict(self.record.learned)
-        for model, each in learned.items():
-            count = each.unproven_count + (not self._is_proven(model, each))
-            learned[model] = each.model_copy(update={"unproven_count": count})
-        update = {"summary": summary, "learned": learned}
-        self._write_record(self.record.model_copy(update=update))
+        self._write_record(self.record.model_copy(update={"summary": summary}))
         self.write("summarized_at", tokens)
         self.write("real_tokens", None)
         self.write("last_heuristic", None)
