@@ -151,14 +151,17 @@ def fit_output(call: Call, model: ModelFacts, prompt_tokens: int) -> None:
 
 
 def _largest_window_tokens(call: Call, model: ModelFacts) -> int:
-    """Returns what a model takes in truth, where a smaller window is configured."""
+    """Returns what a model takes in truth, where a smaller window is configured.
+
+    A rate limit is none of that.
+    """
     if find_limits(call).window_tokens:
         return model.known_window_tokens
     usual = resolve_context_window(
         model.name, registry=call.guard.registry, is_quiet=True
     )
     usual_tokens = usual.tokens if usual.source == "registry" else 0
-    return max(model.known_window_tokens, usual_tokens)
+    return max(model.stated_window_tokens, usual_tokens)
 
 
 def reserve_output(call: Call, output_tokens: int) -> bool:
@@ -197,8 +200,7 @@ def learn_window(
     if overflow.in_bytes or overflow.is_quotation:
         return replace(bounds, window_tokens=max(shown_tokens, MIN_LIMIT_TOKENS))
     if overflow.period:
-        _keep_to_rate(call, overflow, estimated_tokens)
-        return bounds
+        return _keep_to_rate(call, bounds, overflow, estimated_tokens)
     model, named = resolve_model(call, bounds), overflow.limit_tokens
     seen = call.session.facts.of(model.name)
     is_foreign = not _is_same_model(overflow.model, model.name)
@@ -224,9 +226,16 @@ def _is_same_model(named: str, asked: str) -> bool:
     return not named or ends[0] == ends[1]
 
 
-def _keep_to_rate(call: Call, overflow: Overflow, estimated_tokens: float) -> None:
-    """Keeps the requests of this process below a rate limit of its key."""
+def _keep_to_rate(
+    call: Call, bounds: Bounds, overflow: Overflow, estimated_tokens: float
+) -> Bounds:
+    """Keeps the requests of this process below a rate limit of its key.
+
+    Where ADK has asked a fallback, it keeps the next try alone below it.
+    """
     limit_tokens = max(overflow.limit_tokens or 0, MIN_WINDOW_TOKENS)
+    if not _is_same_model(call.request.model or "", call.model):
+        return replace(bounds, window_tokens=limit_tokens)
     call.guard.limits[call.model] = limit_tokens
     message = (
         "Model %r: a request of %s tokens is above the key's limit of %s tokens per "
@@ -236,6 +245,7 @@ def _keep_to_rate(call: Call, overflow: Overflow, estimated_tokens: float) -> No
     sent_tokens = overflow.prompt_tokens or int(estimated_tokens)
     figures = f"{sent_tokens:,}", f"{limit_tokens:,}", overflow.period, limit_tokens
     warn_once(logger, message, call.model, *figures)
+    return bounds
 
 
 def _warn_window(
