@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from google.genai import types
 
 from contextguard_adk import CallRecord, Pipeline, SlidingWindow, Threshold
 from contextguard_adk.strategies import Strategy
@@ -106,6 +107,54 @@ async def test_other_sessions_of_the_process_keep_to_it() -> None:
         assert answer_text(await other.say(words(1_500, f"Question {turn}.")))
     assert llm.refused == 1
     assert calls[-1].window_tokens == LIMIT_TOKENS
+
+
+class Sum(Key):
+    """A key whose limit counts the output that a request asks for as well."""
+
+    def _judge(self, record: RecordedRequest) -> None:
+        sent = record.prompt_tokens + (record.config.max_output_tokens or 0)
+        if sent > LIMIT_TOKENS:
+            self.refused += 1
+            raise RateLimitError(self.words.format(limit=LIMIT_TOKENS, sent=sent))
+
+
+@pytest.mark.parametrize("output_tokens", [3_000, 8_000, 11_000])
+async def test_output_counts_against_a_limit_that_names_the_request(
+    output_tokens: int,
+) -> None:
+    """It is kept free, and lowered where it would take nearly all of the limit."""
+    llm = Sum(context_window=WINDOW_TOKENS, token_ratio=1.0)
+    config = types.GenerateContentConfig(max_output_tokens=output_tokens)
+    chat, calls = open_chat(llm, agent={"generate_content_config": config})
+    for turn in range(12):
+        assert answer_text(await chat.say(words(1_400, f"Question {turn}.")))
+    assert llm.refused == 1
+    assert calls[-1].threshold_tokens == max(
+        3_000, 9_000 - max(0, output_tokens - 3_000)
+    )
+
+
+async def test_output_does_not_count_against_a_limit_of_input() -> None:
+    """What is set stays, and takes no room."""
+    llm = make_key("anthropic")
+    config = types.GenerateContentConfig(max_output_tokens=8_000)
+    chat, calls = open_chat(llm, agent={"generate_content_config": config})
+    for turn in range(12):
+        assert answer_text(await chat.say(words(1_400, f"Question {turn}.")))
+    assert llm.refused == 1
+    assert calls[-1].threshold_tokens == 0.8 * LIMIT_TOKENS
+    asked = {each.config.max_output_tokens for each in agent_requests(llm)}
+    assert asked == {8_000}
+
+
+async def test_a_dense_vocabulary_is_refused_once() -> None:
+    """What the refusal says of the request's size is remembered without usage."""
+    llm = make_key(token_ratio=1.7, usage="never")
+    chat, _ = open_chat(llm)
+    for turn in range(16):
+        assert answer_text(await chat.say(words(1_500, f"Question {turn}.")))
+    assert llm.refused == 1
 
 
 async def test_a_limit_that_a_wait_helps_with_stays_a_refusal() -> None:

@@ -22,6 +22,7 @@ from contextguard_adk._providers.registry import (
     MIN_WINDOW_TOKENS,
     resolve_context_window,
 )
+from contextguard_adk._runtime.runs import Limit
 from contextguard_adk._support.log import warn_once
 from contextguard_adk._turn.units import Answered
 from contextguard_adk._turn.values import ModelFacts
@@ -102,7 +103,8 @@ def resolve_model(call: Call, bounds: Bounds) -> ModelFacts:
         name, configured=strategy.context_window, registry=registry, agent=call.agent
     )
     shown, seen = find_limits(call), call.session.facts.of(name)
-    known = min(resolved.tokens, call.guard.limits.get(name, resolved.tokens))
+    limit = call.guard.limits.get(name, Limit(resolved.tokens))
+    known = min(resolved.tokens, limit.tokens)
     if shown.window_tokens:
         accepted_tokens = 0 if seen.has_shown(shown) else seen.accepted_tokens
         shown_tokens = max(shown.window_tokens, accepted_tokens, MIN_WINDOW_TOKENS)
@@ -115,6 +117,7 @@ def resolve_model(call: Call, bounds: Bounds) -> ModelFacts:
         window_tokens=min(known, bounds.window_tokens or known),
         reserved_output_tokens=set_output_tokens(call.llm, call.request.config) or 0,
         default_output_tokens=default or 0,
+        has_output=limit.has_output,
         stated_window_tokens=resolved.tokens,
         window_source=resolved.source,
     )
@@ -124,7 +127,8 @@ def plan_call(call: Call, model: ModelFacts, bounds: Bounds) -> Budgets:
     """Returns the sizes that a call has to respect."""
     window, stored = model.window_tokens, call.state.record.summary
     trigger = call.strategy.trigger_tokens(window)
-    budgets = plan_budgets(window, model.reserved_output_tokens, trigger)
+    reserved_tokens = model.reserved_output_tokens if model.has_output else 0
+    budgets = plan_budgets(window, reserved_tokens, trigger)
     # A trigger below twice what the last compaction left would fire again at once.
     least = min(budgets.full_tokens, 2 * stored.left_tokens if stored else 0)
     due_tokens = max(budgets.threshold_tokens, least)
@@ -137,9 +141,11 @@ def fit_output(call: Call, model: ModelFacts, prompt_tokens: int) -> None:
     """Lowers the output that a request asks for to what the window leaves.
 
     A limit that somebody has set stays until the sum of input and output was refused
-    once. A tenth stays free: what is known of the prompt is an estimate.
+    once, or counts against a limit that the process keeps to. A tenth stays free: what
+    is known of the prompt is an estimate.
     """
-    is_sum = find_limits(call).output_tokens is not None
+    is_kept = model.name in call.guard.limits and model.has_output
+    is_sum = is_kept or find_limits(call).output_tokens is not None
     if model.reserved_output_tokens and not is_sum:
         return
     output_tokens = model.reserved_output_tokens or model.default_output_tokens
@@ -236,7 +242,9 @@ def _keep_to_rate(
     limit_tokens = max(overflow.limit_tokens or 0, MIN_WINDOW_TOKENS)
     if not _is_same_model(call.request.model or "", call.model):
         return replace(bounds, window_tokens=limit_tokens)
-    call.guard.limits[call.model] = limit_tokens
+    # Who names the request counts the output that it asks for as well.
+    has_output = overflow.prompt_tokens is not None
+    call.guard.limits[call.model] = Limit(limit_tokens, has_output)
     message = (
         "Model %r: a request of %s tokens is above the key's limit of %s tokens per "
         "%s: no wait helps. Requests stay below it from now on, in this process. "

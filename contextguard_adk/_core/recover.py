@@ -221,7 +221,7 @@ class Recovery:
         elif known * sent_tokens <= at_least:
             correction = at_least * 1.1 / sent_tokens  # It is more than the limit.
         correction = min(max(correction, 1.0), MAX_RATIO)
-        if correction > DEFAULT_CORRECTION and not overflow.period:
+        if correction > DEFAULT_CORRECTION:
             # Only a provider that reports no usage will need it again.
             learn(call, correction=round(correction, 2))
         self._factor = correction

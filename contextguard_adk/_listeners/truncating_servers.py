@@ -6,6 +6,7 @@ import logging
 from dataclasses import replace
 
 from contextguard_adk._providers.clients import read_usage
+from contextguard_adk._runtime.runs import Limit
 from contextguard_adk._runtime.sessions import EqualCounts
 from contextguard_adk._support.log import warn_once
 from contextguard_adk._turn.units import Answered, Listener
@@ -31,7 +32,8 @@ class TruncatingServers(Listener):
         if count is None or call.is_observed:
             return
         model, real_tokens = call.model, count.real_tokens
-        if count.is_size and real_tokens > limits.get(model, real_tokens):
+        known = limits.get(model)
+        if count.is_size and known and real_tokens > known.tokens:
             limits.pop(model, None)
         seen = call.session.facts.of(model)
         usage = read_usage(event.response.usage_metadata)
@@ -40,7 +42,7 @@ class TruncatingServers(Listener):
         call.session.see(model, was_cached=was_cached, equal_counts=equal)
         if was_cached or not _is_cut(equal) or real_tokens >= call.window_tokens:
             return
-        limits[model] = real_tokens
+        limits[model] = Limit(real_tokens)
         message = (
             "Model %r: the provider counts %s prompt tokens, call after call, while "
             "more is sent: it cuts prompts without a word. Its window is taken to be "

@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.invocation_context import InvocationContext
@@ -32,6 +32,13 @@ from contextguard_adk.records import CompactionRecord, Origin
 
 MAX_IDLE_SESSIONS = 1_024
 MAX_SESSIONS = 8_192  # With the others, each with a summary of about 10 KB.
+
+
+class Limit(NamedTuple):
+    """The tokens that a request may have, with or without its output."""
+
+    tokens: int
+    has_output: bool = True
 
 
 @dataclass
@@ -143,8 +150,8 @@ class Guard:
     has_plain_users: bool = False  # In records, traces and log.
     recorded: Memo | None = None  # Of a replay, in which no tool changes a result.
     tasks: SummaryTasks = field(default_factory=SummaryTasks)
-    # Prompt tokens that this process keeps to, by model, whatever its window.
-    limits: BoundedDict[str, int] = field(default_factory=BoundedDict)
+    # What this process keeps to, by model, whatever its window.
+    limits: BoundedDict[str, Limit] = field(default_factory=BoundedDict)
     # Name and version of what no event has named yet.
     artifacts: BoundedDict[tuple[str, str, str], tuple[str, int]] = field(
         default_factory=BoundedDict

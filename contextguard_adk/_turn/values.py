@@ -51,6 +51,7 @@ class ModelFacts:
     Attributes:
         reserved_output_tokens: The output limit that somebody has set; 0 for none.
         default_output_tokens: What its client asks for where nobody has; 0 if unknown.
+        has_output: Whether output takes a part of the window.
     """
 
     name: str
@@ -59,6 +60,7 @@ class ModelFacts:
     window_tokens: int
     reserved_output_tokens: int
     default_output_tokens: int = 0
+    has_output: bool = True
     stated_window_tokens: int = 0
     window_source: str = ""
 
