@@ -30,6 +30,7 @@ from tests.builders import (
 )
 from tests.chats import (
     Changing,
+    Registry,
     agent_requests,
     hide,
     take_apart,
@@ -162,6 +163,31 @@ async def test_output_that_was_set_is_lowered_only_after_a_refusal(
     told = [r.getMessage() for r in caplog.records if "output limit" in r.getMessage()]
     assert len(told) == 1
     assert all(figure in told[0] for figure in ("7,800", "8,000", "max_output_tokens"))
+
+
+class AnthropicLlm(SimulatedLlm):
+    """A model whose client asks for output by itself, as ADK's of that name."""
+
+    max_tokens: int = 8_192
+
+
+@pytest.mark.parametrize(("real_tokens", "is_lowered"), [(200_000, False), (0, True)])
+async def test_output_that_nobody_set_is_lowered_where_it_does_not_fit(
+    real_tokens: int, is_lowered: bool
+) -> None:
+    """What counts is the model's real window, not a smaller one that is configured."""
+    llm = AnthropicLlm(script=working_script(6), token_ratio=1.0)
+    calls = list[CallRecord]()
+    guard = {"registry": Registry(real_tokens or None), "on_call": calls.append}
+    chat = open_chat(llm, Threshold(context_window=16_000), guard=guard)
+    await work(chat, 6)
+    assert {call.threshold_tokens for call in calls} == {12_800}
+    requests = agent_requests(llm)
+    asked = [record.config.max_output_tokens for record in requests]
+    assert any(asked) is is_lowered
+    for record in requests:
+        output_tokens = record.config.max_output_tokens or 8_192
+        assert record.prompt_tokens + output_tokens <= max(16_000, real_tokens)
 
 
 async def test_output_that_cannot_be_lowered_enough_leads_to_compaction() -> None:
