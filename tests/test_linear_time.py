@@ -27,7 +27,7 @@ from contextguard_adk._history.truncation import Preview, Truncation, truncate_c
 from contextguard_adk._measuring.budgets import excerpt, shorten_to_tokens
 from contextguard_adk._measuring.calibration import token_counter
 from contextguard_adk._measuring.tokens import Memo
-from contextguard_adk._providers import overflow
+from contextguard_adk._providers import overflow, wordings
 from contextguard_adk._providers.refusals import parse_refusal
 from contextguard_adk._providers.registry import LitellmRegistry
 from contextguard_adk._providers.retry import is_transient
@@ -86,14 +86,14 @@ def _imports_re(node: ast.AST) -> bool:
 
 
 def _compile_every_wording() -> Iterator[re.Pattern[Any]]:
-    for value in vars(overflow).values():
+    for value in vars(wordings).values():
         is_wordings = isinstance(value, tuple) and value
         if is_wordings and all(isinstance(each, str) for each in value):
-            yield from overflow.compile_wordings(value)
+            yield from wordings.compile_wordings(value)
 
 
 BUILT: dict[str, Callable[[], Iterable[re.Pattern[Any]]]] = {
-    "_providers.overflow.compile_wordings": _compile_every_wording,
+    "_providers.wordings.compile_wordings": _compile_every_wording,
     # What these build stands in names of the module.
     "_providers.refusals": tuple,
     "_support.phrases._compile": tuple,

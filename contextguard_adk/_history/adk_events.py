@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from google.adk.agents.invocation_context import InvocationContext
@@ -66,7 +66,7 @@ class Calls:
     """The calls of some events, by id; of those that are open also what was called."""
 
     ids: frozenset[str]
-    open: Mapping[str, types.Part]
+    open: dict[str, types.Part]
 
 
 def find_calls(events: Iterable[Event]) -> Calls:
