@@ -103,10 +103,17 @@ def summary_requests(llm: SimulatedLlm) -> list[RecordedRequest]:
 CONTINUATION_BEGIN = "[System: The conversation was compacted"
 
 
-def take_apart(contents: Sequence[types.Content]) -> list[types.Content]:
+def take_apart(
+    contents: Sequence[types.Content], known: Sequence[types.Content] = ()
+) -> list[types.Content]:
     """Contents, but what is one message with the summary as one content each: a user's
-    message before it, the summary, the continuation with its media, one behind it."""
-    return [each for content in contents for each in _take_apart(content)]
+    message before it, the summary, the continuation with its media, one behind it.
+    Those that are `known` stay as they are."""
+    return [
+        each
+        for content in contents
+        for each in ([content] if content in known else _take_apart(content))
+    ]
 
 
 _CUTS = re.compile(

@@ -56,11 +56,15 @@ def answer(agent: str) -> str:
 
 
 def find_user_words(contents: list[types.Content]) -> str:
-    """Returns what the user said last; ADK retells what other agents said."""
-    said = (content for content in reversed(contents) if content.role == "user")
-    for part in (part for content in said for part in reversed(content.parts or [])):
-        if part.text and not RETOLD.match(part.text):
-            return part.text.lower()
+    """Returns the line that the user said last; ADK retells what other agents said."""
+    for content in reversed(contents):
+        if content.role != "user":
+            continue
+        # The guard's summary may stand before it in the same text.
+        text = "\n".join(part.text or "" for part in content.parts or [])
+        for line in reversed(text.splitlines()):
+            if line and not RETOLD.match(line):
+                return line.lower()
     return ""
 
 

@@ -23,7 +23,8 @@ def watch(request: LlmRequest) -> Reply:
         if part.function_response:
             quotes = (part.function_response.response or {}).get("quotes") or ["none"]
             return f"{len(quotes)} quotes; the first is {quotes[0]}."
-    # The guard's summary may precede the user's newest words.
-    words = next((part.text for part in reversed(parts) if part.text), "")
+    # The guard's summary may stand before the user's newest words.
+    texts = [part.text for part in parts if part.text]
+    words = texts[-1].splitlines()[-1] if texts else ""
     named = [market for market in MARKETS if market in words]
     return call("get_quotes", market=named[0] if named else "Lisbon")

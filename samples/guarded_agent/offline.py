@@ -30,8 +30,9 @@ def operate(request: LlmRequest) -> Reply:
     for part in parts:
         if part.function_response:
             return report(part.function_response.response or {})
-    # The guard's summary may precede the user's newest words.
-    words = next((part.text for part in reversed(parts) if part.text), "")
+    # The guard's summary may stand before the user's newest words.
+    texts = [part.text for part in parts if part.text]
+    words = texts[-1].splitlines()[-1] if texts else ""
     named = [name for name in NAMESPACES if name in words]
     return call("get_pods", namespace=named[0] if named else "production")
 
