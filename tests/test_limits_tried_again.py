@@ -101,7 +101,7 @@ async def test_a_contradicted_limit_is_tried_again(said: str, kind: Any) -> None
     assert "window_tokens" not in learned["simulated"]
 
 
-@pytest.mark.parametrize("backup", ["", "provider/small"])
+@pytest.mark.parametrize("backup", ["", *slow("provider/small")])
 async def test_a_backup_that_stays_costs_a_refusal_in_twenty_calls(backup: str) -> None:
     """No turn is lost while the limit is tried again and again."""
     llm = Gateway(context_window=WINDOW, token_ratio=1.0, backup=backup)
@@ -112,10 +112,10 @@ async def test_a_backup_that_stays_costs_a_refusal_in_twenty_calls(backup: str) 
     believed = llm.refused
     # A summary may be refused as well, until the limit is believed.
     assert 1 <= believed <= 4
-    await talk(chat, 45)
+    await talk(chat, 25)
     assert believed < llm.refused <= believed + 2
     llm.is_degraded = False
-    await talk(chat, 30)
+    await talk(chat, 24)
     assert calls[-1].window_tokens == WINDOW
 
 
@@ -142,7 +142,7 @@ async def test_a_limit_that_is_true_is_refused_once() -> None:
     """Nothing contradicts it: it is not tried again."""
     llm = SimulatedLlm(context_window=SMALL, token_ratio=1.0)
     chat, calls = open_chat(llm)
-    await talk(chat, 45)
+    await talk(chat, 30)
     assert llm.rejections == 1
     assert calls[-1].window_tokens == SMALL
 
@@ -196,7 +196,7 @@ async def plant(chat: Chat, **limits: Any) -> None:
     ],
     ids=str,
 )
-@pytest.mark.parametrize("usage", ["last", "never"])
+@pytest.mark.parametrize("usage", ["last", *slow("never")])
 async def test_limits_that_only_state_names_cost_twenty_calls(
     usage: Any, limits: dict[str, Any]
 ) -> None:

@@ -77,8 +77,17 @@ async def compacted_chat(
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("is_streaming", [False, True], ids=["whole", "streamed"])
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(
+    ("strategy", "is_streaming"),
+    [
+        ("threshold", False),
+        ("sliding window", True),
+        pytest.param("pipeline", False, marks=pytest.mark.slow),
+        pytest.param("pipeline", True, marks=pytest.mark.slow),
+        pytest.param("threshold", True, marks=pytest.mark.slow),
+        pytest.param("sliding window", False, marks=pytest.mark.slow),
+    ],
+)
 async def test_a_server_that_takes_strings_only_answers_every_turn(
     serve: Serve, strategy: str, is_streaming: bool
 ) -> None:

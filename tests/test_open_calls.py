@@ -26,7 +26,7 @@ from contextguard_adk.testing import RecordedRequest, Reply, SimulatedLlm
 from contextguard_adk.testing import call as scripted_call
 from contextguard_adk.testing.provider import find_violation
 from tests.builders import guarded_agent, response_part, responses
-from tests.chats import agent_requests, guarded_chat
+from tests.chats import agent_requests, guarded_chat, slow
 from tests.talks import Talk, message, spread, workflow_agents
 
 WINDOW = 3_000
@@ -35,9 +35,6 @@ STRATEGIES: dict[str, Strategy] = {
     "sliding": SlidingWindow(context_window=WINDOW),
     "pipeline": Pipeline(context_window=WINDOW),
 }
-every_strategy = pytest.mark.parametrize(
-    "strategy", [pytest.param(made, id=name) for name, made in STRATEGIES.items()]
-)
 WORD = "The vault word is Kormoran-7731. Begin."
 LIST = re.compile(r"\[Still open[^]]*\]\n((?:- .*\n?)*)")
 
@@ -117,8 +114,22 @@ def answer(name: str, call_id: str, result: Any) -> types.Content:
     return responses(response_part(name, result, call_id))
 
 
-@pytest.mark.parametrize("kind", [Lenient, SimulatedLlm], ids=["lenient", "strict"])
-@every_strategy
+@pytest.mark.parametrize(
+    ("strategy", "kind"),
+    [
+        pytest.param(STRATEGIES["threshold"], Lenient, id="threshold-lenient"),
+        pytest.param(STRATEGIES["sliding"], SimulatedLlm, id="sliding-strict"),
+        pytest.param(STRATEGIES["pipeline"], Lenient, id="pipeline-lenient"),
+        *(
+            pytest.param(*cell, marks=pytest.mark.slow, id=name)
+            for name, cell in {
+                "threshold-strict": (STRATEGIES["threshold"], SimulatedLlm),
+                "sliding-lenient": (STRATEGIES["sliding"], Lenient),
+                "pipeline-strict": (STRATEGIES["pipeline"], SimulatedLlm),
+            }.items()
+        ),
+    ],
+)
 async def test_calls_without_an_answer_hold_nothing_up(
     strategy: Strategy, kind: type[SimulatedLlm]
 ) -> None:
@@ -284,11 +295,12 @@ WAITING: dict[str, tuple[Any, str, Any, str]] = {
 
 
 @pytest.mark.parametrize("what", WAITING)
-@every_strategy
+@pytest.mark.parametrize("name", ["threshold", *slow("sliding", "pipeline")])
 async def test_what_adk_waits_for_survives_three_compactions(
-    strategy: Strategy, what: str
+    name: str, what: str
 ) -> None:
     """ADK finds what it has asked for, and the tool then runs."""
+    strategy = STRATEGIES[name]
     tool, asked, reply, outcome = WAITING[what]
     numbers = itertools.count()
 

@@ -209,7 +209,7 @@ async def test_a_whole_history_that_goes_out_again_is_told_once(
     chat = Chat(guarded_agent(llm, [look]), [ContextGuardPlugin(**settings)])
     if state:
         await chat.set_state(state)
-    for number in range(12):
+    for number in range(8):
         await chat.say(f"Question {number}?")
     assert not [r for r in caplog.records if LEFT_ASIDE in r.getMessage()]
 
