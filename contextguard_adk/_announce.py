@@ -161,10 +161,10 @@ def announce_app(
         _check_names(app, root, settings, is_shared)
     if logger.isEnabledFor(logging.INFO):
         verb = "Observing" if settings.observe else "Guarding"
-        said = "; ".join(_list_agents(root, settings, registry))
+        said = _list_agents(root, settings, registry)
         if settings.summaries == "stored":
-            said += "; no new summary is paid for"
-        logger.info("%s app %r: %s.", verb, app, one_line(said))
+            said.append("no new summary is paid for")
+        logger.info("%s app %r: %s.", verb, app, one_line("; ".join(said)))
 
 
 def tell_callbacks(app: str, root: object) -> None:

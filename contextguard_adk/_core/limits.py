@@ -70,7 +70,8 @@ def learn(call: Call, is_trusted: bool | None = None, **shown: float | None) -> 
 
 def use_hearsay(call: Call) -> None:
     """Notes a compaction; limits that only session state says are good for two."""
-    seen, said = call.session.facts.of(call.model), call.state.record.of(call.model)
+    seen = call.session.facts.of(call.model)
+    said = call.state.record.of(call.model)
     if vars(said) == vars(seen.limits or Learned()):
         return
     if said.is_used:
@@ -81,10 +82,13 @@ def use_hearsay(call: Call) -> None:
 
 def review_limits(event: Answered) -> None:
     """Counts an answered call, and forgets a window that its prompt has exceeded."""
-    call, state, count = event.call, event.state, event.count
+    call = event.call
+    state = event.state
+    count = event.count
     if call.is_observed:
         return
-    session, model = call.session, call.model
+    session = call.session
+    model = call.model
     seen = session.facts.of(model)
     limits = seen.limits or Learned()
     known_tokens = limits.window_tokens or state.record.of(model).window_tokens
@@ -102,7 +106,8 @@ def resolve_model(call: Call, bounds: Bounds) -> ModelFacts:
     resolved = resolve_context_window(
         name, configured=strategy.context_window, registry=registry, agent=call.agent
     )
-    shown, seen = find_limits(call), call.session.facts.of(name)
+    shown = find_limits(call)
+    seen = call.session.facts.of(name)
     limit = call.guard.limits.get(name, Limit(resolved.tokens))
     known = min(resolved.tokens, limit.tokens)
     if shown.window_tokens:
@@ -182,7 +187,8 @@ def reserve_output(call: Call, output_tokens: int) -> bool:
 
 def warn_reserved_output(agent: str, budgets: Budgets) -> None:
     """Says once that the output limit that was set leaves no room for a history."""
-    output_tokens, window_tokens = budgets.reserved_output_tokens, budgets.window_tokens
+    output_tokens = budgets.reserved_output_tokens
+    window_tokens = budgets.window_tokens
     if output_tokens > most_buffer_tokens(window_tokens):
         message = (
             "Agent %r: the output limit of %s tokens takes more than three quarters of "
@@ -207,7 +213,8 @@ def learn_window(
         return replace(bounds, window_tokens=max(shown_tokens, MIN_LIMIT_TOKENS))
     if overflow.period:
         return _keep_to_rate(call, bounds, overflow, estimated_tokens)
-    model, named = resolve_model(call, bounds), overflow.limit_tokens
+    model = resolve_model(call, bounds)
+    named = overflow.limit_tokens
     seen = call.session.facts.of(model.name)
     is_foreign = not _is_same_model(overflow.model, model.name)
     is_contradicted = (named or shown_tokens) < seen.accepted_tokens

@@ -69,7 +69,8 @@ def leave_out_rest(turn: Turn, bounds: Bounds) -> Turn:
     if turn.is_observed or not _is_too_large(turn):
         return turn
 
-    budgets, config_tokens = turn.budgets, turn.size.config_tokens * turn.correction
+    budgets = turn.budgets
+    config_tokens = turn.size.config_tokens * turn.correction
     left_tokens = budgets.window_tokens - config_tokens
     room_tokens = max(budgets.full_tokens - config_tokens, 0.8 * left_tokens)
     if room_tokens <= 0:  # What no compaction removes does not fit itself.

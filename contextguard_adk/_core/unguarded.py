@@ -22,7 +22,8 @@ def warn_of_whole_history(
 
     Only where the request is as large again as the one that was compacted.
     """
-    state, invocation = guard.state(context), context.get_invocation_context()
+    state = guard.state(context)
+    invocation = context.get_invocation_context()
     compacted_tokens = state.read("summarized_at")
     if compacted_tokens is None or state.record.summary is None:
         return

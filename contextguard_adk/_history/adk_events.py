@@ -75,7 +75,8 @@ def find_calls(events: Iterable[Event]) -> Calls:
     waiting: dict[str, types.Part] = {}
     for event in events:
         for part in parts_of(event.content):
-            call, response = part.function_call, part.function_response
+            call = part.function_call
+            response = part.function_response
 
             if call and call.id and call.name not in INTERNAL_CALLS:
                 ids.add(call.id)

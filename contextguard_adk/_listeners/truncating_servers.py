@@ -28,10 +28,13 @@ class TruncatingServers(Listener):
 
     def answered(self, event: Answered) -> None:
         """Looks at a count."""
-        call, count, limits = event.call, event.count, event.guard.limits
+        call = event.call
+        count = event.count
+        limits = event.guard.limits
         if count is None or call.is_observed:
             return
-        model, real_tokens = call.model, count.real_tokens
+        model = call.model
+        real_tokens = count.real_tokens
         known = limits.get(model)
         if count.is_size and known and real_tokens > known.tokens:
             limits.pop(model, None)

@@ -62,7 +62,8 @@ def set_output_tokens(llm: object, config: types.GenerateContentConfig) -> int |
     if config.max_output_tokens:
         return config.max_output_tokens
     llm = _first_model(llm)
-    names, values = class_names(llm), list[object]()
+    names = class_names(llm)
+    values: list[object] = []
     if "AnthropicLlm" in names and "max_tokens" in getattr(llm, "model_fields_set", ()):
         values = [getattr(llm, "max_tokens", None)]
     elif "LiteLlm" in names:

@@ -110,7 +110,8 @@ def takes_media(client: str, place: Place, part: types.Part) -> bool:
     """
     row = ROWS[client]
     taken = row.user if place == "user" else row.result
-    blob, file = part.inline_data, part.file_data
+    blob = part.inline_data
+    file = part.file_data
     if blob is not None:
         kind = blob.mime_type or ""
         family = f"{kind.partition('/')[0]}/*"
@@ -134,7 +135,8 @@ def refuses_media(client: str, part: types.Part) -> bool:
     if not client.startswith("LiteLlm"):
         return False
 
-    blob, file = part.inline_data, part.file_data
+    blob = part.inline_data
+    file = part.file_data
     if blob and blob.data and blob.mime_type:
         kind = _plain(blob.mime_type)
         return not (kind.startswith(_LITELLM_KINDS) or kind in _LITELLM_FILES)

@@ -246,7 +246,8 @@ def _continue(
     if text:
         said["request"] = f"The user's current request is: `{text}`. "
         said |= {"where": "working on this request", "instead": " instead"}
-    files, told = media_parts(request), list[str]()
+    files = media_parts(request)
+    told: list[str] = []
     if mover is not None:
         files, told = mover.split(files, is_users=True)
     yield types.Part(text="\n".join([_CONTINUATION.format(**said), *told]))

@@ -179,7 +179,8 @@ class Turn:
     @cached_property
     def stays(self) -> frozenset[int]:
         """History that no compaction removes: of `keep_tools` a tenth of the window."""
-        stays, tools = frozenset[int](), self.settings.keep_tools
+        stays = frozenset[int]()
+        tools = self.settings.keep_tools
         room_tokens = self.budgets.window_tokens * KEEP_TOOLS_RATIO
         messages, shown = self.messages, self.history.shown
         for index in reversed(self.history.history if tools else ()):

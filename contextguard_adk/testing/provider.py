@@ -278,7 +278,9 @@ def read_summary_material(request: LlmRequest) -> str:
 
 def _read_blocks(text: str, marker: str) -> list[str]:
     """Reads what stands between an opening line with the marker and its closing one."""
-    blocks, lines, end = list[str](), list[str](), ""
+    blocks: list[str] = []
+    lines: list[str] = []
+    end = ""
     for line in text.split("\n"):
         if end and line == end:
             blocks.append("\n".join(lines))
@@ -286,7 +288,8 @@ def _read_blocks(text: str, marker: str) -> list[str]:
         elif end:
             lines.append(line)
         elif line.startswith("<") and line.endswith(f"-{marker}>"):
-            lines, end = [], f"</{line[1:]}"
+            lines = []
+            end = f"</{line[1:]}"
     return blocks
 
 
