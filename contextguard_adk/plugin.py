@@ -309,16 +309,18 @@ class ContextGuardPlugin(BasePlugin):
     def _warn_of_whole_history(
         self, context: CallbackContext, request: LlmRequest
     ) -> None:
-        invocation = context.get_invocation_context()
+        if switch := self._name_switch(context):
+            warn_of_whole_history(self._guard, context, request, switch)
+
+    def _name_switch(self, context: CallbackContext) -> str:
+        """Says what has the guard change no request; "" for nothing."""
         if self.settings.observe:
-            why = "where the guard only observes"
-        elif invocation.session.state.get(OFF_KEY) is True:
-            why = f"where {OFF_KEY} is set"
-        elif self._strategy_of(context.agent_name) is None:
-            why = "where the agent is not guarded"
-        else:
-            return
-        warn_of_whole_history(self._guard, context, request, why)
+            return "where the guard only observes"
+        state = context.get_invocation_context().session.state
+        if state.get(OFF_KEY) is True:
+            return f"where {OFF_KEY} is set"
+        is_named = self._strategy_of(context.agent_name) is not None
+        return "" if is_named else "where the agent is not guarded"
 
     def _strategy_for(
         self, context: CallbackContext, request: LlmRequest
