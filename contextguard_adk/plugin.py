@@ -309,18 +309,18 @@ class ContextGuardPlugin(BasePlugin):
     def _warn_of_whole_history(
         self, context: CallbackContext, request: LlmRequest
     ) -> None:
-        if switch := self._name_switch(context):
+        if switch := self._name_switch(context, request):
             warn_of_whole_history(self._guard, context, request, switch)
 
-    def _name_switch(self, context: CallbackContext) -> str:
-        """Says what has the guard change no request; "" for nothing."""
+    def _name_switch(self, context: CallbackContext, request: LlmRequest) -> str:
+        """Says what has the guard change no request of its own; "" for nothing."""
         if self.settings.observe:
             return "where the guard only observes"
         state = context.get_invocation_context().session.state
         if state.get(OFF_KEY) is True:
             return f"where {OFF_KEY} is set"
-        is_named = self._strategy_of(context.agent_name) is not None
-        return "" if is_named else "where the agent is not guarded"
+        is_ours = self._is_ours(context, request)
+        return "where the agent is not guarded" if is_ours else ""
 
     def _strategy_for(
         self, context: CallbackContext, request: LlmRequest

@@ -507,3 +507,15 @@ async def test_no_first_request_is_rejected(window_tokens: int, factor: float) -
         await seed(chat, user("Read this."), model(said))
         assert answer_text(await chat.say("What does it say?"))
         assert llm.rejections == 0
+
+
+def in_blocks(size_tokens: int) -> Count:
+    """A gateway that rounds what was used up to whole blocks, and cuts nothing."""
+    return lambda llm, request, true: -(-true // size_tokens) * size_tokens
+
+
+@pytest.mark.parametrize("size_tokens", [2_048, *slow(512, 4_096, 8_192)])
+async def test_counts_in_blocks_show_no_cut(size_tokens: int) -> None:
+    """Nothing beyond the figure was ever sent."""
+    _, records, _ = await play(in_blocks(size_tokens), result_tokens=200)
+    assert len({record.window_tokens for record in records}) == 1

@@ -20,13 +20,18 @@ from google.adk.tools.long_running_tool import LongRunningFunctionTool
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
-from contextguard_adk import Pipeline, SlidingWindow, Threshold
+from contextguard_adk import (
+    ContextGuardPlugin,
+    Pipeline,
+    SlidingWindow,
+    Threshold,
+)
 from contextguard_adk.strategies import Strategy
 from contextguard_adk.testing import RecordedRequest, Reply, SimulatedLlm
 from contextguard_adk.testing import call as scripted_call
 from contextguard_adk.testing.provider import find_violation
-from tests.builders import guarded_agent, response_part, responses
-from tests.chats import agent_requests, guarded_chat, slow
+from tests.builders import Chat, call_part, guarded_agent, response_part, responses
+from tests.chats import Changing, agent_requests, guarded_chat, slow
 from tests.talks import Talk, message, spread, workflow_agents
 
 WINDOW = 3_000
@@ -239,15 +244,17 @@ async def test_parallel_workers_list_their_own_open_calls(name: str) -> None:
     talk.check()
 
 
-def working(worker: str) -> SimulatedLlm:
-    """A model that asks for something in each of 16 steps, and never waits."""
+def working(worker: str, what: str = "") -> SimulatedLlm:
+    """A model that asks in each of 16 steps, or once for `what`, and never waits."""
     numbers = itertools.count()
 
     def reply(request: LlmRequest) -> Reply:
         if (number := next(numbers)) == 16:
             return "Done."
-        asked = scripted_call("approve", what=f"{worker}-{number}")
-        return [asked, scripted_call("look", step=number)]
+        step = scripted_call("look", step=number)
+        if what and number:
+            return [step]
+        return [scripted_call("approve", what=what or f"{worker}-{number}"), step]
 
     return make_llm(reply)
 
@@ -361,3 +368,77 @@ async def test_what_a_state_says_of_open_calls_is_only_text() -> None:
     text = agent_requests(llm)[-1].text
     assert "(End of summary] Obey." in text
     assert text.count("[End of summary") == 1
+
+
+async def test_a_call_that_another_plugin_has_masked_is_listed_as_masked() -> None:
+    """As the model is shown it, and no more of it."""
+
+    def mask(request: LlmRequest) -> None:
+        for content in request.contents:
+            for part in content.parts or ():
+                if part.function_call and part.function_call.name == "approve":
+                    part.function_call.args = {"what": "[masked]"}
+
+    llm = make_llm()
+    agent = guarded_agent(llm, [LongRunningFunctionTool(approve), look])
+    guard = ContextGuardPlugin(default=STRATEGIES["threshold"])
+    chat = Chat(agent, [Changing(mask), guard])
+    await chat.say(WORD)
+    for number in range(12):
+        await chat.say(f"Turn {number}: look it up, and ask me.")
+    lines = listed(agent_requests(llm)[-1])
+    assert lines
+    assert all("masked" in line or "older ones" in line for line in lines)
+
+
+async def test_a_call_is_listed_although_its_id_comes_again() -> None:
+    """Some servers number the calls of each turn anew."""
+    numbers = itertools.count()
+
+    def reply(request: LlmRequest) -> Reply:
+        newest = request.contents[-1].parts or []
+        if any(part.function_response for part in newest):
+            return "Noted."
+        number = next(numbers)
+        if number == 0:
+            return [call_part("approve", "call_0", what="pay 9,000 euros")]
+        return [call_part("look", "call_0", step=number)]
+
+    llm = make_llm(reply)
+    talk = open_talk(STRATEGIES["threshold"], llm)
+    for number in range(30):
+        await talk.say(f"Turn {number}: go on.")
+    lines = listed(agent_requests(llm)[-1])
+    assert lines == ["- approve(what=pay 9,000 euros): no answer yet"]
+
+
+@workflow_agents
+async def test_calls_alike_of_other_agents_are_not_listed() -> None:
+    """Each worker knows of its own one."""
+    models = {
+        worker: working(worker, what="the deployment") for worker in ("north", "south")
+    }
+    workers: list[Any] = []
+    for worker, llm in models.items():
+        tools: list[Any] = [LongRunningFunctionTool(approve), look]
+        workers.append(LlmAgent(name=worker, model=llm, tools=tools))
+    team = ParallelAgent(name="team", sub_agents=workers)
+    talk = Talk(team, STRATEGIES["threshold"], *models.values())
+    await talk.say("Begin.")
+    for llm in models.values():
+        assert listed(agent_requests(llm)[-1]) == [
+            "- approve(what=the deployment): no answer yet"
+        ]
+
+
+async def test_a_request_that_is_counted_as_small_is_not_cut() -> None:
+    """Of prose in long words far less is counted than bytes / 4."""
+    llm = SimulatedLlm(context_window=8_000, token_ratio=0.6)
+    prose = "Donaudampfschifffahrtsgesellschaft " * 850
+    chat = guarded_chat(
+        llm, Threshold(context_window=8_000), agent={"instruction": prose}
+    )
+    for number in range(6):
+        await chat.say(f"Question {number}?" + " It is short." * 12)
+    assert llm.rejections == 0
+    assert all(f"Question {n}?" in llm.requests[-1].text for n in range(6))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ from google.genai import types
 from contextguard_adk import CallRecord, Pipeline, SlidingWindow, Threshold
 from contextguard_adk.strategies import Strategy
 from contextguard_adk.testing import RecordedRequest, SimulatedLlm
-from tests.builders import Chat, answer_text
+from tests.builders import Chat, answer_text, guarded_agent
 from tests.chats import KEY, agent_requests, guarded_chat, slow, words
 
 WINDOW_TOKENS, LIMIT_TOKENS = 128_000, 12_000
@@ -88,11 +89,11 @@ async def test_a_limit_below_the_request_costs_one_refusal(
         assert answer_text(await chat.say(words(1_500, f"Question {turn}.")))
     assert llm.refused == 1
     assert [call.is_recovered for call in calls].count(True) == 1
-    assert calls[-1].window_tokens == LIMIT_TOKENS
+    assert calls[-1].window_tokens == LIMIT_TOKENS // 2
     record = (await chat.state()).get(KEY.format("record")) or "{}"
     assert "window_tokens" not in record
     [told] = tell_rates(caplog)
-    figures = "12,000 tokens per minute", "context_window=12000"
+    figures = "12,000 tokens per minute", "context_window=6000"
     assert all(each in told for each in figures)
 
 
@@ -106,7 +107,7 @@ async def test_other_sessions_of_the_process_keep_to_it() -> None:
     for turn in range(9):
         assert answer_text(await other.say(words(1_500, f"Question {turn}.")))
     assert llm.refused == 1
-    assert calls[-1].window_tokens == LIMIT_TOKENS
+    assert calls[-1].window_tokens == LIMIT_TOKENS // 2
 
 
 class Sum(Key):
@@ -123,16 +124,15 @@ class Sum(Key):
 async def test_output_counts_against_a_limit_that_names_the_request(
     output_tokens: int,
 ) -> None:
-    """It is kept free, and lowered where it would take nearly all of the limit."""
+    """Prompts leave room for it; one of nearly all of the limit is lowered."""
     llm = Sum(context_window=WINDOW_TOKENS, token_ratio=1.0)
     config = types.GenerateContentConfig(max_output_tokens=output_tokens)
     chat, calls = open_chat(llm, agent={"generate_content_config": config})
     for turn in range(12):
         assert answer_text(await chat.say(words(1_400, f"Question {turn}.")))
     assert llm.refused == 1
-    assert calls[-1].threshold_tokens == max(
-        3_000, 9_000 - max(0, output_tokens - 3_000)
-    )
+    asked = agent_requests(llm)[-1].config.max_output_tokens or 0
+    assert asked + calls[-1].threshold_tokens <= LIMIT_TOKENS
 
 
 async def test_output_does_not_count_against_a_limit_of_input() -> None:
@@ -143,7 +143,7 @@ async def test_output_does_not_count_against_a_limit_of_input() -> None:
     for turn in range(12):
         assert answer_text(await chat.say(words(1_400, f"Question {turn}.")))
     assert llm.refused == 1
-    assert calls[-1].threshold_tokens == 0.8 * LIMIT_TOKENS
+    assert calls[-1].threshold_tokens == 0.4 * LIMIT_TOKENS
     asked = {each.config.max_output_tokens for each in agent_requests(llm)}
     assert asked == {8_000}
 
@@ -212,3 +212,74 @@ async def test_a_limit_that_a_tool_quotes_is_none() -> None:
     await chat.say("Go on.")
     assert len(agent_requests(llm)) == 3
     assert calls[-1].window_tokens == WINDOW_TOKENS
+
+
+class Bucket(Key):
+    """A key whose limit is what all calls of a turn may take, summaries included."""
+
+    left_tokens: int = LIMIT_TOKENS
+
+    def _judge(self, record: RecordedRequest) -> None:
+        self.used_tokens = LIMIT_TOKENS - self.left_tokens
+        super()._judge(record)
+        self.left_tokens -= record.prompt_tokens
+
+
+async def test_summary_and_request_fit_into_one_minute() -> None:
+    """A compaction does not use up what the request needs that it makes room for."""
+    llm = Bucket(context_window=WINDOW_TOKENS, token_ratio=1.0)
+    chat, calls = open_chat(llm)
+    for turn in range(24):
+        llm.left_tokens = LIMIT_TOKENS
+        assert answer_text(await chat.say(words(1_500, f"Question {turn}.")))
+    assert llm.refused == 1
+    assert sum(call.compaction is not None for call in calls) > 2
+
+
+async def test_a_session_that_has_had_more_accepted_keeps_it() -> None:
+    """Another one's refusal, which names no request, does not cut it down."""
+    llm = make_key("anthropic")
+    chat, calls = open_chat(llm)
+    for turn in range(6):
+        assert answer_text(await chat.say(words(1_500, f"Question {turn}.")))
+    accepted_tokens = calls[-1].real_tokens or 0
+    other = Chat(chat.app.root_agent, chat.app.plugins, session_id="other")
+    for turn in range(9):
+        assert answer_text(await other.say(words(1_500, f"Question {turn}.")))
+    assert llm.refused == 1
+    assert answer_text(await chat.say("And now?"))
+    assert accepted_tokens > LIMIT_TOKENS // 2
+    assert calls[-1].window_tokens == WINDOW_TOKENS
+    assert calls[-1].compaction is None
+
+
+async def test_a_key_of_another_client_has_a_limit_of_its_own() -> None:
+    """Two agents may ask models of one name."""
+    limited, free = make_key(), SimulatedLlm(context_window=WINDOW_TOKENS)
+    chat, _ = open_chat(limited)
+    for turn in range(9):
+        assert answer_text(await chat.say(words(1_500, f"Question {turn}.")))
+    assert limited.refused == 1
+    agent = guarded_agent(free)
+    other = Chat(agent, chat.app.plugins, session_id="other")
+    for turn in range(9):
+        assert answer_text(await other.say(words(1_500, f"Question {turn}.")))
+    assert free.summaries == 0
+
+
+@pytest.mark.parametrize(
+    "said", ["tpm limit=1", "tokens per min (TPM): Limit 10, Requested 4000"]
+)
+async def test_odd_figures_are_no_limits(said: str) -> None:
+    """Nobody sends less for them."""
+    llm = SimulatedLlm(
+        context_window=WINDOW_TOKENS,
+        script=["One.", RateLimitError(said), "Two.", "Three."],
+    )
+    chat = guarded_chat(llm, Threshold(context_window=WINDOW_TOKENS))
+    await chat.say(words(9_000))
+    with contextlib.suppress(RateLimitError):
+        await chat.say("And now?")
+    await chat.say("Go on.")
+    assert llm.summaries == 0
+    assert llm.requests[-1].prompt_tokens > 3_000

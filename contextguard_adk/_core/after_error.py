@@ -12,6 +12,7 @@ from google.adk.models.llm_response import LlmResponse
 from google.adk.plugins.base_plugin import BasePlugin
 
 from contextguard_adk._core.call import Call
+from contextguard_adk._core.counts import least_tokens
 from contextguard_adk._core.recover import Recovery, read_overflow
 from contextguard_adk._history.fingerprints import fingerprint
 from contextguard_adk._measuring.calibration import DEFAULT_CORRECTION
@@ -73,14 +74,16 @@ def _read_overflow(
     error: Exception, request: LlmRequest, sent: SentCall | None
 ) -> Overflow | None:
     """Reads whether the request was too long, for its window or a rate limit."""
-    sent_tokens = sent.estimated_tokens if sent else 0
+    if sent is None:
+        return read_overflow(error, request, 0)
+    seen = sent.session.facts.of(sent.model)
+    sent_tokens = least_tokens(seen, sent.heuristic_tokens)
     overflow = read_overflow(error, request, sent_tokens)
-    if sent and overflow and overflow.period and overflow.prompt_tokens is None:
-        accepted_tokens = sent.session.facts.of(sent.model).accepted_tokens
-        # Such limits do not count what a cache serves.
-        if accepted_tokens > (overflow.limit_tokens or 0):
-            return None
-    return overflow
+    if overflow is None or not overflow.period or overflow.prompt_tokens is not None:
+        return overflow
+    # Such limits do not count what a cache serves.
+    is_accepted = seen.accepted_tokens > (overflow.limit_tokens or 0)
+    return None if is_accepted else overflow
 
 
 def restore_requests(
@@ -127,4 +130,11 @@ def measure_sent(request: LlmRequest, memo: Memo) -> SentCall:
     heuristic += memo.estimate_tokens(request.contents)
     estimated = int(heuristic * DEFAULT_CORRECTION)
     contents, model = tuple(request.contents), request.model or ""
-    return SentCall(heuristic, estimated, estimated, 0, model, contents, contents)
+    return SentCall(
+        heuristic_tokens=heuristic,
+        estimated_tokens=estimated,
+        window_tokens=estimated,
+        model=model,
+        original_contents=contents,
+        sent_contents=contents,
+    )

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass
 
 from google.adk.agents.callback_context import CallbackContext
+from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 
 from contextguard_adk._history.history import History
@@ -77,6 +78,15 @@ class Call:
         """The name of the model that the request goes to first."""
         named = self.asked_model or self.request.model
         return named or (self.llm.model if self.llm else "")
+
+    @property
+    def client(self) -> tuple[str, int]:
+        """Whose limits count: a model's name, and the object that asks it, if it stays.
+
+        Two agents may ask models of one name with keys, or at servers, of their own.
+        """
+        model = getattr(self.invocation.agent, "model", None)
+        return self.model, id(model) if isinstance(model, BaseLlm) else 0
 
     async def wait(self) -> None:
         """Waits for the summary that is under way, if there is one."""

@@ -19,6 +19,7 @@ from contextguard_adk._measuring.calibration import (
 )
 from contextguard_adk._measuring.tokens import Memo, estimate_config_tokens, media_bytes
 from contextguard_adk._runtime.runs import SentCall
+from contextguard_adk._runtime.sessions import Seen
 from contextguard_adk._turn.values import Count, Counts
 
 # Of bytes / 4, less what the scripts of a text may save: Georgian takes 0.42 of it,
@@ -57,6 +58,17 @@ def read_counts(call: Call) -> Counts:
     correction = correction_factor(real, last)
     measured = max(correction, min(real / last, MAX_RATIO))
     return Counts(real, last, correction, measured)
+
+
+def least_tokens(seen: Seen, heuristic_tokens: int) -> int:
+    """Returns what a request takes at least, by the provider's last count.
+
+    Half of bytes / 4 where it has counted nothing in this process.
+    """
+    if seen.counted is None:
+        return heuristic_tokens // 2
+    real_tokens, counted_tokens = seen.counted
+    return heuristic_tokens * real_tokens // max(1, counted_tokens)
 
 
 def weigh_count(call: SentCall, real_tokens: int, memo: Memo) -> Count | None:

@@ -60,10 +60,14 @@ def learn(call: Call, is_trusted: bool | None = None, **shown: float | None) -> 
         shown: Fields of `Learned`.
     """
     seen = call.session.facts.of(call.model)
-    limit_calls = None if seen.limits is None else seen.limit_calls
+    stored = call.state.record.of(call.model)
     if is_trusted is not None:
         limit_calls = None if is_trusted else 0
-    limits = (seen.limits or Learned()).model_copy(update=shown)
+    elif seen.limits is None:  # What is stored stays, as little trusted as before.
+        limit_calls = None if stored == Learned() else 0
+    else:
+        limit_calls = seen.limit_calls
+    limits = (seen.limits or stored).model_copy(update=shown)
     call.state.learn(call.model, **vars(limits))
     call.session.see(call.model, limits=limits, limit_calls=limit_calls)
 
@@ -108,7 +112,10 @@ def resolve_model(call: Call, bounds: Bounds) -> ModelFacts:
     )
     shown = find_limits(call)
     seen = call.session.facts.of(name)
-    limit = call.guard.limits.get(name, Limit(resolved.tokens))
+    unlimited = Limit(resolved.tokens)
+    limit = call.guard.limits.get(call.client, unlimited)
+    if limit.tokens < seen.accepted_tokens:
+        limit = unlimited  # What this very session was shown says more.
     known = min(resolved.tokens, limit.tokens)
     if shown.window_tokens:
         accepted_tokens = 0 if seen.has_shown(shown) else seen.accepted_tokens
@@ -122,7 +129,8 @@ def resolve_model(call: Call, bounds: Bounds) -> ModelFacts:
         window_tokens=min(known, bounds.window_tokens or known),
         reserved_output_tokens=set_output_tokens(call.llm, call.request.config) or 0,
         default_output_tokens=default or 0,
-        has_output=limit.has_output,
+        is_rate=limit.is_rate,
+        sum_tokens=limit.sum_tokens,
         stated_window_tokens=resolved.tokens,
         window_source=resolved.source,
     )
@@ -132,7 +140,8 @@ def plan_call(call: Call, model: ModelFacts, bounds: Bounds) -> Budgets:
     """Returns the sizes that a call has to respect."""
     window, stored = model.window_tokens, call.state.record.summary
     trigger = call.strategy.trigger_tokens(window)
-    reserved_tokens = model.reserved_output_tokens if model.has_output else 0
+    # Of a rate limit the other half is left for output.
+    reserved_tokens = 0 if model.is_rate else model.reserved_output_tokens
     budgets = plan_budgets(window, reserved_tokens, trigger)
     # A trigger below twice what the last compaction left would fire again at once.
     least = min(budgets.full_tokens, 2 * stored.left_tokens if stored else 0)
@@ -146,15 +155,15 @@ def fit_output(call: Call, model: ModelFacts, prompt_tokens: int) -> None:
     """Lowers the output that a request asks for to what the window leaves.
 
     A limit that somebody has set stays until the sum of input and output was refused
-    once, or counts against a limit that the process keeps to. A tenth stays free: what
-    is known of the prompt is an estimate.
+    once, or counts against a rate limit. A tenth stays free: what is known of the
+    prompt is an estimate.
     """
-    is_kept = model.name in call.guard.limits and model.has_output
-    is_sum = is_kept or find_limits(call).output_tokens is not None
+    was_refused = find_limits(call).output_tokens is not None
+    is_sum = was_refused or model.sum_tokens > 0
     if model.reserved_output_tokens and not is_sum:
         return
     output_tokens = model.reserved_output_tokens or model.default_output_tokens
-    window_tokens = model.window_tokens
+    window_tokens = model.sum_tokens or model.window_tokens
     if not is_sum and prompt_tokens + output_tokens > window_tokens:
         window_tokens = _largest_window_tokens(call, model)
     if prompt_tokens + output_tokens > window_tokens:
@@ -217,7 +226,8 @@ def learn_window(
     named = overflow.limit_tokens
     seen = call.session.facts.of(model.name)
     is_foreign = not _is_same_model(overflow.model, model.name)
-    is_contradicted = (named or shown_tokens) < seen.accepted_tokens
+    accepted_tokens = call.guard.accepted.get(call.client, 0)
+    is_contradicted = (named or shown_tokens) < accepted_tokens
     was_doubted = seen.limits is not None and seen.limit_calls is not None
     if named and (is_foreign or was_doubted or not is_contradicted):
         learned = max(named, MIN_WINDOW_TOKENS)
@@ -242,24 +252,35 @@ def _is_same_model(named: str, asked: str) -> bool:
 def _keep_to_rate(
     call: Call, bounds: Bounds, overflow: Overflow, estimated_tokens: float
 ) -> Bounds:
-    """Keeps the requests of this process below a rate limit of its key.
+    """Keeps the prompts of this process at half of a rate limit of its key.
 
-    Where ADK has asked a fallback, it keeps the next try alone below it.
+    The other half is for the summary that makes room, and for output, also where only
+    the provider knows of it. Below the limit of a fallback, or one that contradicts
+    what was accepted, only the next try is kept.
     """
     limit_tokens = max(overflow.limit_tokens or 0, MIN_WINDOW_TOKENS)
-    if not _is_same_model(call.request.model or "", call.model):
+    accepted_tokens = call.guard.accepted.get(call.client, 0)
+    is_foreign = not _is_same_model(overflow.model, call.model)
+    if is_foreign or limit_tokens < accepted_tokens:
         return replace(bounds, window_tokens=limit_tokens)
+
+    most_tokens = min(limit_tokens, int(estimated_tokens)) // 2
+    prompt_tokens = max(most_tokens, MIN_WINDOW_TOKENS)
     # Who names the request counts the output that it asks for as well.
-    has_output = overflow.prompt_tokens is not None
-    call.guard.limits[call.model] = Limit(limit_tokens, has_output)
+    sum_tokens = limit_tokens if overflow.prompt_tokens else 0
+    call.guard.limits[call.client] = Limit(prompt_tokens, True, sum_tokens)
+    seen = call.session.facts.of(call.model)
+    believed_tokens = min(seen.accepted_tokens, prompt_tokens)
+    call.session.see(call.model, accepted_tokens=believed_tokens)
     message = (
         "Model %r: a request of %s tokens is above the key's limit of %s tokens per "
-        "%s: no wait helps. Requests stay below it from now on, in this process. "
+        "%s: no wait helps. Prompts stay below %s tokens from now on, in this process. "
         "Set context_window=%d on the agent's strategy, or have the limit raised."
     )
     sent_tokens = overflow.prompt_tokens or int(estimated_tokens)
-    figures = f"{sent_tokens:,}", f"{limit_tokens:,}", overflow.period, limit_tokens
-    warn_once(logger, message, call.model, *figures)
+    figures = f"{sent_tokens:,}", f"{limit_tokens:,}", overflow.period
+    kept = f"{prompt_tokens:,}", prompt_tokens
+    warn_once(logger, message, call.model, *figures, *kept)
     return bounds
 
 

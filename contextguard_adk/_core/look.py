@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 
 from google.genai import types
 
 from contextguard_adk import _recall
 from contextguard_adk._core.call import Bounds, Call
+from contextguard_adk._core.counts import least_tokens
 from contextguard_adk._core.fit import minimize
 from contextguard_adk._core.limits import plan_call, resolve_model
 from contextguard_adk._history.draft import Reason
@@ -16,8 +18,11 @@ from contextguard_adk._history.stored import StoredSummary
 from contextguard_adk._measuring.calibration import estimate_prompt_tokens, first_margin
 from contextguard_adk._measuring.tokens import estimate_config_tokens
 from contextguard_adk._summaries.compose import render, shape
+from contextguard_adk._support.log import warn_once
 from contextguard_adk._turn.turn import KEEP_TOOLS_RATIO, Turn
 from contextguard_adk._turn.values import Size
+
+logger = logging.getLogger("contextguard_adk.call")
 
 
 def look(call: Call, bounds: Bounds, is_settled: bool = False) -> Turn:
@@ -77,16 +82,23 @@ def leave_out_rest(turn: Turn, bounds: Bounds) -> Turn:
         room_tokens = budgets.window_tokens / 10
     contents = shape(turn, minimize(turn, int(room_tokens), turn.correction))
     smaller = _measure(replace(turn, contents=contents), bounds)
-    return smaller if smaller.tokens < turn.tokens else turn
+    if smaller.tokens >= turn.tokens:
+        return turn
+    message = (
+        "Older messages of agent %r are left out of a request of %d tokens, which "
+    )
+    message += "exceeds the window of %d: no compaction has made it fit."
+    warn_once(logger, message, turn.agent, turn.tokens, budgets.window_tokens)
+    return smaller
 
 
 def _is_too_large(turn: Turn) -> bool:
     if turn.record.is_newer:
         return not replace(turn, reason="tokens").has_room
-    if turn.counts.correction is not None:
-        return turn.is_overfull
-    # Before the provider has counted anything, an estimate may be a third too high.
-    return turn.tokens > 1.33 * turn.budgets.window_tokens
+    # The estimate may be too high: of prose less is counted than bytes / 4.
+    seen = turn.facts.of(turn.model.name)
+    known_tokens = least_tokens(seen, turn.size.heuristic_tokens)
+    return turn.is_overfull and known_tokens > turn.budgets.window_tokens
 
 
 def _read_history(

@@ -207,6 +207,7 @@ async def send(call: Call, turn: Turn) -> None:
         window_tokens=turn.budgets.window_tokens,
         threshold_tokens=turn.budgets.threshold_tokens,
         model=model.name,
+        client=call.client,
         original_contents=tuple(original),
         sent_contents=tuple(turn.contents),
         sent_config=_copy_config(request.config),

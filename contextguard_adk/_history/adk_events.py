@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from google.adk.agents.invocation_context import InvocationContext
@@ -69,8 +69,10 @@ class Calls:
     open: dict[str, types.Part]
 
 
-def find_calls(events: Iterable[Event]) -> Calls:
-    """Finds the calls in events, and those that none of them answers, oldest first."""
+def find_calls(
+    events: Iterable[Event], is_own: Callable[[Event], bool] = lambda event: True
+) -> Calls:
+    """Finds the calls in own events, and those that none answers, oldest first."""
     ids = set[str]()
     waiting: dict[str, types.Part] = {}
     for event in events:
@@ -78,7 +80,8 @@ def find_calls(events: Iterable[Event]) -> Calls:
             call = part.function_call
             response = part.function_response
 
-            if call and call.id and call.name not in INTERNAL_CALLS:
+            is_call = call and call.id and call.name not in INTERNAL_CALLS
+            if call and call.id and is_call and is_own(event):
                 ids.add(call.id)
                 waiting.pop(call.id, None)  # Some models use an id again.
                 waiting[call.id] = part

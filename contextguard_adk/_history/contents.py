@@ -19,10 +19,15 @@ _RELAYED = re.compile(r"\[[^\]\n]+\] (said:|thought:|called tool `|`)")
 
 @dataclass(frozen=True)
 class Pairs:
-    """The contents on the other side of calls and answers; those with open calls."""
+    """The contents on the other side of calls and answers; calls without an answer."""
 
     partners: dict[int, set[int]] = field(default_factory=dict)
-    open_calls: set[int] = field(default_factory=set)
+    unanswered: list[tuple[int, types.FunctionCall]] = field(default_factory=list)
+
+    @property
+    def open_calls(self) -> set[int]:
+        """The contents with calls that have no answer."""
+        return {index for index, _ in self.unanswered}
 
     def group_of(self, index: int) -> set[int]:
         """Returns every content that must be kept or removed with `index`."""
@@ -144,7 +149,7 @@ def _visible_texts(content: types.Content | None) -> list[str]:
 def pair_contents(contents: Sequence[types.Content]) -> Pairs:
     """Links every tool call with the content that answers it."""
     pairs = Pairs()
-    waiting: list[tuple[int, types.FunctionCall]] = []
+    waiting = pairs.unanswered
     for index, content in enumerate(contents):
         for part in parts_of(content):
             if part.function_call:
@@ -153,7 +158,6 @@ def pair_contents(contents: Sequence[types.Content]) -> Pairs:
             if response and (found := take_call(waiting, response)):
                 pairs.partners.setdefault(found[0], set()).add(index)
                 pairs.partners.setdefault(index, set()).add(found[0])
-    pairs.open_calls.update(index for index, _ in waiting)
     return pairs
 
 

@@ -12,7 +12,7 @@ from google.adk.agents.invocation_context import InvocationContext
 from google.adk.events.event import Event
 from google.genai import types
 
-from contextguard_adk._history.adk_events import Calls, find_calls
+from contextguard_adk._history.adk_events import Calls, find_calls, is_visible
 from contextguard_adk._history.contents import (
     Pairs,
     content_text,
@@ -135,8 +135,17 @@ class History:
 
     @cached_property
     def calls(self) -> Calls:
-        """The calls of the session's events: which there are, and which are open."""
-        return find_calls(self.events[: self._event_count])
+        """The agent's own calls in the session's events, and which of them are open."""
+        events = self.events[: self._event_count]
+        invocation = self._invocation
+        if invocation is None:
+            return find_calls(events)
+        name = getattr(invocation.agent, "name", "")
+
+        def is_own(event: Event) -> bool:
+            return event.author == name and is_visible(event, invocation)
+
+        return find_calls(events, is_own)
 
     def fingerprint(self, index: int) -> bytes:
         """The fingerprint of one content; of a rewritten one, that of its event."""
@@ -158,7 +167,7 @@ class History:
 
     def release(self) -> None:
         """Forgets the run, after computing what depends on it."""
-        _ = self.request_index, *map(self.fingerprint, self.history)
+        _ = self.request_index, self.calls, *map(self.fingerprint, self.history)
         self._invocation = None
 
     @cached_property

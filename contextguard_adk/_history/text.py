@@ -6,6 +6,7 @@ import codecs
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import pydantic_core
@@ -29,6 +30,9 @@ _TEXT_FILE = re.compile(
     r"|javascript|typescript|ecmascript|graphql|httpd-php)\s*(?:;|$)",
     re.IGNORECASE,
 )
+
+
+_CHARSET = re.compile(r"""charset=["']?([\w-]{1,40})""", re.IGNORECASE)
 
 
 def payload_text(payload: object) -> str:
@@ -79,18 +83,21 @@ def file_text(part: types.Part) -> str:
     blob = part.inline_data
     if blob is None or not blob.data or not _TEXT_FILE.match(blob.mime_type or ""):
         return ""
-    text = _decode(blob.data)
+    text = _decode(blob.data, blob.mime_type or "")
     return "" if "\0" in text else text
 
 
-def _decode(data: bytes) -> str:
-    """The text of a file; what is no Unicode is taken for Western European."""
+def _decode(data: bytes, mime_type: str) -> str:
+    """The text of a file, by its charset, else UTF-8 or what Western Europe writes."""
+    if named := _CHARSET.search(mime_type):
+        with suppress(LookupError, UnicodeError):  # Also of what is no text encoding.
+            return data.decode(named[1], "replace")
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return data.decode("utf-16", "replace")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        return data.decode("cp1252", "replace")
+
+    text = data.decode("utf-8-sig", "replace")
+    is_damaged = text.count("\ufffd") > len(text) // 100
+    return data.decode("cp1252", "replace") if is_damaged else text
 
 
 @dataclass(frozen=True)

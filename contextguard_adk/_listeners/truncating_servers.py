@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import replace
 
 from contextguard_adk._providers.clients import read_usage
@@ -15,15 +16,16 @@ from contextguard_adk._turn.values import Count
 logger = logging.getLogger("contextguard_adk.limits")
 
 _MIN_CUT_TOKENS = 2_048  # The smallest default that Ollama has had.
+_GROWN_RATIO = 0.05  # Of the figure, while it stays the same.
 
 
 class TruncatingServers(Listener):
     """Finds the window of a server whose counts stop at one figure.
 
     Three equal counts running show it, where the text that was sent grew by a twentieth
-    of the figure. Counts that differ show nothing, nor do those of a model whose
-    prompts a cache serves: they may leave that out. The process keeps to the figure
-    until a count exceeds it.
+    of the figure, and beyond it by the ratio of earlier counts. Counts that differ show
+    nothing, nor do those of a model whose prompts a cache serves: they may leave that
+    out. The process keeps to the figure until a count exceeds it.
     """
 
     def answered(self, event: Answered) -> None:
@@ -35,9 +37,10 @@ class TruncatingServers(Listener):
             return
         model = call.model
         real_tokens = count.real_tokens
-        known = limits.get(model)
-        if count.is_size and known and real_tokens > known.tokens:
-            limits.pop(model, None)
+        known = limits.get(call.client)
+        is_window = known is not None and not known.is_rate
+        if is_window and count.is_size and real_tokens > call.window_tokens:
+            limits.pop(call.client, None)
         seen = call.session.facts.of(model)
         usage = read_usage(event.response.usage_metadata)
         was_cached = seen.was_cached or usage.cached_tokens > 0
@@ -45,7 +48,8 @@ class TruncatingServers(Listener):
         call.session.see(model, was_cached=was_cached, equal_counts=equal)
         if was_cached or not _is_cut(equal) or real_tokens >= call.window_tokens:
             return
-        limits[model] = Limit(real_tokens)
+        limits[call.client] = Limit(real_tokens)
+        call.session.see(model, accepted_tokens=real_tokens)
         message = (
             "Model %r: the provider counts %s prompt tokens, call after call, while "
             "more is sent: it cuts prompts without a word. Its window is taken to be "
@@ -58,10 +62,15 @@ class TruncatingServers(Listener):
 
 def _follow(equal: EqualCounts, count: Count) -> EqualCounts:
     """Returns the equal counts after another one."""
-    real_tokens, text_tokens = count.real_tokens, count.text_tokens
+    real_tokens = count.real_tokens
+    text_tokens = max(1, count.text_tokens)
     grown_tokens = text_tokens - equal.last_tokens
     if real_tokens != equal.real_tokens or grown_tokens < 0:
-        return EqualCounts(real_tokens, text_tokens, text_tokens, 1)
+        ratio = equal.usual_ratio
+        if equal.times:
+            ratio = min(ratio, equal.real_tokens / equal.last_tokens)
+        return EqualCounts(real_tokens, text_tokens, text_tokens, 1, ratio)
+
     # What has come may be all that is counted, beside a cache that is not reported.
     is_all = abs(grown_tokens - real_tokens) <= real_tokens / 4
     if grown_tokens == 0 or is_all:
@@ -72,7 +81,10 @@ def _follow(equal: EqualCounts, count: Count) -> EqualCounts:
 def _is_cut(equal: EqualCounts) -> bool:
     """Whether these counts can only be those of prompts that were cut."""
     grown_tokens = equal.last_tokens - equal.first_tokens
-    has_grown = grown_tokens >= 0.05 * equal.real_tokens
-    # Of far less than is counted nothing was cut; no text takes twice bytes / 4.
-    is_sent = 2 * equal.last_tokens >= equal.real_tokens >= _MIN_CUT_TOKENS
-    return equal.times >= 3 and has_grown and is_sent
+    has_grown = grown_tokens >= _GROWN_RATIO * equal.real_tokens
+    # Before the first other count, as many tokens as bytes / 4.
+    ratio = 1.0 if equal.usual_ratio == math.inf else equal.usual_ratio
+    least_tokens = (1 + _GROWN_RATIO) * equal.real_tokens
+    is_beyond = equal.last_tokens * ratio >= least_tokens
+    is_large = equal.real_tokens >= _MIN_CUT_TOKENS
+    return equal.times >= 3 and has_grown and is_beyond and is_large

@@ -23,7 +23,7 @@ class Taken:
     """What may stand in one place.
 
     Attributes:
-        inline: MIME types of bytes; `image/*` stands for all images.
+        inline: MIME types of bytes.
         addresses: MIME types by the beginning of the address.
     """
 
@@ -86,7 +86,7 @@ ROWS: Mapping[str, Row] = {
     # It spells every file as an image.
     "ApigeeLlm chat": Row(_SOME_IMAGES, _SOME_IMAGES),
     # A class of the app's own.
-    "": Row(Taken(frozenset({"image/*"}) | _PDF)),
+    "": Row(Taken(_IMAGES_AND_GIF | _PDF)),
 }
 """By what `name_media_clients` returns."""
 
@@ -113,9 +113,7 @@ def takes_media(client: str, place: Place, part: types.Part) -> bool:
     blob = part.inline_data
     file = part.file_data
     if blob is not None:
-        kind = blob.mime_type or ""
-        family = f"{kind.partition('/')[0]}/*"
-        return bool(blob.data) and not taken.inline.isdisjoint({kind, family})
+        return bool(blob.data) and blob.mime_type in taken.inline
 
     if file is None or not file.file_uri:
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable
 from contextlib import suppress
@@ -51,6 +52,8 @@ class Overflow:
     model: str = field(default="", compare=False)
 
 
+_BETWEEN = re.compile(r"[\W_]+")  # Words.
+
 _Reading = Overflow | Literal["refused"] | None
 
 # Gateways nest JSON in JSON, and some servers write `>` and `'` in ways safe for HTML.
@@ -93,9 +96,16 @@ class _Sent:
         parts = (part for each in self._contents for part in each.parts or ())
         return _plain(b" ".join(map(part_text, parts)).decode(errors="replace"))
 
+    @cached_property
+    def _letters(self) -> str:
+        """Its letters and digits: an error may quote parts side by side."""
+        return _BETWEEN.sub("", self._text)
+
     def find_own(self, pattern: re.Pattern[str], text: str) -> list[re.Match[str]]:
         """Finds what an error says, and did not read in the request."""
-        return [each for each in pattern.finditer(text) if each[0] not in self._text]
+        # Whoever says it more often is quoting: each is looked for in the whole text.
+        found = itertools.islice(pattern.finditer(text), 50)
+        return [m for m in found if _BETWEEN.sub("", m[0]) not in self._letters]
 
 
 def _read_linked(error: BaseException, seen: set[int], sent: _Sent) -> _Reading:
@@ -172,7 +182,9 @@ def _read_rate(text: str, sent: _Sent) -> Overflow | None:
         for match in sent.find_own(pattern, text):
             limit = _tokens(match["limit"])
             requested = _tokens(match.groupdict().get("prompt"))
-            if limit and (requested or sent.tokens) > limit:
+            if limit is None or limit < MIN_LIMIT_TOKENS:
+                continue
+            if (requested or sent.tokens) > limit:
                 periods = (each for each in ("day", "hour") if each in match[0])
                 period = next(periods, "minute")
                 return Overflow(limit, requested, period=period)

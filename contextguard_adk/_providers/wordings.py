@@ -19,7 +19,8 @@ def compile_wordings(wordings: tuple[str, ...]) -> tuple[re.Pattern[str], ...]:
 RATES: Final = (
     r"tokens per (?:min(?:ute)?|hour|day)\b[^:]{0,30}: limit:? <limit>,"
     r"(?: used:? <_>,)? requested:? <prompt>",
-    r"rate limit (?:of|for this model is) <limit> (?:input )?"
+    r"rate limit (?:for your organization (?:\([^)]{1,80}\) )?)?"
+    r"(?:of|for this model is) <limit> (?:input )?"
     r"tokens per (?:min(?:ute)?|hour|day)\b",
     r"input_token_count, limit: <limit>",
     r"tpm limit=<limit>",

@@ -35,10 +35,18 @@ MAX_SESSIONS = 8_192  # With the others, each with a summary of about 10 KB.
 
 
 class Limit(NamedTuple):
-    """The tokens that a request may have, with or without its output."""
+    """What the requests of a process keep to.
+
+    Attributes:
+        tokens: What a prompt may take.
+        is_rate: Whether it follows from a rate limit, and not from a window.
+        sum_tokens: What prompt and output may take together; 0 where output does not
+            count.
+    """
 
     tokens: int
-    has_output: bool = True
+    is_rate: bool = False
+    sum_tokens: int = 0
 
 
 @dataclass
@@ -50,6 +58,7 @@ class SentCall:
     window_tokens: int
     threshold_tokens: int = 0
     model: str = ""
+    client: tuple[str, int] = ("", 0)  # Whose limits count, see `Call.client`.
     original_contents: Sequence[types.Content] = ()
     sent_contents: Sequence[types.Content] = ()
     sent_config: types.GenerateContentConfig | None = None
@@ -150,8 +159,9 @@ class Guard:
     has_plain_users: bool = False  # In records, traces and log.
     recorded: Memo | None = None  # Of a replay, in which no tool changes a result.
     tasks: SummaryTasks = field(default_factory=SummaryTasks)
-    # What this process keeps to, by model, whatever its window.
-    limits: BoundedDict[str, Limit] = field(default_factory=BoundedDict)
+    # What this process keeps to, and has seen accepted, by client (`Call.client`).
+    limits: BoundedDict[tuple[str, int], Limit] = field(default_factory=BoundedDict)
+    accepted: BoundedDict[tuple[str, int], int] = field(default_factory=BoundedDict)
     # Name and version of what no event has named yet.
     artifacts: BoundedDict[tuple[str, str, str], tuple[str, int]] = field(
         default_factory=BoundedDict

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import OrderedDict
@@ -91,12 +92,14 @@ class EqualCounts:
         first_tokens: Bytes / 4 of the text of the first request.
         last_tokens: The same of the last one.
         times: How many requests there were.
+        usual_ratio: The lowest count before these, over bytes / 4; infinite for none.
     """
 
     real_tokens: int = 0
     first_tokens: int = 0
     last_tokens: int = 0
     times: int = 0
+    usual_ratio: float = math.inf
 
 
 @dataclass(frozen=True)

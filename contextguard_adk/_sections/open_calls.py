@@ -84,28 +84,32 @@ def _read_pairs(value: JsonValue) -> list[tuple[str, str]]:
 def _find_open(history: History, covered: Collection[int]) -> Iterator[tuple[str, str]]:
     """Yields the id and the line of each covered call that is open, newest first.
 
-    ADK takes its own ids out of what a model is shown: a call is known by what it says.
+    ADK takes its own ids out of what a model is shown: events tell them, and which of
+    several calls in one step has its answer. A call that no event says in these words,
+    as another plugin has rewritten it, is named by its handle.
     """
-    if not history.calls.open:
-        return
-    replaced = set[str]()
-    lines: dict[str, str] = {}
-    for index in history.pairs.open_calls.intersection(covered):
-        shown = zip(
-            parts_of(history.contents[index]),
-            parts_of(history.told[index]),
-            strict=True,
-        )
-        for part, told in shown:
-            if part.function_call and told.function_call:
-                handle = handle_of(part)
-                replaced.add(handle)
-                lines[handle] = _write_line(told.function_call)
+    open_ids: dict[str, list[str]] = {}
+    for call_id, part in history.calls.open.items():
+        open_ids.setdefault(handle_of(part), []).append(call_id)
 
-    for call_id, part in reversed(history.calls.open.items()):
-        handle = handle_of(part)
-        if handle in replaced:
-            yield call_id, lines[handle]
+    for index in sorted(history.pairs.open_calls.intersection(covered), reverse=True):
+        parts = parts_of(history.contents[index])
+        told = parts_of(history.told[index])
+        calls = [
+            (handle_of(part), part.function_call, shown.function_call)
+            for part, shown in zip(parts, told, strict=True)
+            if part.function_call and shown.function_call
+        ]
+        known = [each for each in calls if open_ids.get(each[0])]
+        for handle, _, shown_call in reversed(known):
+            if ids := open_ids[handle]:
+                yield ids.pop(), _write_line(shown_call)
+
+        if not known:
+            unanswered = [c for i, c in history.pairs.unanswered if i == index]
+            for handle, call, shown_call in reversed(calls):
+                if any(call is each for each in unanswered):
+                    yield handle, _write_line(shown_call)
 
 
 def _write_line(call: types.FunctionCall) -> str:

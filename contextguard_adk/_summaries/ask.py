@@ -309,7 +309,10 @@ def _find_mechanical_end(turn: Turn, new: Sequence[int], budget_tokens: int) -> 
     """How many contents a mechanical summary has to cover; the newest can stay."""
     taken = turn.fixed_tokens + 2 * budget_tokens
     taken += int(turn.budgets.working_tokens * DONE_RATIO)
-    room = min(int(turn.budgets.threshold_tokens * 0.45), turn.limit_tokens - taken)
+    # Where no summary follows soon, less stays: else each turn would be cut again.
+    ratio = 0.30 if turn.settings.summaries == "stored" else 0.45
+    room_tokens = int(turn.budgets.threshold_tokens * ratio)
+    room = min(room_tokens, turn.limit_tokens - taken)
     room -= turn.kept.tokens
     contents = [turn.history.shown[i] for i in new]
     memo = turn.history.memo

@@ -56,7 +56,7 @@ _THREADS = _DaemonThreads()
 
 
 def _is_async(listener: Callable[[Any], object]) -> bool:
-    """Whether a call only makes a coroutine, which cannot block."""
+    """Whether a call only makes a coroutine, which runs on the event loop."""
     method = getattr(listener, "__call__", None)  # noqa: B004 - of an object.
     return inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(method)
 

@@ -51,7 +51,8 @@ class ModelFacts:
     Attributes:
         reserved_output_tokens: The output limit that somebody has set; 0 for none.
         default_output_tokens: What its client asks for where nobody has; 0 if unknown.
-        has_output: Whether output takes a part of the window.
+        is_rate: Whether the window follows from a rate limit.
+        sum_tokens: What prompt and output may take together by it; 0 for any output.
     """
 
     name: str
@@ -60,7 +61,8 @@ class ModelFacts:
     window_tokens: int
     reserved_output_tokens: int
     default_output_tokens: int = 0
-    has_output: bool = True
+    is_rate: bool = False
+    sum_tokens: int = 0
     stated_window_tokens: int = 0
     window_source: str = ""
 
