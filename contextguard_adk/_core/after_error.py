@@ -41,7 +41,8 @@ async def answer_error(
     run, key = guard.run(invocation), call_key(context)
     if (sent := run.calls.get(key)) is not None:
         sent.is_answered = True
-    overflow = _read_overflow(error, request, sent)
+    counted_tokens = int(guard.state(context).read("real_tokens") or 0)
+    overflow = _read_overflow(error, request, sent, counted_tokens)
     refusal = parse_refusal(error, request.contents)
     if strategy is None or not (overflow or refusal):
         if sent is not None:
@@ -71,7 +72,7 @@ async def answer_error(
 
 
 def _read_overflow(
-    error: Exception, request: LlmRequest, sent: SentCall | None
+    error: Exception, request: LlmRequest, sent: SentCall | None, counted_tokens: int
 ) -> Overflow | None:
     """Reads whether the request was too long, for its window or a rate limit."""
     if sent is None:
@@ -82,8 +83,8 @@ def _read_overflow(
     if overflow is None or not overflow.period or overflow.prompt_tokens is not None:
         return overflow
     # Such limits do not count what a cache serves.
-    is_accepted = seen.accepted_tokens > (overflow.limit_tokens or 0)
-    return None if is_accepted else overflow
+    accepted_tokens = max(seen.accepted_tokens, counted_tokens)
+    return None if accepted_tokens > (overflow.limit_tokens or 0) else overflow
 
 
 def restore_requests(

@@ -15,7 +15,7 @@ from contextguard_adk._turn.values import Count
 
 logger = logging.getLogger("contextguard_adk.limits")
 
-_MIN_CUT_TOKENS = 2_048  # The smallest default that Ollama has had.
+_MIN_CUT_TOKENS = 2_040  # Ollama's smallest default is 2,048; some keep a few free.
 _GROWN_RATIO = 0.05  # Of the figure, while it stays the same.
 
 
@@ -25,7 +25,8 @@ class TruncatingServers(Listener):
     Three equal counts running show it, where the text that was sent grew by a twentieth
     of the figure, and beyond it by the ratio of earlier counts. Counts that differ show
     nothing, nor do those of a model whose prompts a cache serves: they may leave that
-    out. The process keeps to the figure until a count exceeds it.
+    out. Where equal counts were passed before, they are rounded. The process keeps to
+    the figure until a count exceeds it.
     """
 
     def answered(self, event: Answered) -> None:
@@ -66,10 +67,7 @@ def _follow(equal: EqualCounts, count: Count) -> EqualCounts:
     text_tokens = max(1, count.text_tokens)
     grown_tokens = text_tokens - equal.last_tokens
     if real_tokens != equal.real_tokens or grown_tokens < 0:
-        ratio = equal.usual_ratio
-        if equal.times:
-            ratio = min(ratio, equal.real_tokens / equal.last_tokens)
-        return EqualCounts(real_tokens, text_tokens, text_tokens, 1, ratio)
+        return _begin(equal, real_tokens, text_tokens)
 
     # What has come may be all that is counted, beside a cache that is not reported.
     is_all = abs(grown_tokens - real_tokens) <= real_tokens / 4
@@ -78,13 +76,33 @@ def _follow(equal: EqualCounts, count: Count) -> EqualCounts:
     return replace(equal, last_tokens=text_tokens, times=equal.times + 1)
 
 
+def _begin(before: EqualCounts, real_tokens: int, text_tokens: int) -> EqualCounts:
+    """Returns the first of perhaps equal counts; keeps what those before have shown."""
+    ratio = before.usual_ratio
+    if before.times:
+        ratio = min(ratio, before.real_tokens / before.last_tokens)
+    was_passed = before.times > 1 and real_tokens > before.real_tokens
+    return EqualCounts(
+        real_tokens=real_tokens,
+        first_tokens=text_tokens,
+        last_tokens=text_tokens,
+        times=1,
+        usual_ratio=ratio,
+        has_steps=before.has_steps or (was_passed and _has_grown(before)),
+    )
+
+
+def _has_grown(equal: EqualCounts) -> bool:
+    grown_tokens = equal.last_tokens - equal.first_tokens
+    return grown_tokens >= _GROWN_RATIO * equal.real_tokens
+
+
 def _is_cut(equal: EqualCounts) -> bool:
     """Whether these counts can only be those of prompts that were cut."""
-    grown_tokens = equal.last_tokens - equal.first_tokens
-    has_grown = grown_tokens >= _GROWN_RATIO * equal.real_tokens
     # Before the first other count, as many tokens as bytes / 4.
     ratio = 1.0 if equal.usual_ratio == math.inf else equal.usual_ratio
     least_tokens = (1 + _GROWN_RATIO) * equal.real_tokens
     is_beyond = equal.last_tokens * ratio >= least_tokens
     is_large = equal.real_tokens >= _MIN_CUT_TOKENS
-    return equal.times >= 3 and has_grown and is_beyond and is_large
+    has_plateau = equal.times >= 3 and _has_grown(equal) and not equal.has_steps
+    return has_plateau and is_beyond and is_large

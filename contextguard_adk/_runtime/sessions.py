@@ -93,6 +93,7 @@ class EqualCounts:
         last_tokens: The same of the last one.
         times: How many requests there were.
         usual_ratio: The lowest count before these, over bytes / 4; infinite for none.
+        has_steps: Whether equal counts of requests that grew were passed before.
     """
 
     real_tokens: int = 0
@@ -100,6 +101,7 @@ class EqualCounts:
     last_tokens: int = 0
     times: int = 0
     usual_ratio: float = math.inf
+    has_steps: bool = False
 
 
 @dataclass(frozen=True)
