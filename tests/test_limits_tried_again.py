@@ -237,3 +237,13 @@ async def test_a_stored_limit_that_is_true_is_refused_once_a_process() -> None:
         assert calls[0].window_tokens == known_tokens
         assert llm.rejections == 1
         assert calls[-1].window_tokens == SMALL
+
+
+async def test_what_a_refusal_teaches_beside_it_keeps_a_stored_limit() -> None:
+    """Another process learns how dense the words are, and forgets no window."""
+    sessions = InMemorySessionService()
+    for ratio in (1.0, 2.5):
+        llm = SimulatedLlm(context_window=SMALL, token_ratio=ratio)
+        chat, calls = open_chat(llm, session_service=sessions)
+        await talk(chat, 10)
+    assert {call.window_tokens for call in calls} == {SMALL}

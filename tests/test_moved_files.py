@@ -16,6 +16,7 @@ from google.genai import types
 from contextguard_adk import Threshold
 from contextguard_adk._core.fit import cut_request
 from contextguard_adk._history.fingerprints import handle_of
+from contextguard_adk._history.text import file_text
 from contextguard_adk.testing import RecordedRequest, Reply, SimulatedLlm
 from contextguard_adk.testing import call as tool_call
 from tests.builders import (
@@ -111,6 +112,10 @@ TEXTS = {
     "feed": ("application/atom+xml", b"<x>id,name\n1,Ada</x>"),
     "yaml": ("application/x-yaml", b"id,name\n1,Ada"),
     "picture": ("image/svg+xml", b"<svg>id,name\n1,Ada</svg>"),
+    "cyrillic": (
+        "text/csv; charset=windows-1251",
+        "id,name\n1,Ada, \u041e\u043b\u044f".encode("cp1251"),
+    ),
     "western": ("Text/Markdown", "id,name\n1,Ada, Jos\u00e9".encode("latin-1")),
 }
 
@@ -127,6 +132,31 @@ async def test_a_file_of_text_is_read_as_a_text(client: str, kind: str) -> None:
     assert "id,name\n1,Ada" in answer
     assert "\ufeff" not in answer
     assert not any(has_file(request, file) for request in llm.requests)
+
+
+@pytest.mark.parametrize(
+    ("mime_type", "data", "said"),
+    [
+        (
+            "text/plain; charset=koi8-r",
+            "\u041e\u043b\u044f".encode("koi8-r"),
+            "\u041e\u043b\u044f",
+        ),
+        ("text/plain; charset='utf-8'", "Gr\u00fc\u00dfe".encode(), "Gr\u00fc\u00dfe"),
+        ("text/plain; charset=hex", b"4142", "4142"),
+        ("text/plain; charset=of-nobody", b"ab", "ab"),
+        (
+            "text/plain",
+            "Gr\u00fc\u00dfe ".encode() * 30 + b"\xff",
+            "Gr\u00fc\u00dfe Gr\u00fc\u00dfe",
+        ),
+    ],
+)
+def test_a_text_is_decoded_by_its_charset(
+    mime_type: str, data: bytes, said: str
+) -> None:
+    """One that names none, or one that is none, as UTF-8, also if a byte is damaged."""
+    assert file_text(inline(mime_type, data)).startswith(said)
 
 
 OTHERS = {

@@ -16,6 +16,7 @@ from google.genai import types
 
 from contextguard_adk._providers.overflow import Overflow, parse_overflow
 from contextguard_adk._providers.retry import is_transient
+from tests.builders import user
 from tests.growth import MAX_GROWTH, time_growth
 
 MESSAGES = Path(__file__).parent / "overflow_messages.tsv"
@@ -310,3 +311,19 @@ def test_hostile_error_is_survived() -> None:
     error = HoldingError(message=TEXT, **dict.fromkeys(names, hostile))
     assert parse_overflow(error) == MEANING
     assert parse_overflow(HostileError()) is None
+
+
+def test_a_quotation_of_several_parts_is_no_rate_limit() -> None:
+    """An error may put side by side what stands in parts of a message."""
+    said = "tokens per minute (TPM): Lim", "it 1000, Requested 900000"
+    error = Exception(f"400: unsupported characters in input: '{''.join(said)}'")
+    assert parse_overflow(error, [user(*said)]) is None
+    assert parse_overflow(error, [user("Hello.")]) is not None
+
+
+def test_many_matches_of_an_error_cost_little() -> None:
+    """Each of them is looked for in the whole request."""
+    error = Exception(
+        "".join(f"limit of {n} tokens per minute, " for n in range(9_999))
+    )
+    assert parse_overflow(error, [user("word " * 200_000)]) is None

@@ -192,6 +192,7 @@ def test_another_word_in_code_or_file_is_refused(tmp_path: Path) -> None:
 OFF: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "observe": ({"default": STRATEGIES["threshold"], "observe": True}, {}),
     "no default": ({"default": None}, {}),
+    "a chooser": ({"default": lambda context: None}, {}),
     "no agent": ({"agents": {"agent": None}}, {}),
     "off": ({"default": STRATEGIES["threshold"]}, {"context_guard:off": True}),
 }
