@@ -344,7 +344,7 @@ async def test_other_sessions_of_the_process_are_not_cut() -> None:
     assert {record.window_tokens for record in records[shown:]} == {CUT_AT}
 
 
-@pytest.mark.parametrize("result_tokens", [600, 2_700, 9_000])
+@pytest.mark.parametrize("result_tokens", [600, *slow(2_700, 9_000)])
 async def test_a_cut_is_found_whatever_the_steps(result_tokens: int) -> None:
     """Small ones, large ones, and those of twice the server's window."""
     llm, records, _ = await play(

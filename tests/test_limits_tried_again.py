@@ -101,7 +101,8 @@ async def test_a_contradicted_limit_is_tried_again(said: str, kind: Any) -> None
     assert "window_tokens" not in learned["simulated"]
 
 
-@pytest.mark.parametrize("backup", ["", *slow("provider/small")])
+@pytest.mark.slow
+@pytest.mark.parametrize("backup", ["", "provider/small"])
 async def test_a_backup_that_stays_costs_a_refusal_in_twenty_calls(backup: str) -> None:
     """No turn is lost while the limit is tried again and again."""
     llm = Gateway(context_window=WINDOW, token_ratio=1.0, backup=backup)
@@ -121,7 +122,11 @@ async def test_a_backup_that_stays_costs_a_refusal_in_twenty_calls(backup: str) 
 
 @pytest.mark.parametrize(
     ("backup", "is_trusted"),
-    [("", True), ("provider/simulated", True), ("provider/small", False)],
+    [
+        ("provider/simulated", True),
+        ("provider/small", False),
+        pytest.param("", True, marks=pytest.mark.slow),
+    ],
 )
 async def test_the_limit_of_another_model_is_tried_again(
     backup: str, is_trusted: bool
@@ -188,11 +193,13 @@ async def plant(chat: Chat, **limits: Any) -> None:
     "limits",
     [
         {"window_tokens": 1_000},
-        {"window_tokens": 1_000, "is_used": True},
-        {"window_tokens": 8_000},
         {"output_tokens": 2**53},
-        {"correction": 20.0},
-        {"window_tokens": 1_000, "is_guess": True, "unproven_count": 0},
+        *slow(
+            {"window_tokens": 1_000, "is_used": True},
+            {"window_tokens": 8_000},
+            {"correction": 20.0},
+            {"window_tokens": 1_000, "is_guess": True, "unproven_count": 0},
+        ),
     ],
     ids=str,
 )
@@ -227,6 +234,7 @@ async def test_nothing_in_state_narrows_what_a_provider_has_shown() -> None:
     assert llm.rejections == 1
 
 
+@pytest.mark.slow
 async def test_a_stored_limit_that_is_true_is_refused_once_a_process() -> None:
     """A process that goes on with a session keeps to it, and is then sure of it."""
     sessions = InMemorySessionService()

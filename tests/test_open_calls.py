@@ -384,7 +384,7 @@ async def test_a_call_that_another_plugin_has_masked_is_listed_as_masked() -> No
     guard = ContextGuardPlugin(default=STRATEGIES["threshold"])
     chat = Chat(agent, [Changing(mask), guard])
     await chat.say(WORD)
-    for number in range(12):
+    for number in range(9):
         await chat.say(f"Turn {number}: look it up, and ask me.")
     lines = listed(agent_requests(llm)[-1])
     assert lines
@@ -406,7 +406,7 @@ async def test_a_call_is_listed_although_its_id_comes_again() -> None:
 
     llm = make_llm(reply)
     talk = open_talk(STRATEGIES["threshold"], llm)
-    for number in range(30):
+    for number in range(16):
         await talk.say(f"Turn {number}: go on.")
     lines = listed(agent_requests(llm)[-1])
     assert lines == ["- approve(what=pay 9,000 euros): no answer yet"]

@@ -507,7 +507,7 @@ def approve(what: str) -> None:
     """Asks a human, who says nothing yet."""
 
 
-@pytest.mark.parametrize("name", ["adaptive", "gemini", "openai"])
+@pytest.mark.parametrize("name", ["adaptive", "gemini", *slow("openai")])
 async def test_providers_that_want_a_result_get_one(serve: Serve, name: str) -> None:
     """From the first refusal on, through ADK's own classes, over compactions."""
     tools = [*TOOLS, LongRunningFunctionTool(approve)]

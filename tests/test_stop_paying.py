@@ -100,7 +100,7 @@ CELLS += [(place, "threshold") for place in PLACES[1:]]
 @pytest.mark.parametrize(
     ("place", "name", "turns"),
     [
-        *((place, name, 10) for place, name in CELLS),
+        *((place, name, 6) for place, name in CELLS),
         *(
             pytest.param(place, name, 50, marks=pytest.mark.slow)
             for place in PLACES
@@ -210,14 +210,14 @@ async def test_a_whole_history_that_goes_out_again_is_told_once(
     chat = Chat(guarded_agent(llm, [look]), [ContextGuardPlugin(**settings)])
     if state:
         await chat.set_state(state)
-    for number in range(8):
+    for number in range(4):
         await chat.say(f"Question {number}?")
     assert not [r for r in caplog.records if LEFT_ASIDE in r.getMessage()]
 
     chat.sessions = chat.runner.session_service = await compacted_session()
     if state:
         await chat.set_state(state)
-    for number in range(4):
+    for number in range(2):
         await chat.say(f"Question {number}?")
     [told] = [r for r in caplog.records if LEFT_ASIDE in r.getMessage()]
     assert told.levelno == logging.WARNING

@@ -86,8 +86,8 @@ def leave_out_rest(turn: Turn, bounds: Bounds) -> Turn:
         return turn
     message = (
         "Older messages of agent %r are left out of a request of %d tokens, which "
+        "exceeds the window of %d: no compaction has made it fit."
     )
-    message += "exceeds the window of %d: no compaction has made it fit."
     warn_once(logger, message, turn.agent, turn.tokens, budgets.window_tokens)
     return smaller
 
