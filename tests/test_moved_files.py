@@ -143,6 +143,8 @@ async def test_a_file_of_text_is_read_as_a_text(client: str, kind: str) -> None:
             "\u041e\u043b\u044f",
         ),
         ("text/plain; charset='utf-8'", "Gr\u00fc\u00dfe".encode(), "Gr\u00fc\u00dfe"),
+        ("text/plain; charset=us-ascii", "Gr\u00fc\u00dfe".encode(), "Gr\u00fc\u00dfe"),
+        ("text/plain; charset=punycode", b"ab-cd", "ab-cd"),
         ("text/plain; charset=hex", b"4142", "4142"),
         ("text/plain; charset=of-nobody", b"ab", "ab"),
         (

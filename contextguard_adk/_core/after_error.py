@@ -41,8 +41,7 @@ async def answer_error(
     run, key = guard.run(invocation), call_key(context)
     if (sent := run.calls.get(key)) is not None:
         sent.is_answered = True
-    counted_tokens = int(guard.state(context).read("real_tokens") or 0)
-    overflow = _read_overflow(error, request, sent, counted_tokens)
+    overflow = _read_overflow(error, request, sent)
     refusal = parse_refusal(error, request.contents)
     if strategy is None or not (overflow or refusal):
         if sent is not None:
@@ -72,19 +71,21 @@ async def answer_error(
 
 
 def _read_overflow(
-    error: Exception, request: LlmRequest, sent: SentCall | None, counted_tokens: int
+    error: Exception, request: LlmRequest, sent: SentCall | None
 ) -> Overflow | None:
     """Reads whether the request was too long, for its window or a rate limit."""
     if sent is None:
         return read_overflow(error, request, 0)
     seen = sent.session.facts.of(sent.model)
-    sent_tokens = least_tokens(seen, sent.heuristic_tokens)
+    sent_tokens = sent.heuristic_tokens
+    if seen.counted is not None:
+        sent_tokens = least_tokens(seen, sent.heuristic_tokens)
     overflow = read_overflow(error, request, sent_tokens)
     if overflow is None or not overflow.period or overflow.prompt_tokens is not None:
         return overflow
     # Such limits do not count what a cache serves.
-    accepted_tokens = max(seen.accepted_tokens, counted_tokens)
-    return None if accepted_tokens > (overflow.limit_tokens or 0) else overflow
+    is_accepted = seen.accepted_tokens > (overflow.limit_tokens or 0)
+    return None if is_accepted else overflow
 
 
 def restore_requests(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from typing import Any
 
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.models.base_llm import BaseLlm
@@ -85,7 +86,10 @@ class Call:
 
         Two agents may ask models of one name with keys, or at servers, of their own.
         """
-        model = getattr(self.invocation.agent, "model", None)
+        agent: Any = self.invocation.agent
+        while agent is not None and not getattr(agent, "model", None):
+            agent = getattr(agent, "parent_agent", None)  # It inherits the model.
+        model = getattr(agent, "model", None)
         return self.model, id(model) if isinstance(model, BaseLlm) else 0
 
     async def wait(self) -> None:

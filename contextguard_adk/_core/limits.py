@@ -22,7 +22,7 @@ from contextguard_adk._providers.registry import (
     MIN_WINDOW_TOKENS,
     resolve_context_window,
 )
-from contextguard_adk._runtime.runs import Limit
+from contextguard_adk._runtime.sessions import Limit
 from contextguard_adk._support.log import warn_once
 from contextguard_adk._turn.units import Answered
 from contextguard_adk._turn.values import ModelFacts
@@ -113,7 +113,7 @@ def resolve_model(call: Call, bounds: Bounds) -> ModelFacts:
     shown = find_limits(call)
     seen = call.session.facts.of(name)
     unlimited = Limit(resolved.tokens)
-    limit = call.guard.limits.get(call.client, unlimited)
+    limit = call.guard.limits.get(call.client, seen.kept or unlimited)
     if limit.tokens < seen.accepted_tokens:
         limit = unlimited  # What this very session was shown says more.
     known = min(resolved.tokens, limit.tokens)
@@ -268,10 +268,11 @@ def _keep_to_rate(
     prompt_tokens = max(most_tokens, MIN_WINDOW_TOKENS)
     # Who names the request counts the output that it asks for as well.
     sum_tokens = limit_tokens if overflow.prompt_tokens else 0
-    call.guard.limits[call.client] = Limit(prompt_tokens, True, sum_tokens)
+    limit = Limit(prompt_tokens, True, sum_tokens)
+    call.guard.limits[call.client] = limit
     seen = call.session.facts.of(call.model)
     believed_tokens = min(seen.accepted_tokens, prompt_tokens)
-    call.session.see(call.model, accepted_tokens=believed_tokens)
+    call.session.see(call.model, accepted_tokens=believed_tokens, kept=limit)
     message = (
         "Model %r: a request of %s tokens is above the key's limit of %s tokens per "
         "%s: no wait helps. Prompts stay below %s tokens from now on, in this process. "

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Sequence
-from contextlib import aclosing
 from dataclasses import replace
 
 from google.adk.models.base_llm import BaseLlm
@@ -28,7 +27,7 @@ from contextguard_adk._core.loop import declare_tools, run
 from contextguard_adk._listeners.metrics import MODEL, count
 from contextguard_adk._measuring.calibration import DEFAULT_CORRECTION, MAX_RATIO
 from contextguard_adk._measuring.tokens import estimate_config_tokens
-from contextguard_adk._providers.apart import call_apart
+from contextguard_adk._providers.apart import Closing, call_apart
 from contextguard_adk._providers.overflow import Overflow, parse_overflow
 from contextguard_adk._providers.refusals import parse_refusal
 from contextguard_adk._providers.retry import call_with_retries
@@ -292,7 +291,7 @@ class Recovery:
 
 async def _read_answer(llm: BaseLlm, request: LlmRequest) -> LlmResponse | None:
     answer: LlmResponse | None = None
-    async with aclosing(llm.generate_content_async(request, stream=False)) as responses:
+    async with Closing(llm.generate_content_async(request, stream=False)) as responses:
         async for response in responses:
             answer = answer if response.partial else response
     return answer

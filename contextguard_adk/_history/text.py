@@ -32,6 +32,18 @@ _TEXT_FILE = re.compile(
 )
 
 
+# What is read as UTF-8 in any case, and codecs that are slow, or no charsets of files.
+_OTHER_CODECS = frozenset(
+    [
+        "ascii",
+        "utf_8",
+        "punycode",
+        "idna",
+        "unicode_escape",
+        "raw_unicode_escape",
+        "utf_7",
+    ]
+)
 _CHARSET = re.compile(r"""charset=["']?([\w-]{1,40})""", re.IGNORECASE)
 
 
@@ -91,7 +103,9 @@ def _decode(data: bytes, mime_type: str) -> str:
     """The text of a file, by its charset, else UTF-8 or what Western Europe writes."""
     if named := _CHARSET.search(mime_type):
         with suppress(LookupError, UnicodeError):  # Also of what is no text encoding.
-            return data.decode(named[1], "replace")
+            charset = codecs.lookup(named[1]).name
+            if charset.replace("-", "_") not in _OTHER_CODECS:
+                return data.decode(charset, "replace")
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return data.decode("utf-16", "replace")
 

@@ -7,8 +7,7 @@ import math
 from dataclasses import replace
 
 from contextguard_adk._providers.clients import read_usage
-from contextguard_adk._runtime.runs import Limit
-from contextguard_adk._runtime.sessions import EqualCounts
+from contextguard_adk._runtime.sessions import EqualCounts, Limit
 from contextguard_adk._support.log import warn_once
 from contextguard_adk._turn.units import Answered, Listener
 from contextguard_adk._turn.values import Count
@@ -16,6 +15,7 @@ from contextguard_adk._turn.values import Count
 logger = logging.getLogger("contextguard_adk.limits")
 
 _MIN_CUT_TOKENS = 2_040  # Ollama's smallest default is 2,048; some keep a few free.
+_LEAST_RATIO = 0.4  # Of bytes / 4: what counts less has left something out.
 _GROWN_RATIO = 0.05  # Of the figure, while it stays the same.
 
 
@@ -38,19 +38,20 @@ class TruncatingServers(Listener):
             return
         model = call.model
         real_tokens = count.real_tokens
-        known = limits.get(call.client)
-        is_window = known is not None and not known.is_rate
-        if is_window and count.is_size and real_tokens > call.window_tokens:
-            limits.pop(call.client, None)
         seen = call.session.facts.of(model)
+        known = limits.get(call.client, seen.kept)
+        is_passed = known is not None and real_tokens > known.tokens
+        if known is not None and is_passed and count.is_size and not known.is_rate:
+            limits.pop(call.client, None)
+            call.session.see(model, kept=None)
         usage = read_usage(event.response.usage_metadata)
         was_cached = seen.was_cached or usage.cached_tokens > 0
         equal = _follow(seen.equal_counts, count)
         call.session.see(model, was_cached=was_cached, equal_counts=equal)
         if was_cached or not _is_cut(equal) or real_tokens >= call.window_tokens:
             return
-        limits[call.client] = Limit(real_tokens)
-        call.session.see(model, accepted_tokens=real_tokens)
+        limits[call.client] = limit = Limit(real_tokens)
+        call.session.see(model, accepted_tokens=real_tokens, kept=limit)
         message = (
             "Model %r: the provider counts %s prompt tokens, call after call, while "
             "more is sent: it cuts prompts without a word. Its window is taken to be "
@@ -79,8 +80,9 @@ def _follow(equal: EqualCounts, count: Count) -> EqualCounts:
 def _begin(before: EqualCounts, real_tokens: int, text_tokens: int) -> EqualCounts:
     """Returns the first of perhaps equal counts; keeps what those before have shown."""
     ratio = before.usual_ratio
-    if before.times:
-        ratio = min(ratio, before.real_tokens / before.last_tokens)
+    counted_ratio = before.real_tokens / max(1, before.last_tokens)
+    if before.times and counted_ratio >= _LEAST_RATIO:
+        ratio = min(ratio, counted_ratio)
     was_passed = before.times > 1 and real_tokens > before.real_tokens
     return EqualCounts(
         real_tokens=real_tokens,

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
 V = TypeVar("V")
 
 GRACE_SECONDS = 1.0
 """How long a client that is cancelled may take to end by itself."""
+
+
+class Closing(aclosing[Any]):
+    """Closes an async generator, also where its event loop has gone."""
+
+    async def __aexit__(self, *error: object) -> None:
+        """Python 3.11 takes a generator that is dropped for one that runs."""
+        with suppress(RuntimeError):
+            await super().__aexit__(*error)
 
 
 class BrokenCallError(Exception):

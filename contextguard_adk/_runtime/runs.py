@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.invocation_context import InvocationContext
@@ -23,7 +23,7 @@ from contextguard_adk._providers.clients import find_llm, json_form
 from contextguard_adk._providers.costs import Costs
 from contextguard_adk._providers.registry import ModelRegistry
 from contextguard_adk._runtime.scopes import CallKey, branch_scope, name_session
-from contextguard_adk._runtime.sessions import BoundedDict, Paid, Session
+from contextguard_adk._runtime.sessions import BoundedDict, Limit, Paid, Session
 from contextguard_adk._runtime.state import COMPACTED_KEY, AgentState, RunWrites
 from contextguard_adk._support.observers import Observers
 from contextguard_adk._support.redaction import Redactor
@@ -32,21 +32,6 @@ from contextguard_adk.records import CompactionRecord, Origin
 
 MAX_IDLE_SESSIONS = 1_024
 MAX_SESSIONS = 8_192  # With the others, each with a summary of about 10 KB.
-
-
-class Limit(NamedTuple):
-    """What the requests of a process keep to.
-
-    Attributes:
-        tokens: What a prompt may take.
-        is_rate: Whether it follows from a rate limit, and not from a window.
-        sum_tokens: What prompt and output may take together; 0 where output does not
-            count.
-    """
-
-    tokens: int
-    is_rate: bool = False
-    sum_tokens: int = 0
 
 
 @dataclass

@@ -8,7 +8,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from contextguard_adk._history.draft import Draft
 from contextguard_adk._history.stored import MAX_MODELS, Learned, StoredSummary
@@ -83,6 +83,21 @@ class Failed:
         return Failed(model, before + count, newest) if count else Failed()
 
 
+class Limit(NamedTuple):
+    """What the requests of a process keep to.
+
+    Attributes:
+        tokens: What a prompt may take.
+        is_rate: Whether it follows from a rate limit, and not from a window.
+        sum_tokens: What prompt and output may take together; 0 where output does not
+            count.
+    """
+
+    tokens: int
+    is_rate: bool = False
+    sum_tokens: int = 0
+
+
 @dataclass(frozen=True)
 class EqualCounts:
     """Equal counts running, of requests that grew.
@@ -119,6 +134,7 @@ class Seen:
             how many tokens it exceeds that.
         was_cached: Whether a cache has served a part of a prompt.
         equal_counts: Its last counts, as far as they are equal.
+        kept: What this session keeps to, also where its model object is made anew.
     """
 
     accepted_tokens: int = 0
@@ -129,6 +145,7 @@ class Seen:
     doubted: tuple[float, int] = (0.0, 0)
     was_cached: bool = False
     equal_counts: EqualCounts = EqualCounts()
+    kept: Limit | None = None
 
     def has_shown(self, limits: Learned) -> bool:
         """Whether its provider has shown these limits to this process."""

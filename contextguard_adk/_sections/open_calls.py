@@ -20,6 +20,8 @@ from contextguard_adk._turn.units import Section
 OPEN_RATIO = 0.05  # Of the window, for the list.
 MAX_VALUE_BYTES = 80  # Of one argument.
 
+_HANDLE = "#"  # Before a handle, which stands for an id that is not known.
+
 
 class OpenCalls(Section):
     """Lists the calls that the summary replaces and that have no answer yet.
@@ -40,7 +42,8 @@ class OpenCalls(Section):
         history = turn.history
         listed = dict(_find_open(history, covered))
         for call_id, line in _read_pairs(known):
-            if call_id and call_id not in history.calls.ids:  # It is not loaded.
+            is_known = call_id in history.calls.ids or call_id.startswith(_HANDLE)
+            if call_id and not is_known:  # It is not loaded.
                 listed[call_id] = line
 
         line_tokens = int(turn.budgets.working_tokens * OPEN_RATIO)
@@ -62,11 +65,8 @@ class OpenCalls(Section):
     ) -> str:
         """Returns the lines of the calls that are still open."""
         pairs = _read_pairs(value)
-        calls = history.calls if pairs else None
         lines = [
-            quote_stored(line)
-            for call_id, line in pairs
-            if calls and (call_id in calls.open or call_id not in calls.ids)
+            quote_stored(line) for call_id, line in pairs if _is_open(history, call_id)
         ]
         return "\n".join([self.heading, *lines]) if lines else ""
 
@@ -92,7 +92,7 @@ def _find_open(history: History, covered: Collection[int]) -> Iterator[tuple[str
     for call_id, part in history.calls.open.items():
         open_ids.setdefault(handle_of(part), []).append(call_id)
 
-    for index in sorted(history.pairs.open_calls.intersection(covered), reverse=True):
+    for index in sorted(history.pairs.open_calls, reverse=True):
         parts = parts_of(history.contents[index])
         told = parts_of(history.told[index])
         calls = [
@@ -100,16 +100,35 @@ def _find_open(history: History, covered: Collection[int]) -> Iterator[tuple[str
             for part, shown in zip(parts, told, strict=True)
             if part.function_call and shown.function_call
         ]
-        known = [each for each in calls if open_ids.get(each[0])]
-        for handle, _, shown_call in reversed(known):
-            if ids := open_ids[handle]:
-                yield ids.pop(), _write_line(shown_call)
-
-        if not known:
+        # A call that is not covered takes its id, too.
+        found = [
+            (open_ids[handle].pop(), shown_call)
+            for handle, _, shown_call in reversed(calls)
+            if open_ids.get(handle)
+        ]
+        if not found:
             unanswered = [c for i, c in history.pairs.unanswered if i == index]
-            for handle, call, shown_call in reversed(calls):
-                if any(call is each for each in unanswered):
-                    yield handle, _write_line(shown_call)
+            found = [
+                (_HANDLE + handle, shown_call)
+                for handle, call, shown_call in reversed(calls)
+                if any(call is each for each in unanswered)
+            ]
+        for call_id, shown_call in found if index in covered else ():
+            yield call_id, _write_line(shown_call)
+
+
+def _is_open(history: History, call_id: str) -> bool:
+    """Whether a call that is listed has no answer, as far as is loaded."""
+    if not call_id.startswith(_HANDLE):
+        calls = history.calls
+        return call_id in calls.open or call_id not in calls.ids
+    open_handles = {
+        _HANDLE + handle_of(part)
+        for index in history.pairs.open_calls
+        for part in parts_of(history.contents[index])
+        if part.function_call
+    }
+    return call_id in open_handles
 
 
 def _write_line(call: types.FunctionCall) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from google.adk.models.base_llm import BaseLlm
@@ -12,7 +12,7 @@ from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
 from contextguard_adk._history.contents import content_text, parts_of
-from contextguard_adk._providers.apart import BrokenCallError, call_apart
+from contextguard_adk._providers.apart import BrokenCallError, Closing, call_apart
 from contextguard_adk._providers.clients import read_tokens, read_usage, thinking_tokens
 from contextguard_adk._providers.overflow import parse_overflow
 from contextguard_adk._providers.retry import (
@@ -197,7 +197,7 @@ def _explain_key(error: Exception, status: int | None) -> str:
 
 async def _read_answer(llm: BaseLlm, request: LlmRequest) -> Answer:
     text, output_tokens, has_calls, finish, used = "", 0, False, "", Usage()
-    async with aclosing(llm.generate_content_async(request, stream=False)) as responses:
+    async with Closing(llm.generate_content_async(request, stream=False)) as responses:
         async for response in responses:
             if response.partial:
                 continue
