@@ -46,8 +46,7 @@ async def take_answer(
     for listener in _listeners.LISTENERS:
         with log_failures(logger, f"{type(listener).__name__} failed"):
             listener.answered(event)
-    if call.is_answered and not call.is_reported:
-        review_limits(event)
+    review_limits(event)
     if count:
         _note_count(event, count)
     if may_lose:

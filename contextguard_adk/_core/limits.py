@@ -89,7 +89,7 @@ def review_limits(event: Answered) -> None:
     call = event.call
     state = event.state
     count = event.count
-    if call.is_observed:
+    if call.is_observed or call.is_reported or not call.is_answered:
         return
     session = call.session
     model = call.model

@@ -185,10 +185,12 @@ def _read_rate(text: str, sent: _Sent) -> Overflow | None:
             if limit is None or limit < MIN_LIMIT_TOKENS:
                 continue
             if (requested or sent.tokens) > limit:
-                periods = (each for each in ("day", "hour") if each in match[0])
-                period = next(periods, "minute")
-                return Overflow(limit, requested, period=period)
+                return Overflow(limit, requested, period=_name_period(match[0]))
     return None
+
+
+def _name_period(said: str) -> str:
+    return next((each for each in ("day", "hour") if each in said), "minute")
 
 
 def _read_numbers(text: str, matches: list[re.Match[str]]) -> Overflow:

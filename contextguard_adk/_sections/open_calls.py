@@ -85,36 +85,54 @@ def _find_open(history: History, covered: Collection[int]) -> Iterator[tuple[str
     """Yields the id and the line of each covered call that is open, newest first.
 
     ADK takes its own ids out of what a model is shown: events tell them, and which of
-    several calls in one step has its answer. A call that no event says in these words,
-    as another plugin has rewritten it, is named by its handle.
+    several calls in one step has its answer.
     """
     open_ids: dict[str, list[str]] = {}
     for call_id, part in history.calls.open.items():
         open_ids.setdefault(handle_of(part), []).append(call_id)
 
     for index in sorted(history.pairs.open_calls, reverse=True):
-        parts = parts_of(history.contents[index])
-        told = parts_of(history.told[index])
-        calls = [
-            (handle_of(part), part.function_call, shown.function_call)
-            for part, shown in zip(parts, told, strict=True)
-            if part.function_call and shown.function_call
-        ]
         # A call that is not covered takes its id, too.
-        found = [
-            (open_ids[handle].pop(), shown_call)
-            for handle, _, shown_call in reversed(calls)
-            if open_ids.get(handle)
-        ]
-        if not found:
-            unanswered = [c for i, c in history.pairs.unanswered if i == index]
-            found = [
-                (_HANDLE + handle, shown_call)
-                for handle, call, shown_call in reversed(calls)
-                if any(call is each for each in unanswered)
-            ]
-        for call_id, shown_call in found if index in covered else ():
-            yield call_id, _write_line(shown_call)
+        found = _take_ids(history, index, open_ids) or _take_handles(history, index)
+        if index in covered:
+            yield from found
+
+
+def _take_ids(
+    history: History, index: int, open_ids: dict[str, list[str]]
+) -> list[tuple[str, str]]:
+    """Takes the ids of a content's open calls, and writes their lines."""
+    found: list[tuple[str, str]] = []
+    for part, call in reversed(_list_calls(history, index)):
+        if ids := open_ids.get(handle_of(part)):
+            found.append((ids.pop(), _write_line(call)))
+    return found
+
+
+def _take_handles(history: History, index: int) -> list[tuple[str, str]]:
+    """Names by their handles calls that no event says in the same words.
+
+    Another plugin has rewritten them, or their id came again.
+    """
+    unanswered = [call for i, call in history.pairs.unanswered if i == index]
+    return [
+        (_HANDLE + handle_of(part), _write_line(call))
+        for part, call in reversed(_list_calls(history, index))
+        if any(part.function_call is each for each in unanswered)
+    ]
+
+
+def _list_calls(
+    history: History, index: int
+) -> list[tuple[types.Part, types.FunctionCall]]:
+    """The parts of a content that are calls, and each call as it may be told."""
+    parts = parts_of(history.contents[index])
+    told = parts_of(history.told[index])
+    return [
+        (part, shown.function_call)
+        for part, shown in zip(parts, told, strict=True)
+        if part.function_call and shown.function_call
+    ]
 
 
 def _is_open(history: History, call_id: str) -> bool:
