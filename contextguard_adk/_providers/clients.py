@@ -162,6 +162,7 @@ def _first_model(llm: object) -> object:
 
 
 def _make_model(model: object) -> object:
+    # Newer google-adk: a `FallbackModel` may have names of models.
     return LLMRegistry.new_llm(model) if isinstance(model, str) else model
 
 
