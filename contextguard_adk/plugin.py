@@ -309,7 +309,8 @@ class ContextGuardPlugin(BasePlugin):
     def _warn_of_whole_history(
         self, context: CallbackContext, request: LlmRequest
     ) -> None:
-        if switch := self._name_switch(context, request):
+        switch = self._name_switch(context, request)
+        if switch:
             warn_of_whole_history(self._guard, context, request, switch)
 
     def _name_switch(self, context: CallbackContext, request: LlmRequest) -> str:

@@ -87,7 +87,8 @@ def _note_count(event: Answered, count: Count) -> None:
         return
     most_tokens = max(real_tokens, session.facts.of(call.model).accepted_tokens)
     accepted = event.guard.accepted
-    accepted[call.client] = max(real_tokens, accepted.get(call.client, 0))
+    if real_tokens > accepted.get(call.client, 0):
+        accepted[call.client] = real_tokens
     counted = real_tokens, count.heuristic_tokens
     session.see(call.model, accepted_tokens=most_tokens, counted=counted)
     session.note(counting_model=call.model)

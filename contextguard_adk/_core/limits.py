@@ -35,6 +35,9 @@ _WHO_SAID = {
     "default": "assumed for an unknown model",
 }
 
+TRY_AGAIN_CALLS = 20
+"""After so many answered calls a limit that is not trusted is tried again."""
+
 
 def find_limits(call: Call) -> Learned:
     """Returns what the model has shown, as far as it is believed.
@@ -47,8 +50,9 @@ def find_limits(call: Call) -> Learned:
     seen = call.session.facts.of(call.model)
     if seen.limits is not None and seen.limit_calls is None:
         return seen.limits
-    is_tried_again = seen.limit_calls is not None and seen.limit_calls >= 20
-    return Learned() if is_tried_again else call.state.record.of(call.model)
+    if seen.limit_calls is not None and seen.limit_calls >= TRY_AGAIN_CALLS:
+        return Learned()
+    return call.state.record.of(call.model)
 
 
 def learn(call: Call, is_trusted: bool | None = None, **shown: float | None) -> None:
@@ -100,7 +104,7 @@ def review_limits(event: Answered) -> None:
         limits = limits.model_copy(update={"window_tokens": None})
         state.learn(model, **vars(limits))
         session.see(model, limits=limits, limit_calls=None)
-    elif seen.limit_calls is not None:
+    elif seen.limit_calls is not None and seen.limit_calls < TRY_AGAIN_CALLS:
         session.see(model, limit_calls=seen.limit_calls + 1)
 
 
@@ -213,7 +217,7 @@ def learn_window(
 ) -> Bounds:
     """Remembers the limit that a rejection shows; it never widens the window.
 
-    A limit below what the model has accepted in the session is believed when it is
+    A limit below what this client has accepted in the process is believed when it is
     named again; until then the rejection counts as one without numbers. It is not
     trusted, nor is one of a fallback model. Returns the bounds for the next try.
     """

@@ -101,7 +101,8 @@ def file_text(part: types.Part) -> str:
 
 def _decode(data: bytes, mime_type: str) -> str:
     """The text of a file, by its charset, else UTF-8 or what Western Europe writes."""
-    if named := _CHARSET.search(mime_type):
+    named = _CHARSET.search(mime_type)
+    if named:
         with suppress(LookupError, UnicodeError):  # Also of what is no text encoding.
             charset = codecs.lookup(named[1]).name
             if charset.replace("-", "_") not in _OTHER_CODECS:

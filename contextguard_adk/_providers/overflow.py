@@ -160,7 +160,8 @@ def _read_error(error: BaseException, sent: _Sent) -> _Reading:
         for text in dict.fromkeys(map(_text_of, sources))
     )
     text = _plain(" | ".join(texts))
-    if rate := _read_rate(text, sent):
+    rate = _read_rate(text, sent)
+    if rate is not None:
         return rate
     if any(sent.find_own(pattern, text) for pattern in compile_wordings(REFUSALS)):
         return "refused"

@@ -112,6 +112,7 @@ def _list_items(
         hidden.discard(history.request_index)  # The continuation quotes it.
     if stored:
         hidden.update(history.shortened_results(stored))
+
     known = {item.handle for item in items}
     # Those that ADK did not put into the request.
     missing = (item for item in reversed(older) if item.handle not in known)

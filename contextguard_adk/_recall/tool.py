@@ -111,16 +111,22 @@ class RecallHistoryTool(BaseTool):
         return f"{head}{phrases.quote(page)}\n{tail}"
 
     def _attach(self, item: Item, media: types.Part) -> dict[str, str]:
-        tokens, attached = estimate_contents_tokens([types.Content(parts=[media])]), {}
+        obstacle = self._find_obstacle(item, media)
+        if obstacle:
+            return {"result": f"[{item.heading}]\n{obstacle}"}
+        said = f"[{item.heading}]\nIt is attached below."
+        return {"result": said, ATTACHED_KEY: item.handle}
+
+    def _find_obstacle(self, item: Item, media: types.Part) -> str:
+        """Says why a file cannot be attached; "" where it can."""
         if not self._mover.takes(media):
-            text = NOT_SHOWN
-        elif item.content_index < 0:
-            text = "This run does not load its message, so it cannot be attached."
-        elif tokens > self._window_tokens * 0.3:
-            text = f"Its {tokens:,} tokens are too many for the context window."
-        else:
-            text, attached = "It is attached below.", {ATTACHED_KEY: item.handle}
-        return {"result": f"[{item.heading}]\n{text}", **attached}
+            return NOT_SHOWN
+        if item.content_index < 0:
+            return "This run does not load its message, so it cannot be attached."
+        tokens = estimate_contents_tokens([types.Content(parts=[media])])
+        if tokens > self._window_tokens * 0.3:
+            return f"Its {tokens:,} tokens are too many for the context window."
+        return ""
 
     def _list(self, hidden: Sequence[Item], offset: int) -> str:
         items = [item for item in hidden if item.is_listed]

@@ -104,7 +104,8 @@ def _take_ids(
     """Takes the ids of a content's open calls, and writes their lines."""
     found: list[tuple[str, str]] = []
     for part, call in reversed(_list_calls(history, index)):
-        if ids := open_ids.get(handle_of(part)):
+        ids = open_ids.get(handle_of(part))
+        if ids:
             found.append((ids.pop(), _write_line(call)))
     return found
 

@@ -30,17 +30,17 @@ def join_new_texts(
 
     What others have said is quoted there: it stands in one text with the guard's lines.
     """
-    as_they_came = {id(message) for message in messages}
-    joined = list(contents)
-    new = [
+    mixed = [
         index
         for index, content in enumerate(contents)
-        if content.role == "user" and id(content) not in as_they_came
+        if content.role == "user" and len(content.parts or ()) > 1
     ]
+    new = [i for i in mixed if not any(contents[i] is each for each in messages)]
     if not new:
-        return joined
+        return list(contents)
 
     theirs = {id(part) for message in messages for part in message.parts or ()}
+    joined = list(contents)
     for index in new:
         joined[index] = _join(contents[index], theirs)
     return joined
@@ -63,4 +63,5 @@ def _join(content: types.Content, theirs: set[int]) -> types.Content:
 
 
 def _is_plain_text(part: types.Part) -> bool:
-    return part.text is not None and part == types.Part(text=part.text)
+    """Whether a part says a text, and nothing else of it."""
+    return [name for name, value in part if value is not None] == ["text"]

@@ -26,6 +26,7 @@ def attach_recalled_files(
     """
     if turn.history.stored is None or not any(map(_announced, contents)):
         return contents
+
     mover = MediaMover.of(turn)
     known = {i.handle: i for i in list_items(turn.messages, turn.history.history)}
     attached: list[types.Content] = []

@@ -246,6 +246,7 @@ def _continue(
     if text:
         said["request"] = f"The user's current request is: `{text}`. "
         said |= {"where": "working on this request", "instead": " instead"}
+
     files = media_parts(request)
     told: list[str] = []
     if mover is not None:
