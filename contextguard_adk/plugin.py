@@ -317,8 +317,7 @@ class ContextGuardPlugin(BasePlugin):
         """Says what has the guard change no request of its own; "" for nothing."""
         if self.settings.observe:
             return "where the guard only observes"
-        state = context.get_invocation_context().session.state
-        if state.get(OFF_KEY) is True:
+        if context.session.state.get(OFF_KEY) is True:
             return f"where {OFF_KEY} is set"
         is_ours = self._is_ours(context, request)
         return "where the agent is not guarded" if is_ours else ""
@@ -337,7 +336,7 @@ class ContextGuardPlugin(BasePlugin):
 
     def _is_unpaid(self, context: CallbackContext) -> bool:
         """Whether plugin or session say that no summary is to be paid for."""
-        said = context.get_invocation_context().session.state.get(SUMMARIES_KEY)
+        said = context.session.state.get(SUMMARIES_KEY)
         if said not in (None, "stored", "write"):
             message = 'Session state %r is neither "stored" nor "write": ignored.'
             warn_once(logger, message, SUMMARIES_KEY)

@@ -12,7 +12,7 @@ from google.adk.plugins.base_plugin import BasePlugin
 from contextguard_adk import _listeners
 from contextguard_adk._core.counts import weigh_count
 from contextguard_adk._core.limits import review_limits
-from contextguard_adk._providers.clients import read_tokens, read_usage
+from contextguard_adk._providers.clients import read_tokens
 from contextguard_adk._providers.costs import price_calls
 from contextguard_adk._providers.registry import resolve_costs
 from contextguard_adk._runtime.runs import Guard, Run
@@ -78,9 +78,8 @@ def _may_lose_events(context: CallbackContext, plugin: BasePlugin) -> bool:
 def _note_count(event: Answered, count: Count) -> None:
     """Keeps what the provider counted; a recovery needs the contents no more."""
     call, session, state = event.call, event.call.session, event.state
-    cached = read_usage(event.response.usage_metadata).cached_tokens
     real_tokens = count.real_tokens
-    session.note(cached_ratio=cached / real_tokens)
+    session.note(cached_ratio=event.usage.cached_tokens / real_tokens)
     call.release()
     if not count.is_size:  # What led to it may have been wrong as well.
         state.write("real_tokens", None)
@@ -98,7 +97,7 @@ def _note_count(event: Answered, count: Count) -> None:
 
 def _describe(event: Answered) -> CallRecord:
     call, guard = event.call, event.guard
-    usage = read_usage(event.response.usage_metadata)
+    usage = event.usage
     costs = resolve_costs(call.model, guard.prices, guard.registry)
     summary_usage, summary_cost = call.session.take_costs()
     return CallRecord(

@@ -124,7 +124,7 @@ class AgentRecord(_Stored):
         return self.version > VERSION
 
     def of(self, model: str) -> Learned:
-        return self.learned.get(model, Learned())
+        return self.learned.get(model) or Learned()
 
 
 class StateValues(_Stored):

@@ -6,7 +6,6 @@ import logging
 import math
 from dataclasses import replace
 
-from contextguard_adk._providers.clients import read_usage
 from contextguard_adk._runtime.sessions import EqualCounts, Limit
 from contextguard_adk._support.log import warn_once
 from contextguard_adk._turn.units import Answered, Listener
@@ -44,8 +43,7 @@ class TruncatingServers(Listener):
         if known is not None and is_passed and count.is_size and not known.is_rate:
             limits.pop(call.client, None)
             call.session.see(model, kept=None)
-        usage = read_usage(event.response.usage_metadata)
-        was_cached = seen.was_cached or usage.cached_tokens > 0
+        was_cached = seen.was_cached or event.usage.cached_tokens > 0
         equal = _follow(seen.equal_counts, count)
         call.session.see(model, was_cached=was_cached, equal_counts=equal)
         if was_cached or not _is_cut(equal) or real_tokens >= call.window_tokens:

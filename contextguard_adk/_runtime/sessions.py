@@ -199,7 +199,7 @@ class SessionFacts:
         return paid if paid and paid.replaced == stored else None
 
     def of(self, model: str) -> Seen:
-        return self.models.get(model, Seen())
+        return self.models.get(model) or Seen()
 
 
 @dataclass
@@ -210,12 +210,16 @@ class Session:
     facts: SessionFacts = SessionFacts()
 
     def note(self, **facts: Any) -> None:
-        self.facts = replace(self.facts, **facts)
+        known = vars(self.facts)
+        new = {name: value for name, value in facts.items() if known[name] != value}
+        if new:  # Most calls confirm what is known.
+            self.facts = replace(self.facts, **new)
 
     def see(self, model: str, **shown: Any) -> None:
         models = dict(self.facts.models)
-        models[model] = replace(models.pop(model, Seen()), **shown)
-        self.note(models=dict([*models.items()][-MAX_MODELS:]))
+        models[model] = replace(models.pop(model, None) or Seen(), **shown)
+        newest = dict([*models.items()][-MAX_MODELS:])
+        self.facts = replace(self.facts, models=newest)
 
     def forget_arrived(self, run_id: str) -> None:
         """Forgets a summary of another run, which the session has by now."""

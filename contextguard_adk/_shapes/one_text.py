@@ -64,4 +64,4 @@ def _join(content: types.Content, theirs: set[int]) -> types.Content:
 
 def _is_plain_text(part: types.Part) -> bool:
     """Whether a part says a text, and nothing else of it."""
-    return [name for name, value in part if value is not None] == ["text"]
+    return [name for name, value in vars(part).items() if value is not None] == ["text"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import cached_property
 
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.models.llm_response import LlmResponse
@@ -12,13 +13,14 @@ from google.genai import types
 from pydantic import JsonValue
 
 from contextguard_adk._history.history import History
+from contextguard_adk._providers.clients import read_usage
 from contextguard_adk._runtime.runs import Guard, Run, SentCall
 from contextguard_adk._runtime.scopes import call_key
 from contextguard_adk._runtime.state import AgentState
 from contextguard_adk._support.phrases import quote_stored
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.values import Count, Outcome
-from contextguard_adk.records import CompactionRecord
+from contextguard_adk.records import CompactionRecord, Usage
 
 
 class Section:
@@ -113,6 +115,11 @@ class Answered:
     count: Count | None
     state: AgentState
     may_lose_event: bool  # A plugin may keep the answer's event from the guard.
+
+    @cached_property
+    def usage(self) -> Usage:
+        """What the provider reported; zeros where it reported nothing."""
+        return read_usage(self.response.usage_metadata)
 
     def attach(self, name: str, said: object) -> None:
         """Lets the answer's event carry something in `custom_metadata`."""
