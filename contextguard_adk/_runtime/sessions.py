@@ -216,8 +216,10 @@ class Session:
             self.facts = replace(self.facts, **new)
 
     def see(self, model: str, **shown: Any) -> None:
+        seen = replace(self.facts.of(model), **shown)
         models = dict(self.facts.models)
-        models[model] = replace(models.pop(model, None) or Seen(), **shown)
+        models.pop(model, None)  # The newest stands last.
+        models[model] = seen
         newest = dict([*models.items()][-MAX_MODELS:])
         self.facts = replace(self.facts, models=newest)
 
