@@ -265,8 +265,10 @@ def write_conversation(
         seed: Another one gives another conversation of the same shape.
         wording: How facts are worded, one of `WORDINGS`.
     """
-    shape, writer = SHAPES[name], _Writer(seed + name, window_tokens, wording)
-    turns, step_number = [], 0
+    shape = SHAPES[name]
+    writer = _Writer(seed + name, window_tokens, wording)
+    turns = []
+    step_number = 0
     turn_count = max(1, round(shape.turns * length))
     step_count = shape.steps
     if turn_count == shape.turns:

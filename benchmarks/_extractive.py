@@ -78,7 +78,9 @@ def summarize(
         for piece, rank in zip(pieces, _rank_pieces(pieces), strict=True)
     ]
     best_first = sorted(range(len(pieces)), key=ranks.__getitem__, reverse=True)
-    chosen, left_tokens, misses = [], budget_tokens, 0
+    chosen = []
+    left_tokens = budget_tokens
+    misses = 0
     for index in best_first:
         cost_tokens = count(pieces[index]) + 1
         if cost_tokens <= left_tokens:

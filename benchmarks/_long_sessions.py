@@ -34,7 +34,8 @@ from contextguard_adk.strategies import Strategy
 
 CALLS = 600
 WINDOW_TOKENS = 1_000_000
-DEFAULT, AUTO = "Threshold", 'trigger="auto"'
+DEFAULT = "Threshold"
+AUTO = 'trigger="auto"'
 AUTO_PREVIEWS = f"{AUTO}, previews"
 INSTRUCTION_CHARS = 4_000
 NOTES = """\
@@ -129,7 +130,8 @@ class Step:
 @lru_cache(maxsize=1)
 def write_steps(kind: str, calls: int) -> list[Step]:
     """Writes a session of one of `KINDS`, the same on every run."""
-    shape, rng = KINDS[kind], random.Random(kind)
+    shape = KINDS[kind]
+    rng = random.Random(kind)
     steps = []
     for number in range(calls):
         place = number % shape.turn_calls
@@ -237,7 +239,8 @@ async def play(cell: Cell, strategy: Strategy, calls: int = CALLS) -> Spent:
     )
     compactions: list[CompactionRecord] = []
     guard = ContextGuardPlugin(default=strategy, on_compaction=compactions.append)
-    session, steps = _Play(llm, guard), write_steps(cell.kind, calls)
+    session = _Play(llm, guard)
+    steps = write_steps(cell.kind, calls)
     length = KINDS[cell.kind].turn_calls
     try:
         for start in range(0, calls, length):

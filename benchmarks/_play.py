@@ -276,9 +276,11 @@ async def play(
     runner = Runner(app=app, session_service=InMemorySessionService())
     place: dict[str, Any] = {"user_id": "user", "session_id": "session"}
     await runner.session_service.create_session(app_name="app", **place)
-    lost, first_calls = [], []
+    lost = []
+    first_calls = []
     for number, turn in enumerate(conversation.turns):
-        script.turn, script.step = number, 0
+        script.turn = number
+        script.step = 0
         first_calls.append(llm.calls)
         if not await _say(runner, place, turn.message):
             lost.append(number)

@@ -48,7 +48,8 @@ def read_recording(file: str, names: Sequence[str], window_tokens: int) -> Recor
     """Reads sessions of a file in `recordings_data`, for a window."""
     with gzip.open(FOLDER / f"{file}.json.gz", "rt", encoding="utf-8") as opened:
         found = json.load(opened)
-    turns, texts = list[Turn](), dict[Place, str]()
+    turns = list[Turn]()
+    texts = dict[Place, str]()
     for message, steps, answer in (t for n in names for t in found["sessions"][n]):
         texts |= {(len(turns), number): text for number, (text, _) in enumerate(steps)}
         uses = [[ToolUse(t, result, args) for t, args, result in s] for _, s in steps]
@@ -72,7 +73,8 @@ class _RecordedTool(BaseTool):
 
     def __init__(self, spec: dict[str, Any], results: dict[str, Any]) -> None:
         super().__init__(name=spec["name"], description=spec["description"])
-        self._schema, self._results = spec["parameters"], results
+        self._schema = spec["parameters"]
+        self._results = results
 
     def _get_declaration(self) -> types.FunctionDeclaration:
         return types.FunctionDeclaration(
@@ -136,7 +138,8 @@ class RecordedScript(Script):
 
     def _list_events(self) -> tuple[list[Event], dict[Place, RecordedCall]]:
         """Makes the events of the session, and of the model calls those with tools."""
-        events, calls = list[Event](), dict[Place, RecordedCall]()
+        events = list[Event]()
+        calls = dict[Place, RecordedCall]()
         make = types.Part.from_function_response
         for number, turn in enumerate(self.conversation.turns):
             events.append(_make_event("user", types.Part(text=turn.message)))

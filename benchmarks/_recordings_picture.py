@@ -6,8 +6,12 @@ from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any
 
-WIDTH, HEIGHT, SIDE = 760, 470, 20
-BAR, STEP, FULL = 24, 28, 120
+WIDTH = 760
+HEIGHT = 470
+SIDE = 20
+BAR = 24
+STEP = 28
+FULL = 120
 FLOORS = 206, 374
 """Where the bars of need stand, and those of cost."""
 
@@ -64,10 +68,12 @@ def _draw_group(group: Mapping[str, Any], middle: float) -> Iterator[str]:
     highest = max(row["cost_tokens"] for row in rows.values())
     for number, (name, row) in enumerate(rows.items()):
         center = round(middle + STEP * (number - (len(rows) - 1) / 2))
-        need, cost = row["need"] or 0, row["cost_tokens"]
+        need = row["need"] or 0
+        cost = row["cost_tokens"]
         bars = (need, f"{need:.2f}"), (cost / highest, f"{cost // 1_000:,}")
         for floor, (part, said) in zip(FLOORS, bars, strict=True):
-            height, style = round(FULL * part), f"c{[*COLORS].index(name)}"
+            height = round(FULL * part)
+            style = f"c{[*COLORS].index(name)}"
             if floor == FLOORS[1] and row["lost_turns"]:
                 style += " lost"
             box = f'y="{floor - height}" width="{BAR}" height="{height}"'

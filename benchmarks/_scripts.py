@@ -45,7 +45,8 @@ class Script:
 
     def answer(self, request: LlmRequest) -> Reply:
         """Says what comes next in this turn."""
-        turn, step = self.conversation.turns[self.turn], self.step
+        turn = self.conversation.turns[self.turn]
+        step = self.step
         self.step += 1
         if step >= len(turn.steps):
             return turn.answer

@@ -238,7 +238,9 @@ async def play(kind: str, tokenizer: str, calls: int) -> Session:
 
 def _estimate_first(request: LlmRequest) -> int:
     """What the guard estimates where nothing was counted, as in a new process."""
-    config, contents, memo = request.config, request.contents, Memo()
+    config = request.config
+    contents = request.contents
+    memo = Memo()
     heuristic = estimate_config_tokens(config) + memo.estimate_tokens(contents)
     return estimate_prompt_tokens(
         heuristic, None, None, contents, config=config, memo=memo

@@ -29,16 +29,20 @@ from google.genai import types
 
 from benchmarks import _common
 
-SESSIONS, EVENTS = 1_000, 100
+SESSIONS = 1_000
+EVENTS = 100
 MODELS = ("gemini-2.5-flash", "gpt-4o", "claude-sonnet-4-5")
 TOOLS = ("lookup", "search", "update")
-FIXED_TOKENS, CHARS_PER_TOKEN = 900, 4
+FIXED_TOKENS = 900
+CHARS_PER_TOKEN = 4
 
 
 def write_events(agent: str, model: str, count: int, seed: object) -> Iterator[Event]:
     """Yields the events of a session, the same for the same seed."""
     rng = random.Random(str(seed))
-    tokens, now, turn = FIXED_TOKENS, 1_700_000_000.0 + rng.random() * 1e6, 0
+    tokens = FIXED_TOKENS
+    now = 1_700_000_000.0 + rng.random() * 1e6
+    turn = 0
 
     def event(author: str, part: types.Part, output_tokens: int = 0) -> Event:
         nonlocal tokens, now
@@ -71,7 +75,8 @@ def write_events(agent: str, model: str, count: int, seed: object) -> Iterator[E
         yield event("user", types.Part(text=prose(200)))
         for _ in range(min(rng.randrange(2, 6), (count - made) // 2)):
             made += 2
-            name, number = rng.choice(TOOLS), f"call-{made}"
+            name = rng.choice(TOOLS)
+            number = f"call-{made}"
             args = {"id": f"ORD-{rng.randrange(10**6)}", "query": prose(60)}
             call = types.FunctionCall(id=number, name=name, args=args)
             yield event(agent, types.Part(function_call=call), 40)
@@ -92,7 +97,8 @@ async def fill(url: str, sessions: int, events: int) -> None:
     service = DatabaseSessionService(url)
     rng = random.Random("lengths")
     for number in range(sessions):
-        agent, model = f"agent_{number % 5}", MODELS[number % len(MODELS)]
+        agent = f"agent_{number % 5}"
+        model = MODELS[number % len(MODELS)]
         session: Session = await service.create_session(
             app_name=f"app_{number % 4}", user_id=f"user_{number % 50}"
         )
@@ -108,9 +114,11 @@ def measure(command: str, url: str, folder: Path) -> dict[str, Any]:
     """Runs a command on all sessions; returns its seconds, and those of CPU."""
     output = ["--output", str(folder / "report.html")] if command == "report" else []
     run = [sys.executable, "-m", "contextguard_adk", command, url, "--all-sessions"]
-    before, start = os.times(), time.perf_counter()
+    before = os.times()
+    start = time.perf_counter()
     subprocess.run([*run, *output], check=True, stdout=subprocess.DEVNULL)
-    seconds, after = time.perf_counter() - start, os.times()
+    seconds = time.perf_counter() - start
+    after = os.times()
     cpu = after.children_user + after.children_system
     cpu -= before.children_user + before.children_system
     return {"seconds": seconds, "cpu_seconds": cpu}

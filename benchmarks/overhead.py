@@ -101,7 +101,8 @@ def _ratio(sides: list[list[float]]) -> float:
 
 async def measure_memory(chats: tuple[Chat, Chat]) -> dict[str, float]:
     """The most that a turn holds at once, and what stays of it, without and with."""
-    peaks, kept = [], []
+    peaks = []
+    kept = []
     for chat in chats:
         await chat.turn()  # The first turn of all imports modules.
         gc.collect()

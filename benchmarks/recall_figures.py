@@ -38,7 +38,8 @@ WINDOWS_TOKENS = (8_000, 32_000, 200_000)
 MIN_COMPACTIONS = 10
 MAX_TURNS = 400
 MAX_RECALLS = 2
-SHORTEST_CHARS, LONGEST_CHARS = 4_000, 240_000
+SHORTEST_CHARS = 4_000
+LONGEST_CHARS = 240_000
 RECALL_TOOL = "recall_history"
 
 NAMES = ("amber", "birch", "cedar", "ember", "falcon", "garnet", "harbor", "indigo")
@@ -146,7 +147,9 @@ class Conversation:
         return fact
 
     def _filler(self, chars: int) -> list[str]:
-        draw, lines, used = self.random, [], 0
+        draw = self.random
+        lines = []
+        used = 0
         kind = draw.choice(FILLER)
         while used < chars:
             numbers = {name: draw.randrange(1, 10_000) for name in "abc"}

@@ -102,7 +102,8 @@ class SessionCopy:
 
     async def say(self, message: str, loads_part: bool) -> float:
         """Plays a turn; returns its CPU seconds."""
-        started, config = time.process_time(), None
+        started = time.process_time()
+        config = None
         if loads_part:
             service = self.runner.session_service
             config = await load_recent(service, self.app, **self.place)

@@ -58,7 +58,8 @@ class RecordedSet:
         return [read_recording(self.file, g, self.window_tokens) for g in groups]
 
 
-_EACH, _ONE = "each by itself", "one session"
+_EACH = "each by itself"
+_ONE = "one session"
 SETS = {
     "airline-8k": RecordedSet(f"4 customers, {_EACH}", "airline", AIRLINE, 8_000),
     "customers-8k": RecordedSet(
@@ -165,7 +166,8 @@ def add_up(found: Sequence[Mapping[str, int]]) -> dict[str, Any]:
     """Adds up one row of a table."""
     row: dict[str, Any] = {key: sum(one[key] for one in found) for key in found[0]}
     for name, end in ("need", ""), ("far", "_far"):
-        needed, missing = row[f"needed{end}"], row[f"missing{end}"]
+        needed = row[f"needed{end}"]
+        missing = row[f"missing{end}"]
         row[name] = 1 - missing / needed if needed else None
     return row
 

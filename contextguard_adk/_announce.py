@@ -223,7 +223,8 @@ def _describe_agent(
         return "not guarded"
     if not isinstance(strategy, Strategy):
         return "chosen by a function"
-    kind, fixed = type(strategy).__name__, strategy.context_window
+    kind = type(strategy).__name__
+    fixed = strategy.context_window
     if not (model := _find_model_name(agent)) and fixed is None:
         return kind
     window = resolve_context_window(

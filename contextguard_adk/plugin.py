@@ -160,7 +160,8 @@ class ContextGuardPlugin(BasePlugin):
             user_ids=user_ids,
             listener_timeout_seconds=listener_timeout_seconds,
         )
-        given, settings = settings, choose_settings(settings, default, strict)
+        given = settings
+        settings = choose_settings(settings, default, strict)
         self._redactor = Redactor(redact)
         self.is_shared = settings is not given  # One variable serves all apps.
         self._listeners = (on_pressure, on_compaction, on_call, before_compaction)
@@ -169,7 +170,8 @@ class ContextGuardPlugin(BasePlugin):
     def _start(self, registry: ModelRegistry | None, settings: PluginSettings) -> None:
         self._guard = Guard(registry)
         self._seen_apps = set[str]()
-        self.settings, self.registry = settings, registry
+        self.settings = settings
+        self.registry = registry
         self._guard.prices = settings.prices
         self._guard.tasks.most = settings.max_background_summaries
         self._guard.has_artifacts = settings.summary_artifacts
@@ -180,7 +182,8 @@ class ContextGuardPlugin(BasePlugin):
         self._guard.redactor = self._redactor
         if self._redactor:
             REDACTORS.add(self._redactor)
-        ratio, seconds = settings.warning_threshold, settings.listener_timeout_seconds
+        ratio = settings.warning_threshold
+        seconds = settings.listener_timeout_seconds
         self._guard.observers = Observers(ratio, seconds, *self._listeners)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -349,7 +352,8 @@ class ContextGuardPlugin(BasePlugin):
         self, context: CallbackContext, request: LlmRequest, strategy: Strategy
     ) -> None:
         """Compacts a request, or cuts it with nothing but its contents."""
-        observe, guard = self.settings.observe, self._guard
+        observe = self.settings.observe
+        guard = self._guard
         then = "" if observe else ", whose history is cut to fit"
         with _log_failures(f"The guard failed for agent {context.agent_name!r}{then}"):
             if not is_recorded_test():

@@ -67,12 +67,14 @@ class _Stored(keys.AgentState):
         writes = keys.RunWrites({**session.state})
         has_plain = session.state.get(f"__context_guard_record_{owner}") is not None
         super().__init__(writes.state, name, not has_plain, scope, writes)
-        self.session, self.delta = session, writes.pending.setdefault(scope, {})
+        self.session = session
+        self.delta = writes.pending.setdefault(scope, {})
         stored = self.record.summary
         self.summary = stored and self.load_summary(stored.scope)
 
     def describe(self, is_full: bool) -> Iterator[str]:
-        tokens, said = self.read("real_tokens"), "no summary"
+        tokens = self.read("real_tokens")
+        said = "no summary"
         usage = f"{int(tokens):,} tokens" if tokens else "no count"
         usage = self.session.state.get(keys.USAGE_KEY + self.owner) or usage
         text = self.summary.text if self.summary else ""
@@ -109,7 +111,8 @@ async def compact(
     force: bool = False,
 ) -> str:
     """Has the next model call compact; `focus` is what to keep above all."""
-    delta, name = dict[str, Any](), agent.partition("@")[0]
+    delta = dict[str, Any]()
+    name = agent.partition("@")[0]
     keys.request_compaction(delta, name, focus)
     said = f"the next model call of {name or 'a guarded agent'} compacts"
     return await _append(service, session, said, delta, force)
@@ -122,7 +125,8 @@ async def reset(
 
     Pins, todos and what was learned of models stay.
     """
-    delta, found = dict[str, Any](), _choose(session, agent)
+    delta = dict[str, Any]()
+    found = _choose(session, agent)
     for state in found:
         state.note(summary=None, edits=state.record.edits + 1)
         for name in keys.SCOPED_NAMES[:-1]:
@@ -145,7 +149,8 @@ async def edit(
     service: Service, session: Session, text: str, agent: str = "", force: bool = False
 ) -> str:
     """Replaces a summary's text by 1 to 262,144 characters; what is beside it stays."""
-    known, [state, *_] = read(session, agent), _choose(session, agent)
+    known = read(session, agent)
+    [state, *_] = _choose(session, agent)
     text = text.strip().replace("\0", "\ufffd").encode("utf-8", "replace").decode()
     if not 0 < len(text) <= MAX_SUMMARY_CHARS:
         raise SessionError(f"1 to {MAX_SUMMARY_CHARS:,} characters, not {len(text):,}")
@@ -192,7 +197,9 @@ async def leave(
 
 async def _view(state: _Stored) -> tuple[int, str, list[str]]:
     """Returns how many events a request has a text for, that, and what it keeps."""
-    said, run_id, request = types.UserContent("?"), Event.new_id(), LlmRequest()
+    said = types.UserContent("?")
+    run_id = Event.new_id()
+    request = LlmRequest()
     asked = Event(author="user", invocation_id=run_id, content=said)
     events = [*state.session.events, asked]
     invocation = InvocationContext(
@@ -224,7 +231,8 @@ def _find_end(events: Sequence[Event], most: int) -> int:
             places[response.id].append(index)
     # A clock may be behind: what comes later may bear an older time.
     times = [*accumulate((e.timestamp for e in reversed(events)), min)][::-1]
-    end, reach = 0, -1
+    end = 0
+    reach = -1
     for index, event in enumerate(events[:most]):
         for call in event.get_function_calls():
             # For the result of any other call nobody waits; ids may come again.

@@ -54,7 +54,8 @@ class Writer:
 
     def __init__(self) -> None:
         self.now = self.most = self.begun = 0
-        self.has_begun, self.may_end = asyncio.Event(), asyncio.Event()
+        self.has_begun = asyncio.Event()
+        self.may_end = asyncio.Event()
         self.error: Exception | None = None
 
     async def write(self, request: LlmRequest) -> Reply:
@@ -119,8 +120,10 @@ class Talk:
         agent: dict[str, Any] | None = None,
         **settings: Any,
     ) -> None:
-        self.writer, self.door = Writer(), Door()
-        self.told, self.calls = list[cg.CompactionRecord](), list[cg.CallRecord]()
+        self.writer = Writer()
+        self.door = Door()
+        self.told = list[cg.CompactionRecord]()
+        self.calls = list[cg.CallRecord]()
         self.llm = SimulatedLlm(
             context_window=provider_window,
             summary_replies=self.writer.write,

@@ -104,7 +104,8 @@ class Chat:
         self.app = App(name="app", root_agent=agent, plugins=[*plugins], **app_settings)
         self.sessions = session_service or InMemorySessionService()
         self.runner = Runner(app=self.app, session_service=self.sessions)
-        self.session_id, self.user_id = session_id, user_id
+        self.session_id = session_id
+        self.user_id = user_id
         self._made_ids: set[str] = set()
         self.run_config = run_config or RunConfig.model_validate(
             {"streaming_mode": "sse" if is_streaming else None, "max_llm_calls": 0}
@@ -171,7 +172,8 @@ def queued_tool(name: str, results: Sequence[Any]) -> Callable[..., Any]:
     def tool(step: int = 0) -> Any:
         return next(queue)
 
-    tool.__name__, tool.__doc__ = name, f"Returns what {name} finds."
+    tool.__name__ = name
+    tool.__doc__ = f"Returns what {name} finds."
     return tool
 
 
@@ -324,18 +326,22 @@ async def play(
     llm.script = replies
     of_agent = {"instruction": conversation.instruction, **settings.pop("agent", {})}
     agent = guarded_agent(llm, [*tools, *conversation.tools], **of_agent)
-    tap, compactions = RequestTap(), dict[int, CompactionRecord]()
+    tap = RequestTap()
+    compactions = dict[int, CompactionRecord]()
 
     def note(done: CompactionRecord) -> None:
         compactions[len(tap.contents)] = done
 
     guard = ContextGuardPlugin(default=strategy, on_compaction=note)
-    chat, played = Chat(agent, [tap, guard], **settings), Played(llm, [], [])
+    chat = Chat(agent, [tap, guard], **settings)
+    played = Played(llm, [], [])
     turns: list[Turn] = []
     for turn in conversation.turns:
         played.answers.append(answer_text(await chat.say(turn.request)))
         turns += [turn] * (len(tap.contents) - len(turns))
-    summary_count, number, was_refused = 0, 0, False
+    summary_count = 0
+    number = 0
+    was_refused = False
     for record in llm.requests:
         if record.is_summary:
             summary_count += 1
@@ -344,7 +350,8 @@ async def play(
         number += not was_refused
         known = turns[number - 1], tap.contents[number - 1], compactions.get(number)
         played.calls.append(AgentCall(number, *known, summary_count, record))
-        summary_count, was_refused = 0, record.rejected is not None
+        summary_count = 0
+        was_refused = record.rejected is not None
     return played
 
 
@@ -395,7 +402,8 @@ def histories(draw: st.DrawFn) -> MadeHistory:
         if say := draw(st.sampled_from([user, model, None])):
             made.contents.append(say(text))
             continue
-        index, names = len(made.contents), draw(_TOOL_NAMES)
+        index = len(made.contents)
+        names = draw(_TOOL_NAMES)
         has_ids = draw(st.booleans())
         ids = [f"call-{index}-{n}" if has_ids else None for n in range(len(names))]
         made.contents.append(calls(*map(call_part, names, ids)))

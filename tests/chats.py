@@ -136,7 +136,8 @@ def _take_apart(content: types.Content) -> list[types.Content]:
     summaries = [i for i, t in enumerate(texts) if t.startswith(SUMMARY_BEGIN)]
     if not summaries:
         return [content]
-    begin, behind = summaries[0], summaries[0] + 1
+    begin = summaries[0]
+    behind = summaries[0] + 1
     if "".join(texts[behind:][:1]).startswith(CONTINUATION_BEGIN):
         media = itertools.takewhile(lambda text: not text, texts[behind + 1 :])
         behind += 1 + len(list(media))

@@ -102,7 +102,8 @@ class FakeClaude(FakeProvider):
 
     def answer(self, body: dict[str, Any], reply: Reply) -> Any:
         """The body of an answer; notes what its thoughts are bound to."""
-        answer, thoughts = super().answer(body, reply), self._think(body, reply)
+        answer = super().answer(body, reply)
+        thoughts = self._think(body, reply)
         blocks = answer["content"]
         calls = [each["id"] for each in blocks if each["type"] == "tool_use"]
         self.of_call |= dict.fromkeys(calls, thoughts)

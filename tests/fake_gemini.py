@@ -62,7 +62,8 @@ class FakeGemini(FakeProvider):
                 self._check_call(part, number, is_first=position == 0)
 
     def _check_call(self, part: Content, number: int, *, is_first: bool) -> None:
-        call, signature = part["functionCall"], part.get("thoughtSignature")
+        call = part["functionCall"]
+        signature = part.get("thoughtSignature")
         if not signature:
             if is_first:
                 raise RefusalError("gemini no signature", call["name"], number)

@@ -43,7 +43,8 @@ class RefusalError(Exception):
     def __init__(self, rule: str, *places: object, status: int = 400) -> None:
         words = REFUSALS[rule].format(*places) if rule in REFUSALS else rule
         super().__init__(words)
-        self.words, self.status = words, status
+        self.words = words
+        self.status = status
 
 
 @dataclass
@@ -93,7 +94,8 @@ class FakeProvider(ABC):
         request = LlmRequest(contents=[user(last_text(body))])
         exchange = Exchange(path, body, looks_like_summary_request(request))
         self.exchanges.append(exchange)
-        tokens, limit = len(json.dumps(body)) // 4, self.window_tokens
+        tokens = len(json.dumps(body)) // 4
+        limit = self.window_tokens
         try:
             words = self.refusals.get(len(self.of_agent))
             if words and not exchange.is_summary:

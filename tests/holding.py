@@ -13,7 +13,8 @@ NOT_OURS = (type, python_types.ModuleType, python_types.FunctionType)
 def holds(plugin: ContextGuardPlugin, text: str) -> bool:
     """Whether a text is in anything that a plugin holds."""
     gc.collect()
-    seen, waiting = set[int](), list[object]([plugin])
+    seen = set[int]()
+    waiting = list[object]([plugin])
     while waiting:
         found = waiting.pop()
         if id(found) in seen or isinstance(found, NOT_OURS):

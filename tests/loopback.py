@@ -78,8 +78,10 @@ class Provider:
 
     def judge(self, wire: Wire, received: Received) -> Refusal | None:
         """What is wrong with a request, which is marked; None for nothing."""
-        sent, used = received.sent, received.prompt_tokens
-        wanted, limit = sent.max_tokens or 0, self.output_limit_tokens
+        sent = received.sent
+        used = received.prompt_tokens
+        wanted = sent.max_tokens or 0
+        limit = self.output_limit_tokens
         if limit is not None and wanted > limit:
             received.refused = "parameter"
             words = wire.output_words.format(wanted=wanted, limit=limit)
@@ -101,7 +103,8 @@ class Provider:
 
     def reply(self, received: Received) -> Reply:
         """What the model says, within the output that was reserved."""
-        sent, limit = received.sent, received.sent.max_tokens
+        sent = received.sent
+        limit = received.sent.max_tokens
         said = self.replies[0] if self.replies else "Noted."
         if received.is_summary:
             config = types.GenerateContentConfig(max_output_tokens=limit)
@@ -113,7 +116,8 @@ class Provider:
         is_cut = bool(part.text and limit and tokens > limit)
         if is_cut and part.text and limit:
             kept = part.text[: len(part.text) * limit // tokens]
-            part, tokens = types.Part(text=kept), limit
+            part = types.Part(text=kept)
+            tokens = limit
         used = min(received.prompt_tokens, self.window_tokens)
         return Reply([part], used, tokens, len(self.requests), is_cut)
 
@@ -180,7 +184,8 @@ class Loopback:
         wire = next((wire for end, wire in PATHS.items() if end in path), None)
         if wire is None:
             return send(writer, 404, "")
-        provider, sent = self.provider, wire.read(path, json.loads(body))
+        provider = self.provider
+        sent = wire.read(path, json.loads(body))
         received = provider.receive(sent)
         mood = provider.mood_of(received)
         if mood is not None:

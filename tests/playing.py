@@ -27,7 +27,8 @@ from tests.fake_openai import FakeOpenAI
 from tests.fake_provider import Exchange, FakeProvider, Step
 
 INSTRUCTION = "You count the shelves of a warehouse and answer in one sentence."
-LOOK_UP_WORDS, LOG_WORDS = 240, 3_000
+LOOK_UP_WORDS = 240
+LOG_WORDS = 3_000
 
 
 def look_up(shelf: int) -> str:

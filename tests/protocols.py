@@ -187,20 +187,20 @@ class OpenAI:
     )
 
     def read(self, path: str, body: dict[str, Any]) -> Sent:
-        texts, system = [compact(tool) for tool in body.get("tools", ())], ""
+        texts = [compact(tool) for tool in body.get("tools", ())]
+        system = ""
         contents: list[types.Content] = []
         for message in body["messages"]:
-            role, said = message["role"], text_blocks(message.get("content"))
+            role = message["role"]
+            said = text_blocks(message.get("content"))
             texts += said
             if role in ("system", "developer"):
                 system = "\n".join(filter(None, [system, *said]))
                 continue
             parts = [types.Part(text=text) for text in said]
             for call in message.get("tool_calls") or ():
-                name, arguments = (
-                    call["function"]["name"],
-                    call["function"]["arguments"],
-                )
+                name = call["function"]["name"]
+                arguments = call["function"]["arguments"]
                 texts += [name, arguments]
                 parts.append(called(name, call["id"], json.loads(arguments)))
             if role == "tool":
@@ -210,10 +210,8 @@ class OpenAI:
                     before += parts
                     continue
             contents.append(types.Content(role=ROLES[role], parts=parts))
-        is_streamed, options = (
-            bool(body.get("stream")),
-            body.get("stream_options") or {},
-        )
+        is_streamed = bool(body.get("stream"))
+        options = body.get("stream_options") or {}
         return Sent(
             contents=contents,
             system=system,
@@ -304,7 +302,8 @@ class Anthropic:
         texts = [system, *map(compact, body.get("tools") or ())]
         contents: list[types.Content] = []
         for message in body["messages"]:
-            role, parts = ROLES[message["role"]], list[types.Part]()
+            role = ROLES[message["role"]]
+            parts = list[types.Part]()
             for block in list_blocks(message["content"]):
                 part, counted = self._read_block(block)
                 parts.append(part)
@@ -403,7 +402,8 @@ def split_block(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, A
     if block["type"] not in STREAMED:
         return {}, []
     name, key, kind = STREAMED[block["type"]]
-    value, empty = block[name], {name: "" if isinstance(block[name], str) else {}}
+    value = block[name]
+    empty = {name: "" if isinstance(block[name], str) else {}}
     pieces = halves(value if isinstance(value, str) else json.dumps(value))
     deltas = [{"type": kind, key: piece} for piece in pieces]
     if signature := block.get("signature"):

@@ -114,7 +114,8 @@ class Writer:
 
     def text(self, kind: Kind, share: float) -> str:
         """Text that takes about this share of the window."""
-        chars, pool = max(1, int(self._chars(kind, share))), _pool(kind)
+        chars = max(1, int(self._chars(kind, share)))
+        pool = _pool(kind)
         start = self._rng.randrange(len(pool))
         repeated = pool * (1 + (start + chars) // len(pool))
         return repeated[start : start + chars]

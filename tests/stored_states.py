@@ -69,7 +69,8 @@ def make_llm() -> SimulatedLlm:
         call("todos", todos=todos),
         call("pin", text="Shelf 3 is locked."),
     ]
-    begins, shelves = iter(first), itertools.count()
+    begins = iter(first)
+    shelves = itertools.count()
 
     def script(request: LlmRequest) -> Reply:
         *_, part = request.contents[-1].parts or []
@@ -100,7 +101,8 @@ def make_chat(name: str, llm: SimulatedLlm) -> Chat:
 async def make(name: str) -> list[dict[str, Any]]:
     """Plays a session up to the second answer after its first compaction."""
     llm = make_llm()
-    chat, left = make_chat(name, llm), 2
+    chat = make_chat(name, llm)
+    left = 2
     delta: dict[str, Any] = {}
     pin(delta, "Never open a crate.", "crates")
     await chat.set_state(delta)

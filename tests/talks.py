@@ -95,7 +95,8 @@ class Talk(Chat):
         **settings: Any,
     ) -> None:
         first = LiveRequests()
-        self.live, self.llms = LiveRequests(first), llms
+        self.live = LiveRequests(first)
+        self.llms = llms
         guard = ContextGuardPlugin(default=strategy)
         plugins = [*before, first, guard, self.live, *after]
         # A script that never ends must not run for ever.

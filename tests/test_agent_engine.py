@@ -40,7 +40,8 @@ async def test_the_service_of_adk_reads_the_sessions(
     capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As `adk web` makes it of that URL; the newest is taken."""
-    service, made = InMemorySessionService(), list[str]()
+    service = InMemorySessionService()
+    made = list[str]()
     session = await service.create_session(
         app_name="app", user_id="ann", session_id="s1"
     )

@@ -224,7 +224,8 @@ async def test_one_that_fails_is_written_the_usual_way() -> None:
 @in_virtual_time
 async def test_one_that_hangs_is_given_up_after_its_timeout(is_stubborn: bool) -> None:
     """A call waits no longer for a model that cannot be stopped, and has its own."""
-    talk, loop = Talk(), asyncio.get_running_loop()
+    talk = Talk()
+    loop = asyncio.get_running_loop()
     talk.hang_once(is_stubborn)
     await talk.begin()
     if not is_stubborn:
@@ -497,7 +498,8 @@ def test_it_ends_with_its_event_loop(
 @in_virtual_time
 async def test_a_runner_that_closes_waits_a_second_at_most(summary: str) -> None:
     """What ends within it is kept for later turns; what does not is cancelled."""
-    talk, loop = Talk(), asyncio.get_running_loop()
+    talk = Talk()
+    loop = asyncio.get_running_loop()
     if summary == "ends in time":
         talk.llm.summary_replies = takes(0.5)
     else:

@@ -77,7 +77,8 @@ async def talk(
     before: Any, tokens: int = 3_300, llm: SimulatedLlm | None = None, **settings: Any
 ) -> tuple[SimulatedLlm, Chat]:
     """A turn whose request reaches the threshold; the function is asked before."""
-    llm, guard = llm or large(), settings.pop("guard", {})
+    llm = llm or large()
+    guard = settings.pop("guard", {})
     guard = {"before_compaction": before, **guard}
     state = {**counted(tokens), **settings.pop("state", {})}
     return llm, await long_chat(llm, tokens, guard=guard, state=state, **settings)
@@ -145,7 +146,8 @@ async def test_every_strategy_is_asked_about(
 ) -> None:
     """Once, with the reason that the record will name; what it puts off stays."""
     for said in (None, False):
-        asked, told = Asked(said), list[CompactionRecord]()
+        asked = Asked(said)
+        told = list[CompactionRecord]()
         guard = {"before_compaction": asked, "on_compaction": told.append}
         plugin = ContextGuardPlugin(default=strategy, **guard)  # type: ignore[arg-type]
         llm = large()
@@ -201,7 +203,8 @@ async def test_what_was_rejected_is_not_put_off() -> None:
 
 async def test_what_was_rejected_for_its_bytes_is_not_put_off() -> None:
     """Even where its tokens would have room."""
-    asked, llm = Asked(False), large()
+    asked = Asked(False)
+    llm = large()
     error = SimulatedProviderError(
         "Request payload size exceeds the limit: 9000 bytes."
     )
@@ -214,7 +217,8 @@ async def test_what_was_rejected_for_its_bytes_is_not_put_off() -> None:
 @pytest.mark.parametrize("tokens", [2_000, NO_ROOM])
 async def test_one_that_was_asked_for_is_refused_with_a_reason(tokens: int) -> None:
     """Where the request may go out as it is; whoever asked can read why."""
-    asked, told = Asked(False), list[CompactionRecord]()
+    asked = Asked(False)
+    told = list[CompactionRecord]()
     guard = {"on_compaction": told.append}
     llm, chat = await talk(asked, tokens, guard=guard, state=NOW)
     state = await chat.state()
@@ -296,7 +300,9 @@ async def test_a_late_one_is_not_waited_for(
     is_async: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The compaction goes on without it; it is asked again once it has returned."""
-    may_end, asked, ended = threading.Event(), list[int](), list[int]()
+    may_end = threading.Event()
+    asked = list[int]()
+    ended = list[int]()
 
     def block(planned: PlannedCompaction) -> bool:
         asked.append(planned.tokens)
@@ -327,7 +333,8 @@ async def test_a_late_one_is_not_waited_for(
 
 async def test_a_late_one_is_still_asked_about_other_sessions() -> None:
     """Where one user takes long to decide, others are not overruled."""
-    llm, asked = large(), list[str]()
+    llm = large()
+    asked = list[str]()
 
     async def wait(planned: PlannedCompaction) -> Literal[False]:
         asked.append(planned.session_id)
@@ -348,7 +355,9 @@ async def test_a_late_one_is_still_asked_about_other_sessions() -> None:
 
 async def test_a_turn_may_be_cancelled_while_it_is_asked() -> None:
     """It ends at once; the next one waits for the summary, which is paid for once."""
-    may_end, begun, count = asyncio.Event(), asyncio.Event(), 0
+    may_end = asyncio.Event()
+    begun = asyncio.Event()
+    count = 0
 
     async def wait(planned: PlannedCompaction) -> None:
         nonlocal count
@@ -385,7 +394,8 @@ AHEAD = Threshold(
 @pytest.mark.parametrize("said", [None, False, "Ship names."])
 async def test_a_summary_in_the_background_is_asked_about(said: Any) -> None:
     """The answer does not wait for it; one that is put off is asked about when due."""
-    may_end, asked = asyncio.Event(), list[PlannedCompaction]()
+    may_end = asyncio.Event()
+    asked = list[PlannedCompaction]()
 
     async def wait(planned: PlannedCompaction) -> Any:
         asked.append(planned)
@@ -419,7 +429,8 @@ async def test_a_summary_in_the_background_is_asked_about(said: Any) -> None:
 async def test_a_page_can_say_that_a_user_has_to_wait() -> None:
     """The documented listener tells it before the summarizer has answered."""
     documented = find_python("Tidying up")
-    may_end, signs = asyncio.Event(), documented["signs"]
+    may_end = asyncio.Event()
+    signs = documented["signs"]
 
     async def summarize(request: LlmRequest) -> str:
         await may_end.wait()

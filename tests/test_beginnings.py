@@ -80,7 +80,8 @@ async def test_the_notice_stands_first(observe: bool) -> None:
     """It is the same in every request, what follows is untouched."""
     tap = RequestTap()
     llm = SimulatedLlm(script=[call_part("look", step=1), "Done."])
-    agent, guard = {"tools": [looking_tool()]}, {"observe": observe}
+    agent = {"tools": [looking_tool()]}
+    guard = {"observe": observe}
     chat = guarded_chat(llm, guard=guard, agent=agent, before=[tap])
     await seed(chat, model("Good morning."))
     if observe:

@@ -76,7 +76,8 @@ async def test_recorded_sessions_go_on_where_they_would_end() -> None:
     in which a session without a guard comes to its end."""
     customers = recordings.CUSTOMERS[-2:]
     whole = read_recording("airline", customers, 1_000_000)
-    no_guard, ours = recordings.WAYS["no guard"], recordings.WAYS["Threshold"]
+    no_guard = recordings.WAYS["no guard"]
+    ours = recordings.WAYS["Threshold"]
     free = await recordings.play_recording(whole, no_guard)
     assert free["needed"] > 30
     assert (free["missing"], free["lost_turns"], free["summaries"]) == (0, 0, 0)

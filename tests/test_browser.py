@@ -114,7 +114,9 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
         summaries = event.actions.state_delta
         if text := summaries.get("__context_guard_summary_agent"):
             summaries["__context_guard_summary_agent"] = f"{EVIL}\n{text}"
-    source, page, config = save(session, folder), folder / "a.html", folder / "a.toml"
+    source = save(session, folder)
+    page = folder / "a.html"
+    config = folder / "a.toml"
     config.write_text(PRICES)
     assert main(["report", str(source), "--config", str(config), "-o", str(page)]) == 0
     return page.as_uri()

@@ -80,7 +80,8 @@ async def test_rewound_messages_never_show_up_again(
     """Neither the history nor a summary speaks of what was taken back."""
     llm = summarizing_llm(acting())
     talk = Talk(guarded_agent(llm, [looking_tool(LONG)]), strategy, llm)
-    turns, said = [], []
+    turns = []
+    said = []
     for number in range(6):
         turns.append(await talk.ask(message(number, words=LONG)))
         contents = "".join(str(event.content) for event in turns[-1])
@@ -128,7 +129,8 @@ async def test_a_lost_summary_comes_back_to_its_own_user_alone() -> None:
     strategy = SlidingWindow(context_window=WINDOW, max_messages=4)
     ann = Talk(guarded_agent(llm), strategy, llm)
     bob = Talk(guarded_agent(llm), strategy, llm, user_id="bob")
-    bob.sessions, bob.runner = ann.sessions, ann.runner
+    bob.sessions = ann.sessions
+    bob.runner = ann.runner
     for talk in (ann, bob):
         await talk.tell([user(message(0)), model(message(0, "answer"))] * 4)
     with pytest.raises(Exception, match="boom"):

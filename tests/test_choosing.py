@@ -88,7 +88,8 @@ async def test_nothing_is_sent_again_where_it_is_off() -> None:
     assert (llm.rejections, llm.summaries) == (1, 0)
 
 
-SWITCH, DONE = call("switch_off"), types.Part(text="Done.")
+SWITCH = call("switch_off")
+DONE = types.Part(text="Done.")
 
 
 async def test_a_tool_may_switch_it_off_within_a_turn() -> None:
@@ -259,7 +260,8 @@ async def test_one_guard_in_two_apps_keeps_them_apart() -> None:
     records: list[CompactionRecord] = []
     strategy = Threshold(context_window=WINDOW)
     guard = ContextGuardPlugin(default=strategy, on_compaction=records.append)
-    service, llms = InMemorySessionService(), dict[str, SimulatedLlm]()
+    service = InMemorySessionService()
+    llms = dict[str, SimulatedLlm]()
     for turn in range(4):
         for name in ("support", "coding"):
             llm = llms.setdefault(name, SimulatedLlm(context_window=WINDOW))

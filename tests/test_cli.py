@@ -34,7 +34,8 @@ from tests.lines import tells
 
 Output = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
-WINDOW_TOKENS, STEPS = 4_000, 18
+WINDOW_TOKENS = 4_000
+STEPS = 18
 
 
 @pytest.fixture(autouse=True)
@@ -115,7 +116,8 @@ def test_latency_shows_what_summaries_ahead_save(tree: Path, capsys: Output) -> 
     assert "30 of 30 steps were done, no request refused" in output
     assert "mechanical" not in output
     table = read_table(output)
-    compactions, steps = numbers(table["compactions"]), numbers(table["steps done"])
+    compactions = numbers(table["compactions"])
+    steps = numbers(table["steps done"])
     assert compactions[0] == 0 < min(compactions[1:])
     assert steps[1:] == [30, 30]
     waits = [read_seconds(value) for value in table["waited for summaries"]]

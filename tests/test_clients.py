@@ -156,7 +156,8 @@ TOO_LARGE = [
 async def test_no_turn_is_lost(loopback: Loopback, client: str, setting: str) -> None:
     """A window that is wrong or unknown costs one rejection, a right one none."""
     is_right = setting == "right"
-    results, strategy = pods(WINDOW, 0.2), SETTINGS[setting]
+    results = pods(WINDOW, 0.2)
+    strategy = SETTINGS[setting]
     talk = Talk(loopback, client, strategy, results, is_streaming=is_right)
     assert await talk.talk(turns=4, tool_calls=2) == 0
     talk.check(rejections=0 if is_right else 1)
@@ -216,7 +217,8 @@ async def test_other_failures_are_the_providers_own(
     loopback: Loopback, client: str, is_streaming: bool
 ) -> None:
     """They end the turn as without a guard, and the next one is answered."""
-    provider, ends = loopback.provider, list[list[str]]()
+    provider = loopback.provider
+    ends = list[list[str]]()
     kinds = [*MOODS[is_streaming]]
     if client in ("anthropic", "claude") and not is_streaming:
         kinds.append(529)
@@ -251,7 +253,8 @@ async def test_reserved_output_costs_one_rejection_at_most(
 ) -> None:
     """Where input and output share the window, what the model reserves is seen."""
     loopback.provider.counts_output = True
-    strategy, results = SETTINGS["right"], pods(WINDOW, 0.1)
+    strategy = SETTINGS["right"]
+    results = pods(WINDOW, 0.1)
     talk = Talk(loopback, client, strategy, results, max_tokens=max_tokens)
     assert await talk.talk(turns=5, tool_calls=2) == 0
     talk.check(rejections=1)
@@ -299,7 +302,8 @@ def test_litellm_asks_for_the_most_for_claude_alone(
 )
 def test_a_limit_that_was_set_is_told_from_a_default(client: str, name: str) -> None:
     """A number is reserved where somebody has written it, even if it is the usual."""
-    config, address = types.GenerateContentConfig(), "http://127.0.0.1:9"
+    config = types.GenerateContentConfig()
+    address = "http://127.0.0.1:9"
     assert set_output_tokens(connect(client, address), config) is None
     llm = connect(client, address, **{name: 8_192})
     assert set_output_tokens(llm, config) == 8_192

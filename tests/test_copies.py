@@ -110,7 +110,8 @@ async def test_a_copy_guards_as_its_original_does(duplicate: Copier) -> None:
     assert is_compacted(last_request(chat.app))
     assert not [r for r in heard if isinstance(r, CompactionRecord)]
 
-    fresh, app = make_chat(make_guard()), duplicate(chat.app)
+    fresh = make_chat(make_guard())
+    app = duplicate(chat.app)
     go_on(fresh, app)
     assert app.plugins[0].name == "own_name"
     heard.clear()

@@ -234,8 +234,10 @@ async def test_an_unknown_price_is_never_zero(
 ) -> None:
     """Nor is what a provider does not report; tokens are told as far as known."""
     caplog.set_level(logging.INFO, "contextguard_adk")
-    unknown, silent = Paid(GOOD, prices={}), Paid(GOOD, usage="never")
-    down, late = Paid(RuntimeError("down")), Paid(GOOD, timeout_seconds=0.01)
+    unknown = Paid(GOOD, prices={})
+    silent = Paid(GOOD, usage="never")
+    down = Paid(RuntimeError("down"))
+    late = Paid(GOOD, timeout_seconds=0.01)
     late.writer.latency_seconds = 60
     failed = (down, late)
     for paid in (unknown, silent, *failed):

@@ -76,7 +76,8 @@ def without_old_results(llm: Counting, request: LlmRequest, true: int) -> int:
     """As a server that clears all results but the newest three, beyond 6,000 tokens."""
     if true < 6_000:
         return true
-    kept, left = list[types.Content](), 3
+    kept = list[types.Content]()
+    left = 3
     for content in reversed(request.contents):
         part = (content.parts or [types.Part()])[0]
         if part.function_response:
@@ -337,7 +338,8 @@ async def test_other_sessions_of_the_process_are_not_cut() -> None:
     llm, records, chat = await play(truncated, **FILLING)
     shown = len(records)
     other = Chat(chat.app.root_agent, chat.app.plugins, session_id="other")
-    llm.script, llm.numbers = None, []
+    llm.script = None
+    llm.numbers = []
     for turn in range(12):
         assert answer_text(await other.say(words(900, f"Question {turn}.")))
     assert max(llm.numbers) <= CUT_AT
@@ -455,7 +457,8 @@ async def test_a_window_that_state_names_is_soon_forgotten(
 ) -> None:
     """Also where each turn has a process of its own."""
     kind: Any = strategy
-    sessions, done = InMemorySessionService(), list[CompactionRecord]()
+    sessions = InMemorySessionService()
+    done = list[CompactionRecord]()
     planted = {"version": 2, "learned": {"simulated": {"window_tokens": 1_000}}}
     for turn in range(12):
         llm = SimulatedLlm(script=[call("search", query="it"), "Found."])

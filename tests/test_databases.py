@@ -163,7 +163,8 @@ async def test_sessions_survive_a_reload_every_turn(
             # A JSON column may have reordered the keys of results since.
             shared = after.contents[: len(before.contents)]
             assert canonical(shared) == canonical(before.contents)
-            head, same = before.contents[0], after.contents[0]
+            head = before.contents[0]
+            same = after.contents[0]
             assert same.model_dump_json() == head.model_dump_json()
     for request in itertools.chain.from_iterable(requests for _, requests in played):
         head_text = text_of(request.contents[0])
@@ -188,7 +189,8 @@ class Process:
     """A guarded agent of its own in a session that others share."""
 
     def __init__(self, sessions: InMemorySessionService, point: str = "") -> None:
-        self.sessions, self.point = sessions, point
+        self.sessions = sessions
+        self.point = point
         self.left: InMemorySessionService | None = None
         self.requests: list[RecordedRequest] = []
         self.llm = SimulatedLlm(
@@ -231,7 +233,8 @@ class Process:
     async def ask(self, number: int) -> None:
         """Asks for two new things, unless it is dead, and checks the answer."""
         await self.chat.session()
-        refs, answer = (f"{number}a", f"{number}b"), ""
+        refs = (f"{number}a", f"{number}b")
+        answer = ""
         asked = user(f"Question {number}: look it up. Look up {refs[0]} {refs[1]}.")
         async for event in self.chat.runner.run_async(
             user_id="user", session_id="session", new_message=asked
@@ -293,7 +296,8 @@ async def test_two_processes_take_turns() -> None:
 @pytest.mark.parametrize("point", POINTS)
 async def test_a_killed_process_costs_at_most_one_summary(point: str) -> None:
     """Wherever a process dies, the next one goes on with all that was stored."""
-    dying, number = Process(InMemorySessionService(), point), 0
+    dying = Process(InMemorySessionService(), point)
+    number = 0
     while dying.left is None:
         await dying.ask(number)
         number += 1

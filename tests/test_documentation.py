@@ -131,7 +131,8 @@ def test_a_program_prints_what_the_page_says(name: str) -> None:
     """The first program of a newcomer; sizes may move by a twentieth."""
     texts = [match[3] for match in FENCE.finditer(read(ROOT / name))]
     program = next(i for i, text in enumerate(texts) if "asyncio.run" in text)
-    said, printed = texts[program + 1], print_once(texts[program])
+    said = texts[program + 1]
+    printed = print_once(texts[program])
     number = re.compile(r"\d[\d,]*")
     assert number.sub("#", said) == number.sub("#", printed)
     plain = (text.replace(",", "") for text in (said, printed))
@@ -168,7 +169,8 @@ def test_settings_are_loaded(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", of("json"))
 async def test_the_record_of_a_call_looks_so(text: str) -> None:
     """The fields and their types are those of a real event."""
-    llm, guard = SimulatedLlm(context_window=4_000), Threshold(context_window=4_000)
+    llm = SimulatedLlm(context_window=4_000)
+    guard = Threshold(context_window=4_000)
     prices = {"simulated": Costs(input=1, output=8)}
     plugin = ContextGuardPlugin(default=guard, prices=prices)
     chat = Chat(guarded_agent(llm), [plugin])
@@ -260,7 +262,8 @@ def test_commands_are_understood(
 
 def check_ours(arguments: list[str], folder: Path) -> None:
     """Runs a command of this package; the demo on a small tree, a few steps."""
-    url, path = database_url(folder), str(folder / "sessions.db")
+    url = database_url(folder)
+    path = str(folder / "sessions.db")
     arguments = [re.sub(r"^postgresql\+asyncpg://.*", url, word) for word in arguments]
     arguments = [re.sub(r"^.*session\.db$", path, word) for word in arguments]
     if arguments == ["demo"]:
@@ -437,7 +440,9 @@ async def test_the_web_server_loads_runs_in_part(
     (folder / "agent.py").write_text(AGENT)
     monkeypatch.setattr(sys, "path", [str(tmp_path / "agents"), *sys.path])
     page = find_python("class RecentSessions")
-    loaded, services, base = list[int](), list[Any](), page["RecentSessions"]
+    loaded = list[int]()
+    services = list[Any]()
+    base = page["RecentSessions"]
 
     class Counted(base):  # type: ignore[misc,valid-type]
         async def get_session(self, **place: Any) -> Any:

@@ -41,7 +41,8 @@ SENTENCES = {
     "Thai": "เครื่องพิมพ์เก่าอยู่ในห้องโถงใหญ่ และไม่มีใครรู้ว่าตอนนี้ใครมีกุญแจ ",
 }
 ENGLISH = "The old press stands in hall B, and nobody knows who has the key to it now. "
-PROSE, RUSSIAN = ENGLISH * 200, SENTENCES["Russian"] * 100
+PROSE = ENGLISH * 200
+RUSSIAN = SENTENCES["Russian"] * 100
 DENSE = base64.b64encode(CHANCE.randbytes(30_000)).decode()
 UDHR = Path(__file__).parent.parent / "benchmarks" / "udhr"
 

@@ -130,7 +130,9 @@ def repair(request: LlmRequest) -> None:
 
 def break_state(patch: pytest.MonkeyPatch, reads: str = "", writes: str = "") -> None:
     """Has reads or writes of the guard's keys raise; the patterns say which."""
-    get, put, to_dict = State.get, State.__setitem__, State.to_dict
+    get = State.get
+    put = State.__setitem__
+    to_dict = State.to_dict
 
     def check(key: str, pattern: str, value: Any) -> None:
         if pattern and "context_guard" in key and re.search(pattern, key):
@@ -175,7 +177,8 @@ async def test_broken_state_costs_no_turn(
         break_state(patch, **broken)
         await session.work()
     await session.work(1)
-    agent, sessions = session.chat.app.root_agent, session.chat.sessions
+    agent = session.chat.app.root_agent
+    sessions = session.chat.sessions
     plugin = ContextGuardPlugin(default=STRATEGIES[0])
     session.chat = Chat(agent, [plugin], session_service=sessions)
     await session.work(1)

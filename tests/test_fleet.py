@@ -23,7 +23,8 @@ from tests.stores import own_database, store_marks
 MODULE = "contextguard_adk._tools.fleet"
 """What runs the commands; they import it when it is needed."""
 
-WINDOW, COUNT = 7_000, 8
+WINDOW = 7_000
+COUNT = 8
 CASES = [
     ("sqlite", False),
     pytest.param("sqlite", True, marks=pytest.mark.slow),
@@ -120,7 +121,8 @@ async def test_the_report_of_all_sessions_is_a_page(
     tmp_path: Path, capsys: Any
 ) -> None:
     """With the table that is printed; what sessions are called is escaped."""
-    path, page = tmp_path / "sessions.db", tmp_path / "page.html"
+    path = tmp_path / "sessions.db"
+    page = tmp_path / "page.html"
     service = SqliteSessionService(str(path))
     for user in ("ann", "<b>"):
         session = await service.create_session(app_name="app", user_id=user)

@@ -63,7 +63,8 @@ RESULTS: dict[str, tuple[str, Any, str]] = {
 @pytest.mark.parametrize(("name", "result", "sent"), RESULTS.values(), ids=RESULTS)
 def test_result_is_measured_as_it_is_sent(name: str, result: Any, sent: str) -> None:
     """Each class of ADK's spells results in its own way; what none can has a size."""
-    part, form = response_part("", result), json_form(client(name))
+    part = response_part("", result)
+    form = json_form(client(name))
     if sent:
         assert part_text(part, form).decode() == sent
     assert (

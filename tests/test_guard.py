@@ -55,7 +55,8 @@ TWENTY: dict[str, Any] = {"context_window": 20_000, "token_ratio": 1.0}
 async def test_small_requests_leave_as_they_came(is_streaming: bool) -> None:
     """The same list with the same contents is sent; two numbers and a line for people
     are stored."""
-    before, after = RequestTap("before"), RequestTap("after")
+    before = RequestTap("before")
+    after = RequestTap("after")
     llm = SimulatedLlm(script=[call("look"), "Found.", "Bye."])
     agent = guarded_agent(llm, [queued_tool("look", [{"n": [1, {"x": None}]}])])
     strategy = SlidingWindow if is_streaming else Threshold
@@ -214,7 +215,8 @@ async def test_a_second_run_does_not_end_the_first_ones_bookkeeping(
     is_rejected: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A call in flight keeps its record and its recovery while another run begins."""
-    release, entered = asyncio.Event(), asyncio.Event()
+    release = asyncio.Event()
+    entered = asyncio.Event()
 
     async def reply(request: LlmRequest) -> Reply:
         if "Quick" in text_of(request.contents[-1]) or release.is_set():

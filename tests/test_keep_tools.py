@@ -76,7 +76,8 @@ def results_of(request: RecordedRequest, tool: str) -> list[dict[str, Any]]:
 
 def looking(*first: Reply) -> Callable[[LlmRequest], Reply]:
     """A model that begins with these replies, then looks something up in each turn."""
-    begins, steps = iter(first), itertools.count()
+    begins = iter(first)
+    steps = itertools.count()
 
     def script(request: LlmRequest) -> Reply:
         if (reply := next(begins, None)) is not None:
@@ -240,7 +241,8 @@ async def test_the_share_is_a_tenth_of_the_window(
     percent: int, expected: list[str]
 ) -> None:
     """In tokens of the model: results of 9 % stay, of 11 % all but the oldest do."""
-    window, compactions = 64_000, list[CompactionRecord]()
+    window = 64_000
+    compactions = list[CompactionRecord]()
     tokens = window * percent // 300
     first = [call("get_rule", number=n, tokens=tokens) for n in (1, 2, 3)]
     llm = useless(*first, context_window=window)
@@ -272,7 +274,8 @@ async def test_a_large_result_beside_it_takes_the_room_of_its_preview() -> None:
     compactions: list[CompactionRecord] = []
     rule = call("get_rule", number=7, tokens=200)
     together: Reply = [rule, call("get_long_policy")]
-    llm, keep = useless(together), ("get_rule",)
+    llm = useless(together)
+    keep = ("get_rule",)
     strategy = Threshold(context_window=WINDOW, keep_tools=keep, preview_tokens=300)
     chat = open_chat(llm, strategy, compactions)
     await play(llm, chat, compactions, 3, f"Turn. {LONG_MESSAGE}")
@@ -362,7 +365,8 @@ async def test_they_stay_in_another_process(tmp_path: Path) -> None:
     """What stands in a request follows from the session alone."""
     from google.adk.sessions.database_session_service import DatabaseSessionService
 
-    shown, compactions = [], list[CompactionRecord]()
+    shown = []
+    compactions = list[CompactionRecord]()
     counts = []
     for turn in range(4):
         url = f"sqlite+aiosqlite:///{tmp_path / 'sessions.db'}"
@@ -416,7 +420,8 @@ async def test_a_setting_that_comes_later_brings_back_what_no_model_summarized()
 
 # --- clearing results ---
 
-EARLIER_TURNS, LATER_TURNS = 14, 10
+EARLIER_TURNS = 14
+LATER_TURNS = 10
 """How many turns nearly reach the threshold: at first, and beside what was cleared."""
 
 
@@ -579,7 +584,8 @@ async def test_it_goes_on_in_another_process(
     counts = []
     for turn in range(9):
         url = f"sqlite+aiosqlite:///{tmp_path / 'sessions.db'}"
-        sessions, llm = DatabaseSessionService(url), useless(context_window=8_000)
+        sessions = DatabaseSessionService(url)
+        llm = useless(context_window=8_000)
         strategy = clearing(8_000, **settings)
         chat = open_chat(llm, strategy, compactions, session_service=sessions)
         said = await chat.say(f"Turn {turn}. {words(300)}")

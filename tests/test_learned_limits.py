@@ -58,7 +58,8 @@ def overflow(limit: int) -> ContextOverflowError:
 
 async def test_a_limit_is_of_the_model_that_named_it() -> None:
     """An agent that moves to a larger model has the larger window at once."""
-    sessions, calls = InMemorySessionService(), list[CallRecord]()
+    sessions = InMemorySessionService()
+    calls = list[CallRecord]()
     windows = {"small": 4_000, "large": 100_000, "other": 4_000}
     rejected = {"small": 1, "large": 0, "other": 1}
     for name in ("small", "large", "small", "other"):
@@ -74,7 +75,8 @@ async def test_a_limit_is_of_the_model_that_named_it() -> None:
 
 async def test_a_limit_that_only_state_says_has_to_be_named_again() -> None:
     """A process that goes on with a session is refused once, and knows it again."""
-    sessions, calls = InMemorySessionService(), list[CallRecord]()
+    sessions = InMemorySessionService()
+    calls = list[CallRecord]()
     for count in (7, 14):
         llm = make_llm(context_window=4_000)
         chat = open_chat(llm, session_service=sessions, guard={"on_call": calls.append})

@@ -26,7 +26,8 @@ from contextguard_adk.testing.provider import count_request_tokens
 from tests.builders import Chat, answer_text
 from tests.chats import KEY, ProviderBusyError, slow, words
 
-WINDOW, SMALL = 32_000, 4_000
+WINDOW = 32_000
+SMALL = 4_000
 RECORD = KEY.format("record")
 STRATEGIES = [Threshold, *slow(SlidingWindow, Pipeline)]
 NAMED = "This model's maximum context length is {limit} tokens. However, your "

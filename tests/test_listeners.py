@@ -137,7 +137,8 @@ async def test_a_late_failure_is_logged_as_any_other(
 
 async def test_the_event_loop_goes_on_while_a_listener_blocks() -> None:
     """From the start: the loop does what the listener waits for."""
-    loop, seen = asyncio.get_running_loop(), list[bool]()
+    loop = asyncio.get_running_loop()
+    seen = list[bool]()
 
     def listen(_: object) -> None:
         has_run = threading.Event()
@@ -166,7 +167,9 @@ async def test_sessions_do_not_wait_for_each_others_listeners() -> None:
 
 async def test_a_full_thread_pool_of_the_app_holds_up_no_listener() -> None:
     """Nor does a listener that blocks take a place in it."""
-    loop, may_end, told = asyncio.get_running_loop(), threading.Event(), list[object]()
+    loop = asyncio.get_running_loop()
+    may_end = threading.Event()
+    told = list[object]()
     with ThreadPoolExecutor(1) as pool:
         loop.set_default_executor(pool)
         blocks = loop.run_in_executor(None, may_end.wait, 2 * MARGIN_SECONDS)

@@ -114,10 +114,8 @@ async def test_buckets_fit_what_is_counted(meters: Meters) -> None:
 
 async def test_labels_stay_apart_from_those_of_adk(meters: Meters) -> None:
     """ADK counts tokens by the same name, with attributes of its own."""
-    meter, said = (
-        meters.provider.get_meter("adk"),
-        "Number of input and output tokens used.",
-    )
+    meter = meters.provider.get_meter("adk")
+    said = "Number of input and output tokens used."
     adk = meter.create_histogram("gen_ai.client.token.usage", "{token}", said)
     adk.record(7, {"gen_ai.operation.name": "chat", "gen_ai.response.model": "other"})
     await Recorded().work(3)
@@ -516,7 +514,8 @@ async def test_no_text_of_a_conversation_is_told(
     script[4:4] = [rejected] * talk.is_rejected
     llm = SimulatedLlm(context_window=100_000, script=script)
     llm.summary_replies = [FAULTS[talk.fault](talk.say("summarizer"))] * 9
-    lines, logger = Lines(), logging.getLogger("contextguard_adk")
+    lines = Lines()
+    logger = logging.getLogger("contextguard_adk")
     logger.addHandler(lines)
     level = logger.level
     logger.setLevel(logging.INFO)

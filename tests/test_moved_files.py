@@ -70,7 +70,8 @@ def has_file(request: RecordedRequest, file: types.Part) -> bool:
     """Whether a message of a request holds a file."""
     media = [(part.inline_data, part.file_data) for part in parts_of(request)]
     held = [(blob and blob.data, link and link.file_uri) for blob, link in media]
-    blob, link = file.inline_data, file.file_data
+    blob = file.inline_data
+    link = file.file_data
     return (blob and blob.data, link and link.file_uri) in held
 
 
@@ -176,7 +177,8 @@ OTHERS = {
 @pytest.mark.parametrize("client", ["AnthropicLlm", "InHouse"])
 async def test_a_file_that_no_message_may_hold_is_told(client: str, kind: str) -> None:
     """By its name, and with an answer that does not promise it."""
-    file, llm = OTHERS[kind], simulate(client)
+    file = OTHERS[kind]
+    llm = simulate(client)
     [answer] = await recall(llm, file)
     assert answer.endswith(NOT_SHOWN)
     assert "attached" not in answer

@@ -85,7 +85,8 @@ async def test_chapters_are_written_once(strategy: str, summarizer: str) -> None
     most, and no chapter is written or closed again."""
     jobs = []
     for number in range(1, 6):
-        draft, title = f"draft-{number:02}", f"chapter-{number:02}"
+        draft = f"draft-{number:02}"
+        title = f"chapter-{number:02}"
         jobs.append(Job(draft, "write_chapter", {"draft": draft}))
         jobs.append(Job(title, "finish_chapter", {"title": title}))
     agent = ActingAgent(jobs)

@@ -162,7 +162,8 @@ async def test_a_late_answer_finds_its_call(strategy: Strategy, count: int) -> N
     llm = make_llm()
     talk = open_talk(strategy, llm)
     ids = call_ids(await talk.ask(message(900, words=5)), "approve")
-    compacted, number = 0, 0
+    compacted = 0
+    number = 0
     while compacted < count:
         before = listed(agent_requests(llm)[-1])
         await talk.ask(f"Turn {number}: look it up, and ask me.")

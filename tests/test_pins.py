@@ -181,7 +181,8 @@ async def test_pins_are_in_what_a_recovery_sends(
     await chat.say("Pin it.")
     if is_compacted:
         await compact(chat)
-    pinned_at, llm.context_window = len(llm.requests), 2_000
+    pinned_at = len(llm.requests)
+    llm.context_window = 2_000
     assert answer_text(await chat.say(f"Look. {words(40_000)}")) == "Done."
     later = [r for r in llm.requests[pinned_at:] if not r.is_summary]
     assert len(later) > 1
@@ -199,7 +200,8 @@ async def test_a_masked_request_is_cut_around_its_pins() -> None:
     await chat.say("Pin it.")
     await compact(chat)
     replies: Iterator[Reply] = iter([*[call("look")] * 5, "Done."])
-    llm.script, llm.context_window = lambda _: next(replies), 8_000
+    llm.script = lambda _: next(replies)
+    llm.context_window = 8_000
     assert answer_text(await chat.say("Look for Eve.")) == "Done."
     assert llm.rejections
     assert all(map(holds, agent_requests(llm)[1:]))
@@ -244,7 +246,8 @@ async def test_the_run_of_an_agent_tool_has_what_is_pinned_for_all() -> None:
 async def test_a_pin_of_a_branch_stays_there() -> None:
     """Parallel agents pin for themselves alone, and are shown it after a compaction; it
     goes with the scope once there are 16 newer ones."""
-    workers, llms = [], [make_llm(context_window=4_000) for _ in range(2)]
+    workers = []
+    llms = [make_llm(context_window=4_000) for _ in range(2)]
     for number, llm in enumerate(llms):
         pinning = call("pin", text=f"Rule {number}.", key="rule")
         llm.script = [pinning, *[call("look")] * 8, "Done."]
@@ -252,7 +255,8 @@ async def test_a_pin_of_a_branch_stays_there() -> None:
         workers.append(LlmAgent(name=f"worker_{number}", model=llm, tools=tools))
     guard = ContextGuardPlugin(default=Threshold(context_window=4_000))
     chat = Chat(ParallelAgent(name="all", sub_agents=[*workers]), [guard])
-    scopes, old = [f"{n:016}" for n in range(16)], f"{KEY}worker_0@{0:016}:rule"
+    scopes = [f"{n:016}" for n in range(16)]
+    old = f"{KEY}worker_0@{0:016}:rule"
     kept = f"{KEY}worker_0@{1:016}:rule"
     state = {"__context_guard_scopes_worker_0": scopes, old: "Old.", kept: "Kept."}
     await chat.set_state(state)

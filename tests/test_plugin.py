@@ -95,7 +95,8 @@ async def test_observing_changes_nothing_but_reports(
     llm = big_llm()
     guarded = await open_chat(ContextGuardPlugin(default=SMALL), llm=llm)
     await guarded.say("Go on.")
-    paid, before = llm.summaries, await guarded.state()
+    paid = llm.summaries
+    before = await guarded.state()
     guard = ContextGuardPlugin(default=SMALL, observe=True)
     chat = Chat(guarded_agent(llm), [guard], session_service=guarded.sessions)
     await chat.set_state(NOW)
@@ -135,7 +136,8 @@ async def test_histories_that_others_hold_are_left_alone() -> None:
     def chain(request: LlmRequest) -> None:
         request.previous_interaction_id = "interaction-1"
 
-    llm, guard = big_llm(), ContextGuardPlugin(default=SMALL)
+    llm = big_llm()
+    guard = ContextGuardPlugin(default=SMALL)
     chat = await open_chat(Changing(chain), guard, llm=llm)
     await chat.say("Go on.")
     assert llm.requests[0].contents == [*HISTORY, user("Go on.")]
@@ -154,7 +156,8 @@ async def test_two_guards_work_once(caplog: pytest.LogCaptureFixture) -> None:
     chat = await open_chat(*guards, llm=llm)
     for message in ("Go on.", "And now?"):
         await chat.say(message)
-        state, sent = await chat.state(), llm.requests[-1]
+        state = await chat.state()
+        sent = llm.requests[-1]
         assert state["__context_guard_real_tokens_agent"] == sent.prompt_tokens
     assert llm.summaries == 1
     assert sent.text.count(SUMMARY_BEGINS) == 1

@@ -106,7 +106,9 @@ async def test_a_large_result_is_shown_alike_in_every_request(
 
 async def test_the_whole_original_is_recalled_page_by_page() -> None:
     """Under the handle that the preview names; pages are never cut themselves."""
-    original, pages, told = report(tokens=4_500), list[str](), ""
+    original = report(tokens=4_500)
+    pages = list[str]()
+    told = ""
 
     def script(request: LlmRequest) -> Reply:
         nonlocal told

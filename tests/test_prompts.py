@@ -29,7 +29,8 @@ async def test_braces_of_an_instruction_and_brackets_of_a_summary() -> None:
     chat = guarded_chat(llm, strategy)
     await seed(chat, user("The task."), user(words(3_000)), state=DEMAND)
     await chat.say("Go on.")
-    [asked], [request] = summary_requests(llm), agent_requests(llm)
+    [asked] = summary_requests(llm)
+    [request] = agent_requests(llm)
     said = str(asked.config.system_instruction)
     assert 'Reply {"n": 600} in {style}.' in said
     texts = map(text_of, take_apart(request.contents[:1]))

@@ -61,7 +61,8 @@ MOODS: dict[str, Reply] = {
 
 def strategies(window_tokens: int = WINDOW_TOKENS) -> st.SearchStrategy[Strategy]:
     """Any strategy, with settings that matter for short histories."""
-    window, counts = st.just(window_tokens), st.integers
+    window = st.just(window_tokens)
+    counts = st.integers
     return st.one_of(
         st.builds(
             Threshold, context_window=window, max_compaction_attempts=counts(1, 3)
@@ -113,14 +114,16 @@ class Play:
         instruction: str = "You help.",
         **settings: Any,
     ) -> None:
-        answers, replies = itertools.count(), itertools.cycle(moods)
+        answers = itertools.count()
+        replies = itertools.cycle(moods)
         self.llm = SimulatedLlm(
             context_window=WINDOW_TOKENS,
             script=lambda _: f"Done {next(answers)}.",
             summary_replies=lambda _: MOODS[next(replies)],
             **settings,
         )
-        self.strategy, self.instruction = strategy, instruction
+        self.strategy = strategy
+        self.instruction = instruction
         self.sessions = KeptSessions()
         self.tap = RequestTap()
         self.compactions: list[CompactionRecord] = []

@@ -52,7 +52,8 @@ pytestmark = [
 WINDOW = 4_000
 NAMES = ("threshold", "sliding", "pipeline")
 STRATEGIES = dict(zip(NAMES, strategies(WINDOW).values(), strict=True))
-THRESHOLD, PIPELINE = STRATEGIES["threshold"], STRATEGIES["pipeline"]
+THRESHOLD = STRATEGIES["threshold"]
+PIPELINE = STRATEGIES["pipeline"]
 
 
 def check(player: Player, compactions: int = 2) -> None:
@@ -156,9 +157,11 @@ async def test_below_the_threshold_requests_leave_as_without_a_guard(
     serve: Serve, name: str
 ) -> None:
     """But for a tool that may be offered; so they do where the provider has them."""
-    strategy, settings = Threshold(context_window=200_000), dict[str, Any]()
+    strategy = Threshold(context_window=200_000)
+    settings = dict[str, Any]()
     if name == "interaction":
-        name, strategy = "gemini", Threshold(context_window=WINDOW)
+        name = "gemini"
+        strategy = Threshold(context_window=WINDOW)
         chain = Changing(lambda r: setattr(r, "previous_interaction_id", "interaction"))
         settings["before"] = lambda: [chain]
     bodies = []

@@ -16,7 +16,8 @@ from contextguard_adk.testing import RecordedRequest, SimulatedLlm
 from tests.builders import Chat, answer_text, guarded_agent
 from tests.chats import KEY, agent_requests, guarded_chat, slow, words
 
-WINDOW_TOKENS, LIMIT_TOKENS = 128_000, 12_000
+WINDOW_TOKENS = 128_000
+LIMIT_TOKENS = 12_000
 WORDS = {
     "openai": "Request too large for gpt-4o in organization org on tokens per min "
     "(TPM): Limit {limit}, Requested {sent}. The input or output tokens must be "
@@ -44,7 +45,8 @@ class Key(SimulatedLlm):
     refused: int = 0
 
     def _judge(self, record: RecordedRequest) -> None:
-        sent, limit = record.prompt_tokens, LIMIT_TOKENS
+        sent = record.prompt_tokens
+        limit = LIMIT_TOKENS
         numbers = {"limit": limit, "sent": sent, "used": self.used_tokens}
         if sent > limit:
             self.refused += 1
@@ -255,7 +257,8 @@ async def test_a_session_that_has_had_more_accepted_keeps_it() -> None:
 
 async def test_a_key_of_another_client_has_a_limit_of_its_own() -> None:
     """Two agents may ask models of one name."""
-    limited, free = make_key(), SimulatedLlm(context_window=WINDOW_TOKENS)
+    limited = make_key()
+    free = SimulatedLlm(context_window=WINDOW_TOKENS)
     chat, _ = open_chat(limited)
     for turn in range(9):
         assert answer_text(await chat.say(words(1_500, f"Question {turn}.")))

@@ -195,7 +195,8 @@ async def test_a_window_that_was_set_too_large_is_learned(address: str) -> None:
     """The server refuses in numbers; the limit is remembered, and the turn answered."""
     from litellm.exceptions import ContextWindowExceededError
 
-    unguarded, chat = open_chat(address, None), open_chat(address, 4 * WINDOW_TOKENS)
+    unguarded = open_chat(address, None)
+    chat = open_chat(address, 4 * WINDOW_TOKENS)
     for each in (unguarded, chat):
         await overfill(each)
 

@@ -81,7 +81,9 @@ def pages_of(llm: SimulatedLlm) -> list[dict[str, Any]]:
 
 def recalling(*asked: Asked, to_end: bool = True) -> Callable[[LlmRequest], Reply]:
     """A model that reads this, each to its last page."""
-    waiting, pages, args = list(asked), list[str](), dict[str, Any]()
+    waiting = list(asked)
+    pages = list[str]()
+    args = dict[str, Any]()
 
     def script(request: LlmRequest) -> Reply:
         found = [part.function_response for part in newest_parts(request)]
@@ -442,7 +444,8 @@ async def test_a_long_history_is_searched_at_once(size_chars: int, count: int) -
     chars = size_chars // count
     spoken = " ".join(names[n * 7919 % 10_007] for n in range(size_chars // 4))
     texts = [spoken[n * chars : (n + 1) * chars] for n in range(count)]
-    query, timing = f"where is {names[5]} in the {names[7]} of mia_li_3668?", Timing()
+    query = f"where is {names[5]} in the {names[7]} of mia_li_3668?"
+    timing = Timing()
     [page] = await read(
         [(user, model)[n % 2](text) for n, text in enumerate(texts)],
         {"query": query},
@@ -728,7 +731,8 @@ async def test_what_was_masked_stays_so_where_it_is_not_loaded(
     strategy: Strategy, is_result: bool
 ) -> None:
     """What the agent was never shown is not read from the session either."""
-    results, mask = [f"The code is {SECRET}."], Changing(mask_all)
+    results = [f"The code is {SECRET}."]
+    mask = Changing(mask_all)
     settings: dict[str, Any] = {"before": [mask], "run_config": loading(6)}
     llm, chat = open_chat(WINDOW, results, strategy, **settings)
     llm.script = [tool_call("look"), "Seen."] if is_result else ["Noted."]

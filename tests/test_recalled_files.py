@@ -133,7 +133,8 @@ def open_chat(way: Way, result: Any = "x", *, is_guarded: bool = True) -> Chat:
 
 async def tell_files(chat: Chat) -> dict[str, types.Part]:
     """Has the user send a file of each kind, and a tool return another one."""
-    of_user, of_tool = files_of("user"), files_of("tool")
+    of_user = files_of("user")
+    of_tool = files_of("tool")
     result = in_result("look", *of_tool.values())
     await seed(
         chat,

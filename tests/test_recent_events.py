@@ -71,12 +71,14 @@ async def play(
 
     It begins with a number of old turns, of which the last sixteen are always loaded.
     """
-    compactions, loaded = list[CompactionRecord](), list[int]()
+    compactions = list[CompactionRecord]()
+    loaded = list[int]()
     llm = SimulatedLlm(script=working(until), context_window=WINDOW)
     llm.summary_replies = [f"Summary {number}." for number in range(99)]
     guard = {"recent_events": True, **(guard or {})}
     guard["on_compaction"] = compactions.append
-    strategy, place = Threshold(context_window=WINDOW), {"session_service": service}
+    strategy = Threshold(context_window=WINDOW)
+    place = {"session_service": service}
     agent = {"tools": [look_up], **agent}
     chat = guarded_chat(llm, strategy, guard=guard, chat=place, **agent)
     said = ((user(say(n)), model(f"Answer of old {n}.")) for n in range(-old, 0))
@@ -164,7 +166,8 @@ async def test_a_session_may_be_loaded_whole_again() -> None:
     llm, compactions, loaded, chat = await play(0, 12, True)
     assert len(compactions) > 2
     assert len(loaded) > 10
-    count, chat.run_config = len(compactions), RunConfig()
+    count = len(compactions)
+    chat.run_config = RunConfig()
     await chat.say("Go on.")
     assert is_compacted(llm.requests[-1])
     assert "Answer of old" not in llm.requests[-1].text

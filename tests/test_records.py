@@ -60,7 +60,8 @@ async def test_each_call_is_recorded_once(is_streaming: bool) -> None:
     assert len(compactions) >= 2
     assert compactions == recorded.compactions
     for event, told in zip(recorded.answers, calls, strict=True):
-        described, record = metadata(event), told.compaction
+        described = metadata(event)
+        record = told.compaction
         assert (described is None) is (record is None)
         if record is None:
             continue
@@ -131,7 +132,8 @@ async def test_a_warning_for_each_crossing(caplog: pytest.LogCaptureFixture) -> 
     # Four bytes are a token here, for the guard and for the provider.
     llm = SimulatedLlm(context_window=128_000, token_ratio=1.0)
     before = [Changing(forget)]
-    strategy, guard = Threshold(context_window=128_000), {"observe": True}
+    strategy = Threshold(context_window=128_000)
+    guard = {"observe": True}
     recorded = Recorded(llm, strategy, guard=guard, before=before)
     await recorded.work(1, "Hello.")
     for number, size in enumerate([95_000, 95_000, 100, 95_000]):
@@ -155,7 +157,8 @@ async def test_a_compaction_has_a_span_below_adks(
     assert len(compacts) == len(recorded.compactions) >= 2
     for span, record in zip(compacts, recorded.compactions, strict=True):
         own = asdict(record)
-        usage, _ = own.pop("usage"), own.pop("model")
+        usage = own.pop("usage")
+        _ = own.pop("model")
         assert own.pop("failure") == ""
         own["cost_usd"] = own.pop("cost")
         assert dict(span.attributes or {}) == {

@@ -80,8 +80,10 @@ async def test_one_rejection_teaches_the_limit(style: ErrorStyle) -> None:
     """Whatever the provider's words, one request is rejected and no turn is lost, also
     when another process goes on with the session."""
     calls: list[CallRecord] = []
-    sessions, guard = InMemorySessionService(), {"on_call": calls.append}
-    script, rejected = working_script(4), []
+    sessions = InMemorySessionService()
+    guard = {"on_call": calls.append}
+    script = working_script(4)
+    rejected = []
     for start in (0, 2):
         settings: dict[str, Any] = {"token_ratio": 1.3, "error_style": style}
         llm = make_llm(script[start * 3 :], REAL_TOKENS, **settings)

@@ -31,7 +31,8 @@ from tests.guarded import NOW, guarded_chat, is_compacted
 
 WINDOW = 4_000
 CARD = re.compile(r"4111-?1111-?1111-?1111")
-SECRET, NUMBER = "4111-1111-1111-1111", 4111111111111111
+SECRET = "4111-1111-1111-1111"
+NUMBER = 4111111111111111
 
 
 def redact(text: str) -> str:
@@ -154,7 +155,8 @@ async def test_what_cannot_be_redacted_does_not_leave(
     """The turn goes on, nothing is paid for or stored; the next one compacts."""
     caplog.set_level(logging.DEBUG, "contextguard_adk")
     functions = [function]
-    llm, compactions = counting_llm(), list[CompactionRecord]()
+    llm = counting_llm()
+    compactions = list[CompactionRecord]()
     chat = await paying(
         llm,
         redact=lambda text: functions[0](text),

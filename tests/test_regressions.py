@@ -144,7 +144,8 @@ async def test_nothing_is_under_pressure_before_its_compaction() -> None:
     """A strategy that was asked and has nothing to do is no reason to warn."""
     seen = list[PressureRecord]()
     llm = SimulatedLlm(context_window=10_000)
-    strategy, guard = Silent(context_window=10_000), {"on_pressure": seen.append}
+    strategy = Silent(context_window=10_000)
+    guard = {"on_pressure": seen.append}
     chat = guarded_chat(llm, strategy, guard=guard)
     while not llm.summaries:
         await chat.say(words(700))

@@ -121,7 +121,8 @@ def test_every_recorded_call_is_replayed(
     instruction_tokens = len(INSTRUCTION) / 4 + 20
     assert found["fixed_tokens"]["agent"] == pytest.approx(instruction_tokens, rel=0.4)
     compacted = [item for item in items if item["compaction"]]
-    without, guarded = found["without_guard"], found["with_guard"]
+    without = found["without_guard"]
+    guarded = found["with_guard"]
     assert guarded["compactions"] == len(compacted) >= 2
     for item in compacted:
         assert item["compaction"]["tokens_before"] >= item["threshold_tokens"] == 3_200
@@ -170,7 +171,8 @@ async def test_any_export_gives_the_same_session(
     recorded: Recorded, tmp_path: Path
 ) -> None:
     """With what only the web page knows, in its spelling, or only the events."""
-    session, path = recorded[0], tmp_path / "session.json"
+    session = recorded[0]
+    path = tmp_path / "session.json"
     whole = json.loads(session.model_dump_json(by_alias=True))
     events = json.loads(session.model_dump_json())["events"]
     for exported in ({"events": events}, {**whole, "selected": True}):
@@ -390,7 +392,8 @@ def test_no_recordings_and_wrong_options_are_one_line(
         for exported in exports:
             (folder / "no.json").write_text(exported)
             assert reason in fail(capsys, folder / "no.json")
-    config, lost = folder / "guard.toml", folder / "none" / "out.html"
+    config = folder / "guard.toml"
+    lost = folder / "none" / "out.html"
     short = folder / "short.json"
     short.write_text(two_agents_with(500))
     config.write_text("[default]\nmax_turn = 3")
@@ -468,7 +471,8 @@ def test_prices_and_strategies_of_a_file_are_compared(
     with_cache: Session, tmp_path: Path, capsys: Output
 ) -> None:
     """In money; the file's own settings are one more row."""
-    export, config = save(begin(with_cache), tmp_path), tmp_path / "guard.toml"
+    export = save(begin(with_cache), tmp_path)
+    config = tmp_path / "guard.toml"
     config.write_text(f"[default]\ncontext_window = {WINDOW}\n{PRICES}")
     found = json.loads(
         replay(capsys, export, "--compare", "--config", config, "--json")
@@ -536,7 +540,8 @@ def test_windows_that_differ_and_what_fits_none_are_told(
 ) -> None:
     """Each request is held against the window of its agent, an exempt one's too; where
     nothing fits no row is marked, and no settings are told."""
-    path, config = tmp_path / "session.json", tmp_path / "guard.toml"
+    path = tmp_path / "session.json"
+    config = tmp_path / "guard.toml"
     path.write_text(two_agents_with(20_000))
     config.write_text("[agents.scout]\ncontext_window = 9_000")
     of_model = "--model", "gpt-4o"

@@ -194,7 +194,8 @@ def test_a_cost_that_nobody_knows_is_not_zero(
     assert done
     for facts in done:
         facts.update({"cost": 0.25} | change)
-    source, page = save(session, tmp_path), tmp_path / "page.html"
+    source = save(session, tmp_path)
+    page = tmp_path / "page.html"
     assert main(["report", str(source), "-o", str(page)]) == 0
     parts = page.read_text("utf-8").split("<article")[1:]
     cards = [part.partition("</article")[0] for part in parts]

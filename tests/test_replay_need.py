@@ -20,12 +20,14 @@ from contextguard_adk.testing import Reply, SimulatedLlm, call
 from tests.builders import Chat, guarded_agent, queued_tool
 from tests.recordings import save
 
-WINDOW, PAGES = 4_000, 3
+WINDOW = 4_000
+PAGES = 3
 BOOKING = PAGES + 4
 """The number of the call that needs what the first result had."""
 
 FILLER = "The press in hall B was oiled and its belt was checked again. " * 50
-EARLY, ESCAPED = "res_QX7731", "/srv/hall/b.log"
+EARLY = "res_QX7731"
+ESCAPED = "/srv/hall/b.log"
 RESULTS: list[Any] = [
     {"found": [{"id": EARLY, "seats": 1457}], "note": FILLER},
     json.dumps({"log": ESCAPED}).replace("/", "\\/") + FILLER,
@@ -92,7 +94,8 @@ async def test_a_replay_adds_up_what_its_requests_lack(session: Session) -> None
     for window in (WINDOW, 100_000):
         guard = PluginSettings(default=Threshold(context_window=window, trigger=0.25))
         replayed = await replay_session(session, ReplaySettings(guard))
-        without, guarded = replayed.without_guard, replayed.with_guard
+        without = replayed.without_guard
+        guarded = replayed.with_guard
         assert (without.need.needed, without.need.missing) == (3, 0)
         missing = [each.value for call in replayed.calls for each in call.missing]
         assert guarded.need == Share(3, len(missing))
@@ -109,7 +112,8 @@ def test_need_stands_beside_tokens_and_money(
 ) -> None:
     """In the table of each row, in JSON, as a line, and on the page."""
     monkeypatch.delenv(CONFIG_VARIABLE, raising=False)
-    source, page = str(save(session, tmp_path)), tmp_path / "page.html"
+    source = str(save(session, tmp_path))
+    page = tmp_path / "page.html"
     options = [source, "--window", str(WINDOW)]
     assert main(["replay", *options, "--compare"]) == 0
     _, head, first, *rows = capsys.readouterr().out.splitlines()
@@ -118,7 +122,8 @@ def test_need_stands_beside_tokens_and_money(
     assert main(["replay", *options, "--compare", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     for row, line in zip(found["rows"], rows, strict=False):
-        need, far = row["need"], row["far"]
+        need = row["need"]
+        far = row["far"]
         shown = [f"{1 - x['missing'] / x['needed']:.1%}" for x in (need, far)]
         assert line.split()[-2:] == shown
     assert main(["replay", *options]) == 0

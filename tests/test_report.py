@@ -42,7 +42,8 @@ def _no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def write_page(session: Session, folder: Path, *arguments: str) -> str:
     """Has the command write the page about a session; returns it."""
-    source, page = save(session, folder), folder / "page.html"
+    source = save(session, folder)
+    page = folder / "page.html"
     assert main(["report", str(source), "-o", str(page), *arguments]) == 0
     return page.read_text("utf-8")
 
@@ -226,7 +227,8 @@ def test_strange_values_make_no_crash(
     tmp_path: Path, capsys: Output, value: Any
 ) -> None:
     """Wherever they stand; the page is written, or one line says why not."""
-    source, page = tmp_path / "session.json", tmp_path / "page.html"
+    source = tmp_path / "session.json"
+    page = tmp_path / "page.html"
     facts: dict[str, Any] = dict.fromkeys((*OF_COMPACTION, "contents_after"), value)
     places = ("text", "author", "branch", "timestamp", "state", *COUNTS)
     rows = [(place, found) for place in places for found in (facts, {})]
@@ -307,7 +309,8 @@ def test_a_file_that_is_more_than_tables_is_refused(
     tmp_path: Path, capsys: Output, script: str
 ) -> None:
     """What it is decides, and no query, which fails or not as the file wants."""
-    path, trace = tmp_path / "old.db", tmp_path / "executed"
+    path = tmp_path / "old.db"
+    trace = tmp_path / "executed"
     write_old_file(path, pickle.dumps(Evil(trace)))
     with closing(sqlite3.connect(path)) as connection:
         connection.create_function("regexp", 2, lambda *_: True)
@@ -337,7 +340,8 @@ def write_old_file(path: Path, pickled: bytes) -> None:
     engine = create_engine(f"sqlite:///{path}")
     v0.Base.metadata.create_all(engine)
     engine.dispose()
-    now, place = "2026-01-02 03:04:05.000000", {"app_name": "app", "user_id": "user"}
+    now = "2026-01-02 03:04:05.000000"
+    place = {"app_name": "app", "user_id": "user"}
     session = {"id": "s", "state": "{}", "create_time": now, "update_time": now}
     event = {"id": "e", "session_id": "s", "invocation_id": "i", "author": "agent"}
     with closing(sqlite3.connect(path)) as connection:
@@ -345,7 +349,8 @@ def write_old_file(path: Path, pickled: bytes) -> None:
             ("sessions", place | session),
             ("events", place | event | {"actions": pickled, "timestamp": now}),
         ):
-            names, marks = ", ".join(row), ", ".join("?" * len(row))
+            names = ", ".join(row)
+            marks = ", ".join("?" * len(row))
             statement = f"INSERT INTO {table} ({names}) VALUES ({marks})"
             connection.execute(statement, [*row.values()])
         connection.commit()

@@ -52,7 +52,8 @@ from tests.talks import (
     summarizing_llm,
 )
 
-TURNS, WORDS = 12, 130
+TURNS = 12
+WORDS = 130
 DYNAMIC = {"static_instruction": "You help.", "instruction": "Today is May 1."}
 
 
@@ -128,7 +129,9 @@ CODE = types.Part.from_executable_code(code="f()", language=types.Language.PYTHO
 OUTPUT = types.Part.from_code_execution_result(
     outcome=types.Outcome.OUTCOME_OK, output="5"
 )
-Q, A, M = event(user("How is Rome?")), event(model("Sunny.")), event(user("Merci."))
+Q = event(user("How is Rome?"))
+A = event(model("Sunny."))
+M = event(user("Merci."))
 LOOK = [event(call("look", step=1)), event(response("look", "a man"), "agent")]
 GONE = EventActions(rewind_before_invocation_id="old")
 

@@ -244,7 +244,8 @@ async def test_what_is_left_of_a_turn_that_is_refused_twice(text: str) -> None:
 async def test_failed_calls_are_tried_again(kind: type[Threshold | Pipeline]) -> None:
     """An agent that comes back to what did not work at the end leaves nothing out."""
     orders = [f"ORD-{number:04}" for number in range(1, 31)]
-    tried, shipped = Counter[str](), Counter[str]()
+    tried = Counter[str]()
+    shipped = Counter[str]()
 
     def ship(order: str) -> dict[str, Any]:
         """Ships an order; every fourth time the carrier is away at first."""
@@ -334,7 +335,8 @@ async def test_the_input_of_a_node_is_its_request(
     """A node of a workflow that takes a single turn is quoted all that it was given."""
     if EventsCompactionConfig.model_fields["compaction_interval"].is_required():
         pytest.skip("this ADK does not tell which event is a node's input")
-    llm, task = work_long(), list_steps(25)
+    llm = work_long()
+    task = list_steps(25)
     kind: dict[str, Any] = {"mode": "single_turn", "include_contents": contents}
     tools = [builders.queued_tool("look", [words(1_200)])]
     own = LlmAgent(name="own", model=llm, tools=[*tools], **kind)

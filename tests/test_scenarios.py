@@ -256,7 +256,8 @@ async def test_facts_reach_the_summarizer_and_the_next_request(
 ) -> None:
     """Every fact in a covered tool result stands in a summarizer's prompt and, where
     the summarizer keeps it, in the agent's next request."""
-    writer, turns = Writer("facts", 16_000, None), []
+    writer = Writer("facts", 16_000, None)
+    turns = []
     for number in range(4):
         steps = []
         for step in range(4):

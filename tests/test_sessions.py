@@ -142,7 +142,8 @@ async def test_a_session_goes_on_after_leave(path: Path, way: str) -> None:
     service, session = await load(path)
     said = await sessions.leave(service, session)
     assert "events give way to the summary of agent" in said
-    llm, app = make_llm(), dict[str, Any]()
+    llm = make_llm()
+    app = dict[str, Any]()
     if way == "ADK's compaction":
         # Of its own summaries it makes what a model has said first.
         app["plugins"] = [Changing(begin_as_user)]
@@ -335,7 +336,8 @@ async def test_leave_knows_calls_whose_ids_come_again(path: Path) -> None:
 
 async def test_what_was_written_before_an_edit_is_dropped(path: Path) -> None:
     """A summary that waits for its trigger would bring the mistake back."""
-    llm, service = make_llm(), SqliteSessionService(str(path))
+    llm = make_llm()
+    service = SqliteSessionService(str(path))
     strategy = Threshold(context_window=WINDOW, ahead=0.1)
     guard = ContextGuardPlugin(default=strategy)
     chat = Chat(guarded_agent(llm, [rules, look]), [guard], session_service=service)

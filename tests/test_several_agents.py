@@ -66,7 +66,8 @@ class Watch(BasePlugin):
         self, *, callback_context: CallbackContext, llm_request: LlmRequest
     ) -> None:
         """Notes what ADK shows an agent; then what it is sent beyond that, or not."""
-        agent, contents = callback_context.agent_name, llm_request.contents
+        agent = callback_context.agent_name
+        contents = llm_request.contents
         branch = callback_context.get_invocation_context().branch
         if self._first is None:
             self.contents[agent, branch] = list(contents)
@@ -142,7 +143,8 @@ def delegating(**settings: Any) -> LlmAgent:
 
 def flow_loop() -> tuple[Any, list[LlmAgent]]:
     """A node that runs several times in one turn, each time with an input."""
-    own, numbers = worker(), itertools.count(1)
+    own = worker()
+    numbers = itertools.count(1)
 
     async def repeat(node_input: Any) -> Event:
         number = next(numbers)

@@ -103,7 +103,8 @@ async def list_names(service: BaseArtifactService) -> list[str]:
 
 async def test_event_of_a_compaction_names_its_artifact() -> None:
     """A tool call after a compaction has the line first, and the artifact's version."""
-    service, llm = InMemoryArtifactService(), make_llm()
+    service = InMemoryArtifactService()
+    llm = make_llm()
     prices = {"simulated": Costs(input=1, output=1)}
     chat = await open_chat(service, make_agent(model=llm), prices=prices)
     events = await chat.say("Look.")
@@ -221,13 +222,15 @@ async def test_broken_service_ends_no_turn(
 )
 async def test_a_turn_that_is_cancelled_while_it_is_reported() -> None:
     """Listeners have heard of what was paid for, and nothing is paid for twice."""
-    llm, told = make_llm(), list[CompactionRecord]()
+    llm = make_llm()
+    told = list[CompactionRecord]()
 
     async def hear(record: CompactionRecord) -> None:
         told.append(record)
         turn.cancel()
 
-    service, agent = Broken(), make_agent(model=llm, name="cancelled")
+    service = Broken()
+    agent = make_agent(model=llm, name="cancelled")
     chat = await open_chat(service, agent, on_compaction=hear)
     turn = asyncio.create_task(chat.say("Look."))
     await asyncio.wait([turn])

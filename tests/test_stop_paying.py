@@ -68,7 +68,8 @@ def make_llm() -> SimulatedLlm:
 
 async def compacted_session() -> KeptSessions:
     """Sessions with one that a guard has compacted."""
-    sessions, llm = KeptSessions(), make_llm()
+    sessions = KeptSessions()
+    llm = make_llm()
     plugin = ContextGuardPlugin(default=STRATEGIES["threshold"])
     chat = Chat(guarded_agent(llm, [look]), [plugin], session_service=sessions)
     number = 0
@@ -112,17 +113,16 @@ async def test_stored_summaries_stay_and_nothing_is_paid(
     place: str, name: str, turns: int, tmp_path: Path
 ) -> None:
     """Whatever says so, no turn is lost and no summary is asked for."""
-    strategy, state = STRATEGIES[name], dict[str, Any]()
+    strategy = STRATEGIES[name]
+    state = dict[str, Any]()
     if place == "plugin":
         plugin = ContextGuardPlugin(default=strategy, summaries="stored")
     elif place == "agent":
         stored = strategy.model_copy(update={"summaries": "stored"})
         plugin = ContextGuardPlugin(agents={"agent": stored})
     elif place == "state":
-        plugin, state = (
-            ContextGuardPlugin(default=strategy),
-            {"context_guard:summaries": "stored"},
-        )
+        plugin = ContextGuardPlugin(default=strategy)
+        state = {"context_guard:summaries": "stored"}
     else:
         file = tmp_path / "guard.toml"
         text = TOP if place == "file" else TABLE

@@ -241,7 +241,8 @@ async def test_the_summary_of_a_run_that_was_cancelled_is_used() -> None:
 
 def test_threads_may_share_a_guard(caplog: pytest.LogCaptureFixture) -> None:
     """Each has an event loop of its own; all turns are answered, and nothing fails."""
-    plugin, answers = ContextGuardPlugin(default=SMALL), list[str]()
+    plugin = ContextGuardPlugin(default=SMALL)
+    answers = list[str]()
 
     def talk(thread: int) -> None:
         llm = SimulatedLlm(context_window=4_000, script=lambda _: words(300))
@@ -311,7 +312,8 @@ async def test_sessions_at_once_do_not_mix(
         context_window=2_500, token_ratio=1.0, latency_seconds=0.001, script=fetch_once
     )
     strategy = kind.model_validate({"context_window": 2_500, **settings})
-    spy, sessions = Eavesdropper(), InMemorySessionService()
+    spy = Eavesdropper()
+    sessions = InMemorySessionService()
     plugins = [ContextGuardPlugin(default=strategy), spy]
     chat = Chat(guarded_agent(llm, [fetch]), plugins, session_service=sessions)
 

@@ -99,7 +99,8 @@ async def send(
     llm = SimulatedLlm(
         context_window=10_000_000, token_ratio=1.0, summary_replies=lambda _: reply
     )
-    tap, told = RequestTap(), list[CompactionRecord]()
+    tap = RequestTap()
+    told = list[CompactionRecord]()
     surround: Any = {"before": [Changing(change)], "plugins": [tap]}
     guard = {"on_compaction": told.append}
     chat = guarded_chat(llm, strategy, guard=guard, agent=agent, **surround)
@@ -312,7 +313,8 @@ async def test_a_pipeline_keeps_a_conversation_inside_the_window(
         media_tokens=conversation.media_tokens,
         usage=conversation.usage,
     )
-    strategy, sessions = Pipeline(context_window=4_000), KeptSessions()
+    strategy = Pipeline(context_window=4_000)
+    sessions = KeptSessions()
     played = await play(conversation, strategy, llm, session_service=sessions)
     check_provider(name, played)
     assert not caplog.records

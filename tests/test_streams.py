@@ -82,7 +82,8 @@ async def test_a_streamed_turn_sends_the_state_once(
     for guards in (True, False):
         (folder := tmp_path / str(guards)).mkdir()
         async with own_database(kind, folder) as store, store.open() as service:
-            llm, wide = streaming_llm(), Threshold(context_window=100_000)
+            llm = streaming_llm()
+            wide = Threshold(context_window=100_000)
             place: dict[str, Any] = {"session_service": service}
             place["before"] = [Watching("watching")] if is_watched else []
             strategy = SMALL if guards else wide
@@ -90,7 +91,8 @@ async def test_a_streamed_turn_sends_the_state_once(
             await seed_long(chat)
             events = await chat.say("Go on.")
             assert sum(bool(event.partial) for event in events) == 201
-            delta, state = last_delta(events), await chat.state()
+            delta = last_delta(events)
+            state = await chat.state()
             sizes[guards] = measure_bytes(events)
             assert llm.summaries == guards
             if guards:
@@ -107,7 +109,8 @@ async def test_a_streamed_turn_sends_the_state_once(
 @pytest.mark.parametrize("is_streaming", [True, False])
 async def test_a_demand_of_the_same_call_is_answered_once(is_streaming: bool) -> None:
     """What another plugin has put on the event before is not what it ends with."""
-    llm, asked = streaming_llm(), list[bool]()
+    llm = streaming_llm()
+    asked = list[bool]()
 
     class Demanding(Watching):
         async def before_model_callback(self, **context: Any) -> None:
@@ -163,7 +166,8 @@ async def test_an_event_brings_the_state_of_its_own_worker() -> None:
     sessions = InMemorySessionService()
     await work(WORKERS, 12, 90, sessions)
     chat = Chat(guarded_agent(SimulatedLlm()), session_service=sessions)
-    scopes, summary_count = defaultdict[str, set[str]](set), 0
+    scopes = defaultdict[str, set[str]](set)
+    summary_count = 0
     for event in await chat.events():
         delta = guard_keys(event.actions.state_delta)
         scopes[event.branch or ""] |= scopes_of(delta)

@@ -150,7 +150,8 @@ def test_which_errors_are_transient(error: Exception, expected: bool) -> None:
 )
 async def test_a_provider_says_when_to_come_back(says: dict[str, Any]) -> None:
     """In a header, or in the body; ours would not fit the time that is left."""
-    error, outcomes = failure(status_code=429), [True]
+    error = failure(status_code=429)
+    outcomes = [True]
     for name, value in says.items():
         setattr(error, name, value)
 

@@ -131,12 +131,18 @@ async def test_an_overflow_is_told_in_the_words_of_a_provider(
     assert (llm.calls, llm.rejections, llm.violations) == (2, 1, 0)
 
 
-ASK, ANSWER = user("hi"), model("hello")
-CALL, RESULT = calls(call_part("f")), responses(response_part("f", {"a": 1}))
-ID_1, ID_2 = call_part("f", "1"), call_part("f", "2")
-RESULT_1, RESULT_2 = response_part("f", {}, "1"), response_part("f", {}, "2")
-F, F_RESULT = call_part("f"), response_part("f", {})
-G, G_RESULT = call_part("g"), response_part("g")
+ASK = user("hi")
+ANSWER = model("hello")
+CALL = calls(call_part("f"))
+RESULT = responses(response_part("f", {"a": 1}))
+ID_1 = call_part("f", "1")
+ID_2 = call_part("f", "2")
+RESULT_1 = response_part("f", {}, "1")
+RESULT_2 = response_part("f", {}, "2")
+F = call_part("f")
+F_RESULT = response_part("f", {})
+G = call_part("g")
+G_RESULT = response_part("g")
 SYSTEM = types.Content(role="system", parts=[types.Part(text="x")])
 BROKEN: dict[str, tuple[list[types.Content], str]] = {
     "no contents": ([], "contents is not specified"),
@@ -235,7 +241,8 @@ async def test_requests_are_recorded() -> None:
 async def test_a_prompt_cache_serves_what_an_earlier_prompt_began_with() -> None:
     """Contents up to the first difference; nothing with another head."""
     llm = SimulatedLlm(prompt_cache=True, token_ratio=4.0, script=["a"] * 20)
-    first, brief = user("one two three"), {"system_instruction": "Be brief."}
+    first = user("one two three")
+    brief = {"system_instruction": "Be brief."}
     tool = types.Tool(function_declarations=[types.FunctionDeclaration(name="f")])
     for request, expected in (
         (ask(first), 0),

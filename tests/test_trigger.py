@@ -49,7 +49,8 @@ def open_chat(
     **settings: Any,
 ) -> tuple[Chat, list[CallRecord], list[CompactionRecord]]:
     """A chat, with what its listeners hear."""
-    calls, compactions = list[CallRecord](), list[CompactionRecord]()
+    calls = list[CallRecord]()
+    compactions = list[CompactionRecord]()
     listeners = {"on_call": calls.append, "on_compaction": compactions.append}
     guard = {**listeners, **settings.pop("guard", {})}
     if looks[0]:
@@ -119,7 +120,8 @@ async def test_sizes_follow_from_the_trigger(
 
 async def test_a_long_instruction_above_the_trigger_neither_loops_nor_fails() -> None:
     """No summary is paid for that makes little room; the window stays out of reach."""
-    llm, fixed_tokens = make_llm(), 10_000
+    llm = make_llm()
+    fixed_tokens = 10_000
     agent = {"instruction": words(fixed_tokens)}
     chat, calls, compactions = open_chat(llm, TRIGGER, agent=agent)
     await talk(chat, 16, 1_500)

@@ -41,7 +41,8 @@ def name_unit(unit: tuple[str, int]) -> str:
 def take_out(unit: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Removes the line of a unit."""
     module, name = KINDS[unit[0]]
-    units, place = getattr(module, name), unit[1]
+    units = getattr(module, name)
+    place = unit[1]
     monkeypatch.setattr(module, name, (*units[:place], *units[place + 1 :]))
 
 

@@ -235,7 +235,8 @@ async def test_a_demand_in_each_step_is_met_and_gone() -> None:
 
     script: list[Reply] = [call("ask"), call("ask"), call("ask"), *["Done."] * 2]
     llm = SimulatedLlm(script=script, summary_replies=lambda _: "A summary.")
-    wide, before = Threshold(context_window=40_000), [Replacing("stamps")]
+    wide = Threshold(context_window=40_000)
+    before = [Replacing("stamps")]
     chat = guarded_chat(llm, wide, before=before, agent={"tools": [ask]})
     await seed(chat, *OLD)
 

@@ -52,7 +52,9 @@ class Clock(BasePlugin):
 
     def __init__(self, begins: Clock | None = None) -> None:
         super().__init__(name="clock" if begins else "first_clock")
-        self.begins, self.now, self.spent = begins, 0.0, list[float]()
+        self.begins = begins
+        self.now = 0.0
+        self.spent = list[float]()
 
     def _note(self) -> None:
         self.now = time.process_time()
@@ -86,7 +88,8 @@ async def play(
     strategy: Strategy, attack: Attack | None = None, turn: int = 0, **llm: Any
 ) -> Played:
     """Plays them; before one of the turns somebody writes to session state."""
-    steps, done = itertools.count(), list[CompactionRecord]()
+    steps = itertools.count()
+    done = list[CompactionRecord]()
 
     def answer(request: LlmRequest) -> Reply:
         parts = request.contents[-1].parts or []
@@ -99,7 +102,8 @@ async def play(
     first = Clock()
     second = Clock(first)
     guard = ContextGuardPlugin(default=strategy, on_compaction=done.append)
-    agent, sessions = guarded_agent(model, [look]), KeptSessions()
+    agent = guarded_agent(model, [look])
+    sessions = KeptSessions()
     chat = Chat(agent, [first, guard, second], session_service=sessions)
     played = Played(seconds=second.spent, llm=model)
     for number in range(TURNS):
@@ -123,7 +127,8 @@ async def check(
     if case not in CLEAN:
         await play(strategy)  # Modules are loaded.
         CLEAN[case] = await play(strategy, usage=usage)
-    clean, played = CLEAN[case], await play(strategy, attack, turn, usage=usage)
+    clean = CLEAN[case]
+    played = await play(strategy, attack, turn, usage=usage)
     assert len(clean.compacted) >= 2
     assert len(played.compacted) <= len(clean.compacted) + 2, played.compacted
     # What it guards against takes seconds; here coverage may be measured as well.

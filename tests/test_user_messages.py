@@ -115,11 +115,13 @@ def sentences(language: str) -> list[str]:
 
 def write_messages(language: str, number: int, count: int = 40) -> tuple[str, int]:
     """Messages of 300 to 1,500 bytes, as lines; a rule in the middle of one of them."""
-    choose, filler = random.Random(f"{language} {number}"), sentences(language)
+    choose = random.Random(f"{language} {number}")
+    filler = sentences(language)
     gap = "" if language in ("ja", "zh") else " "
     messages = []
     for _ in range(count):
-        goal, said = choose.randint(300, 1_300), [choose.choice(filler)]
+        goal = choose.randint(300, 1_300)
+        said = [choose.choice(filler)]
         while len(gap.join(said).encode()) < goal:
             said.append(choose.choice(filler))
         while len(gap.join(said).encode()) > 1_500:
@@ -207,7 +209,8 @@ async def test_a_rule_stays_in_every_request(language: str, name: str) -> None:
     """Also where a pipeline drops messages without a summary."""
     strategy = STRATEGIES[name]
     text, place = write_messages(language, 0, count=16)
-    rule, compactions = rule_of(language, 0), list[CompactionRecord]()
+    rule = rule_of(language, 0)
+    compactions = list[CompactionRecord]()
     llm = useless(token_ratio=None, script=lambda _: words(700))
     chat = guarded_chat(
         llm,
@@ -483,7 +486,8 @@ def loading(newest: int) -> RunConfig:
 
 async def test_excerpts_stand_in_for_what_is_not_loaded() -> None:
     """Also over later compactions; the same bytes between them."""
-    compactions, answers = list[CompactionRecord](), itertools.count()
+    compactions = list[CompactionRecord]()
+    answers = itertools.count()
     llm = useless(script=lambda _: f"Answer {next(answers)}.")
     guard = {"on_compaction": compactions.append}
     chat = guarded_chat(llm, Threshold(context_window=WINDOW), guard=guard)
@@ -532,7 +536,8 @@ async def test_they_outlive_the_process(tmp_path: Path) -> None:
     heads = []
     for turn in range(4):
         url = f"sqlite+aiosqlite:///{tmp_path / 'sessions.db'}"
-        sessions, llm = DatabaseSessionService(url), useless()
+        sessions = DatabaseSessionService(url)
+        llm = useless()
         chat = guarded_chat(
             llm,
             Threshold(context_window=WINDOW),
@@ -722,7 +727,8 @@ async def test_a_rewind_loses_nothing_of_what_is_not_loaded() -> None:
     """Of a later turn: excerpts go on to stand in, with the same bytes."""
     answers = itertools.count()
     llm = useless(script=lambda _: f"Answer {next(answers)}.")
-    strategy, config = Threshold(context_window=WINDOW, keep=0), loading(20)
+    strategy = Threshold(context_window=WINDOW, keep=0)
+    config = loading(20)
     chat = guarded_chat(llm, strategy, chat={"run_config": config})
     await chat.say("Never touch mark-first.")
     for number in range(8):
@@ -756,7 +762,8 @@ async def test_a_rewind_changes_no_byte_where_messages_are_stamped() -> None:
 @pytest.mark.parametrize("is_stamped", [False, True])
 async def test_a_summary_is_shorter_only_for_words_that_stay(is_stamped: bool) -> None:
     """Where excerpts stand in later, it may be as long as without them."""
-    window, found = 32_000, list[int]()
+    window = 32_000
+    found = list[int]()
     for user_messages in (0.0, 0.2):
         llm = useless(context_window=window)
         strategy = Threshold(context_window=window, user_messages=user_messages)
@@ -801,7 +808,8 @@ def test_dictated_text_is_split_at_words() -> None:
         choose = random.Random(f"dictated {number}")
         plain = re.sub(r"[.,;!?]", "", PROSE.lower()).split()
         messages = [" ".join(choose.sample(plain, 90)) for _ in range(40)]
-        place, rule = choose.randrange(36), "never touch the production namespace"
+        place = choose.randrange(36)
+        rule = "never touch the production namespace"
         said = messages[place].split()
         said.insert(choose.randrange(len(said)), rule)
         messages[place] = " ".join(said)

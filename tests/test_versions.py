@@ -161,7 +161,8 @@ def make_process(sessions: BaseSessionService) -> tuple[Chat, SimulatedLlm]:
 
 async def ask(chat: Chat, llm: SimulatedLlm, number: int) -> int:
     """Plays a turn; returns how many summaries it took."""
-    count, place = llm.summaries, len(llm.requests)
+    count = llm.summaries
+    place = len(llm.requests)
     events = await chat.say(f"Find {number}. {'Please. ' * 20}")
     assert answer_text(events) == "Found."
     for request in llm.requests[place:]:

@@ -20,8 +20,10 @@ from tests.builders import Chat, call_part, guarded_agent, model, queued_tool, u
 from tests.chats import agent_requests, slow
 from tests.recordings import save
 
-WINDOW, TURNS = 8_000, 9
-SHORT, LONG = 60, 150
+WINDOW = 8_000
+TURNS = 9
+SHORT = 60
+LONG = 150
 """The rows of a result, and of one that is shown as a preview."""
 
 Output = pytest.CaptureFixture[str]

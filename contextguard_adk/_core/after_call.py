@@ -29,7 +29,8 @@ async def take_answer(
     guard: Guard, context: CallbackContext, response: LlmResponse, plugin: BasePlugin
 ) -> None:
     """Stores what the provider counted, if it did, and reports the call once."""
-    run, key = guard.run(context.get_invocation_context()), call_key(context)
+    run = guard.run(context.get_invocation_context())
+    key = call_key(context)
     if (call := run.calls.get(key)) is None:
         return
     usage = response.usage_metadata
@@ -38,7 +39,8 @@ async def take_answer(
         call.is_answered = True
     if response.partial:
         return
-    begin_background, state = call.begin_background, guard.state(context)
+    begin_background = call.begin_background
+    state = guard.state(context)
     may_lose = _may_lose_events(context, plugin)
     memo = run.memo(context.get_invocation_context())
     count = weigh_count(call, real, memo) if real else None
@@ -77,7 +79,9 @@ def _may_lose_events(context: CallbackContext, plugin: BasePlugin) -> bool:
 
 def _note_count(event: Answered, count: Count) -> None:
     """Keeps what the provider counted; a recovery needs the contents no more."""
-    call, session, state = event.call, event.call.session, event.state
+    call = event.call
+    session = event.call.session
+    state = event.state
     real_tokens = count.real_tokens
     session.note(cached_ratio=event.usage.cached_tokens / real_tokens)
     call.release()
@@ -96,7 +100,8 @@ def _note_count(event: Answered, count: Count) -> None:
 
 
 def _describe(event: Answered) -> CallRecord:
-    call, guard = event.call, event.guard
+    call = event.call
+    guard = event.guard
     usage = event.usage
     costs = resolve_costs(call.model, guard.prices, guard.registry)
     summary_usage, summary_cost = call.session.take_costs()

@@ -38,7 +38,8 @@ async def answer_error(
     `strategy` is None where nothing is to be changed.
     """
     invocation = context.get_invocation_context()
-    run, key = guard.run(invocation), call_key(context)
+    run = guard.run(invocation)
+    key = call_key(context)
     if (sent := run.calls.get(key)) is not None:
         sent.is_answered = True
     overflow = _read_overflow(error, request, sent)
@@ -99,7 +100,8 @@ def restore_requests(
     was taken out: then nothing is sent again.
     """
     present = {id(content) for content in rejected.contents}
-    config, stripped = rejected.config, dict[str, object]()
+    config = rejected.config
+    stripped = dict[str, object]()
     was_cached = sent.sent_config and sent.sent_config.cached_content
     if config.cached_content and sent.sent_config and not was_cached:
         tail = sent.sent_contents[-len(rejected.contents) :]
@@ -110,7 +112,8 @@ def restore_requests(
         names = ("cached_content", "system_instruction", "tools", "tool_config")
         stripped = {name: getattr(sent.sent_config, name) for name in names}
     # By what they say: an agent's own callback may have copied them.
-    missing, added = Counter(map(fingerprint, sent.sent_contents)), []
+    missing = Counter(map(fingerprint, sent.sent_contents))
+    added = []
     for content in rejected.contents:
         said = fingerprint(content)
         if missing[said]:
@@ -131,7 +134,8 @@ def measure_sent(request: LlmRequest, memo: Memo) -> SentCall:
     heuristic = estimate_config_tokens(request.config)
     heuristic += memo.estimate_tokens(request.contents)
     estimated = int(heuristic * DEFAULT_CORRECTION)
-    contents, model = tuple(request.contents), request.model or ""
+    contents = tuple(request.contents)
+    model = request.model or ""
     return SentCall(
         heuristic_tokens=heuristic,
         estimated_tokens=estimated,

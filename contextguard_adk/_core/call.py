@@ -49,14 +49,17 @@ class Call:
         strategy: Strategy,
         is_observed: bool = False,
     ) -> None:
-        self.guard, self.context = guard, context
-        self.request, self.strategy = request, strategy
+        self.guard = guard
+        self.context = context
+        self.request = request
+        self.strategy = strategy
         self.is_observed = is_observed
         self.invocation = invocation = context.get_invocation_context()
         self.llm = find_llm(invocation.agent)
         self.agent = context.agent_name
         self.scope = summary_scope(invocation)
-        app, user = invocation.session.app_name, invocation.session.user_id
+        app = invocation.session.app_name
+        user = invocation.session.user_id
         user = user if guard.has_plain_users else digest([app, user])
         names = {"app": app, "user": user, "strategy": type(strategy).__name__}
         names["invocation_id"] = invocation.invocation_id

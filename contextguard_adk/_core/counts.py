@@ -29,7 +29,9 @@ _LEAST_SENT_TOKENS = 4_000  # Of less, bytes / 4 say little.
 
 # How many times the estimate of the very request a count may be: at first, later than
 # what was usual, with room for a chat template. More is believed if it is repeated.
-_MOST_RATIO, _USUAL_RATIO, _TEMPLATE_TOKENS = 5.0, 2.5, 500
+_MOST_RATIO = 5.0
+_USUAL_RATIO = 2.5
+_TEMPLATE_TOKENS = 500
 
 Sent = tuple[Sequence[types.Content], types.GenerateContentConfig | None, int]
 
@@ -40,7 +42,9 @@ def read_counts(call: Call) -> Counts:
     What no answer of this process has shown is no count where it is more than the
     window, or far more than what was sent.
     """
-    state, facts, model = call.state, call.session.facts, call.model
+    state = call.state
+    facts = call.session.facts
+    model = call.model
     real = int(state.read("real_tokens") or 0)
     last = int(state.read("last_heuristic") or 0)
     window_tokens = resolve_model(call, Bounds()).known_window_tokens
@@ -93,7 +97,9 @@ def weigh_count(call: SentCall, real_tokens: int, memo: Memo) -> Count | None:
 
 def _read_sent(call: SentCall, memo: Memo) -> Sent:
     """Returns what was sent, and its bytes / 4: callbacks after the guard may edit."""
-    sent, config, request = call.sent_contents, call.sent_config, call.request()
+    sent = call.sent_contents
+    config = call.sent_config
+    request = call.request()
     # ADK's Gemini class takes out of the request what a cache holds.
     edited = request.contents if request and not request.config.cached_content else sent
     if request is None or (len(edited) == len(sent) and all(map(is_, edited, sent))):
@@ -110,7 +116,8 @@ def _is_size(call: SentCall, real_tokens: int, sent: Sent, memo: Memo) -> bool:
         return False
     if config is not None and config.cached_content:
         return True  # It counts what nobody here sees.
-    session, model = call.session, call.model
+    session = call.session
+    model = call.model
     seen = session.facts.of(model)
     more_tokens = max(0, real_tokens - _TEMPLATE_TOKENS)
     estimated_tokens = max(1, heuristic_tokens)  # It is at least that.

@@ -77,7 +77,8 @@ def _gains_nothing(turn: Turn) -> bool:
     """Whether a summary of all that may be summarized would save nothing."""
     if turn.reason != "requested":
         return False
-    covered, stored = turn.older_than(0), turn.history.stored
+    covered = turn.older_than(0)
+    stored = turn.history.stored
     known = stored.model_text if stored else ""
     draft = Draft(known, covered, turn.summarized, len(known), turn.reason)
     gains = compose(turn, draft).tokens < turn.measure(turn.contents)
@@ -86,7 +87,8 @@ def _gains_nothing(turn: Turn) -> bool:
 
 def may_begin_in_background(turn: Turn) -> bool:
     """Returns whether a summary may be begun once this request is answered."""
-    ahead, facts = turn.settings.ahead, turn.facts
+    ahead = turn.settings.ahead
+    facts = turn.facts
     if turn.settings.summaries == "stored":
         return False
     is_tried = facts.ready or facts.is_background_tried or turn.is_writing
@@ -119,7 +121,8 @@ def _is_trigger_too_low(turn: Turn) -> bool:
 
 
 def _is_fixed_part_too_large(turn: Turn) -> bool:
-    fixed_tokens, budgets = fixed_part_tokens(turn), turn.budgets
+    fixed_tokens = fixed_part_tokens(turn)
+    budgets = turn.budgets
     if fixed_tokens < budgets.full_tokens:
         return False
     return fixed_tokens >= budgets.overfull_tokens or not turn.is_overfull
@@ -130,7 +133,8 @@ def _is_little_new(turn: Turn) -> bool:
     if turn.is_overfull:
         return False
     # The current request would be quoted again, the newest steps would stay.
-    history, stays = turn.history, {*turn.kept.indexes}
+    history = turn.history
+    stays = {*turn.kept.indexes}
     if turn.quoted_chars < 0 and history.request_index is not None:
         stays.add(history.request_index)
     new = [history.shown[i] for i in turn.uncovered if i not in stays]
@@ -139,13 +143,15 @@ def _is_little_new(turn: Turn) -> bool:
 
 def fixed_part_tokens(turn: Turn) -> int:
     """Returns what no compaction removes, on the scale of the estimate."""
-    fixed_tokens, size = turn.fixed_tokens, turn.size
+    fixed_tokens = turn.fixed_tokens
+    size = turn.size
     memo = turn.history.memo
     heuristic_tokens = memo.estimate_tokens(turn.contents) + size.config_tokens
     if turn.tokens >= heuristic_tokens:
         return fixed_tokens
     # Below bytes / 4, this part is lowered as far as its scripts explain it.
-    contents, config = turn.fixed_contents, turn.config
+    contents = turn.fixed_contents
+    config = turn.config
     discount_tokens = request_script_discount(contents, config, memo)
     lowered_tokens = fixed_tokens * turn.tokens // heuristic_tokens
     return max(lowered_tokens, fixed_tokens - discount_tokens)

@@ -95,7 +95,8 @@ def reduce_contents(
 
 def minimize(turn: Turn, room_tokens: int, factor: float) -> list[types.Content]:
     """Returns summary, current request and the newest contents that fit."""
-    history, head = turn.history, list[types.Content]()
+    history = turn.history
+    head = list[types.Content]()
     mover = MediaMover.of(turn)
     short = None
     for short in shorten_stored(turn, history.stored):
@@ -146,7 +147,8 @@ class _Scale:
         cost = self.cost([content])
         if cost <= max_tokens:
             return content
-        ratio, count = max_tokens / cost * 0.95, token_counter(self.factor)
+        ratio = max_tokens / cost * 0.95
+        count = token_counter(self.factor)
         parts = []
         for part in parts_of(content):
             response = part.function_response

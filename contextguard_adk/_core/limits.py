@@ -110,7 +110,9 @@ def review_limits(event: Answered) -> None:
 
 def resolve_model(call: Call, bounds: Bounds) -> ModelFacts:
     """Returns what is known of the model; a provider's word narrows its window."""
-    name, registry, strategy = call.model, call.guard.registry, call.strategy
+    name = call.model
+    registry = call.guard.registry
+    strategy = call.strategy
     resolved = resolve_context_window(
         name, configured=strategy.context_window, registry=registry, agent=call.agent
     )
@@ -142,7 +144,8 @@ def resolve_model(call: Call, bounds: Bounds) -> ModelFacts:
 
 def plan_call(call: Call, model: ModelFacts, bounds: Bounds) -> Budgets:
     """Returns the sizes that a call has to respect."""
-    window, stored = model.window_tokens, call.state.record.summary
+    window = model.window_tokens
+    stored = call.state.record.summary
     trigger = call.strategy.trigger_tokens(window)
     # Of a rate limit the other half is left for output.
     reserved_tokens = 0 if model.is_rate else model.reserved_output_tokens

@@ -27,7 +27,8 @@ logger = logging.getLogger("contextguard_adk.call")
 
 def look(call: Call, bounds: Bounds, is_settled: bool = False) -> Turn:
     """Returns the call as a value, with the request as it would be sent."""
-    state, request = call.state, call.request
+    state = call.state
+    request = call.request
     model = resolve_model(call, bounds)
     has_recall = any(
         tool.is_possible(request, call.invocation.agent, call.strategy)
@@ -107,7 +108,8 @@ def _read_history(
     """Returns the request's history; what is known of it is kept for the call."""
     if call.history is None:
         preview = call.strategy.preview(window_tokens, has_recall)
-        contents, said = [*call.request.contents], call.context.user_content
+        contents = [*call.request.contents]
+        said = call.context.user_content
         history = History(contents, call.invocation, said, stored, call.memo)
         config = getattr(call.invocation.run_config, "get_session_config", None)
         history.loads_part = call.guard.loads_recent or config is not None
@@ -163,7 +165,9 @@ def _declare(
 
 def _measure(turn: Turn, bounds: Bounds) -> Turn:
     """Returns the turn with the size of what would be sent."""
-    counts, memo, budgets = turn.counts, turn.history.memo, turn.budgets
+    counts = turn.counts
+    memo = turn.history.memo
+    budgets = turn.budgets
     ratio = budgets.threshold_tokens / budgets.window_tokens
     config_tokens = estimate_config_tokens(turn.config)
     heuristic_tokens = config_tokens + memo.estimate_tokens(turn.contents)

@@ -45,7 +45,8 @@ async def guard_call(call: Call) -> None:
 
 async def run(call: Call, bounds: Bounds) -> Turn:
     """Returns the call as it is to be sent; compacts before, where that is due."""
-    call.counts, is_settled = read_counts(call), False
+    call.counts = read_counts(call)
+    is_settled = False
     while True:
         turn = look(call, bounds, is_settled)
         call.tokens_before = call.tokens_before or turn.tokens
@@ -76,7 +77,8 @@ async def run(call: Call, bounds: Bounds) -> Turn:
 
 async def _put_in(call: Call, turn: Turn) -> None:
     """Takes a summary from the shelf, and puts it in place where it still holds."""
-    lost, session = turn.facts.find_lost(turn.record.summary), call.session
+    lost = turn.facts.find_lost(turn.record.summary)
+    session = call.session
     paid = lost or turn.facts.ready
     session.note(**{"put_in" if lost else "ready": None})
     outcome = _rebase(call, turn, paid) if paid else None
@@ -94,13 +96,15 @@ def _rebase(call: Call, turn: Turn, paid: Paid) -> Outcome | None:
     if not history.is_summary_valid or paid.stored.edits < turn.record.edits:
         return None
     if not paid.is_background:
-        covered, summarized = history.covered, history.model_covered
+        covered = history.covered
+        summarized = history.model_covered
         upto = history.find_place(paid.stored.truncated_upto)
         draft = replace(paid.draft, truncated_upto=upto)
     elif turn.history.covered < history.covered:
         covered = summarized = turn.whole(history.covered - turn.kept.indexes)
         reason = turn.reason if turn.is_due else call.strategy.early_reason
-        text, chars = paid.draft.text, paid.draft.model_chars
+        text = paid.draft.text
+        chars = paid.draft.model_chars
         draft = replace(turn.draft, text=text, model_chars=chars, reason=reason)
     else:
         return None
@@ -110,7 +114,8 @@ def _rebase(call: Call, turn: Turn, paid: Paid) -> Outcome | None:
         return None
     if paid.is_background:
         # Newer messages stay now; the next compaction will remove them.
-        kept, shown = turn.kept.indexes, history.shown
+        kept = turn.kept.indexes
+        shown = history.shown
         since = [shown[i] for i in turn.uncovered if i not in kept]
         left_tokens = outcome.tokens - turn.measure_alone(since)
         left_tokens = max(turn.fixed_tokens, left_tokens)  # Some may stand shortened.
@@ -121,7 +126,9 @@ def _rebase(call: Call, turn: Turn, paid: Paid) -> Outcome | None:
 
 async def _commit(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> None:
     """Brings a compaction to the session: the only place that does; tells of it."""
-    is_new, state, session = not paid.is_reported, call.state, call.session
+    is_new = not paid.is_reported
+    state = call.state
+    session = call.session
     paid = replace(
         paid,
         draft=outcome.draft,
@@ -180,7 +187,9 @@ def _describe(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> Compactio
 
 async def send(call: Call, turn: Turn) -> None:
     """Changes the request to what was decided, and remembers it for the answer."""
-    session, request, model = call.session, call.request, turn.model
+    session = call.session
+    request = call.request
+    model = turn.model
     original = request.contents
     warn_reserved_output(turn.agent, turn.budgets)
     if not call.is_observed:
@@ -262,7 +271,8 @@ def _warn_fixed_part(turn: Turn) -> None:
         "tokens alone, the threshold is %d: compaction cannot help. Use a "
         "larger window or less instruction."
     )
-    tokens, budgets = fixed_part_tokens(turn), turn.budgets
+    tokens = fixed_part_tokens(turn)
+    budgets = turn.budgets
     sizes = tokens, budgets.window_tokens, budgets.full_tokens
     warn_once(logger, message, turn.agent, *sizes)
 
@@ -272,7 +282,8 @@ async def _watch_pressure(call: Call, turn: Turn, is_coming: bool) -> None:
 
     Not on the way up to the threshold, where compaction has its turn later.
     """
-    observers, session = call.guard.observers, call.session
+    observers = call.guard.observers
+    session = call.session
     window_tokens = turn.budgets.window_tokens
     is_final = turn.is_observed or call.is_compacted
     is_final |= turn.is_due and not (is_coming or turn.is_writing)

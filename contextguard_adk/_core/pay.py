@@ -49,7 +49,8 @@ class Payer:
 
     async def _plan(self, turn: Turn, ahead_tokens: int | None) -> Turn | None:
         """Asks the user's function for a focus; None where it puts off what fits."""
-        observers, new = self.guard.observers, turn.older_than(0) - turn.summarized
+        observers = self.guard.observers
+        new = turn.older_than(0) - turn.summarized
         # A strategy that does not say how near it is may want nothing.
         is_unclear = turn.nearness == math.inf and not turn.is_due
         if observers.before_compaction is None or is_unclear or not new:
@@ -98,7 +99,8 @@ class Payer:
         covered = keep_pairs_whole(draft.covered - turn.stays, turn.history.pairs)
         summarized = draft.model_covered & covered
         draft = replace(draft, covered=covered, model_covered=summarized)
-        outcome, tokens = compose(turn, draft), turn.measure(turn.contents)
+        outcome = compose(turn, draft)
+        tokens = turn.measure(turn.contents)
         if outcome.tokens >= tokens:
             self.session.note(fruitless_tokens=turn.tokens)
             message = "Compaction for agent %r dropped: %d tokens would become %d; %s."
@@ -153,7 +155,8 @@ def plan_background(call: Call, turn: Turn) -> Callable[[int], None] | None:
 
 
 def _begin(payer: Payer, turn: Turn, tokens: int) -> None:
-    size, budgets = replace(turn.size, tokens=tokens), turn.budgets
+    size = replace(turn.size, tokens=tokens)
+    budgets = turn.budgets
     facts = replace(payer.session.facts, compacted_run="")
     is_writing = payer.session.pending.is_under_way
     turn = replace(turn, size=size, facts=facts, is_writing=is_writing)

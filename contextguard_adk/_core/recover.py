@@ -77,7 +77,8 @@ class Recovery:
         """
         helped = self._call.state.record.helped
         answer = await (self._run(overflow) if overflow else self._answer(refusal))
-        call, kind = self._call, self._kind if self._sent.is_recovered else "failed"
+        call = self._call
+        kind = self._kind if self._sent.is_recovered else "failed"
         if kind == "failed" and call.state.record.helped != helped:
             call.state.note(helped=helped or None)
         by = {MODEL: call.model, "context_guard.kind": kind}
@@ -90,7 +91,8 @@ class Recovery:
         Where another error ends it, the answer is that error.
         """
         self.learn(overflow)
-        compact, minimize = ("compaction", self._compact), ("minimal", self._minimize)
+        compact = ("compaction", self._compact)
+        minimize = ("minimal", self._minimize)
         less = ("output", self._lower_output), ("media", self._leave_out_media)
         for self._kind, attempt in (*less, compact, compact, minimize, minimize):
             contents = await attempt(overflow)
@@ -125,7 +127,8 @@ class Recovery:
 
     def _keep_help(self, refusal: str, contents: Sequence[types.Content]) -> bool:
         """Keeps what helps against a refusal, once for each kind and request."""
-        call, session = self._call, self._call.session
+        call = self._call
+        session = self._call.session
         for kind in (refusal, "flat") if refusal else ():  # At last as plain text.
             helps = find_help(look(call, self._bounds), kind, contents)
             if kind in self._answered or helps == (call.state.record.helped or {}):
@@ -153,10 +156,12 @@ class Recovery:
 
     async def _lower_output(self, overflow: Overflow) -> list[types.Content] | None:
         """Reserves less output where the sum of input and output was too much."""
-        limit, prompt = overflow.limit_tokens, overflow.prompt_tokens
+        limit = overflow.limit_tokens
+        prompt = overflow.prompt_tokens
         if not overflow.is_input_plus_output or limit is None or prompt is None:
             return None
-        call, output = self._call, overflow.output_tokens
+        call = self._call
+        output = overflow.output_tokens
         if not reserve_output(call, int((limit - prompt) * 0.98)):
             return None
         learn(call, output_tokens=output or limit - prompt)
@@ -197,7 +202,8 @@ class Recovery:
         """Summary, current request and the newest contents, in 40 % of the room."""
         self._measure_by(overflow)
         turn = look(self._call, self._bounds)
-        factor, window = self._factor, turn.budgets.window_tokens
+        factor = self._factor
+        window = turn.budgets.window_tokens
         most = min(window, self._tried_tokens[-1] * factor)
         # Instruction and tools stay. They may take fewer tokens than `factor` says.
         room = (most - turn.size.config_tokens * factor) * 0.4
@@ -207,7 +213,8 @@ class Recovery:
 
     def _measure_by(self, overflow: Overflow) -> None:
         """Takes real tokens per heuristic token from what a rejection names."""
-        call, sent_tokens = self._call, max(1, self._tried_tokens[-1])
+        call = self._call
+        sent_tokens = max(1, self._tried_tokens[-1])
         known = call.counts.measured_correction or DEFAULT_CORRECTION
         at_least = (overflow.limit_tokens or 0) - (overflow.output_tokens or 0)
         correction = known
@@ -255,7 +262,8 @@ class Recovery:
                 return overflow
             if self._keep_help(parse_refusal(error, request.contents), contents):
                 return await self._send(contents)
-            name, agent = type(error).__name__, self._call.agent
+            name = type(error).__name__
+            agent = self._call.agent
             message = "The resend for agent %r failed with %s; %s."
             logger.warning(message, agent, name, self._call.origin.place)
             # As ADK describes an error. Raised, it would take along what was learned.
@@ -265,7 +273,8 @@ class Recovery:
         if answer is not None:
             self._describe_sent(heuristic, request)
             text = "Agent %r recovered: a request of %d tokens in place of %d; %s."
-            sizes, place = (heuristic, self._tried_tokens[0]), self._call.origin.place
+            sizes = (heuristic, self._tried_tokens[0])
+            place = self._call.origin.place
             logger.info(text, self._call.agent, *sizes, place)
         return answer
 
@@ -275,17 +284,20 @@ class Recovery:
 
     def _describe_sent(self, heuristic_tokens: int, request: LlmRequest) -> None:
         """Updates what is remembered of the call to the request that was accepted."""
-        call, sent = self._call, self._sent
+        call = self._call
+        sent = self._sent
         model = resolve_model(call, bounds := Bounds())
         budgets = plan_call(call, model, bounds)
         sent.heuristic_tokens = heuristic_tokens
-        sent.sent_contents, sent.sent_config = request.contents, request.config
+        sent.sent_contents = request.contents
+        sent.sent_config = request.config
         sent.request = weakref.ref(request)
         sent.stated_window_tokens = model.stated_window_tokens
         sent.estimated_tokens = int(heuristic_tokens * self._factor)
         sent.window_tokens = budgets.window_tokens
         sent.threshold_tokens = budgets.threshold_tokens
-        sent.is_recovered, sent.origin = True, call.origin
+        sent.is_recovered = True
+        sent.origin = call.origin
         sent.compaction = call.compaction or sent.compaction
 
 

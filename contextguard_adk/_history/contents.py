@@ -92,7 +92,8 @@ def find_running_turn(contents: Sequence[types.Content]) -> int:
 
     What ADK adds after a tool's result, such as a moving instruction, ends no turn.
     """
-    start, is_answered = 0, False
+    start = 0
+    is_answered = False
     for index, content in enumerate(contents):
         if not is_message(content):
             is_answered = content.role == "user"
@@ -129,7 +130,8 @@ def is_relay(content: types.Content) -> bool:
     parts = parts_of(content)
     if content.role != "user" or len(parts) < 2:
         return False
-    opening, relayed = parts[0].text or "", parts[1].text
+    opening = parts[0].text or ""
+    relayed = parts[1].text
     if relayed:  # A user may begin a message with the same words.
         is_relayed = _RELAYED.match(relayed) is not None
     else:
@@ -192,7 +194,8 @@ def find_safe_split(contents: Sequence[types.Content], split: int) -> int:
         return len(contents)
     wished = max(1, min(split, last))
     boundaries = pair_boundaries(contents)
-    onwards, back = range(wished, last + 1), range(wished, 0, -1)
+    onwards = range(wished, last + 1)
+    back = range(wished, 0, -1)
     half = max(1, wished // 2)  # Further back would give up most of the cut.
     texts = (i for i in back if i >= half and not has_tool(contents[i]))
     for index in itertools.chain(texts, onwards, back):
@@ -225,7 +228,8 @@ def find_current_request(
         return None
     newest = sorted(messages, reverse=True)
     for index in (i for i in newest if is_message(contents[i])):
-        content, texts = contents[index], _visible_texts(contents[index])
+        content = contents[index]
+        texts = _visible_texts(contents[index])
         found = media_parts(content) if wants_media else texts
         # Another plugin may have added parts.
         if wanted <= set(texts) if wanted else found and not is_relay(content):

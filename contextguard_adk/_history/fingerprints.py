@@ -162,12 +162,14 @@ def align_covered(
     covered: Covered, fingerprints: Sequence[bytes]
 ) -> list[tuple[int, int]]:
     """Pairs equal positions, ascending; the older ones match together or not at all."""
-    end, gaps = covered.older_count + covered.gaps.bit_count(), covered.gaps
+    end = covered.older_count + covered.gaps.bit_count()
+    gaps = covered.gaps
     older = [i for i in range(len(fingerprints))[:end] if not gaps >> i & 1]
     digest = _digest_older(fingerprints[i] for i in older)
     start = end
     if digest != covered.older_digest or len(older) != covered.older_count:
-        older, start = [], 0
+        older = []
+        start = 0
     matches = _align_recent(covered.recent, fingerprints[start:])
     return [
         *enumerate(older),

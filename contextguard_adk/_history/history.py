@@ -91,7 +91,8 @@ class History:
     def _previews(self) -> dict[int, types.Content]:
         if self.preview is None:
             return {}
-        previews, summarized = {}, self.model_covered  # That is not sent again.
+        previews = {}
+        summarized = self.model_covered  # That is not sent again.
         for index, content in enumerate(self.contents):
             results = [part for part in parts_of(content) if part.function_response]
             size_bytes = sum(map(self.memo.part_bytes, results))
@@ -121,7 +122,8 @@ class History:
     @cached_property
     def _rewritten(self) -> dict[int, Event]:
         """The events whose texts another plugin has rewritten."""
-        contents, transient = self.contents, self._transient
+        contents = self.contents
+        transient = self._transient
         texts = [i for i, content in enumerate(contents) if not has_tool(content)]
         told = [i for i in texts if contents[i] not in transient]
         new = {i for i in told if not self._index.is_unchanged(contents[i])}
@@ -173,7 +175,8 @@ class History:
     @cached_property
     def request_index(self) -> int | None:
         """Where this agent's current request stands: what ADK shows it of that."""
-        contents, user_content = [*self.contents], self._node_input or self.user_content
+        contents = [*self.contents]
+        user_content = self._node_input or self.user_content
         for index, event in self._rewritten.items():
             if event.author == "user":
                 parts = [*parts_of(contents[index]), *parts_of(event.content)]
@@ -205,7 +208,8 @@ class History:
     @property
     def _newest_message(self) -> int | None:
         now = [e for e in self.events if e.invocation_id == self.invocation_id]
-        index, ids = EventIndex(now), {event.id for event in now}
+        index = EventIndex(now)
+        ids = {event.id for event in now}
         for place in reversed(self.user_messages):
             event = self._rewritten.get(place)
             parts = parts_of(self.contents[place])
@@ -228,7 +232,8 @@ class History:
     @cached_property
     def turn(self) -> list[int]:
         """History of the running turn: what follows the user's request."""
-        newest, start = max(self.user_messages, default=-1), self.request_index
+        newest = max(self.user_messages, default=-1)
+        start = self.request_index
         return [i for i in self.history if i > (newest if start is None else start)]
 
     @cached_property
@@ -256,7 +261,8 @@ class History:
         if self.stored is None:
             return {}
         matches = self._align(self.stored.covered)
-        live, runs = self.request_index, (self.invocation_id, self.stored.invocation)
+        live = self.request_index
+        runs = (self.invocation_id, self.stored.invocation)
         if runs[0] != runs[1] and live is not None:
             # A repeated message ("yes", "yes") must not pass for the covered one. With
             # a late result a run goes on that is older than the summary.
@@ -269,7 +275,8 @@ class History:
 
     def _align(self, covered: Covered) -> dict[int, int]:
         """Finds what is covered, with its position there."""
-        count, indexes = covered.content_count, self.history
+        count = covered.content_count
+        indexes = self.history
         prints = [self.fingerprint(index) for index in indexes[:count]]
         if len(prints) == count and cover(prints) == covered:
             return dict(zip(indexes, range(count), strict=False))
@@ -326,7 +333,8 @@ class History:
         """Returns the contents whose tool results a compaction has shortened."""
         if not (how := stored.truncation):
             return {}
-        upto, short = self.find_place(stored.truncated_upto), dict[int, types.Content]()
+        upto = self.find_place(stored.truncated_upto)
+        short = dict[int, types.Content]()
         for i in (i for i in self.history if i <= upto):
             whole = self.contents[i] if stored.has_recall else None
             key = i, i in self.previewed and self.preview, how, stored.has_recall

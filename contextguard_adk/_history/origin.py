@@ -195,7 +195,8 @@ def _align_in_order(
     left: Sequence[bytes], right: Sequence[bytes]
 ) -> list[tuple[int, int]]:
     """Pairs items that both have equally often, as many as keep their order."""
-    counts, wanted = Counter(left), Counter(right)
+    counts = Counter(left)
+    wanted = Counter(right)
     places = defaultdict[bytes, deque[int]](deque)
     for place, item in enumerate(right):
         places[item].append(place)
@@ -207,7 +208,8 @@ def _align_in_order(
             place = places[item].popleft()
             length = bisect_left(chains, place, 1, key=lambda chain: chain[1])
             chains[length : length + 1] = [(index, place, chains[length - 1])]
-    found, link = [], chains[-1]
+    found = []
+    link = chains[-1]
     while link:
         index, place, link = link
         found.append((index, place))
@@ -234,11 +236,13 @@ def _match_words(
 ) -> Iterator[tuple[int, int]]:
     """Pairs events of a gap, in order, with the contents that are most like them."""
     shown = [_Traits(contents[index]) for index in right]
-    more, start = len(right) - len(left), 0
+    more = len(right) - len(left)
+    start = 0
     for number, index in enumerate(left):
         said = _Traits(events[index].content)
         # Where a content stands for each event, only others push it on, or back.
-        first, end = max(start, number + min(more, 0)), number + max(more, 0) + 1
+        first = max(start, number + min(more, 0))
+        end = number + max(more, 0) + 1
         window = range(first, min(end, len(right), first + _MAX_MOVED))
         best = max(window, key=lambda place: said.likeness(shown[place]), default=None)
         if best is not None and said.likeness(shown[best]):

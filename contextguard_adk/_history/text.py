@@ -151,7 +151,8 @@ def walk_parts(
     """
     waiting: list[tuple[int, types.FunctionCall]] = []
     for index in indexes:
-        content, author = contents[index], contents[index].role or "user"
+        content = contents[index]
+        author = contents[index].role or "user"
         parts = parts_of(content)
         handled = parts_of(wholes[index]) if wholes else [None] * len(parts)
         pairs = list(zip(parts, handled, strict=True))
@@ -159,7 +160,8 @@ def walk_parts(
             author = "other agent"
             del pairs[0]  # ADK's preamble says nothing about the conversation.
         for part, whole in pairs:
-            call, result = part.function_call, part.function_response
+            call = part.function_call
+            result = part.function_response
             if call:
                 waiting.append((index, call))
             answered = take_call(waiting, result) if result else None
@@ -222,8 +224,10 @@ def list_items(
     """Lists the items of some contents, oldest first; see `walk_parts`."""
     items: list[Item] = []
     for said in walk_parts(contents, indexes, outputs, wholes or contents):
-        part, (label, hint) = said.part, _describe(said)
-        result, text = part.function_response, said.text
+        part = said.part
+        (label, hint) = _describe(said)
+        result = part.function_response
+        text = said.text
         media = result_media(result) if result else [part]
         if label and (text or result):
             args = payload_text(said.call.args)[:1_000] if said.call and hint else ""
@@ -241,7 +245,8 @@ def list_items(
 
 def _describe(said: Said) -> tuple[str, str]:
     """Returns the label and hint of an item; "" for what has no item."""
-    part, hint = said.part, ""
+    part = said.part
+    hint = ""
     if tool := part.function_call or part.function_response:
         if tool.name == RECALL_TOOL:
             return "", ""

@@ -73,7 +73,8 @@ def render_entries(
 
 
 def _write_heading(said: Said) -> str:
-    part, author = said.part, said.author
+    part = said.part
+    author = said.author
     if part.text:
         return f"{author}:"
     if call := part.function_call:

@@ -31,7 +31,8 @@ HANDLE_KEY = "recall_item"
 NAMES_KEY = "not_shown"
 """In a shortened result: values of the part that is left out, in their order."""
 
-NAMES_RATIO, MAX_NAMES_BYTES = 0.5, 16_000
+NAMES_RATIO = 0.5
+MAX_NAMES_BYTES = 16_000
 """What they may take: of the part that is shown, and at most."""
 
 Length = Annotated[int, Field(ge=0, le=2**53)]  # As session state keeps it.
@@ -160,7 +161,8 @@ def without_names(shown: types.Content, whole: types.Content) -> types.Content:
 
 def _drop_names(part: types.Part, whole: types.Part) -> types.Part:
     response = part.function_response if part is not None else None
-    shown, own = (response and response.response) or {}, payload_of(whole) or {}
+    shown = (response and response.response) or {}
+    own = payload_of(whole) or {}
     if response is None or NAMES_KEY not in shown or NAMES_KEY in own:
         return part
     shown = {name: value for name, value in shown.items() if name != NAMES_KEY}
@@ -195,7 +197,9 @@ def truncate_text(text: str, truncation: Truncation) -> str:
     """Shortens a string that is too long, unless the notice makes it longer."""
     if len(text) <= truncation.max_length:
         return text
-    head, tail, notice = text[: truncation.max_length], "", ""
+    head = text[: truncation.max_length]
+    tail = ""
+    notice = ""
     if truncation.smart_truncate:
         head = text[: truncation.head_length]
         tail = quote(text[len(text) - truncation.tail_length :])
@@ -245,7 +249,8 @@ class Preview:
         is_excluded = response.name in self.exclude_tools
         if is_excluded and self._count(part) <= self.excluded_tokens:
             return part
-        short, whole = part, part if self.with_handles else None
+        short = part
+        whole = part if self.with_handles else None
         if self.strings:
             short = _truncate_part(part, self.strings, whole)
         size_bytes = len(part_text(short, self.form))
@@ -259,12 +264,15 @@ class Preview:
         self, part: types.Part, whole: types.Part | None, named: types.Part
     ) -> types.Part:
         """Cuts the long strings of a result; where that is not enough, its JSON."""
-        values, part = list_names(payload_of(named) or {}), _drop_names(part, named)
-        most, shown = self.max_tokens or 0, part
+        values = list_names(payload_of(named) or {})
+        part = _drop_names(part, named)
+        most = self.max_tokens or 0
+        shown = part
         text = part_text(part, self.form).decode("utf-8", "replace")
         whole_tokens = token_counter(None)(text)
         for is_excerpt in (False, True):
-            tokens, length = whole_tokens, len(text)
+            tokens = whole_tokens
+            length = len(text)
             while tokens > most and length > 100:
                 # The notice, the handle and what else is in the result take some.
                 length = max(100, int(length * 0.95 * most / tokens))

@@ -17,7 +17,8 @@ class LogLine(Listener):
     """Logs one line at INFO, without message text."""
 
     async def compacted(self, event: Compacted) -> None:
-        record, usage = event.record, event.record.usage
+        record = event.record
+        usage = event.record.usage
         logger.info(
             "Compacted agent %r (%s): %s; threshold %d, %d tokens read (%d cached), "
             "%d written; %s.",
@@ -35,7 +36,8 @@ class Spans(Listener):
     async def compacted(self, event: Compacted) -> None:
         from opentelemetry import trace  # ADK loads it with the first run.
 
-        record, end_nanoseconds = event.record, time.time_ns()
+        record = event.record
+        end_nanoseconds = time.time_ns()
         span = trace.get_tracer("contextguard_adk").start_span(
             "context_guard.compact",
             start_time=end_nanoseconds - int(record.waited_seconds * 1e9),
@@ -49,7 +51,8 @@ class Spans(Listener):
             span.set_attribute("gen_ai.operation.name", "summarize")
             span.set_attribute("gen_ai.request.model", record.model)
         if (usage := record.usage) != Usage():
-            read, cached = usage.prompt_tokens, usage.cached_tokens
+            read = usage.prompt_tokens
+            cached = usage.cached_tokens
             span.set_attribute("gen_ai.usage.input_tokens", read)
             span.set_attribute("gen_ai.usage.cache_read.input_tokens", cached)
             span.set_attribute("gen_ai.usage.output_tokens", usage.output_tokens)
@@ -69,7 +72,8 @@ class StateLines(Listener):
     def answered(self, event: Answered) -> None:
         """Writes how full the window is, where the count is believed to be a size."""
         if event.guard.has_usage and event.count and event.count.is_size:
-            tokens, most = event.count.real_tokens, event.call.window_tokens
+            tokens = event.count.real_tokens
+            most = event.call.window_tokens
             said = f"{tokens:,} of {most:,} tokens, {100 * tokens / most:.0f} %"
             name = event.context.agent_name
             event.state.set(USAGE_KEY + name, said)

@@ -24,9 +24,11 @@ class Artifacts(Listener):
 
     async def compacted(self, event: Compacted) -> None:
         """Saves the artifact; the next event of the agent without text names it."""
-        guard, record = event.guard, event.record
+        guard = event.guard
+        record = event.record
         invocation = event.context.get_invocation_context()
-        service, session = invocation.artifact_service, invocation.session
+        service = invocation.artifact_service
+        session = invocation.session
         # A model that is shown artifacts would be told of one that is not for it.
         if service is None or not guard.has_artifacts or _shows_artifacts(invocation):
             return
@@ -67,7 +69,8 @@ def _write_markdown(record: CompactionRecord, text: str) -> str:
 
     The rest is ASCII, which is all that ADK's chat page decodes correctly.
     """
-    used, line = record.usage, describe_compaction(record).replace("→", "to")
+    used = record.usage
+    line = describe_compaction(record).replace("→", "to")
     facts = {
         "Reason": REASONS.get(record.reason, record.reason),
         "Strategy": record.strategy,

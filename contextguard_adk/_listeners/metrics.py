@@ -39,7 +39,8 @@ class Metrics(Listener):
 
     async def compacted(self, event: Compacted) -> None:
         record = event.record
-        before, after = record.tokens_before, record.tokens_after
+        before = record.tokens_before
+        after = record.tokens_after
         by = {MODEL: record.model, "context_guard.reason": record.reason}
         count("context_guard.compactions", 1, record, by)
         count("context_guard.compaction.tokens_before", before, record, by)
@@ -54,7 +55,8 @@ class Metrics(Listener):
 
 def count_summaries(origin: Origin, facts: Mapping[str, Any]) -> None:
     """Counts what summaries took and why they failed, by fields of their record."""
-    by, usage = {MODEL: facts["model"]}, facts["usage"]
+    by = {MODEL: facts["model"]}
+    usage = facts["usage"]
     if why := facts["failure"]:
         count("context_guard.summary.failures", 1, origin, {**by, "error.type": why})
     if facts["cost"]:
@@ -75,7 +77,8 @@ def count(name: str, value: float, origin: Origin, by: Mapping[str, str]) -> Non
 
 @lru_cache(maxsize=1)  # Anew where an SDK is set up after the first call.
 def _instruments(provider: metrics.MeterProvider) -> dict[str, Callable[..., None]]:
-    meter, made = provider.get_meter("contextguard_adk"), dict[str, Any]()
+    meter = provider.get_meter("contextguard_adk")
+    made = dict[str, Any]()
     for name, (unit, said, buckets) in _METRICS.items():
         if buckets:
             advice: Any = {"explicit_bucket_boundaries_advisory": buckets}

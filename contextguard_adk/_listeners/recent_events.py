@@ -19,7 +19,8 @@ class RecentEvents(Listener):
     async def compacted(self, event: Compacted) -> None:
         if not event.guard.loads_recent:
             return
-        state, key = event.state, EVENTS_SINCE_KEY + event.turn.agent
+        state = event.state
+        key = EVENTS_SINCE_KEY + event.turn.agent
         known = state.find(key).get("")  # It holds where less than that is loaded.
         is_lost = known is not None and event.turn.history.stored is None
         # A branch of one run tells nothing of the next run's.
@@ -28,7 +29,8 @@ class RecentEvents(Listener):
 
     def answered(self, event: Answered) -> None:
         """Has all loaded again where an agent has lost its summary."""
-        state, key = event.state, EVENTS_SINCE_KEY + event.context.agent_name
+        state = event.state
+        key = EVENTS_SINCE_KEY + event.context.agent_name
         is_lost = event.guard.loads_recent and state.record.summary is None
         if is_lost and "" in state.find(key):
             state.set(key, None)
@@ -36,12 +38,14 @@ class RecentEvents(Listener):
 
 def _find_start(event: Compacted) -> float | None:
     """The time of a message of the user, 32 events before what is still needed."""
-    history, stored = event.turn.history, event.outcome.stored
+    history = event.turn.history
+    stored = event.outcome.stored
     covered = event.outcome.draft.covered
     quoted = find_quoted(history, stored, covered)
     left = [i for i in history.history if i not in covered or i == quoted]
     before = frozenset(range(min(left, default=len(history.contents))))
-    newest, events = history.last_event(before), history.events
+    newest = history.last_event(before)
+    events = history.events
     place = next((i for i, each in enumerate(events) if each.id == newest), 0)
     place = min(place, _find_waiting(events))
     # The events before what is needed show what is covered.

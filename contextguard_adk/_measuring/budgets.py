@@ -66,10 +66,12 @@ def plan_budgets(
 ) -> Budgets:
     """Derives all sizes from a window, and from where a compaction is wanted."""
     full = threshold_tokens(window_tokens, reserved_output_tokens)
-    due, working = full, window_tokens
+    due = full
+    working = window_tokens
     summary = buffer_tokens(window_tokens) // 2  # Without what is reserved.
     if trigger_tokens is not None and trigger_tokens < full:
-        due, working = trigger_tokens, min(working, scale_trigger(trigger_tokens))
+        due = trigger_tokens
+        working = min(working, scale_trigger(trigger_tokens))
         summary = min(summary, trigger_tokens // 8)
     return Budgets(window_tokens, due, summary, full, working, reserved_output_tokens)
 
@@ -128,5 +130,6 @@ def excerpt(text: str, max_bytes: int) -> str:
     room = max_bytes - len("…".encode())
     if room < 2:
         return ""
-    head, tail = raw[: room - room // 3], raw[len(raw) - room // 3 :]
+    head = raw[: room - room // 3]
+    tail = raw[len(raw) - room // 3 :]
     return f"{head.decode('utf-8', 'ignore')}…{tail.decode('utf-8', 'ignore')}"

@@ -24,7 +24,8 @@ DEFAULT_CORRECTION = 1.5
 """Real tokens per heuristic token of what has no text, as images, while the provider
 has counted nothing; of a whole request where it was rejected without a count."""
 
-FIRST_MARGIN, _CLAUDE_MARGIN = 1.15, 1.5
+FIRST_MARGIN = 1.15
+_CLAUDE_MARGIN = 1.5
 """What a first estimate by the density of the text is multiplied by. Claude's
 vocabularies take up to 1.2 times the tokens of o200k_base, since Opus 4.7 up to 1.35
 times that (Anthropic's release notes)."""
@@ -127,7 +128,8 @@ def _lowered_tokens(
     memo: Memo,
 ) -> int:
     """Returns the heuristic, lowered where scripts explain that the count was lower."""
-    start, grown_tokens = len(contents), heuristic_tokens - known_tokens
+    start = len(contents)
+    grown_tokens = heuristic_tokens - known_tokens
     while start and grown_tokens > 0:  # What grew was not counted: it explains nothing.
         start -= 1
         grown_tokens -= memo.estimate_tokens((contents[start],))

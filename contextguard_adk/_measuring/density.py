@@ -63,9 +63,11 @@ _PIECES = re.compile(
 )
 _REPEATED = re.compile(rb"([A-Za-z])\1{31,}+")
 # Words of these scripts come with their space, but not with a quotation mark.
-_QUOTED, _QUOTED_WORD = re.compile(rb"p(?=[GCAHRIEKZO]~)"), 0.7
+_QUOTED = re.compile(rb"p(?=[GCAHRIEKZO]~)")
+_QUOTED_WORD = 0.7
 # JSON in ASCII has Hangul and emoji begin with a letter, which seldom joins the `u`.
-_ESCAPE, _ESCAPED_LETTER = re.compile(rb"\\u[a-f]"), 0.6
+_ESCAPE = re.compile(rb"\\u[a-f]")
+_ESCAPED_LETTER = 0.6
 
 
 class SizedText(NamedTuple):
@@ -97,7 +99,8 @@ def _piece_tokens(piece: bytes) -> float:
 
 def _word_tokens(lead: bytes, letters: bytes) -> float:
     """Returns what Latin letters cost after a space, after a mark, or after neither."""
-    capitals, diacritics = letters.count(b"u"), letters.count(b"L")
+    capitals = letters.count(b"u")
+    diacritics = letters.count(b"L")
     length = len(letters) - diacritics
     if length == 1 and lead != b"p":
         return _DIGITS_OR_LETTER + _DIACRITIC * diacritics
@@ -173,7 +176,8 @@ def weighted_tokens(parts: Iterable[SizedText], heuristic_tokens: int) -> float:
 
     Of the last the end of its text counts; what the parts do not cover stays as it is.
     """
-    missing_bytes, taken = heuristic_tokens * 4, list[SizedText]()
+    missing_bytes = heuristic_tokens * 4
+    taken = list[SizedText]()
     for part in parts:
         missing_bytes -= part.size_bytes + part.other_bytes
         taken.append(part)
@@ -188,17 +192,22 @@ def weighted_tokens(parts: Iterable[SizedText], heuristic_tokens: int) -> float:
 
 def _sample_parts(parts: Sequence[SizedText], sizes: Sequence[int]) -> bytes:
     """Returns slices of the ends of texts as if they were one; reads no other texts."""
-    ends, slices = list(accumulate(sizes)), list[bytes]()
-    text, read_index = b"", None
+    ends = list(accumulate(sizes))
+    slices = list[bytes]()
+    text = b""
+    read_index = None
     for start, end in _sample_ranges(sum(sizes)):
-        pieces, index = list[bytes](), bisect_right(ends, start)
+        pieces = list[bytes]()
+        index = bisect_right(ends, start)
         while start < end:
             if index != read_index:
-                text, read_index = parts[index].read(), index
+                text = parts[index].read()
+                read_index = index
             stop = min(end, ends[index])
             # Seen from its end: of the last part the beginning may not count.
             shift = len(text) - ends[index]
             pieces.append(text[max(start + shift, 0) : max(stop + shift, 0)])
-            start, index = stop, index + 1
+            start = stop
+            index = index + 1
         slices.append(b"\n".join(pieces))
     return b"".join(slices)

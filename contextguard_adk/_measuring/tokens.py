@@ -70,7 +70,9 @@ def safe_repr(value: object) -> str:
 
 def _walk_text(value: object) -> bytes:
     """Returns what `to_json` refuses as something close to JSON, each object once."""
-    texts, seen, end = list[str](), dict[int, object](), object()
+    texts = list[str]()
+    seen = dict[int, object]()
+    end = object()
     stack = [value]
     while stack and len(texts) < 100_000:
         item = stack.pop()

@@ -110,7 +110,8 @@ class LitellmRegistry:
         keys = (name.replace(".", "-") for name in _candidate_names(model))
         if not (key := next((key for key in keys if key in table), None)):
             return None
-        entry, named = table[key], model.strip().lower()
+        entry = table[key]
+        named = model.strip().lower()
         # `ollama_chat` begins as `ollama` does.
         is_other = "/" in named and not named.startswith(entry.name.partition("/")[0])
         is_foreign = is_other and key.startswith(_ANY_PROVIDER)
@@ -184,10 +185,12 @@ def _parse_entry(name: str, value: object) -> _Entry | None:
     modes = ("chat", "responses", "completion")
     if not isinstance(value, Mapping) or value.get("mode") not in modes:
         return None
-    window, minimum = value.get("max_input_tokens"), MIN_WINDOW_TOKENS
+    window = value.get("max_input_tokens")
+    minimum = MIN_WINDOW_TOKENS
     if window is None and value["mode"] == "chat":
         # litellm means an output limit by it; no window is smaller.
-        window, minimum = value.get("max_tokens"), 8_000
+        window = value.get("max_tokens")
+        minimum = 8_000
     if not _is_tokens(window) or window < minimum:
         return None
     # Where litellm knows no output limit, `max_tokens` is one or the window again.

@@ -34,7 +34,8 @@ class Thinker:
     @classmethod
     def of(cls, llm: object, model: str, binds: bool | None = None) -> Thinker:
         """Describes a model by its client and its name, unless `binds` is known."""
-        client, named = name_client(llm), name_family(model)
+        client = name_client(llm)
+        named = name_family(model)
         family = "claude" if client == "AnthropicLlm" and not named else named
         if binds is None and family:
             binds = _binds(model.lower()) if family == "claude" else False

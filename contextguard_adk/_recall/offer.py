@@ -105,7 +105,8 @@ def _list_items(
     told = history.redactor.contents(contents, history.memo.get)
     stored = history.stored
     older = list_items(told, range(len(told)), wholes=contents)
-    indexes, wholes = history.history, history.contents
+    indexes = history.history
+    wholes = history.contents
     items = list_items(history.told, indexes, history.outputs, wholes)[::-1]
     hidden = {-1, *history.covered, *history.previewed}
     if history.request_index is not None and stored and stored.request_chars < 0:
@@ -135,7 +136,8 @@ async def _load_older(
 ) -> list[types.Content]:
     """Contents of events that a run does not load, or that ADK itself has compacted."""
     # No others: what plugins have masked must not come back from here.
-    session, agent = invocation.session, invocation.agent
+    session = invocation.session
+    agent = invocation.agent
     is_own = getattr(agent, "include_contents", "default") == "none"
     if is_own or _may_be_rewritten(invocation):
         return []

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 
 from contextguard_adk._history.text import Item
 
-_PASSAGE_CHARS, _OVERLAP_CHARS = 1_600, 200
-_K1, _B = 1.2, 0.5  # BM25's: how soon repetition stops to count, how much length does.
+_PASSAGE_CHARS = 1_600
+_OVERLAP_CHARS = 200
+_K1 = 1.2
+_B = 0.5  # BM25's: how soon repetition stops to count, how much length does.
 _NEIGHBOR_RATIO = 0.3  # An answer rarely repeats the words of its question.
 _MIN_WEIGHT_RATIO = 0.05  # Below, as "the" beside a rare word, a word is no match.
 _MAX_TYPED = 12  # The longest words; of all others, only stems are looked for.
@@ -60,7 +62,8 @@ def rank_items(items: Sequence[Item], query: str) -> list[Match]:
     passages = [passage for group in groups for passage in group]
     terms.count_typed(passages)
     counts = Counter(term for passage in passages for term in passage.hits)
-    total, chars = len(passages) or 1, sum(len(p.text) for p in passages) or 1
+    total = len(passages) or 1
+    chars = sum(len(p.text) for p in passages) or 1
     weights = {  # BM25's, squared: common words count for even less.
         term: math.log(1 + (total - count + 0.5) / (count + 0.5)) ** 2
         for term, count in counts.items()
@@ -93,7 +96,8 @@ class _Terms:
 
     def find_passages(self, item: Item) -> Iterator[Match]:
         """Splits an item into passages; counts words there and in what it answers."""
-        about, last = f"{item.label} {item.args} ", len(item.text) - _OVERLAP_CHARS
+        about = f"{item.label} {item.args} "
+        last = len(item.text) - _OVERLAP_CHARS
         for start in range(0, max(1, last), _PASSAGE_CHARS - _OVERLAP_CHARS):
             text = item.text[start : start + _PASSAGE_CHARS].lower()
             hits: dict[str, int] = {}

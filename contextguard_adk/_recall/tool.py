@@ -147,7 +147,8 @@ class RecallHistoryTool(BaseTool):
             return f"There are {len(matches)} matches; offset {offset} is behind them."
         head = f"{len(matches)} items match, best and newest first:"
         again = "recall_history(query=…, offset={})"
-        blocks, room = list[str](), self._room(head, again)
+        blocks = list[str]()
+        room = self._room(head, again)
         for place, match in enumerate(matches[offset:], offset):
             share = room // min(2, len(matches) - place)  # The best get most.
             blocks.append(self._excerpt(match, max(_MIN_EXCERPT_TOKENS, share)))

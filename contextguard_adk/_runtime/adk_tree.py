@@ -15,7 +15,8 @@ def declares_state_schema(root: object) -> bool:
 
 def walk_tree(root: object) -> Iterator[object]:
     """Yields agents, tools and what is behind them, and workflow nodes."""
-    waiting, seen = [root], set[int]()
+    waiting = [root]
+    seen = set[int]()
     while waiting:
         node = waiting.pop()
         if node is None or id(node) in seen:

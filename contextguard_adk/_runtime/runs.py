@@ -92,7 +92,8 @@ class Run:
         if known := session.facts.put_in:
             # What stood in the session before the run counts, not before this call.
             paid = replace(paid, replaced=known.replaced)
-        count, run_id = len(self._events), self.invocation_id
+        count = len(self._events)
+        run_id = self.invocation_id
         paid = replace(paid, key=key, event_count=count, run_id=run_id)
         session.note(put_in=paid, ready=None, is_background_tried=False)
         self._paid.append(session)
@@ -179,7 +180,8 @@ class Guard:
         A run that was cancelled calls nothing of ours: it ends with its session object,
         which services make anew for each run.
         """
-        session, run_id = invocation.session, invocation.invocation_id
+        session = invocation.session
+        run_id = invocation.invocation_id
         place = id(session.state), id(session)
         sessions, runs = self._runs.setdefault(place[0], (set(), {}))
         if place[1] not in sessions:

@@ -183,12 +183,14 @@ class AgentState:
     def record(self) -> AgentRecord:
         """What is stored beside the documented keys; empty where it is unusable."""
         key = self._place("record")
-        stored, use = self._values.get(key), "cannot be read"
+        stored = self._values.get(key)
+        use = "cannot be read"
         found = _VERSION.match(stored) if isinstance(stored, str) else None
         record = AgentRecord(version=max(int(found[1]) if found else 0, VERSION))
         try:
             if text := self.read_at(key, "record"):
-                record, use = AgentRecord.model_validate_json(text), "is used"
+                record = AgentRecord.model_validate_json(text)
+                use = "is used"
         except (ValidationError, RecursionError):
             if not record.is_newer:
                 _warn(key, stored, "a record of this version")
@@ -211,7 +213,8 @@ class AgentState:
 
     def load_summary(self, scope: str) -> StoredSummary | None:
         """Returns the stored summary, if it was made in this very scope."""
-        summary, text = self.record.summary, self.read("summary")
+        summary = self.record.summary
+        text = self.read("summary")
         # "" says that messages were dropped; None that the text is lost or broken.
         if summary is None or summary.scope != scope or text is None:
             return None

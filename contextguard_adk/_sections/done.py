@@ -69,7 +69,8 @@ class DoneCalls(Section):
             stored_bytes = len(json.dumps(text, ensure_ascii=False).encode())
             return turn.count(text) if stored_bytes <= 4 * room_tokens else sys.maxsize
 
-        memo, wholes = turn.history.memo, turn.messages if turn.has_recall else None
+        memo = turn.history.memo
+        wholes = turn.messages if turn.has_recall else None
         told = turn.history.told
         return write_done_list(told, steps, budget_tokens, count, memo, wholes)
 
@@ -117,7 +118,8 @@ def _completed_calls(
     memo: Memo,
 ) -> Iterator[_Call]:
     for said in walk_parts(contents, indexes, (), wholes):
-        response, call = said.part.function_response, said.call
+        response = said.part.function_response
+        call = said.call
         if response is None or call is None or response.name in _UNLISTED:
             continue
         outcome, is_failed = memo.get(_read_result, said.part, (said.part,))
@@ -222,7 +224,8 @@ def _find_telling(calls: Iterable[_Call]) -> dict[str, frozenset[str]]:
             wider = [*chosen, name]
             found = len({tuple(map(call.args.get, wider)) for call in group})
             if found > different:
-                chosen, different = wider, found
+                chosen = wider
+                different = found
         telling[group[0].name] = frozenset(chosen)
     return telling
 

@@ -52,7 +52,8 @@ def pin(state: StateOrDict, text: str, key: str = "", agent: str | None = None) 
     if not isinstance(key, str) or len(key) > 64 or ":" in key:
         raise ValueError("A key is a string of at most 64 characters, without a colon.")
     key = key or hashlib.blake2b(text.encode("utf-8", "replace")).hexdigest()[:8]
-    owner, sizes = agent or "", Counter[str]()
+    owner = agent or ""
+    sizes = Counter[str]()
     pinned = {**_find(AgentState(state, "")), (owner, key): text}
     for (each, _), known in pinned.items():
         sizes[each] += _size_bytes(known)
@@ -99,8 +100,10 @@ class PinTool(BaseTool):
         self, *, args: dict[str, Any], tool_context: ToolContext
     ) -> dict[str, Any]:
         """Pins, unpins or lists; says what is wrong with what it refuses."""
-        text, key = args.get("text"), str(args.get("key") or "")
-        state, name = tool_context.state, tool_context.agent_name
+        text = args.get("text")
+        key = str(args.get("key") or "")
+        state = tool_context.state
+        name = tool_context.agent_name
         scope = branch_scope(tool_context.get_invocation_context())
         known = AgentState(state, name, scope=scope)
         try:
@@ -130,7 +133,8 @@ class Pins(Section):
 
     def brief(self, turn: Turn) -> str:
         """Returns the texts in the order of the state; of too much, the last ones."""
-        owners, bytes_a_token = _owners(turn.state.owner), 3 / max(1.0, turn.correction)
+        owners = _owners(turn.state.owner)
+        bytes_a_token = 3 / max(1.0, turn.correction)
         most_bytes = int(ROOM_RATIO * turn.room_tokens * bytes_a_token)
         room_bytes = most_bytes = min(MAX_PINNED_BYTES, most_bytes)
         lines: list[str] = []

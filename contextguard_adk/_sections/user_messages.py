@@ -68,12 +68,15 @@ class UserMessages(Section):
         self, turn: Turn, covered: frozenset[int], known: JsonValue, room_tokens: int
     ) -> JsonValue:
         """Returns what the messages may take, and excerpts of them."""
-        history, budget_tokens = turn.history, turn.user_tokens
+        history = turn.history
+        budget_tokens = turn.user_tokens
         said = covered.intersection(history.user_messages)
         request = said.intersection((history.request_index,))
         asked = _read_texts(history, request)
         quoted = "".join(history.fingerprint(i).hex() for i in request if asked)
-        before, older, new = _read(known), list[str](), said - request
+        before = _read(known)
+        older = list[str]()
+        new = said - request
         if history.is_partial and before.excerpts:
             is_same = before.quoted == quoted != ""
             older = before.excerpts[:-1] if is_same else before.excerpts
@@ -100,7 +103,8 @@ class UserMessages(Section):
         self, value: JsonValue, history: History, covered: Collection[int]
     ) -> str:
         """Returns the messages, each after a dash; nothing of the current request."""
-        known, said = _read(value), {*covered}.intersection(history.user_messages)
+        known = _read(value)
+        said = {*covered}.intersection(history.user_messages)
         same = (i for i in said if history.fingerprint(i).hex() == known.quoted)
         request = max(same, default=None)
         texts = _read_texts(history, said - {request})
@@ -176,7 +180,9 @@ def _split(text: str) -> list[str]:
     """
     if len(text.encode("utf-8", "replace")) <= MAX_SENTENCE_CHARS:
         return [text]
-    pieces, heading, is_below = list[str](), "", False
+    pieces = list[str]()
+    heading = ""
+    is_below = False
     for line in map(str.strip, excerpt(text, MAX_READ_BYTES).splitlines()):
         found = [s.strip() for s in _SENTENCE.split(line) if s.strip(f"{_GAP} ")]
         if not found:

@@ -28,14 +28,19 @@ from contextguard_adk._support.phrases import VALUES, quote_line, quote_stored
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.units import Section
 
-VALUES_RATIO, ROOM_RATIO, COVERED_RATIO = 0.10, 0.25, 0.25
+VALUES_RATIO = 0.10
+ROOM_RATIO = 0.25
+COVERED_RATIO = 0.25
 """What the list may take at most: of the window, of what instruction and tools leave
 below the threshold, of the calls and results that are left out."""
 MAX_VALUES_TOKENS = 8_000
 MAX_STORED_BYTES = 4 * 1024  # In session state, for a history that is loaded in part.
 MAX_LABEL_BYTES = 60
 MAX_READ_BYTES = 400_000  # Of what is older nothing is read but calls.
-REUSE_WEIGHT, RECENCY_WEIGHT, CALL_WEIGHT, KIN_WEIGHT = 2.0, 2.0, 1.0, 1.0
+REUSE_WEIGHT = 2.0
+RECENCY_WEIGHT = 2.0
+CALL_WEIGHT = 1.0
+KIN_WEIGHT = 1.0
 """How values are ranked: by use in later calls, age, use in a call, and words that
 they share with what calls have used. Chosen on recorded sessions of agents."""
 
@@ -77,9 +82,12 @@ class Values(Section):
         self, turn: Turn, covered: frozenset[int], known: JsonValue, room_tokens: int
     ) -> JsonValue:
         """Returns how long the list is to be, and the newest lines of it."""
-        history, older, new = turn.history, "", covered
+        history = turn.history
+        older = ""
+        new = covered
         if history.is_partial and not history.is_rewound:  # What is not new is stored.
-            older, new = _read(known)["text"], covered - history.covered
+            older = _read(known)["text"]
+            new = covered - history.covered
         tools = filter(has_tool, [history.shown[index] for index in new])
         budget_tokens = min(
             turn.budgets.working_tokens * VALUES_RATIO,
@@ -179,13 +187,15 @@ def _gather(
             value.reuses += is_call and value.place > 0
             value.calls += is_call
             if value.place != places[said.index]:
-                value.place, value.source = places[said.index], source
+                value.place = places[said.index]
+                value.source = source
     return values, list(sources.values())
 
 
 def _find_oldest(history: History, indexes: Sequence[int]) -> int:
     """The oldest content that is read: a long list holds up the event loop."""
-    left_bytes, oldest = MAX_READ_BYTES, len(history.contents)
+    left_bytes = MAX_READ_BYTES
+    oldest = len(history.contents)
     for index in reversed(indexes):
         left_bytes -= 4 * history.memo.estimate_tokens([history.contents[index]])
         if left_bytes < 0:
@@ -200,7 +210,8 @@ def _label(call: types.FunctionCall) -> str:
         item if isinstance(item, str) else payload_text(item) for item in args.values()
     )
     # Of long ones nothing but the beginning: half a credential has no shape.
-    is_long, said = len(said) > 4_000, " ".join(hide_secrets(said[:4_000]).split())
+    is_long = len(said) > 4_000
+    said = " ".join(hide_secrets(said[:4_000]).split())
     said = said[:MAX_LABEL_BYTES] if is_long else said
     return f"{call.name}({excerpt(said, MAX_LABEL_BYTES)})"
 
@@ -223,7 +234,8 @@ def _write_list(
             + KIN_WEIGHT * kin
         )
 
-    room, written = max_bytes - len(VALUES), "\n"
+    room = max_bytes - len(VALUES)
+    written = "\n"
     shown: set[int] = set()
     for text, value in sorted(values.items(), key=rank, reverse=True):
         if room < 12:

@@ -58,7 +58,8 @@ def _media_bytes(part: types.Part) -> int:
 def _describe_parts(content: types.Content, places: Collection[int]) -> types.Content:
     parts = list(content.parts or ())
     for place in places:
-        part, update = parts[place], dict[str, object]()
+        part = parts[place]
+        update = dict[str, object]()
         if response := part.function_response:
             media = map(describe_media, response.parts or ())
             said = {"attachments_left_out": [*media]}

@@ -38,7 +38,9 @@ _DUMMY_SIGNATURE = b"skip_thought_signature_validator"
 
 def fit_refused_form(turn: Turn, contents: list[types.Content]) -> list[types.Content]:
     """Flattens, joins or signs contents where that is known to be needed."""
-    helped, model, thinker = turn.record.helped or {}, turn.model, thinker_of(turn)
+    helped = turn.record.helped or {}
+    model = turn.model
+    thinker = thinker_of(turn)
     if end := _find_end(contents, helped.get("flat", "")):
         contents = _flatten(contents, end, MediaMover.of(turn))
     if helped.get("shape"):
@@ -55,7 +57,8 @@ def find_help(
     turn: Turn, kind: str, contents: Sequence[types.Content]
 ) -> dict[str, str]:
     """Returns what to keep so that contents refused like these are accepted."""
-    helped, model = turn.record.helped or {}, turn.model.name
+    helped = turn.record.helped or {}
+    model = turn.model.name
     if kind in ("binding", "thoughts"):
         gone = newest_thoughts(contents) or helped.get("gone", "")
         binds = {"binds": model, "free": ""} if kind == "binding" else {}

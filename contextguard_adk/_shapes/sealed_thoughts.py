@@ -81,7 +81,8 @@ class _Thoughts:
 
 def thinker_of(turn: Turn) -> Thinker:
     """Describes the model of a turn, by what its refusals have shown first."""
-    helped, model = turn.record.helped or {}, turn.model.name
+    helped = turn.record.helped or {}
+    model = turn.model.name
     binds = turn.settings.binds_thoughts
     if binds is None and model in (helped.get("binds"), helped.get("free")):
         binds = model == helped.get("binds")
@@ -92,7 +93,8 @@ class Seals(Listener):
     """Seals the answers that hold signed thoughts."""
 
     def answered(self, event: Answered) -> None:
-        answer, call = event.response.content, event.call
+        answer = event.response.content
+        call = event.call
         own = _name_thoughts(answer) if answer else ""
         if answer is None or not (own and call.sent_contents and call.sent_config):
             return
@@ -100,7 +102,8 @@ class Seals(Listener):
         thinker = Thinker.of(find_llm(run.agent), call.model)
         if not thinker.is_checked:
             return
-        memo, sent = event.run.memo(run), call.sent_contents
+        memo = event.run.memo(run)
+        sent = call.sent_contents
         request = _Request(thinker, sent, call.sent_config, memo)
         names = [name for name in map(_name_thoughts, sent) if name]
         *_, messages = _digest_before([*sent, answer], memo)
@@ -154,8 +157,10 @@ def _choose_kept(
     them back. `gone` names thoughts that go with all before them. Thoughts without a
     seal are older than the guard; they go once it has changed the request.
     """
-    thinker, contents = request.thinker, request.contents
-    gone, names = (turn.record.helped or {}).get("gone", ""), [e.name for e in found]
+    thinker = request.thinker
+    contents = request.contents
+    gone = (turn.record.helped or {}).get("gone", "")
+    names = [e.name for e in found]
     left = found[names.index(gone) + 1 if gone in names else 0 :]
     kept = [each for each in left if not each.is_foreign]
     if thinker.is_checked and thinker.binds is not False:

@@ -140,13 +140,15 @@ class Ask:
     @functools.cached_property
     def model(self) -> SummaryModel | None:
         """The model to ask; None where there is none, or none is to be asked now."""
-        settings, own = self._turn.settings, find_llm(self._agent)
+        settings = self._turn.settings
+        own = find_llm(self._agent)
         if settings.summaries == "stored":
             return None
         llm = _resolve(settings.summarizer) or own
         if llm is None or self._is_left_alone(llm.model):
             return None
-        registry, window = self._guard.registry, settings.summarizer_context_window
+        registry = self._guard.registry
+        window = settings.summarizer_context_window
         if window is None and llm is own:
             window = self._turn.budgets.window_tokens
         if window is None:
@@ -170,7 +172,8 @@ class Ask:
         After two a tenth of the window; with each further failure another tenth, up to
         half of it, about what comes between two compactions.
         """
-        failed, history = self._session.facts.failed, self._turn.history
+        failed = self._session.facts.failed
+        history = self._turn.history
         if failed.model != model or failed.count < 2:
             return False
         new = history.contents[history.find_place(failed.newest) + 1 :]
@@ -193,13 +196,15 @@ class Ask:
         """Counts what the compaction took, once; returns it as fields of a record."""
         asked: SummaryModel | None = vars(self).get("model")  # Where it was wanted.
         name, usages = (asked.llm.model, asked.usages) if asked else ("", [])
-        usage, cost = sum(usages, Usage()), 0.0 if asked is None else None
+        usage = sum(usages, Usage())
+        cost = 0.0 if asked is None else None
         failure = "not_asked" if vars(self).get("model", self) is None else ""
         failure = next((name_error(e.__cause__ or e) for e in self.failures), failure)
         if asked is not None:
             # For what is no summary a model is asked twice.
             count = sum(2 - getattr(e, "is_blocked", True) for e in self.failures)
-            history, failed = self._turn.history, self._session.facts.failed
+            history = self._turn.history
+            failed = self._session.facts.failed
             newest = history.name_place(max(history.history, default=-1))
             self._session.note(failed=failed.after(name, count, newest))
             costs = resolve_costs(name, self._guard.prices, self._guard.registry)
@@ -221,7 +226,8 @@ class Ask:
         new = sorted(covered - turn.summarized)
         if turn.kept.truncation:
             new += sorted(turn.kept.indexes)  # The agent is not shown all of it.
-        redact, sections = history.redactor.text, _sections.SECTIONS
+        redact = history.redactor.text
+        sections = _sections.SECTIONS
         briefs = {section.name: redact(section.brief(turn)) for section in sections}
         task = SummaryTask(
             entries=_render_entries(turn, new, [i for i in pinned if i is not None]),
@@ -252,9 +258,11 @@ class Ask:
         """Whether a summary in place is worth a try, and would be plain text."""
         if not model.is_agents_own or self._turn.history.redactor:
             return False  # The conversation itself would be sent.
-        setting, facts = self._turn.settings.reuse_prompt_cache, self._session.facts
+        setting = self._turn.settings.reuse_prompt_cache
+        facts = self._session.facts
         has_cache = setting is True or facts.cached_ratio >= 0.5
-        request, config = self._turn.request, self._turn.request.config
+        request = self._turn.request
+        config = self._turn.request.config
         is_text = config.response_mime_type in (None, "text/plain")
         if facts.is_in_place_useless or not (setting and has_cache and is_text):
             return False
@@ -325,7 +333,8 @@ def _find_mechanical_end(turn: Turn, new: Sequence[int], budget_tokens: int) -> 
 
 def _find_conversation(turn: Turn, summarized: Collection[int]) -> list[types.Content]:
     """Finds the conversation without what is no history; empty if it does not do."""
-    history, contents = turn.history, turn.contents
+    history = turn.history
+    contents = turn.contents
     if history.pairs.open_calls - history.covered:
         return []  # A question after a call without its result may be refused.
     if not set(summarized) >= set(turn.compactable):

@@ -90,7 +90,8 @@ def shape(turn: Turn, contents: list[types.Content]) -> list[types.Content]:
 
 def _build_stored(turn: Turn, draft: Draft) -> StoredSummary:
     """Returns a summary with all that stands beside it."""
-    history, request = turn.history, turn.history.request_index
+    history = turn.history
+    request = turn.history.request_index
     covered = sorted(draft.covered)
     summarized = itertools.takewhile(draft.model_covered.__contains__, covered)
     text, request_chars = _shrink(turn, draft.text, draft.shrink)
@@ -120,7 +121,8 @@ def _build_stored(turn: Turn, draft: Draft) -> StoredSummary:
     for section in _sections.SECTIONS:
         if section.goes_at is not None and draft.shrink >= section.goes_at:
             continue
-        name, seen = section.name, known.get(section.name)
+        name = section.name
+        seen = known.get(section.name)
         value = section.write(turn, draft.covered, seen, room_bytes // 4)
         if not value:
             continue
@@ -128,7 +130,8 @@ def _build_stored(turn: Turn, draft: Draft) -> StoredSummary:
         beside = {**stored.beside, name: _storable(value)}
         whole = stored.model_copy(update={"beside": beside})
         if left_bytes := whole.room_bytes:  # Escapes may take more than was counted.
-            stored, room_bytes = whole, left_bytes
+            stored = whole
+            room_bytes = left_bytes
     return stored
 
 

@@ -68,7 +68,8 @@ def judge(
     Of one that was cut, half of what it might have taken is worth more than excerpts:
     it is used up to its last whole line. `shown` is what was to be summarized.
     """
-    text, finish = answer.text, answer.finish
+    text = answer.text
+    finish = answer.finish
     if _BLOCKED.search(finish):
         by = safe_code(finish, "a filter")
         raise UnusableAnswerError(f"the answer was ended by {by}", is_blocked=True)

@@ -156,7 +156,8 @@ class _Question:
             is_worth_it = is_refused and parse_overflow(error) is None
         if not is_worth_it or self.relaxed is None:
             return False
-        self.request, self.relaxed = self.relaxed, None
+        self.request = self.relaxed
+        self.relaxed = None
         return True
 
 
@@ -196,7 +197,11 @@ def _explain_key(error: Exception, status: int | None) -> str:
 
 
 async def _read_answer(llm: BaseLlm, request: LlmRequest) -> Answer:
-    text, output_tokens, has_calls, finish, used = "", 0, False, "", Usage()
+    text = ""
+    output_tokens = 0
+    has_calls = False
+    finish = ""
+    used = Usage()
     async with Closing(llm.generate_content_async(request, stream=False)) as responses:
         async for response in responses:
             if response.partial:

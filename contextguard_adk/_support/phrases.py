@@ -68,7 +68,8 @@ def _compile(openings: list[str], start: str = _LINE + _GAP) -> re.Pattern[str]:
     return re.compile(rf"({start})[{_BRACKETS}](?={said})", re.IGNORECASE)
 
 
-_OF_FRAME, _ANY = _compile(_FRAME), _compile(_FRAME + _NOTICES)
+_OF_FRAME = _compile(_FRAME)
+_ANY = _compile(_FRAME + _NOTICES)
 _BRACKET = re.compile(f"[{_BRACKETS}]")
 _MARKERS = _compile(_FRAME[1:3], "")
 

@@ -64,7 +64,8 @@ _SYNONYMS = {name: own for own, names in _ELSEWHERE.items() for name in names.sp
 
 def suggest(name: object, known: Iterable[str]) -> str:
     """The nearest known name as a question after a sentence; "" if none is near."""
-    text, names = str(name), sorted(known, key=len)
+    text = str(name)
+    names = sorted(known, key=len)
     if (own := _SYNONYMS.get(text)) in names:
         return f" Did you mean {own!r}?"
     near = difflib.get_close_matches(text, names, 1)
@@ -108,7 +109,8 @@ def find_problems(error: ValidationError, values: Any) -> list[tuple[str, str]]:
     """
     problems = defaultdict[str, list[str]](list)
     for problem in error.errors():
-        names, value = list[str](), values
+        names = list[str]()
+        value = values
         for item in problem["loc"]:
             try:
                 value = value[item]
@@ -116,7 +118,8 @@ def find_problems(error: ValidationError, values: Any) -> list[tuple[str, str]]:
                 if problem["type"] != "missing":
                     break  # Where a value may have several types, pydantic names one.
             names.append(str(item))
-        place, inner = ".".join(names), (problem.get("ctx") or {}).get("error")
+        place = ".".join(names)
+        inner = (problem.get("ctx") or {}).get("error")
         for where, said in getattr(inner, "problems", ()):
             problems[f"{place}.{where}".strip(".")].append(said)
         if not getattr(inner, "problems", ()):

@@ -41,7 +41,8 @@ class SummaryTasks:
 
         The place is that of the running task, for as long as it runs.
         """
-        task, loop = asyncio.current_task(), asyncio.get_running_loop()
+        task = asyncio.current_task()
+        loop = asyncio.get_running_loop()
         assert task is not None, "A coroutine always runs in a task."
         while True:
             with self._lock:

@@ -93,7 +93,8 @@ def find_needed_later(
     `later` has for each call what it needed and what its request did not hold. Returns
     what all the requests had in another place, and what one did not have.
     """
-    needed, missing = dict[str, None](), dict[str, None]()
+    needed = dict[str, None]()
+    missing = dict[str, None]()
     for wanted, absent in later:
         lost = {each.value for each in absent}
         for value in find_values(needs, wanted, removed):
@@ -124,7 +125,8 @@ def list_recalled(
             later = [n for call, needed in calls if call.index > index for n in needed]
             content = event.content or types.Content()
             values = list(dict.fromkeys(find_values(needs, later, [content])))
-            size, said = len(payload_text(answer.response or {})), asked.get(answer.id)
+            size = len(payload_text(answer.response or {}))
+            said = asked.get(answer.id)
             yield Recalled(index, event.author, said or "", size, values)
 
 

@@ -108,7 +108,8 @@ def _list_misses(setting: str, used: Iterable[str], known: set[str]) -> list[str
 
 
 def _check_app(name: str, app: Any, names: set[str]) -> dict[str, Any]:
-    agents, problems = list[dict[str, Any]](), list[str]()
+    agents = list[dict[str, Any]]()
+    problems = list[str]()
     if isinstance(app, BaseException):
         reason = " ".join(f"{type(app).__name__}: {app}".split())
         problems.append(f"cannot be loaded: {reason}")
@@ -179,7 +180,8 @@ def _describe(
 def _budget(
     strategy: Strategy, model: str, guard: ContextGuardPlugin
 ) -> dict[str, Any]:
-    registry, fixed = guard.registry, strategy.context_window
+    registry = guard.registry
+    fixed = strategy.context_window
     window = resolve_context_window(model, configured=fixed, registry=registry)
     costs = resolve_costs(model, guard.settings.prices, registry)
     planned, where = plan_strategy(strategy, window.tokens, costs)

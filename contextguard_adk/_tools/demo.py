@@ -37,7 +37,8 @@ INSTRUCTION = """\
 Study the source files of a project: read those that matter one after another with your
 tools, then answer. Paths are relative to the project's top folder."""
 
-BARE, AHEAD = "no guard", "summaries ahead"
+BARE = "no guard"
+AHEAD = "summaries ahead"
 
 # A question of the user, and how the offline model goes about it.
 Turn: TypeAlias = tuple[str, list[Reply]]
@@ -224,7 +225,8 @@ class DemoRun:
 
     def describe(self, latency: float | None) -> dict[str, str]:
         """Lists what is compared, summaries included, by the name of its row."""
-        done, usage = max(1, self.steps), self.usage
+        done = max(1, self.steps)
+        usage = self.usage
         uncached_tokens = usage.prompt_tokens - usage.cached_tokens
         cost = price_calls([usage], self.costs)
         figures = {
@@ -319,7 +321,8 @@ class DemoRun:
         if record.compaction:
             self.compactions += 1
             self.waited_seconds += record.compaction.waited_seconds
-            before, after = record.compaction.tokens_before, record.real_tokens or 0
+            before = record.compaction.tokens_before
+            after = record.real_tokens or 0
             text = f"    compaction {self.compactions}: {before:,} → {after:,} tokens"
             print_line(text, "cyan")
         # By the answer's count: how full the window is, not the estimate.

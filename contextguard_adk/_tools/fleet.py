@@ -141,7 +141,8 @@ async def _measure(session: Session, settings: ReplaySettings) -> list[Row]:
     for agent in dict.fromkeys(call.agent for call in replayed.calls):
         own = [call for call in replayed.calls if call.agent == agent]
         found = replace(replayed, calls=own)
-        without, guarded = found.without_guard, found.with_guard
+        without = found.without_guard
+        guarded = found.with_guard
         events = sum(event.author == agent for event in session.events)
         row: Row = {"agent": agent, "sessions": 1, "events": events, "calls": len(own)}
         row["compactions"] = guarded.compactions
@@ -161,7 +162,8 @@ def _take_as_recorded(
     """
     limits = dict[tuple[str, str], tuple[int, float, Costs | None]]()
     for number, call in enumerate(calls, 1):
-        agent, tokens = call.event.author, call.prompt_tokens
+        agent = call.event.author
+        tokens = call.prompt_tokens
         name = agent, settings.model or call.event.model_version or ""
         if name not in limits:
             limits[name] = _find_limits(session, settings, *name)

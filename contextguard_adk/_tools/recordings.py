@@ -176,9 +176,11 @@ async def open_source(source: str) -> AsyncIterator[_Export | _Service]:
     except CommandError:
         raise
     except ImportError as error:
-        need, extra = "databases need SQLAlchemy", "db"
+        need = "databases need SQLAlchemy"
+        extra = "db"
         if is_engine:
-            need, extra = "Agent Engine needs Google's client", "gcp"
+            need = "Agent Engine needs Google's client"
+            extra = "gcp"
         raise CommandError(f"{need}: pip install 'google-adk[{extra}]'") from error
     except Exception as error:
         # A URL may have a password.

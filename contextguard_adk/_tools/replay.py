@@ -182,8 +182,10 @@ class _Replay:
         guards: Sequence[PluginSettings],
         has_cache: bool,
     ) -> None:
-        self._recorded, self._settings = recorded, settings
-        self._has_cache, self._memo = has_cache, Memo(recorded.events)
+        self._recorded = recorded
+        self._settings = settings
+        self._has_cache = has_cache
+        self._memo = Memo(recorded.events)
         self._watching = self._guard(settings.guard, observe=True)
         self._acting = list(map(self._guard, guards))
         self._agents: dict[str, LlmAgent] = {}
@@ -193,7 +195,8 @@ class _Replay:
     def _guard(self, guard: PluginSettings, observe: bool = False) -> Side:
         """Makes a side of the session that a guard watches or changes."""
         adapt = self._settings.adapt
-        recorded, model = self._recorded, self._settings.model
+        recorded = self._recorded
+        model = self._settings.model
         side = Side(recorded, model, self._memo, self._has_cache)
         plugin = ContextGuardPlugin(
             agents={name: adapt(strategy) for name, strategy in guard.agents.items()},
@@ -211,11 +214,13 @@ class _Replay:
     async def infer(self, name: str, calls: list[RecordedCall]) -> None:
         """Makes an agent whose instruction is as long as the counts suggest."""
         agent = make_agent(name, tools=_list_tools(self._recorded, name))
-        self._agents[name], self._scales[name] = agent, Scale()
+        self._agents[name] = agent
+        self._scales[name] = Scale()
         own = [call for call in calls if not call.is_guarded]
         measured = [call for call in own if call.heuristic_tokens]
         sample = (measured or own)[:: max(1, len(measured or own) // 40)]
-        request, fits = LlmRequest(), []
+        request = LlmRequest()
+        fits = []
         for agent.include_contents in ("none", "default"):
             side = Side(self._recorded, self._settings.model, self._memo)
             counts = []
@@ -228,7 +233,8 @@ class _Replay:
         self.fixed_tokens[name] = whole
         # The recorded counts must speak clearly for the rarer setting.
         if turn_error < (0.05 if measured else 1.0) and turn_error < whole_error / 2:
-            agent.include_contents, self.fixed_tokens[name] = "none", turn
+            agent.include_contents = "none"
+            self.fixed_tokens[name] = turn
         if sample:
             config_tokens = estimate_config_tokens(request.config)
             text_chars = 4 * max(0, self.fixed_tokens[name] - config_tokens)
@@ -237,9 +243,12 @@ class _Replay:
     async def step(
         self, number: int, call: RecordedCall, needs: Needs
     ) -> list[ReplayedCall]:
-        name, watching = call.event.author, self._watching
-        agent, scale = self._agents[name], self._scales[name]
-        watching.llm.call, watching.llm.scale = call, scale
+        name = call.event.author
+        watching = self._watching
+        agent = self._agents[name]
+        scale = self._scales[name]
+        watching.llm.call = call
+        watching.llm.scale = scale
         before = scale.last and scale.last.ratio
         whole = await watching.send(call, agent, await watching.build(call, agent))
         estimate = whole.record.estimated_tokens if whole.record else None

@@ -153,7 +153,9 @@ class _Reader:
         is_guarded: bool,
         needs: Needs,
     ) -> None:
-        self._events, self._settings, self._needs = session.events, settings, needs
+        self._events = session.events
+        self._settings = settings
+        self._needs = needs
         self._rebuilder = Rebuilder(session, settings.guard, settings.window_tokens)
         self._simulated: dict[str, Any] | None = None if is_guarded else {}
         self._next = 0
@@ -162,19 +164,21 @@ class _Reader:
         self, call: RecordedCall, played: ReplayedCall, fixed_tokens: dict[str, int]
     ) -> Call:
         """Describes a call; a compaction is the replay's where no guard was at work."""
-        event, missing, tokens = call.event, played.missing, call.prompt_tokens
+        event = call.event
+        missing = played.missing
+        tokens = call.prompt_tokens
         news = [e for e in self._events[self._next : call.index] if not e.partial]
         self._next = call.index + 1
         facts = recordings.read_facts(event).get("compaction")
         if self._simulated is not None:
             facts = asdict(played.compaction) if played.compaction else None
-            self._simulated, tokens = (
-                played.state or self._simulated,
-                played.sent_tokens,
-            )
+            self._simulated = played.state or self._simulated
+            tokens = played.sent_tokens
         rebuilt = await self._rebuilder.rebuild(call, self._simulated)
-        usage, summary_usage = read_usage(event.usage_metadata), Usage()
-        cost, compaction = self._price(event.model_version, usage), None
+        usage = read_usage(event.usage_metadata)
+        summary_usage = Usage()
+        cost = self._price(event.model_version, usage)
+        compaction = None
         if isinstance(facts, dict):
             removed = (list_parts(each, event.author) for each in rebuilt.removed)
             compaction = Compaction(facts, *self._read_bill(facts), [*chain(*removed)])
@@ -183,7 +187,8 @@ class _Reader:
             summary_usage = compaction.usage if compaction else summary_usage
             cost = add_costs((cost, compaction.cost)) if compaction else cost
         said = chain(*(list_parts(e.content, e.author) for e in news))
-        memo, fixed = self._rebuilder.memo, fixed_tokens[event.author]
+        memo = self._rebuilder.memo
+        fixed = fixed_tokens[event.author]
         kinds = count_kinds(rebuilt, memo, fixed, tokens)
         return Call(
             *(event, usage, summary_usage, cost, [*said], played, compaction),
@@ -201,7 +206,8 @@ class _Reader:
         counts = used if isinstance(used, dict) else {}
         names = vars(Usage())
         usage = Usage(**{name: int(read_number(counts.get(name))) for name in names})
-        cost, model = facts.get("cost"), facts.get("model")
+        cost = facts.get("cost")
+        model = facts.get("model")
         if model == "":
             return usage, 0.0  # No model was asked.
         if usage == Usage() or cost != (known := read_number(cost)):

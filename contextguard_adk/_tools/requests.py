@@ -64,7 +64,8 @@ class Rebuilder:
     def __init__(
         self, session: Session, guard: PluginSettings, window_tokens: int | None
     ) -> None:
-        self._session, self._guard = session, guard
+        self._session = session
+        self._guard = guard
         self.memo = Memo(session.events)
         self._side = Side(session, None, self.memo)
         told = {int(read_number(read_facts(e).get("window"))) for e in session.events}
@@ -82,7 +83,8 @@ class Rebuilder:
 
         In place of the recorded one it may be that of a replay.
         """
-        event, agent = call.event, make_agent(call.event.author)
+        event = call.event
+        agent = make_agent(call.event.author)
         contents = (await self._side.build(call, agent)).contents
         self._read_state(call)
         values = self._state if simulated is None else simulated
@@ -115,7 +117,8 @@ class Rebuilder:
         state: AgentState,
         preview: Preview | None,
     ) -> Rebuilt:
-        run_id, events = call.event.invocation_id, self._session.events[: call.index]
+        run_id = call.event.invocation_id
+        events = self._session.events[: call.index]
         own = (e for e in events if e.author == "user" and e.invocation_id == run_id)
         said = next((e.content for e in own), None)
         found = state.record.summary
@@ -183,7 +186,8 @@ def _list_beside(history: History, stored: StoredSummary) -> Iterator[tuple[str,
         return
     yield "the summary", stored.text
     for section in _sections.SECTIONS:
-        known, name = stored.beside.get(section.name), NAMES.get(section.name)
+        known = stored.beside.get(section.name)
+        name = NAMES.get(section.name)
         if name and (text := section.render(known, history, history.covered)):
             yield name, text
     head = render_head(history, stored, history.covered)

@@ -45,7 +45,8 @@ async def _run(
         return lines or [f"Session {found.id!r}: nothing is stored."]
     if len(await list_sessions(source, key)) > 1:
         raise CommandError("which session? Give its --app, --user and --session")
-    service, path = _open(source), options.pop("text")
+    service = _open(source)
+    path = options.pop("text")
     place: dict[str, Any] = {"app_name": found.app_name, "user_id": found.user_id}
     try:
         session = await service.get_session(session_id=found.id, **place)

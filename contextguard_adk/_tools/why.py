@@ -27,7 +27,8 @@ from contextguard_adk._tools.terminal import CommandError, print_line
 from contextguard_adk.records import REASONS
 
 MAX_PLACES = 5
-AS_SAID, RECALLED = "the message itself", f"a result of {RECALL_TOOL}"
+AS_SAID = "the message itself"
+RECALLED = f"a result of {RECALL_TOOL}"
 PAGE = "https://contextguard-adk.github.io/contextguard-adk/why-it-forgot/"
 GONE = {
     "replaced": "nowhere in the request: the messages with it were left out",
@@ -116,7 +117,8 @@ def _describe(words: str, places: list[Place], periods: list[Period]) -> Iterato
         yield f"Requests of {agent}:"
         own = [period for period in periods if period.agent == agent]
         yield from (f"  {line}" for period in own for line in period.describe())
-        holders, gone = last[agent].holders, last[agent].gone
+        holders = last[agent].holders
+        gone = last[agent].gone
         usual = next((h for h in (AS_SAID, RECALLED) if h in holders), "beside")
         yield f"  {HINTS[gone or usual]}"
     if not last:
@@ -129,13 +131,15 @@ async def find_periods(
 ) -> list[Period]:
     """Rebuilds the requests, and says of each where it had the words."""
     rebuilder = Rebuilder(session, settings.guard, settings.window_tokens)
-    last, periods = dict[str, Period](), list[Period]()
+    last = dict[str, Period]()
+    periods = list[Period]()
     calls = list(enumerate(list_calls(session), 1))
     if settings.agent not in {None, *(call.event.author for _, call in calls)}:
         raise CommandError(f"no model call of agent {settings.agent!r} is recorded")
     for number, call in terminal.show_progress(calls, "Reading"):
         rebuilt = await rebuilder.rebuild(call)
-        name, scope = call.event.author, branch_scope(call.event)
+        name = call.event.author
+        scope = branch_scope(call.event)
         if settings.agent not in (None, name):
             continue
         owner = f"{name}@{scope}" if scope else name
@@ -158,7 +162,8 @@ class _Finder:
     """Looks for words, whatever their case and the blanks between them."""
 
     def __init__(self, words: str, session: Session) -> None:
-        self._words, self._memo = _plain(words), Memo(session.events)
+        self._words = _plain(words)
+        self._memo = Memo(session.events)
         if not self._words:
             raise CommandError('give the words to look for: why SESSION "words"')
 

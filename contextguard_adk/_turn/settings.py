@@ -211,11 +211,9 @@ class StrategySettings(Settings):
 
     @model_validator(mode="after")
     def _refuse_what_never_acts(self) -> Self:
-        given, window, trigger = (
-            self.model_fields_set,
-            self.context_window,
-            self.trigger,
-        )
+        given = self.model_fields_set
+        window = self.context_window
+        trigger = self.trigger
         if type(trigger) is int and window and trigger > window:
             raise ValueError(
                 f"trigger ({trigger:,}) is never reached: context_window is {window:,}"

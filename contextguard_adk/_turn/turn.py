@@ -41,7 +41,8 @@ MAX_PENDING_RATIO = 0.30  # Of the window, for results that the model has not se
 KEEP_TOOLS_RATIO = 0.10  # Of the window, for the results of `keep_tools`.
 MAX_USER_TOKENS = 20_000  # Of the user's messages, whatever the window.
 
-_NO_COUNTS, _NO_SIZE = Counts(), Size()
+_NO_COUNTS = Counts()
+_NO_SIZE = Size()
 
 
 @dataclass(frozen=True)
@@ -182,14 +183,16 @@ class Turn:
         stays = frozenset[int]()
         tools = self.settings.keep_tools
         room_tokens = self.budgets.window_tokens * KEEP_TOOLS_RATIO
-        messages, shown = self.messages, self.history.shown
+        messages = self.messages
+        shown = self.history.shown
         for index in reversed(self.history.history if tools else ()):
             if not has_result_of(messages[index], tools, shown[index]):
                 continue
             group = self.history.pairs.group_of(index)
             tokens = self.measure_alone([shown[i] for i in group])
             if tokens <= room_tokens and group.isdisjoint(stays | self.summarized):
-                stays, room_tokens = stays | group, room_tokens - tokens
+                stays = stays | group
+                room_tokens = room_tokens - tokens
         return stays
 
     @cached_property
@@ -267,7 +270,8 @@ class Turn:
     @property
     def draft(self) -> Draft:
         """The summary that stands in the request now; no text where there is none."""
-        history, stored = self.history, self.history.stored
+        history = self.history
+        stored = self.history.stored
         draft = Draft("", history.covered, history.model_covered, reason=self.reason)
         if stored is None:
             return draft
@@ -295,7 +299,8 @@ class Turn:
         What stays for `keep` is not among them. Where nothing is left to summarize, it
         is empty or holds only what is summarized already.
         """
-        kept, compactable = self.kept.indexes, self.compactable
+        kept = self.kept.indexes
+        compactable = self.compactable
         candidates = [i for i in compactable if i not in kept]
         wished = len(compactable) - keep_count
         if candidates and wished >= len(candidates):
@@ -313,7 +318,8 @@ class Turn:
 
 def _find_kept_steps(turn: Turn, room_tokens: int) -> KeptSteps:
     """Finds the newest messages within `keep`, and pending results, within the room."""
-    history, said = turn.history, frozenset(turn.history.user_messages)
+    history = turn.history
+    said = frozenset(turn.history.user_messages)
     steps = turn.compactable
     contents = [history.shown[index] for index in steps]
     boundaries = pair_boundaries(contents)
@@ -327,7 +333,8 @@ def _find_kept_steps(turn: Turn, room_tokens: int) -> KeptSteps:
     has_pending = contents[-1].role != "model" and steps[-1] not in said
     pending = frozenset(steps[starts[-1] :] if has_pending else ())
     most_tokens = min(turn.keep_tokens, room_tokens)
-    first, tokens = len(contents), 0
+    first = len(contents)
+    tokens = 0
     for start, end in zip(starts[::-1], [len(contents), *starts[::-1]], strict=False):
         tokens += turn.measure_alone(contents[start:end])
         if tokens > most_tokens or len(contents) - start > turn.keep_count:
@@ -338,12 +345,14 @@ def _find_kept_steps(turn: Turn, room_tokens: int) -> KeptSteps:
         # Something has to go; and a request with nothing before it is quoted.
         first = max(first, len(steps) - len({*steps}.intersection(history.turn)))
     kept = contents[first:]
-    indexes, tokens = frozenset(steps[first:]), turn.measure_alone(kept)
+    indexes = frozenset(steps[first:])
+    tokens = turn.measure_alone(kept)
     most_tokens = int(turn.budgets.working_tokens * MAX_PENDING_RATIO)
     most_tokens = max(0, min(max(most_tokens, turn.keep_tokens), room_tokens))
     if tokens <= most_tokens:
         return KeptSteps(indexes, pending, tokens)
-    measure, has_recall = turn.measure_alone, turn.has_recall
+    measure = turn.measure_alone
+    has_recall = turn.has_recall
     for tools in (turn.settings.keep_tools, ()):
         cut, tokens = fit_results(kept, most_tokens, measure, has_recall, tools)
         if tokens <= room_tokens:

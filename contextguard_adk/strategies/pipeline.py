@@ -149,7 +149,8 @@ class Pipeline(Strategy):
         """Runs the reducers when the threshold is reached."""
         if self.fullness(turn) < 1:
             return None
-        window_tokens, limit = turn.budgets.working_tokens, turn.limit_tokens
+        window_tokens = turn.budgets.working_tokens
+        limit = turn.limit_tokens
         due_tokens = min(limit, turn.budgets.threshold_tokens)
         target = min(int(self.target_token_ratio * window_tokens), due_tokens - 1)
         reduction = Reduction(turn, ask, target)

@@ -80,7 +80,8 @@ class MessageWindow(_Window):
 
     async def reduce(self, reduction: Reduction) -> StrategyResult:
         """Drops what is older than the window."""
-        kept, least = reduction.kept, self.min_messages_before_windowing
+        kept = reduction.kept
+        least = self.min_messages_before_windowing
         if reduction.relaxed.preferences:
             least = 0
         if len(kept) < max(least, self.window_size + 1):
@@ -105,7 +106,8 @@ class TokenWindow(_Window):
 
     async def reduce(self, reduction: Reduction) -> StrategyResult:
         """Drops what is older than the budget reaches."""
-        costs, turn = reduction.measure_kept(), reduction.turn
+        costs = reduction.measure_kept()
+        turn = reduction.turn
         window = turn.budgets.working_tokens / turn.correction  # In heuristic tokens.
         room = resolve_size(self.budget_tokens, window)
         if sum(costs.values()) <= room:
@@ -272,7 +274,8 @@ class SummaryCompaction(Reducer):
     async def reduce(self, reduction: Reduction) -> StrategyResult:
         """Summarizes when the request is still above the trigger."""
         window = reduction.turn.budgets.working_tokens
-        keep, target = self.preserve_recent_count, reduction.target_tokens
+        keep = self.preserve_recent_count
+        target = reduction.target_tokens
         is_relaxed = reduction.relaxed.preferences
         is_triggered = reduction.tokens >= self.trigger_threshold * window
         has_enough = len(reduction.kept) >= self.min_messages_for_summary

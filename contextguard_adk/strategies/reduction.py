@@ -115,7 +115,8 @@ class Reduction:
         covered = self.turn.older_than(keep_count)
         if self.ask.failures or not covered - self._draft.model_covered:
             return StrategyResult.NO_CHANGE
-        known, made = self._draft, await self.ask.summarize(self.turn, covered)
+        known = self._draft
+        made = await self.ask.summarize(self.turn, covered)
         summarized = known.model_covered if made.is_mechanical else made.covered
         draft = replace(known, text=made.text, model_chars=made.model_chars)
         draft = replace(draft, covered=made.covered, model_covered=summarized)

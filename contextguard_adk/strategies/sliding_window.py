@@ -82,7 +82,8 @@ class SlidingWindow(Strategy):
 
 def _is_too_much(turn: Turn, covered: frozenset[int]) -> bool:
     """Whether what would stay is too large, or large enough to fire again."""
-    history, stays = turn.history, covered | turn.kept.indexes
+    history = turn.history
+    stays = covered | turn.kept.indexes
     if turn.is_due:
         kept = [history.shown[index] for index in history.history if index not in stays]
         if turn.measure_alone(kept) > 0.10 * turn.budgets.working_tokens:

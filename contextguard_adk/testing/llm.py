@@ -195,7 +195,8 @@ class SimulatedLlm(BaseLlm):
 
     def _receive(self, request: LlmRequest, stream: bool) -> RecordedRequest:
         system = provider.list_content_texts([provider.read_system(request)])
-        ratio, media_tokens = self.token_ratio, self.media_tokens
+        ratio = self.token_ratio
+        media_tokens = self.media_tokens
         record = RecordedRequest(
             contents=list(request.contents),
             system_instruction="\n".join(system),
@@ -219,7 +220,8 @@ class SimulatedLlm(BaseLlm):
             self._counts["violations"] += 1
             record.rejected = "invalid"
             raise provider.InvalidRequestError(violation)
-        used, limit = record.prompt_tokens, self.context_window
+        used = record.prompt_tokens
+        limit = self.context_window
         if used > limit:
             self._counts["rejections"] += 1
             record.rejected = "overflow"

@@ -28,7 +28,8 @@ def list_calls(session: Session, agent: str | None = None) -> Iterator[RecordedC
         prompt_tokens = read_tokens(usage.prompt_token_count) if usage else 0
         # Text and calls of a stream may be two events of one response.
         origin = (prompt_tokens, event.author, event.invocation_id)
-        is_new, previous = origin != previous, origin
+        is_new = origin != previous
+        previous = origin
         is_wanted = event.author != "user" and agent in (None, event.author)
         if not (is_wanted and prompt_tokens and is_new):
             continue
@@ -37,7 +38,8 @@ def list_calls(session: Session, agent: str | None = None) -> Iterator[RecordedC
             if isinstance(count, int) and count > MAX_TOKENS:
                 found = f"event {index}: {name} is {count:,}"
                 raise CommandError(f"{found}; at most {MAX_TOKENS:,} are accepted")
-        name, scope = event.author, branch_scope(event)
+        name = event.author
+        scope = branch_scope(event)
         is_guarded = bool(read_facts(event).get("recovered"))
         is_guarded |= AgentState(state, name, scope=scope).read("summary") is not None
         heuristic = 0

@@ -79,7 +79,8 @@ class Comparison:
     """One session, replayed with each row's settings."""
 
     def __init__(self, rows: list[Row], replays: list[Replayed]) -> None:
-        self._rows, self._replay = rows, replays[0]
+        self._rows = rows
+        self._replay = replays[0]
         self._totals = [replay.with_guard for replay in replays]
         self._without = replays[0].without_guard
         costs = [found.cost for found in (self._without, *self._totals)]
@@ -127,7 +128,8 @@ class Comparison:
         yield PREVIEWS
         yield NEED
         windows = [call.window_tokens for call in self._replay.calls]
-        least, most = min(windows), max(windows)
+        least = min(windows)
+        most = max(windows)
         if threshold_tokens(most) <= LEAST_AUTO_TOKENS:
             yield 'In so small a window "auto" is the usual threshold.'
         if least < most:

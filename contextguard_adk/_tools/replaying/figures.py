@@ -143,7 +143,8 @@ class Replayed:
         return Totals(over, compactions, bill.usage, bill.cost, most, need, far)
 
     def to_json(self) -> dict[str, Any]:
-        without, guarded = self.without_guard, self.with_guard
+        without = self.without_guard
+        guarded = self.with_guard
         return {
             "session": self.session_id,
             "fixed_tokens": self.fixed_tokens,
@@ -178,7 +179,8 @@ def _measure_accuracy(calls: Sequence[ReplayedCall]) -> dict[str, Any] | None:
 def print_replayed(replayed: Replayed, is_complete: bool) -> None:
     """Prints the sums and the calls; of a long session those near a compaction."""
     calls = replayed.calls
-    without, guarded = replayed.without_guard, replayed.with_guard
+    without = replayed.without_guard
+    guarded = replayed.with_guard
     over = f"{without.over_window:,} without the guard → {guarded.over_window:,}"
     done = f"{guarded.compactions:,} compactions"
     print_line(f"Requests over the window: {over} with it; {done}", "bold")
@@ -237,7 +239,8 @@ def list_assumptions(has_cache: bool) -> Iterator[str]:
 
 def _list_facts(replayed: Replayed) -> Iterator[str]:
     """Says in sentences what the replay found."""
-    without, guarded = replayed.without_guard, replayed.with_guard
+    without = replayed.without_guard
+    guarded = replayed.with_guard
     fixed = ", ".join(f"{name} {n:,}" for name, n in replayed.fixed_tokens.items())
     yield f"Instruction and tools, inferred from the counts, in bytes / 4: {fixed}."
     if count := sum(call.real_tokens is None for call in replayed.calls):
@@ -254,13 +257,15 @@ def _list_facts(replayed: Replayed) -> Iterator[str]:
     saved_tokens = without.tokens - guarded.tokens
     share = f"{saved_tokens:,} ({saved_tokens / without.tokens:.0%}) saved"
     for name, found, end in (("without", without, ""), ("with", guarded, f"; {share}")):
-        usage, cost = found.usage, format_cost(found.cost)
+        usage = found.usage
+        cost = format_cost(found.cost)
         yield (
             f"Tokens {name} the guard: {found.uncached_tokens:,} uncached, "
             f"{usage.cached_tokens:,} cached, {usage.output_tokens:,} of output; "
             f"cost {cost}{end}."
         )
-    need, far = guarded.need, guarded.far
+    need = guarded.need
+    far = guarded.far
     yield (
         f"Need: {need} of {need.needed:,} values that the calls took from the "
         f"conversation were in the request; far back, {far} of {far.needed:,}."

@@ -63,8 +63,10 @@ class Needs:
         self, call: RecordedCall, whole: Sequence[types.Content], window_tokens: int
     ) -> list[Needed]:
         """Finds what a call needed of the whole request before it."""
-        places, needed = self._locate(self._values[call.index], whole), []
-        far_end, near_chars = len(whole), 2 * window_tokens  # Half of it, by bytes / 4.
+        places = self._locate(self._values[call.index], whole)
+        needed = []
+        far_end = len(whole)
+        near_chars = 2 * window_tokens  # Half of it, by bytes / 4.
         while places and far_end and near_chars >= 0:
             far_end -= 1
             near_chars -= self._count_chars(whole[far_end])
@@ -89,7 +91,9 @@ class Needs:
         self, values: list[str], contents: Sequence[types.Content]
     ) -> dict[str, int]:
         """Finds the last of some contents in which each value stands, if any."""
-        known, others, found = dict[int, int](), list[tuple[int, str]](), {}
+        known = dict[int, int]()
+        others = list[tuple[int, str]]()
+        found = {}
         for place, content in enumerate(contents if values else ()):
             for part in parts_of(content):
                 if (number := self._numbers.get(_key(part))) is None:

@@ -67,13 +67,15 @@ class Scale:
 
     def of_sent(self, count: int) -> float:
         """The same of what a guard sends: as recorded, if that is what was sent."""
-        sent, ratio = (self.last and self.last.heuristic_tokens), self.ratio
+        sent = self.last and self.last.heuristic_tokens
+        ratio = self.ratio
         is_same = sent and abs(count / sent - 1) < 0.05
         return self.last.ratio or ratio if self.last and is_same else ratio
 
     def read(self, call: RecordedCall, count: int) -> bool:
         """Reads a recorded count; returns whether it is that of the whole history."""
-        sent, last = call.heuristic_tokens or 0, self.last
+        sent = call.heuristic_tokens or 0
+        last = self.last
         # A preview leaves no other trace.
         is_whole = not (call.is_guarded or (sent and count > 1.03 * sent + 30))
         if is_whole:
@@ -81,13 +83,15 @@ class Scale:
         elif call.ratio and last is None:
             self.ratio = call.ratio
         elif last:
-            density, new = self.ratio, sent - (last.heuristic_tokens or sent)
+            density = self.ratio
+            new = sent - (last.heuristic_tokens or sent)
             if new > 0 and not read_facts(call.event):  # Else it may be a summary.
                 found = (call.prompt_tokens - last.prompt_tokens) / new
                 density = min(max(found, 0.2), 5.0)
             grown = max(0, count - self._last_bytes)
             self.ratio += grown * (density - self.ratio) / count
-        self.last, self._last_bytes = call, count
+        self.last = call
+        self._last_bytes = count
         return is_whole
 
 
@@ -134,7 +138,8 @@ class _RecordedModel(BaseLlm):
 
     def _read(self, request: LlmRequest) -> tuple[int, int]:
         """Counts bytes / 4, and the tokens that a cache serves of them."""
-        memo, contents = self.memo, request.contents
+        memo = self.memo
+        contents = request.contents
         head = estimate_config_tokens(request.config)
         count = max(1, head + memo.estimate_tokens(contents))
         if not self.has_cache:
@@ -173,7 +178,8 @@ class Side:
         memo: Memo,
         has_cache: bool = False,
     ) -> None:
-        self._model, self._recorded = model, recorded
+        self._model = model
+        self._recorded = recorded
         later = {key for event in recorded.events for key in event.actions.state_delta}
         state = {k: v for k, v in recorded.state.items() if k not in later}
         update = {"state": _own_state(state), "events": []}
@@ -204,7 +210,8 @@ class Side:
             if start > older.end:
                 new = await self._build(invocation, agent, events[older.end : start])
                 older.contents += new.contents
-                older.end, older.count = start, older.count + 1
+                older.end = start
+                older.count = older.count + 1
             request = await self._build(invocation, agent, events[start:])
             request.contents = [*older.contents, *request.contents]
             if older.count & (older.count - 1) or start < older.end:
@@ -262,7 +269,8 @@ class Side:
                 callback_context=context, llm_response=response
             )
         assert self.llm.last is not None, "The model has just noted it."
-        (request, usage), self.llm.last = self.llm.last, None
+        (request, usage) = self.llm.last
+        self.llm.last = None
         # An exempt agent has no record of it.
         return Sent(request, usage, self.records.pop() if self.records else None)
 
