@@ -215,7 +215,7 @@ async def _view(state: _Stored) -> tuple[int, str, list[str]]:
     stored = stored.model_copy(update={"beside": beside, "has_recall": False})
     history = History(request.contents, invocation, said, stored)
     text = content_text(render_head(history, stored, covered := history.covered))
-    others = (i for i in history.history if i not in covered)
+    others = (i for i in history.indexes if i not in covered)
     older = [i for i in others if i < max(covered, default=0)]
     kept = [entry.text for entry in render_entries(request.contents, older)]
     last_id = stored.last_event or history.last_event(covered)

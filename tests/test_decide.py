@@ -14,9 +14,9 @@ from contextguard_adk._core.decide import TABLE, Step, decide
 from contextguard_adk._history.history import History
 from contextguard_adk._history.stored import AgentRecord, StoredSummary
 from contextguard_adk._measuring.budgets import plan_budgets
-from contextguard_adk._runtime.sessions import Paid, SessionFacts
+from contextguard_adk._runtime.memory import Paid, SessionFacts
 from contextguard_adk._runtime.state import AgentState
-from contextguard_adk._turn.values import ModelFacts, Size
+from contextguard_adk._turn.facts import ModelFacts, Size
 from contextguard_adk.records import Origin
 from contextguard_adk.strategies import Draft, Turn
 from tests.builders import model, user

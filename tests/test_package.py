@@ -6,7 +6,6 @@ import ast
 import json
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
 from graphlib import TopologicalSorter
@@ -43,9 +42,6 @@ __main__
 """
 """A folder may import those of the lines above it, and so may a module that stands
 beside the folders."""
-
-MAX_LINES = 500
-MAX_MODULES = 13
 
 
 @cache
@@ -114,15 +110,6 @@ def nearest(modules: set[str]) -> Callable[[str], str]:
         return name
 
     return find
-
-
-def test_files_and_folders_stay_small() -> None:
-    """A file is read in one sitting, a folder at one glance."""
-    paths = [*PACKAGE.rglob("*.py")]
-    lines = {str(path): path.read_text().count("\n") for path in paths}
-    assert not {path: count for path, count in lines.items() if count > MAX_LINES}
-    modules = Counter(str(path.parent) for path in paths if path.stem[0] != "_")
-    assert not {path: count for path, count in modules.items() if count > MAX_MODULES}
 
 
 def test_the_simulated_provider_does_not_know_the_guard() -> None:

@@ -18,8 +18,8 @@ from contextguard_adk._providers.registry import resolve_costs
 from contextguard_adk._runtime.runs import Guard, Run
 from contextguard_adk._runtime.scopes import call_key
 from contextguard_adk._support.log import log_failures
+from contextguard_adk._turn.facts import Count
 from contextguard_adk._turn.units import Answered
-from contextguard_adk._turn.values import Count
 from contextguard_adk.records import METADATA_KEY, CallRecord, describe_call
 
 logger = logging.getLogger("contextguard_adk.answers")

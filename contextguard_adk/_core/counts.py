@@ -18,9 +18,9 @@ from contextguard_adk._measuring.calibration import (
     request_script_discount,
 )
 from contextguard_adk._measuring.tokens import Memo, estimate_config_tokens, media_bytes
+from contextguard_adk._runtime.memory import Seen
 from contextguard_adk._runtime.runs import SentCall
-from contextguard_adk._runtime.sessions import Seen
-from contextguard_adk._turn.values import Count, Counts
+from contextguard_adk._turn.facts import Count, Counts
 
 # Of bytes / 4, less what the scripts of a text may save: Georgian takes 0.42 of it,
 # Hindi 0.45. A lower count leaves out what a cache held, or what was cut.

@@ -110,7 +110,7 @@ def minimize(turn: Turn, room_tokens: int, factor: float) -> list[types.Content]
     if head and short and short.has_continuation and request is not None:
         is_quoted = short.request == history.fingerprint(request).hex()
         request = None if is_quoted else request
-    args = factor, head, request, history.turn, history.memo
+    args = factor, head, request, history.running_turn, history.memo
     return put_in_order(reduce_contents(history.shown, room_tokens, *args), mover)
 
 

@@ -22,10 +22,10 @@ from contextguard_adk._providers.registry import (
     MIN_WINDOW_TOKENS,
     resolve_context_window,
 )
-from contextguard_adk._runtime.sessions import Limit
+from contextguard_adk._runtime.memory import Limit
 from contextguard_adk._support.log import warn_once
+from contextguard_adk._turn.facts import ModelFacts
 from contextguard_adk._turn.units import Answered
-from contextguard_adk._turn.values import ModelFacts
 
 logger = logging.getLogger("contextguard_adk.limits")
 

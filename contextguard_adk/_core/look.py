@@ -19,8 +19,8 @@ from contextguard_adk._measuring.calibration import estimate_prompt_tokens, firs
 from contextguard_adk._measuring.tokens import estimate_config_tokens
 from contextguard_adk._summaries.compose import render, shape
 from contextguard_adk._support.log import warn_once
+from contextguard_adk._turn.facts import Size
 from contextguard_adk._turn.turn import KEEP_TOOLS_RATIO, Turn
-from contextguard_adk._turn.values import Size
 
 logger = logging.getLogger("contextguard_adk.call")
 

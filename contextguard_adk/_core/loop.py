@@ -24,15 +24,15 @@ from contextguard_adk._core.limits import fit_output, use_hearsay, warn_reserved
 from contextguard_adk._core.look import leave_out_rest, look
 from contextguard_adk._core.pay import Payer, plan_background
 from contextguard_adk._history.contents import has_result_of
+from contextguard_adk._runtime.memory import Paid
 from contextguard_adk._runtime.runs import SentCall
 from contextguard_adk._runtime.scopes import call_key
-from contextguard_adk._runtime.sessions import Paid
 from contextguard_adk._shapes.sealed_thoughts import find_lost_cause
 from contextguard_adk._summaries.compose import compose
 from contextguard_adk._support.log import log_failures, warn_once
+from contextguard_adk._turn.facts import Counts, Outcome
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.units import Compacted
-from contextguard_adk._turn.values import Counts, Outcome
 from contextguard_adk.records import CompactionRecord, PressureRecord
 
 logger = logging.getLogger("contextguard_adk.call")

@@ -16,8 +16,8 @@ from contextguard_adk._core.decide import is_worth_it, may_begin_in_background
 from contextguard_adk._history.contents import keep_pairs_whole
 from contextguard_adk._history.draft import Draft
 from contextguard_adk._listeners.metrics import count_summaries
+from contextguard_adk._runtime.memory import Paid, Session
 from contextguard_adk._runtime.runs import Guard
-from contextguard_adk._runtime.sessions import Paid, Session
 from contextguard_adk._summaries.ask import Ask
 from contextguard_adk._summaries.compose import compose
 from contextguard_adk._support.log import log_failures, warn_once

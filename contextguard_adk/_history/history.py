@@ -72,7 +72,7 @@ class History:
     @cached_property
     def told(self) -> Sequence[types.Content]:
         """The contents as they may leave: for a summarizer, or session state."""
-        return self.redactor.contents(self.contents, self.memo.get)
+        return self.redactor.contents(self.contents, self.memo.remember)
 
     @cached_property
     def shown(self) -> list[types.Content]:
@@ -85,7 +85,7 @@ class History:
     @cached_property
     def previewed(self) -> frozenset[int]:
         """Contents of the history that the agent is not shown whole."""
-        return frozenset(self._previews).intersection(self._previews and self.history)
+        return frozenset(self._previews).intersection(self._previews and self.indexes)
 
     @cached_property
     def _previews(self) -> dict[int, types.Content]:
@@ -98,13 +98,15 @@ class History:
             size_bytes = sum(map(self.memo.part_bytes, results))
             if index in summarized or self.preview.fits(size_bytes):
                 continue
-            see = partial(self.memo.get, self.preview, content, content.parts or ())
+            see = partial(
+                self.memo.remember, self.preview, content, content.parts or ()
+            )
             if shown := self._once((index, self.preview), see):
                 previews[index] = shown
         return previews
 
     @cached_property
-    def history(self) -> list[int]:
+    def indexes(self) -> list[int]:
         """The contents that derive from session events."""
         found = find_history(self.contents, self._index, self._transient)
         return sorted({*found, *self._rewritten})
@@ -165,11 +167,13 @@ class History:
 
     def spell(self, content: types.Content) -> bytes:
         """The fingerprint of a content as it stands."""
-        return self.memo.get(fingerprint, content, content.parts or (), content.role)
+        return self.memo.remember(
+            fingerprint, content, content.parts or (), content.role
+        )
 
     def release(self) -> None:
         """Forgets the run, after computing what depends on it."""
-        _ = self.request_index, self.calls, *map(self.fingerprint, self.history)
+        _ = self.request_index, self.calls, *map(self.fingerprint, self.indexes)
         self._invocation = None
 
     @cached_property
@@ -181,7 +185,7 @@ class History:
             if event.author == "user":
                 parts = [*parts_of(contents[index]), *parts_of(event.content)]
                 contents[index] = types.Content(role="user", parts=parts)
-        told = [i for i in self.history if i not in self.outputs]
+        told = [i for i in self.indexes if i not in self.outputs]
         live = find_current_request(contents, told, user_content)
         has_message = content_text(user_content) or media_parts(user_content)
         if live is not None or (parts_of(user_content) and not has_message):
@@ -227,21 +231,21 @@ class History:
                 return any(part.code_execution_result for part in parts)
             return self._index.is_output(self.contents[index])
 
-        return frozenset(filter(is_output, self.history))
+        return frozenset(filter(is_output, self.indexes))
 
     @cached_property
-    def turn(self) -> list[int]:
+    def running_turn(self) -> list[int]:
         """History of the running turn: what follows the user's request."""
         newest = max(self.user_messages, default=-1)
         start = self.request_index
-        return [i for i in self.history if i > (newest if start is None else start)]
+        return [i for i in self.indexes if i > (newest if start is None else start)]
 
     @cached_property
     def user_messages(self) -> list[int]:
         """What the user wrote: nothing of tools, executed code or other agents."""
         others = {i for i, e in self._rewritten.items() if e.author != "user"}
         others |= self.outputs
-        texts = (i for i in self.history if is_user_text(self.contents[i]))
+        texts = (i for i in self.indexes if is_user_text(self.contents[i]))
         return [index for index in texts if index not in others]
 
     @cached_property
@@ -276,7 +280,7 @@ class History:
     def _align(self, covered: Covered) -> dict[int, int]:
         """Finds what is covered, with its position there."""
         count = covered.content_count
-        indexes = self.history
+        indexes = self.indexes
         prints = [self.fingerprint(index) for index in indexes[:count]]
         if len(prints) == count and cover(prints) == covered:
             return dict(zip(indexes, range(count), strict=False))
@@ -317,13 +321,13 @@ class History:
         if index < 0:
             return ""
         wanted = self.fingerprint(index)
-        same = sum(self.fingerprint(i) == wanted for i in self.history if i <= index)
+        same = sum(self.fingerprint(i) == wanted for i in self.indexes if i <= index)
         return f"{wanted.hex()}.{same}"
 
     def find_place(self, name: str) -> int:
         """Returns the index of what `name_place` named; -1 if it is not there."""
         digest, _, number = name.partition(".")
-        history = self.history if name else ()
+        history = self.indexes if name else ()
         same = [i for i in history if self.fingerprint(i).hex() == digest]
         if number.isdecimal() and len(number) < 10:  # Python refuses huge numbers.
             same = same[: int(number)]
@@ -335,7 +339,7 @@ class History:
             return {}
         upto = self.find_place(stored.truncated_upto)
         short = dict[int, types.Content]()
-        for i in (i for i in self.history if i <= upto):
+        for i in (i for i in self.indexes if i <= upto):
             whole = self.contents[i] if stored.has_recall else None
             key = i, i in self.previewed and self.preview, how, stored.has_recall
             cut = partial(truncate_content, self.shown[i], how, whole)
@@ -345,10 +349,10 @@ class History:
 
     def last_event(self, covered: frozenset[int]) -> str:
         """The id of the newest event that these contents tell of; "" if unknown."""
-        told = ((self.fingerprint(i), i in covered) for i in reversed(self.history))
+        told = ((self.fingerprint(i), i in covered) for i in reversed(self.indexes))
         return find_last_event(self.events[: self._event_count], told, self.spell)
 
     def cover(self, indexes: frozenset[int]) -> Covered:
         """Builds what a summary of these contents is stored with."""
-        prints = [self.fingerprint(i) if i in indexes else b"" for i in self.history]
+        prints = [self.fingerprint(i) if i in indexes else b"" for i in self.indexes]
         return cover(prints)

@@ -42,7 +42,7 @@ def _find_start(event: Compacted) -> float | None:
     stored = event.outcome.stored
     covered = event.outcome.draft.covered
     quoted = find_quoted(history, stored, covered)
-    left = [i for i in history.history if i not in covered or i == quoted]
+    left = [i for i in history.indexes if i not in covered or i == quoted]
     before = frozenset(range(min(left, default=len(history.contents))))
     newest = history.last_event(before)
     events = history.events

@@ -6,10 +6,10 @@ import logging
 import math
 from dataclasses import replace
 
-from contextguard_adk._runtime.sessions import EqualCounts, Limit
+from contextguard_adk._runtime.memory import EqualCounts, Limit
 from contextguard_adk._support.log import warn_once
+from contextguard_adk._turn.facts import Count
 from contextguard_adk._turn.units import Answered, Listener
-from contextguard_adk._turn.values import Count
 
 logger = logging.getLogger("contextguard_adk.limits")
 

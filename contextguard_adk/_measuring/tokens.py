@@ -258,7 +258,7 @@ class Memo:
             if part and (payload := _payload_of(part)) is not None
         }
 
-    def get(
+    def remember(
         self,
         compute: Callable[[Any], V],
         value: types.Content | types.Part,
@@ -282,7 +282,9 @@ class Memo:
         return result
 
     def measure_part(self, part: types.Part | None) -> PartMeasure:
-        return self.get(self._measure, part, (part,)) if part else measure_part(part)
+        return (
+            self.remember(self._measure, part, (part,)) if part else measure_part(part)
+        )
 
     @cached_property
     def _measure(self) -> Callable[[types.Part], PartMeasure]:

@@ -102,10 +102,10 @@ async def _load_items(
 def _list_items(
     history: History, contents: Sequence[types.Content]
 ) -> tuple[list[Item], list[Item]]:
-    told = history.redactor.contents(contents, history.memo.get)
+    told = history.redactor.contents(contents, history.memo.remember)
     stored = history.stored
     older = list_items(told, range(len(told)), wholes=contents)
-    indexes = history.history
+    indexes = history.indexes
     wholes = history.contents
     items = list_items(history.told, indexes, history.outputs, wholes)[::-1]
     hidden = {-1, *history.covered, *history.previewed}

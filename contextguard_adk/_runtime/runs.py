@@ -22,8 +22,8 @@ from contextguard_adk._measuring.tokens import Memo
 from contextguard_adk._providers.clients import find_llm, json_form
 from contextguard_adk._providers.costs import Costs
 from contextguard_adk._providers.registry import ModelRegistry
+from contextguard_adk._runtime.memory import BoundedDict, Limit, Paid, Session
 from contextguard_adk._runtime.scopes import CallKey, branch_scope, name_session
-from contextguard_adk._runtime.sessions import BoundedDict, Limit, Paid, Session
 from contextguard_adk._runtime.state import COMPACTED_KEY, AgentState, RunWrites
 from contextguard_adk._support.observers import Observers
 from contextguard_adk._support.redaction import Redactor

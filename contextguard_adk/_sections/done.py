@@ -61,7 +61,7 @@ class DoneCalls(Section):
         self, turn: Turn, covered: frozenset[int], known: JsonValue, room_tokens: int
     ) -> JsonValue:
         """Lists the calls anew, also those that an earlier summary stood for."""
-        steps = sorted(covered.intersection(turn.history.turn))
+        steps = sorted(covered.intersection(turn.history.running_turn))
         budget_tokens = int(turn.budgets.working_tokens * DONE_RATIO)
 
         def count(text: str) -> int:
@@ -122,13 +122,13 @@ def _completed_calls(
         call = said.call
         if response is None or call is None or response.name in _UNLISTED:
             continue
-        outcome, is_failed = memo.get(_read_result, said.part, (said.part,))
+        outcome, is_failed = memo.remember(_read_result, said.part, (said.part,))
         whole = said.whole
         yield _Call(
             name=_one_line(response.name or "?"),
             args={_one_line(k): _one_line(v) for k, v in _flatten(call.args or {})},
             outcome=outcome,
-            handle=memo.get(handle_of, whole, (whole,)) if whole else "",
+            handle=memo.remember(handle_of, whole, (whole,)) if whole else "",
             is_failed=is_failed,
         )
 

@@ -23,7 +23,7 @@ from contextguard_adk._history.history import History
 from contextguard_adk._history.text import payload_text, walk_parts
 from contextguard_adk._measuring.budgets import excerpt
 from contextguard_adk._measuring.tokens import text_bytes
-from contextguard_adk._runtime.sessions import BoundedDict
+from contextguard_adk._runtime.memory import BoundedDict
 from contextguard_adk._support.phrases import VALUES, quote_line, quote_stored
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.units import Section

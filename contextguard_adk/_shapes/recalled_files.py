@@ -28,7 +28,7 @@ def attach_recalled_files(
         return contents
 
     mover = MediaMover.of(turn)
-    known = {i.handle: i for i in list_items(turn.messages, turn.history.history)}
+    known = {i.handle: i for i in list_items(turn.messages, turn.history.indexes)}
     attached: list[types.Content] = []
     for content in contents:
         files: list[types.Content] = []

@@ -306,7 +306,7 @@ def _spell_message(role: str | None, parts: Sequence[types.Part], memo: Memo) ->
     tools = (part.function_call or part.function_response for part in said)
     ids = ",".join((tool.id or "") for tool in tools if tool)
     content = types.Content.model_construct(role=role, parts=said)
-    return memo.get(fingerprint, content, said, role) + ids.encode()
+    return memo.remember(fingerprint, content, said, role) + ids.encode()
 
 
 def _spell_tools(config: types.GenerateContentConfig) -> Iterator[bytes]:

@@ -27,8 +27,8 @@ from contextguard_adk._providers.registry import (
     resolve_output_limit,
 )
 from contextguard_adk._providers.retry import is_transient, name_error
+from contextguard_adk._runtime.memory import Session
 from contextguard_adk._runtime.runs import Guard
-from contextguard_adk._runtime.sessions import Session
 from contextguard_adk._sections.done import DONE_RATIO
 from contextguard_adk._shapes.sealed_thoughts import newest_thoughts
 from contextguard_adk._summaries import compose
@@ -42,8 +42,8 @@ from contextguard_adk._summaries.write import (
     write_mechanical_summary,
 )
 from contextguard_adk._support.log import warn_once
+from contextguard_adk._turn.facts import Outcome
 from contextguard_adk._turn.turn import Turn
-from contextguard_adk._turn.values import Outcome
 from contextguard_adk.errors import SummaryError, UnusableAnswerError
 from contextguard_adk.records import Usage
 
@@ -205,7 +205,7 @@ class Ask:
             count = sum(2 - getattr(e, "is_blocked", True) for e in self.failures)
             history = self._turn.history
             failed = self._session.facts.failed
-            newest = history.name_place(max(history.history, default=-1))
+            newest = history.name_place(max(history.indexes, default=-1))
             self._session.note(failed=failed.after(name, count, newest))
             costs = resolve_costs(name, self._guard.prices, self._guard.registry)
             cost = price_calls(usages, costs)
@@ -345,7 +345,7 @@ def _find_conversation(turn: Turn, summarized: Collection[int]) -> list[types.Co
             return []
     if newest_thoughts(contents):
         return list(contents)  # They may need all that stands before them.
-    known = set(history.history)
+    known = set(history.indexes)
     foreign = [i for i in range(len(history.contents)) if i not in known]
     if foreign and foreign[0] < min(known, default=0):
         return []

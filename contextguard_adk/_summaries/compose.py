@@ -26,8 +26,8 @@ from contextguard_adk._history.stored import MAX_SUMMARY_CHARS, StoredSummary
 from contextguard_adk._measuring.budgets import shorten, shorten_to_tokens
 from contextguard_adk._shapes.moved_media import MediaMover
 from contextguard_adk._support import phrases
+from contextguard_adk._turn.facts import Outcome
 from contextguard_adk._turn.turn import Turn
-from contextguard_adk._turn.values import Outcome
 
 _CONTINUATION = (
     phrases.SYSTEM + "The conversation was compacted because {why}. "
@@ -191,7 +191,7 @@ def render(
     if not covered and not stored.text:
         return contents
     head = [render_head(history, stored, covered, MediaMover.of(turn))]
-    first = min(covered, default=min(history.history, default=0))
+    first = min(covered, default=min(history.indexes, default=0))
     before = [contents[i] for i in range(first) if i not in covered]
     after = [contents[i] for i in range(first, len(contents)) if i not in covered]
     return [*before, *join_messages(head, after)]

@@ -140,7 +140,7 @@ class Rebuilder:
 
     def _spell(self, content: types.Content) -> bytes:
         parts = content.parts or ()
-        return self.memo.get(fingerprint, content, parts, content.role)
+        return self.memo.remember(fingerprint, content, parts, content.role)
 
     def _find_new(
         self, rebuilt: Rebuilt, known: Counter[bytes]

@@ -194,7 +194,7 @@ class _Finder:
 
     def _has(self, part: types.Part) -> bool:
         # Every request repeats the parts of those before it.
-        return self._memo.get(self._search, part, (part,))
+        return self._memo.remember(self._search, part, (part,))
 
     def _search(self, part: types.Part) -> bool:
         return self._words in _plain(read_part(part))

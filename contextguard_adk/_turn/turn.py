@@ -30,11 +30,11 @@ from contextguard_adk._measuring.calibration import (
     estimate_prompt_tokens,
     token_counter,
 )
-from contextguard_adk._runtime.sessions import SessionFacts
+from contextguard_adk._runtime.memory import SessionFacts
 from contextguard_adk._runtime.state import AgentState
 from contextguard_adk._support.settings import resolve_size
+from contextguard_adk._turn.facts import Counts, KeptSteps, ModelFacts, Size
 from contextguard_adk._turn.settings import StrategySettings
-from contextguard_adk._turn.values import Counts, KeptSteps, ModelFacts, Size
 from contextguard_adk.records import Origin
 
 MAX_PENDING_RATIO = 0.30  # Of the window, for results that the model has not seen.
@@ -185,7 +185,7 @@ class Turn:
         room_tokens = self.budgets.window_tokens * KEEP_TOOLS_RATIO
         messages = self.messages
         shown = self.history.shown
-        for index in reversed(self.history.history if tools else ()):
+        for index in reversed(self.history.indexes if tools else ()):
             if not has_result_of(messages[index], tools, shown[index]):
                 continue
             group = self.history.pairs.group_of(index)
@@ -199,18 +199,18 @@ class Turn:
     def compactable(self) -> list[int]:
         """History that a model has not summarized yet and that may be."""
         others = self.summarized | self.stays
-        return [index for index in self.history.history if index not in others]
+        return [index for index in self.history.indexes if index not in others]
 
     @property
     def uncovered(self) -> list[int]:
         """History beside the summary, but for what `keep_tools` holds."""
         others = self.history.covered | self.stays
-        return [i for i in self.history.history if i not in others]
+        return [i for i in self.history.indexes if i not in others]
 
     @cached_property
     def fixed_contents(self) -> list[types.Content]:
         """The contents that no compaction can remove."""
-        removable = set(self.history.history) - self.stays
+        removable = set(self.history.indexes) - self.stays
         return [c for i, c in enumerate(self.history.shown) if i not in removable]
 
     @cached_property
@@ -343,7 +343,9 @@ def _find_kept_steps(turn: Turn, room_tokens: int) -> KeptSteps:
     first = min(first, starts[-1]) if has_pending else first
     if first == 0 or steps[first:][:1] == [history.request_index]:
         # Something has to go; and a request with nothing before it is quoted.
-        first = max(first, len(steps) - len({*steps}.intersection(history.turn)))
+        first = max(
+            first, len(steps) - len({*steps}.intersection(history.running_turn))
+        )
     kept = contents[first:]
     indexes = frozenset(steps[first:])
     tokens = turn.measure_alone(kept)

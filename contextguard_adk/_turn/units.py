@@ -18,8 +18,8 @@ from contextguard_adk._runtime.runs import Guard, Run, SentCall
 from contextguard_adk._runtime.scopes import call_key
 from contextguard_adk._runtime.state import AgentState
 from contextguard_adk._support.phrases import quote_stored
+from contextguard_adk._turn.facts import Count, Outcome
 from contextguard_adk._turn.turn import Turn
-from contextguard_adk._turn.values import Count, Outcome
 from contextguard_adk.records import CompactionRecord, Usage
 
 

@@ -14,8 +14,8 @@ from contextguard_adk._history.contents import (
 from contextguard_adk._history.draft import Draft
 from contextguard_adk._history.truncation import Truncation
 from contextguard_adk._summaries.ask import Ask
+from contextguard_adk._turn.facts import Outcome
 from contextguard_adk._turn.turn import Turn
-from contextguard_adk._turn.values import Outcome
 
 
 class StrategyResult(Enum):
@@ -61,7 +61,7 @@ class Reduction:
     @property
     def kept(self) -> list[int]:
         """Indexes of the messages that are still sent, oldest first."""
-        return [i for i in self.turn.history.history if i not in self._draft.covered]
+        return [i for i in self.turn.history.indexes if i not in self._draft.covered]
 
     @property
     def protected(self) -> frozenset[int]:

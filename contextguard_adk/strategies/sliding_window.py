@@ -85,7 +85,7 @@ def _is_too_much(turn: Turn, covered: frozenset[int]) -> bool:
     history = turn.history
     stays = covered | turn.kept.indexes
     if turn.is_due:
-        kept = [history.shown[index] for index in history.history if index not in stays]
+        kept = [history.shown[index] for index in history.indexes if index not in stays]
         if turn.measure_alone(kept) > 0.10 * turn.budgets.working_tokens:
             return True
     return expect_tokens(turn, covered) > turn.limit_tokens

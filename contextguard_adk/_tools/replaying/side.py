@@ -144,7 +144,7 @@ class _RecordedModel(BaseLlm):
         count = max(1, head + memo.estimate_tokens(contents))
         if not self.has_cache:
             return count, 0
-        names = [memo.get(fingerprint, c, c.parts or (), c.role) for c in contents]
+        names = [memo.remember(fingerprint, c, c.parts or (), c.role) for c in contents]
         now = [str(request.config.system_instruction), head, *names]
         pairs = [zip(old, now, strict=False) for old in self.cached]
         begins = [sum(1 for _ in takewhile(lambda p: p[0] == p[1], p)) for p in pairs]
