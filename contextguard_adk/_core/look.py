@@ -52,7 +52,7 @@ def look(call: Call, bounds: Bounds, is_settled: bool = False) -> Turn:
         model=model,
         record=state.record,
         state=state,
-        facts=call.session.facts,
+        facts=call.memory.facts,
         budgets=plan_call(call, model, bounds),
         counts=call.counts,
         reason="overflow" if bounds.is_rejected else reason,
@@ -60,7 +60,7 @@ def look(call: Call, bounds: Bounds, is_settled: bool = False) -> Turn:
         has_recall=has_recall,
         is_observed=call.is_observed,
         is_settled=is_settled,
-        is_writing=call.session.pending.is_under_way,
+        is_writing=call.memory.pending.is_under_way,
         config=request.config,
     )
     turn = _measure(_render(turn), bounds)
