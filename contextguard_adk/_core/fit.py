@@ -16,6 +16,9 @@ from contextguard_adk._history.contents import (
     pair_boundaries,
     parts_of,
 )
+from contextguard_adk._history.joining import join_new_texts
+from contextguard_adk._history.moved_media import MediaMover
+from contextguard_adk._history.order import put_in_order
 from contextguard_adk._history.text import payload_text
 from contextguard_adk._history.truncation import list_names, name_rest
 from contextguard_adk._measuring.budgets import shorten_to_tokens
@@ -24,9 +27,6 @@ from contextguard_adk._measuring.density import estimate_text_density
 from contextguard_adk._measuring.tokens import Memo, estimate_config_tokens
 from contextguard_adk._providers.clients import json_form
 from contextguard_adk._sections.done import write_done_list
-from contextguard_adk._shapes.moved_media import MediaMover
-from contextguard_adk._shapes.one_text import join_new_texts
-from contextguard_adk._shapes.repair import put_in_order
 from contextguard_adk._summaries.compose import render_head, shorten_stored
 from contextguard_adk._support.phrases import SYSTEM, quote
 from contextguard_adk._turn.turn import Turn
@@ -97,7 +97,7 @@ def minimize(turn: Turn, room_tokens: int, factor: float) -> list[types.Content]
     """Returns summary, current request and the newest contents that fit."""
     history = turn.history
     head = list[types.Content]()
-    mover = MediaMover.of(turn)
+    mover = turn.media_mover
     short = None
     for short in shorten_stored(turn, history.stored):
         head = [render_head(history, short, history.covered, mover)]

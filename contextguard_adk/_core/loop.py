@@ -27,8 +27,7 @@ from contextguard_adk._history.contents import has_result_of
 from contextguard_adk._runtime.memory import Paid
 from contextguard_adk._runtime.runs import SentCall
 from contextguard_adk._runtime.scopes import call_key
-from contextguard_adk._shapes.sealed_thoughts import LostThoughts, find_lost_cause
-from contextguard_adk._summaries.compose import compose
+from contextguard_adk._summaries.compose import compose, watch
 from contextguard_adk._support.log import log_failures, warn_once
 from contextguard_adk._turn.facts import Counts, Outcome
 from contextguard_adk._turn.turn import Turn
@@ -197,11 +196,13 @@ async def send(call: Call, turn: Turn) -> None:
     original = request.contents
     warn_reserved_output(turn.agent, turn.budgets)
     if not call.is_observed:
-        if turn.is_changed(turn.contents):
+        is_changed = turn.is_changed(turn.contents)
+        if is_changed:
             request.contents = list(turn.contents)
         declare_tools(call, turn)
         fit_output(call, model, turn.tokens)
-        _warn_lost_thoughts(call, turn)
+        if is_changed and call.compaction is None:
+            watch(turn, memory)
         run_id = call.run.invocation_id
         compacted_run = run_id if call.is_compacted else ""
         memory.facts = replace(memory.facts, compacted_run=compacted_run)
@@ -255,19 +256,6 @@ def declare_tools(call: Call, turn: Turn) -> None:
         if made.name not in call.request.tools_dict:
             call.request.append_tools([made])
         call.request.tools_dict[made.name] = made
-
-
-def _warn_lost_thoughts(call: Call, turn: Turn) -> None:
-    """Warns once of what others change again and again: it costs all thoughts."""
-    if call.compaction or not (changed := find_lost_cause(turn)):
-        return
-    count = call.memory.facts.unit(LostThoughts).changed_count + 1
-    call.memory.keep(LostThoughts(count))
-    if count == 2:
-        message = "Agent %r: %s changed between calls, so that the thoughts of its "
-        message += "model cannot be sent again. Keep what changes often out of the "
-        message += "instruction, the tools and older messages."
-        warn_once(logger, message, turn.agent, changed)
 
 
 def _warn_fixed_part(turn: Turn) -> None:

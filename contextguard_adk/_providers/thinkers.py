@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from contextguard_adk._providers.clients import name_client
@@ -32,14 +33,32 @@ class Thinker:
     is_alias: bool
 
     @classmethod
-    def of(cls, llm: object, model: str, binds: bool | None = None) -> Thinker:
-        """Describes a model by its client and its name, unless `binds` is known."""
+    def of(
+        cls,
+        llm: object,
+        model: str,
+        binds: bool | None = None,
+        helped: Mapping[str, str] | None = None,
+    ) -> Thinker:
+        """Describes a model by its client and its name.
+
+        Args:
+            llm: The model as ADK calls it; None where it is not known.
+            model: The name that the request goes to.
+            binds: Whether it checks its thoughts, as a setting says; None for no word.
+            helped: What has helped against refusals. `binds` names a model that checks
+                its thoughts, `free` one that does not. Its word goes before the name's.
+        """
+        shown = helped or {}
+        if binds is None and model in (shown.get("binds"), shown.get("free")):
+            binds = model == shown.get("binds")
+
         client = name_client(llm)
         named = name_family(model)
         family = "claude" if client == "AnthropicLlm" and not named else named
         if binds is None and family:
             binds = _binds(model.lower()) if family == "claude" else False
-        return cls(client, family, binds, not named)
+        return cls(client, family, binds, is_alias=not named)
 
     @property
     def may_bind(self) -> bool:

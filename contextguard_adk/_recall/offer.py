@@ -26,9 +26,8 @@ from contextguard_adk._history.adk_events import (
 from contextguard_adk._history.history import History
 from contextguard_adk._history.text import Item, list_items
 from contextguard_adk._providers.clients import answers_freely
+from contextguard_adk._providers.thinkers import Thinker
 from contextguard_adk._recall.tool import DECLARATION, RecallHistoryTool
-from contextguard_adk._shapes.moved_media import MediaMover
-from contextguard_adk._shapes.sealed_thoughts import thinker_of
 from contextguard_adk._support.log import warn_once
 from contextguard_adk._support.redaction import Redactor
 from contextguard_adk._turn.settings import StrategySettings
@@ -69,7 +68,10 @@ class Recall:
         Where a tool that comes later would change what thoughts or a cache stand on, it
         is declared from the first request on, and in older sessions from then on.
         """
-        if not (thinker_of(turn).may_bind or turn.request.cache_config):
+        binds = turn.settings.binds_thoughts
+        model = turn.model
+        thinker = Thinker.of(model.llm, model.name, binds, turn.record.helped)
+        if not (thinker.may_bind or turn.request.cache_config):
             return False
         is_first = all(content.role != "model" for content in turn.messages)
         return is_first or self._has_more(turn)
@@ -84,9 +86,8 @@ class Recall:
         load = functools.partial(_load_items, history, invocation)
         page_tokens = turn.settings.recall_page_tokens
         window_tokens = turn.budgets.window_tokens
-        mover = MediaMover.of(turn)
         return RecallHistoryTool(
-            load, window_tokens, page_tokens, turn.correction, mover
+            load, window_tokens, page_tokens, turn.correction, turn.media_mover
         )
 
 

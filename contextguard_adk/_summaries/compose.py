@@ -22,9 +22,10 @@ from contextguard_adk._history.contents import (
 from contextguard_adk._history.draft import MAX_SHRINK, Draft
 from contextguard_adk._history.fingerprints import handle_of
 from contextguard_adk._history.history import History
+from contextguard_adk._history.moved_media import MediaMover
 from contextguard_adk._history.stored import MAX_SUMMARY_CHARS, StoredSummary
 from contextguard_adk._measuring.budgets import shorten, shorten_to_tokens
-from contextguard_adk._shapes.moved_media import MediaMover
+from contextguard_adk._runtime.memory import AgentMemory
 from contextguard_adk._support import phrases
 from contextguard_adk._turn.facts import Outcome
 from contextguard_adk._turn.turn import Turn
@@ -83,9 +84,18 @@ def expect_tokens(turn: Turn, covered: frozenset[int]) -> int:
 
 def shape(turn: Turn, contents: list[types.Content]) -> list[types.Content]:
     """Gives contents the form in which they are sent."""
-    for each in _shapes.SHAPES:
-        contents = each(turn, contents)
-    return contents
+    shaped = contents
+    for row in _shapes.SHAPES:
+        if row.when(turn, shaped):
+            shaped = row.apply(turn, shaped)
+    return shaped
+
+
+def watch(turn: Turn, memory: AgentMemory) -> None:
+    """Lets shapes warn of what they cost a request, just before it is sent changed."""
+    for row in _shapes.SHAPES:
+        if row.watch and row.when(turn, turn.messages):
+            row.watch(turn, memory)
 
 
 def _build_stored(turn: Turn, draft: Draft) -> StoredSummary:
@@ -190,7 +200,7 @@ def render(
         contents[i] = content
     if not covered and not stored.text:
         return contents
-    head = [render_head(history, stored, covered, MediaMover.of(turn))]
+    head = [render_head(history, stored, covered, turn.media_mover)]
     first = min(covered, default=min(history.indexes, default=0))
     before = [contents[i] for i in range(first) if i not in covered]
     after = [contents[i] for i in range(first, len(contents)) if i not in covered]
