@@ -38,8 +38,7 @@ from contextguard_adk._providers.clients import find_llm
 from contextguard_adk._providers.costs import Costs
 from contextguard_adk._providers.registry import ModelRegistry, resolve_context_window
 from contextguard_adk._runtime.adk_tree import declares_state_schema
-from contextguard_adk._runtime.runs import Guard
-from contextguard_adk._runtime.scopes import call_key
+from contextguard_adk._runtime.runs import Guard, call_key
 from contextguard_adk._runtime.state import OFF_KEY, SUMMARIES_KEY
 from contextguard_adk._support.log import REDACTORS, log_failures, warn_once
 from contextguard_adk._support.observers import BeforeCompaction, Listener, Observers

@@ -14,7 +14,7 @@ from contextguard_adk._core.call import Bounds, Call
 from contextguard_adk._core.fit import minimize
 from contextguard_adk._core.limits import learn, reserve_output, resolve_model
 from contextguard_adk._core.look import look
-from contextguard_adk._core.loop import declare_tools, run
+from contextguard_adk._core.loop import declare_tools, settle
 from contextguard_adk._measuring.calibration import DEFAULT_CORRECTION, MAX_RATIO
 from contextguard_adk._measuring.tokens import estimate_config_tokens
 from contextguard_adk._providers.overflow import Overflow
@@ -143,7 +143,7 @@ async def compact(rejected: Rejected, overflow: Overflow) -> list[types.Content]
 
     rejected.learn_ratio(overflow)
     before = call.state.record.summary
-    turn = await run(call, rejected.bounds)
+    turn = await settle(call, rejected.bounds)
     if call.state.record.summary is before:
         return None
 

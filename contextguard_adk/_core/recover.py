@@ -12,19 +12,19 @@ from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.genai import types
 
-from contextguard_adk import _shapes
+from contextguard_adk import _listeners, _shapes
 from contextguard_adk._core.attempts import ATTEMPTS, Rejected
 from contextguard_adk._core.call import Bounds, Call
-from contextguard_adk._core.counts import read_counts
 from contextguard_adk._core.limits import learn_window, plan_call, resolve_model
-from contextguard_adk._core.look import look, render_unshaped
-from contextguard_adk._listeners.metrics import MODEL, count
+from contextguard_adk._core.look import look, read_counts, render_unshaped
 from contextguard_adk._measuring.tokens import estimate_config_tokens
 from contextguard_adk._providers.apart import Closing, call_apart
 from contextguard_adk._providers.overflow import Overflow, parse_overflow
 from contextguard_adk._providers.refusals import parse_refusal
 from contextguard_adk._providers.retry import call_with_retries
 from contextguard_adk._runtime.runs import SentCall
+from contextguard_adk._support.log import log_failures
+from contextguard_adk._turn.units import Recovered
 
 logger = logging.getLogger("contextguard_adk.recovery")
 
@@ -90,8 +90,10 @@ class Recovery:
         kind = self._tried_kind if self._sent.is_recovered else "failed"
         if kind == "failed" and call.state.record.helped != helped:
             call.state.note_help(helped or {})
-        by = {MODEL: call.model, "context_guard.kind": kind}
-        count("context_guard.recoveries", 1, call.origin, by)
+        event = Recovered(call.origin, call.model, kind)
+        for listener in _listeners.LISTENERS:
+            with log_failures(logger, f"{type(listener).__name__} failed"):
+                listener.recovered(event)
         return answer
 
     def learn(self, overflow: Overflow) -> None:

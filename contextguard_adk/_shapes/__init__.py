@@ -23,7 +23,6 @@ from contextguard_adk._shapes.repair import repair
 from contextguard_adk._shapes.sealed_thoughts import (
     help_thoughts,
     leave_out_thoughts,
-    warn_of_lost_thoughts,
 )
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.units import Contents, Shape
@@ -108,12 +107,7 @@ SHAPES: tuple[Shape, ...] = (
         ),
     ),
     Shape(join_texts, when=lambda turn, contents: turn.is_changed(contents)),
-    Shape(
-        leave_out_thoughts,
-        when=_has_signed_thoughts,
-        help=help_thoughts,
-        watch=warn_of_lost_thoughts,
-    ),
+    Shape(leave_out_thoughts, when=_has_signed_thoughts, help=help_thoughts),
     Shape(
         fit_claude,
         when=lambda turn, contents: _is_sent_by(turn, "AnthropicLlm"),

@@ -33,10 +33,9 @@ from contextguard_adk._history.thoughts import (
 from contextguard_adk._measuring.tokens import Memo
 from contextguard_adk._providers.clients import find_llm
 from contextguard_adk._providers.thinkers import Thinker, name_family
-from contextguard_adk._runtime.memory import AgentMemory
 from contextguard_adk._support.log import warn_once
 from contextguard_adk._turn.turn import Turn
-from contextguard_adk._turn.units import Answered, Listener
+from contextguard_adk._turn.units import Answered, Listener, Sent
 
 logger = logging.getLogger("contextguard_adk.call")
 
@@ -122,7 +121,27 @@ class _Written(NamedTuple):
 
 
 class Seals(Listener):
-    """Seals the answers that hold signed thoughts."""
+    """Seals the answers that hold signed thoughts; warns where seals break."""
+
+    def sent(self, event: Sent) -> None:
+        """Warns once if other code keeps changing what thoughts were written after."""
+        if event.is_compacted:
+            return
+
+        changed = _find_lost_cause(event.turn)
+        if not changed:
+            return
+
+        known = event.memory.facts.unit(LostThoughts)
+        lost = LostThoughts(known.changed_count + 1)
+        event.memory.keep(lost)
+        if lost.changed_count == 2:
+            message = (
+                "Agent %r: %s changed between calls, so that the thoughts of its model "
+                "cannot be sent again. Keep what changes often out of the instruction, "
+                "the tools and older messages."
+            )
+            warn_once(logger, message, event.turn.agent, changed)
 
     def answered(self, event: Answered) -> None:
         """Attaches a seal to the answer's event."""
@@ -184,23 +203,6 @@ def help_thoughts(
     if refusal == "thoughts":
         return {**helped, "gone": gone}
     return None
-
-
-def warn_of_lost_thoughts(turn: Turn, memory: AgentMemory) -> None:
-    """Warns once of what others change again and again: it costs all thoughts."""
-    changed = _find_lost_cause(turn)
-    if not changed:
-        return
-
-    count = memory.facts.unit(LostThoughts).changed_count + 1
-    memory.keep(LostThoughts(count))
-    if count == 2:
-        message = (
-            "Agent %r: %s changed between calls, so that the thoughts of its model "
-            "cannot be sent again. Keep what changes often out of the instruction, the "
-            "tools and older messages."
-        )
-        warn_once(logger, message, turn.agent, changed)
 
 
 def _find_lost_cause(turn: Turn) -> str:

@@ -25,7 +25,6 @@ from contextguard_adk._history.history import History
 from contextguard_adk._history.moved_media import MediaMover
 from contextguard_adk._history.stored import MAX_SUMMARY_CHARS, StoredSummary
 from contextguard_adk._measuring.budgets import shorten, shorten_to_tokens
-from contextguard_adk._runtime.memory import AgentMemory
 from contextguard_adk._support import phrases
 from contextguard_adk._turn.facts import Outcome
 from contextguard_adk._turn.turn import Turn
@@ -89,13 +88,6 @@ def shape(turn: Turn, contents: list[types.Content]) -> list[types.Content]:
         if row.when(turn, shaped):
             shaped = row.apply(turn, shaped)
     return shaped
-
-
-def watch(turn: Turn, memory: AgentMemory) -> None:
-    """Lets shapes warn of what they cost a request, just before it is sent changed."""
-    for row in _shapes.SHAPES:
-        if row.watch and row.when(turn, turn.messages):
-            row.watch(turn, memory)
 
 
 def _build_stored(turn: Turn, draft: Draft) -> StoredSummary:
