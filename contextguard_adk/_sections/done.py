@@ -16,7 +16,7 @@ from pydantic import JsonValue
 from contextguard_adk._history.adk_events import RECALL_TOOL
 from contextguard_adk._history.contents import payload_of
 from contextguard_adk._history.fingerprints import handle_of
-from contextguard_adk._history.text import payload_text, walk_parts
+from contextguard_adk._history.text import Said, payload_text, walk_parts
 from contextguard_adk._measuring.budgets import TokenCounter, excerpt
 from contextguard_adk._measuring.tokens import Memo
 from contextguard_adk._support.phrases import DONE, quote_line
@@ -36,7 +36,6 @@ _NO_ERROR: tuple[object, ...] = (
     *("", None, 0, [], {}),
     *("none", "null", "0", "false", "no", "ok", "success", "no error"),
 )
-_UNLISTED = {RECALL_TOOL, "todos"}  # The todo list stands beside the summary.
 
 
 @dataclass(frozen=True)
@@ -51,11 +50,21 @@ class _Call:
 
 
 class DoneCalls(Section):
-    """Lists the completed calls of the running turn, so that none is made twice."""
+    """Lists the completed calls of the running turn, so that none is made twice.
+
+    Calls whose outcome the sections `beside` it show are not listed.
+    """
 
     name = "done"
+    label = "the list of calls"
     heading = DONE
     goes_at = None
+    held_ratio = DONE_RATIO
+    is_told_anew = True
+
+    def __init__(self, beside: Sequence[Section] = ()) -> None:
+        listed_tools = {tool for section in beside for tool in section.listed_tools}
+        self._unlisted = listed_tools | {RECALL_TOOL}
 
     def write(
         self, turn: Turn, covered: frozenset[int], known: JsonValue, room_tokens: int
@@ -69,29 +78,49 @@ class DoneCalls(Section):
             stored_bytes = len(json.dumps(text, ensure_ascii=False).encode())
             return turn.count(text) if stored_bytes <= 4 * room_tokens else sys.maxsize
 
-        memo = turn.history.memo
         wholes = turn.messages if turn.has_recall else None
-        told = turn.history.told
-        return write_done_list(told, steps, budget_tokens, count, memo, wholes)
+        found = walk_parts(turn.history.told, steps, (), wholes)
+        calls = self._find_completed(found, turn.history.memo)
+        return _write_within(calls, budget_tokens, count)
+
+    def tell_left_out(
+        self,
+        contents: Sequence[types.Content],
+        indexes: Iterable[int],
+        max_tokens: int,
+        count: TokenCounter,
+        memo: Memo,
+    ) -> str:
+        """Lists the completed calls among the messages that are left out."""
+        calls = self._find_completed(walk_parts(contents, indexes), memo)
+        return _write_within(calls, max_tokens, count)
+
+    def _find_completed(self, said: Iterable[Said], memo: Memo) -> list[_Call]:
+        calls = []
+        for each in said:
+            response = each.part.function_response
+            call = each.call
+            if response is None or call is None or response.name in self._unlisted:
+                continue
+
+            outcome, is_failed = memo.remember(_read_result, each.part, (each.part,))
+            whole = each.whole
+            handle = memo.remember(handle_of, whole, (whole,)) if whole else ""
+            args = {_one_line(k): _one_line(v) for k, v in _flatten(call.args or {})}
+            name = _one_line(response.name or "?")
+            calls.append(_Call(name, args, outcome, handle, is_failed))
+        return calls
 
 
-def write_done_list(
-    contents: Sequence[types.Content],
-    indexes: Iterable[int],
-    budget_tokens: int,
-    count: TokenCounter,
-    memo: Memo,
-    wholes: Sequence[types.Content] | None = None,
-) -> str:
-    """Lists the completed calls in some contents, ever shorter until it fits.
+def _write_within(calls: Sequence[_Call], max_tokens: int, count: TokenCounter) -> str:
+    """Lists calls, ever shorter until the list fits; "" where nothing does.
 
     First a line for each call, then one for each tool with what tells its calls apart;
     at last the oldest calls are only counted. What failed always shows.
     """
-    calls = list(_completed_calls(contents, indexes, wholes, memo))
     for lines in _write_ever_shorter(calls) if calls else ():
         text = "\n".join([DONE, *lines]).encode("utf-8", "replace").decode()
-        if count(text) <= budget_tokens:
+        if count(text) <= max_tokens:
             return text
     return ""
 
@@ -109,28 +138,6 @@ def _write_ever_shorter(calls: Sequence[_Call]) -> Iterator[list[str]]:
     while short := short[len(short) // 8 + 1 :]:
         note = f"- … and {len(calls) - len(short)} calls before these"
         yield [*_write_groups(short), note]
-
-
-def _completed_calls(
-    contents: Sequence[types.Content],
-    indexes: Iterable[int],
-    wholes: Sequence[types.Content] | None,
-    memo: Memo,
-) -> Iterator[_Call]:
-    for said in walk_parts(contents, indexes, (), wholes):
-        response = said.part.function_response
-        call = said.call
-        if response is None or call is None or response.name in _UNLISTED:
-            continue
-        outcome, is_failed = memo.remember(_read_result, said.part, (said.part,))
-        whole = said.whole
-        yield _Call(
-            name=_one_line(response.name or "?"),
-            args={_one_line(k): _one_line(v) for k, v in _flatten(call.args or {})},
-            outcome=outcome,
-            handle=memo.remember(handle_of, whole, (whole,)) if whole else "",
-            is_failed=is_failed,
-        )
 
 
 def _read_result(part: types.Part) -> tuple[str, bool]:

@@ -75,8 +75,10 @@ class Values(Section):
     """
 
     name = "values"
+    label = "the list of values"
     heading = VALUES
     goes_at = 3
+    shows_tool_use = True
 
     def write(
         self, turn: Turn, covered: frozenset[int], known: JsonValue, room_tokens: int

@@ -28,15 +28,6 @@ from contextguard_adk._turn.turn import KEEP_TOOLS_RATIO
 from contextguard_adk.config import PluginSettings
 from contextguard_adk.strategies import Strategy, Threshold
 
-NAMES = {
-    "pins": "what is pinned",
-    "user_messages": "the user's messages beside the summary",
-    "todos": "the todo list",
-    "values": "the list of values",
-    "done": "the list of calls",
-}
-"""What stands beside a summary, for people, by the names of the sections."""
-
 
 @dataclass(frozen=True)
 class Rebuilt:
@@ -187,9 +178,9 @@ def _list_beside(history: History, stored: StoredSummary) -> Iterator[tuple[str,
     yield "the summary", stored.text
     for section in _sections.SECTIONS:
         known = stored.beside.get(section.name)
-        name = NAMES.get(section.name)
-        if name and (text := section.render(known, history, history.covered)):
-            yield name, text
+        text = section.render(known, history, history.covered)
+        if text:
+            yield section.label or section.name, text
     head = render_head(history, stored, history.covered)
     if request := "\n".join(part.text or "" for part in (head.parts or [])[1:]):
         yield "the quoted current request", request
